@@ -1,0 +1,73 @@
+"""A GPU of its own for every notebook on a shared machine.
+
+`%reserve_gpu`, or `reserve()`, asks NVML which GPU is idle, takes that GPU's lock, and sets
+`CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER` and `CUDA_DEVICE_MEMORY` before any framework reads them.
+The lock is the kernel's: it is gone when the process is, however it ends. What runs on a GPU decides as
+well, so that somebody who never asks for a reservation is not run over. Where no GPU can be had, none is
+visible to what comes next. It is a reservation among those who ask, not a wall.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from reserve_gpu.device import Device
+    from reserve_gpu.errors import (
+        DriverError,
+        LockError,
+        NoFreeDeviceError,
+        RequestError,
+        ReserveGPUError,
+        ReserveGPUWarning,
+        TooLateError,
+    )
+    from reserve_gpu.reservation import Reservation, current, release, reserve
+
+__all__ = [
+    "Device",
+    "DriverError",
+    "LockError",
+    "NoFreeDeviceError",
+    "RequestError",
+    "Reservation",
+    "ReserveGPUError",
+    "ReserveGPUWarning",
+    "TooLateError",
+    "current",
+    "load_ipython_extension",
+    "release",
+    "reserve",
+    "unload_ipython_extension",
+]
+
+# Found when they are asked for: the extension is loaded at the start of every shell.
+_HOMES = {"Device": "device", "Reservation": "reservation", "current": "reservation"}
+_HOMES |= {"release": "reservation", "reserve": "reservation"}
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Add %reserve_gpu to the shell; called by `%load_ext reserve_gpu`."""
+    from reserve_gpu.magic import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Take %reserve_gpu away again; what is reserved stays reserved."""
+    from reserve_gpu.magic import unload
+
+    unload(shell)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,69 @@
+"""Calls into a library that may hang, made on a thread of their own.
+
+A call that hangs in a driver can't be interrupted: Python notices Ctrl-C only when it returns. So the
+thread that the person waits on never makes such a call; it waits for the answer, which it can stop
+doing at any time.
+"""
+
+from __future__ import annotations
+
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+class Caller:
+    """Makes calls one after the other on a background thread and waits for each.
+
+    limit_s: seconds after which a call counts as hanging.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self.stuck = False
+        self._start()
+
+    def __call__(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Return what function(*arguments) returns, or raise what it raises; TimeoutError if it hangs."""
+        calls, answers = self._queues
+        calls.put((function, arguments))
+        try:
+            value, error = answers.get(timeout=self.limit_s)
+        except Empty:
+            self._abandon()
+            raise TimeoutError(f"no answer within {self.limit_s:g} s") from None
+        except BaseException:
+            self._abandon()
+            raise
+        if error is not None:
+            raise error
+        return value  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._queues[0].put(None)
+
+    def _start(self) -> None:
+        self._queues: tuple[SimpleQueue[Any], SimpleQueue[Any]] = (SimpleQueue(), SimpleQueue())
+        Thread(target=_serve, args=self._queues, name="reserve_gpu driver", daemon=True).start()
+
+    def _abandon(self) -> None:
+        """Leave the hanging thread to itself; it ends when its call does."""
+        self.stuck = True
+        self.close()
+        self._start()
+
+
+def _serve(calls: SimpleQueue[Any], answers: SimpleQueue[Any]) -> None:
+    while (call := calls.get()) is not None:
+        function, arguments = call
+        try:
+            answers.put((function(*arguments), None))
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked
+            answers.put((None, error))
+        del call, function, arguments

@@ -1,0 +1,125 @@
+"""The three variables, and whether CUDA has already read them in this process.
+
+CUDA reads `CUDA_VISIBLE_DEVICES` once, in cuInit; what is set later changes nothing, in silence.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from reserve_gpu.device import Device
+
+MEMORY, ORDER, VISIBLE = "CUDA_DEVICE_MEMORY", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
+VARIABLES = (MEMORY, ORDER, VISIBLE)
+NO_DEVICES: Mapping[str, str | None] = {VISIBLE: "", MEMORY: None}
+
+CHILD_LIMIT_S = 60
+NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED (cuda.h)
+
+_started_before_fork = False
+_hooked = False
+
+
+def variables(devices: Sequence[Device]) -> dict[str, str | None]:
+    """The three variables for these devices, in this order; None for one that must not be set.
+
+    Whole GPUs go by their NVML index, as much code calls int() on it; a MIG instance has no index.
+    """
+    memory = [device.memory_mib for device in devices]
+    visible = [str(d.index) if d.instance is None else d.uuid for d in devices]
+    return {
+        MEMORY: None if None in memory else ",".join(map(str, memory)),
+        ORDER: "PCI_BUS_ID",  # CUDA's own default is another order than NVML's
+        VISIBLE: ",".join(visible),
+    }
+
+
+def read() -> dict[str, str | None]:
+    """The variables as they are now."""
+    return {name: os.environ.get(name) for name in VARIABLES}
+
+
+def write(values: Mapping[str, str | None]) -> None:
+    """Set the variables, and unset those that are None. Reaches C's getenv as well."""
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def started() -> bool:
+    """Whether CUDA has been initialised in this process, or in a parent that it was forked from.
+
+    Asks the driver library itself, if the process has loaded it: before cuInit every call answers
+    CUDA_ERROR_NOT_INITIALIZED. Starts nothing and loads nothing.
+    """
+    return _started_before_fork or _answers()
+
+
+def remember_over_fork() -> None:
+    """From now on, let a forked child know that CUDA had started: there the driver can't be asked."""
+    global _hooked
+    if not _hooked and hasattr(os, "register_at_fork"):
+        _hooked = True
+        os.register_at_fork(before=_note)
+
+
+def _note() -> None:
+    global _started_before_fork
+    _started_before_fork = started()
+
+
+def _answers() -> bool:
+    if not hasattr(os, "RTLD_NOLOAD"):
+        return False
+    import ctypes
+
+    try:
+        library = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return False
+    count = ctypes.c_int()
+    return bool(library.cuDeviceGetCount(ctypes.byref(count)) != NOT_INITIALIZED)
+
+
+def device_uuids() -> list[str]:
+    """The UUIDs of all GPUs in the order in which CUDA numbers them by default.
+
+    Asked in a child process, as asking starts CUDA. Raises OSError or ValueError if it can't be asked.
+    """
+    import subprocess
+    import sys
+
+    environ = {name: value for name, value in os.environ.items() if name not in (VISIBLE, ORDER)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", _CHILD],
+            env=environ, capture_output=True, text=True, timeout=CHILD_LIMIT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"no answer within {CHILD_LIMIT_S} s") from error
+    if done.returncode:
+        raise OSError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    return done.stdout.split()
+
+
+_CHILD = """
+import ctypes, sys, uuid
+cuda = ctypes.CDLL("libcuda.so.1")
+def ask(function, *arguments):
+    code = function(*arguments)
+    if code:
+        sys.exit(f"CUDA error {code} of {function.__name__}")
+ask(cuda.cuInit, 0)
+count, device, data = ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+ask(cuda.cuDeviceGetCount, ctypes.byref(count))
+for number in range(count.value):
+    ask(cuda.cuDeviceGet, ctypes.byref(device), number)
+    ask(cuda.cuDeviceGetUuid, ctypes.byref(data), device)
+    print(f"GPU-{uuid.UUID(bytes=bytes(data))}")
+"""

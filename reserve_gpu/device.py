@@ -1,0 +1,125 @@
+"""The things that are talked about: devices, what is using them, and who holds them.
+
+All of them are plain values. `None` always means "not reported", never zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class State(Enum):
+    """What the readings of a device say about its use."""
+
+    IDLE = "idle"
+    BUSY = "busy"
+    UNKNOWN = "unknown"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True)
+class Device:
+    """What CUDA can use: a whole GPU, or one MIG instance of it.
+
+    index: of the GPU, as NVML and nvidia-smi number it (PCI bus order).
+    instance: number of the MIG instance on that GPU, None for a whole GPU.
+    memory_mib: total memory in MiB.
+    link_width: PCIe lanes in use now.
+    """
+
+    index: int
+    uuid: str
+    name: str | None = None
+    bus_id: str | None = None
+    memory_mib: int | None = None
+    vbios: str | None = None
+    link_width: int | None = None
+    instance: int | None = None
+
+    @property
+    def label(self) -> str:
+        """`GPU2`, or `GPU1:0` for a MIG instance: what people call it and can type."""
+        return f"GPU{self.index}" if self.instance is None else f"GPU{self.index}:{self.instance}"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A place where a device should be, and why there is none to use."""
+
+    label: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process on a device. memory_mib: device memory it holds; user, command: as the system says."""
+
+    pid: int
+    memory_mib: int | None = None
+    user: str | None = None
+    command: str | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What NVML reports about the use of one device.
+
+    compute, mps: number of compute processes and of MPS clients.
+    sees_all: an empty process list means that there are no processes (not so in a container).
+    used_mib: memory in use; without the driver's own reserve where reserve_known.
+    graphics_mib: memory that listed graphics processes account for.
+    mode: NVML's compute mode in its own words, `default` or `prohibited` among them.
+    """
+
+    compute: int | None = None
+    mps: int | None = None
+    sees_all: bool = True
+    total_mib: float | None = None
+    used_mib: float | None = None
+    reserve_known: bool = True
+    graphics_mib: float = 0.0
+    mode: str | None = None
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a lock, and what it says of itself.
+
+    Everything but `pid` and `user` of a confirmed holder was written by somebody else: it is shown,
+    cleaned, and never decides anything.
+
+    confirmed: the kernel's own list of locks names this pid.
+    elsewhere: the pid belongs to another PID namespace, where it means another process.
+    since: seconds since the epoch.
+    """
+
+    pid: int | None = None
+    user: str | None = None
+    notebook: str | None = None
+    note: str | None = None
+    since: float | None = None
+    confirmed: bool = False
+    elsewhere: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for. devices: as typed, none for "any"; count: how many, if none are named."""
+
+    devices: tuple[str, ...] = ()
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why one device was not taken.
+
+    state: in a word, `free` (the others were missing), reserved, busy, unknown or broken.
+    takeable: it would be reserved if it were named.
+    """
+
+    label: str
+    state: str
+    reason: str
+    takeable: bool = False

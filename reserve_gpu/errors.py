@@ -1,0 +1,46 @@
+"""What can go wrong, and what the person reads when it does.
+
+    ReserveGPUError             everything below; one `except` catches it all
+    ├── RequestError            what was asked for makes no sense here (also a ValueError)
+    ├── TooLateError            CUDA has already started in this process
+    ├── NoFreeDeviceError       no device that was asked for can be had now
+    ├── DriverError             the NVIDIA driver or its Python bindings can't be used
+    └── LockError               the lock directory can't be used
+
+Only `NoFreeDeviceError` changes a variable: it leaves `CUDA_VISIBLE_DEVICES` empty, so that what runs
+next cannot land on a device that belongs to somebody else.
+"""
+
+from __future__ import annotations
+
+
+class ReserveGPUError(Exception):
+    """A reservation that could not be made; its text says what happened and what to do next."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Let IPython show the text alone: where in our code it was raised helps nobody."""
+        return str(self).splitlines()
+
+
+class RequestError(ReserveGPUError, ValueError):
+    """The request can't be understood, or no state of this machine could ever satisfy it."""
+
+
+class TooLateError(ReserveGPUError):
+    """CUDA has started in this process and will not read the variables again."""
+
+
+class NoFreeDeviceError(ReserveGPUError):
+    """Every device that would do is reserved, in use or unreadable."""
+
+
+class DriverError(ReserveGPUError):
+    """The NVIDIA driver, or the Python module that talks to it, does not answer."""
+
+
+class LockError(ReserveGPUError):
+    """The directory of the locks, or a lock in it, can't be used."""
+
+
+class ReserveGPUWarning(UserWarning):
+    """A device was reserved although something speaks against it."""

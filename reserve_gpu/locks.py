@@ -1,0 +1,336 @@
+"""Who holds what: one lock file for each device, in a directory that all users of a machine share.
+
+The only module that imports `fcntl`. A device is held by the process that has its file locked with
+flock(2), and by nothing else: the kernel drops the lock when that process ends, however it ends. What
+a file says is written for people to read and decides nothing. Files are never deleted: a lock on a
+deleted file would be a lock that nobody else can see.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+import threading
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from reserve_gpu.device import Holder
+from reserve_gpu.errors import LockError
+from reserve_gpu.settings import LOCK_DIRECTORY, lock_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+DIRECTORY_NAME = "reserve_gpu"
+# Machine-wide places, best first. /tmp is last: a service with PrivateTmp has one of its own.
+PLACES = ("/run/lock", "/dev/shm", "/tmp")
+MUTEX = "mutex.lock"
+MUTEX_LIMIT_S = 30.0
+MUTEX_POLL_S = 0.01
+ATTEMPTS = 10
+RECORD_LIMIT = 4096  # bytes; what is longer was not written by us
+
+# The descriptors of this process's locks. A child made by fork would keep every lock alive, so it
+# closes them; it must not unlock them, which would free its parent's.
+_descriptors: set[int] = set()
+_forking = threading.Lock()
+_hooked = False
+
+
+class Lock:
+    """A lock that this process holds, until it is released or the process ends."""
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        self.name = name
+        self._descriptor = descriptor
+        self._file = _identity(os.fstat(descriptor))
+        self._pid = os.getpid()
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Say who holds the lock. A full disk loses the record, not the lock."""
+        own = {"pid": self._pid, "namespace": pid_namespace(), "since": time.time()}
+        data = json.dumps({**own, **record}).encode()
+        with suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
+            if len(data) <= RECORD_LIMIT:
+                os.pwrite(self._descriptor, data, 0)
+
+    def release(self) -> None:
+        """Let go. Does nothing in a child of the process that took the lock, and nothing twice."""
+        if not self.held():
+            return
+        with suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
+        _close(self._descriptor)
+
+    def held(self) -> bool:
+        """Whether this process, not its parent, still has the file open that it locked."""
+        if self._pid != os.getpid() or self._descriptor not in _descriptors:
+            return False
+        with suppress(OSError):  # somebody may have closed every descriptor, ours among them
+            return _identity(os.fstat(self._descriptor)) == self._file
+        return False
+
+
+class LockDirectory:
+    """The directory of one machine's locks, open; a context manager.
+
+    path: absolute; it is made, for all users, if it is not there.
+    Raises LockError on entry if it can't be used.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        if fcntl is None:
+            raise LockError("Reservations need Linux or WSL2: this system has no flock.")
+        self.path = path or default_path()
+
+    def __enter__(self) -> LockDirectory:
+        self._fd = _open_directory(self.path)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def acquire(self, name: str) -> Lock | Holder:
+        """Lock the file of that name, or say who has it locked, without waiting. Raises LockError."""
+        for _ in range(ATTEMPTS):
+            descriptor = self._open(name)
+            try:
+                if not _flock(descriptor, f"{self.path}/{name}"):
+                    holder = self._holder(descriptor)
+                    _close(descriptor)
+                    return holder
+                if self._is_current(descriptor, name):
+                    return Lock(descriptor, name)
+            except BaseException:
+                _close(descriptor)
+                raise
+            _close(descriptor)  # somebody replaced the file between our opening and locking it
+        raise LockError(f"{self.path}/{name} is replaced again and again.")
+
+    @contextmanager
+    def mutex(self, record: Mapping[str, Any], limit_s: float = MUTEX_LIMIT_S) -> Iterator[None]:
+        """Hold the machine-wide mutex. Raises LockError, which names the process that has it, after limit_s."""
+        deadline = time.monotonic() + limit_s
+        while isinstance(lock := self.acquire(MUTEX), Holder):
+            if time.monotonic() > deadline:
+                raise LockError(_mutex_message(lock, limit_s))
+            time.sleep(MUTEX_POLL_S)
+        try:
+            lock.write(record)
+            yield
+        finally:
+            lock.release()
+
+    def _open(self, name: str) -> int:
+        """Open the file, or make it, writable for all; nothing but a regular file is accepted."""
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise LockError(f"{name!r} can't be the name of a lock.")
+        path, flags = f"{self.path}/{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        _hook_fork()
+        try:
+            with _forking:
+                descriptor = self._open_or_create(name, flags)
+                _descriptors.add(descriptor)
+        except OSError as error:
+            raise LockError(_open_message(path, error, self._fd, name)) from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            _close(descriptor)
+            raise LockError(f"{path} is not a regular file. Remove it, or ask its owner to.")
+        return descriptor
+
+    def _open_or_create(self, name: str, flags: int) -> int:
+        """Open without O_CREAT first: fs.protected_regular refuses it on another user's file."""
+        for attempt in range(ATTEMPTS):
+            with suppress(FileNotFoundError):
+                try:
+                    return os.open(name, flags, dir_fd=self._fd)
+                except PermissionError:
+                    if attempt == ATTEMPTS - 1:
+                        raise
+                    time.sleep(MUTEX_POLL_S)  # its maker may be about to open it to all
+                    continue
+            with suppress(FileExistsError):
+                descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=self._fd)
+                os.fchmod(descriptor, 0o666)  # whatever the umask
+                return descriptor
+        raise FileNotFoundError(errno.ENOENT, "it disappears again and again")
+
+    def _is_current(self, descriptor: int, name: str) -> bool:
+        try:
+            there = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return _identity(there) == _identity(os.fstat(descriptor))
+
+    def _holder(self, descriptor: int) -> Holder:
+        """Who has the file locked: by the kernel's list where it shows us, and by the record."""
+        record = _parse(os.pread(descriptor, RECORD_LIMIT + 1, 0))
+        pid = locking_pid(os.fstat(descriptor))
+        return _merge(record, pid)
+
+
+def default_path() -> str:
+    """The lock directory: $RESERVE_GPU_LOCK_DIR, else the first place that every user may write to."""
+    if configured := lock_directory():
+        return configured
+    for place in PLACES:
+        with suppress(OSError):
+            mode = os.stat(place).st_mode
+            if stat.S_ISDIR(mode) and mode & stat.S_ISVTX and mode & stat.S_IWOTH:
+                return f"{place}/{DIRECTORY_NAME}"
+    raise LockError(
+        f"None of {', '.join(PLACES)} is a directory that every user may write to (mode 1777). "
+        f"Set {LOCK_DIRECTORY} to a directory that all users of this machine share."
+    )
+
+
+def file_name(uuid: str) -> str:
+    """The lock file of a device. Old MIG UUIDs have slashes in them."""
+    return f"{uuid.replace('/', '_')}.lock"
+
+
+def locking_pid(file: os.stat_result) -> int | None:
+    """The process that has the file locked with flock, None where the kernel does not show it."""
+    device = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    with suppress(OSError, ValueError), open("/proc/locks", encoding="ascii") as locks:
+        for line in locks:
+            fields = line.split()
+            if "->" not in fields and fields[1] == "FLOCK" and fields[5] == device:
+                return int(fields[4]) or None
+    return None
+
+
+def pid_namespace() -> int | None:
+    """The inode of this process's PID namespace, None where there are none."""
+    with suppress(OSError):
+        return os.stat("/proc/self/ns/pid").st_ino
+    return None
+
+
+def _open_directory(path: str) -> int:
+    """Open the directory, made for all users if it is not there; a link in its place is refused."""
+    made = False
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o1777)
+            made = True
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if made:
+            os.fchmod(descriptor, 0o1777)  # whatever the umask
+    except OSError as error:
+        raise LockError(_directory_message(path, error)) from error
+    return descriptor
+
+
+def _identity(file: os.stat_result) -> tuple[int, int]:
+    return file.st_dev, file.st_ino
+
+
+def _flock(descriptor: int, path: str) -> bool:
+    """Lock the file if nobody else has it locked."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise LockError(
+            f"{path} can't be locked: {error.strerror}. The file system has no flock; set "
+            f"{LOCK_DIRECTORY} to a directory on a local one."
+        ) from error
+    return True
+
+
+def _close(descriptor: int) -> None:
+    with _forking:
+        _descriptors.discard(descriptor)
+        os.close(descriptor)
+
+
+def _hook_fork() -> None:
+    global _hooked
+    with _forking:
+        if _hooked:
+            return
+        _hooked = True
+    # Taken around the fork, so that no descriptor is open and not yet noted when it happens.
+    os.register_at_fork(
+        before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_after_fork_in_child
+    )
+
+
+def _after_fork_in_child() -> None:
+    for descriptor in _descriptors:
+        with suppress(OSError):
+            os.close(descriptor)
+    _descriptors.clear()
+    _forking.release()
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    """The record in a lock file, empty if it is none of ours: truncated, binary, too large."""
+    if len(data) > RECORD_LIMIT:
+        return {}
+    with suppress(ValueError, RecursionError):
+        record = json.loads(data)
+        if isinstance(record, dict):
+            return record
+    return {}
+
+
+def _merge(record: dict[str, Any], pid: int | None) -> Holder:
+    """What is known of a holder: the kernel says which pid, the record says the rest."""
+    said = record.get("pid")
+    said = said if type(said) is int and 0 < said < 1 << 31 else None
+    elsewhere = pid is None and record.get("namespace") not in (None, pid_namespace())
+    since = record.get("since")
+    texts = {key: value[:200] for key in ("user", "notebook", "note") if isinstance(value := record.get(key), str)}
+    return Holder(
+        pid=pid or said,
+        since=float(since) if type(since) in (int, float) and 0 < since < 1e11 else None,
+        confirmed=pid is not None and pid == said,
+        elsewhere=elsewhere,
+        **texts,
+    )
+
+
+def _directory_message(path: str, error: OSError) -> str:
+    if error.errno in (errno.ELOOP, errno.ENOTDIR):
+        return (
+            f"The lock directory {path} is a link or no directory. Remove it, or set "
+            f"{LOCK_DIRECTORY} to a directory that all users of this machine share."
+        )
+    return (
+        f"The lock directory {path} can't be used: {error.strerror}. Set {LOCK_DIRECTORY} to a "
+        "directory that all users of this machine may write to."
+    )
+
+
+def _open_message(path: str, error: OSError, directory: int, name: str) -> str:
+    if error.errno == errno.ELOOP:
+        return f"{path} is a link, which is never followed. Remove it, or ask its owner to."
+    if error.errno == errno.EISDIR:
+        return f"{path} is a directory, not a lock file. Remove it, or ask its owner to."
+    if error.errno == errno.EACCES:
+        owner = ""
+        with suppress(OSError):
+            owner = f" It belongs to uid {os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid}."
+        return f"{path} may not be opened by this user.{owner} Its mode must be 0666."
+    return f"{path} can't be opened: {error.strerror or error}."
+
+
+def _mutex_message(holder: Holder, limit_s: float) -> str:
+    who = f"process {holder.pid}" if holder.pid else "a process that can't be seen from here"
+    return (
+        f"Another reservation has been under way for {limit_s:g} s, by {who}. If the NVIDIA driver hangs "
+        "there, that process must end before anybody can reserve a GPU; else try again."
+    )

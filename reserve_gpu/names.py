@@ -1,0 +1,150 @@
+"""What people and programs call a device: indices, UUIDs and their prefixes, bus ids, CUDA's lists.
+
+Pure functions of plain values: no driver, no files, no environment.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from reserve_gpu.device import Device, Fault
+from reserve_gpu.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_FLAGS = re.IGNORECASE | re.ASCII
+_INDEX = re.compile(r"(?:gpu)?([0-9]{1,4})", _FLAGS)
+_INSTANCE = re.compile(r"(?:gpu)?([0-9]{1,4}):([0-9]{1,3})", _FLAGS)
+_BUS_ID = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", _FLAGS)
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-z/-]+", _FLAGS)
+_STRTOUL = re.compile(r"\s*\+?([0-9]+)", re.ASCII)
+_UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
+
+
+def parse(text: str | int | Iterable[str | int]) -> tuple[str, ...]:
+    """The device names in text, in their order. Raises RequestError for what can't name a device."""
+    parts = [text] if isinstance(text, (str, int)) else text
+    names = tuple(n for n in re.split(r"[,\s]+", ",".join(str(part) for part in parts)) if n)
+    for name in names:
+        if not any(pattern.fullmatch(name) for pattern in (_INDEX, _INSTANCE, _BUS_ID, _UUID)):
+            raise RequestError(
+                f"{shown(name)!r} names no GPU. Give an index (2), several (1,3), a UUID (GPU-8f2a...), "
+                "a MIG instance (1:0) or a PCI bus id (0000:03:00.0)."
+            )
+    return names
+
+
+def gpu_index(name: str) -> int | None:
+    """The index of the GPU that the name is of, where the name says it: `2`, `GPU2`, `2:0`."""
+    match = _INDEX.fullmatch(name) or _INSTANCE.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def pick(name: str, found: Sequence[Device | Fault]) -> Device | Fault:
+    """The one of those found that name means. Raises RequestError if it is none, or several."""
+    devices = [one for one in found if isinstance(one, Device)]
+    faults = [one for one in found if isinstance(one, Fault)]
+    matches = matching(name, devices)
+    if len(matches) == 1:
+        return matches[0]
+    if len(matches) > 1:
+        raise RequestError(f"{name} is the start of several UUIDs: {', '.join(d.uuid for d in matches)}.")
+    if gpu_index(name) is not None and faults:
+        return next((f for f in faults if f.label == f"GPU{name.upper().removeprefix('GPU')}"), faults[0])
+    if instances := ", ".join(d.label[3:] for d in devices if d.instance is not None):
+        if gpu_index(name) is not None:
+            raise RequestError(f"GPU{gpu_index(name)} is split by MIG. Name one of its instances: {instances}.")
+    there = "; ".join([f"{d.label} is {d.uuid}, {d.bus_id}" for d in devices] + [f"{f.label}: {f.reason}" for f in faults])
+    raise RequestError(f"No GPU is called {name} here ({there}).")
+
+
+def matching(name: str, devices: Iterable[Device]) -> list[Device]:
+    """The devices that name means: one if it is an index, perhaps several if it is a UUID's prefix."""
+    if match := _INDEX.fullmatch(name):
+        return [d for d in devices if d.index == int(match[1]) and d.instance is None]
+    if match := _INSTANCE.fullmatch(name):
+        return [d for d in devices if (d.index, d.instance) == (int(match[1]), int(match[2]))]
+    if match := _BUS_ID.fullmatch(name):
+        wanted = (int(match[1] or "0", 16), match[2].lower())
+        return [d for d in devices if d.instance is None and _bus(d.bus_id) == wanted]
+    return [d for d in devices if d.uuid.lower().startswith(name.lower())]
+
+
+def require_distinct(found: Sequence[Device | Fault]) -> None:
+    """Raise RequestError if one of those that were named stands there twice."""
+    for position, one in enumerate(found):
+        if one in found[:position]:
+            raise RequestError(f"{one.label} is named twice.")
+
+
+def entries(value: str) -> list[int | str]:
+    """The entries of a CUDA_VISIBLE_DEVICES value: numbers as strtoul reads them, UUIDs as they stand.
+
+    The list ends at the first entry that can be neither.
+    Rules: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars
+    """
+    found: list[int | str] = []
+    for entry in value.split(","):
+        if match := _STRTOUL.match(entry):
+            found.append(int(match[1]))
+        elif entry.strip().startswith(("GPU-", "MIG-")):
+            found.append(entry.strip())
+        else:
+            break
+    return found
+
+
+def visible(
+    listed: Sequence[int | str], everything: Sequence[Device | Fault], numbering: Sequence[int]
+) -> list[Device | Fault]:
+    """The devices, in PCI bus order, that a CUDA_VISIBLE_DEVICES with these entries leaves visible.
+
+    numbering: the index of the GPU that CUDA gives each number to.
+    The list ends at the first entry that means no device; a device that stands twice empties it.
+    """
+    chosen: list[list[Device | Fault]] = []
+    for entry in listed:
+        meant = _meant(entry, everything, numbering)
+        if not meant:
+            break
+        chosen.append(meant)
+    flat = [one for meant in chosen for one in meant]
+    if any(one in flat[:position] for position, one in enumerate(flat)):
+        return []
+    return [one for one in everything if one in flat]
+
+
+def numbers_within(listed: Sequence[int], count: int) -> list[int]:
+    """What `visible` says where there are only numbers, in PCI bus order: it needs no device then."""
+    inside: list[int] = []
+    for number in listed:
+        if number >= count:
+            break
+        inside.append(number)
+    return sorted(inside) if len(set(inside)) == len(inside) else []
+
+
+def shown(text: str, limit: int = 80) -> str:
+    """Text that somebody else wrote, made fit to print: one line, bounded, no control characters."""
+    clean = "".join(c if c.isprintable() else _UNPRINTABLE for c in text[: limit + 1])
+    return clean if len(clean) <= limit else clean[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def _meant(
+    entry: int | str, everything: Sequence[Device | Fault], numbering: Sequence[int]
+) -> list[Device | Fault]:
+    if isinstance(entry, int):
+        if entry >= len(numbering):
+            return []
+        label = f"GPU{numbering[entry]}"  # with MIG on, what is meant is the GPU's instances
+        return [one for one in everything if one.label.partition(":")[0] == label]
+    devices = [one for one in everything if isinstance(one, Device)]
+    meant = [device for device in devices if device.uuid.startswith(entry)]
+    return list(meant) if len(meant) == 1 else []
+
+
+def _bus(bus_id: str | None) -> tuple[int, str] | None:
+    match = _BUS_ID.fullmatch(bus_id or "")
+    return (int(match[1] or "0", 16), match[2].lower()) if match else None

@@ -1,0 +1,153 @@
+"""What people read: built here once, from plain values."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from reserve_gpu.choosing import gib
+from reserve_gpu.names import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from reserve_gpu.device import Device, Holder, Process, Refusal
+
+LISTED_PROCESSES = 3
+
+
+def reserved(devices: Sequence[Device], environ: Mapping[str, str]) -> str:
+    """What a reservation prints: the devices, then the variables."""
+    lines = [f"Reserving {device.label}: {_described(device)}" for device in devices]
+    return "\n".join([*lines, *variables(environ)])
+
+
+def variables(environ: Mapping[str, str | None]) -> list[str]:
+    """One line for each variable: `CUDA_VISIBLE_DEVICES = '2'`."""
+    return [f"{name} = {value!r}" for name, value in sorted(environ.items()) if value is not None]
+
+
+def released(devices: Sequence[Device], environ: Mapping[str, str | None], started: bool) -> str:
+    """What a release prints. started: CUDA runs in this process, so the device's memory stays in use."""
+    lines = [f"Released {labels(devices)}." if devices else "This kernel holds no GPU."]
+    if started and devices:
+        lines.append("CUDA still runs in this kernel: restart it to free the GPU's memory as well.")
+    lines += [f"{name} is not set" if value is None else f"{name} = {value!r}" for name, value in sorted(environ.items())]
+    return "\n".join(lines)
+
+
+def nothing_free(
+    refusals: Sequence[Refusal], needed: int, kept: Sequence[Device], visible: str | None
+) -> str:
+    """Why nothing was reserved, device by device, and what can be done.
+
+    kept: what stays reserved. visible: the CUDA_VISIBLE_DEVICES that was there before, if any.
+    """
+    lines = [_headline(refusals, needed)]
+    lines += [f"  {r.label}: {r.reason}" for r in refusals]
+    if visible is not None:
+        lines.append(
+            f"CUDA_VISIBLE_DEVICES={shown(visible)!r} was set before: it limits this process to "
+            + (f"{'that' if len(refusals) == 1 else 'those'}." if refusals else "no GPU at all.")
+        )
+    if takeable := [r for r in refusals if r.takeable]:
+        one = takeable[0].label
+        lines.append(f"To use {one} all the same, name it: %reserve_gpu {one[3:]}")
+    if kept:
+        lines.append(f"This kernel keeps {labels(kept)}; nothing was changed.")
+    else:
+        lines.append("CUDA_VISIBLE_DEVICES = ''")
+    return "\n".join(lines)
+
+
+def too_many(count: int, there: int) -> str:
+    """Why a request can never be met."""
+    return f"{count} GPUs were asked for, but there {_is(there)} only {there} that this process may use."
+
+
+def too_late(held: Sequence[Device]) -> str:
+    """Why nothing can be changed any more in a process that has started CUDA."""
+    keeps = f"It keeps {labels(held)}." if held else "Nothing was reserved or changed."
+    return (
+        "Too late: CUDA has already started in this kernel, and it reads CUDA_VISIBLE_DEVICES only when it "
+        f"starts. {keeps} Restart the kernel and run %reserve_gpu before anything that uses a GPU."
+    )
+
+
+def holder(who: Holder) -> str:
+    """`reserved by alice, train.ipynb (pid 4321) for 2 h 10 min`, as far as it is known."""
+    parts = [f"reserved by {shown(who.user or 'somebody')}"]
+    if who.notebook:
+        parts.append(f", {shown(who.notebook)}")
+    place = " of another container" if who.elsewhere else ""
+    if who.pid:
+        parts.append(f" (pid {who.pid}{place})")
+    if who.since:
+        parts.append(f" for {duration(max(0.0, time.time() - who.since))}")
+    if who.note:
+        parts.append(f": {shown(who.note)}")
+    if not who.confirmed:
+        parts.append(" [unconfirmed]")
+    return "".join(parts)
+
+
+def busy(reason: str, processes: Sequence[Process]) -> str:
+    """`busy, bob: python (pid 9876) 10.2 GiB`, or the bare reason where no process can be named."""
+    if not processes:
+        return f"busy, {reason}"
+    named = [_process(process) for process in processes[:LISTED_PROCESSES]]
+    if more := len(processes) - len(named):
+        named.append(f"{more} more")
+    return f"busy, {'; '.join(named)}"
+
+
+def labels(devices: Sequence[Device]) -> str:
+    """`GPU1`, `GPU1 and GPU3`, `GPU0, GPU1 and GPU3`."""
+    names = [device.label for device in devices]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `2 h 10 min`, `3 d 4 h`."""
+    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
+    if days:
+        return f"{days} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min" if minutes else f"{int(seconds)} s"
+
+
+def _described(device: Device) -> str:
+    """`0000:03:00.0 16x GeForce GTX 1050 Ti (VBIOS 86.07.22.00.A8)`, less what is not reported."""
+    parts = [
+        device.bus_id,
+        device.link_width and f"{device.link_width}x",
+        device.name,
+        device.vbios and f"(VBIOS {device.vbios})",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def _process(process: Process) -> str:
+    user = f"{shown(process.user)}: " if process.user else ""
+    command = f"{shown(process.command, 40)} (pid {process.pid})" if process.command else f"pid {process.pid}"
+    memory = "" if process.memory_mib is None else f" {gib(process.memory_mib)}"
+    return f"{user}{command}{memory}"
+
+
+def _headline(refusals: Sequence[Refusal], needed: int) -> str:
+    total = len(refusals)
+    if not total:
+        return "No free GPU devices."
+    free = sum(r.state == "free" for r in refusals)
+    if free:
+        return f"Not enough free GPU devices: {free} of {total} {_is(free)} free, {needed} are needed."
+    in_use = sum(r.state in ("reserved", "busy") for r in refusals)
+    parts = [f"{in_use} of {total} {_is(in_use)} in use"] if in_use else []
+    if rest := total - in_use:
+        parts.append(f"{rest} of {total} can't be used")
+    return f"No free GPU devices: {', '.join(parts)}."
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"

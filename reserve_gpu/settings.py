@@ -1,0 +1,26 @@
+"""The two settings, kept in environment variables so that what a process starts has the same ones."""
+
+from __future__ import annotations
+
+import os
+
+from reserve_gpu.choosing import parse_size
+from reserve_gpu.errors import RequestError
+
+LOCK_DIRECTORY = "RESERVE_GPU_LOCK_DIR"
+IDLE_MEMORY = "RESERVE_GPU_IDLE_MEMORY"
+
+
+def lock_directory() -> str | None:
+    """The lock directory that was set, absolute; None for the machine's default one."""
+    path = os.environ.get(LOCK_DIRECTORY)
+    return os.path.abspath(os.path.expanduser(path)) if path else None
+
+
+def idle_mib() -> float | None:
+    """Memory in MiB up to which a device counts as idle; None for the default. Raises RequestError."""
+    size = os.environ.get(IDLE_MEMORY)
+    try:
+        return parse_size(size) if size else None
+    except RequestError as error:
+        raise RequestError(f"{IDLE_MEMORY}: {error}") from error
