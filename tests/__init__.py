@@ -1,0 +1,1 @@
+"""Tests of reserve_gpu: real processes, files, kernels and bindings, on a stand-in driver."""

@@ -1,0 +1,239 @@
+"""A machine of the stand-in driver, and real processes, shells and kernels on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests import driver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+ROOT = Path(__file__).parent.parent
+LIMIT_S = 60
+
+
+class Machine:
+    """A machine with a scenario, a log of driver calls and a lock directory of its own.
+
+    Nothing of the person who runs the tests reaches what runs on it: home, configuration and the
+    CUDA variables are the machine's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.scenario = folder / "scenario.txt"
+        self.log = folder / "calls.log"
+        self.locks = folder / "locks"
+        self.home = folder / "home"
+        self.home.mkdir()
+        self.use("two")
+
+    def use(self, name: str) -> None:
+        """Become the machine of a scenario in tests/driver/scenarios."""
+        self.write((driver.SCENARIOS / f"{name}.txt").read_text())
+
+    def write(self, text: str) -> None:
+        """Become the machine that the text describes; what runs on it notices at its next call."""
+        draft = self.folder / "draft.txt"
+        draft.write_text(text)
+        draft.replace(self.scenario)
+
+    def add(self, text: str) -> None:
+        """Add lines to the scenario: to its last device, or faults."""
+        self.write(f"{self.scenario.read_text()}\n{text}\n")
+
+    def environ(self, **extra: str) -> dict[str, str]:
+        """The environment of a process on this machine."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA_", "RESERVE_GPU_", "JUPYTER", "JPY_"))}
+        base = kept | {
+            "HOME": str(self.home),
+            "IPYTHONDIR": str(self.home / ".ipython"),
+            "PYTHONPATH": str(ROOT),
+            "RESERVE_GPU_LOCK_DIR": str(self.locks),
+            "NO_COLOR": "1",
+        }
+        return driver.environment(self.scenario, log=self.log, base=base) | extra
+
+    def calls(self) -> list[str]:
+        """The driver calls so far, as `nvmlDeviceGetHandleByIndex_v2 0`."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return [line.partition(" ")[2] for line in lines]
+
+    def command(self, *argv: str, **extra: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        return subprocess.run(
+            argv, env=self.environ(**extra), cwd=self.folder, text=True, capture_output=True,
+            timeout=LIMIT_S, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def python(self, code: str, **extra: str) -> subprocess.CompletedProcess[str]:
+        """Run Python code to its end."""
+        return self.command(sys.executable, "-c", code, **extra)
+
+    def ipython(self, *lines: str, **extra: str) -> subprocess.CompletedProcess[str]:
+        """Run lines in a fresh IPython with the extension loaded."""
+        return self.command(
+            sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "--ext=reserve_gpu",
+            "-c", "\n".join(lines), **extra,
+        )  # fmt: skip
+
+    @contextmanager
+    def child(self, **extra: str) -> Iterator[Child]:
+        """A Python process that runs what it is told, with `reserve_gpu` imported; killed at the end."""
+        child = Child(self.environ(**extra), self.folder)
+        try:
+            yield child
+        finally:
+            child.kill()
+
+    @contextmanager
+    def kernel(self, **extra: str) -> Iterator[Kernel]:
+        """A real ipykernel with the extension loaded; shut down at the end."""
+        kernel = Kernel(self.environ(**extra), self.folder)
+        try:
+            kernel.load()
+            yield kernel
+        finally:
+            kernel.close()
+
+
+@dataclass
+class Answer:
+    """What running code came to: a JSON value, or the name and text of an exception."""
+
+    value: Any = None
+    error: str | None = None
+    text: str = ""
+
+
+class Child:
+    """A Python process on a machine, told what to do line by line."""
+
+    def __init__(self, environ: Mapping[str, str], folder: Path, *prefix: str) -> None:
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, str(ROOT / "tests" / "child.py")],
+            env=dict(environ), cwd=folder, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        self.pid = int(self._read()["value"])  # of the Python process, also behind a prefix
+
+    def run(self, code: str) -> Answer:
+        """Run code; the value is that of its last line, if that is an expression."""
+        self.send(code)
+        return self.answer()
+
+    def send(self, code: str) -> None:
+        """Start running code; `answer` waits for its end."""
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(code) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Answer:
+        return Answer(**self._read())
+
+    def reserve(self, arguments: str = "") -> Answer:
+        """Reserve; the value is the CUDA_VISIBLE_DEVICES that came of it."""
+        return self.run(f"reserve_gpu.reserve({arguments}).environ['CUDA_VISIBLE_DEVICES']")
+
+    def visible(self) -> Any:
+        return self.run("os.environ.get('CUDA_VISIBLE_DEVICES')").value
+
+    def kill(self) -> None:
+        """Kill it with -9 and wait until it is gone."""
+        self.process.kill()
+        self.process.wait(LIMIT_S)
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream
+            stream.close()
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        assert line, f"the process ended with {self.process.wait(LIMIT_S)}"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@dataclass
+class Cell:
+    """What running a cell showed."""
+
+    stdout: str = ""
+    stderr: str = ""
+    error: str | None = None
+    traceback: list[str] = field(default_factory=list)
+    values: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Kernel:
+    """A real kernel on a machine."""
+
+    def __init__(self, environ: Mapping[str, str], folder: Path) -> None:
+        from jupyter_client.manager import KernelManager
+
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.start_kernel(env=dict(environ), cwd=str(folder))
+        self._connect()
+
+    def load(self) -> None:
+        cell = self.run("%load_ext reserve_gpu")
+        assert not cell.error, cell.traceback
+
+    @property
+    def pid(self) -> int:
+        return int(self.run("import os; print(os.getpid())").stdout)
+
+    def run(self, code: str) -> Cell:
+        """Run a cell to its end."""
+        return self.finish(self.start(code))
+
+    def start(self, code: str) -> str:
+        """Start a cell; `finish` waits for its end."""
+        message: str = self.client.execute(code)
+        return message
+
+    def finish(self, message: str) -> Cell:
+        cell = Cell()
+        while True:
+            part = self.client.get_iopub_msg(timeout=LIMIT_S)
+            if part["parent_header"].get("msg_id") != message:
+                continue
+            content = part["content"]
+            match part["msg_type"]:
+                case "stream":
+                    setattr(cell, content["name"], getattr(cell, content["name"]) + content["text"])
+                case "execute_result" | "display_data" | "update_display_data":
+                    cell.values.append(content["data"])
+                case "error":
+                    cell.error, cell.traceback = content["ename"], content["traceback"]
+                case "status" if content["execution_state"] == "idle":
+                    return cell
+
+    def restart(self) -> None:
+        self.manager.restart_kernel(now=False)
+        self._connect()
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+        self.manager.cleanup_resources()
+
+    def _connect(self) -> None:
+        if hasattr(self, "client"):
+            self.client.stop_channels()
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=LIMIT_S)
+
+
+def program(name: str) -> str | None:
+    """The path of a program, None if it is not installed."""
+    return shutil.which(name)
