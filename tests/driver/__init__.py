@@ -1,0 +1,184 @@
+"""A stand-in NVIDIA driver: `libnvidia-ml.so.1` and `libcuda.so.1`, driven by a scenario file.
+
+`build()` compiles the two libraries, `environment()` gives the environment in which a child
+process finds them and takes the scenario's machine for its own. README.md has the language.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+SOURCES = Path(__file__).parent
+SCENARIOS = SOURCES / "scenarios"
+
+# soname: (the sources it is made of, what its functions begin with)
+SHARED = ("scenario.c", "parse.c")
+LIBRARIES = {
+    "libnvidia-ml.so.1": (
+        (*SHARED, "nvml.c", "nvml_about.c", "nvml_use.c", "nvml_parts.c"),
+        "nvml",
+    ),
+    "libcuda.so.1": ((*SHARED, "visible.c", "cuda.c"), "cu"),
+}
+OPTIONS = ("-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
+RULES = ("missing", "fail", "delay", "delay-first")  # the words that name a function
+
+# Where the sources define an exported function: after EXPORT, or in a macro's brackets.
+# PROCESS_CALLS makes three names of one.
+DEFINITION = re.compile(
+    r"^(?:EXPORT [^(]*?\b|(?:SYSTEM_|DEVICE_|PAIR_)?CALL\(|(PROCESS_CALLS)\()((?:nvml|cu)[A-Z]\w+)",
+    re.MULTILINE,
+)
+
+
+def build(cache: Path | None = None, missing: Iterable[str] = ()) -> Path:
+    """Compile both libraries, unless that has been done before.
+
+    Args:
+        cache: Folder to keep them in; by default one of this user's in the temporary directory.
+        missing: Functions that the libraries shall not have.
+
+    Returns:
+        The folder that holds the two libraries.
+
+    Raises:
+        ValueError: A missing function is none of ours.
+        RuntimeError: There is no compiler, or it failed.
+    """
+    left_out = sorted(set(missing))
+    check_functions(left_out)
+    folder = cache or default_cache()
+    folder.mkdir(parents=True, exist_ok=True)
+    built = folder / fingerprint(left_out)
+    if not built.is_dir():
+        build_at(built, left_out)
+    return built
+
+
+def environment(
+    scenario: Path, *, log: Path | None = None, base: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Make the environment of a process that runs on the scenario's machine.
+
+    Args:
+        scenario: The scenario file; of its `missing` lines those count that it has now.
+        log: File to which each call of a function adds a line.
+        base: The environment to start from; by default this process's.
+
+    Returns:
+        A copy of `base` with the libraries first in `LD_LIBRARY_PATH`.
+
+    Raises:
+        ValueError: The scenario names a function that the libraries don't have.
+        OSError: The scenario can't be read.
+    """
+    functions = named_functions(scenario)
+    check_functions(name for names in functions.values() for name in names)
+    made = dict(os.environ if base is None else base)
+    folders = [str(build(missing=functions["missing"])), made.get("LD_LIBRARY_PATH", "")]
+    made["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
+    made["STAND_IN_SCENARIO"] = str(scenario.absolute())
+    made.pop("STAND_IN_LOG", None)
+    if log is not None:
+        made["STAND_IN_LOG"] = str(log.absolute())
+    return made
+
+
+def exports() -> frozenset[str]:
+    """Name every function of the two libraries."""
+    names: set[str] = set()
+    for source in SOURCES.glob("*.c"):
+        for versions, name in DEFINITION.findall(source.read_text()):
+            names |= {name + suffix for suffix in (("", "_v2", "_v3") if versions else ("",))}
+    return frozenset(names)
+
+
+def check_functions(names: Iterable[str]) -> None:
+    """Raise ValueError for a name that would silently do nothing."""
+    unknown = sorted(set(names) - exports())
+    if unknown:
+        raise ValueError(f"the stand-in driver has no function {', '.join(unknown)}")
+
+
+def named_functions(scenario: Path) -> dict[str, set[str]]:
+    """Tell which functions the scenario names, by the word that it names them with."""
+    found: dict[str, set[str]] = {word: set() for word in RULES}
+    for line in scenario.read_text().splitlines():
+        words = line.partition("#")[0].split()
+        if len(words) > 1 and words[0] in found:
+            found[words[0]].add(words[1])
+    return found
+
+
+def default_cache() -> Path:
+    """Give this user's cache folder: others may read it (tests run as two users), not write."""
+    folder = Path(tempfile.gettempdir()) / f"stand-in-driver-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise RuntimeError(f"{folder} belongs to somebody else: pass a cache folder, or set TMPDIR")
+    folder.chmod(0o755)
+    return folder
+
+
+def compiler() -> list[str]:
+    """Find the C compiler: the system's, else that of the `ziglang` package."""
+    system = shutil.which("cc")
+    if system:
+        return [system]
+    if importlib.util.find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "cc"]
+    raise RuntimeError("no C compiler: install cc (Debian: gcc), or pip install ziglang")
+
+
+def fingerprint(left_out: list[str]) -> str:
+    """Give a name that changes with everything that changes the libraries."""
+    digest = hashlib.sha256(repr((LIBRARIES, OPTIONS, left_out, compiler())).encode())
+    for source in sorted(SOURCES.glob("*.[ch]")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return digest.hexdigest()[:20]
+
+
+def build_at(built: Path, left_out: list[str]) -> None:
+    """Compile beside, then rename: of several builders the first wins, and nobody sees half."""
+    with tempfile.TemporaryDirectory(dir=built.parent, ignore_cleanup_errors=True) as temporary:
+        draft = Path(temporary) / built.name
+        draft.mkdir()
+        for soname in LIBRARIES:
+            compile_library(soname, draft, left_out)
+        for path in (draft, *draft.iterdir()):
+            path.chmod(0o755)  # whatever the umask: another user may run on them
+        try:
+            draft.rename(built)
+        except OSError:
+            if not built.is_dir():
+                raise
+
+
+def compile_library(soname: str, folder: Path, left_out: list[str]) -> None:
+    """Compile one library, without the functions left out."""
+    sources, prefix = LIBRARIES[soname]
+    script = folder / f"{soname}.map"
+    hidden = "".join(f"{name}; " for name in left_out if name.startswith(prefix))
+    script.write_text(f"{{ global: {prefix}*; local: {hidden}*; }};\n")
+    command = [
+        *compiler(),
+        *OPTIONS,
+        *(str(SOURCES / source) for source in sources),
+        *("-o", str(folder / soname)),
+        *(f"-Wl,-soname,{soname}", f"-Wl,--version-script={script}"),
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise RuntimeError(f"{command[0]} could not compile {soname}:\n{result.stderr}")

@@ -1,0 +1,195 @@
+/* libnvidia-ml.so.1: handles, the frame of every call, the library itself, finding devices. */
+#define _GNU_SOURCE
+#include "nvml.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static int init_count;
+
+/* ---- handles ----------------------------------------------------------------------------- */
+
+/* A handle is the address of its place's byte here; index 0 of a row is the whole GPU. */
+static const char handles[GPUS][1 + SLOTS];
+
+static handle_t to_handle(struct place place) { return &handles[place.gpu][1 + place.slot]; }
+
+struct place place_of(handle_t handle) {
+    if (handle < &handles[0][0] || handle >= &handles[0][0] + sizeof handles) return (struct place){NONE, NONE};
+    int offset = handle - &handles[0][0];
+    return (struct place){offset / (1 + SLOTS), offset % (1 + SLOTS) - 1};
+}
+
+int give_handle(struct place place, handle_t *device) {
+    if (!device) return INVALID_ARGUMENT;
+    *device = to_handle(place);
+    return SUCCESS;
+}
+
+/* ---- the frame of every call ------------------------------------------------------------- */
+
+int leave(int answer) {
+    leave_call();
+    return answer;
+}
+
+/* After the call is entered: what stands in its way, if anything. */
+int obstacle(const char *function, struct place place) {
+    int code = obey_rules(function, place);
+    if (!init_count) return UNINITIALIZED;
+    if (code) return code;
+    return machine ? SUCCESS : DRIVER_NOT_LOADED;
+}
+
+int find_subject(handle_t handle, struct subject *it) {
+    it->place = place_of(handle);
+    it->device = device_at(it->place);
+    it->is_instance = it->place.slot >= 0;
+    if (it->place.gpu < 0) return INVALID_ARGUMENT;
+    if (!it->device) return it->is_instance ? INVALID_ARGUMENT : GPU_IS_LOST;  /* it was there once */
+    it->gpu = &machine->gpus[it->place.gpu];
+    return SUCCESS;
+}
+
+int enter(const char *function, handle_t handle, struct subject *it) {
+    enter_call();
+    int code = obstacle(function, place_of(handle));
+    if (!code) code = find_subject(handle, it);
+    return code ? leave(code) : SUCCESS;
+}
+
+int text(const char *from, char *to, unsigned length) {
+    if (!to) return INVALID_ARGUMENT;
+    if (strlen(from) >= length) return INSUFFICIENT_SIZE;
+    strcpy(to, from);
+    return SUCCESS;
+}
+
+int number(int from, unsigned *to) {
+    if (!to) return INVALID_ARGUMENT;
+    if (from == NONE) return NOT_SUPPORTED;
+    *to = from;
+    return SUCCESS;
+}
+
+bool is_split(const struct subject *it) { return !it->is_instance && it->gpu->mig == MIG_ON; }
+
+/* ---- library and system ------------------------------------------------------------------ */
+
+static int start(const char *function) {
+    enter_call();
+    int code = obey_rules(function, (struct place){NONE, NONE});
+    if (!code && !machine) code = DRIVER_NOT_LOADED;
+    if (!code) init_count++;
+    return leave(code);
+}
+
+EXPORT int nvmlInit(void) { return start(__func__); }
+EXPORT int nvmlInit_v2(void) { return start(__func__); }
+EXPORT int nvmlInitWithFlags(unsigned flags) { return (void)flags, start(__func__); }
+SYSTEM_CALL(nvmlShutdown, (void), (init_count--, SUCCESS))
+
+/* Needs no initialisation, as in the real library. */
+EXPORT const char *nvmlErrorString(int code) {
+    static const char *const texts[] = {
+        "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions",
+        "Already Initialized", "Not Found", "Insufficient Size", "Insufficient External Power",
+        "Driver Not Loaded", "Timeout", "Interrupt Request Issue", "NVML Shared Library Not Found",
+        "Function Not Found", "Corrupted infoROM", "GPU is lost", "GPU requires restart",
+        "The operating system has blocked the request", "Driver/library version mismatch", "In use",
+        "Insufficient Memory", "No data", "ECC not supported in vGPU mode", "Insufficient resources",
+        "Frequency not supported", "Argument version mismatch", "Deprecated", "Not ready", "GPU not found",
+        "Invalid state"};
+    enter_call();
+    obey_rules(__func__, (struct place){NONE, NONE});
+    leave_call();
+    return code >= 0 && code < (int)(sizeof texts / sizeof *texts) ? texts[code] : "Unknown Error";
+}
+
+/* NVML's own version is the driver's behind the major version of CUDA. */
+static int nvml_version(char *version, unsigned length) {
+    char whole[TEXT + 16];
+    snprintf(whole, sizeof whole, "%d.%s", machine->cuda / 1000, machine->driver);
+    return text(whole, version, length);
+}
+
+SYSTEM_CALL(nvmlSystemGetDriverVersion, (char *version, unsigned length), text(machine->driver, version, length))
+SYSTEM_CALL(nvmlSystemGetNVMLVersion, (char *version, unsigned length), nvml_version(version, length))
+SYSTEM_CALL(nvmlSystemGetCudaDriverVersion, (unsigned *version), number(machine->cuda, version))
+SYSTEM_CALL(nvmlSystemGetCudaDriverVersion_v2, (unsigned *version), number(machine->cuda, version))
+
+static int process_name(unsigned pid, char *name, unsigned length) {
+    char path[40], command[1024];
+    if (!name || !length) return INVALID_ARGUMENT;
+    snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return NOT_FOUND;
+    ssize_t got = read(file, command, sizeof command - 1);
+    close(file);
+    command[got < 0 ? 0 : got] = '\0';  /* ends at the first argument */
+    snprintf(name, length, "%s", command);
+    return SUCCESS;
+}
+
+SYSTEM_CALL(nvmlSystemGetProcessName, (unsigned pid, char *name, unsigned length), process_name(pid, name, length))
+
+/* ---- finding devices --------------------------------------------------------------------- */
+
+static int gpus_count(void) { return machine->count == NONE ? machine->gpus_count : machine->count; }
+
+SYSTEM_CALL(nvmlDeviceGetCount, (unsigned *count), number(gpus_count(), count))
+SYSTEM_CALL(nvmlDeviceGetCount_v2, (unsigned *count), number(gpus_count(), count))
+
+/* A GPU that is counted but not described is one that this user may not open. */
+static int by_index(const char *function, unsigned index, handle_t *device) {
+    struct place place = {index < GPUS ? (int)index : NONE, NONE};
+    enter_call();
+    int code = obstacle(function, place);
+    if (!code && index >= (unsigned)gpus_count()) code = INVALID_ARGUMENT;
+    if (!code && !device_at(place)) code = NO_PERMISSION;
+    return leave(code ? code : give_handle(place, device));
+}
+
+EXPORT int nvmlDeviceGetHandleByIndex(unsigned index, handle_t *device) { return by_index(__func__, index, device); }
+EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, handle_t *device) { return by_index(__func__, index, device); }
+
+typedef bool matcher_t(struct place place, const void *wanted);
+
+static struct place find_place(matcher_t *matches, const void *wanted) {
+    for (int gpu = 0; machine && wanted && gpu < machine->gpus_count; gpu++)
+        for (int slot = NONE; slot < SLOTS; slot++) {
+            struct place place = {gpu, slot};
+            if (device_at(place) && matches(place, wanted)) return place;
+        }
+    return (struct place){NONE, NONE};
+}
+
+static int by_search(const char *function, matcher_t *matches, const void *wanted, handle_t *device) {
+    enter_call();
+    struct place place = find_place(matches, wanted);
+    int code = obstacle(function, place);
+    if (!code && !wanted) code = INVALID_ARGUMENT;
+    if (!code && (place = find_place(matches, wanted)).gpu < 0) code = NOT_FOUND;  /* anew: it may have waited */
+    return leave(code ? code : give_handle(place, device));
+}
+
+static bool has_uuid(struct place place, const void *uuid) { return !strcmp(device_at(place)->uuid, uuid); }
+
+static bool has_bus(struct place place, const void *text) {
+    unsigned domain, bus, slot, function = 0;
+    const struct gpu *gpu = &machine->gpus[place.gpu];
+    if (sscanf(text, "%x:%x:%x.%x", &domain, &bus, &slot, &function) < 3) return false;
+    return gpu->domain == domain && gpu->bus == bus && gpu->slot == slot && gpu->function == function;
+}
+
+EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, handle_t *device) {
+    return by_search(__func__, has_uuid, uuid, device);
+}
+EXPORT int nvmlDeviceGetHandleByPciBusId(const char *bus, handle_t *device) {
+    return by_search(__func__, has_bus, bus, device);
+}
+EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, handle_t *device) {
+    return by_search(__func__, has_bus, bus, device);
+}

@@ -1,0 +1,128 @@
+/* libnvidia-ml.so.1: what a device is, and gauges. */
+#define _GNU_SOURCE
+#include "nvml.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- what a device is -------------------------------------------------------------------- */
+
+/* From NVML 1: writes no more than callers of that time have room for. */
+struct pci_v1 {
+    char bus_id[16];
+    unsigned domain, bus, device, pci_device_id;
+};
+
+struct pci_v2 {
+    char bus_id[16];
+    unsigned domain, bus, device, pci_device_id, pci_subsystem_id, reserved[4];
+};
+
+enum { PCI_DEVICE_ID = 0x1c8210de, PCI_SUBSYSTEM_ID = 0x11bf10de };
+
+int fill_pci_v3(const struct gpu *gpu, struct pci_v3 *info) {
+    if (!info) return INVALID_ARGUMENT;
+    *info = (struct pci_v3){"", gpu->domain, gpu->bus, gpu->slot, PCI_DEVICE_ID, PCI_SUBSYSTEM_ID, ""};
+    snprintf(info->bus_id_legacy, sizeof info->bus_id_legacy, "%04X:%02X:%02X.%X", gpu->domain & 0xffff,
+             gpu->bus & 0xff, gpu->slot & 0xff, gpu->function & 7);
+    snprintf(info->bus_id, sizeof info->bus_id, "%08X:%02X:%02X.%X", gpu->domain, gpu->bus, gpu->slot, gpu->function);
+    return SUCCESS;
+}
+
+static int fill_pci_v2(const struct gpu *gpu, struct pci_v2 *info) {
+    struct pci_v3 whole;
+    if (!info) return INVALID_ARGUMENT;
+    fill_pci_v3(gpu, &whole);
+    *info = (struct pci_v2){"", gpu->domain, gpu->bus, gpu->slot, PCI_DEVICE_ID, PCI_SUBSYSTEM_ID, {0}};
+    memcpy(info->bus_id, whole.bus_id_legacy, sizeof info->bus_id);
+    return SUCCESS;
+}
+
+static int fill_pci_v1(const struct gpu *gpu, struct pci_v1 *info) {
+    struct pci_v2 whole;
+    if (!info) return INVALID_ARGUMENT;
+    fill_pci_v2(gpu, &whole);
+    memcpy(info, &whole, sizeof *info);
+    return SUCCESS;
+}
+
+/* As far as the name tells. */
+static int brand(const struct subject *it, unsigned *brand) {
+    enum { BRAND_GEFORCE = 5, BRAND_TITAN = 6, BRAND_NVIDIA = 14 };
+    const char *name = it->gpu->whole.name;
+    return number(strstr(name, "GeForce") ? BRAND_GEFORCE : strstr(name, "TITAN") ? BRAND_TITAN : BRAND_NVIDIA, brand);
+}
+
+static int capability(const struct gpu *gpu, int *major, int *minor) {
+    if (!major || !minor) return INVALID_ARGUMENT;
+    *major = gpu->major_capability;
+    *minor = gpu->minor_capability;
+    return SUCCESS;
+}
+
+/* An instance has a name, a UUID and a memory of its own; all else is its GPU's. */
+DEVICE_CALL(nvmlDeviceGetName, (handle_t device, char *name, unsigned length), text(it.device->name, name, length))
+DEVICE_CALL(nvmlDeviceGetUUID, (handle_t device, char *uuid, unsigned length), text(it.device->uuid, uuid, length))
+DEVICE_CALL(nvmlDeviceGetIndex, (handle_t device, unsigned *index), number(it.place.gpu, index))
+DEVICE_CALL(nvmlDeviceGetVbiosVersion, (handle_t device, char *version, unsigned length),
+            text(it.gpu->vbios, version, length))
+DEVICE_CALL(nvmlDeviceGetMinorNumber, (handle_t device, unsigned *minor), number(it.gpu->minor, minor))
+DEVICE_CALL(nvmlDeviceGetNumaNodeId, (handle_t device, unsigned *node), number(it.gpu->numa, node))
+DEVICE_CALL(nvmlDeviceGetBrand, (handle_t device, unsigned *type), brand(&it, type))
+DEVICE_CALL(nvmlDeviceGetCudaComputeCapability, (handle_t device, int *major, int *minor),
+            capability(it.gpu, major, minor))
+DEVICE_CALL(nvmlDeviceGetPciInfo, (handle_t device, struct pci_v1 *info), fill_pci_v1(it.gpu, info))
+DEVICE_CALL(nvmlDeviceGetPciInfo_v2, (handle_t device, struct pci_v2 *info), fill_pci_v2(it.gpu, info))
+DEVICE_CALL(nvmlDeviceGetPciInfo_v3, (handle_t device, struct pci_v3 *info), fill_pci_v3(it.gpu, info))
+DEVICE_CALL(nvmlDeviceGetComputeMode, (handle_t device, unsigned *mode), number(it.gpu->mode, mode))
+DEVICE_CALL(nvmlDeviceGetCurrPcieLinkWidth, (handle_t device, unsigned *width), number(it.gpu->width, width))
+DEVICE_CALL(nvmlDeviceGetMaxPcieLinkWidth, (handle_t device, unsigned *width), number(it.gpu->width, width))
+DEVICE_CALL(nvmlDeviceGetCurrPcieLinkGeneration, (handle_t device, unsigned *generation),
+            number(it.gpu->generation, generation))
+DEVICE_CALL(nvmlDeviceGetMaxPcieLinkGeneration, (handle_t device, unsigned *generation),
+            number(it.gpu->generation, generation))
+
+/* ---- gauges that no test depends on: plausible and constant ------------------------------- */
+
+static const unsigned long long mib = 1 << 20;
+
+struct bar1 {
+    unsigned long long total, free, used;
+};
+
+static int bar1(struct bar1 *memory) {
+    if (!memory) return INVALID_ARGUMENT;
+    *memory = (struct bar1){256 * mib, 251 * mib, 5 * mib};
+    return SUCCESS;
+}
+
+DEVICE_CALL(nvmlDeviceGetTemperature, (handle_t device, unsigned sensor, unsigned *degrees),
+            sensor ? INVALID_ARGUMENT : number(it.gpu->temperature, degrees))
+DEVICE_CALL(nvmlDeviceGetPowerUsage, (handle_t device, unsigned *milliwatts), number(30000, milliwatts))
+DEVICE_CALL(nvmlDeviceGetEnforcedPowerLimit, (handle_t device, unsigned *milliwatts), number(250000, milliwatts))
+DEVICE_CALL(nvmlDeviceGetPowerManagementLimit, (handle_t device, unsigned *milliwatts), number(250000, milliwatts))
+DEVICE_CALL(nvmlDeviceGetFanSpeed, (handle_t device, unsigned *percent), number(30, percent))
+DEVICE_CALL(nvmlDeviceGetClockInfo, (handle_t device, unsigned type, unsigned *mhz),
+            ((void)type, number(1000, mhz)))
+DEVICE_CALL(nvmlDeviceGetMaxClockInfo, (handle_t device, unsigned type, unsigned *mhz),
+            ((void)type, number(1500, mhz)))
+DEVICE_CALL(nvmlDeviceGetPersistenceMode, (handle_t device, unsigned *mode), number(0, mode))
+DEVICE_CALL(nvmlDeviceGetPerformanceState, (handle_t device, unsigned *state), number(8, state))
+DEVICE_CALL(nvmlDeviceGetDisplayActive, (handle_t device, unsigned *active), number(0, active))
+DEVICE_CALL(nvmlDeviceGetDisplayMode, (handle_t device, unsigned *mode), number(0, mode))
+DEVICE_CALL(nvmlDeviceGetSerial, (handle_t device, char *serial, unsigned length),
+            ((void)serial, (void)length, NOT_SUPPORTED))
+DEVICE_CALL(nvmlDeviceGetPcieThroughput, (handle_t device, unsigned counter, unsigned *kib_per_s),
+            ((void)counter, number(0, kib_per_s)))
+DEVICE_CALL(nvmlDeviceGetTotalEccErrors,
+            (handle_t device, unsigned type, unsigned counter, unsigned long long *count),
+            ((void)type, (void)counter, (void)count, NOT_SUPPORTED))
+DEVICE_CALL(nvmlDeviceGetEccMode, (handle_t device, unsigned *current, unsigned *pending),
+            ((void)current, (void)pending, NOT_SUPPORTED))
+DEVICE_CALL(nvmlDeviceGetDriverModel, (handle_t device, unsigned *current, unsigned *pending),
+            ((void)current, (void)pending, NOT_SUPPORTED))
+DEVICE_CALL(nvmlDeviceGetDriverModel_v2, (handle_t device, unsigned *current, unsigned *pending),
+            ((void)current, (void)pending, NOT_SUPPORTED))
+DEVICE_CALL(nvmlDeviceGetBAR1MemoryInfo, (handle_t device, struct bar1 *memory), bar1(memory))
+DEVICE_CALL(nvmlDeviceGetSupportedEventTypes, (handle_t device, unsigned long long *types),
+            types ? (*types = 0, SUCCESS) : INVALID_ARGUMENT)

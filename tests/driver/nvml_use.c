@@ -1,0 +1,164 @@
+/* libnvidia-ml.so.1: who uses a device, and how much of it. */
+#define _GNU_SOURCE
+#include "nvml.h"
+
+static const unsigned long long MIB = 1 << 20, NOT_AVAILABLE = ~0ull;
+
+struct listing {
+    enum kind kind;
+    unsigned count;
+    struct process processes[4 * PROCESSES];
+};
+
+static void add_process(void *to, struct process process) {
+    struct listing *listing = to;
+    if (process.kind != listing->kind) return;
+    if (process.until_dead && !is_alive(process.pid)) return;
+    if (listing->count == sizeof listing->processes / sizeof *listing->processes) give_up("too many processes");
+    listing->processes[listing->count++] = process;
+}
+
+/* The processes of a kind on a device; the answer is good until the next call of this. */
+static const struct listing *list(const struct device *device, enum kind kind) {
+    static struct listing listing;  /* the caller holds the lock */
+    listing.kind = kind;
+    listing.count = 0;
+    for (int i = 0; i < device->processes_count; i++) add_process(&listing, device->processes[i]);
+    if (kind == COMPUTE) each_context(device->uuid, add_process, &listing);
+    return &listing;
+}
+
+static unsigned long long used_mib(const struct device *device) {
+    unsigned long long used = device->used_mib;
+    for (enum kind kind = 0; kind < KINDS; kind++) {
+        const struct listing *listing = list(device, kind);
+        for (unsigned i = 0; i < listing->count; i++)
+            if (listing->processes[i].mib != NONE) used += listing->processes[i].mib;
+    }
+    return used;
+}
+
+/* A GPU's memory holds that of its instances. */
+static unsigned long long used_bytes(const struct subject *it) {
+    unsigned long long used = used_mib(it->device);
+    for (int slot = 0; !it->is_instance && slot < SLOTS; slot++) {
+        const struct device *instance = device_at((struct place){it->place.gpu, slot});
+        if (instance) used += used_mib(instance);
+    }
+    return used * MIB;
+}
+
+struct memory_v1 {
+    unsigned long long total, free, used;
+};
+
+struct memory_v2 {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+};
+
+static unsigned long long left(unsigned long long total, unsigned long long used) {
+    return used < total ? total - used : 0;
+}
+
+/* Version 1 knows no reserve: it counts as used. */
+static int memory_v1(const struct subject *it, struct memory_v1 *memory) {
+    if (!memory) return INVALID_ARGUMENT;
+    if (it->device->memory_mib == NONE) return NOT_SUPPORTED;
+    memory->total = it->device->memory_mib * MIB;
+    memory->used = used_bytes(it) + it->device->reserved_mib * MIB;
+    memory->free = left(memory->total, memory->used);
+    return SUCCESS;
+}
+
+static int memory_v2(const struct subject *it, struct memory_v2 *memory) {
+    enum { VERSION = sizeof *memory | 2 << 24 };
+    if (!memory) return INVALID_ARGUMENT;
+    if (memory->version != VERSION) return ARGUMENT_VERSION_MISMATCH;
+    if (it->device->memory_mib == NONE) return NOT_SUPPORTED;
+    memory->total = it->device->memory_mib * MIB;
+    memory->reserved = it->device->reserved_mib * MIB;
+    memory->used = used_bytes(it);
+    memory->free = left(memory->total, memory->used + memory->reserved);
+    return SUCCESS;
+}
+
+DEVICE_CALL(nvmlDeviceGetMemoryInfo, (handle_t device, struct memory_v1 *memory), memory_v1(&it, memory))
+DEVICE_CALL(nvmlDeviceGetMemoryInfo_v2, (handle_t device, struct memory_v2 *memory), memory_v2(&it, memory))
+
+struct process_v1 {
+    unsigned pid;
+    unsigned long long used;
+};
+
+struct process_v2 {
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+};
+
+enum layout { V1, V2 };
+
+static void put_process(const struct subject *it, const struct process *from, enum layout layout, void *to, int i) {
+    unsigned long long used = from->mib == NONE ? NOT_AVAILABLE : from->mib * MIB;
+    if (layout == V1) ((struct process_v1 *)to)[i] = (struct process_v1){from->pid, used};
+    else ((struct process_v2 *)to)[i] = (struct process_v2){from->pid, used, it->device->gpu_instance,
+                                                            it->device->compute_instance};
+}
+
+/* The real driver adds some slack to the count it asks for; this one is exact. */
+static int processes(const struct subject *it, enum kind kind, enum layout layout, unsigned *count, void *to) {
+    if (!count) return INVALID_ARGUMENT;
+    if (is_split(it)) return NO_PERMISSION;
+    const struct listing *listing = list(it->device, kind);
+    unsigned room = *count;
+    *count = listing->count;
+    if (room < listing->count) return INSUFFICIENT_SIZE;
+    if (listing->count && !to) return INVALID_ARGUMENT;
+    for (unsigned i = 0; i < listing->count; i++) put_process(it, &listing->processes[i], layout, to, i);
+    return SUCCESS;
+}
+
+#define PROCESS_CALLS(function, kind)                                                                          \
+    DEVICE_CALL(function, (handle_t device, unsigned *count, void *to), processes(&it, kind, V1, count, to))   \
+    DEVICE_CALL(function##_v2, (handle_t device, unsigned *count, void *to), processes(&it, kind, V2, count, to)) \
+    DEVICE_CALL(function##_v3, (handle_t device, unsigned *count, void *to), processes(&it, kind, V2, count, to))
+
+PROCESS_CALLS(nvmlDeviceGetComputeRunningProcesses, COMPUTE)
+PROCESS_CALLS(nvmlDeviceGetGraphicsRunningProcesses, GRAPHICS)
+PROCESS_CALLS(nvmlDeviceGetMPSComputeRunningProcesses, MPS)
+
+struct utilisation {
+    unsigned gpu, memory;
+};
+
+static int utilisation(const struct subject *it, struct utilisation *rates) {
+    if (!rates) return INVALID_ARGUMENT;
+    if (it->is_instance || is_split(it) || it->gpu->utilisation == NONE) return NOT_SUPPORTED;
+    rates->gpu = rates->memory = it->gpu->utilisation;
+    return SUCCESS;
+}
+
+/* A percentage and the microseconds over which it was taken. */
+static int coder_utilisation(const struct subject *it, unsigned *percent, unsigned *period_us) {
+    if (!percent || !period_us) return INVALID_ARGUMENT;
+    if (it->is_instance || is_split(it)) return NOT_SUPPORTED;
+    *percent = 0;
+    *period_us = 167000;
+    return SUCCESS;
+}
+
+static int no_samples(unsigned *count) {
+    if (!count) return INVALID_ARGUMENT;
+    *count = 0;
+    return NOT_FOUND;
+}
+
+DEVICE_CALL(nvmlDeviceGetUtilizationRates, (handle_t device, struct utilisation *rates), utilisation(&it, rates))
+DEVICE_CALL(nvmlDeviceGetEncoderUtilization, (handle_t device, unsigned *percent, unsigned *period_us),
+            coder_utilisation(&it, percent, period_us))
+DEVICE_CALL(nvmlDeviceGetDecoderUtilization, (handle_t device, unsigned *percent, unsigned *period_us),
+            coder_utilisation(&it, percent, period_us))
+DEVICE_CALL(nvmlDeviceGetProcessUtilization,
+            (handle_t device, void *samples, unsigned *count, unsigned long long since),
+            ((void)samples, (void)since, no_samples(count)))

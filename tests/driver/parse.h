@@ -1,0 +1,10 @@
+/* The scenario language. */
+#ifndef STAND_IN_PARSE_H
+#define STAND_IN_PARSE_H
+
+#include "scenario.h"
+
+/* Reads `text` (which it cuts up) into `into`; a mistake ends the process with path and line. */
+void parse_scenario(const char *path, char *text, struct scenario *into);
+
+#endif

@@ -1,0 +1,209 @@
+/* What both libraries do at every call: read the machine, log, wait, fail. */
+#define _GNU_SOURCE
+#include "scenario.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "parse.h"
+
+const struct scenario *machine;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+void give_up(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("stand-in driver: ", stderr);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+    va_end(arguments);
+    abort();
+}
+
+static void lock(void) { pthread_mutex_lock(&mutex); }
+static void unlock(void) { pthread_mutex_unlock(&mutex); }
+
+/* A fork while another thread is in a call must not leave the child with a lock nobody holds. */
+__attribute__((constructor)) static void be_fork_safe(void) { pthread_atfork(lock, unlock, unlock); }
+
+/* ---- reading the file -------------------------------------------------------------------- */
+
+enum { FILE_SIZE = 1 << 18 };
+
+static ssize_t read_whole(int file, char *into) {
+    ssize_t length = 0, got;
+    while ((got = read(file, into + length, FILE_SIZE - length)) != 0) {
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return -1;
+        length += got;
+    }
+    return length;
+}
+
+/* One open and one read to the end: a file replaced by rename is seen old or new, never mixed. */
+static void read_machine(void) {
+    static char fresh[FILE_SIZE], seen[FILE_SIZE], read_from[PATH];
+    static ssize_t seen_length = -1;
+    static struct scenario parsed;
+    const char *path = getenv("STAND_IN_SCENARIO");
+    int file = path && *path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    ssize_t length = file < 0 ? -1 : read_whole(file, fresh);
+    if (file >= 0) close(file);
+    if (length < 0) return;  /* gone: the machine stays what it was */
+    if (length == FILE_SIZE) give_up("%s is too long", path);
+    if (length == seen_length && !memcmp(fresh, seen, length) && !strcmp(path, read_from)) return;
+    memcpy(seen, fresh, length);
+    seen_length = length;
+    snprintf(read_from, sizeof read_from, "%s", path);
+    fresh[length] = '\0';
+    parse_scenario(path, fresh, &parsed);
+    machine = &parsed;
+}
+
+void enter_call(void) {
+    lock();
+    read_machine();
+}
+
+void leave_call(void) { unlock(); }
+
+const struct device *device_at(struct place place) {
+    if (!machine || place.gpu < 0 || place.gpu >= machine->gpus_count) return NULL;
+    const struct gpu *gpu = &machine->gpus[place.gpu];
+    if (place.slot < 0) return &gpu->whole;
+    if (gpu->mig != MIG_ON || place.slot >= SLOTS) return NULL;
+    return gpu->instances[place.slot].there ? &gpu->instances[place.slot] : NULL;
+}
+
+/* ---- log --------------------------------------------------------------------------------- */
+
+static void log_call(const char *function, struct place place) {
+    const char *path = getenv("STAND_IN_LOG");
+    if (!path || !*path) return;
+    char where[32] = "", line[160];
+    if (place.gpu >= 0 && place.slot >= 0) snprintf(where, sizeof where, " %d:%d", place.gpu, place.slot);
+    else if (place.gpu >= 0) snprintf(where, sizeof where, " %d", place.gpu);
+    int length = snprintf(line, sizeof line, "%d %s%s\n", getpid(), function, where);
+    int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (file < 0 || write(file, line, length) != length) give_up("cannot write to %s: %m", path);
+    close(file);
+}
+
+/* ---- rules ------------------------------------------------------------------------------- */
+
+/* The place of an instance's handle is asked of the GPU: a rule about either is meant. */
+static bool is_asked_of_parent(const char *function) {
+    return !strcmp(function, "nvmlDeviceGetMigDeviceHandleByIndex");
+}
+
+static bool applies(const struct rule *rule, const char *function, struct place place) {
+    if (strcmp(rule->function, function)) return false;
+    if (rule->everywhere) return true;
+    if (rule->place.gpu != place.gpu) return false;
+    return rule->place.slot == place.slot || (rule->place.slot < 0 && is_asked_of_parent(function));
+}
+
+/* Remembered by name and place, not by rule: the file may change in between. */
+static bool is_first_time(const char *function, struct place place) {
+    static struct { char function[NAME]; struct place place; } done[512];
+    static int done_count;
+    static pid_t owner;
+    if (owner != getpid()) done_count = 0;  /* a fork's child initialises its GPUs itself */
+    owner = getpid();
+    for (int i = 0; i < done_count; i++)
+        if (!strcmp(done[i].function, function) && done[i].place.gpu == place.gpu && done[i].place.slot == place.slot)
+            return false;
+    if (done_count == 512) give_up("too many delay-first");
+    snprintf(done[done_count].function, NAME, "%s", function);
+    done[done_count++].place = place;
+    return true;
+}
+
+static double seconds_to_wait(const char *function, struct place place) {
+    double seconds = 0;
+    bool has_first = false;
+    for (int i = 0; machine && i < machine->rules_count; i++) {
+        const struct rule *rule = &machine->rules[i];
+        if (rule->what == FAIL || !applies(rule, function, place)) continue;
+        if (rule->what == DELAY_FIRST && !has_first && !is_first_time(function, place)) continue;
+        has_first |= rule->what == DELAY_FIRST;
+        seconds += rule->seconds;
+    }
+    return seconds;
+}
+
+/* To a fixed moment, so that signals neither shorten nor lengthen it. */
+static void wait_seconds(double seconds) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    long long nanoseconds = until.tv_nsec + (long long)(seconds * 1e9);
+    until.tv_sec += nanoseconds / 1000000000;
+    until.tv_nsec = nanoseconds % 1000000000;
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR) continue;
+}
+
+int obey_rules(const char *function, struct place place) {
+    log_call(function, place);
+    double seconds = seconds_to_wait(function, place);
+    if (seconds > 0) {
+        leave_call();
+        wait_seconds(seconds);
+        enter_call();
+    }
+    for (int i = 0; machine && i < machine->rules_count; i++)
+        if (machine->rules[i].what == FAIL && applies(&machine->rules[i], function, place))
+            return machine->rules[i].code;
+    return 0;
+}
+
+/* ---- processes --------------------------------------------------------------------------- */
+
+/* A zombie holds no GPU, though kill() still finds it. */
+static bool is_zombie(pid_t pid) {
+    char path[40], text[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return false;
+    ssize_t length = read(file, text, sizeof text - 1);
+    close(file);
+    text[length < 0 ? 0 : length] = '\0';
+    const char *after_name = strrchr(text, ')');  /* the name may hold anything, brackets too */
+    return after_name && strlen(after_name) > 2 && strchr("ZX", after_name[2]);
+}
+
+bool is_alive(pid_t pid) { return (kill(pid, 0) == 0 || errno == EPERM) && !is_zombie(pid); }
+
+static void each_line_of(const char *path, pid_t pid, const char *uuid,
+                         void (*each)(void *, struct process), void *to) {
+    char line[2 * TEXT], on[TEXT];
+    int mib;
+    FILE *file = fopen(path, "re");
+    if (!file) return;  /* its process has just let go */
+    while (fgets(line, sizeof line, file))
+        if (sscanf(line, "%95s %d", on, &mib) == 2 && !strcmp(on, uuid))
+            each(to, (struct process){.kind = COMPUTE, .pid = pid, .mib = mib});
+    fclose(file);
+}
+
+void each_context(const char *uuid, void (*each)(void *, struct process), void *to) {
+    if (!*machine->contexts) return;
+    DIR *folder = opendir(machine->contexts);
+    if (!folder) give_up("contexts %s: %m", machine->contexts);
+    for (struct dirent *entry; (entry = readdir(folder));) {
+        char *end, path[PATH + 300];
+        long pid = strtol(entry->d_name, &end, 10);
+        if (*end || pid <= 0 || !is_alive(pid)) continue;
+        snprintf(path, sizeof path, "%s/%s", machine->contexts, entry->d_name);
+        each_line_of(path, pid, uuid, each, to);
+    }
+    closedir(folder);
+}
