@@ -2,9 +2,9 @@
 
 `%reserve_gpu`, or `reserve()`, asks NVML which GPU is idle, takes that GPU's lock, and sets
 `CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER` and `CUDA_DEVICE_MEMORY` before any framework reads them.
-The lock is the kernel's: it is gone when the process is, however it ends. What runs on a GPU decides as
-well, so that somebody who never asks for a reservation is not run over. Where no GPU can be had, none is
-visible to what comes next. It is a reservation among those who ask, not a wall.
+The lock is this process's: it is gone when the process is, however that ends. What runs on a GPU
+counts as well, so that somebody who never asks for a reservation is not run over. Where no GPU can
+be had, none is visible to what comes next. It is a reservation among those who ask, not a wall.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from reserve_gpu.errors import (
         DriverError,
         LockError,
+        NoDriverError,
         NoFreeDeviceError,
         RequestError,
         ReserveGPUError,
@@ -31,6 +32,7 @@ __all__ = [
     "Device",
     "DriverError",
     "LockError",
+    "NoDriverError",
     "NoFreeDeviceError",
     "RequestError",
     "Reservation",

@@ -6,6 +6,7 @@ Pure functions of plain values: no driver, no files, no environment.
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from reserve_gpu import names
@@ -13,9 +14,10 @@ from reserve_gpu.device import Request, State
 from reserve_gpu.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from reserve_gpu.device import Device, Usage
+    from reserve_gpu.device import Device, Refusal, Usage
+    from reserve_gpu.names import DeviceNames
 
 DEFAULT_IDLE_MIB = 1024.0
 DEFAULT_IDLE_FRACTION = 0.05
@@ -27,14 +29,86 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE | r
 _BYTES = {"k": (10**3, 2**10), "m": (10**6, 2**20), "g": (10**9, 2**30), "t": (10**12, 2**40)}
 
 
-def request(devices: str | int | Iterable[str | int] | None, count: int) -> Request:
+def request(
+    devices: DeviceNames | None,
+    *,
+    count: int | None = None,
+    min_memory: float | str | None = None,
+    name: str | None = None,
+    exclude: DeviceNames = (),
+    share: bool = False,
+    note: str | None = None,
+) -> Request:
     """The request that these arguments make. Raises RequestError where they make none."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise RequestError(f"The number of GPUs must be 1 or more, not {count!r}.")
     named = () if devices is None else names.parse(devices)
     if devices is not None and not named:
-        raise RequestError("No GPU is named. Leave it out to get the first free one.")
-    return Request(named, len(named) or count)
+        raise RequestError("No GPU is named. Leave the name out to get the first free one.")
+    if count is not None and (isinstance(count, bool) or count != int(count) or count < 1):
+        raise RequestError(f"The number of GPUs must be 1 or more, not {count}.")
+    if named and count is not None and count != len(named):
+        raise RequestError(
+            f"{len(named)} named and {count} asked for: give the names or the number."
+        )
+    return Request(
+        devices=named,
+        count=len(named) or count or 1,
+        min_memory_mib=0.0 if min_memory is None else parse_size(min_memory),
+        model=name or "",
+        exclude=names.parse(exclude),
+        share=share,
+        note=note,
+    )
+
+
+def unfit(device: Device, wanted: Request) -> str | None:
+    """Why the device can never satisfy the request, None if it can."""
+    if wanted.model.lower() not in (device.name or "").lower():
+        return f"is a {device.name or 'GPU without a name'}"
+    if not wanted.min_memory_mib:
+        return None
+    if device.memory_mib is None:
+        return "does not say how much memory it has"
+    if device.memory_mib < wanted.min_memory_mib:
+        return f"has {gib(device.memory_mib)}"
+    return None
+
+
+def impossible(refusals: Sequence[Refusal], wanted: Request) -> str | None:
+    """Why no state of this machine could satisfy the request, None if one could."""
+    fit = [r for r in refusals if r.state != "unfit"]
+    if not refusals or len(fit) >= wanted.count:
+        return None
+    what = "1 GPU" if wanted.count == 1 else f"{wanted.count} GPUs"
+    what += f" of {gib(wanted.min_memory_mib)} or more" if wanted.min_memory_mib else ""
+    what += f" with {names.shown(wanted.model)!r} in the name" if wanted.model else ""
+    there = "; ".join(f"{r.label} {r.reason}" for r in refusals if r.state == "unfit")
+    will_do = ", ".join(r.label for r in fit) or "none"
+    return (
+        f"{what} can't be had here. Of {len(refusals)}, {will_do} will do{there and f': {there}'}."
+    )
+
+
+def closest(
+    free: Sequence[Device], count: int, link: Callable[[Device, Device], int]
+) -> list[Device]:
+    """Of the free devices, count that are well connected to each other; the first ones if all are alike.
+
+    Grown from each device in turn by what is closest to those chosen so far.
+    link: how far two devices are from each other; 0 is closest.
+    """
+    far = {(a, b): link(a, b) for a, b in combinations(free, 2)}
+    far |= {(b, a): cost for (a, b), cost in far.items()}
+    best: tuple[int, list[Device]] | None = None
+    for start in free:
+        chosen, cost = [start], 0
+        while len(chosen) < count:
+            left = (d for d in free if d not in chosen)
+            nearest = min(left, key=lambda d: sum(far[d, other] for other in chosen))  # noqa: B023
+            cost += sum(far[nearest, other] for other in chosen)
+            chosen.append(nearest)
+        if best is None or cost < best[0]:
+            best = cost, chosen
+    return [device for device in free if best and device in best[1]]
 
 
 def judge(usage: Usage, configured_mib: float | None = None) -> tuple[State, str]:
@@ -69,6 +143,11 @@ def idle_limit_mib(usage: Usage, configured_mib: float | None = None) -> float:
     return limit if usage.reserve_known else max(limit, DRIVER_RESERVE_MIB)
 
 
+def used_mib(usage: Usage) -> float:
+    """Memory in use in MiB, infinite where it is not reported: least is best."""
+    return float("inf") if usage.used_mib is None else usage.used_mib
+
+
 def usable(usage: Usage) -> bool:
     """Whether CUDA would let one more process onto the device."""
     others = (usage.compute or 0) + (usage.mps or 0)
@@ -77,6 +156,8 @@ def usable(usage: Usage) -> bool:
 
 def satisfies(held: Sequence[Device], wanted: Request) -> bool:
     """Whether what is held is what is asked for: those named, in that order, or at least so many."""
+    if any(unfit(d, wanted) or names.is_one_of(d, wanted.exclude) for d in held):
+        return False
     if not wanted.devices:
         return len(held) >= wanted.count
     return [names.matching(name, held) for name in wanted.devices] == [[device] for device in held]
@@ -86,11 +167,15 @@ def parse_size(text: str | float) -> float:
     """A size of memory in MiB: `16GB`, `16GiB`, `16000` (MiB). Raises RequestError."""
     match = _SIZE.fullmatch(str(text).strip())
     if not match:
-        raise RequestError(f"{names.shown(str(text))!r} is no size. Give 16GB, 16GiB or 16000 (MiB).")
+        raise RequestError(
+            f"{names.shown(str(text))!r} is no size. Give 16GB, 16GiB or 16000 (MiB)."
+        )
     number, prefix, unit = float(match[1]), match[2].lower(), (match[3] or "").lower()
     if not prefix:
         if unit:
-            raise RequestError(f"{names.shown(str(text))!r} is no size. Give 16GB, 16GiB or 16000 (MiB).")
+            raise RequestError(
+                f"{names.shown(str(text))!r} is no size. Give 16GB, 16GiB or 16000 (MiB)."
+            )
         return number
     return number * _BYTES[prefix][unit == "ib"] / 2**20
 

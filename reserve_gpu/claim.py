@@ -1,6 +1,7 @@
 """Taking devices: the lock first, then the look, and all of them or none.
 
-A look before the lock proves nothing, as somebody else may take the device in between.
+A look before the lock proves nothing, as somebody else may take the device in between. All of this
+happens under the machine's mutex.
 """
 
 from __future__ import annotations
@@ -9,78 +10,133 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from reserve_gpu import choosing, processes, report
+from reserve_gpu.bindings import DeviceError
 from reserve_gpu.device import Device, Fault, Holder, Refusal, State
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import file_name
-from reserve_gpu.nvml import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from reserve_gpu.device import Request
     from reserve_gpu.locks import Lock, LockDirectory
     from reserve_gpu.nvml import Nvml
 
+SEVERAL_INSTANCES_SINCE = 570  # driver, with CUDA 12.8
+
 
 class Claim:
-    """The devices taken so far for one request, and why the others were not.
+    """The devices taken for one request, and why the others were not.
 
     held: locks that this process has already, by UUID; their devices are free for it.
     idle_mib: memory in use up to which a device is idle, None for the default.
     """
 
     def __init__(
-        self, nvml: Nvml, directory: LockDirectory, held: Mapping[str, Lock], idle_mib: float | None
+        self,
+        nvml: Nvml,
+        directory: LockDirectory,
+        request: Request,
+        held: Mapping[str, Lock],
+        idle_mib: float | None,
     ) -> None:
         self._nvml = nvml
         self._directory = directory
+        self._request = request
         self._held = held
         self._idle_mib = idle_mib
-        self.locks: dict[str, Lock] = {}
+        self._considered: dict[str, Device] = {}  # by label
+        self._crowd: dict[str, tuple[bool, float]] = {}  # by UUID: in use?, MiB in use
+        self.locks: dict[str, Lock] = {}  # by UUID
         self.devices: list[Device] = []
         self.refusals: list[Refusal] = []
-        self.warnings: list[str] = []
-        self._considered: dict[str, Device] = {}
+        self.warnings: dict[str, str] = {}  # by UUID
 
-    def take(self, candidates: Iterable[Device | Fault], count: int, *, named: bool) -> bool:
-        """Take the first count of the candidates that can be had; if they are fewer, take none.
-
-        named: the candidates were named one by one, so that somebody's unreserved use is no obstacle.
-        """
+    def take(self, candidates: Iterable[Device | Fault]) -> bool:
+        """Take as many of the candidates as were asked for, the first or the best; or none."""
         try:
             for one in candidates:
-                if isinstance(one, Fault):
-                    self.refusals.append(Refusal(one.label, "broken", one.reason))
-                else:
-                    self._try(one, named)
-                if len(self.devices) == count:
-                    return True
+                self._try(one)
+                if self._is_enough():
+                    break
+            if self._choose():
+                return True
             self._explain()
         except BaseException:
-            self.undo()
+            self._keep_only([])
             raise
-        self.undo()
+        self._keep_only([])
         return False
 
-    def undo(self) -> None:
-        """Let go of all that was not held before."""
-        for uuid, lock in self.locks.items():
-            if uuid not in self._held:
-                lock.release()
+    def _is_enough(self) -> bool:
+        """Whether to look no further. Several, or shared ones, are chosen among all there are."""
+        wanted = self._request
+        return wanted.count == len(self.devices) == 1 and not (wanted.devices or wanted.share)
 
-    def _try(self, device: Device, named: bool) -> None:
-        if device.uuid in self._held:
-            self._keep(device, self._held[device.uuid])
+    def _choose(self) -> bool:
+        """Keep the best of those taken, if they are as many as were asked for."""
+        count, pool = self._request.count, self.devices
+        if self._request.devices:
+            return len(pool) == count
+        if count > 1:  # CUDA gives a process whole GPUs or MIG instances, not both
+            whole = [device for device in pool if device.instance is None]
+            pool = whole if len(whole) >= count else [d for d in pool if d.instance is not None]
+        if len(pool) < count:
+            return False
+        if self._request.share:
+            chosen = sorted(pool, key=lambda device: self._crowd[device.uuid])[:count]
+        else:
+            chosen = choosing.closest(pool, count, self._nvml.link)
+        self._keep_only(chosen)
+        return True
+
+    def _keep_only(self, chosen: Sequence[Device]) -> None:
+        """Let go of all that is neither chosen nor was held before."""
+        for device in self.devices:
+            if device not in chosen:
+                lock = self.locks.pop(device.uuid)
+                if device.uuid not in self._held:
+                    lock.release()
+        self.devices = [device for device in self.devices if device in chosen]
+
+    def _try(self, one: Device | Fault) -> None:
+        if isinstance(one, Fault):
+            self.refusals.append(Refusal(one.label, "broken", one.reason))
             return
-        try:
-            lock = self._directory.acquire(file_name(device.uuid))
-        except LockError as error:
-            self._refuse(device, "unknown", str(error))
-            return
+        self._considered[one.label] = one
+        if reason := self._unfit(one):
+            self._refuse(one, "unfit", reason)
+        elif one.uuid in self._held:
+            self._crowd[one.uuid] = (False, 0.0)
+            self._keep(one, self._held[one.uuid])
+        else:
+            try:
+                self._lock(one)
+            except LockError as error:
+                self._refuse(one, "unknown", str(error))
+
+    def _unfit(self, device: Device) -> str | None:
+        if device.instance is not None and self._request.count > 1:
+            version = self._nvml.driver_version() or ""
+            major = version.partition(".")[0]
+            if major.isdecimal() and int(major) < SEVERAL_INSTANCES_SINCE:
+                return f"is a MIG instance; with driver {version} a process can use only one"
+        return choosing.unfit(device, self._request)
+
+    def _lock(self, device: Device) -> None:
+        """Take the device's lock, then look at the device, and keep the lock only if it will do."""
+        own, shared = file_name(device.uuid), file_name(device.uuid, shared=True)
+        holder = self._directory.holder(shared)
+        if self._request.share:
+            holder = self._directory.holder(own) or holder
+            lock = self._directory.acquire(shared, shared=True)
+        else:
+            lock = holder or self._directory.acquire(own)
         if isinstance(lock, Holder):
-            self._refuse(device, "reserved", report.holder(lock))
+            self._refuse(device, "reserved", self._held_by(lock), "share")
             return
         try:
-            if self._will_do(device, named):
+            if self._will_do(device, holder):
                 self._keep(device, lock)
                 return
         except BaseException:
@@ -88,21 +144,24 @@ class Claim:
             raise
         lock.release()
 
-    def _will_do(self, device: Device, named: bool) -> bool:
-        """Whether the device is idle, or in use but named; else note why not."""
+    def _will_do(self, device: Device, holder: Holder | None) -> bool:
+        """Whether the device is idle, or in use and wanted all the same; else note why not."""
         try:
             usage = self._nvml.usage(device)
         except DeviceError as error:
             self._refuse(device, "broken", f"can't be read: {error}")
             return False
         state, reason = choosing.judge(usage, self._idle_mib)
-        if state is State.IDLE:
+        idle = state is State.IDLE
+        self._crowd[device.uuid] = (not idle or holder is not None, choosing.used_mib(usage))
+        if idle and not holder:
             return True
-        takeable = choosing.usable(usage)
-        if named and takeable:
-            self.warnings.append(f"{device.label} was named, so it is reserved, but it is {self._use(device, state.value, reason)}")
+        if (self._request.devices or self._request.share) and choosing.usable(usage):
+            uses = [] if idle else [self._use(device, state.value, reason)]
+            uses += [self._held_by(holder)] if holder else []
+            self.warnings[device.uuid] = f"{device.label} is {'; '.join(uses)}"
             return True
-        self._refuse(device, state.value, reason, takeable=takeable)
+        self._refuse(device, state.value, reason, "name" if choosing.usable(usage) else "")
         return False
 
     def _keep(self, device: Device, lock: Lock) -> None:
@@ -110,15 +169,14 @@ class Claim:
         self.devices.append(device)
         self._refuse(device, "free", "free")  # what is said of it if the others can't be had
 
-    def _refuse(self, device: Device, state: str, reason: str, *, takeable: bool = False) -> None:
-        self.refusals.append(Refusal(device.label, state, reason, takeable))
-        self._considered[device.label] = device
+    def _refuse(self, device: Device, state: str, reason: str, way: str = "") -> None:
+        self.refusals.append(Refusal(device.label, state, reason, way))
 
     def _explain(self) -> None:
-        """Name the processes on the busy devices: asked only now, as it is slow and often needless."""
+        """Name the processes on busy devices: asked only now, as it is slow and often needless."""
         self.refusals = [
             replace(r, reason=self._use(self._considered[r.label], r.state, r.reason))
-            if r.state in ("busy", "unknown") and r.label in self._considered
+            if r.state in ("busy", "unknown")
             else r
             for r in self.refusals
         ]
@@ -130,3 +188,9 @@ class Claim:
         if self._nvml.sees_all:  # else a pid may be another process's in our PID namespace
             found = [processes.identified(process) for process in found]
         return report.busy(reason, found)
+
+    def _held_by(self, holder: Holder) -> str:
+        """Who holds a lock; whose process it is, the system says, not the record."""
+        known = holder.pid and not holder.elsewhere
+        user = processes.user_of(holder.pid) if known and holder.pid else None
+        return report.holder(replace(holder, user=user or holder.user))

@@ -90,7 +90,7 @@ def _answers() -> bool:
 def device_uuids() -> list[str]:
     """The UUIDs of all GPUs in the order in which CUDA numbers them by default.
 
-    Asked in a child process, as asking starts CUDA. Raises OSError or ValueError if it can't be asked.
+    Asked in a child process, as asking starts CUDA. Raises OSError if it can't be.
     """
     import subprocess
     import sys

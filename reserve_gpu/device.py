@@ -6,7 +6,7 @@ All of them are plain values. `None` always means "not reported", never zero.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 
 
 class State(Enum):
@@ -16,6 +16,15 @@ class State(Enum):
     BUSY = "busy"
     UNKNOWN = "unknown"
     BROKEN = "broken"
+
+
+class Link(IntEnum):
+    """How two GPUs are connected; less is closer."""
+
+    NVLINK = 0
+    SWITCH = 1
+    SOCKET = 2
+    SYSTEM = 3
 
 
 @dataclass(frozen=True)
@@ -40,20 +49,29 @@ class Device:
     @property
     def label(self) -> str:
         """`GPU2`, or `GPU1:0` for a MIG instance: what people call it and can type."""
-        return f"GPU{self.index}" if self.instance is None else f"GPU{self.index}:{self.instance}"
+        return _label(self.index, self.instance)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A place where a device should be, and why there is none to use."""
+    """A place where a device should be, and why there is none to use. index: of the GPU."""
 
-    label: str
+    index: int
     reason: str
+    instance: int | None = None
+
+    @property
+    def label(self) -> str:
+        """As a device's."""
+        return _label(self.index, self.instance)
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process on a device. memory_mib: device memory it holds; user, command: as the system says."""
+    """A process on a device.
+
+    memory_mib: device memory that it holds. user, command: as the system says.
+    """
 
     pid: int
     memory_mib: int | None = None
@@ -105,21 +123,36 @@ class Holder:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for. devices: as typed, none for "any"; count: how many, if none are named."""
+    """What is asked for.
+
+    devices: as typed, none for "any". count: how many, in either case.
+    min_memory_mib: total memory that each must have. model: text that its name must contain.
+    exclude: devices that will not do, as typed.
+    share: also what others hold. note: for others to read.
+    """
 
     devices: tuple[str, ...] = ()
     count: int = 1
+    min_memory_mib: float = 0.0
+    model: str = ""
+    exclude: tuple[str, ...] = ()
+    share: bool = False
+    note: str | None = None
 
 
 @dataclass(frozen=True)
 class Refusal:
     """Why one device was not taken.
 
-    state: in a word, `free` (the others were missing), reserved, busy, unknown or broken.
-    takeable: it would be reserved if it were named.
+    state: in a word: `free` (others were missing), reserved, busy, unknown, broken or unfit.
+    way: how it could be had all the same, by `name` or by `share`.
     """
 
     label: str
     state: str
     reason: str
-    takeable: bool = False
+    way: str = ""
+
+
+def _label(index: int, instance: int | None) -> str:
+    return f"GPU{index}" if instance is None else f"GPU{index}:{instance}"

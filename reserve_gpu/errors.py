@@ -5,10 +5,11 @@
     ├── TooLateError            CUDA has already started in this process
     ├── NoFreeDeviceError       no device that was asked for can be had now
     ├── DriverError             the NVIDIA driver or its Python bindings can't be used
+    │   └── NoDriverError       there is no NVIDIA driver on this machine, or it is not running
     └── LockError               the lock directory can't be used
 
-Only `NoFreeDeviceError` changes a variable: it leaves `CUDA_VISIBLE_DEVICES` empty, so that what runs
-next cannot land on a device that belongs to somebody else.
+Only `NoFreeDeviceError` changes a variable: it leaves `CUDA_VISIBLE_DEVICES` empty, so that what
+runs next cannot land on a device that belongs to somebody else.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ class NoFreeDeviceError(ReserveGPUError):
 
 class DriverError(ReserveGPUError):
     """The NVIDIA driver, or the Python module that talks to it, does not answer."""
+
+
+class NoDriverError(DriverError):
+    """There is no NVIDIA driver on this machine, or it is not running."""
 
 
 class LockError(ReserveGPUError):

@@ -15,76 +15,111 @@ from reserve_gpu.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from reserve_gpu.device import Request
     from reserve_gpu.nvml import Nvml
 
 
-def inside(nvml: Nvml, outside: Mapping[str, str | None]) -> Iterator[Device | Fault]:
-    """The devices that this process may use, in PCI bus order, each touched when it is reached.
+def candidates(
+    nvml: Nvml, wanted: Request, outside: Mapping[str, str | None]
+) -> Iterator[Device | Fault]:
+    """The devices to try for the request: those that it names, or all but the excluded.
 
     outside: the CUDA variables as they were before this process reserved anything.
+    Raises RequestError for a name that means no device here.
+    """
+    if wanted.devices:
+        return iter(_named(nvml, wanted, outside))
+    whole = {index for name in wanted.exclude if (index := names.whole_index(name)) is not None}
+    for name in wanted.exclude:
+        _check_name(nvml, name)
+    found = inside(nvml, outside, frozenset(whole))
+    return (one for one in found if not names.is_one_of(one, wanted.exclude))
+
+
+def inside(
+    nvml: Nvml, outside: Mapping[str, str | None], skipped: frozenset[int] = frozenset()
+) -> Iterator[Device | Fault]:
+    """The devices that this process may use, in PCI bus order, each touched when it is reached.
+
+    skipped: the indices of GPUs that need not be touched.
     Raises RequestError where only CUDA could say which devices are meant, and it can't be asked.
     """
     value = outside[cuda.VISIBLE]
     if value is None:
-        return nvml.walk()
+        return nvml.walk(skipped)
     listed = names.entries(value)
     numbers = [entry for entry in listed if isinstance(entry, int)]
     in_bus_order = outside[cuda.ORDER] == "PCI_BUS_ID"
     if in_bus_order and len(numbers) == len(listed):
         indices = names.numbers_within(numbers, nvml.count())
-        return (found for index in indices for found in nvml.devices(index))
+        return (one for index in indices if index not in skipped for one in nvml.devices(index))
     everything = list(nvml.walk())
     numbering = list(range(nvml.count()))
     if numbers and not in_bus_order:
-        numbering = _numbering(value, everything)
-    return iter(names.visible(listed, everything, numbering))
+        numbering = _numbering(value, everything, nvml.count())
+    visible = names.visible(listed, everything, numbering)
+    return (one for one in visible if one.index not in skipped)
 
 
-def named(
-    nvml: Nvml, wanted: tuple[str, ...], outside: Mapping[str, str | None]
-) -> list[Device | Fault]:
-    """The device that each name means, in their order. Raises RequestError for one that means none."""
-    found = [_named(nvml, name) for name in wanted]
+def _named(nvml: Nvml, wanted: Request, outside: Mapping[str, str | None]) -> list[Device | Fault]:
+    """The device that each name means, in their order, if this process may use all of them."""
+    found = [_meant(nvml, name) for name in wanted.devices]
     names.require_distinct(found)
     value = outside[cuda.VISIBLE]
-    if value is not None:
-        allowed = list(inside(nvml, outside))
-        for one in found:
-            if one not in allowed:
-                left = ", ".join(other.label for other in allowed) or "no GPU"
-                raise RequestError(
-                    f"{one.label} is outside of CUDA_VISIBLE_DEVICES={names.shown(value)!r}, which was set before "
-                    f"and limits this process to {left}."
-                )
+    allowed = found if value is None else list(inside(nvml, outside))
+    for one in found:
+        if names.is_one_of(one, wanted.exclude):
+            raise RequestError(f"{one.label} is both named and excluded.")
+        if one not in allowed:
+            left = ", ".join(other.label for other in allowed) or "no GPU"
+            raise RequestError(
+                f"{one.label} is outside of CUDA_VISIBLE_DEVICES={names.shown(value or '')!r}, "
+                f"which was set before and limits this process to {left}."
+            )
     return found
 
 
-def _named(nvml: Nvml, name: str) -> Device | Fault:
+def _meant(nvml: Nvml, name: str) -> Device | Fault:
     index = names.gpu_index(name)
     if index is None:
         return names.pick(name, list(nvml.walk()))
+    _check_index(nvml, index)
+    return names.pick(name, nvml.devices(index))
+
+
+def _check_name(nvml: Nvml, name: str) -> None:
+    """Raise RequestError if the name means no device; a whole GPU's index touches none for that."""
+    index = names.whole_index(name)
+    if index is None:
+        _meant(nvml, name)
+    else:
+        _check_index(nvml, index)
+
+
+def _check_index(nvml: Nvml, index: int) -> None:
     count = nvml.count()
     if index >= count:
         there = "GPU0" if count == 1 else f"GPU0 to GPU{count - 1}"
         raise RequestError(f"There is no GPU{index}: this machine has {there}.")
-    return names.pick(name, nvml.devices(index))
 
 
-def _numbering(value: str, everything: Sequence[Device | Fault]) -> list[int]:
+def _numbering(value: str, everything: Sequence[Device | Fault], count: int) -> list[int]:
     """The index of the GPU that CUDA gives each number to, where nobody set CUDA_DEVICE_ORDER.
 
     CUDA's default order is fastest first. Among GPUs of one model that is the PCI bus order.
     """
     devices = [one for one in everything if isinstance(one, Device)]
-    if len({(device.name, device.memory_mib) for device in devices if device.instance is None}) <= 1:
-        return list(range(1 + max((d.index for d in devices), default=-1)))
+    models = {(device.name, device.memory_mib) for device in devices if device.instance is None}
+    if len(models) <= 1:
+        return list(range(count))
     try:
         order = cuda.device_uuids()
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise RequestError(
-            f"CUDA_VISIBLE_DEVICES={names.shown(value)!r} was set before, without CUDA_DEVICE_ORDER. The GPUs here are of "
-            f"different models, so only CUDA knows which it means, and CUDA can't be asked ({error}). Set "
-            "CUDA_DEVICE_ORDER=PCI_BUS_ID beside it, or UUIDs instead of numbers."
+            f"CUDA_VISIBLE_DEVICES={names.shown(value)!r} was set before, without "
+            "CUDA_DEVICE_ORDER. The GPUs here are of different models, so only CUDA knows which it "
+            f"means, and CUDA can't be asked ({error}). Set CUDA_DEVICE_ORDER=PCI_BUS_ID beside it, "
+            "or UUIDs instead of numbers."
         ) from error
     index = {device.uuid: device.index for device in devices}
     return [index.get(uuid, -1) for uuid in order]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.device import Holder
 from reserve_gpu.errors import LockError
+from reserve_gpu.names import shown
 from reserve_gpu.settings import LOCK_DIRECTORY, lock_directory
 
 if TYPE_CHECKING:
@@ -49,15 +50,17 @@ _hooked = False
 class Lock:
     """A lock that this process holds, until it is released or the process ends."""
 
-    def __init__(self, descriptor: int, name: str) -> None:
-        self.name = name
+    def __init__(self, descriptor: int, path: str, *, shared: bool = False) -> None:
+        self.path = path
+        self.shared = shared
+        self._since = time.time()
         self._descriptor = descriptor
         self._file = _identity(os.fstat(descriptor))
         self._pid = os.getpid()
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Say who holds the lock. A full disk loses the record, not the lock."""
-        own = {"pid": self._pid, "namespace": pid_namespace(), "since": time.time()}
+        own = {"pid": self._pid, "namespace": pid_namespace(), "since": self._since}
         data = json.dumps({**own, **record}).encode()
         with suppress(OSError):
             os.ftruncate(self._descriptor, 0)
@@ -68,8 +71,9 @@ class Lock:
         """Let go. Does nothing in a child of the process that took the lock, and nothing twice."""
         if not self.held():
             return
-        with suppress(OSError):
-            os.ftruncate(self._descriptor, 0)
+        if not self.shared:  # else what is written there may be somebody else's
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
         _close(self._descriptor)
 
     def held(self) -> bool:
@@ -78,6 +82,12 @@ class Lock:
             return False
         with suppress(OSError):  # somebody may have closed every descriptor, ours among them
             return _identity(os.fstat(self._descriptor)) == self._file
+        return False
+
+    def stands(self) -> bool:
+        """Whether the locked file is still where others look for it: somebody may have deleted it."""
+        with suppress(OSError):
+            return _identity(os.stat(self.path, follow_symlinks=False)) == self._file
         return False
 
 
@@ -100,22 +110,36 @@ class LockDirectory:
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
-    def acquire(self, name: str) -> Lock | Holder:
-        """Lock the file of that name, or say who has it locked, without waiting. Raises LockError."""
+    def acquire(self, name: str, *, shared: bool = False) -> Lock | Holder:
+        """Lock the file of that name, or say who has it locked, without waiting.
+
+        shared: others may have it locked as well, if they share it too. Raises LockError.
+        """
+        path = f"{self.path}/{name}"
         for _ in range(ATTEMPTS):
             descriptor = self._open(name)
             try:
-                if not _flock(descriptor, f"{self.path}/{name}"):
+                if not _flock(descriptor, path, shared=shared):
                     holder = self._holder(descriptor)
                     _close(descriptor)
                     return holder
                 if self._is_current(descriptor, name):
-                    return Lock(descriptor, name)
+                    return Lock(descriptor, path, shared=shared)
             except BaseException:
                 _close(descriptor)
                 raise
             _close(descriptor)  # somebody replaced the file between our opening and locking it
         raise LockError(f"{self.path}/{name} is replaced again and again.")
+
+    def holder(self, name: str) -> Holder | None:
+        """Who has the file of that name locked, if anybody; to be asked under the mutex alone."""
+        with suppress(FileNotFoundError):
+            os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+            found = self.acquire(name)
+            if isinstance(found, Holder):
+                return found
+            found.release()
+        return None
 
     @contextmanager
     def mutex(self, record: Mapping[str, Any], limit_s: float = MUTEX_LIMIT_S) -> Iterator[None]:
@@ -135,7 +159,10 @@ class LockDirectory:
         """Open the file, or make it, writable for all; nothing but a regular file is accepted."""
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise LockError(f"{name!r} can't be the name of a lock.")
-        path, flags = f"{self.path}/{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        path, flags = (
+            f"{self.path}/{name}",
+            os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK,
+        )
         _hook_fork()
         try:
             with _forking:
@@ -194,9 +221,13 @@ def default_path() -> str:
     )
 
 
-def file_name(uuid: str) -> str:
-    """The lock file of a device. Old MIG UUIDs have slashes in them."""
-    return f"{uuid.replace('/', '_')}.lock"
+def file_name(uuid: str, *, shared: bool = False) -> str:
+    """The lock file of a device, or the one that those who share it hold together.
+
+    Two files, as the holder of the first must not keep others from sharing what is theirs to share.
+    """
+    ending = "shared" if shared else "lock"
+    return f"{uuid.replace('/', '_')}.{ending}"  # old MIG UUIDs have slashes in them
 
 
 def locking_pid(file: os.stat_result) -> int | None:
@@ -236,10 +267,10 @@ def _identity(file: os.stat_result) -> tuple[int, int]:
     return file.st_dev, file.st_ino
 
 
-def _flock(descriptor: int, path: str) -> bool:
-    """Lock the file if nobody else has it locked."""
+def _flock(descriptor: int, path: str, *, shared: bool) -> bool:
+    """Lock the file if nobody else has it locked in a way that excludes this one."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
@@ -264,7 +295,9 @@ def _hook_fork() -> None:
         _hooked = True
     # Taken around the fork, so that no descriptor is open and not yet noted when it happens.
     os.register_at_fork(
-        before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_after_fork_in_child
+        before=_forking.acquire,
+        after_in_parent=_forking.release,
+        after_in_child=_after_fork_in_child,
     )
 
 
@@ -293,7 +326,11 @@ def _merge(record: dict[str, Any], pid: int | None) -> Holder:
     said = said if type(said) is int and 0 < said < 1 << 31 else None
     elsewhere = pid is None and record.get("namespace") not in (None, pid_namespace())
     since = record.get("since")
-    texts = {key: value[:200] for key in ("user", "notebook", "note") if isinstance(value := record.get(key), str)}
+    texts = {
+        key: value[:200]
+        for key in ("user", "notebook", "note")
+        if isinstance(value := record.get(key), str)
+    }
     return Holder(
         pid=pid or said,
         since=float(since) if type(since) in (int, float) and 0 < since < 1e11 else None,
@@ -330,6 +367,8 @@ def _open_message(path: str, error: OSError, directory: int, name: str) -> str:
 
 def _mutex_message(holder: Holder, limit_s: float) -> str:
     who = f"process {holder.pid}" if holder.pid else "a process that can't be seen from here"
+    if holder.user and holder.confirmed:
+        who += f" of {shown(holder.user)}"
     return (
         f"Another reservation has been under way for {limit_s:g} s, by {who}. If the NVIDIA driver hangs "
         "there, that process must end before anybody can reserve a GPU; else try again."

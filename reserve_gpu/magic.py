@@ -14,13 +14,21 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from traitlets import TraitError, Unicode, validate
 
 from reserve_gpu import choosing, cuda, names, options, settings
-from reserve_gpu.errors import RequestError, ReserveGPUWarning
+from reserve_gpu.errors import (
+    DriverError,
+    LockError,
+    NoDriverError,
+    NoFreeDeviceError,
+    RequestError,
+    ReserveGPUWarning,
+)
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from IPython.core.interactiveshell import InteractiveShell
 
+REQUEST = ("count", "min_memory", "name", "exclude", "share", "note")  # as reserve() takes them
 VARIABLES = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.IDLE_MEMORY}
 
 
@@ -55,12 +63,25 @@ class ReserveGPU(Magics):
             devices = reservation.release()
             print(report.released(devices, cuda.read(), started=cuda.started()))
             return
+        try:
+            self._reserve(arguments)
+        except RequestError as error:
+            raise UsageError(str(error)) from error
+        except (NoFreeDeviceError, DriverError, LockError) as error:
+            if not arguments.optional:
+                raise
+            if not isinstance(error, NoDriverError):
+                reservation.go_without()
+            print(f"{error}\nGoing on without a GPU.")
+
+    def _reserve(self, arguments: Namespace) -> None:
+        """Reserve and report; our own warnings become one line each."""
+        from reserve_gpu import reservation
+
+        wanted = {key: value for key, value in vars(arguments).items() if key in REQUEST}
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ReserveGPUWarning)
-            try:
-                held = reservation.reserve(arguments.devices or None)
-            except RequestError as error:
-                raise UsageError(str(error)) from error
+            held = reservation.reserve(arguments.devices or None, **wanted)
         for one in caught:
             if issubclass(one.category, ReserveGPUWarning):
                 print(f"Warning: {one.message}", file=sys.stderr)

@@ -6,13 +6,15 @@ Pure functions of plain values: no driver, no files, no environment.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.device import Device, Fault
 from reserve_gpu.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+DeviceNames: TypeAlias = "str | int | Iterable[str | int]"  # as people type them
 
 _FLAGS = re.IGNORECASE | re.ASCII
 _INDEX = re.compile(r"(?:gpu)?([0-9]{1,4})", _FLAGS)
@@ -23,7 +25,7 @@ _STRTOUL = re.compile(r"\s*\+?([0-9]+)", re.ASCII)
 _UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 
 
-def parse(text: str | int | Iterable[str | int]) -> tuple[str, ...]:
+def parse(text: DeviceNames) -> tuple[str, ...]:
     """The device names in text, in their order. Raises RequestError for what can't name a device."""
     parts = [text] if isinstance(text, (str, int)) else text
     names = tuple(n for n in re.split(r"[,\s]+", ",".join(str(part) for part in parts)) if n)
@@ -42,6 +44,12 @@ def gpu_index(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def whole_index(name: str) -> int | None:
+    """The index that the name is, None for a name of another kind: `2`, `GPU2`, not `2:0`."""
+    match = _INDEX.fullmatch(name)
+    return int(match[1]) if match else None
+
+
 def pick(name: str, found: Sequence[Device | Fault]) -> Device | Fault:
     """The one of those found that name means. Raises RequestError if it is none, or several."""
     devices = [one for one in found if isinstance(one, Device)]
@@ -50,13 +58,22 @@ def pick(name: str, found: Sequence[Device | Fault]) -> Device | Fault:
     if len(matches) == 1:
         return matches[0]
     if len(matches) > 1:
-        raise RequestError(f"{name} is the start of several UUIDs: {', '.join(d.uuid for d in matches)}.")
+        raise RequestError(
+            f"{name} is the start of several UUIDs: {', '.join(d.uuid for d in matches)}."
+        )
     if gpu_index(name) is not None and faults:
-        return next((f for f in faults if f.label == f"GPU{name.upper().removeprefix('GPU')}"), faults[0])
-    if instances := ", ".join(d.label[3:] for d in devices if d.instance is not None):
-        if gpu_index(name) is not None:
-            raise RequestError(f"GPU{gpu_index(name)} is split by MIG. Name one of its instances: {instances}.")
-    there = "; ".join([f"{d.label} is {d.uuid}, {d.bus_id}" for d in devices] + [f"{f.label}: {f.reason}" for f in faults])
+        return next(
+            (f for f in faults if f.label[3:] == name.upper().removeprefix("GPU")), faults[0]
+        )
+    instances = ", ".join(d.label[3:] for d in devices if d.instance is not None)
+    if instances and gpu_index(name) is not None:
+        raise RequestError(
+            f"GPU{gpu_index(name)} is split by MIG. Name one of its instances: {instances}."
+        )
+    there = "; ".join(
+        [f"{d.label} is {d.uuid}, {d.bus_id}" for d in devices]
+        + [f"{f.label}: {f.reason}" for f in faults]
+    )
     raise RequestError(f"No GPU is called {name} here ({there}).")
 
 
@@ -70,6 +87,14 @@ def matching(name: str, devices: Iterable[Device]) -> list[Device]:
         wanted = (int(match[1] or "0", 16), match[2].lower())
         return [d for d in devices if d.instance is None and _bus(d.bus_id) == wanted]
     return [d for d in devices if d.uuid.lower().startswith(name.lower())]
+
+
+def is_one_of(one: Device | Fault, wanted: Iterable[str]) -> bool:
+    """Whether one of the names means the device, or the GPU that it is an instance of."""
+    return any(
+        whole_index(name) == one.index or (isinstance(one, Device) and matching(name, [one]))
+        for name in wanted
+    )
 
 
 def require_distinct(found: Sequence[Device | Fault]) -> None:
@@ -138,8 +163,8 @@ def _meant(
     if isinstance(entry, int):
         if entry >= len(numbering):
             return []
-        label = f"GPU{numbering[entry]}"  # with MIG on, what is meant is the GPU's instances
-        return [one for one in everything if one.label.partition(":")[0] == label]
+        index = numbering[entry]  # with MIG on, what is meant is the GPU's instances
+        return [one for one in everything if one.index == index]
     devices = [one for one in everything if isinstance(one, Device)]
     meant = [device for device in devices if device.uuid.startswith(entry)]
     return list(meant) if len(meant) == 1 else []

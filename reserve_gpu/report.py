@@ -32,7 +32,10 @@ def released(devices: Sequence[Device], environ: Mapping[str, str | None], start
     lines = [f"Released {labels(devices)}." if devices else "This kernel holds no GPU."]
     if started and devices:
         lines.append("CUDA still runs in this kernel: restart it to free the GPU's memory as well.")
-    lines += [f"{name} is not set" if value is None else f"{name} = {value!r}" for name, value in sorted(environ.items())]
+    lines += [
+        f"{name} is not set" if value is None else f"{name} = {value!r}"
+        for name, value in sorted(environ.items())
+    ]
     return "\n".join(lines)
 
 
@@ -50,19 +53,12 @@ def nothing_free(
             f"CUDA_VISIBLE_DEVICES={shown(visible)!r} was set before: it limits this process to "
             + (f"{'that' if len(refusals) == 1 else 'those'}." if refusals else "no GPU at all.")
         )
-    if takeable := [r for r in refusals if r.takeable]:
-        one = takeable[0].label
-        lines.append(f"To use {one} all the same, name it: %reserve_gpu {one[3:]}")
+    lines += _ways_out(refusals)
     if kept:
         lines.append(f"This kernel keeps {labels(kept)}; nothing was changed.")
     else:
         lines.append("CUDA_VISIBLE_DEVICES = ''")
     return "\n".join(lines)
-
-
-def too_many(count: int, there: int) -> str:
-    """Why a request can never be met."""
-    return f"{count} GPUs were asked for, but there {_is(there)} only {there} that this process may use."
 
 
 def too_late(held: Sequence[Device]) -> str:
@@ -130,18 +126,35 @@ def _described(device: Device) -> str:
 
 def _process(process: Process) -> str:
     user = f"{shown(process.user)}: " if process.user else ""
-    command = f"{shown(process.command, 40)} (pid {process.pid})" if process.command else f"pid {process.pid}"
+    command = (
+        f"{shown(process.command, 40)} (pid {process.pid})"
+        if process.command
+        else f"pid {process.pid}"
+    )
     memory = "" if process.memory_mib is None else f" {gib(process.memory_mib)}"
     return f"{user}{command}{memory}"
 
 
+def _ways_out(refusals: Sequence[Refusal]) -> list[str]:
+    first = {r.way: r.label for r in reversed(refusals)}
+    lines = []
+    if label := first.get("name"):
+        lines.append(f"To use {label} all the same, name it: %reserve_gpu {label[3:]}")
+    if label := first.get("share"):
+        lines.append(f"To share {label} with its holder: %reserve_gpu {label[3:]} --share")
+    return lines
+
+
 def _headline(refusals: Sequence[Refusal], needed: int) -> str:
+    refusals = [r for r in refusals if r.state != "unfit"]
     total = len(refusals)
     if not total:
         return "No free GPU devices."
     free = sum(r.state == "free" for r in refusals)
     if free:
-        return f"Not enough free GPU devices: {free} of {total} {_is(free)} free, {needed} are needed."
+        return (
+            f"Not enough free GPU devices: {free} of {total} {_is(free)} free, {needed} are needed."
+        )
     in_use = sum(r.state in ("reserved", "busy") for r in refusals)
     parts = [f"{in_use} of {total} {_is(in_use)} in use"] if in_use else []
     if rest := total - in_use:

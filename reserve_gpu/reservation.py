@@ -18,11 +18,14 @@ from reserve_gpu.locks import LockDirectory
 from reserve_gpu.nvml import Nvml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
+
+    from typing_extensions import Self
 
     from reserve_gpu.device import Device, Request
     from reserve_gpu.locks import Lock
+    from reserve_gpu.names import DeviceNames
 
 
 class Reservation:
@@ -30,13 +33,16 @@ class Reservation:
 
     devices: in the order in which CUDA numbers them in this process.
     environ: the variables that were set for them.
+    locks: what holds them, by UUID.
     """
 
-    def __init__(self, devices: Sequence[Device], locks: Mapping[str, Lock], environ: Mapping[str, str]):
+    def __init__(
+        self, devices: Sequence[Device], locks: Mapping[str, Lock], environ: Mapping[str, str]
+    ) -> None:
         self.devices = tuple(devices)
         self.environ = dict(environ)
-        self._locks = dict(locks)  # by UUID
-        self._users = 1  # reserve() calls that were answered with this one
+        self.locks = dict(locks)
+        self._users = 1  # calls of reserve() that were answered with this one
 
     def release(self) -> None:
         """Let go of the devices and give the variables the values that they had before."""
@@ -44,10 +50,22 @@ class Reservation:
         if own.reservation is self:
             own.reservation = None
             own.restore_environment()
-        for lock in self._locks.values():
+        for lock in self.locks.values():
             lock.release()
 
-    def __enter__(self) -> Reservation:
+    def again(self, note: str | None) -> Reservation:
+        """Answer one more call with this reservation; only a new note changes anything."""
+        self._users += 1
+        if note is not None:
+            self.sign(note)
+        return self
+
+    def sign(self, note: str | None) -> None:
+        """Write into the locks who holds them."""
+        for lock in self.locks.values():
+            lock.write(processes.me(note))
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -81,7 +99,9 @@ class _Own:
         """The variables as somebody outside of this extension set them."""
         now = cuda.read()
         return {
-            name: self.before[name] if name in self.written and self.written[name] == value else value
+            name: self.before[name]
+            if name in self.written and self.written[name] == value
+            else value
             for name, value in now.items()
         }
 
@@ -106,33 +126,51 @@ def _own() -> _Own:
     return _process
 
 
-def reserve(devices: str | int | Iterable[str | int] | None = None, *, count: int = 1) -> Reservation:
+def reserve(
+    devices: DeviceNames | None = None,
+    *,
+    count: int | None = None,
+    min_memory: float | str | None = None,
+    name: str | None = None,
+    exclude: DeviceNames = (),
+    share: bool = False,
+    note: str | None = None,
+) -> Reservation:
     """Reserve GPUs for this process and set the CUDA variables for whatever it starts next.
 
-    devices: the ones to take, by index, UUID or its unique prefix, MIG instance (`1:0`) or PCI bus id,
-        one or several, in this order; None for the first that are free.
-    count: how many, where none are named.
+    devices: the ones to take, one or several, in this order, by index, UUID or its unique prefix, MIG
+        instance (`1:0`) or PCI bus id; None for the first that are free.
+    count: how many, where none are named; 1 by default.
+    min_memory: total memory of each, in MiB or as `16GB`, `16GiB`.
+    name: text that the name of each must contain, in upper or lower case.
+    exclude: devices that will not do.
+    share: also take what others use or hold, if nothing else is to be had or if it is named.
+    note: a line for others to read.
 
     A process has one reservation. Asking again for what it already holds changes nothing.
     Raises RequestError, TooLateError, NoFreeDeviceError, DriverError, LockError. A ReserveGPUWarning
-    tells that a named device is in use by somebody who has not reserved it.
+    tells that somebody else uses a device that was named or shared.
     """
-    request = choosing.request(devices, count)
-    idle_mib = settings.idle_mib()
+    request = choosing.request(
+        devices,
+        count=count,
+        min_memory=min_memory,
+        name=name,
+        exclude=exclude,
+        share=share,
+        note=note,
+    )
     own = _own()
     with own.turn:
         held = current()
         if held and choosing.satisfies(held.devices, request):
-            held._users += 1
-            return held
+            return held.again(request.note)
         cuda.remember_over_fork()
         if cuda.started():
             raise TooLateError(report.too_late(held.devices if held else ()))
-        with Nvml() as nvml, LockDirectory() as directory:
-            claim = Claim(nvml, directory, held._locks if held else {}, idle_mib)
-            _take(own, claim, request, nvml, directory)
-            reservation = _settle(own, claim)
-    for warning in claim.warnings:
+        claim = _claim(own, request, held)
+        reservation = _settle(own, claim, held, request.note)
+    for warning in claim.warnings.values():
         warnings.warn(warning, ReserveGPUWarning, stacklevel=2)
     return reservation
 
@@ -140,7 +178,7 @@ def reserve(devices: str | int | Iterable[str | int] | None = None, *, count: in
 def current() -> Reservation | None:
     """The reservation that this process holds, if any."""
     held = _own().reservation
-    return held if held and all(lock.held() for lock in held._locks.values()) else None
+    return held if held and all(lock.held() for lock in held.locks.values()) else None
 
 
 def release() -> tuple[Device, ...]:
@@ -158,37 +196,38 @@ def release() -> tuple[Device, ...]:
     return held.devices
 
 
-def _take(own: _Own, claim: Claim, request: Request, nvml: Nvml, directory: LockDirectory) -> None:
+def go_without() -> None:
+    """Leave this process, which holds nothing, without any GPU that it could use by mistake."""
+    own = _own()
+    if not current():
+        own.set_environment(cuda.NO_DEVICES)
+
+
+def _claim(own: _Own, request: Request, held: Reservation | None) -> Claim:
     """Take the devices, or say why that can't be and leave this process without any."""
     outside = own.outside_environment()
-    if request.devices:
-        candidates = iter(fence.named(nvml, request.devices, outside))
-    else:
-        candidates = fence.inside(nvml, outside)
-    with directory.mutex(processes.me()):
-        if claim.take(candidates, request.count, named=bool(request.devices)):
-            return
-    if claim.refusals and request.count > len(claim.refusals):
-        raise RequestError(report.too_many(request.count, len(claim.refusals)))
-    held = current()
-    if not held:
-        own.set_environment(cuda.NO_DEVICES)
-    kept = held.devices if held else ()
-    value = outside[cuda.VISIBLE]
-    raise NoFreeDeviceError(report.nothing_free(claim.refusals, request.count, kept, value))
+    idle_mib = settings.idle_mib()
+    with Nvml() as nvml, LockDirectory() as directory:
+        claim = Claim(nvml, directory, request, held.locks if held else {}, idle_mib)
+        candidates = fence.candidates(nvml, request, outside)
+        with directory.mutex(processes.me()):
+            if claim.take(candidates):
+                return claim
+    if reason := choosing.impossible(claim.refusals, request):
+        raise RequestError(reason)
+    go_without()
+    kept, visible = held.devices if held else (), outside[cuda.VISIBLE]
+    raise NoFreeDeviceError(report.nothing_free(claim.refusals, request.count, kept, visible))
 
 
-def _settle(own: _Own, claim: Claim) -> Reservation:
-    """Make the claim this process's reservation: set the environment, sign the locks, let go of the rest."""
-    previous = own.reservation
+def _settle(own: _Own, claim: Claim, held: Reservation | None, note: str | None) -> Reservation:
+    """Make the claim this process's reservation: set the variables, let go of what it held before."""
     values = cuda.variables(claim.devices)
-    set_values = {name: value for name, value in values.items() if value is not None}
-    own.reservation = Reservation(claim.devices, claim.locks, set_values)
+    environ = {name: value for name, value in values.items() if value is not None}
+    own.reservation = Reservation(claim.devices, claim.locks, environ)
     own.set_environment(values)
-    for lock in claim.locks.values():
-        lock.write(processes.me())
-    if previous:
-        for uuid, lock in previous._locks.items():
-            if uuid not in claim.locks:
-                lock.release()
+    own.reservation.sign(note)
+    for uuid, lock in (held.locks if held else {}).items():
+        if uuid not in claim.locks:
+            lock.release()
     return own.reservation

@@ -1,0 +1,184 @@
+"""The official bindings of NVML, opened and asked with care.
+
+The only module that imports `pynvml`. Every call may fail, hang, or be missing from the driver, and
+each of these is turned into a `DeviceError` that says which function it was.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from reserve_gpu.caller import Caller
+from reserve_gpu.errors import DriverError, NoDriverError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+WSL_LIBRARY = "/usr/lib/wsl/lib/libnvidia-ml.so.1"
+
+# Codes of nvmlReturn_t (nvml.h) that mean "this reading is not to be had here" rather than "this
+# device is in trouble": NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND,
+# ARGUMENT_VERSION_MISMATCH, DEPRECATED.
+NOT_OFFERED = frozenset({3, 4, 13, 25, 26})
+INVALID_ARGUMENT, NOT_FOUND, INSUFFICIENT_SIZE, CORRUPTED_INFOROM, NO_DATA, UNKNOWN = (
+    2, 6, 7, 14, 21, 999,
+)  # fmt: skip
+
+DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 9, 12
+REMEDIES = {
+    LIBRARY_NOT_FOUND: "No NVIDIA driver here: libnvidia-ml.so.1 was not found. In a container, "
+    "start it with GPU access (docker run --gpus all).",
+    DRIVER_NOT_LOADED: "The NVIDIA driver's kernel module is not loaded. Look at what nvidia-smi "
+    "says; reboot, or ask the administrator to.",
+    18: "The NVIDIA driver was updated while the old kernel module kept running. Reboot this "
+    "machine.",
+    17: "The operating system blocks access to the NVIDIA driver. In a container, start it with "
+    "GPU access (docker run --gpus all).",
+    4: "This user may not use the NVIDIA driver. Ask the administrator for access to /dev/nvidia*.",
+    13: "The NVIDIA driver and the installed nvidia-ml-py do not fit: the driver lacks a function. "
+    "Update the driver.",
+    UNKNOWN: "The NVIDIA driver does not start. A container that lost its GPUs, as after systemctl "
+    "daemon-reload on its host, must be started again; elsewhere, look at what nvidia-smi says.",
+}
+REINSTALL = (
+    "The module pynvml here is not the one of nvidia-ml-py. Run: python -m pip uninstall -y pynvml "
+    "nvidia-ml-py3 nvidia-ml-py && python -m pip install nvidia-ml-py"
+)
+
+
+class DeviceError(Exception):
+    """A driver call that failed. code: what NVML answered, None where it was no answer of NVML's."""
+
+    def __init__(self, reason: str, code: int | None = None) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class Bindings:
+    """NVML from its initialisation to its shutdown.
+
+    limit_s: seconds after which a call counts as hanging.
+    Raises DriverError where there is no driver, or no bindings, to talk to.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.pynvml = import_pynvml()
+        self._call = Caller(limit_s)
+        try:
+            self.ask(self.pynvml.nvmlInit)
+        except DeviceError as error:
+            self._call.close()
+            raise _driver_error(error) from error
+        except BaseException:
+            self._call.close()
+            raise
+
+    def close(self) -> None:
+        """Shut NVML down, unless a call still hangs in it: the shutdown would hang behind it."""
+        if not self._call.stuck:
+            with suppress(DeviceError):
+                self.ask(self.pynvml.nvmlShutdown)
+        self._call.close()
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of the bindings. Raises DeviceError, whatever the failure."""
+        try:
+            return self._call(function, *arguments)
+        except self.pynvml.NVMLError as error:
+            text = f"{str(error).rstrip('.')} ({_name(function, arguments)})"
+            raise DeviceError(text, getattr(error, "value", None)) from error
+        except TimeoutError as error:
+            text = f"the driver hangs: {error} ({_name(function, arguments)})"
+            raise DeviceError(text) from error
+        except UnicodeDecodeError as error:
+            text = f"unreadable text ({_name(function, arguments)})"
+            raise DeviceError(text, NO_DATA) from error
+        except Exception as error:  # the bindings also raise what is no NVMLError
+            text = f"{type(error).__name__}: {error} ({_name(function, arguments)})"
+            raise DeviceError(text) from error
+
+    def ask_if_offered(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        absent: frozenset[int] = NOT_OFFERED,
+    ) -> Any:
+        """Like ask, but None where the error code says that the reading is not to be had here."""
+        try:
+            return self.ask(function, *arguments)
+        except DeviceError as error:
+            if error.code in absent:
+                return None
+            raise
+
+
+def import_pynvml() -> ModuleType:
+    """The bindings. Raises DriverError if there are none, or other ones of the same name."""
+    _preload_wsl_library()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # PyPI's deprecated pynvml, which wraps the official one
+            import pynvml
+    except ImportError as error:
+        raise DriverError(
+            f"The module pynvml can't be imported ({error}). Run: python -m pip install nvidia-ml-py"
+        ) from error
+    if not hasattr(pynvml, "_nvmlGetFunctionPointer") or not hasattr(pynvml, "NVMLError"):
+        raise DriverError(REINSTALL)
+    module: ModuleType = pynvml
+    return module
+
+
+def memory_v2(pynvml: ModuleType, handle: Any) -> Any:
+    """The memory reading without the driver's own reserve, None where the bindings have none."""
+    try:
+        return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    except (TypeError, AttributeError):  # old bindings, or gpustat's replacement of that function
+        return None
+
+
+def process_count(pynvml: ModuleType, handle: Any, name: str) -> int:
+    """How many processes the driver would list, without a buffer: it depends on no struct's size."""
+    import ctypes
+
+    for variant in (f"{name}_v3", f"{name}_v2", name):
+        try:
+            function = pynvml._nvmlGetFunctionPointer(variant)  # noqa: SLF001 - no public way
+        except pynvml.NVMLError as error:
+            missing = error
+            continue
+        count = ctypes.c_uint(0)
+        code = function(handle, ctypes.byref(count), None)
+        if code == INSUFFICIENT_SIZE:
+            return max(count.value, 1)
+        if code == 0:
+            return count.value  # a simulated driver may answer SUCCESS with a count
+        raise pynvml.NVMLError(code)
+    raise missing
+
+
+def _preload_wsl_library() -> None:
+    """Under WSL2 the library is where the loader may not look; once loaded, its name finds it."""
+    if os.path.exists(WSL_LIBRARY):
+        import ctypes
+
+        with suppress(OSError):
+            ctypes.CDLL(WSL_LIBRARY)
+
+
+def _driver_error(error: DeviceError) -> DriverError:
+    kind = NoDriverError if error.code in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED) else DriverError
+    remedy = REMEDIES.get(error.code or 0, "The NVIDIA driver does not start.")
+    return kind(f"{remedy} [{error}]")
+
+
+def _name(function: Any, arguments: tuple[Any, ...]) -> str:
+    """The NVML function that was called, also where a helper of ours called it."""
+    named = [argument for argument in arguments if isinstance(argument, str)]
+    return named[0] if named else str(getattr(function, "__name__", function))
