@@ -159,7 +159,9 @@ class Claim:
         if (self._request.devices or self._request.share) and choosing.usable(usage):
             uses = [] if idle else [self._use(device, state.value, reason)]
             uses += [self._held_by(holder)] if holder else []
-            self.warnings[device.uuid] = f"{device.label} is {'; '.join(uses)}"
+            self.warnings[device.uuid] = (
+                f"{device.label} is yours because you asked for it, but it is {'; '.join(uses)}"
+            )
             return True
         self._refuse(device, state.value, reason, "name" if choosing.usable(usage) else "")
         return False
@@ -190,7 +192,6 @@ class Claim:
         return report.busy(reason, found)
 
     def _held_by(self, holder: Holder) -> str:
-        """Who holds a lock; whose process it is, the system says, not the record."""
-        known = holder.pid and not holder.elsewhere
-        user = processes.user_of(holder.pid) if known and holder.pid else None
+        """Who holds a lock; whose process it is, the system says rather than the record."""
+        user = processes.user_of(holder.pid) if holder.seen and holder.pid else None
         return report.holder(replace(holder, user=user or holder.user))

@@ -104,10 +104,9 @@ class Usage:
 class Holder:
     """The process that holds a lock, and what it says of itself.
 
-    Everything but `pid` and `user` of a confirmed holder was written by somebody else: it is shown,
-    cleaned, and never decides anything.
-
-    confirmed: the kernel's own list of locks names this pid.
+    seen: the kernel's own list of locks names this pid; all the rest was written by somebody else:
+        it is shown, cleaned, and never decides anything.
+    confirmed: the record names the same pid.
     elsewhere: the pid belongs to another PID namespace, where it means another process.
     since: seconds since the epoch.
     """
@@ -117,6 +116,7 @@ class Holder:
     notebook: str | None = None
     note: str | None = None
     since: float | None = None
+    seen: bool = False
     confirmed: bool = False
     elsewhere: bool = False
 

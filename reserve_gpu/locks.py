@@ -34,6 +34,7 @@ except ImportError:  # Windows
 DIRECTORY_NAME = "reserve_gpu"
 # Machine-wide places, best first. /tmp is last: a service with PrivateTmp has one of its own.
 PLACES = ("/run/lock", "/dev/shm", "/tmp")
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 MUTEX = "mutex.lock"
 MUTEX_LIMIT_S = 30.0
 MUTEX_POLL_S = 0.01
@@ -241,6 +242,26 @@ def locking_pid(file: os.stat_result) -> int | None:
     return None
 
 
+def is_private(path: str) -> bool:
+    """Whether only this container sees the directory: it is in one, and nothing mounts it from outside.
+
+    A container's own mounts are its root, and temporary file systems such as /dev/shm.
+    """
+    if pid_namespace() in (None, INITIAL_PID_NAMESPACE):
+        return False
+    point, kind = "", ""
+    with suppress(OSError, ValueError, IndexError), open("/proc/self/mountinfo") as mounts:
+        for line in mounts:
+            fields, rest = (part.split() for part in line.split(" - ", 1))
+            if len(fields[4]) >= len(point) and _is_below(path, fields[4]):
+                point, kind = fields[4], rest[0]
+    return point != path and (point in ("", "/") or kind in ("tmpfs", "overlay"))
+
+
+def _is_below(path: str, point: str) -> bool:
+    return f"{path}/".startswith(f"{point.rstrip('/')}/")
+
+
 def pid_namespace() -> int | None:
     """The inode of this process's PID namespace, None where there are none."""
     with suppress(OSError):
@@ -322,21 +343,15 @@ def _parse(data: bytes) -> dict[str, Any]:
 
 def _merge(record: dict[str, Any], pid: int | None) -> Holder:
     """What is known of a holder: the kernel says which pid, the record says the rest."""
-    said = record.get("pid")
-    said = said if type(said) is int and 0 < said < 1 << 31 else None
-    elsewhere = pid is None and record.get("namespace") not in (None, pid_namespace())
-    since = record.get("since")
-    texts = {
-        key: value[:200]
-        for key in ("user", "notebook", "note")
-        if isinstance(value := record.get(key), str)
-    }
+    said, since = record.get("pid"), record.get("since")
+    texts = {name: record.get(name) for name in ("user", "notebook", "note")}
     return Holder(
-        pid=pid or said,
-        since=float(since) if type(since) in (int, float) and 0 < since < 1e11 else None,
+        pid=pid or (said if type(said) is int and 0 < said < 1 << 31 else None),
+        since=float(since) if isinstance(since, (int, float)) and 0 < since < 1e11 else None,
+        seen=pid is not None,
         confirmed=pid is not None and pid == said,
-        elsewhere=elsewhere,
-        **texts,
+        elsewhere=pid is None and record.get("namespace") not in (None, pid_namespace()),
+        **{name: text[:200] if isinstance(text, str) else None for name, text in texts.items()},
     )
 
 

@@ -24,7 +24,7 @@ from reserve_gpu.errors import (
 )
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
 
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -35,8 +35,8 @@ VARIABLES = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.
 def with_options(function: Any) -> Any:
     """Give the magic the arguments of the table in options.py."""
     for option in reversed(options.REQUEST + options.MAGIC):
-        function = argument(*option.flags, **option.settings)(function)
-    return magic_arguments()(function)
+        function = argument(*option.flags, **option.settings)(function)  # type: ignore[no-untyped-call]
+    return magic_arguments()(function)  # type: ignore[no-untyped-call]
 
 
 @magics_class
@@ -90,12 +90,11 @@ class ReserveGPU(Magics):
         print(held)
 
     def _parse(self, line: str) -> Namespace:
-        parser = self.reserve_gpu.parser
+        parser: ArgumentParser = self.reserve_gpu.parser  # type: ignore[union-attr]
         try:
-            arguments: Namespace = parser.parse_args(shlex.split(line))
+            return parser.parse_args(shlex.split(line))
         except ValueError as error:  # an open quotation mark
             raise UsageError(f"{error}: {names.shown(line)}") from error
-        return arguments
 
     def adopt_environment(self) -> None:
         """Let a setting that is in the environment prevail over one from a configuration file."""
@@ -126,7 +125,7 @@ def load(shell: InteractiveShell) -> None:
     magics = ReserveGPU(shell=shell, parent=shell)
     magics.adopt_environment()
     shell.register_magics(magics)
-    shell.configurables.append(magics)
+    shell.configurables.append(magics)  # type: ignore[arg-type]
 
 
 def unload(shell: InteractiveShell) -> None:

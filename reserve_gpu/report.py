@@ -70,6 +70,22 @@ def too_late(held: Sequence[Device]) -> str:
     )
 
 
+def private(path: str) -> str:
+    """What someone in a container of its own ought to know."""
+    return (
+        f"this container sees only the reservations made inside of it (in {path}). To share them with "
+        "the whole machine, mount one directory into all containers and set RESERVE_GPU_LOCK_DIR to it."
+    )
+
+
+def lost(device: Device, path: str, who: Holder) -> str:
+    """Why a reservation is none any more."""
+    return (
+        f"Somebody deleted {path}, the lock of {device.label}, and the device is now {holder(who)}. "
+        "Nothing was changed: agree with them, or restart this kernel."
+    )
+
+
 def holder(who: Holder) -> str:
     """`reserved by alice, train.ipynb (pid 4321) for 2 h 10 min`, as far as it is known."""
     parts = [f"reserved by {shown(who.user or 'somebody')}"]

@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import choosing, cuda, fence, processes, report, settings
 from reserve_gpu.claim import Claim
-from reserve_gpu.errors import NoFreeDeviceError, RequestError, ReserveGPUWarning, TooLateError
-from reserve_gpu.locks import LockDirectory
+from reserve_gpu.device import Holder
+from reserve_gpu.errors import (
+    LockError,
+    NoFreeDeviceError,
+    RequestError,
+    ReserveGPUWarning,
+    TooLateError,
+)
+from reserve_gpu.locks import LockDirectory, default_path, file_name, is_private
 from reserve_gpu.nvml import Nvml
 
 if TYPE_CHECKING:
@@ -43,6 +50,7 @@ class Reservation:
         self.environ = dict(environ)
         self.locks = dict(locks)
         self._users = 1  # calls of reserve() that were answered with this one
+        self._note: str | None = None
 
     def release(self) -> None:
         """Let go of the devices and give the variables the values that they had before."""
@@ -60,10 +68,11 @@ class Reservation:
             self.sign(note)
         return self
 
-    def sign(self, note: str | None) -> None:
-        """Write into the locks who holds them."""
+    def sign(self, note: str | None = None) -> None:
+        """Write into the locks who holds them, and the note, if there is a new one."""
+        self._note = self._note if note is None else note
         for lock in self.locks.values():
-            lock.write(processes.me(note))
+            lock.write(processes.me(self._note))
 
     def __enter__(self) -> Self:
         return self
@@ -164,6 +173,7 @@ def reserve(
     with own.turn:
         held = current()
         if held and choosing.satisfies(held.devices, request):
+            _renew(held)
             return held.again(request.note)
         cuda.remember_over_fork()
         if cuda.started():
@@ -172,6 +182,8 @@ def reserve(
         reservation = _settle(own, claim, held, request.note)
     for warning in claim.warnings.values():
         warnings.warn(warning, ReserveGPUWarning, stacklevel=2)
+    if is_private(directory := default_path()):
+        warnings.warn(report.private(directory), ReserveGPUWarning, stacklevel=2)
     return reservation
 
 
@@ -201,6 +213,27 @@ def go_without() -> None:
     own = _own()
     if not current():
         own.set_environment(cuda.NO_DEVICES)
+
+
+def _renew(held: Reservation) -> None:
+    """Lock again what somebody deleted the lock file of: where others look, the device seems free.
+
+    Raises LockError if another process has reserved it meanwhile.
+    """
+    if all(lock.stands() for lock in held.locks.values()):
+        return
+    with LockDirectory() as directory, directory.mutex(processes.me()):
+        for device in held.devices:
+            lock = held.locks[device.uuid]
+            if lock.stands():
+                continue
+            name = file_name(device.uuid, shared=lock.shared)
+            found = directory.acquire(name, shared=lock.shared)
+            if isinstance(found, Holder):
+                raise LockError(report.lost(device, lock.path, found))
+            held.locks[device.uuid] = found
+            lock.release()
+    held.sign()
 
 
 def _claim(own: _Own, request: Request, held: Reservation | None) -> Claim:
