@@ -1,7 +1,7 @@
 """A GPU of its own for every notebook on a shared machine.
 
 `%reserve_gpu`, or `reserve()`, asks NVML which GPU is idle, takes that GPU's lock, and sets
-`CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER` and `CUDA_DEVICE_MEMORY` before any framework reads them.
+`CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER` and `CUDA_DEVICE_MEMORY` before a framework reads them.
 The lock is this process's: it is gone when the process is, however that ends. What runs on a GPU
 counts as well, so that somebody who never asks for a reservation is not run over. Where no GPU can
 be had, none is visible to what comes next. It is a reservation among those who ask, not a wall.

@@ -51,7 +51,7 @@ REINSTALL = (
 
 
 class DeviceError(Exception):
-    """A driver call that failed. code: what NVML answered, None where it was no answer of NVML's."""
+    """A driver call that failed. code: what NVML answered, None where it gave no answer."""
 
     def __init__(self, reason: str, code: int | None = None) -> None:
         super().__init__(reason)
@@ -127,7 +127,8 @@ def import_pynvml() -> ModuleType:
             import pynvml
     except ImportError as error:
         raise DriverError(
-            f"The module pynvml can't be imported ({error}). Run: python -m pip install nvidia-ml-py"
+            f"The module pynvml can't be imported ({error}). "
+            "Run: python -m pip install nvidia-ml-py"
         ) from error
     if not hasattr(pynvml, "_nvmlGetFunctionPointer") or not hasattr(pynvml, "NVMLError"):
         raise DriverError(REINSTALL)
@@ -144,7 +145,7 @@ def memory_v2(pynvml: ModuleType, handle: Any) -> Any:
 
 
 def process_count(pynvml: ModuleType, handle: Any, name: str) -> int:
-    """How many processes the driver would list, without a buffer: it depends on no struct's size."""
+    """How many processes the driver would list, asked without a buffer and its struct."""
     import ctypes
 
     for variant in (f"{name}_v3", f"{name}_v2", name):

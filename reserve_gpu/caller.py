@@ -1,8 +1,8 @@
 """Calls into a library that may hang, made on a thread of their own.
 
-A call that hangs in a driver can't be interrupted: Python notices Ctrl-C only when it returns. So the
-thread that the person waits on never makes such a call; it waits for the answer, which it can stop
-doing at any time.
+A call that hangs in a driver can't be interrupted: Python notices Ctrl-C only when it returns. So
+the thread that the person waits on never makes such a call; it waits for the answer, which it can
+stop doing at any time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Caller:
         self._start()
 
     def __call__(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Return what function(*arguments) returns, or raise what it raises; TimeoutError if it hangs."""
+        """Return or raise what function(*arguments) does; TimeoutError if it hangs."""
         calls, answers = self._queues
         calls.put((function, arguments))
         try:

@@ -29,7 +29,7 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE | r
 _BYTES = {"k": (10**3, 2**10), "m": (10**6, 2**20), "g": (10**9, 2**30), "t": (10**12, 2**40)}
 
 
-def request(
+def request(  # noqa: PLR0913 - these are reserve()'s
     devices: DeviceNames | None,
     *,
     count: int | None = None,
@@ -91,7 +91,7 @@ def impossible(refusals: Sequence[Refusal], wanted: Request) -> str | None:
 def closest(
     free: Sequence[Device], count: int, link: Callable[[Device, Device], int]
 ) -> list[Device]:
-    """Of the free devices, count that are well connected to each other; the first ones if all are alike.
+    """Of the free devices, count that are well connected; the first ones where all are alike.
 
     Grown from each device in turn by what is closest to those chosen so far.
     link: how far two devices are from each other; 0 is closest.
@@ -103,7 +103,7 @@ def closest(
         chosen, cost = [start], 0
         while len(chosen) < count:
             left = (d for d in free if d not in chosen)
-            nearest = min(left, key=lambda d: sum(far[d, other] for other in chosen))  # noqa: B023
+            nearest = min(left, key=lambda d: sum(far[d, other] for other in chosen))
             cost += sum(far[nearest, other] for other in chosen)
             chosen.append(nearest)
         if best is None or cost < best[0]:
@@ -155,7 +155,7 @@ def usable(usage: Usage) -> bool:
 
 
 def satisfies(held: Sequence[Device], wanted: Request) -> bool:
-    """Whether what is held is what is asked for: those named, in that order, or at least so many."""
+    """Whether what is held is what is asked for: those named, in that order, or enough of them."""
     if any(unfit(d, wanted) or names.is_one_of(d, wanted.exclude) for d in held):
         return False
     if not wanted.devices:

@@ -62,7 +62,7 @@ def started() -> bool:
 
 
 def remember_over_fork() -> None:
-    """From now on, let a forked child know that CUDA had started: there the driver can't be asked."""
+    """Let a forked child know that CUDA had started: there the driver can't be asked any more."""
     global _hooked
     if not _hooked and hasattr(os, "register_at_fork"):
         _hooked = True

@@ -118,8 +118,8 @@ def _numbering(value: str, everything: Sequence[Device | Fault], count: int) -> 
         raise RequestError(
             f"CUDA_VISIBLE_DEVICES={names.shown(value)!r} was set before, without "
             "CUDA_DEVICE_ORDER. The GPUs here are of different models, so only CUDA knows which it "
-            f"means, and CUDA can't be asked ({error}). Set CUDA_DEVICE_ORDER=PCI_BUS_ID beside it, "
-            "or UUIDs instead of numbers."
+            f"means, and CUDA can't be asked ({error}). Set CUDA_DEVICE_ORDER=PCI_BUS_ID beside "
+            "it, or UUIDs instead of numbers."
         ) from error
     index = {device.uuid: device.index for device in devices}
     return [index.get(uuid, -1) for uuid in order]

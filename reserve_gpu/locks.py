@@ -1,9 +1,9 @@
 """Who holds what: one lock file for each device, in a directory that all users of a machine share.
 
 The only module that imports `fcntl`. A device is held by the process that has its file locked with
-flock(2), and by nothing else: the kernel drops the lock when that process ends, however it ends. What
-a file says is written for people to read and decides nothing. Files are never deleted: a lock on a
-deleted file would be a lock that nobody else can see.
+flock(2), and by nothing else: the kernel drops the lock when that process ends, however it ends.
+What a file says is written for people to read and decides nothing. Files are never deleted: a lock
+on a deleted file would be a lock that nobody else can see.
 """
 
 from __future__ import annotations
@@ -18,28 +18,27 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from reserve_gpu import records
 from reserve_gpu.device import Holder
 from reserve_gpu.errors import LockError
 from reserve_gpu.names import shown
-from reserve_gpu.settings import LOCK_DIRECTORY, lock_directory
+from reserve_gpu.places import default_path, open_directory
+from reserve_gpu.settings import LOCK_DIRECTORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from typing_extensions import Self
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-DIRECTORY_NAME = "reserve_gpu"
-# Machine-wide places, best first. /tmp is last: a service with PrivateTmp has one of its own.
-PLACES = ("/run/lock", "/dev/shm", "/tmp")
-INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 MUTEX = "mutex.lock"
 MUTEX_LIMIT_S = 30.0
 MUTEX_POLL_S = 0.01
 ATTEMPTS = 10
-RECORD_LIMIT = 4096  # bytes; what is longer was not written by us
 
 # The descriptors of this process's locks. A child made by fork would keep every lock alive, so it
 # closes them; it must not unlock them, which would free its parent's.
@@ -61,11 +60,11 @@ class Lock:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Say who holds the lock. A full disk loses the record, not the lock."""
-        own = {"pid": self._pid, "namespace": pid_namespace(), "since": self._since}
+        own = {"pid": self._pid, "namespace": records.pid_namespace(), "since": self._since}
         data = json.dumps({**own, **record}).encode()
         with suppress(OSError):
             os.ftruncate(self._descriptor, 0)
-            if len(data) <= RECORD_LIMIT:
+            if len(data) <= records.LIMIT:
                 os.pwrite(self._descriptor, data, 0)
 
     def release(self) -> None:
@@ -86,7 +85,7 @@ class Lock:
         return False
 
     def stands(self) -> bool:
-        """Whether the locked file is still where others look for it: somebody may have deleted it."""
+        """Whether the locked file is still where others look for it, and not deleted."""
         with suppress(OSError):
             return _identity(os.stat(self.path, follow_symlinks=False)) == self._file
         return False
@@ -104,8 +103,8 @@ class LockDirectory:
             raise LockError("Reservations need Linux or WSL2: this system has no flock.")
         self.path = path or default_path()
 
-    def __enter__(self) -> LockDirectory:
-        self._fd = _open_directory(self.path)
+    def __enter__(self) -> Self:
+        self._fd = open_directory(self.path)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -144,7 +143,7 @@ class LockDirectory:
 
     @contextmanager
     def mutex(self, record: Mapping[str, Any], limit_s: float = MUTEX_LIMIT_S) -> Iterator[None]:
-        """Hold the machine-wide mutex. Raises LockError, which names the process that has it, after limit_s."""
+        """Hold the machine-wide mutex. Raises LockError, naming who has it, after limit_s seconds."""
         deadline = time.monotonic() + limit_s
         while isinstance(lock := self.acquire(MUTEX), Holder):
             if time.monotonic() > deadline:
@@ -202,24 +201,8 @@ class LockDirectory:
 
     def _holder(self, descriptor: int) -> Holder:
         """Who has the file locked: by the kernel's list where it shows us, and by the record."""
-        record = _parse(os.pread(descriptor, RECORD_LIMIT + 1, 0))
-        pid = locking_pid(os.fstat(descriptor))
-        return _merge(record, pid)
-
-
-def default_path() -> str:
-    """The lock directory: $RESERVE_GPU_LOCK_DIR, else the first place that every user may write to."""
-    if configured := lock_directory():
-        return configured
-    for place in PLACES:
-        with suppress(OSError):
-            mode = os.stat(place).st_mode
-            if stat.S_ISDIR(mode) and mode & stat.S_ISVTX and mode & stat.S_IWOTH:
-                return f"{place}/{DIRECTORY_NAME}"
-    raise LockError(
-        f"None of {', '.join(PLACES)} is a directory that every user may write to (mode 1777). "
-        f"Set {LOCK_DIRECTORY} to a directory that all users of this machine share."
-    )
+        record = records.parse(os.pread(descriptor, records.LIMIT + 1, 0))
+        return records.merge(record, records.locking_pid(os.fstat(descriptor)))
 
 
 def file_name(uuid: str, *, shared: bool = False) -> str:
@@ -229,59 +212,6 @@ def file_name(uuid: str, *, shared: bool = False) -> str:
     """
     ending = "shared" if shared else "lock"
     return f"{uuid.replace('/', '_')}.{ending}"  # old MIG UUIDs have slashes in them
-
-
-def locking_pid(file: os.stat_result) -> int | None:
-    """The process that has the file locked with flock, None where the kernel does not show it."""
-    device = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
-    with suppress(OSError, ValueError), open("/proc/locks", encoding="ascii") as locks:
-        for line in locks:
-            fields = line.split()
-            if "->" not in fields and fields[1] == "FLOCK" and fields[5] == device:
-                return int(fields[4]) or None
-    return None
-
-
-def is_private(path: str) -> bool:
-    """Whether only this container sees the directory: it is in one, and nothing mounts it from outside.
-
-    A container's own mounts are its root, and temporary file systems such as /dev/shm.
-    """
-    if pid_namespace() in (None, INITIAL_PID_NAMESPACE):
-        return False
-    point, kind = "", ""
-    with suppress(OSError, ValueError, IndexError), open("/proc/self/mountinfo") as mounts:
-        for line in mounts:
-            fields, rest = (part.split() for part in line.split(" - ", 1))
-            if len(fields[4]) >= len(point) and _is_below(path, fields[4]):
-                point, kind = fields[4], rest[0]
-    return point != path and (point in ("", "/") or kind in ("tmpfs", "overlay"))
-
-
-def _is_below(path: str, point: str) -> bool:
-    return f"{path}/".startswith(f"{point.rstrip('/')}/")
-
-
-def pid_namespace() -> int | None:
-    """The inode of this process's PID namespace, None where there are none."""
-    with suppress(OSError):
-        return os.stat("/proc/self/ns/pid").st_ino
-    return None
-
-
-def _open_directory(path: str) -> int:
-    """Open the directory, made for all users if it is not there; a link in its place is refused."""
-    made = False
-    try:
-        with suppress(FileExistsError):
-            os.mkdir(path, 0o1777)
-            made = True
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        if made:
-            os.fchmod(descriptor, 0o1777)  # whatever the umask
-    except OSError as error:
-        raise LockError(_directory_message(path, error)) from error
-    return descriptor
 
 
 def _identity(file: os.stat_result) -> tuple[int, int]:
@@ -330,43 +260,6 @@ def _after_fork_in_child() -> None:
     _forking.release()
 
 
-def _parse(data: bytes) -> dict[str, Any]:
-    """The record in a lock file, empty if it is none of ours: truncated, binary, too large."""
-    if len(data) > RECORD_LIMIT:
-        return {}
-    with suppress(ValueError, RecursionError):
-        record = json.loads(data)
-        if isinstance(record, dict):
-            return record
-    return {}
-
-
-def _merge(record: dict[str, Any], pid: int | None) -> Holder:
-    """What is known of a holder: the kernel says which pid, the record says the rest."""
-    said, since = record.get("pid"), record.get("since")
-    texts = {name: record.get(name) for name in ("user", "notebook", "note")}
-    return Holder(
-        pid=pid or (said if type(said) is int and 0 < said < 1 << 31 else None),
-        since=float(since) if isinstance(since, (int, float)) and 0 < since < 1e11 else None,
-        seen=pid is not None,
-        confirmed=pid is not None and pid == said,
-        elsewhere=pid is None and record.get("namespace") not in (None, pid_namespace()),
-        **{name: text[:200] if isinstance(text, str) else None for name, text in texts.items()},
-    )
-
-
-def _directory_message(path: str, error: OSError) -> str:
-    if error.errno in (errno.ELOOP, errno.ENOTDIR):
-        return (
-            f"The lock directory {path} is a link or no directory. Remove it, or set "
-            f"{LOCK_DIRECTORY} to a directory that all users of this machine share."
-        )
-    return (
-        f"The lock directory {path} can't be used: {error.strerror}. Set {LOCK_DIRECTORY} to a "
-        "directory that all users of this machine may write to."
-    )
-
-
 def _open_message(path: str, error: OSError, directory: int, name: str) -> str:
     if error.errno == errno.ELOOP:
         return f"{path} is a link, which is never followed. Remove it, or ask its owner to."
@@ -375,7 +268,8 @@ def _open_message(path: str, error: OSError, directory: int, name: str) -> str:
     if error.errno == errno.EACCES:
         owner = ""
         with suppress(OSError):
-            owner = f" It belongs to uid {os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid}."
+            file = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            owner = f" It belongs to uid {file.st_uid}."
         return f"{path} may not be opened by this user.{owner} Its mode must be 0666."
     return f"{path} can't be opened: {error.strerror or error}."
 
@@ -385,6 +279,6 @@ def _mutex_message(holder: Holder, limit_s: float) -> str:
     if holder.user and holder.confirmed:
         who += f" of {shown(holder.user)}"
     return (
-        f"Another reservation has been under way for {limit_s:g} s, by {who}. If the NVIDIA driver hangs "
-        "there, that process must end before anybody can reserve a GPU; else try again."
+        f"Another reservation has been under way for {limit_s:g} s, by {who}. If the NVIDIA driver "
+        "hangs there, that process must end before anybody can reserve a GPU; else try again."
     )

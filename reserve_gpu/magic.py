@@ -44,12 +44,13 @@ class ReserveGPU(Magics):
     """Settings of %reserve_gpu."""
 
     lock_directory = Unicode(
-        help="Directory of the locks, one for all users of this machine; empty for the default. Kept in "
-        f"${settings.LOCK_DIRECTORY}, so that what this kernel starts uses the same."
+        help="Directory of the locks, one for all users of this machine; empty for the default. "
+        f"Kept in ${settings.LOCK_DIRECTORY}, so that what this kernel starts uses the same."
     ).tag(config=True)
     idle_memory = Unicode(
-        help="Memory in use up to which a GPU without compute processes is idle (500MiB, 2GB); empty for 1 GiB "
-        f"or 5 % of the GPU, whichever is less. Kept in ${settings.IDLE_MEMORY}."
+        help="Memory in use up to which a GPU without compute processes is idle (500MiB, 2GB); "
+        "empty for 1 GiB or 5 % of the GPU, whichever is less. "
+        f"Kept in ${settings.IDLE_MEMORY}."
     ).tag(config=True)
 
     @line_magic

@@ -26,14 +26,14 @@ _UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 
 
 def parse(text: DeviceNames) -> tuple[str, ...]:
-    """The device names in text, in their order. Raises RequestError for what can't name a device."""
+    """The device names in text, in their order. Raises RequestError for what can't name one."""
     parts = [text] if isinstance(text, (str, int)) else text
     names = tuple(n for n in re.split(r"[,\s]+", ",".join(str(part) for part in parts)) if n)
     for name in names:
         if not any(pattern.fullmatch(name) for pattern in (_INDEX, _INSTANCE, _BUS_ID, _UUID)):
             raise RequestError(
-                f"{shown(name)!r} names no GPU. Give an index (2), several (1,3), a UUID (GPU-8f2a...), "
-                "a MIG instance (1:0) or a PCI bus id (0000:03:00.0)."
+                f"{shown(name)!r} names no GPU. Give an index (2), several (1,3), a UUID "
+                "(GPU-8f2a...), a MIG instance (1:0) or a PCI bus id (0000:03:00.0)."
             )
     return names
 
@@ -78,7 +78,7 @@ def pick(name: str, found: Sequence[Device | Fault]) -> Device | Fault:
 
 
 def matching(name: str, devices: Iterable[Device]) -> list[Device]:
-    """The devices that name means: one if it is an index, perhaps several if it is a UUID's prefix."""
+    """The devices that name means: at most one by index, perhaps several by the start of a UUID."""
     if match := _INDEX.fullmatch(name):
         return [d for d in devices if d.index == int(match[1]) and d.instance is None]
     if match := _INSTANCE.fullmatch(name):
@@ -105,7 +105,7 @@ def require_distinct(found: Sequence[Device | Fault]) -> None:
 
 
 def entries(value: str) -> list[int | str]:
-    """The entries of a CUDA_VISIBLE_DEVICES value: numbers as strtoul reads them, UUIDs as they stand.
+    """The entries of a CUDA_VISIBLE_DEVICES value: numbers as strtoul reads them, and UUIDs.
 
     The list ends at the first entry that can be neither.
     Rules: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars
@@ -142,7 +142,7 @@ def visible(
 
 
 def numbers_within(listed: Sequence[int], count: int) -> list[int]:
-    """What `visible` says where there are only numbers, in PCI bus order: it needs no device then."""
+    """What `visible` says of numbers alone, in PCI bus order; that takes no device."""
     inside: list[int] = []
     for number in listed:
         if number >= count:
@@ -152,7 +152,7 @@ def numbers_within(listed: Sequence[int], count: int) -> list[int]:
 
 
 def shown(text: str, limit: int = 80) -> str:
-    """Text that somebody else wrote, made fit to print: one line, bounded, no control characters."""
+    """Text that somebody else wrote, made fit to print: one line, bounded, nothing unprintable."""
     clean = "".join(c if c.isprintable() else _UNPRINTABLE for c in text[: limit + 1])
     return clean if len(clean) <= limit else clean[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
 

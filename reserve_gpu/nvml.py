@@ -1,7 +1,7 @@
 """What the NVIDIA driver says: which devices there are and what uses them.
 
-It reports and judges nothing; what the readings mean is decided in `choosing.py`. Touching a GPU can
-cost seconds where persistence mode is off, so nothing is asked that nobody needs: a GPU is
+It reports and judges nothing; what the readings mean is decided in `choosing.py`. Touching a GPU
+can cost seconds where persistence mode is off, so nothing is asked that nobody needs: a GPU is
 initialised when it is asked for, never before.
 """
 

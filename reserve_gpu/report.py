@@ -27,8 +27,8 @@ def variables(environ: Mapping[str, str | None]) -> list[str]:
     return [f"{name} = {value!r}" for name, value in sorted(environ.items()) if value is not None]
 
 
-def released(devices: Sequence[Device], environ: Mapping[str, str | None], started: bool) -> str:
-    """What a release prints. started: CUDA runs in this process, so the device's memory stays in use."""
+def released(devices: Sequence[Device], environ: Mapping[str, str | None], *, started: bool) -> str:
+    """What a release prints. started: CUDA runs in this process, so device memory stays in use."""
     lines = [f"Released {labels(devices)}." if devices else "This kernel holds no GPU."]
     if started and devices:
         lines.append("CUDA still runs in this kernel: restart it to free the GPU's memory as well.")
@@ -65,24 +65,26 @@ def too_late(held: Sequence[Device]) -> str:
     """Why nothing can be changed any more in a process that has started CUDA."""
     keeps = f"It keeps {labels(held)}." if held else "Nothing was reserved or changed."
     return (
-        "Too late: CUDA has already started in this kernel, and it reads CUDA_VISIBLE_DEVICES only when it "
-        f"starts. {keeps} Restart the kernel and run %reserve_gpu before anything that uses a GPU."
+        "Too late: CUDA has already started in this kernel, and it reads CUDA_VISIBLE_DEVICES only "
+        f"when it starts. {keeps} Restart the kernel and run %reserve_gpu before anything that "
+        "uses a GPU."
     )
 
 
 def private(path: str) -> str:
     """What someone in a container of its own ought to know."""
     return (
-        f"this container sees only the reservations made inside of it (in {path}). To share them with "
-        "the whole machine, mount one directory into all containers and set RESERVE_GPU_LOCK_DIR to it."
+        f"this container sees only the reservations made inside of it (in {path}). To share them "
+        "with the whole machine, mount one directory into all containers and set "
+        "RESERVE_GPU_LOCK_DIR to it."
     )
 
 
 def lost(device: Device, path: str, who: Holder) -> str:
     """Why a reservation is none any more."""
     return (
-        f"Somebody deleted {path}, the lock of {device.label}, and the device is now {holder(who)}. "
-        "Nothing was changed: agree with them, or restart this kernel."
+        f"Somebody deleted {path}, the lock of {device.label}, and the device is now "
+        f"{holder(who)}. Nothing was changed: agree with them, or restart this kernel."
     )
 
 

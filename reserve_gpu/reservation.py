@@ -21,8 +21,9 @@ from reserve_gpu.errors import (
     ReserveGPUWarning,
     TooLateError,
 )
-from reserve_gpu.locks import LockDirectory, default_path, file_name, is_private
+from reserve_gpu.locks import LockDirectory, file_name
 from reserve_gpu.nvml import Nvml
+from reserve_gpu.places import default_path, is_private
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -135,7 +136,7 @@ def _own() -> _Own:
     return _process
 
 
-def reserve(
+def reserve(  # noqa: PLR0913 - all but the first are keywords
     devices: DeviceNames | None = None,
     *,
     count: int | None = None,
@@ -147,8 +148,8 @@ def reserve(
 ) -> Reservation:
     """Reserve GPUs for this process and set the CUDA variables for whatever it starts next.
 
-    devices: the ones to take, one or several, in this order, by index, UUID or its unique prefix, MIG
-        instance (`1:0`) or PCI bus id; None for the first that are free.
+    devices: the ones to take, one or several, in this order, by index, UUID or its unique prefix,
+        MIG instance (`1:0`) or PCI bus id; None for the first that are free.
     count: how many, where none are named; 1 by default.
     min_memory: total memory of each, in MiB or as `16GB`, `16GiB`.
     name: text that the name of each must contain, in upper or lower case.
@@ -157,8 +158,8 @@ def reserve(
     note: a line for others to read.
 
     A process has one reservation. Asking again for what it already holds changes nothing.
-    Raises RequestError, TooLateError, NoFreeDeviceError, DriverError, LockError. A ReserveGPUWarning
-    tells that somebody else uses a device that was named or shared.
+    Raises RequestError, TooLateError, NoFreeDeviceError, DriverError, LockError. A
+    ReserveGPUWarning tells that somebody else uses a device that was named or shared.
     """
     request = choosing.request(
         devices,
@@ -254,7 +255,7 @@ def _claim(own: _Own, request: Request, held: Reservation | None) -> Claim:
 
 
 def _settle(own: _Own, claim: Claim, held: Reservation | None, note: str | None) -> Reservation:
-    """Make the claim this process's reservation: set the variables, let go of what it held before."""
+    """Make the claim this process's reservation: set the variables, let go of the one before."""
     values = cuda.variables(claim.devices)
     environ = {name: value for name, value in values.items() if value is not None}
     own.reservation = Reservation(claim.devices, claim.locks, environ)

@@ -1,4 +1,4 @@
-"""The two settings, kept in environment variables so that what a process starts has the same ones."""
+"""The two settings, kept in environment variables, so that what a process starts has them too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def lock_directory() -> str | None:
 
 
 def idle_mib() -> float | None:
-    """Memory in MiB up to which a device counts as idle; None for the default. Raises RequestError."""
+    """Memory in MiB up to which a device is idle; None for the default. Raises RequestError."""
     size = os.environ.get(IDLE_MEMORY)
     try:
         return parse_size(size) if size else None
