@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from reserve_gpu.caller import Caller
 from reserve_gpu.errors import DriverError, NoDriverError
@@ -17,6 +17,8 @@ from reserve_gpu.errors import DriverError, NoDriverError
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
+
+T = TypeVar("T")
 
 WSL_LIBRARY = "/usr/lib/wsl/lib/libnvidia-ml.so.1"
 
@@ -59,7 +61,7 @@ class DeviceError(Exception):
 
 
 class Bindings:
-    """NVML from its initialisation to its shutdown.
+    """NVML from its initialisation to its shutdown, on a thread of its own as it may hang.
 
     limit_s: seconds after which a call counts as hanging.
     Raises DriverError where there is no driver, or no bindings, to talk to.
@@ -67,39 +69,46 @@ class Bindings:
 
     def __init__(self, limit_s: float) -> None:
         self.pynvml = import_pynvml()
-        self._call = Caller(limit_s)
+        self._asked = ""
+        self._caller = Caller(limit_s)
         try:
-            self.ask(self.pynvml.nvmlInit)
+            self.run(self.ask, self.pynvml.nvmlInit)
         except DeviceError as error:
-            self._call.close()
+            self._caller.close()
             raise _driver_error(error) from error
         except BaseException:
-            self._call.close()
+            self._caller.close()
             raise
 
     def close(self) -> None:
         """Shut NVML down, unless a call still hangs in it: the shutdown would hang behind it."""
-        if not self._call.stuck:
+        if not self._caller.stuck:
             with suppress(DeviceError):
-                self.ask(self.pynvml.nvmlShutdown)
-        self._call.close()
+                self.run(self.ask, self.pynvml.nvmlShutdown)
+        self._caller.close()
+
+    def run(self, reading: Callable[..., T], *arguments: Any) -> T:
+        """Do a reading, some calls of ask in a row, on the thread where these may hang.
+
+        Raises DeviceError if they do, else what the reading raises.
+        """
+        try:
+            return self._caller(reading, *arguments)
+        except TimeoutError as error:
+            raise DeviceError(f"the driver hangs: {error} ({self._asked})") from error
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the bindings. Raises DeviceError, whatever the failure."""
+        self._asked = asked = _name(function, arguments)
         try:
-            return self._call(function, *arguments)
+            return function(*arguments)
         except self.pynvml.NVMLError as error:
-            text = f"{str(error).rstrip('.')} ({_name(function, arguments)})"
-            raise DeviceError(text, getattr(error, "value", None)) from error
-        except TimeoutError as error:
-            text = f"the driver hangs: {error} ({_name(function, arguments)})"
-            raise DeviceError(text) from error
+            code = getattr(error, "value", None)
+            raise DeviceError(f"{str(error).rstrip('.')} ({asked})", code) from error
         except UnicodeDecodeError as error:
-            text = f"unreadable text ({_name(function, arguments)})"
-            raise DeviceError(text, NO_DATA) from error
+            raise DeviceError(f"unreadable text ({asked})", NO_DATA) from error
         except Exception as error:  # the bindings also raise what is no NVMLError
-            text = f"{type(error).__name__}: {error} ({_name(function, arguments)})"
-            raise DeviceError(text) from error
+            raise DeviceError(f"{type(error).__name__}: {error} ({asked})") from error
 
     def ask_if_offered(
         self,

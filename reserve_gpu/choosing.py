@@ -25,7 +25,7 @@ DEFAULT_IDLE_FRACTION = 0.05
 # 600 MB on an idle card (https://github.com/wookayin/gpustat/issues/141).
 DRIVER_RESERVE_MIB = 640.0
 
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE | re.ASCII)
+_SIZE = r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b)?"
 _BYTES = {"k": (10**3, 2**10), "m": (10**6, 2**20), "g": (10**9, 2**30), "t": (10**12, 2**40)}
 
 
@@ -111,6 +111,11 @@ def closest(
     return [device for device in free if best and device in best[1]]
 
 
+def first_will_do(wanted: Request) -> bool:
+    """Whether the first free device is as good as any; else all have to be seen to choose."""
+    return wanted.count == 1 and not wanted.devices and not wanted.share
+
+
 def judge(usage: Usage, configured_mib: float | None = None) -> tuple[State, str]:
     """Whether the device is idle, and if not, why, in words that follow "GPU0: ".
 
@@ -165,7 +170,7 @@ def satisfies(held: Sequence[Device], wanted: Request) -> bool:
 
 def parse_size(text: str | float) -> float:
     """A size of memory in MiB: `16GB`, `16GiB`, `16000` (MiB). Raises RequestError."""
-    match = _SIZE.fullmatch(str(text).strip())
+    match = re.fullmatch(_SIZE, str(text).strip(), re.IGNORECASE | re.ASCII)
     if not match:
         raise RequestError(
             f"{names.shown(str(text))!r} is no size. Give 16GB, 16GiB or 16000 (MiB)."

@@ -1,22 +1,20 @@
 """Taking devices: the lock first, then the look, and all of them or none.
 
-A look before the lock proves nothing, as somebody else may take the device in between. All of this
-happens under the machine's mutex.
+A look before the lock proves nothing, as somebody else may take the device in between.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from reserve_gpu import choosing, processes, report
+from reserve_gpu import choosing, processes, records, report
 from reserve_gpu.bindings import DeviceError
 from reserve_gpu.device import Device, Fault, Holder, Refusal, State
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import file_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from reserve_gpu.device import Request
     from reserve_gpu.locks import Lock, LockDirectory
@@ -40,50 +38,63 @@ class Claim:
         held: Mapping[str, Lock],
         idle_mib: float | None,
     ) -> None:
+        self.request = request
         self._nvml = nvml
         self._directory = directory
-        self._request = request
         self._held = held
         self._idle_mib = idle_mib
-        self._considered: dict[str, Device] = {}  # by label
-        self._crowd: dict[str, tuple[bool, float]] = {}  # by UUID: in use?, MiB in use
+        self._begin()
+
+    def _begin(self) -> None:
         self.locks: dict[str, Lock] = {}  # by UUID
         self.devices: list[Device] = []
         self.refusals: list[Refusal] = []
         self.warnings: dict[str, str] = {}  # by UUID
+        self._considered: dict[str, Device] = {}  # by label
+        self._crowd: dict[str, tuple[bool, float]] = {}  # by UUID: in use?, MiB in use
 
-    def take(self, candidates: Iterable[Device | Fault]) -> bool:
-        """Take as many of the candidates as were asked for, the first or the best; or none."""
-        try:
+    def take(self, candidates: Sequence[Device | Fault]) -> bool:
+        """Take as many of the candidates as were asked for, the first or the best; or none.
+
+        Done under the mutex, so that two who want several can't make each other fail.
+        """
+        self._begin()
+        with self._directory.mutex():
             for one in candidates:
                 self._try(one)
-                if self._is_enough():
+                if choosing.first_will_do(self.request) and self.devices:
                     break
             if self._choose():
+                for lock in self.locks.values():
+                    lock.write(processes.me(self.request.note))
                 return True
-            self._explain()
-        except BaseException:
-            self._keep_only([])
-            raise
-        self._keep_only([])
+            self.undo()
         return False
 
-    def _is_enough(self) -> bool:
-        """Whether to look no further. Several, or shared ones, are chosen among all there are."""
-        wanted = self._request
-        return wanted.count == len(self.devices) == 1 and not (wanted.devices or wanted.share)
+    def explain(self) -> None:
+        """Name the processes on busy devices: asked only now, as it is slow and often needless."""
+        self.refusals = [
+            r._replace(reason=self._use(self._considered[r.label], r.state, r.reason))
+            if r.state in ("busy", "unknown")
+            else r
+            for r in self.refusals
+        ]
+
+    def undo(self) -> None:
+        """Let go of all that was not held before."""
+        self._keep_only([])
 
     def _choose(self) -> bool:
         """Keep the best of those taken, if they are as many as were asked for."""
-        count, pool = self._request.count, self.devices
-        if self._request.devices:
+        count, pool = self.request.count, self.devices
+        if self.request.devices:
             return len(pool) == count
         if count > 1:  # CUDA gives a process whole GPUs or MIG instances, not both
             whole = [device for device in pool if device.instance is None]
             pool = whole if len(whole) >= count else [d for d in pool if d.instance is not None]
         if len(pool) < count:
             return False
-        if self._request.share:
+        if self.request.share:
             chosen = sorted(pool, key=lambda device: self._crowd[device.uuid])[:count]
         else:
             chosen = choosing.closest(pool, count, self._nvml.link)
@@ -116,18 +127,18 @@ class Claim:
                 self._refuse(one, "unknown", str(error))
 
     def _unfit(self, device: Device) -> str | None:
-        if device.instance is not None and self._request.count > 1:
+        if device.instance is not None and self.request.count > 1:
             version = self._nvml.driver_version() or ""
             major = version.partition(".")[0]
             if major.isdecimal() and int(major) < SEVERAL_INSTANCES_SINCE:
                 return f"is a MIG instance; with driver {version} a process can use only one"
-        return choosing.unfit(device, self._request)
+        return choosing.unfit(device, self.request)
 
     def _lock(self, device: Device) -> None:
         """Take the device's lock, then look at the device, and keep the lock only if it will do."""
         own, shared = file_name(device.uuid), file_name(device.uuid, shared=True)
         holder = self._directory.holder(shared)
-        if self._request.share:
+        if self.request.share:
             holder = self._directory.holder(own) or holder
             lock = self._directory.acquire(shared, shared=True)
         else:
@@ -156,7 +167,7 @@ class Claim:
         self._crowd[device.uuid] = (not idle or holder is not None, choosing.used_mib(usage))
         if idle and not holder:
             return True
-        if (self._request.devices or self._request.share) and choosing.usable(usage):
+        if (self.request.devices or self.request.share) and choosing.usable(usage):
             uses = [] if idle else [self._use(device, state.value, reason)]
             uses += [self._held_by(holder)] if holder else []
             self.warnings[device.uuid] = (
@@ -174,15 +185,6 @@ class Claim:
     def _refuse(self, device: Device, state: str, reason: str, way: str = "") -> None:
         self.refusals.append(Refusal(device.label, state, reason, way))
 
-    def _explain(self) -> None:
-        """Name the processes on busy devices: asked only now, as it is slow and often needless."""
-        self.refusals = [
-            replace(r, reason=self._use(self._considered[r.label], r.state, r.reason))
-            if r.state in ("busy", "unknown")
-            else r
-            for r in self.refusals
-        ]
-
     def _use(self, device: Device, state: str, reason: str) -> str:
         if state != "busy":
             return f"{state}: {reason}"
@@ -193,5 +195,5 @@ class Claim:
 
     def _held_by(self, holder: Holder) -> str:
         """Who holds a lock; whose process it is, the system says rather than the record."""
-        user = processes.user_of(holder.pid) if holder.seen and holder.pid else None
-        return report.holder(replace(holder, user=user or holder.user))
+        user = records.user_of(holder.pid) if holder.seen and holder.pid else None
+        return report.holder(holder._replace(user=user or holder.user))

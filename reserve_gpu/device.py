@@ -1,12 +1,11 @@
 """The things that are talked about: devices, what is using them, and who holds them.
 
-All of them are plain values. `None` always means "not reported", never zero.
+All of them are plain, immutable values. `None` always means "not reported", never zero. They are
+named tuples with real annotations, which take a tenth of the time of dataclasses to define.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import NamedTuple
 
 
 class State(Enum):
@@ -27,8 +26,7 @@ class Link(IntEnum):
     SYSTEM = 3
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """What CUDA can use: a whole GPU, or one MIG instance of it.
 
     index: of the GPU, as NVML and nvidia-smi number it (PCI bus order).
@@ -37,7 +35,7 @@ class Device:
     link_width: PCIe lanes in use now.
     """
 
-    index: int
+    index: int  # type: ignore[assignment] # hides a method of tuple that nobody wants
     uuid: str
     name: str | None = None
     bus_id: str | None = None
@@ -52,11 +50,10 @@ class Device:
         return _label(self.index, self.instance)
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """A place where a device should be, and why there is none to use. index: of the GPU."""
 
-    index: int
+    index: int  # type: ignore[assignment] # hides a method of tuple that nobody wants
     reason: str
     instance: int | None = None
 
@@ -66,8 +63,7 @@ class Fault:
         return _label(self.index, self.instance)
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):
     """A process on a device.
 
     memory_mib: device memory that it holds. user, command: as the system says.
@@ -79,8 +75,7 @@ class Process:
     command: str | None = None
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(NamedTuple):
     """What NVML reports about the use of one device.
 
     compute, mps: number of compute processes and of MPS clients.
@@ -100,8 +95,7 @@ class Usage:
     mode: str | None = None
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(NamedTuple):
     """The process that holds a lock, and what it says of itself.
 
     seen: the kernel's own list of locks names this pid; all the rest was written by somebody else:
@@ -121,8 +115,7 @@ class Holder:
     elsewhere: bool = False
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """What is asked for.
 
     devices: as typed, none for "any". count: how many, in either case.
@@ -132,7 +125,7 @@ class Request:
     """
 
     devices: tuple[str, ...] = ()
-    count: int = 1
+    count: int = 1  # type: ignore[assignment] # likewise
     min_memory_mib: float = 0.0
     model: str = ""
     exclude: tuple[str, ...] = ()
@@ -140,8 +133,7 @@ class Request:
     note: str | None = None
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Why one device was not taken.
 
     state: in a word: `free` (others were missing), reserved, busy, unknown, broken or unfit.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import stat
 import threading
 import time
@@ -54,6 +53,7 @@ class Lock:
         self.path = path
         self.shared = shared
         self._since = time.time()
+        self._signed = False
         self._descriptor = descriptor
         self._file = _identity(os.fstat(descriptor))
         self._pid = os.getpid()
@@ -62,6 +62,7 @@ class Lock:
         """Say who holds the lock. A full disk loses the record, not the lock."""
         own = {"pid": self._pid, "namespace": records.pid_namespace(), "since": self._since}
         data = json.dumps({**own, **record}).encode()
+        self._signed = True
         with suppress(OSError):
             os.ftruncate(self._descriptor, 0)
             if len(data) <= records.LIMIT:
@@ -71,7 +72,7 @@ class Lock:
         """Let go. Does nothing in a child of the process that took the lock, and nothing twice."""
         if not self.held():
             return
-        if not self.shared:  # else what is written there may be somebody else's
+        if self._signed and not self.shared:  # what is written there may be another sharer's
             with suppress(OSError):
                 os.ftruncate(self._descriptor, 0)
         _close(self._descriptor)
@@ -142,23 +143,22 @@ class LockDirectory:
         return None
 
     @contextmanager
-    def mutex(self, record: Mapping[str, Any], limit_s: float = MUTEX_LIMIT_S) -> Iterator[None]:
-        """Hold the machine-wide mutex. Raises LockError, naming who has it, after limit_s seconds."""
+    def mutex(self, limit_s: float = MUTEX_LIMIT_S) -> Iterator[None]:
+        """Hold the machine's mutex. Raises LockError, naming who has it, after limit_s seconds."""
         deadline = time.monotonic() + limit_s
         while isinstance(lock := self.acquire(MUTEX), Holder):
             if time.monotonic() > deadline:
                 raise LockError(_mutex_message(lock, limit_s))
             time.sleep(MUTEX_POLL_S)
         try:
-            lock.write(record)
             yield
         finally:
             lock.release()
 
     def _open(self, name: str) -> int:
         """Open the file, or make it, writable for all; nothing but a regular file is accepted."""
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise LockError(f"{name!r} can't be the name of a lock.")
+        if "/" in name or name.startswith("."):  # it comes from the driver
+            raise LockError(f"{shown(name)!r} can't be the name of a lock.")
         path, flags = (
             f"{self.path}/{name}",
             os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK,
@@ -275,9 +275,9 @@ def _open_message(path: str, error: OSError, directory: int, name: str) -> str:
 
 
 def _mutex_message(holder: Holder, limit_s: float) -> str:
-    who = f"process {holder.pid}" if holder.pid else "a process that can't be seen from here"
-    if holder.user and holder.confirmed:
-        who += f" of {shown(holder.user)}"
+    who = "a process that can't be seen from here"
+    if holder.pid:
+        who = f"process {holder.pid} of {records.user_of(holder.pid)}"
     return (
         f"Another reservation has been under way for {limit_s:g} s, by {who}. If the NVIDIA driver "
         "hangs there, that process must end before anybody can reserve a GPU; else try again."

@@ -10,21 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
-from IPython.core.magic_arguments import argument, magic_arguments
 from traitlets import TraitError, Unicode, validate
 
-from reserve_gpu import choosing, cuda, names, options, settings
-from reserve_gpu.errors import (
-    DriverError,
-    LockError,
-    NoDriverError,
-    NoFreeDeviceError,
-    RequestError,
-    ReserveGPUWarning,
-)
+from reserve_gpu import settings
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Namespace
 
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -32,11 +23,16 @@ REQUEST = ("count", "min_memory", "name", "exclude", "share", "note")  # as rese
 VARIABLES = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.IDLE_MEMORY}
 
 
-def with_options(function: Any) -> Any:
-    """Give the magic the arguments of the table in options.py."""
-    for option in reversed(options.REQUEST + options.MAGIC):
-        function = argument(*option.flags, **option.settings)(function)  # type: ignore[no-untyped-call]
-    return magic_arguments()(function)  # type: ignore[no-untyped-call]
+def _help() -> str:
+    from reserve_gpu.options import magic_parser
+
+    return magic_parser().format_help()
+
+
+def with_help(function: Any) -> Any:
+    """Let %reserve_gpu? show what the parser says, which is made only when somebody asks."""
+    function.getdoc = _help  # where IPython looks first
+    return function
 
 
 @magics_class
@@ -54,48 +50,27 @@ class ReserveGPU(Magics):
     ).tag(config=True)
 
     @line_magic
-    @with_options
+    @with_help
     def reserve_gpu(self, line: str) -> None:
         """Reserve a GPU for this kernel, and set the CUDA variables for what it runs next."""
-        arguments = self._parse(line)
-        from reserve_gpu import report, reservation
+        from reserve_gpu import errors, reservation
 
-        if arguments.release:
-            devices = reservation.release()
-            print(report.released(devices, cuda.read(), started=cuda.started()))
-            return
         try:
-            self._reserve(arguments)
-        except RequestError as error:
+            arguments = _parse(line)
+            if arguments.help:
+                print(_help())
+            elif arguments.release:
+                _release(arguments)
+            else:
+                _reserve(arguments)
+        except errors.RequestError as error:
             raise UsageError(str(error)) from error
-        except (NoFreeDeviceError, DriverError, LockError) as error:
+        except (errors.NoFreeDeviceError, errors.DriverError, errors.LockError) as error:
             if not arguments.optional:
                 raise
-            if not isinstance(error, NoDriverError):
+            if not isinstance(error, errors.NoDriverError):
                 reservation.go_without()
             print(f"{error}\nGoing on without a GPU.")
-
-    def _reserve(self, arguments: Namespace) -> None:
-        """Reserve and report; our own warnings become one line each."""
-        from reserve_gpu import reservation
-
-        wanted = {key: value for key, value in vars(arguments).items() if key in REQUEST}
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", ReserveGPUWarning)
-            held = reservation.reserve(arguments.devices or None, **wanted)
-        for one in caught:
-            if issubclass(one.category, ReserveGPUWarning):
-                print(f"Warning: {one.message}", file=sys.stderr)
-            else:
-                warnings.showwarning(one.message, one.category, one.filename, one.lineno)
-        print(held)
-
-    def _parse(self, line: str) -> Namespace:
-        parser: ArgumentParser = self.reserve_gpu.parser  # type: ignore[union-attr]
-        try:
-            return parser.parse_args(shlex.split(line))
-        except ValueError as error:  # an open quotation mark
-            raise UsageError(f"{error}: {names.shown(line)}") from error
 
     def adopt_environment(self) -> None:
         """Let a setting that is in the environment prevail over one from a configuration file."""
@@ -109,15 +84,22 @@ class ReserveGPU(Magics):
     @validate("idle_memory")
     def _check_size(self, proposal: dict[str, Any]) -> str:
         value: str = proposal["value"]
-        try:
-            if value:
-                choosing.parse_size(value)
-        except RequestError as error:
-            raise TraitError(str(error)) from error
+        if value:
+            from reserve_gpu.choosing import parse_size
+            from reserve_gpu.errors import RequestError
+
+            try:
+                parse_size(value)
+            except RequestError as error:
+                raise TraitError(str(error)) from error
         return value
 
     def _export(self, change: dict[str, Any]) -> None:
-        cuda.write({VARIABLES[change["name"]]: change["new"] or None})
+        variable = VARIABLES[change["name"]]
+        if change["new"]:
+            os.environ[variable] = change["new"]
+        else:
+            os.environ.pop(variable, None)
 
 
 def load(shell: InteractiveShell) -> None:
@@ -134,3 +116,43 @@ def unload(shell: InteractiveShell) -> None:
     shell.magics_manager.magics["line"].pop("reserve_gpu", None)
     shell.magics_manager.registry.pop("ReserveGPU", None)
     shell.configurables[:] = [c for c in shell.configurables if type(c).__name__ != "ReserveGPU"]
+
+
+def _parse(line: str) -> Namespace:
+    from reserve_gpu.errors import RequestError
+    from reserve_gpu.names import shown
+    from reserve_gpu.options import magic_parser
+
+    try:
+        return magic_parser().parse_args(shlex.split(line))
+    except ValueError as error:
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(f"{error}: {shown(line)}") from error  # an open quotation mark
+
+
+def _release(arguments: Namespace) -> None:
+    from reserve_gpu import cuda, report, reservation
+    from reserve_gpu.errors import RequestError
+
+    if arguments.devices:
+        raise RequestError("--release lets go of all that this kernel holds; it takes no names.")
+    devices = reservation.release()
+    print(report.released(devices, cuda.read(), started=cuda.started()))
+
+
+def _reserve(arguments: Namespace) -> None:
+    """Reserve and report; our own warnings become one line each."""
+    from reserve_gpu.errors import ReserveGPUWarning
+    from reserve_gpu.reservation import reserve
+
+    wanted = {key: value for key, value in vars(arguments).items() if key in REQUEST}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ReserveGPUWarning)
+        held = reserve(arguments.devices or None, **wanted)
+    for one in caught:
+        if issubclass(one.category, ReserveGPUWarning):
+            print(f"Warning: {one.message}", file=sys.stderr)
+        else:
+            warnings.showwarning(one.message, one.category, one.filename, one.lineno)
+    print(held)

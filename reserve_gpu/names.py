@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 DeviceNames: TypeAlias = "str | int | Iterable[str | int]"  # as people type them
 
-_FLAGS = re.IGNORECASE | re.ASCII
-_INDEX = re.compile(r"(?:gpu)?([0-9]{1,4})", _FLAGS)
-_INSTANCE = re.compile(r"(?:gpu)?([0-9]{1,4}):([0-9]{1,3})", _FLAGS)
-_BUS_ID = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", _FLAGS)
-_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-z/-]+", _FLAGS)
-_STRTOUL = re.compile(r"\s*\+?([0-9]+)", re.ASCII)
+# Compiled when they are first used: most reservations use none.
+_INDEX = r"(?:gpu)?([0-9]{1,4})"
+_INSTANCE = r"(?:gpu)?([0-9]{1,4}):([0-9]{1,3})"
+_BUS_ID = r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
+_UUID = r"(?:GPU|MIG)-[0-9a-z/-]+"
+_STRTOUL = r"\s*\+?([0-9]+)"
 _UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -30,7 +30,7 @@ def parse(text: DeviceNames) -> tuple[str, ...]:
     parts = [text] if isinstance(text, (str, int)) else text
     names = tuple(n for n in re.split(r"[,\s]+", ",".join(str(part) for part in parts)) if n)
     for name in names:
-        if not any(pattern.fullmatch(name) for pattern in (_INDEX, _INSTANCE, _BUS_ID, _UUID)):
+        if not any(_match(pattern, name) for pattern in (_INDEX, _INSTANCE, _BUS_ID, _UUID)):
             raise RequestError(
                 f"{shown(name)!r} names no GPU. Give an index (2), several (1,3), a UUID "
                 "(GPU-8f2a...), a MIG instance (1:0) or a PCI bus id (0000:03:00.0)."
@@ -40,13 +40,13 @@ def parse(text: DeviceNames) -> tuple[str, ...]:
 
 def gpu_index(name: str) -> int | None:
     """The index of the GPU that the name is of, where the name says it: `2`, `GPU2`, `2:0`."""
-    match = _INDEX.fullmatch(name) or _INSTANCE.fullmatch(name)
+    match = _match(_INDEX, name) or _match(_INSTANCE, name)
     return int(match[1]) if match else None
 
 
 def whole_index(name: str) -> int | None:
     """The index that the name is, None for a name of another kind: `2`, `GPU2`, not `2:0`."""
-    match = _INDEX.fullmatch(name)
+    match = _match(_INDEX, name)
     return int(match[1]) if match else None
 
 
@@ -79,11 +79,11 @@ def pick(name: str, found: Sequence[Device | Fault]) -> Device | Fault:
 
 def matching(name: str, devices: Iterable[Device]) -> list[Device]:
     """The devices that name means: at most one by index, perhaps several by the start of a UUID."""
-    if match := _INDEX.fullmatch(name):
+    if match := _match(_INDEX, name):
         return [d for d in devices if d.index == int(match[1]) and d.instance is None]
-    if match := _INSTANCE.fullmatch(name):
+    if match := _match(_INSTANCE, name):
         return [d for d in devices if (d.index, d.instance) == (int(match[1]), int(match[2]))]
-    if match := _BUS_ID.fullmatch(name):
+    if match := _match(_BUS_ID, name):
         wanted = (int(match[1] or "0", 16), match[2].lower())
         return [d for d in devices if d.instance is None and _bus(d.bus_id) == wanted]
     return [d for d in devices if d.uuid.lower().startswith(name.lower())]
@@ -112,7 +112,7 @@ def entries(value: str) -> list[int | str]:
     """
     found: list[int | str] = []
     for entry in value.split(","):
-        if match := _STRTOUL.match(entry):
+        if match := re.match(_STRTOUL, entry, re.ASCII):
             found.append(int(match[1]))
         elif entry.strip().startswith(("GPU-", "MIG-")):
             found.append(entry.strip())
@@ -170,6 +170,10 @@ def _meant(
     return list(meant) if len(meant) == 1 else []
 
 
+def _match(pattern: str, text: str) -> re.Match[str] | None:
+    return re.fullmatch(pattern, text, re.IGNORECASE | re.ASCII)
+
+
 def _bus(bus_id: str | None) -> tuple[int, str] | None:
-    match = _BUS_ID.fullmatch(bus_id or "")
+    match = _match(_BUS_ID, bus_id or "")
     return (int(match[1] or "0", 16), match[2].lower()) if match else None

@@ -72,7 +72,7 @@ class Nvml:
     def count(self) -> int:
         """How many GPUs there are, one or more, unusable ones included. Raises DriverError."""
         try:
-            count = int(self._driver.ask(self._pynvml.nvmlDeviceGetCount))
+            count = int(self._driver.run(self._driver.ask, self._pynvml.nvmlDeviceGetCount))
         except DeviceError as error:
             raise DriverError(f"The NVIDIA driver does not count its GPUs: {error}.") from error
         if not count:
@@ -82,7 +82,8 @@ class Nvml:
     def driver_version(self) -> str | None:
         """The version of the driver, as `550.54.15`."""
         with suppress(DeviceError):
-            return str(_text(self._driver.ask(self._pynvml.nvmlSystemGetDriverVersion)))
+            function = self._pynvml.nvmlSystemGetDriverVersion
+            return str(_text(self._driver.run(self._driver.ask, function)))
         return None
 
     def walk(self, skipped: frozenset[int] = frozenset()) -> Iterator[Device | Fault]:
@@ -97,11 +98,17 @@ class Nvml:
     def devices(self, index: int) -> list[Device | Fault]:
         """The devices of GPU index: itself, or its MIG instances; a Fault for what is unusable."""
         if index not in self._devices:
-            self._devices[index] = self._read(index)
+            try:
+                self._devices[index] = self._driver.run(self._read, index)
+            except DeviceError as error:
+                self._devices[index] = [Fault(index, str(error))]
         return self._devices[index]
 
     def usage(self, device: Device) -> Usage:
         """What uses the device now. Raises DeviceError if a reading fails that ought to work."""
+        return self._driver.run(self._usage, device)
+
+    def _usage(self, device: Device) -> Usage:
         handle = self._handles[device.uuid]
         total, used, reserve_known = self._memory(handle)
         board = self._boards[device.uuid]  # an instance has no compute mode of its own
@@ -120,11 +127,21 @@ class Nvml:
     def processes(self, device: Device) -> list[Process]:
         """The compute processes and MPS clients on the device, as far as they are shown to us."""
         handle = self._handles[device.uuid]
-        found = self._list(handle, "Compute") + self._list(handle, "MPSCompute")
-        return list({process.pid: process for process in found}.values())
+        found: dict[int, Process] = {}
+        with suppress(DeviceError):
+            for kind in ("Compute", "MPSCompute"):
+                listed = self._driver.run(self._list, handle, kind)
+                found |= {process.pid: process for process in listed}
+        return list(found.values())
 
     def link(self, one: Device, other: Device) -> Link:
         """How two GPUs are connected, as far as the driver can tell."""
+        try:
+            return self._driver.run(self._link, one, other)
+        except DeviceError:
+            return Link.SYSTEM
+
+    def _link(self, one: Device, other: Device) -> Link:
         handles = self._boards[one.uuid], self._boards[other.uuid]
         with suppress(DeviceError, AttributeError):
             status = self._driver.ask(self._pynvml.nvmlDeviceGetP2PStatus, *handles, P2P_NVLINK)
@@ -136,14 +153,11 @@ class Nvml:
         return Link.SYSTEM
 
     def _read(self, index: int) -> list[Device | Fault]:
-        try:
-            handle = self._driver.ask(self._pynvml.nvmlDeviceGetHandleByIndex, index)
-            mig = self._driver.ask_if_offered(self._pynvml.nvmlDeviceGetMigMode, handle)
-            if not (mig and mig[0]):
-                return [self._device(handle, handle, index)]
-            instances = self._instances(handle, index)
-        except DeviceError as error:
-            return [Fault(index, str(error))]
+        handle = self._driver.ask(self._pynvml.nvmlDeviceGetHandleByIndex, index)
+        mig = self._driver.ask_if_offered(self._pynvml.nvmlDeviceGetMigMode, handle)
+        if not (mig and mig[0]):
+            return [self._device(handle, handle, index)]
+        instances = self._instances(handle, index)
         return instances or [Fault(index, "MIG is on, but it has no MIG instances")]
 
     def _instances(self, board: Any, index: int) -> list[Device | Fault]:
@@ -221,7 +235,7 @@ def sees_all_processes() -> bool:
     """
     try:
         initial = os.stat("/proc/self/ns/pid").st_ino == INITIAL_PID_NAMESPACE
-        with open("/proc/sys/kernel/osrelease", encoding="ascii", errors="replace") as release:
+        with open("/proc/sys/kernel/osrelease", encoding="utf-8") as release:
             return initial and "microsoft" not in release.read().lower()
     except OSError:
         return False

@@ -1,13 +1,14 @@
-"""The one table of options."""
+"""The one table of options, and the parser made of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from typing import Any, NamedTuple, NoReturn
+
+from reserve_gpu.errors import RequestError
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """One argument, as argparse takes it."""
 
     flags: tuple[str, ...]
@@ -38,3 +39,39 @@ REQUEST = (
 )
 
 MAGIC = (_option("--release", action="store_true", help="let go of what this kernel holds"),)
+
+HELP = _option("-h", "--help", action="store_true", help="show this")
+
+MAGIC_TEXT = """\
+Reserve a GPU for this kernel, and set the CUDA variables for what it runs next."""
+
+MAGIC_EXAMPLES = """\
+examples:
+  %reserve_gpu                 the first idle GPU
+  %reserve_gpu 1,3             GPUs 1 and 3, which CUDA then numbers 0 and 1
+  %reserve_gpu -n 2 --min-memory 16GB
+                               two idle ones of 16 GB or more, as close to each other as can be
+  %reserve_gpu --release       let go of them
+"""
+
+
+class Parser(ArgumentParser):
+    """A parser that raises RequestError where others end the process."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what went wrong."""
+        raise RequestError(message)
+
+
+def magic_parser() -> Parser:
+    """The parser of the magic's line."""
+    parser = Parser(
+        prog="%reserve_gpu",
+        description=MAGIC_TEXT,
+        epilog=MAGIC_EXAMPLES,
+        add_help=False,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    for option in (*REQUEST, *MAGIC, HELP):
+        parser.add_argument(*option.flags, **option.settings)
+    return parser

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from reserve_gpu import records
 
 if TYPE_CHECKING:
     from reserve_gpu.device import Process
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def me(note: str | None = None) -> dict[str, str | None]:
     """What this process says of itself to those who find a device reserved."""
-    return {"user": user_of(os.getpid()), "notebook": notebook(), "note": note}
+    return {"user": records.user_of(os.getpid()), "notebook": notebook(), "note": note}
 
 
 def notebook() -> str:
@@ -38,25 +38,12 @@ def notebook() -> str:
     return f"~{directory[len(home) :]}" if f"{directory}/".startswith(f"{home}/") else directory
 
 
-def user_of(pid: int) -> str | None:
-    """The user that runs a process, by the system's word, None if it can't be seen from here."""
-    with suppress(OSError):
-        uid = os.stat(f"/proc/{pid}").st_uid
-        try:
-            import pwd
-
-            return pwd.getpwuid(uid).pw_name
-        except (ImportError, KeyError):
-            return f"uid {uid}"
-    return None
-
-
 def identified(process: Process) -> Process:
     """The process with its user and command, as far as they can be seen from here."""
     import psutil
 
     try:
         found = psutil.Process(process.pid)
-        return replace(process, user=user_of(process.pid), command=found.name())
+        return process._replace(user=records.user_of(process.pid), command=found.name())
     except (psutil.Error, OSError, ValueError):
         return process

@@ -45,7 +45,7 @@ def merge(record: dict[str, Any], pid: int | None) -> Holder:
 def locking_pid(file: os.stat_result) -> int | None:
     """The process that has the file locked with flock, None where the kernel does not show it."""
     device = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
-    with suppress(OSError, ValueError), open("/proc/locks", encoding="ascii") as locks:
+    with suppress(OSError, ValueError), open("/proc/locks", encoding="utf-8") as locks:
         for line in locks:
             fields = line.split()
             if "->" not in fields and fields[1] == "FLOCK" and fields[5] == device:
@@ -57,4 +57,17 @@ def pid_namespace() -> int | None:
     """The inode of this process's PID namespace, None where there are none."""
     with suppress(OSError):
         return os.stat("/proc/self/ns/pid").st_ino
+    return None
+
+
+def user_of(pid: int) -> str | None:
+    """The user that runs a process, by the system's word, None if it can't be seen from here."""
+    with suppress(OSError):
+        uid = os.stat(f"/proc/{pid}").st_uid
+        try:
+            import pwd
+
+            return pwd.getpwuid(uid).pw_name
+        except (ImportError, KeyError):
+            return f"uid {uid}"
     return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from reserve_gpu import choosing, cuda, fence, processes, report, settings
@@ -26,12 +25,12 @@ from reserve_gpu.nvml import Nvml
 from reserve_gpu.places import default_path, is_private
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
 
-    from reserve_gpu.device import Device, Request
+    from reserve_gpu.device import Device, Fault, Request
     from reserve_gpu.locks import Lock
     from reserve_gpu.names import DeviceNames
 
@@ -42,16 +41,21 @@ class Reservation:
     devices: in the order in which CUDA numbers them in this process.
     environ: the variables that were set for them.
     locks: what holds them, by UUID.
+    note: what others read beside them.
     """
 
     def __init__(
-        self, devices: Sequence[Device], locks: Mapping[str, Lock], environ: Mapping[str, str]
+        self,
+        devices: Sequence[Device],
+        locks: Mapping[str, Lock],
+        environ: Mapping[str, str],
+        note: str | None = None,
     ) -> None:
         self.devices = tuple(devices)
         self.environ = dict(environ)
         self.locks = dict(locks)
         self._users = 1  # calls of reserve() that were answered with this one
-        self._note: str | None = None
+        self.note = note
 
     def release(self) -> None:
         """Let go of the devices and give the variables the values that they had before."""
@@ -66,14 +70,14 @@ class Reservation:
         """Answer one more call with this reservation; only a new note changes anything."""
         self._users += 1
         if note is not None:
-            self.sign(note)
+            self.note = note
+            self.sign()
         return self
 
-    def sign(self, note: str | None = None) -> None:
-        """Write into the locks who holds them, and the note, if there is a new one."""
-        self._note = self._note if note is None else note
+    def sign(self) -> None:
+        """Write into the locks who holds them."""
         for lock in self.locks.values():
-            lock.write(processes.me(self._note))
+            lock.write(processes.me(self.note))
 
     def __enter__(self) -> Self:
         return self
@@ -95,15 +99,15 @@ class Reservation:
         return report.reserved(self.devices, self.environ)
 
 
-@dataclass
 class _Own:
     """What this process holds, and what it did to its environment."""
 
-    pid: int = field(default_factory=os.getpid)
-    turn: threading.RLock = field(default_factory=threading.RLock)
-    reservation: Reservation | None = None
-    before: dict[str, str | None] = field(default_factory=dict)
-    written: dict[str, str | None] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.turn = threading.RLock()
+        self.reservation: Reservation | None = None
+        self.before: dict[str, str | None] = {}
+        self.written: dict[str, str | None] = {}
 
     def outside_environment(self) -> dict[str, str | None]:
         """The variables as somebody outside of this extension set them."""
@@ -179,8 +183,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         cuda.remember_over_fork()
         if cuda.started():
             raise TooLateError(report.too_late(held.devices if held else ()))
-        claim = _claim(own, request, held)
-        reservation = _settle(own, claim, held, request.note)
+        reservation, claim = _claim(own, request, held)
     for warning in claim.warnings.values():
         warnings.warn(warning, ReserveGPUWarning, stacklevel=2)
     if is_private(directory := default_path()):
@@ -223,7 +226,7 @@ def _renew(held: Reservation) -> None:
     """
     if all(lock.stands() for lock in held.locks.values()):
         return
-    with LockDirectory() as directory, directory.mutex(processes.me()):
+    with LockDirectory() as directory, directory.mutex():
         for device in held.devices:
             lock = held.locks[device.uuid]
             if lock.stands():
@@ -237,16 +240,20 @@ def _renew(held: Reservation) -> None:
     held.sign()
 
 
-def _claim(own: _Own, request: Request, held: Reservation | None) -> Claim:
-    """Take the devices, or say why that can't be and leave this process without any."""
+def _claim(own: _Own, request: Request, held: Reservation | None) -> tuple[Reservation, Claim]:
+    """Make a claim this process's reservation, or say why there is none to be had."""
     outside = own.outside_environment()
     idle_mib = settings.idle_mib()
     with Nvml() as nvml, LockDirectory() as directory:
         claim = Claim(nvml, directory, request, held.locks if held else {}, idle_mib)
-        candidates = fence.candidates(nvml, request, outside)
-        with directory.mutex(processes.me()):
-            if claim.take(candidates):
-                return claim
+        try:
+            if _take(claim, request, fence.candidates(nvml, request, outside)):
+                return _settle(own, claim, held), claim
+            claim.explain()
+        except BaseException:
+            if own.reservation is held:
+                claim.undo()
+            raise
     if reason := choosing.impossible(claim.refusals, request):
         raise RequestError(reason)
     go_without()
@@ -254,13 +261,26 @@ def _claim(own: _Own, request: Request, held: Reservation | None) -> Claim:
     raise NoFreeDeviceError(report.nothing_free(claim.refusals, request.count, kept, visible))
 
 
-def _settle(own: _Own, claim: Claim, held: Reservation | None, note: str | None) -> Reservation:
-    """Make the claim this process's reservation: set the variables, let go of the one before."""
+def _take(claim: Claim, request: Request, candidates: Iterator[Device | Fault]) -> bool:
+    """Try the candidates one by one where the first will do; at the end, all of them together.
+
+    A candidate is touched here, outside of the mutex: that may take seconds, which others need not
+    wait for.
+    """
+    seen = []
+    for one in candidates:
+        seen.append(one)
+        if choosing.first_will_do(request) and claim.take([one]):
+            return True
+    return claim.take(seen)
+
+
+def _settle(own: _Own, claim: Claim, held: Reservation | None) -> Reservation:
+    """Set the variables for what was claimed, and let go of what was held before."""
     values = cuda.variables(claim.devices)
     environ = {name: value for name, value in values.items() if value is not None}
-    own.reservation = Reservation(claim.devices, claim.locks, environ)
+    own.reservation = Reservation(claim.devices, claim.locks, environ, claim.request.note)
     own.set_environment(values)
-    own.reservation.sign(note)
     for uuid, lock in (held.locks if held else {}).items():
         if uuid not in claim.locks:
             lock.release()

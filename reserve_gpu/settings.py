@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 
-from reserve_gpu.choosing import parse_size
-from reserve_gpu.errors import RequestError
-
 LOCK_DIRECTORY = "RESERVE_GPU_LOCK_DIR"
 IDLE_MEMORY = "RESERVE_GPU_IDLE_MEMORY"
 
@@ -20,7 +17,12 @@ def lock_directory() -> str | None:
 def idle_mib() -> float | None:
     """Memory in MiB up to which a device is idle; None for the default. Raises RequestError."""
     size = os.environ.get(IDLE_MEMORY)
+    if not size:
+        return None
+    from reserve_gpu.choosing import parse_size
+    from reserve_gpu.errors import RequestError
+
     try:
-        return parse_size(size) if size else None
+        return parse_size(size)
     except RequestError as error:
         raise RequestError(f"{IDLE_MEMORY}: {error}") from error

@@ -1,0 +1,1 @@
+"""Measurements, each a ratio within one run: `python -m benchmarks`."""
