@@ -43,8 +43,8 @@ def request(  # noqa: PLR0913 - these are reserve()'s
     named = () if devices is None else names.parse(devices)
     if devices is not None and not named:
         raise RequestError("No GPU is named. Leave the name out to get the first free one.")
-    if count is not None and (isinstance(count, bool) or count != int(count) or count < 1):
-        raise RequestError(f"The number of GPUs must be 1 or more, not {count}.")
+    if count is not None and (type(count) is not int or count < 1):
+        raise RequestError(f"The number of GPUs must be 1 or more, not {count!r}.")
     if named and count is not None and count != len(named):
         raise RequestError(
             f"{len(named)} named and {count} asked for: give the names or the number."

@@ -37,6 +37,7 @@ except ImportError:  # Windows
 MUTEX = "mutex.lock"
 MUTEX_LIMIT_S = 30.0
 MUTEX_POLL_S = 0.01
+RELEASED = -1
 ATTEMPTS = 10
 
 # The descriptors of this process's locks. A child made by fork would keep every lock alive, so it
@@ -76,6 +77,7 @@ class Lock:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, 0)
         _close(self._descriptor)
+        self._descriptor = RELEASED  # the number may soon be another lock's
 
     def held(self) -> bool:
         """Whether this process, not its parent, still has the file open that it locked."""

@@ -49,6 +49,8 @@ class ReserveGPU(Magics):
         f"Kept in ${settings.IDLE_MEMORY}."
     ).tag(config=True)
 
+    _is_adopted = False
+
     @line_magic
     @with_help
     def reserve_gpu(self, line: str) -> None:
@@ -79,19 +81,23 @@ class ReserveGPU(Magics):
                 setattr(self, trait, value)
             else:
                 self._export({"name": trait, "new": getattr(self, trait)})
+        self._is_adopted = True
         self.observe(self._export, list(VARIABLES))
 
     @validate("idle_memory")
     def _check_size(self, proposal: dict[str, Any]) -> str:
         value: str = proposal["value"]
-        if value:
+        if value and self._is_adopted:  # what is wrong before that is said when it is needed
             from reserve_gpu.choosing import parse_size
             from reserve_gpu.errors import RequestError
+
+            class BadSettingError(RequestError, TraitError):
+                """One line, and traitlets puts the old value back."""
 
             try:
                 parse_size(value)
             except RequestError as error:
-                raise TraitError(str(error)) from error
+                raise BadSettingError(str(error)) from error
         return value
 
     def _export(self, change: dict[str, Any]) -> None:

@@ -74,6 +74,13 @@ class Reservation:
             self.sign()
         return self
 
+    def hand_over(self, taken: Mapping[str, Lock]) -> None:
+        """Let go of what the next reservation has not taken, and be none any more."""
+        for uuid, lock in self.locks.items():
+            if uuid not in taken:
+                lock.release()
+        self.locks = {}
+
     def sign(self) -> None:
         """Write into the locks who holds them."""
         for lock in self.locks.values():
@@ -281,7 +288,6 @@ def _settle(own: _Own, claim: Claim, held: Reservation | None) -> Reservation:
     environ = {name: value for name, value in values.items() if value is not None}
     own.reservation = Reservation(claim.devices, claim.locks, environ, claim.request.note)
     own.set_environment(values)
-    for uuid, lock in (held.locks if held else {}).items():
-        if uuid not in claim.locks:
-            lock.release()
+    if held:
+        held.hand_over(claim.locks)
     return own.reservation
