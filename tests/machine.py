@@ -60,6 +60,7 @@ class Machine:
             "PYTHONPATH": str(ROOT),
             "RESERVE_GPU_LOCK_DIR": str(self.locks),
             "NO_COLOR": "1",
+            "TERM": "dumb",  # no window title from IPython 7
         }
         return driver.environment(self.scenario, log=self.log, base=base) | extra
 
