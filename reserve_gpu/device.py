@@ -14,7 +14,6 @@ class State(Enum):
     IDLE = "idle"
     BUSY = "busy"
     UNKNOWN = "unknown"
-    BROKEN = "broken"
 
 
 class Link(IntEnum):
@@ -51,9 +50,9 @@ class Device(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A place where a device should be, and why there is none to use. index: of the GPU."""
+    """A place where a device should be, and why there is none to use. index, instance: as there."""
 
-    index: int  # type: ignore[assignment] # hides a method of tuple that nobody wants
+    index: int  # type: ignore[assignment] # likewise
     reason: str
     instance: int | None = None
 

@@ -65,6 +65,7 @@ def _named(nvml: Nvml, wanted: Request, outside: Mapping[str, str | None]) -> li
     """The device that each name means, in their order, if this process may use all of them."""
     found = [_meant(nvml, name) for name in wanted.devices]
     names.require_distinct(found)
+    names.require_one_kind(found)
     value = outside[cuda.VISIBLE]
     allowed = found if value is None else list(inside(nvml, outside))
     for one in found:

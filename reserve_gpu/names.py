@@ -104,6 +104,17 @@ def require_distinct(found: Sequence[Device | Fault]) -> None:
             raise RequestError(f"{one.label} is named twice.")
 
 
+def require_one_kind(found: Sequence[Device | Fault]) -> None:
+    """Raise RequestError for a mixture that CUDA does not let one process use."""
+    whole = [one.label for one in found if one.instance is None]
+    parts = [one.label for one in found if one.instance is not None]
+    if whole and parts:
+        raise RequestError(
+            f"{whole[0]} is a whole GPU and {parts[0]} a MIG instance: CUDA gives a process one or "
+            "the other."
+        )
+
+
 def entries(value: str) -> list[int | str]:
     """The entries of a CUDA_VISIBLE_DEVICES value: numbers as strtoul reads them, and UUIDs.
 

@@ -60,11 +60,12 @@ class Reservation:
     def release(self) -> None:
         """Let go of the devices and give the variables the values that they had before."""
         own = _own()
-        if own.reservation is self:
-            own.reservation = None
-            own.restore_environment()
-        for lock in self.locks.values():
-            lock.release()
+        with own.turn:
+            if own.reservation is self:
+                own.reservation = None
+                own.restore_environment()
+            for lock in self.locks.values():
+                lock.release()
 
     def again(self, note: str | None) -> Reservation:
         """Answer one more call with this reservation; only a new note changes anything."""
@@ -249,7 +250,7 @@ def _renew(held: Reservation) -> None:
 
 def _claim(own: _Own, request: Request, held: Reservation | None) -> tuple[Reservation, Claim]:
     """Make a claim this process's reservation, or say why there is none to be had."""
-    outside = own.outside_environment()
+    outside, previous = own.outside_environment(), own.reservation
     idle_mib = settings.idle_mib()
     with Nvml() as nvml, LockDirectory() as directory:
         claim = Claim(nvml, directory, request, held.locks if held else {}, idle_mib)
@@ -258,7 +259,7 @@ def _claim(own: _Own, request: Request, held: Reservation | None) -> tuple[Reser
                 return _settle(own, claim, held), claim
             claim.explain()
         except BaseException:
-            if own.reservation is held:
+            if own.reservation is previous:
                 claim.undo()
             raise
     if reason := choosing.impossible(claim.refusals, request):
