@@ -6,13 +6,14 @@ Pure functions of plain values: no driver, no files, no environment.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.device import Device, Fault
 from reserve_gpu.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 DeviceNames: TypeAlias = "str | int | Iterable[str | int]"  # as people type them
 
@@ -27,7 +28,7 @@ _UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 
 def parse(text: DeviceNames) -> tuple[str, ...]:
     """The device names in text, in their order. Raises RequestError for what can't name one."""
-    parts = [text] if isinstance(text, (str, int)) else text
+    parts = text if isinstance(text, Iterable) and not isinstance(text, str) else [text]
     names = tuple(n for n in re.split(r"[,\s]+", ",".join(str(part) for part in parts)) if n)
     for name in names:
         if not any(_match(pattern, name) for pattern in (_INDEX, _INSTANCE, _BUS_ID, _UUID)):

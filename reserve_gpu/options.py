@@ -6,6 +6,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from typing import Any, NamedTuple, NoReturn
 
 from reserve_gpu.errors import RequestError
+from reserve_gpu.names import shown
 
 
 class Option(NamedTuple):
@@ -60,7 +61,7 @@ class Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what went wrong."""
-        raise RequestError(message)
+        raise RequestError(shown(message, 200))
 
 
 def magic_parser() -> Parser:

@@ -33,7 +33,7 @@ INSTANCE = Device(1, "MIG-d", memory_mib=4864, instance=0)
 
 
 def test_not_loaded_is_not_started(machine: Machine) -> None:
-    """Without the driver library in the process CUDA has not started, and asking does not load it."""
+    """Without the driver library CUDA has not started, and asking does not load it."""
     with machine.child() as child:
         assert child.run(STARTED).value is False
         assert child.run(LOADED).value is False
@@ -41,7 +41,7 @@ def test_not_loaded_is_not_started(machine: Machine) -> None:
 
 
 def test_loaded_is_not_started(machine: Machine) -> None:
-    """A loaded library, as `import torch` leaves it, is not a started one, and asking starts nothing."""
+    """A loaded library, as after `import torch`, is not a started one; asking starts nothing."""
     with machine.child() as child:
         child.run(LOAD)
         assert child.run(LOADED).value is True
@@ -84,7 +84,7 @@ def test_forked_child_remembers(machine: Machine, start: str, answer: str) -> No
     ],
 )
 def test_variables(devices: list[Device], visible: str, memory: str | None) -> None:
-    """Whole GPUs by index and instances by UUID, memory in the same order or not at all, PCI order."""
+    """Whole GPUs go by index, instances by UUID; memory is in the same order or not set at all."""
     assert cuda.variables(devices) == {
         "CUDA_DEVICE_MEMORY": memory,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

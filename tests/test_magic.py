@@ -83,9 +83,24 @@ class Shown:
 
 def ipython(machine: Machine, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
     """Run IPython with these arguments and nothing loaded."""
-    return machine.command(
-        sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", *arguments, **extra
+    done = machine.command(
+        *(sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "--no-term-title"),
+        *arguments,
+        **extra,
     )
+    done.stderr = without_container(done.stderr)
+    return done
+
+
+def loaded(machine: Machine, *lines: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run lines in IPython with the extension loaded, up to the first error."""
+    return ipython(machine, "--ext=reserve_gpu", "-c", "\n".join(lines), **extra)
+
+
+def without_container(text: str) -> str:
+    """The text less the warning that is due where the tests themselves run in a container."""
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("Warning: this container"))
 
 
 def run_cells(machine: Machine, *cells: str, **extra: str) -> list[Shown]:
@@ -94,7 +109,10 @@ def run_cells(machine: Machine, *cells: str, **extra: str) -> list[Shown]:
     script.write_text(RUNNER)
     done = ipython(machine, "--ext=reserve_gpu", str(script), json.dumps(cells), **extra)
     assert done.stdout, done.stderr
-    return [Shown(**answer) for answer in json.loads(done.stdout)]
+    shown = [Shown(**answer) for answer in json.loads(done.stdout)]
+    for one in shown:
+        one.stderr = without_container(one.stderr)
+    return shown
 
 
 def configure(machine: Machine, *lines: str) -> None:
@@ -123,8 +141,8 @@ def test_example_configuration_gives_the_magic(machine: Machine) -> None:
 
 
 def test_ext_gives_the_magic_and_two_devices_get_a_line_each(machine: Machine) -> None:
-    """With --ext too, and several devices have a line each and share the variables, in their order."""
-    done = ipython(machine, "--ext=reserve_gpu", "-c", "%reserve_gpu 1,0")
+    """With --ext too; several devices have a line each and share the variables, in order."""
+    done = loaded(machine, "%reserve_gpu 1,0")
     assert (done.stdout, done.stderr, done.returncode) == (TWO_DEVICES, "", 0)
 
 
@@ -137,7 +155,7 @@ def test_without_the_extension_there_is_no_magic(machine: Machine) -> None:
 def test_what_the_driver_does_not_say_is_left_out(machine: Machine) -> None:
     """An unreported link width leaves no gap in the line, an unreported memory sets no variable."""
     machine.write("gpu\n name X\n width none\n memory none\ngpu\n name Y")
-    done = machine.ipython("%reserve_gpu 0,1", CUDA_DEVICE_MEMORY="1")
+    done = loaded(machine, "%reserve_gpu 0,1", CUDA_DEVICE_MEMORY="1")
     first, second, *rest = done.stdout.splitlines()
     assert first.startswith("Reserving GPU0: 0000:01:00.0 X (VBIOS ")
     assert second.startswith("Reserving GPU1: 0000:02:00.0 16x Y (VBIOS ")
@@ -165,7 +183,7 @@ NAMES = [
 
 
 def test_devices_by_name(machine: Machine) -> None:
-    """An index, a list, a UUID, its unique prefix and a bus id each mean that device, order kept."""
+    """An index, a list, a UUID, its unique prefix, a bus id mean that device, order kept."""
     machine.write(FOUR)
     answers = run_cells(machine, *(f"%reserve_gpu {name}" for name, _, _ in NAMES))
     for (name, visible, memory), shown in zip(NAMES, answers, strict=True):
@@ -205,7 +223,21 @@ RUBBISH = [
     ("--nonsense", "--nonsense"),
     ("1 --nonsense", "--nonsense"),
     ("--release=1", "--release"),
+    ("--release 1", "--release"),
     ("\x1b[31mred", "names no GPU"),
+    ("-n 0", "0"),
+    ("-n two", "two"),
+    ("-n 1.5", "1.5"),
+    ("-n 5", "5 GPUs"),
+    ("-n", "-n"),
+    ("1 -n 2", "2"),
+    ("--min-memory lots", "lots"),
+    ("--min-memory -1", "-1"),
+    ("--min-memory 1TB", "GiB"),
+    ("--name Voodoo", "Voodoo"),
+    ("--exclude 9", "GPU9"),
+    ("--exclude x", "x"),
+    ("1 --exclude 1", "excluded"),
     ("x" * 3000, "names no GPU"),
 ]
 
@@ -225,7 +257,7 @@ RUBBISH = [
     ],
 )
 def test_rubbish_is_one_line_and_changes_nothing(machine: Machine, before: dict[str, str]) -> None:
-    """A bad argument is answered by one line on stderr that stops a run, and touches no variable."""
+    """A bad argument is one line on stderr that stops a run; no variable is touched."""
     machine.write(FOUR)
     cells = [f"%reserve_gpu {line}" for line, _ in RUBBISH]
     for (line, part), shown in zip(RUBBISH, run_cells(machine, *cells, **before), strict=True):
@@ -282,7 +314,7 @@ def test_named_busy_device_warns_on_stderr(machine: Machine) -> None:
 def test_failure_stops_ipython(machine: Machine) -> None:
     """Where nothing is free `ipython -c` says why, without a traceback, and exits with 1."""
     machine.use("busy")
-    done = ipython(machine, "--ext=reserve_gpu", "-c", "%reserve_gpu\nprint('went on')")
+    done = loaded(machine, "%reserve_gpu", "print('went on')")
     assert done.returncode == 1
     shown = (done.stdout + done.stderr).splitlines()
     assert shown[0] == "No free GPU devices: 2 of 2 are in use."
@@ -297,7 +329,7 @@ def test_failure_stops_ipython(machine: Machine) -> None:
 
 def test_question_mark_shows_the_usage(machine: Machine) -> None:
     """`%reserve_gpu?` shows every option that the parser knows."""
-    done = machine.ipython("%reserve_gpu?")
+    done = loaded(machine, "%reserve_gpu?")
     assert "%reserve_gpu [" in done.stdout
     assert "DEVICE" in done.stdout
     assert "--release" in done.stdout
@@ -334,7 +366,7 @@ def test_what_a_kernel_starts_has_its_settings(machine: Machine) -> None:
         "%config ReserveGPU.idle_memory = '800MiB'",
         "!echo $RESERVE_GPU_LOCK_DIR $RESERVE_GPU_IDLE_MEMORY",
     ]
-    assert machine.ipython(*cells).stdout.split() == [str(machine.folder / "other"), "800MiB"]
+    assert loaded(machine, *cells).stdout.split() == [str(machine.folder / "other"), "800MiB"]
 
 
 def test_bad_threshold_is_refused(machine: Machine) -> None:
@@ -369,12 +401,12 @@ def test_settings_come_from_the_configuration_file(machine: Machine) -> None:
 
 @pytest.mark.parametrize("where", ["environment", "file"])
 def test_bad_threshold_outside_is_no_traceback(machine: Machine, where: str) -> None:
-    """A bad threshold in the environment or a configuration file is one clear line, not a traceback."""
+    """A bad threshold in the environment or a configuration file is said without a traceback."""
     if where == "file":
         configure(machine, "c.ReserveGPU.idle_memory = 'lots'")
         done = ipython(machine, "-c", "%reserve_gpu")
     else:
-        done = machine.ipython("%reserve_gpu", RESERVE_GPU_IDLE_MEMORY="lots")
+        done = loaded(machine, "%reserve_gpu", RESERVE_GPU_IDLE_MEMORY="lots")
     assert "Traceback" not in done.stdout + done.stderr
     assert "'lots'" in done.stdout + done.stderr
     assert "Reserving" not in done.stdout
@@ -384,7 +416,7 @@ def test_bad_threshold_outside_is_no_traceback(machine: Machine, where: str) -> 
 
 
 def test_unload_and_reload_keep_the_reservation(machine: Machine) -> None:
-    """Unloading takes the magic and its settings away, reloading brings both back; the GPU is kept."""
+    """Unloading takes magic and settings away, reloading brings both back; the GPU is kept."""
     taken, reloaded, _, gone, settings, _, again, settings_again = run_cells(
         machine,
         "%reserve_gpu 1",
@@ -411,14 +443,14 @@ def test_unloaded_shell_still_holds_its_gpu(machine: Machine) -> None:
         "os.system(ask)",
     ]
     ask = f"{sys.executable} -c 'import reserve_gpu; print(reserve_gpu.reserve().environ)'"
-    done = machine.ipython(f"ask = {ask!r}", *lines, CUDA_VISIBLE_DEVICES="0,1")
+    done = loaded(machine, f"ask = {ask!r}", *lines, CUDA_VISIBLE_DEVICES="0,1")
     assert "Reserving GPU0" in done.stdout
     # what the shell starts is fenced in by its CUDA_VISIBLE_DEVICES='0', and '0' is held
     assert "reserved by" in done.stderr
 
 
 def test_loading_is_light(machine: Machine) -> None:
-    """Loading the extension imports neither pynvml, psutil, rich nor ctypes, and calls no driver."""
+    """Loading the extension imports no pynvml, psutil, rich or ctypes, and calls no driver."""
     done = machine.python(
         "import sys, IPython\n"
         "from IPython.core.interactiveshell import InteractiveShell\n"
@@ -435,7 +467,8 @@ def test_loading_is_light(machine: Machine) -> None:
 
 def test_namespace_stays_the_persons(machine: Machine) -> None:
     """%reserve_gpu puts nothing into the user's namespace, and its value is None."""
-    done = machine.ipython(
+    done = loaded(
+        machine,
         "import reserve_gpu as _seen; before = None; after = None; before = set(globals())",
         "%reserve_gpu",
         "after = set(globals())",

@@ -48,7 +48,7 @@ IDLE = {
     "a little memory": "gpu\n memory 4096\n used 200",
     "1000 MiB of a large card": "gpu\n memory 81920\n used 1000",
     "the driver's own reserve": "gpu\n memory 4096\n reserved 600",
-    "the reserve, in a reading that does not separate it": f"{NO_MEMORY_V2}gpu\n memory 4096\n reserved 600",
+    "the reserve, in a reading without it": f"{NO_MEMORY_V2}gpu\n memory 4096\n reserved 600",
     "Xorg on a small card": "gpu\n memory 2048\n graphics 1100 4",
     "a desktop's 2 GB": "gpu\n memory 10240\n graphics 1100 350\n graphics 1300 1650",
     "a desktop, in a reading without the reserve": (
@@ -111,7 +111,7 @@ def test_idle(machine: Machine, scenario: str) -> None:
 
 @pytest.mark.parametrize(("scenario", "said"), BUSY.values(), ids=BUSY.keys())
 def test_not_idle(machine: Machine, scenario: str, said: str) -> None:
-    """A GPU with a sign of use, or without a reading, is not taken; why is said, and the next one is."""
+    """A GPU with a sign of use, or without a reading, is not taken, and why is said."""
     machine.write(scenario)
     with machine.child() as child:
         answer = child.reserve()
@@ -122,7 +122,7 @@ def test_not_idle(machine: Machine, scenario: str, said: str) -> None:
 
 
 def test_without_a_memory_reading(machine: Machine) -> None:
-    """Without a memory reading the processes decide, if all of them can be seen, else it is unknown."""
+    """Without a memory reading the processes decide, if all can be seen; else it is unknown."""
     machine.write("gpu\n memory none")
     with machine.child() as child:
         answer = child.reserve()
@@ -239,7 +239,7 @@ def check_no_driver(child: Child, said: str) -> None:
     """reserve() says it in one line, and changes nothing."""
     before = child.run(VARIABLES).value
     answer = child.reserve()
-    assert answer.error == "DriverError"
+    assert answer.error in ("DriverError", "NoDriverError")
     assert said in answer.text.lower()
     assert "\n" not in answer.text
     assert child.run(VARIABLES).value == before
@@ -271,7 +271,7 @@ def test_library_that_cannot_be_loaded(machine: Machine, tmp_path: Path) -> None
         (18, "reboot"),
         (999, "container"),
         (1, "driver"),
-        (13, "upgrade"),
+        (13, "update"),
         (15, "driver"),
         (998, "driver"),
     ],
@@ -289,7 +289,7 @@ def test_driver_without_gpus(machine: Machine) -> None:
     with machine.child() as child:
         check_no_driver(child, "no gpu")
         machine.write("gpu\nfail nvmlDeviceGetCount_v2 * 999")
-        check_no_driver(child, "how many")
+        check_no_driver(child, "count")
 
 
 # -- one GPU in trouble ----------------------------------------------------------------------------
@@ -301,7 +301,7 @@ TROUBLE = {
     "nvmlDeviceGetHandleByIndex_v2 0 8": "Power",
     "nvmlDeviceGetHandleByIndex_v2 0 11": "Interrupt",
     "nvmlDeviceGetHandleByIndex_v2 0 999": "Unknown",
-    "nvmlDeviceGetHandleByIndex_v2 0 998": "998",
+    "nvmlDeviceGetHandleByIndex_v2 0 998": "Unknown",
     "nvmlDeviceGetUUID 0 999": "Unknown",
     "nvmlDeviceGetMigMode 0 15": "lost",
     "nvmlDeviceGetMemoryInfo_v2 0 15": "lost",
@@ -313,7 +313,7 @@ TROUBLE = {
 
 @pytest.mark.parametrize(("fault", "cause"), TROUBLE.items(), ids=TROUBLE.keys())
 def test_gpu_in_trouble_is_skipped(machine: Machine, fault: str, cause: str) -> None:
-    """A GPU that fails is skipped and the next one served; where it is wanted, the cause is said."""
+    """A GPU that fails is skipped, the next one served; where it is wanted the cause is said."""
     machine.add(f"fail {fault}")
     with machine.child() as child:
         for wanted in ("count=2", "0"):
@@ -360,7 +360,7 @@ def test_initialisation_that_hangs(machine: Machine) -> None:
 
 
 def test_memory_function_replaced(machine: Machine) -> None:
-    """Where gpustat has replaced the memory function by one without `version`, it is used as it is."""
+    """The memory function as gpustat leaves it, without `version`, is used as it is."""
     machine.write("gpu\n memory 4096\n reserved 600\ngpu\n memory 4096")
     with machine.child() as child:
         child.run(
