@@ -1,0 +1,406 @@
+"""A fault matrix: every driver function that a reservation calls x every error code there is.
+
+Generated: the functions come from the stand-in driver's log of each kind of reservation, the codes
+from the bindings. One child process works through a whole matrix, as the stand-in driver reads its
+scenario again at every call.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pynvml
+import pytest
+
+from tests.machine import Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from tests.machine import Child
+
+    Fault = tuple[tuple[str, ...], str, int]  # functions, where (`0`, `0:0`, `*`), code
+
+NO_FAULT: Fault = ((), "*", 0)
+UNHEARD_OF = 555
+CODES = sorted({v for k, v in vars(pynvml).items() if k.startswith("NVML_ERROR_")} | {UNHEARD_OF})
+NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE, FUNCTION_NOT_FOUND = 3, 6, 7, 13
+# INSUFFICIENT_POWER, IRQ_ISSUE, GPU_IS_LOST, RESET_REQUIRED: whatever else answers, it is down.
+IN_TROUBLE = {8, 11, 15, 16}
+NO_DRIVER = {9, 12}  # DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
+
+# Without an answer of these there is no device, or none that could be told from another.
+IDENTIFYING = {
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetMaxMigDeviceCount",
+    "nvmlDeviceGetMigDeviceHandleByIndex",
+}
+# These compare devices or list processes; that one fails says nothing against a device.
+ASIDE = ("P2PStatus", "TopologyCommonAncestor", "RunningProcesses_v2")
+# A driver that does not know MIG has no instances: where there are some, it would be a lie.
+UNTRUE = {("nvmlDeviceGetMigMode", NOT_SUPPORTED), ("nvmlDeviceGetMigMode", FUNCTION_NOT_FOUND)}
+# These codes are answers: what is said instead of the error.
+ANSWERS = [
+    ("nvmlDeviceGetComputeRunningProcesses", INSUFFICIENT_SIZE, "process"),
+    ("nvmlDeviceGetMPSComputeRunningProcesses", INSUFFICIENT_SIZE, "MPS client"),
+    ("nvmlDeviceGetMigDeviceHandleByIndex", NOT_FOUND, "no MIG instances"),
+]
+# What tells use: if all of a row fail, the device is unreadable.
+READINGS = ("MemoryInfo", "ComputeRunningProcesses")
+
+GPU = """
+gpu
+  name NVIDIA A100-SXM4-40GB
+  memory 40960
+  uuid GPU-{0}0000000-0000-4000-8000-000000000000
+"""
+SPLIT = f"""{GPU}
+  mig on
+  slots 2
+  instance 0
+    memory 19968
+    uuid MIG-{{0}}0000000-0000-4000-8000-000000000000
+"""
+BUSY = " compute 4321 {}\n"
+OLD = """
+driver 470.57.02
+missing nvmlDeviceGetMemoryInfo_v2
+missing nvmlDeviceGetComputeRunningProcesses_v3
+missing nvmlDeviceGetMPSComputeRunningProcesses_v3
+missing nvmlDeviceGetGraphicsRunningProcesses_v3
+missing nvmlDeviceGetMigMode
+"""
+
+
+def machine_of(gpu: str, *, busy: str, mib: int) -> str:
+    """Four devices, of which those in `busy` have a process that holds so much."""
+    return "".join(gpu.format(x) + (BUSY.format(mib) if x in busy else "") for x in "abcd")
+
+
+WHOLE = machine_of(GPU, busy="b", mib=30720)
+FULL = machine_of(GPU, busy="abcd", mib=30720)
+MIG = machine_of(SPLIT, busy="b", mib=15360)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of reservation. Devices 0 and 3 are idle, 1 is busy, 2 is reserved by a neighbour.
+
+    serves: the devices that it gets where nothing fails. may: those that it may get at all.
+    considers: those that a failure must speak of. needs: functions that the choice rests on.
+    """
+
+    arguments: str = ""
+    scenario: str = WHOLE
+    serves: str = "0"
+    may: str = "03"
+    considers: str = "0123"
+    needs: tuple[str, ...] = ()
+    instances: bool = False
+    environ: dict[str, str] = field(default_factory=dict)
+
+    def labels(self, numbers: str) -> list[str]:
+        return [f"GPU{number}{':0' if self.instances else ''}" for number in numbers]
+
+
+UUIDS = {"CUDA_VISIBLE_DEVICES": "GPU-d,GPU-c,GPU-b,GPU-a"}
+SEVERAL = "driver 570.86.15\n"  # the first that allow several instances in a process
+
+KINDS = {
+    "any": Kind(),
+    "two": Kind("count=2", serves="03"),
+    "filtered": Kind(
+        "min_memory='30GB', name='a100', exclude='1'", considers="023", needs=("nvmlDeviceGetName",)
+    ),
+    "index": Kind("'0'", may="0", considers="0"),
+    "uuid": Kind("'GPU-a'", may="0", considers="0"),
+    "share": Kind("share=True", may="0123"),
+    "nothing free": Kind(scenario=FULL, serves="", may=""),
+    "old driver": Kind(scenario=OLD + WHOLE),
+    "fence": Kind(environ=UUIDS),
+    "instance": Kind(scenario=MIG, instances=True),
+    "two instances": Kind("count=2", SEVERAL + MIG, serves="03", instances=True),
+}
+
+# Runs one reservation after the other, each with its own faults.
+RUN = """
+import warnings
+import pynvml
+
+def variables():
+    return {k: v for k, v in os.environ.items() if k.startswith("CUDA_")}
+
+def tell(text, arguments):
+    with open(scenario + ".new", "w") as draft:
+        draft.write(text)
+    os.replace(scenario + ".new", scenario)
+    before = variables()
+    told = {"devices": [], "error": "", "text": ""}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", reserve_gpu.ReserveGPUWarning)
+        try:
+            found = eval(f"reserve_gpu.reserve({arguments})")
+            told["devices"] = [device.label for device in found.devices]
+        except BaseException as error:
+            ours = isinstance(error, reserve_gpu.ReserveGPUError)
+            told |= {"error": type(error).__name__, "text": str(error), "ours": ours}
+    told["visible"] = os.environ.get("CUDA_VISIBLE_DEVICES")
+    told["changed"] = before != variables()
+    reserve_gpu.release()
+    told["restored"] = before == variables()
+    return told
+"""
+TEXTS = """
+pynvml.nvmlInit()
+texts = [str(pynvml.NVMLError(code)).rstrip(".") for code in {}]
+pynvml.nvmlShutdown()
+texts
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What failed, and what a reservation came to.
+
+    ours: whether the error is one of reserve_gpu's. visible: CUDA_VISIBLE_DEVICES then.
+    changed: whether any variable was; restored: whether release() undid that.
+    """
+
+    functions: tuple[str, ...]
+    where: str
+    code: int
+    devices: list[str]
+    error: str
+    text: str
+    visible: str | None
+    changed: bool
+    restored: bool
+    ours: bool = True
+
+    def __str__(self) -> str:
+        came_to = f"{self.error}: {self.text!r}" if self.error else f"{self.devices}"
+        return (
+            f"fail {'+'.join(self.functions)} {self.where} {self.code} -> {came_to}, "
+            f"CUDA_VISIBLE_DEVICES={self.visible!r}"
+        )
+
+    def hits(self, label: str) -> bool:
+        """Whether calls about that device fail, if they are made."""
+        return self.where == "*" or label in (f"GPU{self.where}", f"GPU{self.where}:0")
+
+    def is_told(self, label: str, error: str) -> bool:
+        """Whether the message gives this error, or that function, as the cause for the device."""
+        lines = [x for line in self.text.splitlines() for x in line.split("; ") if label in x]
+        named = [function.removesuffix("_v2").removesuffix("_v3") for function in self.functions]
+        answers = [said for name, code, said in ANSWERS if name in named and code == self.code]
+        answers += ["without a name"] if "nvmlDeviceGetName" in named else []
+        return any(cause in line for line in lines for cause in [error, *named, *answers])
+
+
+class Bench:
+    """A machine for one kind of reservation, and a process that makes one after the other."""
+
+    def __init__(self, machine: Machine, kind: Kind, child: Child) -> None:
+        self.machine, self.kind, self.child = machine, kind, child
+        assert not child.run(f"scenario = {str(machine.scenario)!r}\n{RUN}").error
+        self.errors = dict(zip(CODES, child.run(TEXTS.format(CODES)).value, strict=True))
+
+    def run(self, faults: Iterable[Fault]) -> list[Case]:
+        """Make a reservation under each of the faults."""
+        faults = list(faults)
+        texts = [
+            self.kind.scenario + "".join(f"fail {f} {where} {code}\n" for f in functions)
+            for functions, where, code in faults
+        ]
+        arguments = self.kind.arguments
+        answer = self.child.run(f"[tell(text, {arguments!r}) for text in {texts!r}]")
+        assert not answer.error, answer.text
+        return [Case(*fault, **told) for fault, told in zip(faults, answer.value, strict=True)]
+
+    def asked(self) -> dict[str, set[str]]:
+        """The functions that such a reservation calls, each with the devices that it is about.
+
+        No log is written after this one: it would take as long as the rest.
+        """
+        self.run([NO_FAULT])
+        self.child.run("del os.environ['STAND_IN_LOG']")
+        asked: dict[str, set[str]] = {}
+        for line in self.machine.log.read_text().splitlines():
+            pid, function, *where = line.split()
+            if pid == str(self.child.pid) and function.startswith("nvml"):
+                asked.setdefault(function, set()).update(where)
+        return asked
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Every function x every code x one device and all, for one kind of reservation."""
+
+    kind: Kind
+    bench: Bench
+    asked: dict[str, set[str]]
+    cases: list[Case]
+
+
+@contextmanager
+def bench_of(folder: Path, kind: Kind) -> Iterator[Bench]:
+    machine = Machine(folder)
+    machine.write(kind.scenario)
+    with machine.child() as neighbour, machine.child(**kind.environ) as child:
+        assert not neighbour.reserve(f"'{kind.labels('2')[0]}'").error
+        yield Bench(machine, kind, child)
+
+
+@pytest.fixture(params=KINDS, scope="module")
+def matrix(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Matrix]:
+    kind = KINDS[request.param]
+    with bench_of(tmp_path_factory.mktemp("faults"), kind) as bench:
+        asked = bench.asked()
+        faults = [
+            ((function,), where, code)
+            for function, places in asked.items()
+            for where in sorted({"*"} | places & {"0", "0:0"})
+            for code in CODES
+            if (function, code) not in UNTRUE or not kind.instances
+        ]
+        yield Matrix(kind, bench, asked, bench.run(faults))
+
+
+def check(cases: Iterable[Case], is_right: Callable[[Case], bool]) -> None:
+    """Fail with every case that is not right."""
+    cases = list(cases)
+    assert cases
+    if wrong := [str(case) for case in cases if not is_right(case)]:
+        pytest.fail(f"{len(wrong)} of {len(cases)} cases:\n" + "\n".join(wrong), pytrace=False)
+
+
+def test_matrix_means_something(matrix: Matrix) -> None:
+    """Without a fault it is given what it should, and it asks for what makes and tells a device."""
+    (plain,) = matrix.bench.run([NO_FAULT])
+    assert plain.devices == matrix.kind.labels(matrix.kind.serves)
+    assert set(matrix.asked) >= {
+        "nvmlInitWithFlags", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"
+    }  # fmt: skip
+    for reading in READINGS:
+        assert any(reading in function for function in matrix.asked)
+
+
+def test_errors_are_ours(matrix: Matrix) -> None:
+    """Whatever fails, a reservation is made or an error of ours raised, and release undoes it."""
+    check(matrix.cases, lambda case: case.ours and case.restored)
+
+
+def test_never_what_others_have(matrix: Matrix) -> None:
+    """Whatever fails, a device that is busy or reserved is not chosen, unless to be shared."""
+    may = set(matrix.kind.labels(matrix.kind.may))
+    check(matrix.cases, lambda case: may >= set(case.devices))
+
+
+def test_never_what_fails(matrix: Matrix) -> None:
+    """A device that can't be identified, or a GPU that says it is in trouble, is not chosen."""
+
+    def is_right(case: Case) -> bool:
+        (function,) = case.functions
+        is_down = case.code in IN_TROUBLE and not function.endswith(ASIDE)
+        fails = matrix.asked[function] and (function in IDENTIFYING or is_down)
+        return not (fails and any(map(case.hits, case.devices)))
+
+    check(matrix.cases, is_right)
+
+
+def test_others_are_served(matrix: Matrix) -> None:
+    """Where one device fails and another will do, that one is given."""
+    if len(matrix.kind.may) < 2 or len(matrix.kind.serves) > 1:
+        pytest.skip("no other will do")
+    either = [[label] for label in matrix.kind.labels("03")]
+    cases = [case for case in matrix.cases if case.where != "*"]
+    check(cases, lambda case: case.devices in either)
+
+
+def test_what_is_not_offered_costs_nothing(matrix: Matrix) -> None:
+    """A reading that the driver does not offer changes nothing of what is given."""
+    cases = [
+        case
+        for case in matrix.cases
+        for function in case.functions
+        if case.code == NOT_SUPPORTED and matrix.asked[function]
+        if function not in IDENTIFYING and function not in matrix.kind.needs
+    ]
+    given = matrix.kind.labels(matrix.kind.serves)
+    check(cases, lambda case: case.devices == given)
+
+
+def test_messages(matrix: Matrix) -> None:
+    """A failure names each device that was considered, and the cause where it is a fault."""
+    kind, bench = matrix.kind, matrix.bench
+    considered = [f"GPU{number}" for number in kind.considers]
+
+    def is_right(case: Case) -> bool:
+        error = bench.errors[case.code]
+        if case.error in ("DriverError", "NoDriverError"):
+            return error in case.text
+        return all(label in case.text for label in considered) and (
+            not kind.serves or case.is_told("GPU0", error)
+        )
+
+    check([case for case in matrix.cases if case.error], is_right)
+
+
+def test_variables(matrix: Matrix) -> None:
+    """Where nothing is free no device is visible; any other error leaves the variables alone."""
+
+    def is_right(case: Case) -> bool:
+        if case.error == "NoFreeDeviceError":
+            return case.visible == ""
+        return not case.changed
+
+    check([case for case in matrix.cases if case.error], is_right)
+
+
+def test_driver_errors(matrix: Matrix) -> None:
+    """Where NVML does not start or count, that is the error, and whether there is no driver."""
+
+    def is_right(case: Case) -> bool:
+        is_missing = case.functions == ("nvmlInitWithFlags",) and case.code in NO_DRIVER
+        return case.error == ("NoDriverError" if is_missing else "DriverError")
+
+    cases = [
+        case
+        for case in matrix.cases
+        if case.where == "*" and case.functions[0] in ("nvmlInitWithFlags", "nvmlDeviceGetCount_v2")
+    ]
+    assert len(cases) == 2 * len(CODES)
+    check(cases, is_right)
+
+
+def test_unreadable_is_not_idle(tmp_path: Path) -> None:
+    """With neither memory nor processes readable a device is not given, but the next one is."""
+    with bench_of(tmp_path, KINDS["any"]) as bench:
+        readings = tuple(f for f in (*bench.asked(), "nvmlDeviceGetMemoryInfo") if is_reading(f))
+        cases = bench.run((readings, where, code) for where in "0*" for code in CODES)
+        check(cases[: len(CODES)], lambda case: case.devices == ["GPU3"])
+        check(cases[len(CODES) :], lambda case: case.error == "NoFreeDeviceError")
+
+
+def is_reading(function: str) -> bool:
+    return any(reading in function for reading in READINGS)
+
+
+def test_no_count(machine: Machine) -> None:
+    """A driver without a GPU, and one that counts more than it lets us open, are told apart."""
+    with machine.child() as child:
+        machine.write("count 0\n")
+        none = child.reserve()
+        assert none.error == "DriverError"
+        assert "no GPU" in none.text
+        machine.write(f"count 3\n{GPU.format('a')}{BUSY.format(9000)}")
+        more = child.reserve()
+        assert more.error == "NoFreeDeviceError"
+        for label in ("GPU0: busy", "GPU1: Insufficient Permissions", "GPU2: Insufficient"):
+            assert label in more.text

@@ -1,0 +1,396 @@
+"""A lock is its holder's alone: what the holder starts neither keeps nor frees nor has it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.machine import LIMIT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.machine import Child, Machine
+
+# How a process comes to have a child: code whose value is the pid of one that lives on. A child
+# that is made by fork has said that it runs.
+FORKED = """
+told, tell = os.pipe()
+pid, *_ = {fork}
+if not pid:
+    import signal
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    os.write(tell, b"x")
+    while True:
+        signal.pause()
+os.read(told, 1)
+pid
+"""
+MULTIPROCESSING = """
+import multiprocessing
+del sys.modules["__main__"].__file__  # as in a notebook: no file that a child could import
+context = multiprocessing.get_context("{method}")
+told, tell = context.Pipe(duplex=False)
+code = "import time; tell.send(1); time.sleep(1000)"
+process = context.Process(target=exec, args=(code, dict(tell=tell)), daemon=True)
+process.start()
+told.recv()
+process.pid
+"""
+CHILDREN = {
+    "fork": FORKED.format(fork="os.fork(),"),
+    "forkpty": FORKED.format(fork="os.forkpty()"),
+    "multiprocessing fork": MULTIPROCESSING.format(method="fork"),
+    "multiprocessing spawn": MULTIPROCESSING.format(method="spawn"),
+    "multiprocessing forkserver": MULTIPROCESSING.format(method="forkserver"),
+    "Popen": "import subprocess; subprocess.Popen(['sleep', '1000']).pid",
+    "Popen that closes nothing": "import subprocess; "
+    "subprocess.Popen(['sleep', '1000'], close_fds=False).pid",
+    "Popen with code before": "import subprocess; "
+    "subprocess.Popen(['sleep', '1000'], close_fds=False, preexec_fn=os.setsid).pid",
+    "os.system": "os.system('sleep 1000 & echo $! >pid'); int(open('pid').read())",
+    "posix_spawn": "os.posix_spawn('/bin/sleep', ['sleep', '1000'], os.environ)",
+}
+
+
+@contextmanager
+def living(pid: int) -> Iterator[None]:
+    """Be sure that the process lives from here to the end, and end it then."""
+    try:
+        assert is_running(pid)
+        yield
+        assert is_running(pid)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def is_running(pid: int) -> bool:
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.mark.parametrize("kind", CHILDREN)
+def test_a_living_child_does_not_keep_the_lock_of_a_killed_holder(
+    machine: Machine, kind: str
+) -> None:
+    """A GPU is free as soon as its holder is killed with -9, whatever of its children lives on."""
+    with machine.child() as holder, machine.child() as other:
+        assert holder.reserve("0").value == "0"
+        started = holder.run(CHILDREN[kind])
+        assert isinstance(started.value, int), started
+        with living(started.value):
+            assert other.reserve("0").error == "NoFreeDeviceError"
+            holder.kill()
+            assert other.reserve("0").value == "0"
+
+
+def test_a_background_command_of_a_killed_ipython_does_not_keep_its_lock(machine: Machine) -> None:
+    """`!command &` in an IPython on a terminal outlives the shell without its GPU."""
+    keyboard, terminal = pty.openpty()
+    shell = subprocess.Popen(
+        [sys.executable, "-m", "IPython", "--no-banner", "--simple-prompt", "--ext=reserve_gpu"],
+        env=machine.environ(TERM="dumb"), cwd=machine.folder, start_new_session=True,
+        stdin=terminal, stdout=terminal, stderr=terminal,
+    )  # fmt: skip
+    os.close(terminal)
+    try:
+        os.write(keyboard, b"%reserve_gpu 0\n!sleep 1000 & echo started $!.\n")
+        started = read_until(keyboard, rb"started (\d+)\.")
+        with living(int(started)), machine.child() as other:
+            assert other.reserve("0").error == "NoFreeDeviceError"
+            shell.kill()
+            shell.wait(LIMIT_S)
+            assert other.reserve("0").value == "0"
+    finally:
+        shell.kill()
+        shell.wait(LIMIT_S)
+        os.close(keyboard)
+
+
+def read_until(descriptor: int, pattern: bytes) -> bytes:
+    """What the group in the pattern matched, once it has come."""
+    read, end = b"", time.monotonic() + LIMIT_S
+    while not (match := re.search(pattern, read)):
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
+        assert ready, read
+        read += os.read(descriptor, 4096)
+    return match[1]
+
+
+def test_a_foreground_command_of_a_killed_kernel_does_not_keep_its_lock(machine: Machine) -> None:
+    """A `!command` that runs when its kernel is killed with -9 goes on without the GPU."""
+    with machine.kernel() as kernel, machine.child() as other:
+        assert not kernel.run("%reserve_gpu 0").error
+        pid = kernel.pid
+        pipe = machine.folder / "started"
+        os.mkfifo(pipe)
+        kernel.start(f"!trap '' HUP; echo $$ >{pipe}; sleep 1000")
+        with living(int(pipe.read_text())):
+            os.kill(pid, signal.SIGKILL)
+            while is_running(pid):  # the kernel's parent is the one to wait for it
+                os.sched_yield()
+            assert other.reserve("0").value == "0"
+
+
+# -- what a forked child does ---------------------------------------------------------------------
+
+IN_FORK = """
+def in_fork(code):
+    told, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            answer = repr(eval(code))
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        os.write(tell, answer.encode())
+        os._exit(0)
+    os.close(tell)
+    os.waitpid(pid, 0)
+    with os.fdopen(told) as answers:
+        return answers.read()
+"""
+
+
+def in_fork(child: Child, code: str) -> str:
+    """What the code comes to in a fork of the child: the value as text, or an error."""
+    assert child.run(IN_FORK).error is None
+    answer = child.run(f"in_fork({code!r})")
+    assert answer.error is None, answer
+    return str(answer.value)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "reserve_gpu.release()",
+        "held.release()",
+        "held.__exit__(None, None, None)",
+        "[lock.release() for lock in held.locks.values()]",
+        "[reserve_gpu.current(), globals().pop('held'), __import__('gc').collect()]",
+        "__import__('atexit')._run_exitfuncs()",
+        "reserve_gpu.reserve()",
+        "os.closerange(3, 1000)",
+    ],
+)
+def test_what_a_forked_child_does_does_not_free_its_parents_gpu(
+    machine: Machine, code: str
+) -> None:
+    """A forked child can let go, collect garbage and end: its parent holds its GPU all the same."""
+    with machine.child() as holder, machine.child() as other:
+        assert holder.run("held = reserve_gpu.reserve(0)").error is None
+        in_fork(holder, code)
+        refused = other.reserve("0")
+        assert refused.error == "NoFreeDeviceError"
+        assert f"pid {holder.pid}" in refused.text
+        assert holder.run("reserve_gpu.current() is held").value is True
+        assert holder.visible() == "0"
+
+
+def test_the_end_of_a_forked_child_does_not_free_its_parents_gpu(machine: Machine) -> None:
+    """A forked child that ends as programs do, with all that Python does then, frees nothing."""
+    script = """if True:
+        import os, reserve_gpu, subprocess, sys
+        held = reserve_gpu.reserve(0)
+        if not os.fork():
+            sys.exit()
+        assert os.wait()[1] == 0
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("CUDA")}
+        other = "import reserve_gpu; reserve_gpu.reserve(0)"
+        done = subprocess.run([sys.executable, "-c", other], env=environ, capture_output=True)
+        print(b"NoFreeDeviceError" in done.stderr, b"pid %d" % os.getpid() in done.stderr)
+    """
+    done = machine.python(script)
+    assert done.stdout == "True True\n", done.stderr
+
+
+def test_a_forked_child_holds_nothing(machine: Machine) -> None:
+    """A forked child has no reservation of its own, and its parent still has it."""
+    with machine.child() as holder:
+        holder.reserve()
+        assert in_fork(holder, "reserve_gpu.current()") == "None"
+        assert in_fork(holder, "reserve_gpu.release()") == "()"
+        assert holder.run("reserve_gpu.current().devices[0].label").value == "GPU0"
+
+
+def test_a_forked_child_that_reserves_is_told_who_holds_it(machine: Machine) -> None:
+    """A forked child may use its parent's GPU alone, and is told that the parent holds it."""
+    with machine.child() as holder:
+        holder.reserve("0")
+        told = in_fork(holder, "reserve_gpu.reserve()")
+        assert told.startswith("NoFreeDeviceError")
+        assert f"pid {holder.pid}" in told
+        assert holder.visible() == "0"
+
+
+def test_a_forked_child_can_reserve_for_itself(machine: Machine) -> None:
+    """A fork of a process that holds nothing holds what it reserves, until it ends."""
+    with machine.child() as parent, machine.child() as other:
+        parent.reserve()
+        parent.run("reserve_gpu.release()")
+        forked = FORKED.format(fork="os.fork(),").replace(
+            "os.write", "reserve_gpu.reserve(0), os.write"
+        )
+        pid = parent.run(forked).value
+        with living(pid):
+            refused = other.reserve("0")
+            assert f"pid {pid}" in refused.text
+            assert parent.run("reserve_gpu.current()").value is None
+        parent.run(f"os.waitpid({pid}, 0)")
+        assert other.reserve("0").value == "0"
+
+
+WHILE_RESERVING = """
+import signal, threading
+from reserve_gpu.locks import LockDirectory
+stop = threading.Event()
+def lock_and_release():
+    with LockDirectory() as directory:
+        while not stop.is_set():
+            for name in ("a.lock", "b.lock"):
+                directory.acquire(name).release()
+thread = threading.Thread(target=lock_and_release)
+thread.start()
+def fork(number):
+    told, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        with LockDirectory() as directory:
+            lock = directory.acquire(f"child-{number}.lock")
+            os.write(tell, b"x")
+        lock.release()
+        while True:
+            signal.pause()
+    os.read(told, 1)
+    return pid
+pids = [fork(number) for number in range(60)]
+stop.set()
+thread.join()
+pids
+"""
+
+
+def test_a_fork_in_one_thread_while_another_locks(machine: Machine) -> None:
+    """Wherever in another thread's locking a fork falls, the child has no lock and can lock."""
+    with machine.child() as holder:
+        pids = holder.run(WHILE_RESERVING).value
+        try:
+            open_in_children = [
+                os.readlink(path) for pid in pids for path in Path(f"/proc/{pid}/fd").iterdir()
+            ]
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+    assert len(pids) == 60
+    assert [path for path in open_in_children if path.endswith(".lock")] == []
+
+
+# The interpreter calls the hook when the new file is open and nobody has taken note of that.
+FORK_AT_THE_WORST_MOMENT = """
+import signal, threading
+from reserve_gpu.locks import LockDirectory
+opened, forked, pids = threading.Event(), threading.Event(), []
+def hook(event, arguments):
+    if event == "os.chmod" and arguments[1] == 0o666:
+        opened.set()
+        forked.wait(0.3)  # a fork that does not wait for this thread comes now
+def fork():
+    opened.wait(30)
+    told, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.write(tell, b"x")
+        while True:
+            signal.pause()
+    os.read(told, 1)
+    pids.append(pid)
+    forked.set()
+thread = threading.Thread(target=fork)
+thread.start()
+sys.addaudithook(hook)
+with LockDirectory() as directory:
+    lock = directory.acquire("a.lock")
+thread.join()
+[pids[0], opened.is_set()]
+"""
+
+
+def test_a_fork_waits_until_another_thread_has_opened_its_lock(machine: Machine) -> None:
+    """A fork in the moment in which another thread opens a lock gives the child no part in it."""
+    with machine.child() as holder:
+        pid, hooked = holder.run(FORK_AT_THE_WORST_MOMENT).value
+        with living(pid):
+            there = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+            assert hooked
+            assert str(machine.locks / "a.lock") not in there
+
+
+RESERVING_IN_A_THREAD = """
+import threading
+stop = threading.Event()
+def reserve_and_release():
+    while not stop.is_set():
+        reserve_gpu.reserve().release()
+reserve_gpu.reserve().release()  # a fork in the midst of another thread's import is Python's affair
+thread = threading.Thread(target=reserve_and_release)
+thread.start()
+answers = [in_fork("reserve_gpu.reserve(1).devices[0].label") for _ in range(30)]
+stop.set()
+thread.join()
+sorted(set(answers))
+"""
+
+
+def test_a_fork_in_one_thread_while_another_reserves(machine: Machine) -> None:
+    """A child forked in the middle of a reservation can make its own."""
+    with machine.child() as child:
+        child.run(IN_FORK)
+        answers = child.run(RESERVING_IN_A_THREAD)
+    assert answers.error is None, answers
+    while_held = [answer for answer in answers.value if answer != "'GPU1'"]  # GPU0 was the fence
+    assert all(a.startswith("RequestError: GPU1 is outside") for a in while_held), while_held
+
+
+START_CUDA = "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("reserve_gpu.reserve()", START_CUDA),
+        ("reserve_gpu.reserve(); reserve_gpu.release()", START_CUDA),
+        (START_CUDA, "reserve_gpu.reserve()"),
+    ],
+)
+def test_a_forked_child_knows_that_cuda_had_started(
+    machine: Machine, before: str, after: str
+) -> None:
+    """A fork of a process that has started CUDA can never use it, so it is refused as too late."""
+    with machine.child() as child:
+        child.run(before)
+        child.run(after)
+        assert in_fork(child, "reserve_gpu.reserve(0)").startswith("TooLateError")
+
+
+def test_a_spawned_child_starts_afresh(machine: Machine) -> None:
+    """A new process of one that has started CUDA may reserve: for it, it is not too late."""
+    with machine.child() as child:
+        assert child.run(START_CUDA).value == 0
+        spawned = child.run(
+            "import subprocess; subprocess.check_output([sys.executable, '-c', "
+            "'import reserve_gpu; print(reserve_gpu.reserve(0).devices[0].label)'], text=True)"
+        )
+    assert spawned.value == "GPU0\n"

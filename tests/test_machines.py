@@ -1,0 +1,923 @@
+"""A notebook on every machine people have: the rows of README's table "Where it works".
+
+What users, kernels, locks and single readings have to do with it is in the tests of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from reserve_gpu.errors import LockError
+from reserve_gpu.locks import LockDirectory
+from tests import driver
+from tests.machine import LIMIT_S, ROOT, Child, Machine, program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+VARIABLES = "{k: v for k, v in os.environ.items() if k[:5] == 'CUDA_'}"
+WARNINGS = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter('always')
+    reserve_gpu.reserve({})
+[str(w.message) for w in caught]
+"""
+PRINT_VARIABLES = f"import json, os; print(json.dumps({VARIABLES}))"
+
+CONTAINER = ("unshare", "--pid", "--mount-proc", "--kill-child")
+OWN_MOUNTS = ("unshare", "--mount")
+
+on_a_host = pytest.mark.skipif(
+    os.stat("/proc/self/ns/pid").st_ino != INITIAL_PID_NAMESPACE,
+    reason="in a container an empty process list proves nothing",
+)
+
+
+def variables(child: Child) -> Any:
+    return child.run(VARIABLES).value
+
+
+@contextmanager
+def behind(machine: Machine, *prefix: str, script: str = "", **extra: str) -> Iterator[Child]:
+    """A child in namespaces of its own, after a script for sh in which $L is the lock directory."""
+    if os.geteuid() or subprocess.run([*prefix, "true"], check=False).returncode:
+        pytest.skip("namespaces need root, and a system that allows them")
+    machine.locks.mkdir(exist_ok=True)
+    script = f'set -e; L={shlex.quote(str(machine.locks))}; {script}\nexec "$@"'
+    child = Child(machine.environ(**extra), machine.folder, *prefix, "sh", "-c", script, "sh")
+    try:
+        yield child
+    finally:
+        child.kill()
+
+
+def pid_outside(child: Child) -> int:
+    """The pid, in our namespace, of a child in a container: unshare's only child."""
+    (process,) = psutil.Process(child.process.pid).children()
+    return process.pid
+
+
+# What CUDA enumerates with the variables that a child has now: the UUIDs, without what they are of.
+CUDA_SEES = """
+import subprocess
+subprocess.run([sys.executable, '-c', '''
+import ctypes, uuid
+cuda, count, raw = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+for ordinal in range(count.value):
+    cuda.cuDeviceGetUuid_v2(raw, ordinal)
+    print(uuid.UUID(bytes=bytes(raw)))
+'''], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+"""
+HELD = "[[d.label, d.uuid[4:]] for d in reserve_gpu.current().devices]"
+
+
+def held(child: Child) -> list[str]:
+    """The labels of what the child holds, which must be just what CUDA shows to it, in order."""
+    found = child.run(HELD).value
+    assert child.run(CUDA_SEES).value == [uuid for _, uuid in found]
+    return [label for label, _ in found]
+
+
+# -- containers ------------------------------------------------------------------------------------
+
+
+def test_in_a_container_memory_decides(machine: Machine) -> None:
+    """Where processes of others can't be seen, a GPU whose memory is in use is busy all the same."""
+    machine.use("container")
+    with behind(machine, *CONTAINER) as child:
+        assert child.reserve("'0,1,2'").error == "NoFreeDeviceError"
+        assert "GPU0: busy, 8.8 GiB" in child.reserve("count=2").text
+        assert child.reserve().value == "2"
+
+
+def test_a_listed_pid_is_not_looked_up_in_a_container(machine: Machine) -> None:
+    """A compute process counts, but its pid is not taken for a process of this container."""
+    machine.use("container")
+    with behind(machine, *CONTAINER) as child:
+        assert child.pid == 1  # as the job that the driver lists has outside
+        (busy,) = [t for t in child.reserve("count=2").text.splitlines() if "GPU1" in t][:1]
+        (named,) = (t for t in child.run(WARNINGS.format("1")).value if "GPU1" in t)
+    for line in (busy, named):
+        assert "pid 1 " in line
+        assert "python" not in line
+        assert "root" not in line
+
+
+def test_a_container_without_a_reading(machine: Machine) -> None:
+    """With neither memory nor processes to go by a GPU is not picked but can be named."""
+    machine.write("gpu\n  memory none")
+    with behind(machine, *CONTAINER, CUDA_DEVICE_MEMORY="7") as child:
+        refused = child.reserve()
+        assert refused.error == "NoFreeDeviceError"
+        assert "GPU0: unknown" in refused.text
+        assert "%reserve_gpu 0" in refused.text
+        assert any("unknown" in text for text in child.run(WARNINGS.format("0")).value)
+        assert held(child) == ["GPU0"]
+        assert "CUDA_DEVICE_MEMORY" not in variables(child)
+
+
+def test_a_holder_in_a_container_is_seen_from_outside(machine: Machine) -> None:
+    """Outside, the holder is named by the pid that it has there, not by the one that it knows."""
+    with behind(machine, *CONTAINER) as holder, machine.child() as other:
+        assert holder.reserve("0").value == "0"
+        refused = other.reserve("0")
+        assert refused.error == "NoFreeDeviceError"
+        assert f"(pid {pid_outside(holder)})" in refused.text
+        assert "(pid 1)" not in refused.text
+        assert other.reserve().value == "1"
+
+
+def test_a_holder_elsewhere_is_not_taken_for_a_local_process(machine: Machine) -> None:
+    """In a container, a holder outside or in another one is said to be elsewhere, not looked up."""
+    with (
+        behind(machine, *CONTAINER) as one,
+        behind(machine, *CONTAINER) as two,
+        machine.child() as outside,
+    ):
+        assert one.pid == two.pid == 1
+        one.reserve("0")
+        outside.reserve("1")
+        refused = two.reserve()
+        assert refused.error == "NoFreeDeviceError"
+        assert "(pid 1 of another container)" in refused.text
+        assert f"(pid {outside.pid} of another container)" in refused.text
+        one.run("reserve_gpu.release()")
+        assert two.reserve().value == "0"
+
+
+# How the lock directory comes into a container, and whether it must be told that it is alone.
+MOUNTS = {
+    "its own root": ("", True),
+    "its own tmpfs": ('mount -t tmpfs none "$L"/..', True),
+    "the directory": ('mount --bind "$L" "$L"', False),
+    "one above it": ('mount --bind "$L/.." "$L/.."', False),
+    "behind a link": ('mount --bind "$L/.." "$L/.."', False),
+}
+
+
+@pytest.mark.parametrize(("script", "alone"), MOUNTS.values(), ids=MOUNTS.keys())
+def test_a_container_of_its_own_is_told(
+    machine: Machine, script: str, *, alone: bool, request: pytest.FixtureRequest
+) -> None:
+    """One warning says that others' reservations can't be seen, unless the directory is mounted."""
+    machine.locks = machine.folder / "shared" / "locks"
+    machine.locks.mkdir(parents=True)
+    if request.node.callspec.id == "behind a link":
+        (machine.folder / "link").symlink_to("shared")
+    link = machine.folder / "link" / "locks"
+    path = link if link.parent.is_symlink() else machine.locks
+    with behind(machine, *CONTAINER, script=script, RESERVE_GPU_LOCK_DIR=str(path)) as child:
+        told = [text for text in child.run(WARNINGS.format("")).value if "container" in text]
+        assert len(told) == alone
+        for text in told:
+            assert str(machine.locks) in text
+            assert "RESERVE_GPU_LOCK_DIR" in text
+        assert child.run(WARNINGS.format("")).value == []  # asked again, it says nothing
+
+
+@on_a_host
+def test_a_host_is_not_told_of_containers(machine: Machine) -> None:
+    """Outside of containers there is no such warning."""
+    with machine.child() as child:
+        assert child.run(WARNINGS.format("")).value == []
+
+
+def test_the_magic_tells_a_container_in_one_line(machine: Machine) -> None:
+    """In a notebook the warning is one line on stderr, beside the usual output."""
+    with behind(machine, *CONTAINER) as child:
+        child.run("import subprocess")
+        shown = child.run(
+            "done = subprocess.run([sys.executable, '-m', 'IPython', '--ext=reserve_gpu', '-c',"
+            " '%reserve_gpu'], capture_output=True, text=True)\n[done.stdout, done.stderr]"
+        ).value
+    assert shown[0].startswith("Reserving GPU0: ")
+    assert shown[1].count("\n") == 1
+    assert shown[1].startswith("Warning: this container")
+
+
+# -- JupyterHub on one box, with PrivateTmp --------------------------------------------------------
+
+
+def private_tmp(machine: Machine) -> str:
+    """A script that makes /tmp and /var/tmp a service's own, but for what the test needs there."""
+    needed = [*machine.environ()["LD_LIBRARY_PATH"].split(":"), sys.prefix, sys.base_prefix]
+    paths = {Path(path) for path in (*needed, str(ROOT), str(machine.folder))}
+    below = [
+        shlex.quote(str(path.relative_to("/tmp"))) for path in paths if path.is_relative_to("/tmp")
+    ]
+    return (
+        "mount --bind /tmp /mnt; mount -t tmpfs none /tmp; mount -t tmpfs none /var/tmp\n"
+        f"for path in {' '.join(below)}; do\n"
+        '  mkdir -p "/tmp/$path"; mount --bind "/mnt/$path" "/tmp/$path"\ndone'
+    )
+
+
+@pytest.mark.skipif(not program("nsenter"), reason="needs nsenter")
+def test_a_service_with_private_tmp_uses_the_shells_locks(machine: Machine) -> None:
+    """A service with a /tmp of its own finds reserved what a shell reserved, and the reverse."""
+    own_lock_place = "mkdir -p /run/lock; mount -t tmpfs -o mode=1777 none /run/lock"
+    default = {"RESERVE_GPU_LOCK_DIR": ""}
+    with behind(machine, *OWN_MOUNTS, script=own_lock_place, **default) as shell:
+        beside_it = ("nsenter", "--mount", f"--target={shell.pid}", *OWN_MOUNTS)
+        with behind(machine, *beside_it, script=private_tmp(machine), **default) as service:
+            devices = [c.run("os.stat('/tmp').st_dev").value for c in (shell, service)]
+            assert devices[0] != devices[1]
+            assert shell.reserve().value == "0"
+            refused = service.reserve("0")
+            assert refused.error == "NoFreeDeviceError"
+            assert f"pid {shell.pid}" in refused.text
+            assert service.reserve().value == "1"
+            assert f"pid {service.pid}" in shell.reserve("1").text
+        made = shell.run("os.listdir('/run/lock/reserve_gpu')").value
+        assert len([name for name in made if name.startswith("GPU-")]) >= 2
+
+
+# -- Slurm, Ray, and whoever else set CUDA_VISIBLE_DEVICES -----------------------------------------
+
+
+def test_a_slurm_job_in_a_cgroup(machine: Machine) -> None:
+    """Inside a cgroup GPUs have other numbers, but the same locks as on the node outside."""
+    machine.use("slurm")
+    job = {
+        "STAND_IN_SCENARIO": str(driver.SCENARIOS / "slurmjob.txt"),
+        "CUDA_VISIBLE_DEVICES": "0,1",
+    }
+    with machine.child() as node, machine.child(**job) as child:
+        assert node.reserve().value == "2"
+        refused = child.reserve("0")
+        assert refused.error == "NoFreeDeviceError"
+        assert f"pid {node.pid}" in refused.text
+        assert child.reserve().value == "1"
+        assert held(child) == ["GPU1"]
+        assert f"pid {child.pid}" in node.reserve("3").text
+        child.run("reserve_gpu.release()")
+        assert variables(child) == {"CUDA_VISIBLE_DEVICES": "0,1"}
+
+
+BUS, FASTEST = "PCI_BUS_ID", "FASTEST_FIRST"
+A, B, C, D = (f"GPU-51000000-0000-4000-8000-00000000000{end}" for end in "abcd")
+WHOLE, FIRST, SECOND, THIRD = "GPU-w", "MIG-a1", "MIG-b2", "MIG-c3"
+
+# Scenario, CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER as somebody set them, what is asked for, and
+# what must be reserved: labels, or the error.
+FENCES = [
+    ("slurm", "2,3", BUS, "", "GPU2"),  # Slurm without cgroups
+    ("slurm", "3,2", BUS, "count=2", "GPU2 GPU3"),
+    ("slurm", "3,2", BUS, "[3, 2]", "GPU3 GPU2"),
+    ("slurm", "0", "", "", "GPU2"),  # CUDA's own order: the A100s first
+    ("slurm", "1", FASTEST, "", "GPU3"),
+    ("slurm", "2", "", "", "NoFreeDeviceError"),  # GPU0, which is busy
+    ("slurm", "0,1", BUS, "", "NoFreeDeviceError"),  # both are busy
+    ("slurm", "0,1", BUS, "2", "RequestError"),
+    ("slurm", D, "", "", "GPU3"),  # Ray or Kubernetes, by UUID
+    ("slurm", f"{D},{C}", BUS, "count=2", "GPU2 GPU3"),
+    ("slurm", D[:-3], "", "", "NoFreeDeviceError"),  # the start of all four
+    ("slurm", f"{C},junk,{D}", "", "count=2", "RequestError"),
+    ("slurm", f"{C},junk,{D}", "", "", "GPU2"),
+    ("slurm", f"{C},{C}", "", "", "NoFreeDeviceError"),
+    ("slurm", f"2,{C}", BUS, "", "NoFreeDeviceError"),  # one GPU by two names
+    ("slurm", "", "", "", "NoFreeDeviceError"),
+    ("slurm", "-1", "", "", "NoFreeDeviceError"),
+    ("slurmjob", "2,3", BUS, "", "NoFreeDeviceError"),  # the node's numbers in a cgroup
+    ("mig", "{uuid[1:2]}", "", "", "GPU1:2"),  # Slurm or Kubernetes with MIG
+    ("mig", "{uuid[1:5]},{uuid[1:2]}", "", "", "GPU1:2"),
+    ("mig", "{uuid[1:2]}", "", "'1:0'", "RequestError"),
+    ("mig570", "{uuid[1:4]},{uuid[1:1]}", "", "count=2", "GPU1:1 GPU1:4"),
+    ("mig570", "{uuid[1:4]},{uuid[1:1]}", "", "['1:4', '1:1']", "GPU1:4 GPU1:1"),
+]
+ALL_UUIDS = """
+from reserve_gpu.nvml import Nvml
+with Nvml() as nvml:
+    found = {d.label[3:]: getattr(d, 'uuid', '') for d in nvml.walk()}
+found
+"""
+
+
+@pytest.mark.parametrize(("scenario", "value", "order", "wanted", "expected"), FENCES)
+def test_a_fence(
+    machine: Machine, scenario: str, value: str, order: str, wanted: str, expected: str
+) -> None:
+    """What is reserved is inside an inherited value, and CUDA then sees that and nothing else."""
+    machine.use(scenario)
+    with machine.child() as child:
+        uuids = child.run(ALL_UUIDS).value
+        for name, uuid in uuids.items():
+            value = value.replace(f"{{uuid[{name}]}}", uuid)
+        before = {"CUDA_VISIBLE_DEVICES": value} | ({"CUDA_DEVICE_ORDER": order} if order else {})
+        child.run(f"os.environ.update({before!r})")
+        seen_before = child.run(CUDA_SEES).value
+        answer = child.reserve(wanted)
+        if expected.endswith("Error"):
+            assert answer.error == expected
+            assert f"CUDA_VISIBLE_DEVICES={value!r}" in answer.text or "can't be had" in answer.text
+            closed = before | {"CUDA_VISIBLE_DEVICES": ""}
+            assert variables(child) == (closed if expected == "NoFreeDeviceError" else before)
+        else:
+            assert answer.error is None, answer.text
+            assert held(child) == expected.split()
+            if scenario != "mig":  # with an old driver CUDA shows but one of several instances
+                assert set(child.run(CUDA_SEES).value) <= set(seen_before)
+        child.run("reserve_gpu.release()")
+        assert variables(child) == before
+
+
+def test_no_gpu_is_said_to_be_the_fences_doing(machine: Machine) -> None:
+    """Where an inherited value shows no GPU at all, the error says so and quotes it."""
+    for value in ("", "-1"):
+        with machine.child(CUDA_VISIBLE_DEVICES=value) as child:
+            text = child.reserve().text
+            assert f"CUDA_VISIBLE_DEVICES={value!r}" in text
+            assert "no GPU at all" in text
+
+
+@pytest.mark.parametrize("trouble", ["fail cuInit * 999", "no library"])
+def test_numbers_that_only_cuda_knows(machine: Machine, trouble: str, tmp_path: Path) -> None:
+    """On mixed models, where CUDA can't be asked what a number means, the way out is named."""
+    machine.use("mixed")
+    before = {"CUDA_VISIBLE_DEVICES": "1"}
+    libraries = Path(machine.environ()["LD_LIBRARY_PATH"].split(":")[0])
+    without_cuda = tmp_path / "lib"
+    without_cuda.mkdir()
+    (without_cuda / "libnvidia-ml.so.1").symlink_to(libraries / "libnvidia-ml.so.1")
+    extra = {"LD_LIBRARY_PATH": str(without_cuda)} if trouble == "no library" else {}
+    if not extra:
+        machine.add(trouble)
+    with machine.child(**before, **extra) as child:
+        refused = child.reserve()
+        assert refused.error == "RequestError"
+        assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in refused.text
+        assert "UUID" in refused.text
+        assert variables(child) == before
+        child.run("os.environ['CUDA_DEVICE_ORDER'] = 'PCI_BUS_ID'")
+        assert child.reserve().value == "1"
+
+
+def test_numbers_on_a_machine_where_one_model_is_split(machine: Machine) -> None:
+    """A split GPU counts as a model: a number is refused, or means what CUDA means by it."""
+    machine.use("mig570")  # CUDA's first is the split A100, the bus's first the T4
+    with machine.child(CUDA_VISIBLE_DEVICES="0") as child:
+        seen = child.run(CUDA_SEES).value
+        answer = child.reserve()
+        if answer.error:
+            assert answer.error == "RequestError"
+            assert "CUDA_DEVICE_ORDER" in answer.text
+        else:
+            held(child)
+            assert set(child.run(CUDA_SEES).value) <= set(seen)
+
+
+# -- MIG -------------------------------------------------------------------------------------------
+
+# Scenario, what is asked for, and what is reserved, or the error and what it must say.
+INSTANCES = [
+    ("mig", "", "GPU0", ""),
+    ("mig", "'1:2'", "GPU1:2", ""),
+    ("mig", "exclude=0", "GPU1:0", ""),
+    ("mig", "min_memory='18GB', name='MIG'", "GPU1:5", ""),
+    ("mig", "['1:0', '1:2']", "RequestError", "550.54.15"),
+    ("mig", "count=2", "RequestError", "can use only one"),
+    ("mig", "[0, '1:0']", "RequestError", ""),
+    ("mig", "1", "RequestError", "1:0, 1:2, 1:5"),
+    ("mig", "2", "NoFreeDeviceError", "GPU2: MIG is on, but it has no"),
+    ("mig570", "['1:4', '1:1']", "GPU1:4 GPU1:1", ""),
+    ("mig570", "count=2", "GPU1:1 GPU1:3", ""),
+    ("mig570", "count=3", "GPU1:1 GPU1:3 GPU1:4", ""),
+    ("mig570", "count=2, share=True", "GPU1:1 GPU1:3", ""),
+    ("mig570", "[0, '1:1']", "RequestError", ""),
+    ("mig570", "count=4", "RequestError", ""),
+]
+
+
+@pytest.mark.parametrize(("scenario", "wanted", "expected", "said"), INSTANCES)
+def test_instances(machine: Machine, scenario: str, wanted: str, expected: str, said: str) -> None:
+    """CUDA sees just the whole GPUs or instances that were reserved; what it can't show is refused."""
+    machine.use(scenario)
+    with machine.child() as child:
+        answer = child.reserve(wanted)
+        if expected.endswith("Error"):
+            assert (answer.error, answer.value) == (expected, None)
+            assert said in answer.text
+            assert "CUDA_DEVICE_ORDER" not in variables(child)
+        else:
+            assert answer.error is None, answer.text
+            assert held(child) == expected.split()
+
+
+def test_an_instance_by_its_uuid(machine: Machine) -> None:
+    """An instance is also named by its UUID or a start of it, and reserved for all who look."""
+    machine.use("mig")
+    with machine.child() as child, machine.child() as other:
+        uuid = child.run(ALL_UUIDS).value["1:5"]
+        assert child.reserve(repr(uuid[:-2])).value == uuid
+        assert variables(child)["CUDA_DEVICE_MEMORY"] == "19968"
+        refused = other.reserve("'1:5'")
+        assert refused.error == "NoFreeDeviceError"
+        assert f"GPU1:5: reserved by root, {machine.folder}"[:20] in refused.text
+        assert f"pid {child.pid}" in refused.text
+
+
+# -- WSL2, Google Colab ----------------------------------------------------------------------------
+
+WSL_LIBRARIES = "/usr/lib/wsl/lib"
+
+
+def wsl(libraries: str) -> str:
+    """A script that makes this WSL2: the kernel's name, and the library where only WSL has it."""
+    return f"""
+echo 5.15.153.1-microsoft-standard-WSL2 >"$L/release"
+mount --bind "$L/release" /proc/sys/kernel/osrelease
+mount -t tmpfs none /mnt; mkdir /mnt/new /mnt/work
+mount -t overlay overlay -o lowerdir=/usr/lib,upperdir=/mnt/new,workdir=/mnt/work /usr/lib
+mkdir -p {WSL_LIBRARIES}; cp {libraries}/libnvidia-ml.so.1 {WSL_LIBRARIES}"""
+
+
+def test_wsl2(machine: Machine) -> None:
+    """Under WSL2 the library is found where it is, and memory decides, whatever the lists say."""
+    machine.use("wsl2")
+    libraries = machine.environ()["LD_LIBRARY_PATH"].split(":")[0]
+    overlay = "mount -t tmpfs none /mnt; mkdir /mnt/a /mnt/b /mnt/c; "
+    overlay += "mount -t overlay o -o lowerdir=/mnt/a,upperdir=/mnt/b,workdir=/mnt/c /mnt/a"
+    if subprocess.run(
+        [*OWN_MOUNTS, "sh", "-c", overlay], check=False, capture_output=True
+    ).returncode:
+        pytest.skip("needs root and overlayfs, to put the library where WSL has it")
+    with behind(machine, *OWN_MOUNTS, script=wsl(libraries), LD_LIBRARY_PATH="") as child:
+        assert child.reserve().value == "1"
+        assert "GPU0: busy, 4.9 GiB" in child.reserve("count=2").text
+        child.run("reserve_gpu.release()")
+        machine.write("gpu\n  memory none\ngpu")  # an empty list is not idle here
+        assert child.reserve().value == "1"
+
+
+def test_colab(machine: Machine) -> None:
+    """In Colab's container, without process lists, the one GPU is had; if in use, it is said."""
+    machine.use("colab")
+    with behind(machine, *CONTAINER) as child:
+        assert child.reserve().value == "0"
+        child.run("reserve_gpu.release()")
+        machine.add("used 4000")
+        refused = child.reserve()
+        assert refused.error == "NoFreeDeviceError"
+        assert "3.9 GiB in use" in refused.text
+
+
+# -- drivers and bindings --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scenario", "said"), [("r470", "pid 4321"), ("r440", "1 compute process")]
+)
+def test_old_drivers(machine: Machine, scenario: str, said: str) -> None:
+    """A driver without today's queries gives right answers by those that it has."""
+    machine.use(scenario)
+    with machine.child() as child:
+        assert child.reserve().value == "1"
+        assert variables(child)["CUDA_DEVICE_MEMORY"] == "16160"
+        assert said in child.reserve("count=2").text
+
+
+def test_ancient_driver(machine: Machine) -> None:
+    """A driver that lacks even the initialisation of today's bindings is one line."""
+    machine.write("missing nvmlInitWithFlags\ngpu")
+    with machine.child() as child:
+        refused = child.reserve()
+        assert refused.error == "DriverError"
+        assert "update the driver" in refused.text.lower()
+        assert "\n" not in refused.text
+        assert variables(child) == {}
+
+
+# What may stand in an environment beside nvidia-ml-py, or in its place; whether it serves.
+BINDINGS = {
+    "pynvml==13.*": True,
+    "pynvml==11.5.*": False,
+    "nvidia-ml-py3==7.352.0": None,  # either will do
+    "nvidia-ml-py==12.550.*": True,
+}
+PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet", "--retries=1")
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+    """Folders with one of the BINDINGS each; all are installed at the same time."""
+    folder = tmp_path_factory.mktemp("bindings")
+    paths = {name: folder / str(number) for number, name in enumerate(BINDINGS)}
+    running = {
+        name: subprocess.Popen(
+            [sys.executable, *PIP, "install", "--no-compile", f"--target={path}", name],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )
+        for name, path in paths.items()
+    }  # fmt: skip
+    try:
+        yield {n: path for n, path in paths.items() if not running[n].wait(LIMIT_S)}
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+
+
+RESERVE = "import os, reserve_gpu; reserve_gpu.reserve(); print(os.environ['CUDA_VISIBLE_DEVICES'])"
+
+
+@pytest.mark.parametrize(("name", "serves"), BINDINGS.items())
+def test_bindings(
+    machine: Machine, installed: dict[str, Path], name: str, *, serves: bool | None
+) -> None:
+    """Other people's bindings serve without a warning, or the command that mends it is named."""
+    if name not in installed:
+        pytest.skip(f"pip could not install {name}")
+    machine.write("gpu\n  compute 4321 3500\ngpu")
+    path = str(installed[name])
+    as_a_site = f"import site, sys; site.addsitedir({path!r}); sys.path.insert(0, {path!r})\n"
+    done = machine.python(f"{as_a_site}{RESERVE}")
+    if serves or (serves is None and not done.returncode):
+        assert (done.stdout, done.stderr) == ("1\n", "")
+    else:
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith("reserve_gpu.errors.DriverError: ")
+        assert "pip uninstall -y pynvml nvidia-ml-py3 nvidia-ml-py" in last
+        assert "pip install nvidia-ml-py" in last
+        assert "deprecated" not in done.stderr
+
+
+# -- native Windows, macOS -------------------------------------------------------------------------
+
+# Makes this process one of another system, as far as Python shows it; IPython is there already.
+ELSEWHERE = """
+import ctypes, os, sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance(colors="NoColor")
+import IPython.core.magic, IPython.core.magic_arguments, argparse, shlex, subprocess
+missing = {
+    "win32": "register_at_fork fork getuid geteuid fchmod pread pwrite O_NOFOLLOW O_CLOEXEC "
+             "O_DIRECTORY O_NONBLOCK RTLD_NOLOAD RTLD_NOW",
+    "darwin": "",
+}
+sys.platform = sys.argv[1]
+for name in missing[sys.platform].split():
+    delattr(os, name)
+if sys.platform == "win32":
+    sys.modules.update(dict.fromkeys(["fcntl", "pwd", "grp", "resource"]))
+import json, reserve_gpu
+answers = []
+for cell in ("%load_ext reserve_gpu", "%reserve_gpu?", "%reserve_gpu", "%reserve_gpu 0 --share",
+             "%reserve_gpu --optional", "%reserve_gpu --release", "%unload_ext reserve_gpu",
+             "import reserve_gpu; reserve_gpu.reserve()", "reserve_gpu.current()",
+             "reserve_gpu.release()"):
+    result = shell.run_cell(cell)
+    error = result.error_before_exec or result.error_in_exec
+    answers.append([cell, type(error).__name__ if error else None, str(error or "")])
+print(json.dumps([answers, dict(os.environ)]))
+"""
+
+
+def elsewhere(machine: Machine, system: str, **extra: str) -> dict[str, tuple[str | None, str]]:
+    """What each cell came to on that system: the name of an error or None, and its text."""
+    before = {"CUDA_VISIBLE_DEVICES": "1"}
+    done = machine.command(sys.executable, "-c", ELSEWHERE, system, **before, **extra)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    answers, environ = json.loads(done.stdout.splitlines()[-1])
+    assert {k: v for k, v in environ.items() if k.startswith("CUDA_")} == before
+    return {cell: (error, text) for cell, error, text in answers}
+
+
+@pytest.mark.parametrize(
+    ("system", "has_driver"), [("win32", False), ("win32", True), ("darwin", False)]
+)
+def test_other_systems(machine: Machine, system: str, *, has_driver: bool) -> None:
+    """On Windows and macOS nothing crashes, and one line says what reservations need."""
+    libraries = machine.environ()["LD_LIBRARY_PATH"].split(":")[0]
+    if has_driver:
+        (machine.folder / "System32").mkdir()
+        (machine.folder / "System32" / "nvml.dll").symlink_to(f"{libraries}/libnvidia-ml.so.1")
+    else:
+        libraries = ""
+    windows = {"WINDIR": str(machine.folder), "LD_LIBRARY_PATH": libraries}
+    answers = elsewhere(machine, system, **windows)
+    ours = {"NoDriverError", "DriverError", "LockError"}
+    for cell, (error, text) in answers.items():
+        if "reserve()" in cell or cell in ("%reserve_gpu", "%reserve_gpu 0 --share"):
+            assert error in ours, (cell, error, text)
+            assert "\n" not in text
+            assert "Linux" in text, (cell, text)
+            assert "WSL2" in text
+        else:
+            assert error is None, (cell, error, text)
+
+
+# -- GPUs in trouble, without a memory reading, with a desktop -------------------------------------
+
+
+def test_gpus_in_trouble(machine: Machine) -> None:
+    """Of eight GPUs the one without trouble is served; where it is gone each says its trouble."""
+    machine.use("trouble")
+    with machine.child() as child, machine.child() as other:
+        assert child.reserve().value == "7"
+        refused = other.reserve()
+        assert refused.error == "NoFreeDeviceError"
+        lines = refused.text.splitlines()[1:9]
+        for index, cause in enumerate(
+            ["lost", "Permission", "Unknown Error", "prohibited", "4321", "777", "MIG", child.pid]
+        ):
+            assert lines[index].startswith(f"  GPU{index}: ")
+            assert str(cause) in lines[index]
+        for index in (3, 4):  # CUDA would refuse to let us in
+            assert other.reserve(str(index)).error == "NoFreeDeviceError"
+
+
+@on_a_host
+def test_without_a_memory_reading(machine: Machine) -> None:
+    """Processes decide; CUDA_DEVICE_MEMORY is not set, and comes back with the release."""
+    machine.use("gb10")
+    with machine.child(CUDA_DEVICE_MEMORY="7") as child:
+        assert child.reserve().value == "1"
+        assert "CUDA_DEVICE_MEMORY" not in variables(child)
+        assert "4321" in child.reserve("count=2").text
+        child.run("reserve_gpu.release()")
+        assert variables(child) == {"CUDA_DEVICE_MEMORY": "7"}
+        assert "can't be had" in child.reserve("min_memory=1").text
+
+
+def test_a_desktop_is_idle(machine: Machine) -> None:
+    """Xorg and a browser with 2 GB of graphics memory on GPU 0 do not make it busy."""
+    machine.use("desktop")
+    with machine.child() as child:
+        assert child.reserve().value == "0"
+
+
+def test_memory_of_nobody(machine: Machine) -> None:
+    """Memory that no process accounts for makes a GPU busy, above a threshold that can be set."""
+    machine.use("orphan")
+    with machine.child() as child:
+        assert child.reserve().value == "1"
+        assert "GPU0: busy, 2.9 GiB in use by no process" in child.reserve("count=2").text
+    with machine.child(RESERVE_GPU_IDLE_MEMORY="3GiB") as child:
+        assert child.reserve().value == "0"
+
+
+# -- a driver that hangs ---------------------------------------------------------------------------
+
+
+def wait_for_call(machine: Machine, pid: int, function: str) -> None:
+    """Wait until the process has called the function."""
+    deadline = time.monotonic() + LIMIT_S
+    while not any(
+        line.split()[:2] == [str(pid), function]
+        for line in (machine.log.read_text().splitlines() if machine.log.exists() else ())
+    ):
+        assert time.monotonic() < deadline, f"{function} was not called"
+        time.sleep(0.005)
+
+
+@contextmanager
+def hanging(machine: Machine, script: str) -> Iterator[Child]:
+    """A child for which alone the driver of this scenario hangs, at the function that it delays."""
+    scenario = machine.folder / "hanging.txt"
+    scenario.write_text(script)
+    (function,) = (line.split()[1] for line in script.splitlines() if line.startswith("delay"))
+    with machine.child(STAND_IN_SCENARIO=str(scenario)) as child:
+        child.send("reserve_gpu.reserve()")
+        wait_for_call(machine, child.pid, function)
+        yield child
+
+
+def test_a_hang_before_the_mutex_blocks_nobody(machine: Machine) -> None:
+    """Who hangs while a GPU is touched for the first time does not keep others from any GPU."""
+    script = "delay nvmlDeviceGetMemoryInfo_v2 0 100000\ngpu\ngpu"
+    with hanging(machine, script), machine.child() as child:
+        assert child.reserve("'0,1'").value == "0,1"
+
+
+def test_a_hang_under_the_mutex_is_told_with_its_pid(machine: Machine) -> None:
+    """Who waits in vain for one that hangs is told its pid; once that is killed all is free."""
+    script = (driver.SCENARIOS / "hang.txt").read_text()
+    with hanging(machine, script) as child, LockDirectory(str(machine.locks)) as directory:
+        with pytest.raises(LockError, match=rf"\b{child.pid}\b") as caught:
+            directory.mutex(limit_s=0.05).__enter__()
+        assert "root" in str(caught.value)
+        child.kill()
+        with machine.child() as other:
+            assert other.reserve("'0,1'").value == "0,1"
+
+
+def test_a_hang_in_another_container_names_no_process_of_this_one(machine: Machine) -> None:
+    """In a container, who hangs outside is not said to be the local process of the same pid."""
+    script = (driver.SCENARIOS / "hang.txt").read_text()
+    with hanging(machine, script) as child, behind(machine, *CONTAINER) as contained:
+        told = contained.run(
+            "from reserve_gpu.locks import LockDirectory\n"
+            "with LockDirectory() as directory, directory.mutex(limit_s=0.05): pass"
+        )
+        assert told.error == "LockError"
+        assert f"process {child.pid} of root" not in told.text
+        assert "process 1 " not in told.text
+
+
+@pytest.mark.parametrize(
+    "function", ["nvmlInitWithFlags", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeMode"]
+)
+def test_interrupting_a_script_that_hangs(machine: Machine, function: str) -> None:
+    """Ctrl-C ends a Python script that hangs in the driver, and frees all that it had taken."""
+    scenario = machine.folder / "hanging.txt"
+    scenario.write_text(f"delay {function} * 100000\ngpu\ngpu")
+    process = subprocess.Popen(
+        [sys.executable, "-c", RESERVE], env=machine.environ(STAND_IN_SCENARIO=str(scenario)),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        wait_for_call(machine, process.pid, function)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert "KeyboardInterrupt" in stderr
+    assert process.returncode == -signal.SIGINT
+    with machine.child() as other:
+        assert other.reserve("'0,1'").value == "0,1"
+
+
+# -- going on without ------------------------------------------------------------------------------
+
+BEFORE = {"CUDA_VISIBLE_DEVICES": "0,1", "CUDA_DEVICE_MEMORY": "7"}
+CLOSED = {"CUDA_VISIBLE_DEVICES": ""}
+# Scenario, more environment, what is asked for, the variables then, and what is said.
+OPTIONAL = {
+    "a GPU is there": ("gpu\ngpu", {}, "", "0", "Reserving GPU0"),
+    "no driver": ("gpu\nfail nvmlInitWithFlags * 9", {}, "", BEFORE, "kernel module"),
+    "nothing free": ("gpu\n compute 1 500", {}, "", CLOSED, "GPU0: busy"),
+    "no lock directory": ("gpu", {"RESERVE_GPU_LOCK_DIR": "/proc/no"}, "", CLOSED, "/proc/no"),
+}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "extra", "arguments", "expected", "said"), OPTIONAL.values(), ids=OPTIONAL.keys()
+)
+def test_optional(
+    machine: Machine,
+    scenario: str,
+    extra: dict[str, str],
+    arguments: str,
+    expected: str | dict[str, str],
+    said: str,
+) -> None:
+    """With --optional a notebook goes on, with no GPU to land on by mistake, and says why."""
+    machine.write(scenario)
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if expected == "0" else {}
+    done = machine.ipython(
+        f"%reserve_gpu --optional {arguments}", PRINT_VARIABLES, **BEFORE, **order, **extra
+    )
+    assert (done.returncode, done.stderr.count("Traceback")) == (0, 0)
+    assert said in done.stdout
+    after = json.loads(done.stdout.splitlines()[-1])
+    if isinstance(expected, str):
+        assert after["CUDA_VISIBLE_DEVICES"] == expected
+    else:
+        assert after == expected
+        assert "Going on without a GPU." in done.stdout
+
+
+# -- choosing --------------------------------------------------------------------------------------
+
+CHOICES = [
+    ("eight", "count=2", "0,1"),
+    ("eight", "count=3, exclude='GPU1 GPU2'", "0,4,5"),
+    ("mixed", "min_memory='9GB'", "1"),
+    ("mixed", "min_memory='12GiB'", "3"),
+    ("mixed", "name='rtx'", "1"),
+    ("mixed", "name='RTX', exclude=1", "3"),
+    ("mixed", "exclude=[0, 1]", "2"),
+    ("mixed", "count=2, name='GeForce', min_memory='10000'", "1,3"),
+]
+
+
+@pytest.mark.parametrize(("scenario", "wanted", "visible"), CHOICES)
+def test_choosing(machine: Machine, scenario: str, wanted: str, visible: str) -> None:
+    """A GPU is had by number, memory, text in the name, and what it must not be."""
+    machine.use(scenario)
+    with machine.child() as child:
+        answer = child.reserve(wanted)
+        if "GPU1 GPU2" in wanted:  # any three of which two are a pair
+            assert answer.value is not None
+            assert not {"1", "2"} & set(answer.value.split(","))
+        else:
+            assert answer.value == visible, answer.text
+
+
+def test_two_of_eight_are_a_pair(machine: Machine) -> None:
+    """Of the free GPUs two that NVLink connects come before the two that come first."""
+    machine.use("eight")
+    with machine.child() as other, machine.child() as child:
+        assert other.reserve("[0, 3]").value == "0,3"
+        assert child.reserve("count=2").value == "4,5"
+
+
+def test_an_excluded_index_is_not_touched(machine: Machine) -> None:
+    """Not one call is made about a GPU that is excluded by its index."""
+    machine.use("eight")
+    with machine.child() as child:
+        assert child.reserve("exclude='0,1'").value == "2"
+    assert {call.partition(" ")[2] for call in machine.calls()} == {"", "2"}
+
+
+# What can never be had, and what must be said of it.
+IMPOSSIBLE = [
+    ("eight", "count=9", ["9 GPUs", "Of 8"]),
+    ("mixed", "min_memory='80GB'", ["74.5 GiB", "GPU3 has 24.0 GiB"]),
+    ("mixed", "name='H100'", ["H100", "GPU1 is a NVIDIA GeForce RTX 2080 Ti"]),
+    ("mixed", "count=3, min_memory='10GB'", ["3 GPUs", "GPU1, GPU3"]),
+    ("two", "count=2, exclude=0", ["2 GPUs"]),
+    ("two", "exclude=[0, 1]", ["exclude"]),
+    ("two", "exclude=7", ["GPU7"]),
+    ("two", "0, exclude=0", ["GPU0"]),
+]
+
+
+@pytest.mark.parametrize(("scenario", "wanted", "said"), IMPOSSIBLE)
+def test_the_impossible(machine: Machine, scenario: str, wanted: str, said: list[str]) -> None:
+    """What no state of the machine could satisfy is one line, with what there is; nothing changes."""
+    machine.use(scenario)
+    with machine.child(**BEFORE, CUDA_DEVICE_ORDER="PCI_BUS_ID") as child:
+        child.run("del os.environ['CUDA_VISIBLE_DEVICES']")
+        before = variables(child)
+        refused = child.reserve(wanted)
+        assert refused.error == "RequestError", refused
+        assert all(part in refused.text for part in said), refused.text
+        assert "\n" not in refused.text
+        assert variables(child) == before
+
+
+def test_the_possible_that_is_not_free_is_not_impossible(machine: Machine) -> None:
+    """Where enough GPUs fit but not enough are free, the request may be repeated later."""
+    machine.use("mixed")
+    with machine.child() as other, machine.child() as child:
+        other.reserve("3")
+        refused = child.reserve("count=2, min_memory='10GB'")
+        assert refused.error == "NoFreeDeviceError"
+        assert f"pid {other.pid}" in refused.text
+        assert "GPU0: has 8.0 GiB" in refused.text
+
+
+def test_two_share_and_keep_others_out(machine: Machine) -> None:
+    """Two who share a GPU have it together; who wants it alone waits until both are gone."""
+    machine.write("gpu")
+    with machine.child() as one, machine.child() as two, machine.child() as alone:
+        assert one.reserve("share=True").value == "0"
+        assert two.reserve("0, share=True").value == "0"
+        for leaver in (one, two):
+            assert alone.reserve().error == "NoFreeDeviceError"
+            assert alone.reserve("0").error == "NoFreeDeviceError"
+            leaver.kill()
+        assert alone.reserve().value == "0"
+
+
+def test_sharing_with_an_exclusive_holder(machine: Machine) -> None:
+    """A reserved GPU can be shared, with a warning that names its holder, who keeps it."""
+    machine.write("gpu")
+    with machine.child() as holder, machine.child() as sharer, machine.child() as third:
+        holder.reserve("note='long job'")
+        (warning, *_) = sharer.run(WARNINGS.format("share=True")).value
+        assert f"pid {holder.pid}" in warning
+        assert "long job" in warning
+        holder.run("reserve_gpu.release()")
+        assert f"pid {sharer.pid}" in third.reserve().text
+
+
+def test_sharing_prefers_the_free_then_the_emptiest(machine: Machine) -> None:
+    """Who shares any GPU gets a free one; if there is none, that with least memory in use."""
+    machine.write("gpu\n compute 1 5000\ngpu\n compute 2 3000\ngpu\n used 10\ngpu\n used 200")
+    with machine.child() as one, machine.child() as two, machine.child() as three:
+        assert one.reserve("share=True").value == "2"
+        assert two.reserve("share=True").value == "3"
+        assert three.reserve("share=True").value == "2"
+        two.kill()
+        three.run("reserve_gpu.release()")
+        one.kill()
+        machine.write("gpu\n compute 1 5000\ngpu\n compute 2 3000")
+        assert three.reserve("share=True").value == "1"
+
+
+def test_a_note_is_read_by_others(machine: Machine) -> None:
+    """The note stands beside the reservation for whoever finds the GPU taken."""
+    with machine.child() as one, machine.child() as other:
+        one.reserve("0, note='till noon, call 123'")
+        assert "till noon, call 123" in other.reserve("0").text
+        one.reserve("0, note='till two'")
+        assert "till two" in other.reserve("0").text
