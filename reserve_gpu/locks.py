@@ -8,20 +8,19 @@ on a deleted file would be a lock that nobody else can see.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import stat
+import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import records
+from reserve_gpu import files, records
 from reserve_gpu.device import Holder
 from reserve_gpu.errors import LockError
 from reserve_gpu.names import shown
-from reserve_gpu.places import default_path, open_directory
+from reserve_gpu.places import default_path
 from reserve_gpu.settings import LOCK_DIRECTORY
 
 if TYPE_CHECKING:
@@ -29,10 +28,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-try:
+with suppress(ImportError):  # Windows; nothing is locked there
     import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 MUTEX = "mutex.lock"
 MUTEX_LIMIT_S = 30.0
@@ -56,7 +53,7 @@ class Lock:
         self._since = time.time()
         self._signed = False
         self._descriptor = descriptor
-        self._file = _identity(os.fstat(descriptor))
+        self._file = files.identity(os.fstat(descriptor))
         self._pid = os.getpid()
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -84,13 +81,13 @@ class Lock:
         if self._pid != os.getpid() or self._descriptor not in _descriptors:
             return False
         with suppress(OSError):  # somebody may have closed every descriptor, ours among them
-            return _identity(os.fstat(self._descriptor)) == self._file
+            return files.identity(os.fstat(self._descriptor)) == self._file
         return False
 
     def stands(self) -> bool:
         """Whether the locked file is still where others look for it, and not deleted."""
         with suppress(OSError):
-            return _identity(os.stat(self.path, follow_symlinks=False)) == self._file
+            return files.identity(os.stat(self.path, follow_symlinks=False)) == self._file
         return False
 
 
@@ -102,12 +99,13 @@ class LockDirectory:
     """
 
     def __init__(self, path: str | None = None) -> None:
-        if fcntl is None:
-            raise LockError("Reservations need Linux or WSL2: this system has no flock.")
+        platform: str = sys.platform
+        if platform != "linux":
+            raise LockError(f"Reservations need Linux or WSL2; this is {platform}.")
         self.path = path or default_path()
 
     def __enter__(self) -> Self:
-        self._fd = open_directory(self.path)
+        self._fd = files.open_directory(self.path)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -158,48 +156,20 @@ class LockDirectory:
             lock.release()
 
     def _open(self, name: str) -> int:
-        """Open the file, or make it, writable for all; nothing but a regular file is accepted."""
         if "/" in name or name.startswith("."):  # it comes from the driver
             raise LockError(f"{shown(name)!r} can't be the name of a lock.")
-        path, flags = (
-            f"{self.path}/{name}",
-            os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK,
-        )
         _hook_fork()
-        try:
-            with _forking:
-                descriptor = self._open_or_create(name, flags)
-                _descriptors.add(descriptor)
-        except OSError as error:
-            raise LockError(_open_message(path, error, self._fd, name)) from error
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            _close(descriptor)
-            raise LockError(f"{path} is not a regular file. Remove it, or ask its owner to.")
+        with _forking:
+            descriptor = files.open_file(self._fd, name, f"{self.path}/{name}")
+            _descriptors.add(descriptor)
         return descriptor
-
-    def _open_or_create(self, name: str, flags: int) -> int:
-        """Open without O_CREAT first: fs.protected_regular refuses it on another user's file."""
-        for attempt in range(ATTEMPTS):
-            with suppress(FileNotFoundError):
-                try:
-                    return os.open(name, flags, dir_fd=self._fd)
-                except PermissionError:
-                    if attempt == ATTEMPTS - 1:
-                        raise
-                    time.sleep(MUTEX_POLL_S)  # its maker may be about to open it to all
-                    continue
-            with suppress(FileExistsError):
-                descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=self._fd)
-                os.fchmod(descriptor, 0o666)  # whatever the umask
-                return descriptor
-        raise FileNotFoundError(errno.ENOENT, "it disappears again and again")
 
     def _is_current(self, descriptor: int, name: str) -> bool:
         try:
             there = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        return _identity(there) == _identity(os.fstat(descriptor))
+        return files.identity(there) == files.identity(os.fstat(descriptor))
 
     def _holder(self, descriptor: int) -> Holder:
         """Who has the file locked: by the kernel's list where it shows us, and by the record."""
@@ -214,10 +184,6 @@ def file_name(uuid: str, *, shared: bool = False) -> str:
     """
     ending = "shared" if shared else "lock"
     return f"{uuid.replace('/', '_')}.{ending}"  # old MIG UUIDs have slashes in them
-
-
-def _identity(file: os.stat_result) -> tuple[int, int]:
-    return file.st_dev, file.st_ino
 
 
 def _flock(descriptor: int, path: str, *, shared: bool) -> bool:
@@ -260,20 +226,6 @@ def _after_fork_in_child() -> None:
             os.close(descriptor)
     _descriptors.clear()
     _forking.release()
-
-
-def _open_message(path: str, error: OSError, directory: int, name: str) -> str:
-    if error.errno == errno.ELOOP:
-        return f"{path} is a link, which is never followed. Remove it, or ask its owner to."
-    if error.errno == errno.EISDIR:
-        return f"{path} is a directory, not a lock file. Remove it, or ask its owner to."
-    if error.errno == errno.EACCES:
-        owner = ""
-        with suppress(OSError):
-            file = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            owner = f" It belongs to uid {file.st_uid}."
-        return f"{path} may not be opened by this user.{owner} Its mode must be 0666."
-    return f"{path} can't be opened: {error.strerror or error}."
 
 
 def _mutex_message(holder: Holder, limit_s: float) -> str:

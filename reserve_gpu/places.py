@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from contextlib import suppress
@@ -49,30 +48,3 @@ def is_private(path: str) -> bool:
 
 def _is_below(path: str, point: str) -> bool:
     return f"{path}/".startswith(f"{point.rstrip('/')}/")
-
-
-def open_directory(path: str) -> int:
-    """Open the directory, made for all users if it is not there; a link in its place is refused."""
-    made = False
-    try:
-        with suppress(FileExistsError):
-            os.mkdir(path, 0o1777)
-            made = True
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        if made:
-            os.fchmod(descriptor, 0o1777)  # whatever the umask
-    except OSError as error:
-        raise LockError(_directory_message(path, error)) from error
-    return descriptor
-
-
-def _directory_message(path: str, error: OSError) -> str:
-    if error.errno in (errno.ELOOP, errno.ENOTDIR):
-        return (
-            f"The lock directory {path} is a link or no directory. Remove it, or set "
-            f"{LOCK_DIRECTORY} to a directory that all users of this machine share."
-        )
-    return (
-        f"The lock directory {path} can't be used: {error.strerror}. Set {LOCK_DIRECTORY} to a "
-        "directory that all users of this machine may write to."
-    )

@@ -27,7 +27,7 @@ LAYERS = [
     {"claim", "fence"},
     {"report"},
     {"nvml", "locks", "cuda", "processes"},
-    {"bindings", "places"},
+    {"bindings", "files", "places"},
     {"caller", "settings", "records"},
     {"choosing"},
     {"names"},

@@ -1,0 +1,128 @@
+"""Opening lock files, and their directory, in a place where everybody may have put anything.
+
+No link is ever followed, and nothing but a regular file of one name is ever written to. What is
+made is made for all users, whatever the umask; what its maker could not finish, being killed
+half-way, the same user finishes later.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from contextlib import suppress
+
+from reserve_gpu.errors import LockError
+from reserve_gpu.settings import LOCK_DIRECTORY
+
+FILE_MODE, DIRECTORY_MODE = 0o666, 0o1777
+YOUNG_S = 1.0  # what was made so lately may still be in the making
+POLL_S = 0.01
+ATTEMPTS = 200
+
+
+def open_directory(path: str) -> int:
+    """A descriptor to reach the directory by, made for all users if it is not there.
+
+    Raises LockError.
+    """
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(path, DIRECTORY_MODE)
+        # O_PATH: even a directory that its maker may not read yet, under umask 0777.
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        raise LockError(_directory_message(path, error)) from error
+    _finish(descriptor, DIRECTORY_MODE)
+    return descriptor
+
+
+def open_file(directory: int, name: str, path: str) -> int:
+    """A descriptor of the lock file, open for reading and writing, made for all if it is not there.
+
+    directory: as open_directory gives it. path: what messages call the file. Raises LockError.
+    """
+    for _ in range(ATTEMPTS):
+        try:
+            descriptor = _open_or_make(directory, name)
+        except (FileExistsError, FileNotFoundError):
+            continue  # somebody made or removed it just now
+        except OSError as error:
+            if error.errno == errno.EACCES and _is_young(directory, name):
+                time.sleep(POLL_S)
+                continue
+            raise LockError(_file_message(path, error, directory, name)) from error
+        try:
+            _require_plain(descriptor, path)
+            _finish(descriptor, FILE_MODE)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+    raise LockError(f"{path} can't be opened: somebody makes and removes it again and again.")
+
+
+def identity(file: os.stat_result) -> tuple[int, int]:
+    """What tells one file from another, under whatever name."""
+    return file.st_dev, file.st_ino
+
+
+def _open_or_make(directory: int, name: str) -> int:
+    """Open without O_CREAT first: fs.protected_regular refuses it on another user's file."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    with suppress(FileNotFoundError):
+        return os.open(name, flags, dir_fd=directory)
+    return os.open(name, flags | os.O_CREAT | os.O_EXCL, FILE_MODE, dir_fd=directory)
+
+
+def _finish(descriptor: int, mode: int) -> None:
+    """Open to all what this user made and nobody else can write to: the umask took that away."""
+    found = os.fstat(descriptor)
+    if found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        os.chmod(f"/proc/self/fd/{descriptor}", mode)  # works for O_PATH, as fchmod does not
+
+
+def _require_plain(descriptor: int, path: str) -> None:
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise LockError(f"{path} is not a regular file. Remove it, or ask its owner to.")
+    if found.st_nlink > 1:
+        raise LockError(f"{path} is a second name of another file, which is not ours. Remove it.")
+
+
+def _is_young(directory: int, name: str) -> bool:
+    """Whether the file, or the directory that it is missing from, was made or changed just now."""
+    try:
+        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        found = os.fstat(directory)
+    return abs(time.time() - found.st_ctime) < YOUNG_S
+
+
+def _directory_message(path: str, error: OSError) -> str:
+    if error.errno in (errno.ELOOP, errno.ENOTDIR):
+        return (
+            f"The lock directory {path} is a link or no directory. Remove it, or set "
+            f"{LOCK_DIRECTORY} to a directory that all users of this machine share."
+        )
+    return (
+        f"The lock directory {path} can't be used: {error.strerror}. Set {LOCK_DIRECTORY} to a "
+        "directory that all users of this machine may write to."
+    )
+
+
+def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
+    if error.errno == errno.ELOOP:
+        return f"{path} is a link, which is never followed. Remove it, or ask its owner to."
+    if error.errno == errno.EISDIR:
+        return f"{path} is a directory, not a lock file. Remove it, or ask its owner to."
+    if error.errno == errno.EACCES:
+        try:
+            owner = os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid
+        except OSError:
+            return _directory_message(os.path.dirname(path), error)
+        whose = f"It belongs to uid {owner}; its mode must be 0666."
+        return f"{path} may not be opened by this user. {whose}"
+    return f"{path} can't be opened: {error.strerror or error}."
