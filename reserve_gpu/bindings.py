@@ -22,13 +22,14 @@ T = TypeVar("T")
 
 WSL_LIBRARY = "/usr/lib/wsl/lib/libnvidia-ml.so.1"
 
-# Codes of nvmlReturn_t (nvml.h) that mean "this reading is not to be had here" rather than "this
-# device is in trouble": NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND,
-# ARGUMENT_VERSION_MISMATCH, DEPRECATED.
-NOT_OFFERED = frozenset({3, 4, 13, 25, 26})
-INVALID_ARGUMENT, NOT_FOUND, INSUFFICIENT_SIZE, CORRUPTED_INFOROM, NO_DATA, UNKNOWN = (
-    2, 6, 7, 14, 21, 999,
-)  # fmt: skip
+# Codes of nvmlReturn_t (nvml.h). NOT_OFFERED: those that mean "this reading is not to be had here"
+# rather than "this device is in trouble".
+INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, INSUFFICIENT_SIZE = 2, 3, 4, 6, 7
+FUNCTION_NOT_FOUND, CORRUPTED_INFOROM, NO_DATA, VERSION_MISMATCH, DEPRECATED = 13, 14, 21, 25, 26
+UNKNOWN = 999
+NOT_OFFERED = frozenset(
+    {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, VERSION_MISMATCH, DEPRECATED}
+)
 
 DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 9, 12
 REMEDIES = {
@@ -40,9 +41,10 @@ REMEDIES = {
     "machine.",
     17: "The operating system blocks access to the NVIDIA driver. In a container, start it with "
     "GPU access (docker run --gpus all).",
-    4: "This user may not use the NVIDIA driver. Ask the administrator for access to /dev/nvidia*.",
-    13: "The NVIDIA driver and the installed nvidia-ml-py do not fit: the driver lacks a function. "
-    "Update the driver.",
+    NO_PERMISSION: "This user may not use the NVIDIA driver. Ask the administrator for access to "
+    "/dev/nvidia*.",
+    FUNCTION_NOT_FOUND: "The NVIDIA driver is older than the installed nvidia-ml-py needs. Update "
+    "the driver.",
     UNKNOWN: "The NVIDIA driver does not start. A container that lost its GPUs, as after systemctl "
     "daemon-reload on its host, must be started again; elsewhere, look at what nvidia-smi says.",
 }
@@ -145,7 +147,7 @@ def import_pynvml() -> ModuleType:
     return module
 
 
-def memory_v2(pynvml: ModuleType, handle: Any) -> Any:
+def memory_v2(pynvml: ModuleType, handle: Any, _name: str) -> Any:
     """The memory reading without the driver's own reserve, None where the bindings have none."""
     try:
         return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)

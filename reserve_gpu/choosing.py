@@ -25,7 +25,7 @@ DEFAULT_IDLE_FRACTION = 0.05
 # 600 MB on an idle card (https://github.com/wookayin/gpustat/issues/141).
 DRIVER_RESERVE_MIB = 640.0
 
-_SIZE = r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?b)?"
+_SIZE = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([kmgt]?)(i?b)?"
 _BYTES = {"k": (10**3, 2**10), "m": (10**6, 2**20), "g": (10**9, 2**30), "t": (10**12, 2**40)}
 
 
@@ -170,6 +170,8 @@ def satisfies(held: Sequence[Device], wanted: Request) -> bool:
 
 def parse_size(text: str | float) -> float:
     """A size of memory in MiB: `16GB`, `16GiB`, `16000` (MiB). Raises RequestError."""
+    if isinstance(text, float) and text.is_integer():
+        text = int(text)
     match = re.fullmatch(_SIZE, str(text).strip(), re.IGNORECASE | re.ASCII)
     if not match:
         raise RequestError(

@@ -167,7 +167,8 @@ class Claim:
         self._crowd[device.uuid] = (not idle or holder is not None, choosing.used_mib(usage))
         if idle and not holder:
             return True
-        if (self.request.devices or self.request.share) and choosing.usable(usage):
+        is_wanted = self.request.devices or (self.request.share and state is State.BUSY) or idle
+        if is_wanted and choosing.usable(usage):
             uses = [] if idle else [self._use(device, state.value, reason)]
             uses += [self._held_by(holder)] if holder else []
             self.warnings[device.uuid] = (

@@ -32,6 +32,7 @@ class Device(NamedTuple):
     instance: number of the MIG instance on that GPU, None for a whole GPU.
     memory_mib: total memory in MiB.
     link_width: PCIe lanes in use now.
+    gpu_uuid, old_name: of an instance, its GPU's UUID and its name in CUDA before it had its own.
     """
 
     index: int  # type: ignore[assignment] # hides a method of tuple that nobody wants
@@ -42,6 +43,8 @@ class Device(NamedTuple):
     vbios: str | None = None
     link_width: int | None = None
     instance: int | None = None
+    gpu_uuid: str | None = None
+    old_name: str | None = None
 
     @property
     def label(self) -> str:

@@ -22,7 +22,9 @@ _INDEX = r"(?:gpu)?([0-9]{1,4})"
 _INSTANCE = r"(?:gpu)?([0-9]{1,4}):([0-9]{1,3})"
 _BUS_ID = r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 _UUID = r"(?:GPU|MIG)-[0-9a-z/-]+"
-_STRTOUL = r"\s*\+?([0-9]+)"
+_STRTOUL = r"\s*([+-]?)0*([0-9]+)"
+_BLANKS = " \t\n\v\f\r"
+_TOO_LONG = 10  # digits; no machine has so many GPUs
 _UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -62,10 +64,10 @@ def pick(name: str, found: Sequence[Device | Fault]) -> Device | Fault:
         raise RequestError(
             f"{name} is the start of several UUIDs: {', '.join(d.uuid for d in matches)}."
         )
-    if gpu_index(name) is not None and faults:
-        return next(
-            (f for f in faults if f.label[3:] == name.upper().removeprefix("GPU")), faults[0]
-        )
+    for fault in faults:
+        is_whole = fault.instance is None and fault.index == gpu_index(name)
+        if is_whole or (is_one_of(fault, [name]) and whole_index(name) is None):
+            return fault
     instances = ", ".join(d.label[3:] for d in devices if d.instance is not None)
     if instances and gpu_index(name) is not None:
         raise RequestError(
@@ -92,10 +94,8 @@ def matching(name: str, devices: Iterable[Device]) -> list[Device]:
 
 def is_one_of(one: Device | Fault, wanted: Iterable[str]) -> bool:
     """Whether one of the names means the device, or the GPU that it is an instance of."""
-    return any(
-        whole_index(name) == one.index or (isinstance(one, Device) and matching(name, [one]))
-        for name in wanted
-    )
+    stand_in = one if isinstance(one, Device) else Device(one.index, "", instance=one.instance)
+    return any(whole_index(name) == one.index or matching(name, [stand_in]) for name in wanted)
 
 
 def require_distinct(found: Sequence[Device | Fault]) -> None:
@@ -124,10 +124,12 @@ def entries(value: str) -> list[int | str]:
     """
     found: list[int | str] = []
     for entry in value.split(","):
-        if match := re.match(_STRTOUL, entry, re.ASCII):
-            found.append(int(match[1]))
-        elif entry.strip().startswith(("GPU-", "MIG-")):
-            found.append(entry.strip())
+        match = re.match(_STRTOUL, entry, re.ASCII)
+        uuid = entry.lstrip(_BLANKS)
+        if match and len(match[2]) < _TOO_LONG and (match[1] != "-" or match[2] == "0"):
+            found.append(int(match[2]))
+        elif uuid.startswith(("GPU-", "MIG-")):
+            found.append(uuid)
         else:
             break
     return found
@@ -145,12 +147,16 @@ def visible(
     for entry in listed:
         meant = _meant(entry, everything, numbering)
         if not meant:
+            if isinstance(entry, str) and meant is None:  # perhaps one that can't be read: say so
+                unread = [one for one in everything if isinstance(one, Fault)]
+                chosen.append([one for one in unread if [one] not in chosen])
             break
         chosen.append(meant)
     flat = [one for meant in chosen for one in meant]
     if any(one in flat[:position] for position, one in enumerate(flat)):
         return []
-    return [one for one in everything if one in flat]
+    parts = [one for one in flat if one.instance is not None]  # beside them CUDA shows no whole GPU
+    return [one for one in everything if one in (parts or flat)]
 
 
 def numbers_within(listed: Sequence[int], count: int) -> list[int]:
@@ -171,15 +177,22 @@ def shown(text: str, limit: int = 80) -> str:
 
 def _meant(
     entry: int | str, everything: Sequence[Device | Fault], numbering: Sequence[int]
-) -> list[Device | Fault]:
+) -> list[Device | Fault] | None:
+    """What one entry means: several are the instances of a GPU, [] is ambiguous, None nothing."""
     if isinstance(entry, int):
         if entry >= len(numbering):
-            return []
-        index = numbering[entry]  # with MIG on, what is meant is the GPU's instances
-        return [one for one in everything if one.index == index]
+            return None
+        return [one for one in everything if one.index == numbering[entry]]
     devices = [one for one in everything if isinstance(one, Device)]
-    meant = [device for device in devices if device.uuid.startswith(entry)]
-    return list(meant) if len(meant) == 1 else []
+    if entry.startswith("GPU-"):  # of a split GPU, its instances
+        named = {d.gpu_uuid or d.uuid for d in devices if (d.gpu_uuid or d.uuid).startswith(entry)}
+        meant = [d for d in devices if (d.gpu_uuid or d.uuid) in named]
+    else:
+        meant = [d for d in devices if d.uuid.startswith(entry) or d.old_name == entry]
+        named = {d.uuid for d in meant}
+    if not named:
+        return None
+    return list(meant) if len(named) == 1 else []
 
 
 def _match(pattern: str, text: str) -> re.Match[str] | None:

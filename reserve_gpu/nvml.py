@@ -34,6 +34,8 @@ NO_DECORATION = NO_PROCESS_LIST | {
     bindings.CORRUPTED_INFOROM,
     bindings.NO_DATA,
 }
+# Any other answer leaves open whether it is split, and who then uses a part of it.
+NO_MIG = frozenset({bindings.NOT_SUPPORTED, bindings.FUNCTION_NOT_FOUND})
 NO_MEMORY_V2 = NOT_OFFERED | {bindings.INVALID_ARGUMENT}
 
 COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
@@ -154,7 +156,8 @@ class Nvml:
 
     def _read(self, index: int) -> list[Device | Fault]:
         handle = self._driver.ask(self._pynvml.nvmlDeviceGetHandleByIndex, index)
-        mig = self._driver.ask_if_offered(self._pynvml.nvmlDeviceGetMigMode, handle)
+        function = self._pynvml.nvmlDeviceGetMigMode
+        mig = self._driver.ask_if_offered(function, handle, absent=NO_MIG)
         if not (mig and mig[0]):
             return [self._device(handle, handle, index)]
         instances = self._instances(handle, index)
@@ -168,12 +171,12 @@ class Nvml:
         return found
 
     def _instance(self, board: Any, index: int, slot: int) -> Device | Fault | None:
+        function = self._pynvml.nvmlDeviceGetMigDeviceHandleByIndex
+        gap = frozenset({bindings.NOT_FOUND})  # normal in the numbering
         try:
-            function = self._pynvml.nvmlDeviceGetMigDeviceHandleByIndex
-            return self._device(self._driver.ask(function, board, slot), board, index, slot)
+            handle = self._driver.ask_if_offered(function, board, slot, absent=gap)
+            return None if handle is None else self._device(handle, board, index, slot)
         except DeviceError as error:
-            if error.code == bindings.NOT_FOUND:  # gaps in the numbering are normal
-                return None
             return Fault(index, str(error), slot)
 
     def _device(self, handle: Any, board: Any, index: int, slot: int | None = None) -> Device:
@@ -191,7 +194,16 @@ class Nvml:
             vbios=self._decoration(nvml.nvmlDeviceGetVbiosVersion, board),
             link_width=self._decoration(nvml.nvmlDeviceGetCurrPcieLinkWidth, board),
             instance=slot,
+            **({} if slot is None else self._origin(handle, board)),
         )
+
+    def _origin(self, handle: Any, board: Any) -> dict[str, str]:
+        """What GPU an instance is a part of, and its name from before instances had UUIDs."""
+        nvml = self._pynvml
+        gpu = _text(self._driver.ask(nvml.nvmlDeviceGetUUID, board))
+        gi = self._decoration(nvml.nvmlDeviceGetGpuInstanceId, handle)
+        ci = self._decoration(nvml.nvmlDeviceGetComputeInstanceId, handle)
+        return {"gpu_uuid": gpu, "old_name": f"MIG-{gpu}/{gi}/{ci}"}
 
     def _decoration(self, function: Any, handle: Any) -> Any:
         return _text(self._driver.ask_if_offered(function, handle, absent=NO_DECORATION))
@@ -199,7 +211,8 @@ class Nvml:
     def _memory(self, handle: Any) -> tuple[float | None, float | None, bool]:
         """Total and used memory in MiB, and whether the driver's own reserve is left out of it."""
         ask, nvml = self._driver.ask_if_offered, self._pynvml
-        memory = ask(bindings.memory_v2, nvml, handle, absent=NO_MEMORY_V2)
+        name = "nvmlDeviceGetMemoryInfo_v2"
+        memory = ask(bindings.memory_v2, nvml, handle, name, absent=NO_MEMORY_V2)
         reserve_known = memory is not None
         if memory is None:
             memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)

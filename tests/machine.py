@@ -17,6 +17,8 @@ from tests import driver
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from jupyter_client.blocking.client import BlockingKernelClient
+
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 60
 
@@ -182,7 +184,7 @@ class Kernel:
 
         self.manager = KernelManager(kernel_name="python3")
         self.manager.start_kernel(env=dict(environ), cwd=str(folder))
-        self._connect()
+        self.client = self._connect()
 
     def load(self) -> None:
         cell = self.run("%load_ext reserve_gpu")
@@ -219,20 +221,20 @@ class Kernel:
                     return cell
 
     def restart(self) -> None:
+        self.client.stop_channels()
         self.manager.restart_kernel(now=False)
-        self._connect()
+        self.client = self._connect()
 
     def close(self) -> None:
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=True)
         self.manager.cleanup_resources()
 
-    def _connect(self) -> None:
-        if hasattr(self, "client"):
-            self.client.stop_channels()
-        self.client = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=LIMIT_S)
+    def _connect(self) -> BlockingKernelClient:
+        client: BlockingKernelClient = self.manager.client()
+        client.start_channels()
+        client.wait_for_ready(timeout=LIMIT_S)
+        return client
 
 
 def program(name: str) -> str | None:

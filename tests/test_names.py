@@ -242,7 +242,7 @@ def test_entries_out_of_range(value: str) -> None:
         (["GPU-aaaa1"], [], [A]),
         (["GPU-aaaa"], [], []),
         ([0, "GPU-aaaa", 1], [0, 1, 2, 3], [A]),
-        (["GPU-AAAA1"], [], []),
+        (["GPU-AAAA1"], [], [LOST]),  # none that can be read, so perhaps the one that can't
         (["MIG-cccc2", "MIG-cccc1"], [], [C, D]),
         ([0, "GPU-aaaa1"], [0, 1, 2, 3], []),
         (["MIG-cccc1", 2], [0, 1, 2, 3], []),
