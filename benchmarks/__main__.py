@@ -46,6 +46,7 @@ print((time.perf_counter() - start) * 1e3)
 
 
 def main() -> None:
+    """Measure, and print a line for each."""
     with tempfile.TemporaryDirectory() as folder:
         environ = _environment(Path(folder))
         load = _inside(environ, 'shell.run_line_magic("load_ext", "reserve_gpu")')

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from reserve_gpu.device import Device
     from reserve_gpu.errors import (
         DriverError,
+        ImpossibleError,
         LockError,
         NoDriverError,
         NoFreeDeviceError,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Device",
     "DriverError",
+    "ImpossibleError",
     "LockError",
     "NoDriverError",
     "NoFreeDeviceError",

@@ -7,6 +7,7 @@ each of these is turned into a `DeviceError` that says which function it was.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -48,6 +49,7 @@ REMEDIES = {
     UNKNOWN: "The NVIDIA driver does not start. A container that lost its GPUs, as after systemctl "
     "daemon-reload on its host, must be started again; elsewhere, look at what nvidia-smi says.",
 }
+OURS = ("_nvmlGetFunctionPointer", "nvmlDeviceGetMigMode")  # not in old packages of the same name
 REINSTALL = (
     "The module pynvml here is not the one of nvidia-ml-py. Run: python -m pip uninstall -y pynvml "
     "nvidia-ml-py3 nvidia-ml-py && python -m pip install nvidia-ml-py"
@@ -141,7 +143,7 @@ def import_pynvml() -> ModuleType:
             f"The module pynvml can't be imported ({error}). "
             "Run: python -m pip install nvidia-ml-py"
         ) from error
-    if not hasattr(pynvml, "_nvmlGetFunctionPointer") or not hasattr(pynvml, "NVMLError"):
+    if not all(hasattr(pynvml, name) for name in OURS):
         raise DriverError(REINSTALL)
     module: ModuleType = pynvml
     return module
@@ -187,6 +189,8 @@ def _preload_wsl_library() -> None:
 def _driver_error(error: DeviceError) -> DriverError:
     kind = NoDriverError if error.code in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED) else DriverError
     remedy = REMEDIES.get(error.code or 0, "The NVIDIA driver does not start.")
+    if sys.platform != "linux" and kind is NoDriverError:
+        remedy = "No NVIDIA driver here. Reservations need one, on Linux or WSL2."
     return kind(f"{remedy} [{error}]")
 
 

@@ -2,6 +2,7 @@
 
     ReserveGPUError             everything below; one `except` catches it all
     ├── RequestError            what was asked for makes no sense here (also a ValueError)
+    │   └── ImpossibleError     it makes sense, but this machine could never satisfy it
     ├── TooLateError            CUDA has already started in this process
     ├── NoFreeDeviceError       no device that was asked for can be had now
     ├── DriverError             the NVIDIA driver or its Python bindings can't be used
@@ -24,7 +25,11 @@ class ReserveGPUError(Exception):
 
 
 class RequestError(ReserveGPUError, ValueError):
-    """The request can't be understood, or no state of this machine could ever satisfy it."""
+    """The request can't be understood, or means nothing on this machine."""
+
+
+class ImpossibleError(RequestError):
+    """The request asks for more than this machine has, whoever uses it."""
 
 
 class TooLateError(ReserveGPUError):

@@ -110,17 +110,20 @@ def _numbering(value: str, everything: Sequence[Device | Fault], count: int) -> 
     CUDA's default order is fastest first. Among GPUs of one model that is the PCI bus order.
     """
     devices = [one for one in everything if isinstance(one, Device)]
-    models = {(device.name, device.memory_mib) for device in devices if device.instance is None}
-    if len(models) <= 1:
+    models = {names.model(device) for device in devices}
+    sizes = {device.memory_mib for device in devices if device.instance is None}
+    if len(models) <= 1 and len(sizes) <= 1:
         return list(range(count))
-    try:
-        order = cuda.device_uuids()
-    except OSError as error:
-        raise RequestError(
-            f"CUDA_VISIBLE_DEVICES={names.shown(value)!r} was set before, without "
-            "CUDA_DEVICE_ORDER. The GPUs here are of different models, so only CUDA knows which it "
-            f"means, and CUDA can't be asked ({error}). Set CUDA_DEVICE_ORDER=PCI_BUS_ID beside "
-            "it, or UUIDs instead of numbers."
-        ) from error
-    index = {device.uuid: device.index for device in devices}
-    return [index.get(uuid, -1) for uuid in order]
+    if any(device.instance is not None for device in devices):
+        why = "beside MIG instances it shows no whole GPUs"
+    else:
+        try:
+            index = {device.uuid: device.index for device in devices}
+            return [index.get(uuid, -1) for uuid in cuda.device_uuids()]
+        except OSError as error:
+            why = str(error)
+    raise RequestError(
+        f"CUDA_VISIBLE_DEVICES={names.shown(value)!r} was set before, without CUDA_DEVICE_ORDER. "
+        "The GPUs here are of different models, so only CUDA knows which it means, and CUDA can't "
+        f"be asked ({why}). Set CUDA_DEVICE_ORDER=PCI_BUS_ID beside it, or UUIDs for numbers."
+    )

@@ -55,7 +55,7 @@ class ReserveGPU(Magics):
     @with_help
     def reserve_gpu(self, line: str) -> None:
         """Reserve a GPU for this kernel, and set the CUDA variables for what it runs next."""
-        from reserve_gpu import errors, reservation
+        from reserve_gpu.errors import RequestError
 
         try:
             arguments = _parse(line)
@@ -63,16 +63,12 @@ class ReserveGPU(Magics):
                 print(_help())
             elif arguments.release:
                 _release(arguments)
+            elif arguments.optional:
+                _reserve_or_go_on(arguments)
             else:
                 _reserve(arguments)
-        except errors.RequestError as error:
+        except RequestError as error:
             raise UsageError(str(error)) from error
-        except (errors.NoFreeDeviceError, errors.DriverError, errors.LockError) as error:
-            if not arguments.optional:
-                raise
-            if not isinstance(error, errors.NoDriverError):
-                reservation.go_without()
-            print(f"{error}\nGoing on without a GPU.")
 
     def adopt_environment(self) -> None:
         """Let a setting that is in the environment prevail over one from a configuration file."""
@@ -162,3 +158,20 @@ def _reserve(arguments: Namespace) -> None:
         else:
             warnings.showwarning(one.message, one.category, one.filename, one.lineno)
     print(held)
+
+
+def _reserve_or_go_on(arguments: Namespace) -> None:
+    """Reserve, or say why there is no GPU to be had, and see that none is used by mistake."""
+    from reserve_gpu import errors, reservation
+
+    try:
+        _reserve(arguments)
+    except (
+        errors.NoFreeDeviceError,
+        errors.ImpossibleError,
+        errors.DriverError,
+        errors.LockError,
+    ) as error:
+        if not isinstance(error, errors.NoDriverError):
+            reservation.go_without()
+        print(f"{error}\nGoing on without a GPU.")

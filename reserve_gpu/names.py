@@ -98,6 +98,11 @@ def is_one_of(one: Device | Fault, wanted: Iterable[str]) -> bool:
     return any(whole_index(name) == one.index or matching(name, [stand_in]) for name in wanted)
 
 
+def model(device: Device) -> str:
+    """The model of the GPU, also of one that the device is only an instance of."""
+    return (device.name or "").partition(" MIG ")[0]
+
+
 def require_distinct(found: Sequence[Device | Fault]) -> None:
     """Raise RequestError if one of those that were named stands there twice."""
     for position, one in enumerate(found):

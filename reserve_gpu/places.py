@@ -35,6 +35,7 @@ def is_private(path: str) -> bool:
 
     A container's own mounts are its root, and temporary file systems such as /dev/shm.
     """
+    path = os.path.realpath(path)
     if pid_namespace() in (None, INITIAL_PID_NAMESPACE):
         return False
     point, kind = "", ""

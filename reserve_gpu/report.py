@@ -48,17 +48,22 @@ def nothing_free(
     """
     lines = [_headline(refusals, needed)]
     lines += [f"  {r.label}: {r.reason}" for r in refusals]
-    if visible is not None:
-        lines.append(
-            f"CUDA_VISIBLE_DEVICES={shown(visible)!r} was set before: it limits this process to "
-            + (f"{'that' if len(refusals) == 1 else 'those'}." if refusals else "no GPU at all.")
-        )
+    lines += limit(visible, len(refusals))
     lines += _ways_out(refusals)
     if kept:
         lines.append(f"This kernel keeps {labels(kept)}; nothing was changed.")
     else:
         lines.append("CUDA_VISIBLE_DEVICES = ''")
     return "\n".join(lines)
+
+
+def limit(visible: str | None, count: int) -> list[str]:
+    """The line about a CUDA_VISIBLE_DEVICES that was there before. count: devices inside of it."""
+    if visible is None:
+        return []
+    inside = {0: "no GPU at all", 1: "that one"}.get(count, "those")
+    fence = f"CUDA_VISIBLE_DEVICES={shown(visible)!r}"
+    return [f"{fence} was set before: it limits this process to {inside}."]
 
 
 def too_late(held: Sequence[Device]) -> str:

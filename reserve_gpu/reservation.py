@@ -14,9 +14,9 @@ from reserve_gpu import choosing, cuda, fence, processes, report, settings
 from reserve_gpu.claim import Claim
 from reserve_gpu.device import Holder
 from reserve_gpu.errors import (
+    ImpossibleError,
     LockError,
     NoFreeDeviceError,
-    RequestError,
     ReserveGPUWarning,
     TooLateError,
 )
@@ -262,10 +262,13 @@ def _claim(own: _Own, request: Request, held: Reservation | None) -> tuple[Reser
             if own.reservation is previous:
                 claim.undo()
             raise
+    visible = outside[cuda.VISIBLE]
     if reason := choosing.impossible(claim.refusals, request):
-        raise RequestError(reason)
+        raise ImpossibleError(" ".join([reason, *report.limit(visible, len(claim.refusals))]))
+    if request.exclude and not claim.refusals:
+        raise ImpossibleError("Every GPU that this process may use is excluded.")
     go_without()
-    kept, visible = held.devices if held else (), outside[cuda.VISIBLE]
+    kept = held.devices if held else ()
     raise NoFreeDeviceError(report.nothing_free(claim.refusals, request.count, kept, visible))
 
 

@@ -1,4 +1,4 @@
-"""Runs the code that it is told to on standard input, an answer for each line; see machine.Child."""
+"""Runs the code that it is told to on standard input; see machine.Child."""
 
 from __future__ import annotations
 

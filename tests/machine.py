@@ -55,7 +55,11 @@ class Machine:
 
     def environ(self, **extra: str) -> dict[str, str]:
         """The environment of a process on this machine."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA_", "RESERVE_GPU_", "JUPYTER", "JPY_"))}
+        kept = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("CUDA_", "RESERVE_GPU_", "JUPYTER", "JPY_"))
+        }
         base = kept | {
             "HOME": str(self.home),
             "IPYTHONDIR": str(self.home / ".ipython"),
@@ -91,7 +95,7 @@ class Machine:
 
     @contextmanager
     def child(self, **extra: str) -> Iterator[Child]:
-        """A Python process that runs what it is told, with `reserve_gpu` imported; killed at the end."""
+        """A Python process that runs what it is told; killed at the end."""
         child = Child(self.environ(**extra), self.folder)
         try:
             yield child

@@ -219,7 +219,7 @@ def fork(function: Callable[[], None]) -> int:
         try:
             function()
             os._exit(0)
-        except BaseException:  # noqa: BLE001 - the child must never return into the parent's code
+        except BaseException:
             traceback.print_exc(limit=-1)
             os._exit(1)
     return pid
@@ -253,7 +253,7 @@ def contend(gate: tuple[int, int], answer: int) -> NoReturn:
     os.read(gate[0], 1)
     try:
         came_of_it = reserve_gpu.reserve().environ["CUDA_VISIBLE_DEVICES"]
-    except Exception as error:  # noqa: BLE001 - which one is the question
+    except Exception as error:
         came_of_it = type(error).__name__
     os.write(answer, f"{os.getpid()} {came_of_it}\n".encode())
     while True:

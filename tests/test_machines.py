@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+import venv
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,10 +99,9 @@ def held(child: Child) -> list[str]:
 
 
 def test_in_a_container_memory_decides(machine: Machine) -> None:
-    """Where processes of others can't be seen, a GPU whose memory is in use is busy all the same."""
+    """Where others' processes can't be seen, a GPU whose memory is in use is busy all the same."""
     machine.use("container")
     with behind(machine, *CONTAINER) as child:
-        assert child.reserve("'0,1,2'").error == "NoFreeDeviceError"
         assert "GPU0: busy, 8.8 GiB" in child.reserve("count=2").text
         assert child.reserve().value == "2"
 
@@ -160,32 +161,31 @@ def test_a_holder_elsewhere_is_not_taken_for_a_local_process(machine: Machine) -
         assert two.reserve().value == "0"
 
 
-# How the lock directory comes into a container, and whether it must be told that it is alone.
+# How the lock directory comes into a container, as which path, and whether the container is alone.
 MOUNTS = {
-    "its own root": ("", True),
-    "its own tmpfs": ('mount -t tmpfs none "$L"/..', True),
-    "the directory": ('mount --bind "$L" "$L"', False),
-    "one above it": ('mount --bind "$L/.." "$L/.."', False),
-    "behind a link": ('mount --bind "$L/.." "$L/.."', False),
+    "its own root": ("", "shared/locks", True),
+    "its own tmpfs": ('mount -t tmpfs none "$L/.."', "shared/locks", True),
+    "the directory": ('mount --bind "$L" "$L"', "shared/locks", False),
+    "one above it": ('mount --bind "$L/.." "$L/.."', "shared/locks", False),
+    "one above it, behind a link": ('mount --bind "$L/.." "$L/.."', "link/locks", False),
 }
 
 
-@pytest.mark.parametrize(("script", "alone"), MOUNTS.values(), ids=MOUNTS.keys())
+@pytest.mark.parametrize(("script", "path", "alone"), MOUNTS.values(), ids=MOUNTS.keys())
 def test_a_container_of_its_own_is_told(
-    machine: Machine, script: str, *, alone: bool, request: pytest.FixtureRequest
+    machine: Machine, script: str, path: str, *, alone: bool
 ) -> None:
     """One warning says that others' reservations can't be seen, unless the directory is mounted."""
     machine.locks = machine.folder / "shared" / "locks"
     machine.locks.mkdir(parents=True)
-    if request.node.callspec.id == "behind a link":
-        (machine.folder / "link").symlink_to("shared")
-    link = machine.folder / "link" / "locks"
-    path = link if link.parent.is_symlink() else machine.locks
-    with behind(machine, *CONTAINER, script=script, RESERVE_GPU_LOCK_DIR=str(path)) as child:
-        told = [text for text in child.run(WARNINGS.format("")).value if "container" in text]
+    (machine.folder / "link").symlink_to("shared")
+    directory = str(machine.folder / path)
+    with behind(machine, *CONTAINER, script=script, RESERVE_GPU_LOCK_DIR=directory) as child:
+        told = child.run(WARNINGS.format("")).value
         assert len(told) == alone
         for text in told:
-            assert str(machine.locks) in text
+            assert "this container" in text
+            assert directory in text
             assert "RESERVE_GPU_LOCK_DIR" in text
         assert child.run(WARNINGS.format("")).value == []  # asked again, it says nothing
 
@@ -270,8 +270,7 @@ def test_a_slurm_job_in_a_cgroup(machine: Machine) -> None:
 
 
 BUS, FASTEST = "PCI_BUS_ID", "FASTEST_FIRST"
-A, B, C, D = (f"GPU-51000000-0000-4000-8000-00000000000{end}" for end in "abcd")
-WHOLE, FIRST, SECOND, THIRD = "GPU-w", "MIG-a1", "MIG-b2", "MIG-c3"
+C, D = (f"GPU-51000000-0000-4000-8000-00000000000{end}" for end in "cd")  # of slurm.txt
 
 # Scenario, CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER as somebody set them, what is asked for, and
 # what must be reserved: labels, or the error.
@@ -287,7 +286,7 @@ FENCES = [
     ("slurm", D, "", "", "GPU3"),  # Ray or Kubernetes, by UUID
     ("slurm", f"{D},{C}", BUS, "count=2", "GPU2 GPU3"),
     ("slurm", D[:-3], "", "", "NoFreeDeviceError"),  # the start of all four
-    ("slurm", f"{C},junk,{D}", "", "count=2", "RequestError"),
+    ("slurm", f"{C},junk,{D}", "", "count=2", "ImpossibleError"),
     ("slurm", f"{C},junk,{D}", "", "", "GPU2"),
     ("slurm", f"{C},{C}", "", "", "NoFreeDeviceError"),
     ("slurm", f"2,{C}", BUS, "", "NoFreeDeviceError"),  # one GPU by two names
@@ -324,7 +323,7 @@ def test_a_fence(
         answer = child.reserve(wanted)
         if expected.endswith("Error"):
             assert answer.error == expected
-            assert f"CUDA_VISIBLE_DEVICES={value!r}" in answer.text or "can't be had" in answer.text
+            assert f"CUDA_VISIBLE_DEVICES='{value[:40]}" in answer.text
             closed = before | {"CUDA_VISIBLE_DEVICES": ""}
             assert variables(child) == (closed if expected == "NoFreeDeviceError" else before)
         else:
@@ -389,23 +388,23 @@ INSTANCES = [
     ("mig", "'1:2'", "GPU1:2", ""),
     ("mig", "exclude=0", "GPU1:0", ""),
     ("mig", "min_memory='18GB', name='MIG'", "GPU1:5", ""),
-    ("mig", "['1:0', '1:2']", "RequestError", "550.54.15"),
-    ("mig", "count=2", "RequestError", "can use only one"),
-    ("mig", "[0, '1:0']", "RequestError", ""),
+    ("mig", "['1:0', '1:2']", "ImpossibleError", "550.54.15"),
+    ("mig", "count=2", "NoFreeDeviceError", "can use only one"),  # GPU2 may be made whole again
+    ("mig", "[0, '1:0']", "RequestError", "GPU1:0 a MIG instance"),
     ("mig", "1", "RequestError", "1:0, 1:2, 1:5"),
     ("mig", "2", "NoFreeDeviceError", "GPU2: MIG is on, but it has no"),
     ("mig570", "['1:4', '1:1']", "GPU1:4 GPU1:1", ""),
     ("mig570", "count=2", "GPU1:1 GPU1:3", ""),
     ("mig570", "count=3", "GPU1:1 GPU1:3 GPU1:4", ""),
     ("mig570", "count=2, share=True", "GPU1:1 GPU1:3", ""),
-    ("mig570", "[0, '1:1']", "RequestError", ""),
-    ("mig570", "count=4", "RequestError", ""),
+    ("mig570", "[0, '1:1']", "RequestError", "GPU1:1 a MIG instance"),
+    ("mig570", "count=4", "ImpossibleError", "MIG"),  # four are free, but not four of a kind
 ]
 
 
 @pytest.mark.parametrize(("scenario", "wanted", "expected", "said"), INSTANCES)
 def test_instances(machine: Machine, scenario: str, wanted: str, expected: str, said: str) -> None:
-    """CUDA sees just the whole GPUs or instances that were reserved; what it can't show is refused."""
+    """CUDA sees just the GPUs or instances that were reserved; what it can't show is refused."""
     machine.use(scenario)
     with machine.child() as child:
         answer = child.reserve(wanted)
@@ -427,7 +426,7 @@ def test_an_instance_by_its_uuid(machine: Machine) -> None:
         assert variables(child)["CUDA_DEVICE_MEMORY"] == "19968"
         refused = other.reserve("'1:5'")
         assert refused.error == "NoFreeDeviceError"
-        assert f"GPU1:5: reserved by root, {machine.folder}"[:20] in refused.text
+        assert "GPU1:5: reserved by" in refused.text
         assert f"pid {child.pid}" in refused.text
 
 
@@ -491,6 +490,17 @@ def test_old_drivers(machine: Machine, scenario: str, said: str) -> None:
         assert said in child.reserve("count=2").text
 
 
+def test_drivers_that_get_a_struct_wrong(machine: Machine) -> None:
+    """Processes are listed by the second query; drivers 535.43 to 535.98 break the third one."""
+    machine.write("gpu\n  graphics 1100 350\n  compute 4321 3500\n  mps 777 100")
+    with machine.child() as child:
+        assert "pid 4321 3.4 GiB" in child.reserve().text
+    functions = {call.split()[0] for call in machine.calls()}
+    assert "nvmlDeviceGetComputeRunningProcesses_v2" in functions
+    assert "nvmlDeviceGetGraphicsRunningProcesses_v2" in functions
+    assert "nvmlDeviceGetGraphicsRunningProcesses_v3" not in functions  # of others: the count alone
+
+
 def test_ancient_driver(machine: Machine) -> None:
     """A driver that lacks even the initialisation of today's bindings is one line."""
     machine.write("missing nvmlInitWithFlags\ngpu")
@@ -510,50 +520,76 @@ BINDINGS = {
     "nvidia-ml-py==12.550.*": True,
 }
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet", "--retries=1")
+RESERVE = "import os, reserve_gpu; reserve_gpu.reserve(); print(os.environ['CUDA_VISIBLE_DEVICES'])"
+
+
+def pip_install(python: str, *arguments: str) -> subprocess.Popen[str]:
+    """Begin to install."""
+    return subprocess.Popen(
+        [python, *PIP, "install", "--no-compile", *arguments],
+        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def finish_or_skip(pip: subprocess.Popen[str]) -> None:
+    """Wait for pip; skip the test where it can't install, as without a network."""
+    try:
+        complaint = pip.communicate(timeout=LIMIT_S)[1]
+    except subprocess.TimeoutExpired:
+        complaint = f"no end after {LIMIT_S} s"
+        pip.kill()
+    if pip.returncode != 0:
+        pytest.skip(f"pip can't install: {complaint.strip()[-200:]}")
 
 
 @pytest.fixture(scope="session")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
-    """Folders with one of the BINDINGS each; all are installed at the same time."""
+def installing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """A folder and a pip for each of the BINDINGS, all at work at the same time."""
     folder = tmp_path_factory.mktemp("bindings")
     paths = {name: folder / str(number) for number, name in enumerate(BINDINGS)}
-    running = {
-        name: subprocess.Popen(
-            [sys.executable, *PIP, "install", "--no-compile", f"--target={path}", name],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )
-        for name, path in paths.items()
-    }  # fmt: skip
+    running = {n: pip_install(sys.executable, f"--target={p}", n) for n, p in paths.items()}
     try:
-        yield {n: path for n, path in paths.items() if not running[n].wait(LIMIT_S)}
+        yield {name: (path, running[name]) for name, path in paths.items()}
     finally:
-        for process in running.values():
-            process.kill()
-            process.wait()
-
-
-RESERVE = "import os, reserve_gpu; reserve_gpu.reserve(); print(os.environ['CUDA_VISIBLE_DEVICES'])"
+        for pip in running.values():
+            pip.kill()
+            pip.communicate()
 
 
 @pytest.mark.parametrize(("name", "serves"), BINDINGS.items())
 def test_bindings(
-    machine: Machine, installed: dict[str, Path], name: str, *, serves: bool | None
+    machine: Machine, installing: dict[str, Any], name: str, *, serves: bool | None
 ) -> None:
     """Other people's bindings serve without a warning, or the command that mends it is named."""
-    if name not in installed:
-        pytest.skip(f"pip could not install {name}")
+    path, pip = installing[name]
+    finish_or_skip(pip)
     machine.write("gpu\n  compute 4321 3500\ngpu")
-    path = str(installed[name])
-    as_a_site = f"import site, sys; site.addsitedir({path!r}); sys.path.insert(0, {path!r})\n"
+    as_a_site = f"import site, sys; site.addsitedir('{path}'); sys.path.insert(0, '{path}')\n"
     done = machine.python(f"{as_a_site}{RESERVE}")
     if serves or (serves is None and not done.returncode):
         assert (done.stdout, done.stderr) == ("1\n", "")
     else:
         last = done.stderr.splitlines()[-1]
         assert last.startswith("reserve_gpu.errors.DriverError: ")
-        assert "pip uninstall -y pynvml nvidia-ml-py3 nvidia-ml-py" in last
         assert "pip install nvidia-ml-py" in last
         assert "deprecated" not in done.stderr
+
+
+def test_the_command_mends_it(machine: Machine) -> None:
+    """The command that is named where old bindings are in the way makes the same script work."""
+    environment = machine.folder / "environment"
+    venv.create(environment, symlinks=True, with_pip=True)
+    python = str(environment / "bin" / "python")
+    finish_or_skip(pip_install(python, "pynvml==11.5.*", "nvidia-ml-py3==7.352.0"))
+    path = {"PATH": f"{environment / 'bin'}:{os.environ['PATH']}"}
+    before = machine.command("python", "-c", RESERVE, **path)
+    last = before.stderr.splitlines()[-1]
+    assert "Run: " in last
+    mending = machine.command("sh", "-c", last.partition("Run: ")[2], **path)
+    assert mending.returncode == 0, mending.stderr
+    after = machine.command("python", "-c", RESERVE, **path)
+    assert after.stdout == "0\n"
+    assert "Error" not in after.stderr
 
 
 # -- native Windows, macOS -------------------------------------------------------------------------
@@ -709,9 +745,8 @@ def test_a_hang_under_the_mutex_is_told_with_its_pid(machine: Machine) -> None:
     """Who waits in vain for one that hangs is told its pid; once that is killed all is free."""
     script = (driver.SCENARIOS / "hang.txt").read_text()
     with hanging(machine, script) as child, LockDirectory(str(machine.locks)) as directory:
-        with pytest.raises(LockError, match=rf"\b{child.pid}\b") as caught:
+        with pytest.raises(LockError, match=rf"\b{child.pid}\b"):
             directory.mutex(limit_s=0.05).__enter__()
-        assert "root" in str(caught.value)
         child.kill()
         with machine.child() as other:
             assert other.reserve("'0,1'").value == "0,1"
@@ -726,8 +761,8 @@ def test_a_hang_in_another_container_names_no_process_of_this_one(machine: Machi
             "with LockDirectory() as directory, directory.mutex(limit_s=0.05): pass"
         )
         assert told.error == "LockError"
-        assert f"process {child.pid} of root" not in told.text
-        assert "process 1 " not in told.text
+        assert "can't be seen from here" in told.text
+        assert not any(str(pid) in told.text for pid in (1, child.pid))
 
 
 @pytest.mark.parametrize(
@@ -852,13 +887,13 @@ IMPOSSIBLE = [
 
 @pytest.mark.parametrize(("scenario", "wanted", "said"), IMPOSSIBLE)
 def test_the_impossible(machine: Machine, scenario: str, wanted: str, said: list[str]) -> None:
-    """What no state of the machine could satisfy is one line, with what there is; nothing changes."""
+    """What no state of the machine could satisfy is one line with what there is, and no more."""
     machine.use(scenario)
     with machine.child(**BEFORE, CUDA_DEVICE_ORDER="PCI_BUS_ID") as child:
         child.run("del os.environ['CUDA_VISIBLE_DEVICES']")
         before = variables(child)
         refused = child.reserve(wanted)
-        assert refused.error == "RequestError", refused
+        assert refused.error in ("ImpossibleError", "RequestError"), refused
         assert all(part in refused.text for part in said), refused.text
         assert "\n" not in refused.text
         assert variables(child) == before
@@ -921,3 +956,18 @@ def test_a_note_is_read_by_others(machine: Machine) -> None:
         assert "till noon, call 123" in other.reserve("0").text
         one.reserve("0, note='till two'")
         assert "till two" in other.reserve("0").text
+
+
+# -- README ----------------------------------------------------------------------------------------
+
+
+def test_readmes_table_names_tests_that_are_there() -> None:
+    """Each row of "Where it works" names tests that exist, files of them, or what is not tested."""
+    section = (ROOT / "README.md").read_text().partition("## Where it works\n")[2]
+    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| ")]
+    assert len(rows) > 15
+    for row in rows[2:]:
+        named = re.findall(r"`(test_\w+\.py)(?:::(test_\w+))?`", row.split(" | ")[-1])
+        assert named or "`.ci/run`" in row, row
+        for file, test in named:
+            assert f"def {test}" in (ROOT / "tests" / file).read_text(), row

@@ -336,7 +336,7 @@ def test_impossible_count(machine: Machine, before: dict[str, str], there: int) 
     """More GPUs than there are is a bad request that says how many there are."""
     with machine.child(**before) as child:
         answer = child.reserve("count=9")
-        assert answer.error == "RequestError"
+        assert answer.error == "ImpossibleError"
         assert "9" in answer.text
         assert str(there) in answer.text
         assert variables(child) == before
