@@ -120,7 +120,7 @@ def first_will_do(wanted: Request) -> bool:
     return wanted.count == 1 and not wanted.devices and not wanted.share
 
 
-def judge(usage: Usage, configured_mib: float | None = None) -> tuple[State, str]:
+def judge(usage: Usage, configured_mib: float | None = None) -> tuple[str, str]:
     """Whether the device is idle, and if not, why, in words that follow "GPU0: ".
 
     Idle takes no sign of use and at least one reading that can be trusted.

@@ -74,7 +74,7 @@ class Claim:
     def explain(self) -> None:
         """Name the processes on busy devices: asked only now, as it is slow and often needless."""
         self.refusals = [
-            r._replace(reason=self._use(self._considered[r.label], r.state, r.reason))
+            r.replace(reason=self._use(self._considered[r.label], r.state, r.reason))
             if r.state in ("busy", "unknown")
             else r
             for r in self.refusals
@@ -163,19 +163,19 @@ class Claim:
             self._refuse(device, "broken", f"can't be read: {error}")
             return False
         state, reason = choosing.judge(usage, self._idle_mib)
-        idle = state is State.IDLE
+        idle = state == State.IDLE
         self._crowd[device.uuid] = (not idle or holder is not None, choosing.used_mib(usage))
         if idle and not holder:
             return True
-        is_wanted = self.request.devices or (self.request.share and state is State.BUSY) or idle
+        is_wanted = self.request.devices or (self.request.share and state == State.BUSY) or idle
         if is_wanted and choosing.usable(usage):
-            uses = [] if idle else [self._use(device, state.value, reason)]
+            uses = [] if idle else [self._use(device, state, reason)]
             uses += [self._held_by(holder)] if holder else []
             self.warnings[device.uuid] = (
                 f"{device.label} is yours because you asked for it, but it is {'; '.join(uses)}"
             )
             return True
-        self._refuse(device, state.value, reason, "name" if choosing.usable(usage) else "")
+        self._refuse(device, state, reason, "name" if choosing.usable(usage) else "")
         return False
 
     def _keep(self, device: Device, lock: Lock) -> None:
@@ -197,4 +197,4 @@ class Claim:
     def _held_by(self, holder: Holder) -> str:
         """Who holds a lock; whose process it is, the system says rather than the record."""
         user = records.user_of(holder.pid) if holder.seen and holder.pid else None
-        return report.holder(holder._replace(user=user or holder.user))
+        return report.holder(holder.replace(user=user or holder.user))

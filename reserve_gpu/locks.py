@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reserve_gpu import files, records
 from reserve_gpu.device import Holder
@@ -56,15 +56,18 @@ class Lock:
         self._file = files.identity(os.fstat(descriptor))
         self._pid = os.getpid()
 
-    def write(self, record: Mapping[str, Any]) -> None:
+    def write(self, record: Mapping[str, str | None]) -> None:
         """Say who holds the lock. A full disk loses the record, not the lock."""
         own = {"pid": self._pid, "namespace": records.pid_namespace(), "since": self._since}
-        data = json.dumps({**own, **record}).encode()
+        texts = {name: text and text[: records.TEXT_LIMIT] for name, text in record.items()}
+        data = json.dumps({**own, **texts}).encode()
         self._signed = True
         with suppress(OSError):
-            os.ftruncate(self._descriptor, 0)
-            if len(data) <= records.LIMIT:
+            try:
                 os.pwrite(self._descriptor, data, 0)
+                os.ftruncate(self._descriptor, len(data))
+            except OSError:
+                os.ftruncate(self._descriptor, 0)
 
     def release(self) -> None:
         """Let go. Does nothing in a child of the process that took the lock, and nothing twice."""

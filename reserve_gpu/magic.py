@@ -6,19 +6,20 @@ import os
 import shlex
 import sys
 import warnings
+from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 from traitlets import TraitError, Unicode, validate
 
-from reserve_gpu import settings
+from reserve_gpu import choosing, cuda, errors, names, report, settings
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
     from IPython.core.interactiveshell import InteractiveShell
 
+# What the commonest line, the empty one, says: making a parser takes as long as all the rest.
+NOTHING = {"devices": [], "help": False, "release": False, "optional": False}
 REQUEST = ("count", "min_memory", "name", "exclude", "share", "note")  # as reserve() takes them
 VARIABLES = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.IDLE_MEMORY}
 
@@ -33,6 +34,10 @@ def with_help(function: Any) -> Any:
     """Let %reserve_gpu? show what the parser says, which is made only when somebody asks."""
     function.getdoc = _help  # where IPython looks first
     return function
+
+
+class BadSettingError(errors.RequestError, TraitError):
+    """A setting that is no good; one line to read, and traitlets puts the old one back."""
 
 
 @magics_class
@@ -55,10 +60,8 @@ class ReserveGPU(Magics):
     @with_help
     def reserve_gpu(self, line: str) -> None:
         """Reserve a GPU for this kernel, and set the CUDA variables for what it runs next."""
-        from reserve_gpu.errors import RequestError
-
         try:
-            arguments = _parse(line)
+            arguments = _parse(line) if line.strip() else Namespace(**NOTHING)
             if arguments.help:
                 print(_help())
             elif arguments.release:
@@ -67,7 +70,7 @@ class ReserveGPU(Magics):
                 _reserve_or_go_on(arguments)
             else:
                 _reserve(arguments)
-        except RequestError as error:
+        except errors.RequestError as error:
             raise UsageError(str(error)) from error
 
     def adopt_environment(self) -> None:
@@ -84,15 +87,9 @@ class ReserveGPU(Magics):
     def _check_size(self, proposal: dict[str, Any]) -> str:
         value: str = proposal["value"]
         if value and self._is_adopted:  # what is wrong before that is said when it is needed
-            from reserve_gpu.choosing import parse_size
-            from reserve_gpu.errors import RequestError
-
-            class BadSettingError(RequestError, TraitError):
-                """One line, and traitlets puts the old value back."""
-
             try:
-                parse_size(value)
-            except RequestError as error:
+                choosing.parse_size(value)
+            except errors.RequestError as error:
                 raise BadSettingError(str(error)) from error
         return value
 
@@ -121,39 +118,38 @@ def unload(shell: InteractiveShell) -> None:
 
 
 def _parse(line: str) -> Namespace:
-    from reserve_gpu.errors import RequestError
-    from reserve_gpu.names import shown
     from reserve_gpu.options import magic_parser
 
     try:
         return magic_parser().parse_args(shlex.split(line))
     except ValueError as error:
-        if isinstance(error, RequestError):
+        if isinstance(error, errors.RequestError):
             raise
-        raise RequestError(f"{error}: {shown(line)}") from error  # an open quotation mark
+        # an open quotation mark
+        raise errors.RequestError(f"{error}: {names.shown(line)}") from error
 
 
 def _release(arguments: Namespace) -> None:
-    from reserve_gpu import cuda, report, reservation
-    from reserve_gpu.errors import RequestError
+    from reserve_gpu import reservation
 
     if arguments.devices:
-        raise RequestError("--release lets go of all that this kernel holds; it takes no names.")
+        raise errors.RequestError(
+            "--release lets go of all that this kernel holds; it takes no names."
+        )
     devices = reservation.release()
     print(report.released(devices, cuda.read(), started=cuda.started()))
 
 
 def _reserve(arguments: Namespace) -> None:
     """Reserve and report; our own warnings become one line each."""
-    from reserve_gpu.errors import ReserveGPUWarning
     from reserve_gpu.reservation import reserve
 
     wanted = {key: value for key, value in vars(arguments).items() if key in REQUEST}
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ReserveGPUWarning)
+        warnings.simplefilter("always", errors.ReserveGPUWarning)
         held = reserve(arguments.devices or None, **wanted)
     for one in caught:
-        if issubclass(one.category, ReserveGPUWarning):
+        if issubclass(one.category, errors.ReserveGPUWarning):
             print(f"Warning: {one.message}", file=sys.stderr)
         else:
             warnings.showwarning(one.message, one.category, one.filename, one.lineno)
@@ -162,7 +158,7 @@ def _reserve(arguments: Namespace) -> None:
 
 def _reserve_or_go_on(arguments: Namespace) -> None:
     """Reserve, or say why there is no GPU to be had, and see that none is used by mistake."""
-    from reserve_gpu import errors, reservation
+    from reserve_gpu import reservation
 
     try:
         _reserve(arguments)

@@ -73,10 +73,9 @@ class Nvml:
 
     def count(self) -> int:
         """How many GPUs there are, one or more, unusable ones included. Raises DriverError."""
-        try:
-            count = int(self._driver.run(self._driver.ask, self._pynvml.nvmlDeviceGetCount))
-        except DeviceError as error:
-            raise DriverError(f"The NVIDIA driver does not count its GPUs: {error}.") from error
+        count = self._driver.count
+        if isinstance(count, DeviceError):
+            raise DriverError(f"The NVIDIA driver does not count its GPUs: {count}.") from count
         if not count:
             raise DriverError("The NVIDIA driver is here, but it shows no GPU to this process.")
         return count
@@ -136,14 +135,14 @@ class Nvml:
                 found |= {process.pid: process for process in listed}
         return list(found.values())
 
-    def link(self, one: Device, other: Device) -> Link:
+    def link(self, one: Device, other: Device) -> int:
         """How two GPUs are connected, as far as the driver can tell."""
         try:
             return self._driver.run(self._link, one, other)
         except DeviceError:
             return Link.SYSTEM
 
-    def _link(self, one: Device, other: Device) -> Link:
+    def _link(self, one: Device, other: Device) -> int:
         handles = self._boards[one.uuid], self._boards[other.uuid]
         with suppress(DeviceError, AttributeError):
             status = self._driver.ask(self._pynvml.nvmlDeviceGetP2PStatus, *handles, P2P_NVLINK)

@@ -35,9 +35,9 @@ def is_private(path: str) -> bool:
 
     A container's own mounts are its root, and temporary file systems such as /dev/shm.
     """
-    path = os.path.realpath(path)
     if pid_namespace() in (None, INITIAL_PID_NAMESPACE):
         return False
+    path = os.path.realpath(path)
     point, kind = "", ""
     with suppress(OSError, ValueError, IndexError), open("/proc/self/mountinfo") as mounts:
         for line in mounts:

@@ -44,6 +44,6 @@ def identified(process: Process) -> Process:
 
     try:
         found = psutil.Process(process.pid)
-        return process._replace(user=records.user_of(process.pid), command=found.name())
+        return process.replace(user=records.user_of(process.pid), command=found.name())
     except (psutil.Error, OSError, ValueError):
         return process

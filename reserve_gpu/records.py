@@ -14,7 +14,8 @@ from typing import Any
 from reserve_gpu.device import Holder
 
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
-LIMIT = 4096  # bytes; what is longer was not written by us
+TEXT_LIMIT = 300  # characters of each text
+LIMIT = 8192  # bytes; what is longer was not written by us
 
 
 def parse(data: bytes) -> dict[str, Any]:
@@ -38,7 +39,10 @@ def merge(record: dict[str, Any], pid: int | None) -> Holder:
         seen=pid is not None,
         confirmed=pid is not None and pid == said,
         elsewhere=pid is None and record.get("namespace") not in (None, pid_namespace()),
-        **{name: text[:200] if isinstance(text, str) else None for name, text in texts.items()},
+        **{
+            name: text[:TEXT_LIMIT] if isinstance(text, str) else None
+            for name, text in texts.items()
+        },
     )
 
 

@@ -25,27 +25,27 @@ IDLE = [
     Usage(compute=0, mps=0),  # no memory reading, but all processes seen
     Usage(used_mib=0, total_mib=40960, sees_all=False),  # no process list, but memory
     Usage(compute=0, mps=0, used_mib=3, total_mib=40960, sees_all=False),
-    SEEN._replace(used_mib=1024),
-    SEEN._replace(used_mib=204.8, total_mib=4096),
-    SEEN._replace(used_mib=640, total_mib=4096, reserve_known=False),
-    SEEN._replace(used_mib=3048, graphics_mib=2024),
-    SEEN._replace(used_mib=500, graphics_mib=2000),
-    SEEN._replace(mode="exclusive process"),
-    SEEN._replace(mode="mode 17"),
+    SEEN.replace(used_mib=1024),
+    SEEN.replace(used_mib=204.8, total_mib=4096),
+    SEEN.replace(used_mib=640, total_mib=4096, reserve_known=False),
+    SEEN.replace(used_mib=3048, graphics_mib=2024),
+    SEEN.replace(used_mib=500, graphics_mib=2000),
+    SEEN.replace(mode="exclusive process"),
+    SEEN.replace(mode="mode 17"),
 ]
 BUSY = [
-    (SEEN._replace(compute=1), "1 compute process"),
-    (SEEN._replace(compute=2), "2 compute processes"),
-    (SEEN._replace(mps=1), "1 MPS client"),
-    (SEEN._replace(mps=3), "3 MPS clients"),
-    (SEEN._replace(mode="prohibited"), "prohibited"),
+    (SEEN.replace(compute=1), "1 compute process"),
+    (SEEN.replace(compute=2), "2 compute processes"),
+    (SEEN.replace(mps=1), "1 MPS client"),
+    (SEEN.replace(mps=3), "3 MPS clients"),
+    (SEEN.replace(mode="prohibited"), "prohibited"),
     (Usage(mode="prohibited"), "prohibited"),
     (Usage(compute=1), "1 compute process"),
-    (SEEN._replace(compute=1, sees_all=False), "1 compute process"),
-    (SEEN._replace(used_mib=1025), "1.0 GiB"),
-    (SEEN._replace(used_mib=205, total_mib=4096), "205 MiB"),
-    (SEEN._replace(used_mib=641, total_mib=4096, reserve_known=False), "641 MiB"),
-    (SEEN._replace(used_mib=3049, graphics_mib=2024), "1.0 GiB"),
+    (SEEN.replace(compute=1, sees_all=False), "1 compute process"),
+    (SEEN.replace(used_mib=1025), "1.0 GiB"),
+    (SEEN.replace(used_mib=205, total_mib=4096), "205 MiB"),
+    (SEEN.replace(used_mib=641, total_mib=4096, reserve_known=False), "641 MiB"),
+    (SEEN.replace(used_mib=3049, graphics_mib=2024), "1.0 GiB"),
     (Usage(used_mib=5000, total_mib=40960), "4.9 GiB"),
 ]
 UNKNOWN = [
@@ -102,8 +102,8 @@ def test_idle_limit(usage: Usage, configured: float | None, limit: float) -> Non
 
 def test_configured_limit_decides() -> None:
     """Memory up to the configured limit is idle, memory above it busy."""
-    assert choosing.judge(SEEN._replace(used_mib=3000), 3000)[0] is State.IDLE
-    assert choosing.judge(SEEN._replace(used_mib=1), 0)[0] is State.BUSY
+    assert choosing.judge(SEEN.replace(used_mib=3000), 3000)[0] is State.IDLE
+    assert choosing.judge(SEEN.replace(used_mib=1), 0)[0] is State.BUSY
     assert choosing.judge(SEEN, 0)[0] is State.IDLE
 
 
@@ -112,11 +112,11 @@ def test_configured_limit_decides() -> None:
     [
         (SEEN, True),
         (Usage(), True),
-        (SEEN._replace(compute=3, mode="default"), True),
-        (SEEN._replace(mode="prohibited"), False),
-        (SEEN._replace(mode="exclusive process"), True),
-        (SEEN._replace(mode="exclusive process", compute=1), False),
-        (SEEN._replace(mode="exclusive process", mps=1), False),
+        (SEEN.replace(compute=3, mode="default"), True),
+        (SEEN.replace(mode="prohibited"), False),
+        (SEEN.replace(mode="exclusive process"), True),
+        (SEEN.replace(mode="exclusive process", compute=1), False),
+        (SEEN.replace(mode="exclusive process", mps=1), False),
         (Usage(mode="exclusive process"), True),
     ],
 )
@@ -127,8 +127,8 @@ def test_usable(usage: Usage, expected: bool) -> None:  # noqa: FBT001
 
 def test_unreported_memory_is_the_most() -> None:
     """A device that reports no use of memory comes behind all that do."""
-    assert choosing.used_mib(SEEN._replace(used_mib=12)) == 12
-    assert choosing.used_mib(Usage()) > choosing.used_mib(SEEN._replace(used_mib=10**9))
+    assert choosing.used_mib(SEEN.replace(used_mib=12)) == 12
+    assert choosing.used_mib(Usage()) > choosing.used_mib(SEEN.replace(used_mib=10**9))
 
 
 # -- fits? -----------------------------------------------------------------------------------------
