@@ -596,7 +596,7 @@ def test_the_command_mends_it(machine: Machine) -> None:
 
 # Makes this process one of another system, as far as Python shows it; IPython is there already.
 ELSEWHERE = """
-import ctypes, os, sys
+import ctypes, ctypes.util, os, sys  # of Linux: others have a part that is missing here
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance(colors="NoColor")
 import IPython.core.magic, IPython.core.magic_arguments, argparse, shlex, subprocess
