@@ -20,12 +20,14 @@ if TYPE_CHECKING:
         DriverError,
         ImpossibleError,
         LockError,
+        MutexHeldError,
         NoDriverError,
         NoFreeDeviceError,
         RequestError,
         ReserveGPUError,
         ReserveGPUWarning,
         TooLateError,
+        WaitTimeoutError,
     )
     from reserve_gpu.reservation import Reservation, current, release, reserve
 
@@ -34,6 +36,7 @@ __all__ = [
     "DriverError",
     "ImpossibleError",
     "LockError",
+    "MutexHeldError",
     "NoDriverError",
     "NoFreeDeviceError",
     "RequestError",
@@ -41,6 +44,7 @@ __all__ = [
     "ReserveGPUError",
     "ReserveGPUWarning",
     "TooLateError",
+    "WaitTimeoutError",
     "current",
     "load_ipython_extension",
     "release",

@@ -5,6 +5,7 @@ Pure functions of plain values: no driver, no files, no environment.
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ DEFAULT_IDLE_FRACTION = 0.05
 # 600 MB on an idle card (https://github.com/wookayin/gpustat/issues/141).
 DRIVER_RESERVE_MIB = 640.0
 
+_DURATION = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([smhd]?)"
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _SIZE = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([kmgt]?)(i?b)?"
 _BYTES = {"k": (10**3, 2**10), "m": (10**6, 2**20), "g": (10**9, 2**30), "t": (10**12, 2**40)}
 
@@ -90,6 +93,11 @@ def impossible(refusals: Sequence[Refusal], wanted: Request) -> str | None:
         why.append("CUDA gives a process whole GPUs or MIG instances, not both")
     will_do = f"Of {len(refusals)}, {', '.join(fit) or 'none'} will do"
     return f"{what} can't be had here. {will_do}{': ' if why else ''}{'; '.join(why)}."
+
+
+def may_come_free(refusals: Sequence[Refusal], wanted: Request) -> bool:
+    """Whether it makes sense to wait."""
+    return bool(refusals) and impossible(refusals, wanted) is None
 
 
 def closest(
@@ -189,6 +197,16 @@ def parse_size(text: str | float) -> float:
             )
         return number
     return number * _BYTES[prefix][unit == "ib"] / 2**20
+
+
+def parse_duration(text: object) -> float:
+    """A time in seconds: `90`, `90s`, `10m`, `2h`, True for ever. Raises RequestError."""
+    if text is True:
+        return math.inf
+    match = re.fullmatch(_DURATION, str(text).strip(), re.IGNORECASE | re.ASCII)
+    if not match:
+        raise RequestError(f"{names.shown(str(text))!r} is no duration. Give 90, 90s, 10m or 2h.")
+    return float(match[1]) * _SECONDS[match[2].lower()]
 
 
 def gib(mib: float) -> str:

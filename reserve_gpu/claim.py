@@ -5,9 +5,10 @@ A look before the lock proves nothing, as somebody else may take the device in b
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from reserve_gpu import choosing, processes, records, report
+from reserve_gpu import choosing, line, processes, records, report
 from reserve_gpu.bindings import DeviceError
 from reserve_gpu.device import Device, Fault, Holder, Refusal, State
 from reserve_gpu.errors import LockError
@@ -16,7 +17,7 @@ from reserve_gpu.locks import file_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reserve_gpu.device import Request
+    from reserve_gpu.device import Request, Ticket
     from reserve_gpu.locks import Lock, LockDirectory
     from reserve_gpu.nvml import Nvml
 
@@ -28,6 +29,7 @@ class Claim:
 
     held: locks that this process has already, by UUID; their devices are free for it.
     idle_mib: memory in use up to which a device is idle, None for the default.
+    number: of the ticket, if this process waits in line; who does not wait comes after all who do.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Claim:
         self._directory = directory
         self._held = held
         self._idle_mib = idle_mib
+        self.number = math.inf
         self._begin()
 
     def _begin(self) -> None:
@@ -50,6 +53,7 @@ class Claim:
         self.devices: list[Device] = []
         self.refusals: list[Refusal] = []
         self.warnings: dict[str, str] = {}  # by UUID
+        self.ahead: list[Ticket] = []
         self._considered: dict[str, Device] = {}  # by label
         self._crowd: dict[str, tuple[bool, float]] = {}  # by UUID: in use?, MiB in use
 
@@ -60,6 +64,7 @@ class Claim:
         """
         self._begin()
         with self._directory.mutex():
+            self.ahead = line.ahead(self._directory, self.number)
             for one in candidates:
                 self._try(one)
                 if choosing.first_will_do(self.request) and self.devices:
@@ -70,6 +75,10 @@ class Claim:
                 return True
             self.undo()
         return False
+
+    def considered(self) -> list[Device]:
+        """The devices of the last attempt."""
+        return list(self._considered.values())
 
     def explain(self) -> None:
         """Name the processes on busy devices: asked only now, as it is slow and often needless."""
@@ -146,6 +155,13 @@ class Claim:
         if isinstance(lock, Holder):
             self._refuse(device, "reserved", self._held_by(lock), "share")
             return
+        waiting = next((t for t in self.ahead if device.uuid in t.wants), None)
+        if waiting and not self.request.share:
+            lock.release()
+            self._refuse(
+                device, "awaited", report.holder(self._known(waiting.holder), "awaited"), "wait"
+            )
+            return
         try:
             if self._will_do(device, holder):
                 self._keep(device, lock)
@@ -195,6 +211,9 @@ class Claim:
         return report.busy(reason, found)
 
     def _held_by(self, holder: Holder) -> str:
-        """Who holds a lock; whose process it is, the system says rather than the record."""
+        return report.holder(self._known(holder))
+
+    def _known(self, holder: Holder) -> Holder:
+        """The holder with its user: whose process it is, the system says rather than the record."""
         user = records.user_of(holder.pid) if holder.seen and holder.pid else None
-        return report.holder(holder.replace(user=user or holder.user))
+        return holder.replace(user=user or holder.user)

@@ -156,6 +156,23 @@ class Holder(Value):
     elsewhere: bool = False
 
 
+class Wait(Value):
+    """How a wait stands. place: in the line, 1 is next. refusals: why no device can be had yet."""
+
+    request: Request
+    place: int
+    waited_s: float
+    refusals: tuple[Refusal, ...]
+
+
+class Ticket(Value):
+    """A place in the line. wants: the UUIDs of the devices that its holder could use."""
+
+    number: int
+    wants: frozenset[str]
+    holder: Holder
+
+
 class Request(Value):
     """What is asked for.
 

@@ -14,11 +14,11 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import files, records
 from reserve_gpu.device import Holder
-from reserve_gpu.errors import LockError
+from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.names import shown
 from reserve_gpu.places import default_path
 from reserve_gpu.settings import LOCK_DIRECTORY
@@ -56,11 +56,10 @@ class Lock:
         self._file = files.identity(os.fstat(descriptor))
         self._pid = os.getpid()
 
-    def write(self, record: Mapping[str, str | None]) -> None:
+    def write(self, record: Mapping[str, Any]) -> None:
         """Say who holds the lock. A full disk loses the record, not the lock."""
         own = {"pid": self._pid, "namespace": records.pid_namespace(), "since": self._since}
-        texts = {name: text and text[: records.TEXT_LIMIT] for name, text in record.items()}
-        data = json.dumps({**own, **texts}).encode()
+        data = json.dumps({**own, **records.bounded(record)}).encode()
         self._signed = True
         with suppress(OSError):
             try:
@@ -135,23 +134,39 @@ class LockDirectory:
             _close(descriptor)  # somebody replaced the file between our opening and locking it
         raise LockError(f"{self.path}/{name} is replaced again and again.")
 
+    def exists(self, name: str) -> bool:
+        """Whether there is a file of that name, locked or not."""
+        try:
+            os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
     def holder(self, name: str) -> Holder | None:
         """Who has the file of that name locked, if anybody; to be asked under the mutex alone."""
-        with suppress(FileNotFoundError):
-            os.stat(name, dir_fd=self._fd, follow_symlinks=False)
-            found = self.acquire(name)
-            if isinstance(found, Holder):
-                return found
-            found.release()
+        if not self.exists(name):
+            return None
+        found = self.acquire(name)
+        if isinstance(found, Holder):
+            return found
+        found.release()
         return None
+
+    def record(self, name: str) -> dict[str, Any]:
+        """What is written in the file of that name; foreign text."""
+        descriptor = self._open(name)
+        try:
+            return records.parse(os.pread(descriptor, records.LIMIT + 1, 0))
+        finally:
+            _close(descriptor)
 
     @contextmanager
     def mutex(self, limit_s: float = MUTEX_LIMIT_S) -> Iterator[None]:
-        """Hold the machine's mutex. Raises LockError, naming who has it, after limit_s seconds."""
+        """Hold the machine's mutex. Raises MutexHeldError after limit_s seconds."""
         deadline = time.monotonic() + limit_s
         while isinstance(lock := self.acquire(MUTEX), Holder):
             if time.monotonic() > deadline:
-                raise LockError(_mutex_message(lock, limit_s))
+                raise MutexHeldError(_mutex_message(lock, limit_s))
             time.sleep(MUTEX_POLL_S)
         try:
             yield

@@ -7,6 +7,7 @@ import shlex
 import sys
 import warnings
 from argparse import Namespace
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -16,11 +17,21 @@ from traitlets import TraitError, Unicode, validate
 from reserve_gpu import choosing, cuda, errors, names, report, settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from IPython.core.interactiveshell import InteractiveShell
 
 # What the commonest line, the empty one, says: making a parser takes as long as all the rest.
 NOTHING = {"devices": [], "help": False, "release": False, "optional": False}
-REQUEST = ("count", "min_memory", "name", "exclude", "share", "note")  # as reserve() takes them
+REQUEST = (
+    "count",
+    "min_memory",
+    "name",
+    "exclude",
+    "wait",
+    "share",
+    "note",
+)  # as reserve() takes them
 VARIABLES = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.IDLE_MEMORY}
 
 
@@ -34,6 +45,13 @@ def with_help(function: Any) -> Any:
     """Let %reserve_gpu? show what the parser says, which is made only when somebody asks."""
     function.getdoc = _help  # where IPython looks first
     return function
+
+
+class WaitInterrupted(KeyboardInterrupt):
+    """The person has stopped the wait: one line says how things stand."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
 
 
 class BadSettingError(errors.RequestError, TraitError):
@@ -145,15 +163,33 @@ def _reserve(arguments: Namespace) -> None:
     from reserve_gpu.reservation import reserve
 
     wanted = {key: value for key, value in vars(arguments).items() if key in REQUEST}
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught, _live(arguments) as show:
         warnings.simplefilter("always", errors.ReserveGPUWarning)
-        held = reserve(arguments.devices or None, **wanted)
+        held = reserve(arguments.devices or None, **show, **wanted)
     for one in caught:
         if issubclass(one.category, errors.ReserveGPUWarning):
             print(f"Warning: {one.message}", file=sys.stderr)
         else:
             warnings.showwarning(one.message, one.category, one.filename, one.lineno)
     print(held)
+
+
+@contextmanager
+def _live(arguments: Namespace) -> Iterator[dict[str, Any]]:
+    """What reserve() needs to show a wait, if this request may wait."""
+    if getattr(arguments, "wait", None) is None:
+        yield {}
+        return
+    from reserve_gpu.live import Live
+
+    try:
+        with Live() as live:
+            yield {"progress": live.show}
+    except KeyboardInterrupt:
+        from reserve_gpu.reservation import current
+
+        held = current()
+        raise WaitInterrupted(report.interrupted(held.devices if held else ())) from None
 
 
 def _reserve_or_go_on(arguments: Namespace) -> None:

@@ -34,6 +34,13 @@ REQUEST = (
     _option(
         "--exclude", nargs="+", action="extend", default=[], metavar="DEVICE", help="never these"
     ),
+    _option(
+        "--wait",
+        nargs="?",
+        const=True,
+        metavar="DURATION",
+        help="wait in line until there is one, for as long as DURATION says (90, 90s, 10m, 2h)",
+    ),
     _option("--share", action="store_true", help="also a GPU that is in use or reserved"),
     _option("--note", metavar="TEXT", help="a line for others to read beside your reservation"),
     _option("--optional", action="store_true", help="where no GPU can be had, go on without one"),

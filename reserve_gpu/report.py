@@ -11,7 +11,7 @@ from reserve_gpu.names import shown
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reserve_gpu.device import Device, Holder, Process, Refusal
+    from reserve_gpu.device import Device, Holder, Process, Refusal, Wait
 
 LISTED_PROCESSES = 3
 
@@ -93,9 +93,9 @@ def lost(device: Device, path: str, who: Holder) -> str:
     )
 
 
-def holder(who: Holder) -> str:
+def holder(who: Holder, what: str = "reserved") -> str:
     """`reserved by alice, train.ipynb (pid 4321) for 2 h 10 min`, as far as it is known."""
-    parts = [f"reserved by {shown(who.user or 'somebody')}"]
+    parts = [f"{what} by {shown(who.user or 'somebody')}"]
     if who.notebook:
         parts.append(f", {shown(who.notebook)}")
     place = " of another container" if who.elsewhere else ""
@@ -108,6 +108,23 @@ def holder(who: Holder) -> str:
     if not who.confirmed:
         parts.append(" [unconfirmed]")
     return "".join(parts)
+
+
+def waiting(wait: Wait) -> str:
+    """The line that is shown while this process waits."""
+    what = "a GPU" if wait.request.count == 1 else f"{wait.request.count} GPUs"
+    if wait.request.devices:
+        what = " and ".join(f"GPU {name}" for name in wait.request.devices)
+    place = "next in line" if wait.place == 1 else f"number {wait.place} in line"
+    there = "; ".join(f"{r.label}: {r.reason}" for r in wait.refusals if r.state != "unfit")
+    return f"Waiting for {what}, {place}, for {duration(wait.waited_s)}. {there}"
+
+
+def interrupted(held: Sequence[Device]) -> str:
+    """What is said when a wait was interrupted."""
+    if held:
+        return f"Stopped waiting. This kernel keeps {labels(held)}."
+    return "Stopped waiting; nothing is reserved. CUDA_VISIBLE_DEVICES = ''"
 
 
 def busy(reason: str, processes: Sequence[Process]) -> str:
@@ -161,10 +178,12 @@ def _process(process: Process) -> str:
 def _ways_out(refusals: Sequence[Refusal]) -> list[str]:
     first = {r.way: r.label for r in reversed(refusals)}
     lines = []
+    if first.keys() & {"name", "share", "wait"}:
+        label = first.get("share")
+        share = f", or share one with %reserve_gpu {label[3:]} --share" if label else ""
+        lines.append(f"Wait in line with %reserve_gpu --wait{share}.")
     if label := first.get("name"):
         lines.append(f"To use {label} all the same, name it: %reserve_gpu {label[3:]}")
-    if label := first.get("share"):
-        lines.append(f"To share {label} with its holder: %reserve_gpu {label[3:]} --share")
     return lines
 
 
@@ -178,7 +197,7 @@ def _headline(refusals: Sequence[Refusal], needed: int) -> str:
         return (
             f"Not enough free GPU devices: {free} of {total} {_is(free)} free, {needed} are needed."
         )
-    in_use = sum(r.state in ("reserved", "busy") for r in refusals)
+    in_use = sum(r.state in ("reserved", "busy", "awaited") for r in refusals)
     parts = [f"{in_use} of {total} {_is(in_use)} in use"] if in_use else []
     if rest := total - in_use:
         parts.append(f"{rest} of {total} can't be used")

@@ -7,25 +7,29 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import choosing, cuda, fence, processes, report, settings
+from reserve_gpu import choosing, cuda, fence, line, processes, report, settings
 from reserve_gpu.claim import Claim
-from reserve_gpu.device import Holder
+from reserve_gpu.device import Holder, Wait
 from reserve_gpu.errors import (
     ImpossibleError,
     LockError,
+    MutexHeldError,
     NoFreeDeviceError,
     ReserveGPUWarning,
     TooLateError,
+    WaitTimeoutError,
 )
 from reserve_gpu.locks import LockDirectory, file_name
 from reserve_gpu.nvml import Nvml
 from reserve_gpu.places import default_path, is_private
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -33,6 +37,9 @@ if TYPE_CHECKING:
     from reserve_gpu.device import Device, Fault, Request
     from reserve_gpu.locks import Lock
     from reserve_gpu.names import DeviceNames
+
+
+POLL_S = 0.2  # between two looks of a waiter
 
 
 class Reservation:
@@ -155,8 +162,10 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     min_memory: float | str | None = None,
     name: str | None = None,
     exclude: DeviceNames = (),
+    wait: float | str | None = None,
     share: bool = False,
     note: str | None = None,
+    progress: Callable[[Wait], object] = repr,
 ) -> Reservation:
     """Reserve GPUs for this process and set the CUDA variables for whatever it starts next.
 
@@ -166,12 +175,15 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     min_memory: total memory of each, in MiB or as `16GB`, `16GiB`.
     name: text that the name of each must contain, in upper or lower case.
     exclude: devices that will not do.
+    wait: for how long to wait in line for them, in seconds or as `90s`, `10m`, `2h`; True for ever.
     share: also take what others use or hold, if nothing else is to be had or if it is named.
     note: a line for others to read.
+    progress: called now and then while this waits.
 
     A process has one reservation. Asking again for what it already holds changes nothing.
-    Raises RequestError, TooLateError, NoFreeDeviceError, DriverError, LockError. A
-    ReserveGPUWarning tells that somebody else uses a device that was named or shared.
+    Raises RequestError, TooLateError, NoFreeDeviceError (WaitTimeoutError after a wait),
+    DriverError, LockError. A ReserveGPUWarning tells that somebody else uses a device that was
+    named or shared.
     """
     request = choosing.request(
         devices,
@@ -182,6 +194,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         share=share,
         note=note,
     )
+    wait_s = None if wait is None else choosing.parse_duration(wait)
     own = _own()
     with own.turn:
         held = current()
@@ -191,7 +204,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         cuda.remember_over_fork()
         if cuda.started():
             raise TooLateError(report.too_late(held.devices if held else ()))
-        reservation, claim = _claim(own, request, held)
+        reservation, claim = _claim(own, request, held, wait_s, progress)
     for warning in claim.warnings.values():
         warnings.warn(warning, ReserveGPUWarning, stacklevel=2)
     if is_private(directory := default_path()):
@@ -248,19 +261,31 @@ def _renew(held: Reservation) -> None:
     held.sign()
 
 
-def _claim(own: _Own, request: Request, held: Reservation | None) -> tuple[Reservation, Claim]:
+def _claim(
+    own: _Own,
+    request: Request,
+    held: Reservation | None,
+    wait_s: float | None,
+    progress: Callable[[Wait], object],
+) -> tuple[Reservation, Claim]:
     """Make a claim this process's reservation, or say why there is none to be had."""
     outside, previous = own.outside_environment(), own.reservation
     idle_mib = settings.idle_mib()
     with Nvml() as nvml, LockDirectory() as directory:
         claim = Claim(nvml, directory, request, held.locks if held else {}, idle_mib)
         try:
-            if _take(claim, request, fence.candidates(nvml, request, outside)):
+            seen: list[Device | Fault] = []
+            if _take(claim, fence.candidates(nvml, request, outside), seen):
+                return _settle(own, claim, held), claim
+            may_wait = choosing.may_come_free(claim.refusals, request) and wait_s is not None
+            if may_wait and _wait(claim, directory, seen, wait_s or 0.0, progress):
                 return _settle(own, claim, held), claim
             claim.explain()
-        except BaseException:
+        except BaseException as error:
             if own.reservation is previous:
                 claim.undo()
+            if isinstance(error, KeyboardInterrupt) and wait_s is not None:
+                go_without()
             raise
     visible = outside[cuda.VISIBLE]
     if reason := choosing.impossible(claim.refusals, request):
@@ -269,21 +294,49 @@ def _claim(own: _Own, request: Request, held: Reservation | None) -> tuple[Reser
         raise ImpossibleError("Every GPU that this process may use is excluded.")
     go_without()
     kept = held.devices if held else ()
-    raise NoFreeDeviceError(report.nothing_free(claim.refusals, request.count, kept, visible))
+    text = report.nothing_free(claim.refusals, request.count, kept, visible)
+    if wait_s is not None:
+        raise WaitTimeoutError(f"Waited for {report.duration(wait_s)}. {text}")
+    raise NoFreeDeviceError(text)
 
 
-def _take(claim: Claim, request: Request, candidates: Iterator[Device | Fault]) -> bool:
+def _take(claim: Claim, candidates: Iterator[Device | Fault], seen: list[Device | Fault]) -> bool:
     """Try the candidates one by one where the first will do; at the end, all of them together.
 
     A candidate is touched here, outside of the mutex: that may take seconds, which others need not
-    wait for.
+    wait for. seen: is given all that were touched.
     """
-    seen = []
     for one in candidates:
         seen.append(one)
-        if choosing.first_will_do(request) and claim.take([one]):
+        if choosing.first_will_do(claim.request) and claim.take([one]):
             return True
     return claim.take(seen)
+
+
+def _wait(
+    claim: Claim,
+    directory: LockDirectory,
+    candidates: Sequence[Device | Fault],
+    limit_s: float,
+    progress: Callable[[Wait], object],
+) -> bool:
+    """Stand in line until the claim can be taken, True, or the time is over, False."""
+    wants = [d.uuid for d in claim.considered() if not choosing.unfit(d, claim.request)]
+    ticket, claim.number = line.join(directory, wants, processes.me(claim.request.note))
+    start = time.monotonic()
+    try:
+        while True:
+            with suppress(MutexHeldError):  # another's driver hangs, perhaps not for ever
+                if claim.take(candidates):
+                    return True
+            waited_s = time.monotonic() - start
+            if waited_s >= limit_s:
+                return False
+            place = 1 + sum(not ticket.wants.isdisjoint(wants) for ticket in claim.ahead)
+            progress(Wait(claim.request, place, waited_s, tuple(claim.refusals)))
+            time.sleep(min(POLL_S, limit_s - waited_s))
+    finally:
+        ticket.release()
 
 
 def _settle(own: _Own, claim: Claim, held: Reservation | None) -> Reservation:

@@ -23,9 +23,10 @@ LAYERS = [
     {"__main__"},
     {"__init__"},
     {"magic", "cli"},
+    {"live"},
     {"options", "reservation"},
     {"claim", "fence"},
-    {"report"},
+    {"line", "report"},
     {"nvml", "locks", "cuda", "processes"},
     {"bindings", "files", "places"},
     {"caller", "settings", "records"},
@@ -37,7 +38,7 @@ LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in mod
 
 # Who alone may import what is slow to load, or not there on every system.
 OWNERS = {
-    "IPython": {"magic"},
+    "IPython": {"magic", "live"},
     "traitlets": {"magic"},
     "pynvml": {"bindings"},
     "fcntl": {"locks"},
