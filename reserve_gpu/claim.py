@@ -159,7 +159,10 @@ class Claim:
         if waiting and not self.request.share:
             lock.release()
             self._refuse(
-                device, "awaited", report.holder(self._known(waiting.holder), "awaited"), "wait"
+                device,
+                "awaited",
+                report.holder(records.with_user(waiting.holder), "awaited"),
+                "wait",
             )
             return
         try:
@@ -211,9 +214,4 @@ class Claim:
         return report.busy(reason, found)
 
     def _held_by(self, holder: Holder) -> str:
-        return report.holder(self._known(holder))
-
-    def _known(self, holder: Holder) -> Holder:
-        """The holder with its user: whose process it is, the system says rather than the record."""
-        user = records.user_of(holder.pid) if holder.seen and holder.pid else None
-        return holder.replace(user=user or holder.user)
+        return report.holder(records.with_user(holder))

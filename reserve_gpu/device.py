@@ -173,6 +173,28 @@ class Ticket(Value):
     holder: Holder
 
 
+class Row(Value):
+    """One device in the status of a machine.
+
+    state: in a word, free, reserved, busy, unknown or broken. reason: why, where it is not free.
+    used_mib, utilisation: memory in use in MiB, and percent of the time.
+    is_mine: reserved by this process. is_unused: reserved, but nothing runs on it.
+    is_unreserved_use: in use by somebody who has not reserved it.
+    """
+
+    label: str
+    state: str
+    device: Device | None = None
+    used_mib: float | None = None
+    utilisation: int | None = None
+    processes: tuple[Process, ...] = ()
+    holder: Holder | None = None
+    reason: str = ""
+    is_mine: bool = False
+    is_unused: bool = False
+    is_unreserved_use: bool = False
+
+
 class Request(Value):
     """What is asked for.
 

@@ -152,6 +152,17 @@ class LockDirectory:
         found.release()
         return None
 
+    def peek(self, name: str) -> Holder | None:
+        """Who has the file of that name locked, by the kernel's list alone: nothing is locked."""
+        if not self.exists(name):
+            return None
+        descriptor = self._open(name)
+        try:
+            holder = self._holder(descriptor)
+            return holder if holder.seen else None
+        finally:
+            _close(descriptor)
+
     def record(self, name: str) -> dict[str, Any]:
         """What is written in the file of that name; foreign text."""
         descriptor = self._open(name)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 # What the commonest line, the empty one, says: making a parser takes as long as all the rest.
-NOTHING = {"devices": [], "help": False, "release": False, "optional": False}
+FLAGS = ("help", "release", "status", "json", "optional")
+NOTHING = {"devices": [], **dict.fromkeys(FLAGS, False)}
 REQUEST = (
     "count",
     "min_memory",
@@ -84,6 +85,8 @@ class ReserveGPU(Magics):
                 print(_help())
             elif arguments.release:
                 _release(arguments)
+            elif arguments.status or arguments.json:
+                _status(arguments)
             elif arguments.optional:
                 _reserve_or_go_on(arguments)
             else:
@@ -172,6 +175,27 @@ def _reserve(arguments: Namespace) -> None:
         else:
             warnings.showwarning(one.message, one.category, one.filename, one.lineno)
     print(held)
+
+
+def _status(arguments: Namespace) -> None:
+    """Show how the machine stands, also where that is that there is no driver."""
+    from reserve_gpu.overview import status
+
+    if not arguments.status:
+        raise errors.RequestError("--json goes with --status.")
+    try:
+        found = status()
+    except errors.DriverError as error:
+        print(error)
+        return
+    if arguments.json:
+        import json
+
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        from IPython.display import display
+
+        display(found)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

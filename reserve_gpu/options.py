@@ -46,7 +46,11 @@ REQUEST = (
     _option("--optional", action="store_true", help="where no GPU can be had, go on without one"),
 )
 
-MAGIC = (_option("--release", action="store_true", help="let go of what this kernel holds"),)
+MAGIC = (
+    _option("--status", action="store_true", help="show every GPU, who uses it and who has it"),
+    _option("--json", action="store_true", help="with --status: for programs"),
+    _option("--release", action="store_true", help="let go of what this kernel holds"),
+)
 
 HELP = _option("-h", "--help", action="store_true", help="show this")
 
@@ -60,6 +64,7 @@ examples:
   %reserve_gpu -n 2 --min-memory 16GB
                                two idle ones of 16 GB or more, as close to each other as can be
   %reserve_gpu --release       let go of them
+  %reserve_gpu --status        who has which GPU, and who uses it
 """
 
 

@@ -75,6 +75,12 @@ def pid_namespace() -> int | None:
     return None
 
 
+def with_user(holder: Holder) -> Holder:
+    """The holder with its user: whose process it is, the system says rather than the record."""
+    user = user_of(holder.pid) if holder.seen and holder.pid else None
+    return holder.replace(user=user or holder.user)
+
+
 def user_of(pid: int) -> str | None:
     """The user that runs a process, by the system's word, None if it can't be seen from here."""
     with suppress(OSError):

@@ -129,12 +129,15 @@ def interrupted(held: Sequence[Device]) -> str:
 
 def busy(reason: str, processes: Sequence[Process]) -> str:
     """`busy, bob: python (pid 9876) 10.2 GiB`, or the bare reason where no process can be named."""
-    if not processes:
-        return f"busy, {reason}"
+    return f"busy, {users(processes) if processes else reason}"
+
+
+def users(processes: Sequence[Process]) -> str:
+    """`bob: python (pid 9876) 10.2 GiB`, for the first few of them."""
     named = [_process(process) for process in processes[:LISTED_PROCESSES]]
     if more := len(processes) - len(named):
         named.append(f"{more} more")
-    return f"busy, {'; '.join(named)}"
+    return "; ".join(named)
 
 
 def labels(devices: Sequence[Device]) -> str:

@@ -24,8 +24,8 @@ LAYERS = [
     {"__init__"},
     {"magic", "cli"},
     {"live"},
-    {"options", "reservation"},
-    {"claim", "fence"},
+    {"options", "overview", "reservation"},
+    {"claim", "fence", "table"},
     {"line", "report"},
     {"nvml", "locks", "cuda", "processes"},
     {"bindings", "files", "places"},
@@ -151,7 +151,9 @@ def test_nothing_happens_at_import(machine: Machine, path: Path) -> None:
         pytest.skip("it is the program")
     name = "" if path.stem == "__init__" else f".{path.stem}"
     shell = (
-        "import IPython.core.magic, IPython.core.magic_arguments" if path.stem == "magic" else ""
+        "import IPython.core.magic, IPython.core.magic_arguments"
+        if path.stem in ("magic", "live")
+        else ""
     )
     done = machine.python(WATCH % (shell, name))
     assert done.stderr == ""
