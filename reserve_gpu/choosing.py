@@ -52,6 +52,9 @@ def request(  # noqa: PLR0913 - these are reserve()'s
         raise RequestError(
             f"{len(named)} named and {count} asked for: give the names or the number."
         )
+    for what, text in (("name", name), ("note", note)):
+        if text is not None and not isinstance(text, str):
+            raise RequestError(f"The {what} must be a text, not {text!r}.")
     return Request(
         devices=named,
         count=len(named) or count or 1,

@@ -6,6 +6,7 @@ A look before the lock proves nothing, as somebody else may take the device in b
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING
 
 from reserve_gpu import choosing, line, processes, records, report
@@ -115,6 +116,7 @@ class Claim:
         for device in self.devices:
             if device not in chosen:
                 lock = self.locks.pop(device.uuid)
+                self.warnings.pop(device.uuid, None)
                 if device.uuid not in self._held:
                     lock.release()
         self.devices = [device for device in self.devices if device in chosen]
@@ -190,9 +192,8 @@ class Claim:
         if is_wanted and choosing.usable(usage):
             uses = [] if idle else [self._use(device, state, reason)]
             uses += [self._held_by(holder)] if holder else []
-            self.warnings[device.uuid] = (
-                f"{device.label} is yours because you asked for it, but it is {'; '.join(uses)}"
-            )
+            asked = "You share" if self.request.share else "You asked for"
+            self.warnings[device.uuid] = f"{asked} {device.label}: it is {'; '.join(uses)}"
             return True
         self._refuse(device, state, reason, "name" if choosing.usable(usage) else "")
         return False
@@ -214,4 +215,7 @@ class Claim:
         return report.busy(reason, found)
 
     def _held_by(self, holder: Holder) -> str:
-        return report.holder(records.with_user(holder))
+        text = report.holder(records.with_user(holder))
+        if holder.seen and holder.pid == os.getppid():
+            return f"{text}; that is this process's parent, whose CUDA_VISIBLE_DEVICES it has"
+        return text

@@ -35,7 +35,8 @@ def open_directory(path: str) -> int:
         descriptor = os.open(path, flags)
     except OSError as error:
         raise LockError(_directory_message(path, error)) from error
-    _finish(descriptor, DIRECTORY_MODE)
+    if os.fstat(descriptor).st_mode & stat.S_ISVTX:  # else somebody made it for another purpose
+        _finish(descriptor, DIRECTORY_MODE)
     return descriptor
 
 
@@ -61,7 +62,7 @@ def open_file(directory: int, name: str, path: str) -> int:
             os.close(descriptor)
             raise
         return descriptor
-    raise LockError(f"{path} can't be opened: somebody makes and removes it again and again.")
+    raise LockError(f"{path} can't be made, and is not there. {_set_another()}")
 
 
 def identity(file: os.stat_result) -> tuple[int, int]:
@@ -104,13 +105,14 @@ def _is_young(directory: int, name: str) -> bool:
 def _directory_message(path: str, error: OSError) -> str:
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
         return (
-            f"The lock directory {path} is a link or no directory. Remove it, or set "
-            f"{LOCK_DIRECTORY} to a directory that all users of this machine share."
+            f"The lock directory {path} is a link or no directory. Set {LOCK_DIRECTORY} to a "
+            "directory that all users of this machine share."
         )
-    return (
-        f"The lock directory {path} can't be used: {error.strerror}. Set {LOCK_DIRECTORY} to a "
-        "directory that all users of this machine may write to."
-    )
+    return f"The lock directory {path} can't be used: {error.strerror}. {_set_another()}"
+
+
+def _set_another() -> str:
+    return f"Set {LOCK_DIRECTORY} to a directory that all users of this machine may write to."
 
 
 def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
@@ -125,4 +127,4 @@ def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
             return _directory_message(os.path.dirname(path), error)
         whose = f"It belongs to uid {owner}; its mode must be 0666."
         return f"{path} may not be opened by this user. {whose}"
-    return f"{path} can't be opened: {error.strerror or error}."
+    return f"{path} can't be opened: {error.strerror or error}. {_set_another()}"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 with suppress(ImportError):  # Windows; nothing is locked there
     import fcntl
 
+ALONE, SHARED = ".lock", ".shared"
 MUTEX = "mutex.lock"
 MUTEX_LIMIT_S = 30.0
 MUTEX_POLL_S = 0.01
@@ -123,7 +124,7 @@ class LockDirectory:
             descriptor = self._open(name)
             try:
                 if not _flock(descriptor, path, shared=shared):
-                    holder = self._holder(descriptor)
+                    holder = self._holder(descriptor, name)
                     _close(descriptor)
                     return holder
                 if self._is_current(descriptor, name):
@@ -158,7 +159,7 @@ class LockDirectory:
             return None
         descriptor = self._open(name)
         try:
-            holder = self._holder(descriptor)
+            holder = self._holder(descriptor, name)
             return holder if holder.seen else None
         finally:
             _close(descriptor)
@@ -200,10 +201,13 @@ class LockDirectory:
             return False
         return files.identity(there) == files.identity(os.fstat(descriptor))
 
-    def _holder(self, descriptor: int) -> Holder:
+    def _holder(self, descriptor: int, name: str) -> Holder:
         """Who has the file locked: by the kernel's list where it shows us, and by the record."""
         record = records.parse(os.pread(descriptor, records.LIMIT + 1, 0))
-        return records.merge(record, records.locking_pid(os.fstat(descriptor)))
+        holder = records.merge(record, records.locking_pid(os.fstat(descriptor)))
+        if name.endswith(SHARED) and holder.seen and not holder.confirmed:
+            return Holder(pid=holder.pid, seen=True)  # what is written there is another sharer's
+        return holder
 
 
 def file_name(uuid: str, *, shared: bool = False) -> str:
@@ -211,8 +215,7 @@ def file_name(uuid: str, *, shared: bool = False) -> str:
 
     Two files, as the holder of the first must not keep others from sharing what is theirs to share.
     """
-    ending = "shared" if shared else "lock"
-    return f"{uuid.replace('/', '_')}.{ending}"  # old MIG UUIDs have slashes in them
+    return f"{uuid.replace('/', '_')}{SHARED if shared else ALONE}"  # old MIG UUIDs have slashes
 
 
 def _flock(descriptor: int, path: str, *, shared: bool) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
-from traitlets import TraitError, Unicode, validate
+from traitlets import CUnicode, TraitError, Unicode, validate
 
 from reserve_gpu import choosing, cuda, errors, names, report, settings
 
@@ -67,7 +67,7 @@ class ReserveGPU(Magics):
         help="Directory of the locks, one for all users of this machine; empty for the default. "
         f"Kept in ${settings.LOCK_DIRECTORY}, so that what this kernel starts uses the same."
     ).tag(config=True)
-    idle_memory = Unicode(
+    idle_memory = CUnicode(  # a bare number is natural too
         help="Memory in use up to which a GPU without compute processes is idle (500MiB, 2GB); "
         "empty for 1 GiB or 5 % of the GPU, whichever is less. "
         f"Kept in ${settings.IDLE_MEMORY}."
@@ -142,7 +142,7 @@ def _parse(line: str) -> Namespace:
     from reserve_gpu.options import magic_parser
 
     try:
-        return magic_parser().parse_args(shlex.split(line))
+        return magic_parser().parse_args(shlex.split(line, comments=True))
     except ValueError as error:
         if isinstance(error, errors.RequestError):
             raise
@@ -230,4 +230,5 @@ def _reserve_or_go_on(arguments: Namespace) -> None:
     ) as error:
         if not isinstance(error, errors.NoDriverError):
             reservation.go_without()
-        print(f"{error}\nGoing on without a GPU.")
+        held = reservation.current()
+        print(f"{error}\n{report.going_on(held.devices if held else ())}")

@@ -73,7 +73,7 @@ class Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what went wrong."""
-        raise RequestError(shown(message, 200))
+        raise RequestError(f"{shown(message, 200)}. See %reserve_gpu?")
 
 
 def magic_parser() -> Parser:

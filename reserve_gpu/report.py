@@ -68,7 +68,7 @@ def limit(visible: str | None, count: int) -> list[str]:
 
 def too_late(held: Sequence[Device]) -> str:
     """Why nothing can be changed any more in a process that has started CUDA."""
-    keeps = f"It keeps {labels(held)}." if held else "Nothing was reserved or changed."
+    keeps = f"This kernel keeps {labels(held)}." if held else "Nothing was reserved or changed."
     return (
         "Too late: CUDA has already started in this kernel, and it reads CUDA_VISIBLE_DEVICES only "
         f"when it starts. {keeps} Restart the kernel and run %reserve_gpu before anything that "
@@ -83,6 +83,16 @@ def private(path: str) -> str:
         "with the whole machine, mount one directory into all containers and set "
         "RESERVE_GPU_LOCK_DIR to it."
     )
+
+
+def changed(visible: str | None, held: Sequence[Device], *, is_late: bool) -> str:
+    """What is said where somebody changed CUDA_VISIBLE_DEVICES under a reservation."""
+    what = (
+        "CUDA_VISIBLE_DEVICES was unset" if visible is None else f"it was set to {shown(visible)!r}"
+    )
+    if is_late:
+        return f"{what} since, and CUDA has started; this kernel holds {labels(held)}"
+    return f"{what} since; the variables are set for {labels(held)} again"
 
 
 def lost(device: Device, path: str, who: Holder) -> str:
@@ -125,6 +135,11 @@ def interrupted(held: Sequence[Device]) -> str:
     if held:
         return f"Stopped waiting. This kernel keeps {labels(held)}."
     return "Stopped waiting; nothing is reserved. CUDA_VISIBLE_DEVICES = ''"
+
+
+def going_on(held: Sequence[Device]) -> str:
+    """How a kernel goes on that got no GPU, or not the one that it asked for."""
+    return f"Going on with {labels(held)}, as before." if held else "Going on without a GPU."
 
 
 def busy(reason: str, processes: Sequence[Process]) -> str:

@@ -20,6 +20,7 @@ from reserve_gpu.errors import (
     LockError,
     MutexHeldError,
     NoFreeDeviceError,
+    RequestError,
     ReserveGPUWarning,
     TooLateError,
     WaitTimeoutError,
@@ -61,8 +62,10 @@ class Reservation:
         self.devices = tuple(devices)
         self.environ = dict(environ)
         self.locks = dict(locks)
-        self._users = 1  # calls of reserve() that were answered with this one
         self.note = note
+        self._calls = 1  # of reserve() that were answered with this one
+        self._depth = 0  # of `with` blocks
+        self._ends = False  # with the outermost of them
 
     def release(self) -> None:
         """Let go of the devices and give the variables the values that they had before."""
@@ -76,7 +79,7 @@ class Reservation:
 
     def again(self, note: str | None) -> Reservation:
         """Answer one more call with this reservation; only a new note changes anything."""
-        self._users += 1
+        self._calls += 1
         if note is not None:
             self.note = note
             self.sign()
@@ -95,6 +98,11 @@ class Reservation:
             lock.write(processes.me(self.note))
 
     def __enter__(self) -> Self:
+        if current() is not self:
+            raise RequestError("This reservation has been released; ask for another one.")
+        if not self._depth:  # else, or where somebody asked before, it is not this block's to end
+            self._ends = self._calls == 1
+        self._depth += 1
         return self
 
     def __exit__(
@@ -103,8 +111,8 @@ class Reservation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._users -= 1
-        if not self._users:  # else somebody further out asked first, and still uses it
+        self._depth -= 1
+        if not self._depth and self._ends:
             self.release()
 
     def __repr__(self) -> str:
@@ -200,15 +208,21 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         held = current()
         if held and choosing.satisfies(held.devices, request):
             _renew(held)
+            _set_again(held)
             return held.again(request.note)
         cuda.remember_over_fork()
         if cuda.started():
             raise TooLateError(report.too_late(held.devices if held else ()))
         reservation, claim = _claim(own, request, held, wait_s, progress)
-    for warning in claim.warnings.values():
-        warnings.warn(warning, ReserveGPUWarning, stacklevel=2)
+    said = list(claim.warnings.values())
     if is_private(directory := default_path()):
-        warnings.warn(report.private(directory), ReserveGPUWarning, stacklevel=2)
+        said.append(report.private(directory))
+    try:
+        for text in said:
+            warnings.warn(text, ReserveGPUWarning, stacklevel=2)
+    except ReserveGPUWarning:  # where warnings are errors nobody gets to know of the reservation
+        reservation.release()
+        raise
     return reservation
 
 
@@ -238,6 +252,19 @@ def go_without() -> None:
     own = _own()
     if not current():
         own.set_environment(cuda.NO_DEVICES)
+
+
+def _set_again(held: Reservation) -> None:
+    """Mend the variables, if somebody has changed them since, as long as CUDA will read them."""
+    expected = {name: held.environ.get(name) for name in cuda.VARIABLES}
+    changed = cuda.read()
+    if changed == expected:
+        return
+    is_late = cuda.started()
+    if not is_late:
+        cuda.write(expected)
+    visible = changed[cuda.VISIBLE]
+    warnings.warn(report.changed(visible, held.devices, is_late=is_late), ReserveGPUWarning, 3)
 
 
 def _renew(held: Reservation) -> None:
