@@ -147,6 +147,8 @@ def import_pynvml() -> ModuleType:
                 "ignore"
             )  # PyPI's deprecated pynvml, which wraps the official one
             import pynvml
+    except SyntaxError:  # one of Python 2
+        raise DriverError(REINSTALL) from None
     except ImportError as error:
         raise DriverError(
             f"The module pynvml can't be imported ({error}). "

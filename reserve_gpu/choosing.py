@@ -38,12 +38,13 @@ def request(  # noqa: PLR0913 - these are reserve()'s
     count: int | None = None,
     min_memory: float | str | None = None,
     name: str | None = None,
-    exclude: DeviceNames = (),
+    exclude: DeviceNames | None = (),
     share: bool = False,
     note: str | None = None,
 ) -> Request:
     """The request that these arguments make. Raises RequestError where they make none."""
     named = () if devices is None else names.parse(devices)
+    excluded = () if exclude is None else names.parse(exclude)
     if devices is not None and not named:
         raise RequestError("No GPU is named. Leave the name out to get the first free one.")
     if count is not None and (type(count) is not int or count < 1):
@@ -60,7 +61,7 @@ def request(  # noqa: PLR0913 - these are reserve()'s
         count=len(named) or count or 1,
         min_memory_mib=0.0 if min_memory is None else parse_size(min_memory),
         model=name or "",
-        exclude=names.parse(exclude),
+        exclude=excluded,
         share=share,
         note=note,
     )
@@ -174,8 +175,13 @@ def usable(usage: Usage) -> bool:
     return usage.mode != "prohibited" and not (usage.mode == "exclusive process" and others)
 
 
-def satisfies(held: Sequence[Device], wanted: Request) -> bool:
-    """Whether what is held is what is asked for: those named, in that order, or enough of them."""
+def satisfies(held: Sequence[Device], wanted: Request, *, shared: bool = False) -> bool:
+    """Whether what is held is what is asked for: those named, in that order, or enough of them.
+
+    shared: others may have it too, which is no answer to who did not ask for that.
+    """
+    if shared and not wanted.share:
+        return False
     if any(unfit(d, wanted) or names.is_one_of(d, wanted.exclude) for d in held):
         return False
     if not wanted.devices:

@@ -47,9 +47,10 @@ class Claim:
         self._held = held
         self._idle_mib = idle_mib
         self.number = math.inf
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Forget what earlier attempts have found."""
         self.locks: dict[str, Lock] = {}  # by UUID
         self.devices: list[Device] = []
         self.refusals: list[Refusal] = []
@@ -61,9 +62,10 @@ class Claim:
     def take(self, candidates: Sequence[Device | Fault]) -> bool:
         """Take as many of the candidates as were asked for, the first or the best; or none.
 
-        Done under the mutex, so that two who want several can't make each other fail.
+        Done under the mutex, so that two who want several can't make each other fail. Adds to the
+        refusals of earlier attempts, until `begin` forgets them.
         """
-        self._begin()
+        me = processes.me(self.request.note)
         with self._directory.mutex():
             self.ahead = line.ahead(self._directory, self.number)
             for one in candidates:
@@ -72,9 +74,10 @@ class Claim:
                     break
             if self._choose():
                 for lock in self.locks.values():
-                    lock.write(processes.me(self.request.note))
+                    lock.write(me)
                 return True
             self.undo()
+        self.refusals = [self._told(refusal) for refusal in self.refusals]
         return False
 
     def considered(self) -> list[Device]:
@@ -128,7 +131,7 @@ class Claim:
         self._considered[one.label] = one
         if reason := self._unfit(one):
             self._refuse(one, "unfit", reason)
-        elif one.uuid in self._held:
+        elif one.uuid in self._held and (self.request.share or not self._held[one.uuid].shared):
             self._crowd[one.uuid] = (False, 0.0)
             self._keep(one, self._held[one.uuid])
         else:
@@ -155,17 +158,12 @@ class Claim:
         else:
             lock = holder or self._directory.acquire(own)
         if isinstance(lock, Holder):
-            self._refuse(device, "reserved", self._held_by(lock), "share")
+            self._refuse(device, "reserved", "", "share", lock)
             return
         waiting = next((t for t in self.ahead if device.uuid in t.wants), None)
         if waiting and not self.request.share:
             lock.release()
-            self._refuse(
-                device,
-                "awaited",
-                report.holder(records.with_user(waiting.holder), "awaited"),
-                "wait",
-            )
+            self._refuse(device, "awaited", "", "wait", waiting.holder)
             return
         try:
             if self._will_do(device, holder):
@@ -203,8 +201,16 @@ class Claim:
         self.devices.append(device)
         self._refuse(device, "free", "free")  # what is said of it if the others can't be had
 
-    def _refuse(self, device: Device, state: str, reason: str, way: str = "") -> None:
-        self.refusals.append(Refusal(device.label, state, reason, way))
+    def _refuse(
+        self, device: Device, state: str, reason: str, way: str = "", holder: Holder | None = None
+    ) -> None:
+        self.refusals.append(Refusal(device.label, state, reason, way, holder))
+
+    def _told(self, refusal: Refusal) -> Refusal:
+        """The refusal with its holder in words: to look up a user may take long, so not before."""
+        if not refusal.holder or refusal.reason:
+            return refusal
+        return refusal.replace(reason=self._held_by(refusal.holder, refusal.state))
 
     def _use(self, device: Device, state: str, reason: str) -> str:
         if state != "busy":
@@ -214,8 +220,8 @@ class Claim:
             found = [processes.identified(process) for process in found]
         return report.busy(reason, found)
 
-    def _held_by(self, holder: Holder) -> str:
-        text = report.holder(records.with_user(holder))
+    def _held_by(self, holder: Holder, what: str = "reserved") -> str:
+        text = report.holder(records.with_user(holder), what)
         if holder.seen and holder.pid == os.getppid():
             return f"{text}; that is this process's parent, whose CUDA_VISIBLE_DEVICES it has"
         return text

@@ -217,13 +217,15 @@ class Refusal(Value):
     """Why one device was not taken.
 
     state: in a word: `free` (others were missing), reserved, busy, unknown, broken or unfit.
-    way: how it could be had all the same, by `name` or by `share`.
+    way: how it could be had all the same: by `name`, by `share` or by `wait`.
+    holder: who has it, or waits for it.
     """
 
     label: str
     state: str
     reason: str
     way: str = ""
+    holder: Holder | None = None
 
 
 def _label(index: int, instance: int | None) -> str:

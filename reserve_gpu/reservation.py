@@ -25,7 +25,7 @@ from reserve_gpu.errors import (
     TooLateError,
     WaitTimeoutError,
 )
-from reserve_gpu.locks import LockDirectory, file_name
+from reserve_gpu.locks import LockDirectory, close_strays, file_name
 from reserve_gpu.nvml import Nvml
 from reserve_gpu.places import default_path, is_private
 
@@ -72,10 +72,12 @@ class Reservation:
         own = _own()
         with own.turn:
             if own.reservation is self:
-                own.reservation = None
                 own.restore_environment()
             for lock in self.locks.values():
                 lock.release()
+            if own.reservation is self:
+                own.reservation = None
+            close_strays(own.held_locks())
 
     def again(self, note: str | None) -> Reservation:
         """Answer one more call with this reservation; only a new note changes anything."""
@@ -88,7 +90,7 @@ class Reservation:
     def hand_over(self, taken: Mapping[str, Lock]) -> None:
         """Let go of what the next reservation has not taken, and be none any more."""
         for uuid, lock in self.locks.items():
-            if uuid not in taken:
+            if taken.get(uuid) is not lock:
                 lock.release()
         self.locks = {}
 
@@ -98,11 +100,12 @@ class Reservation:
             lock.write(processes.me(self.note))
 
     def __enter__(self) -> Self:
-        if current() is not self:
-            raise RequestError("This reservation has been released; ask for another one.")
-        if not self._depth:  # else, or where somebody asked before, it is not this block's to end
-            self._ends = self._calls == 1
-        self._depth += 1
+        with _own().turn:
+            if current() is not self:
+                raise RequestError("This reservation has been released; ask for another one.")
+            if not self._depth:  # else, or where somebody asked before, not this block ends it
+                self._ends = self._calls == 1
+            self._depth += 1
         return self
 
     def __exit__(
@@ -111,9 +114,10 @@ class Reservation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._depth -= 1
-        if not self._depth and self._ends:
-            self.release()
+        with _own().turn:
+            self._depth -= 1
+            if not self._depth and self._ends:
+                self.release()
 
     def __repr__(self) -> str:
         return f"<Reservation of {report.labels(self.devices)}>"
@@ -142,10 +146,13 @@ class _Own:
             for name, value in now.items()
         }
 
+    def held_locks(self) -> list[Lock]:
+        return list(self.reservation.locks.values()) if self.reservation else []
+
     def set_environment(self, values: Mapping[str, str | None]) -> None:
         self.before = self.outside_environment()
+        self.written = dict(values)  # first: interrupted here, what is not yet written is not ours
         cuda.write(values)
-        self.written = dict(values)
 
     def restore_environment(self) -> None:
         cuda.write(self.outside_environment())
@@ -205,15 +212,19 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     wait_s = None if wait is None else choosing.parse_duration(wait)
     own = _own()
     with own.turn:
-        held = current()
-        if held and choosing.satisfies(held.devices, request):
-            _renew(held)
-            _set_again(held)
-            return held.again(request.note)
-        cuda.remember_over_fork()
-        if cuda.started():
-            raise TooLateError(report.too_late(held.devices if held else ()))
-        reservation, claim = _claim(own, request, held, wait_s, progress)
+        try:
+            held = current()
+            is_shared = any(lock.shared for lock in own.held_locks())
+            if held and choosing.satisfies(held.devices, request, shared=is_shared):
+                _renew(held)
+                _set_again(held)
+                return held.again(request.note)
+            cuda.remember_over_fork()
+            if cuda.started():
+                raise TooLateError(report.too_late(held.devices if held else ()))
+            reservation, claim = _claim(own, request, held, wait_s, progress)
+        finally:
+            close_strays(own.held_locks())
     said = list(claim.warnings.values())
     if is_private(directory := default_path()):
         said.append(report.private(directory))
@@ -239,12 +250,13 @@ def release() -> tuple[Device, ...]:
     `CUDA_VISIBLE_DEVICES`.
     """
     own = _own()
-    held = own.reservation
-    if held is None:
-        own.restore_environment()
-        return ()
-    held.release()
-    return held.devices
+    with own.turn:
+        held = own.reservation
+        if held is None:
+            own.restore_environment()
+            return ()
+        held.release()
+        return held.devices
 
 
 def go_without() -> None:
@@ -299,14 +311,14 @@ def _claim(
     outside, previous = own.outside_environment(), own.reservation
     idle_mib = settings.idle_mib()
     with Nvml() as nvml, LockDirectory() as directory:
-        claim = Claim(nvml, directory, request, held.locks if held else {}, idle_mib)
+        claim = Claim(nvml, directory, request, _standing(held, directory), idle_mib)
         try:
             seen: list[Device | Fault] = []
             if _take(claim, fence.candidates(nvml, request, outside), seen):
-                return _settle(own, claim, held), claim
+                return _settle(own, claim), claim
             may_wait = choosing.may_come_free(claim.refusals, request) and wait_s is not None
             if may_wait and _wait(claim, directory, seen, wait_s or 0.0, progress):
-                return _settle(own, claim, held), claim
+                return _settle(own, claim), claim
             claim.explain()
         except BaseException as error:
             if own.reservation is previous:
@@ -328,7 +340,7 @@ def _claim(
 
 
 def _take(claim: Claim, candidates: Iterator[Device | Fault], seen: list[Device | Fault]) -> bool:
-    """Try the candidates one by one where the first will do; at the end, all of them together.
+    """Try the candidates, one by one where the first will do, else all of them together.
 
     A candidate is touched here, outside of the mutex: that may take seconds, which others need not
     wait for. seen: is given all that were touched.
@@ -337,7 +349,7 @@ def _take(claim: Claim, candidates: Iterator[Device | Fault], seen: list[Device 
         seen.append(one)
         if choosing.first_will_do(claim.request) and claim.take([one]):
             return True
-    return claim.take(seen)
+    return not choosing.first_will_do(claim.request) and claim.take(seen)
 
 
 def _wait(
@@ -353,6 +365,7 @@ def _wait(
     start = time.monotonic()
     try:
         while True:
+            claim.begin()
             with suppress(MutexHeldError):  # another's driver hangs, perhaps not for ever
                 if claim.take(candidates):
                     return True
@@ -366,12 +379,22 @@ def _wait(
         ticket.release()
 
 
-def _settle(own: _Own, claim: Claim, held: Reservation | None) -> Reservation:
+def _standing(held: Reservation | None, directory: LockDirectory) -> dict[str, Lock]:
+    """The locks of this process that others respect: not deleted, and in the directory of now."""
+    return {
+        uuid: lock
+        for uuid, lock in (held.locks if held else {}).items()
+        if lock.stands() and os.path.dirname(lock.path) == directory.path
+    }
+
+
+def _settle(own: _Own, claim: Claim) -> Reservation:
     """Set the variables for what was claimed, and let go of what was held before."""
+    before = own.reservation
     values = cuda.variables(claim.devices)
     environ = {name: value for name, value in values.items() if value is not None}
     own.reservation = Reservation(claim.devices, claim.locks, environ, claim.request.note)
     own.set_environment(values)
-    if held:
-        held.hand_over(claim.locks)
+    if before:
+        before.hand_over(claim.locks)
     return own.reservation
