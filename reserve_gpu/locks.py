@@ -40,8 +40,8 @@ RELEASED = -1
 ATTEMPTS = 10
 
 # The descriptors of this process's locks, each with its file, as its number may come to mean
-# another one, and the thread that opened it. A child made by fork would keep every lock alive, so it
-# closes them; it must not unlock them, which would free its parent's.
+# another one, and the thread that opened it. A child made by fork would keep every lock alive, so
+# it closes them; it must not unlock them, which would free its parent's.
 _descriptors: dict[int, tuple[files.Identity, int]] = {}
 _forking = threading.RLock()  # a signal handler may come in between and release
 _hooked = False

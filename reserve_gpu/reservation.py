@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu import choosing, cuda, fence, line, processes, report, settings
 from reserve_gpu.claim import Claim
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 
 POLL_S = 0.2  # between two looks of a waiter
+Variables: TypeAlias = "tuple[dict[str, str | None], dict[str, str | None], dict[str, str | None]]"
 
 
 class Reservation:
@@ -63,9 +64,10 @@ class Reservation:
         self.environ = dict(environ)
         self.locks = dict(locks)
         self.note = note
-        self._calls = 1  # of reserve() that were answered with this one
-        self._depth = 0  # of `with` blocks
-        self._ends = False  # with the outermost of them
+        # Which threads were answered with this one and may still want it, and which of them are in
+        # a `with` block: its end is the end of the reservation, unless another one has it too.
+        self._answered = [threading.get_ident()]
+        self._inside: list[int] = []
 
     def release(self) -> None:
         """Let go of the devices and give the variables the values that they had before."""
@@ -81,7 +83,8 @@ class Reservation:
 
     def again(self, note: str | None) -> Reservation:
         """Answer one more call with this reservation; only a new note changes anything."""
-        self._calls += 1
+        if threading.get_ident() not in self._inside:
+            self._answered.append(threading.get_ident())
         if note is not None:
             self.note = note
             self.sign()
@@ -103,9 +106,10 @@ class Reservation:
         with _own().turn:
             if current() is not self:
                 raise RequestError("This reservation has been released; ask for another one.")
-            if not self._depth:  # else, or where somebody asked before, not this block ends it
-                self._ends = self._calls == 1
-            self._depth += 1
+            thread = threading.get_ident()
+            if thread in self._answered:
+                self._answered.remove(thread)
+            self._inside.append(thread)
         return self
 
     def __exit__(
@@ -115,8 +119,9 @@ class Reservation:
         traceback: TracebackType | None,
     ) -> None:
         with _own().turn:
-            self._depth -= 1
-            if not self._depth and self._ends:
+            thread = threading.get_ident()
+            self._inside.remove(thread if thread in self._inside else self._inside[-1])
+            if not self._inside and not self._answered:
                 self.release()
 
     def __repr__(self) -> str:
@@ -145,6 +150,14 @@ class _Own:
             else value
             for name, value in now.items()
         }
+
+    def variables(self) -> Variables:
+        """What the variables are and were, for go_back."""
+        return self.before, self.written, cuda.read()
+
+    def go_back(self, variables: Variables) -> None:
+        self.before, self.written, values = variables
+        cuda.write(values)
 
     def held_locks(self) -> list[Lock]:
         return list(self.reservation.locks.values()) if self.reservation else []
@@ -308,7 +321,7 @@ def _claim(
     progress: Callable[[Wait], object],
 ) -> tuple[Reservation, Claim]:
     """Make a claim this process's reservation, or say why there is none to be had."""
-    outside, previous = own.outside_environment(), own.reservation
+    outside, previous, variables = own.outside_environment(), own.reservation, own.variables()
     idle_mib = settings.idle_mib()
     with Nvml() as nvml, LockDirectory() as directory:
         claim = Claim(nvml, directory, request, _standing(held, directory), idle_mib)
@@ -323,6 +336,7 @@ def _claim(
         except BaseException as error:
             if own.reservation is previous:
                 claim.undo()
+                own.go_back(variables)
             if isinstance(error, KeyboardInterrupt) and wait_s is not None:
                 go_without()
             raise
@@ -393,8 +407,8 @@ def _settle(own: _Own, claim: Claim) -> Reservation:
     before = own.reservation
     values = cuda.variables(claim.devices)
     environ = {name: value for name, value in values.items() if value is not None}
-    own.reservation = Reservation(claim.devices, claim.locks, environ, claim.request.note)
     own.set_environment(values)
+    own.reservation = Reservation(claim.devices, claim.locks, environ, claim.request.note)
     if before:
         before.hand_over(claim.locks)
     return own.reservation
