@@ -20,37 +20,46 @@ if TYPE_CHECKING:
         DriverError,
         ImpossibleError,
         LockError,
+        MutexHeldError,
         NoDriverError,
         NoFreeDeviceError,
         RequestError,
         ReserveGPUError,
         ReserveGPUWarning,
         TooLateError,
+        WaitTimeoutError,
     )
+    from reserve_gpu.overview import status
     from reserve_gpu.reservation import Reservation, current, release, reserve
+    from reserve_gpu.table import Status
 
 __all__ = [
     "Device",
     "DriverError",
     "ImpossibleError",
     "LockError",
+    "MutexHeldError",
     "NoDriverError",
     "NoFreeDeviceError",
     "RequestError",
     "Reservation",
     "ReserveGPUError",
     "ReserveGPUWarning",
+    "Status",
     "TooLateError",
+    "WaitTimeoutError",
     "current",
     "load_ipython_extension",
     "release",
     "reserve",
+    "status",
     "unload_ipython_extension",
 ]
 
 # Found when they are asked for: the extension is loaded at the start of every shell.
 _HOMES = {"Device": "device", "Reservation": "reservation", "current": "reservation"}
 _HOMES |= {"release": "reservation", "reserve": "reservation"}
+_HOMES |= {"Status": "table", "status": "overview"}
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

@@ -35,8 +35,8 @@ NOT_OFFERED = frozenset(
 
 DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 9, 12
 REMEDIES = {
-    LIBRARY_NOT_FOUND: "No NVIDIA driver here: libnvidia-ml.so.1 was not found. In a container, "
-    "start it with GPU access (docker run --gpus all).",
+    LIBRARY_NOT_FOUND: "No NVIDIA driver here: libnvidia-ml.so.1 was not found. Install it, until "
+    "nvidia-smi works; start a container with GPU access (docker run --gpus all).",
     DRIVER_NOT_LOADED: "The NVIDIA driver's kernel module is not loaded. Look at what nvidia-smi "
     "says; reboot, or ask the administrator to.",
     18: "The NVIDIA driver was updated while the old kernel module kept running. Reboot this "
@@ -81,7 +81,7 @@ class Bindings:
             self.count = self.run(self._begin)
         except DeviceError as error:
             self._caller.close()
-            raise _driver_error(error) from error
+            raise _driver_error(error) from None
         except BaseException:
             self._caller.close()
             raise
@@ -147,6 +147,8 @@ def import_pynvml() -> ModuleType:
                 "ignore"
             )  # PyPI's deprecated pynvml, which wraps the official one
             import pynvml
+    except SyntaxError:  # one of Python 2
+        raise DriverError(REINSTALL) from None
     except ImportError as error:
         raise DriverError(
             f"The module pynvml can't be imported ({error}). "

@@ -7,8 +7,8 @@ stop doing at any time.
 
 from __future__ import annotations
 
+from _thread import start_new_thread
 from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Caller:
 
     def _start(self) -> None:
         self._queues: tuple[SimpleQueue[Any], SimpleQueue[Any]] = (SimpleQueue(), SimpleQueue())
-        Thread(target=_serve, args=self._queues, name="reserve_gpu driver", daemon=True).start()
+        start_new_thread(_serve, self._queues)  # Thread.start() is not safe from Ctrl-C
 
     def _abandon(self) -> None:
         """Leave the hanging thread to itself; it ends when its call does."""

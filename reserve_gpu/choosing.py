@@ -5,6 +5,7 @@ Pure functions of plain values: no driver, no files, no environment.
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ DEFAULT_IDLE_FRACTION = 0.05
 # 600 MB on an idle card (https://github.com/wookayin/gpustat/issues/141).
 DRIVER_RESERVE_MIB = 640.0
 
+_DURATION = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([smhd]?)"
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _SIZE = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([kmgt]?)(i?b)?"
 _BYTES = {"k": (10**3, 2**10), "m": (10**6, 2**20), "g": (10**9, 2**30), "t": (10**12, 2**40)}
 
@@ -35,12 +38,13 @@ def request(  # noqa: PLR0913 - these are reserve()'s
     count: int | None = None,
     min_memory: float | str | None = None,
     name: str | None = None,
-    exclude: DeviceNames = (),
+    exclude: DeviceNames | None = (),
     share: bool = False,
     note: str | None = None,
 ) -> Request:
     """The request that these arguments make. Raises RequestError where they make none."""
     named = () if devices is None else names.parse(devices)
+    excluded = () if exclude is None else names.parse(exclude)
     if devices is not None and not named:
         raise RequestError("No GPU is named. Leave the name out to get the first free one.")
     if count is not None and (type(count) is not int or count < 1):
@@ -49,12 +53,15 @@ def request(  # noqa: PLR0913 - these are reserve()'s
         raise RequestError(
             f"{len(named)} named and {count} asked for: give the names or the number."
         )
+    for what, text in (("name", name), ("note", note)):
+        if text is not None and not isinstance(text, str):
+            raise RequestError(f"The {what} must be a text, not {text!r}.")
     return Request(
         devices=named,
         count=len(named) or count or 1,
         min_memory_mib=0.0 if min_memory is None else parse_size(min_memory),
         model=name or "",
-        exclude=names.parse(exclude),
+        exclude=excluded,
         share=share,
         note=note,
     )
@@ -90,6 +97,11 @@ def impossible(refusals: Sequence[Refusal], wanted: Request) -> str | None:
         why.append("CUDA gives a process whole GPUs or MIG instances, not both")
     will_do = f"Of {len(refusals)}, {', '.join(fit) or 'none'} will do"
     return f"{what} can't be had here. {will_do}{': ' if why else ''}{'; '.join(why)}."
+
+
+def may_come_free(refusals: Sequence[Refusal], wanted: Request) -> bool:
+    """Whether it makes sense to wait."""
+    return bool(refusals) and impossible(refusals, wanted) is None
 
 
 def closest(
@@ -163,8 +175,13 @@ def usable(usage: Usage) -> bool:
     return usage.mode != "prohibited" and not (usage.mode == "exclusive process" and others)
 
 
-def satisfies(held: Sequence[Device], wanted: Request) -> bool:
-    """Whether what is held is what is asked for: those named, in that order, or enough of them."""
+def satisfies(held: Sequence[Device], wanted: Request, *, shared: bool = False) -> bool:
+    """Whether what is held is what is asked for: those named, in that order, or enough of them.
+
+    shared: others may have it too, which is no answer to who did not ask for that.
+    """
+    if shared and not wanted.share:
+        return False
     if any(unfit(d, wanted) or names.is_one_of(d, wanted.exclude) for d in held):
         return False
     if not wanted.devices:
@@ -189,6 +206,16 @@ def parse_size(text: str | float) -> float:
             )
         return number
     return number * _BYTES[prefix][unit == "ib"] / 2**20
+
+
+def parse_duration(text: object) -> float:
+    """A time in seconds: `90`, `90s`, `10m`, `2h`, True for ever. Raises RequestError."""
+    if text is True:
+        return math.inf
+    match = re.fullmatch(_DURATION, str(text).strip(), re.IGNORECASE | re.ASCII)
+    if not match:
+        raise RequestError(f"{names.shown(str(text))!r} is no duration. Give 90, 90s, 10m or 2h.")
+    return float(match[1]) * _SECONDS[match[2].lower()]
 
 
 def gib(mib: float) -> str:

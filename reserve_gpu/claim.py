@@ -5,9 +5,11 @@ A look before the lock proves nothing, as somebody else may take the device in b
 
 from __future__ import annotations
 
+import math
+import os
 from typing import TYPE_CHECKING
 
-from reserve_gpu import choosing, processes, records, report
+from reserve_gpu import choosing, line, processes, records, report
 from reserve_gpu.bindings import DeviceError
 from reserve_gpu.device import Device, Fault, Holder, Refusal, State
 from reserve_gpu.errors import LockError
@@ -16,7 +18,7 @@ from reserve_gpu.locks import file_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reserve_gpu.device import Request
+    from reserve_gpu.device import Request, Ticket
     from reserve_gpu.locks import Lock, LockDirectory
     from reserve_gpu.nvml import Nvml
 
@@ -28,6 +30,7 @@ class Claim:
 
     held: locks that this process has already, by UUID; their devices are free for it.
     idle_mib: memory in use up to which a device is idle, None for the default.
+    number: of the ticket, if this process waits in line; who does not wait comes after all who do.
     """
 
     def __init__(
@@ -43,33 +46,43 @@ class Claim:
         self._directory = directory
         self._held = held
         self._idle_mib = idle_mib
-        self._begin()
+        self.number = math.inf
+        self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Forget what earlier attempts have found."""
         self.locks: dict[str, Lock] = {}  # by UUID
         self.devices: list[Device] = []
         self.refusals: list[Refusal] = []
         self.warnings: dict[str, str] = {}  # by UUID
+        self.ahead: list[Ticket] = []
         self._considered: dict[str, Device] = {}  # by label
         self._crowd: dict[str, tuple[bool, float]] = {}  # by UUID: in use?, MiB in use
 
     def take(self, candidates: Sequence[Device | Fault]) -> bool:
         """Take as many of the candidates as were asked for, the first or the best; or none.
 
-        Done under the mutex, so that two who want several can't make each other fail.
+        Done under the mutex, so that two who want several can't make each other fail. Adds to the
+        refusals of earlier attempts, until `begin` forgets them.
         """
-        self._begin()
+        me = processes.me(self.request.note)
         with self._directory.mutex():
+            self.ahead = line.ahead(self._directory, self.number)
             for one in candidates:
                 self._try(one)
                 if choosing.first_will_do(self.request) and self.devices:
                     break
             if self._choose():
                 for lock in self.locks.values():
-                    lock.write(processes.me(self.request.note))
+                    lock.write(me)
                 return True
             self.undo()
+        self.refusals = [self._told(refusal) for refusal in self.refusals]
         return False
+
+    def considered(self) -> list[Device]:
+        """The devices of the last attempt."""
+        return list(self._considered.values())
 
     def explain(self) -> None:
         """Name the processes on busy devices: asked only now, as it is slow and often needless."""
@@ -106,6 +119,7 @@ class Claim:
         for device in self.devices:
             if device not in chosen:
                 lock = self.locks.pop(device.uuid)
+                self.warnings.pop(device.uuid, None)
                 if device.uuid not in self._held:
                     lock.release()
         self.devices = [device for device in self.devices if device in chosen]
@@ -117,7 +131,7 @@ class Claim:
         self._considered[one.label] = one
         if reason := self._unfit(one):
             self._refuse(one, "unfit", reason)
-        elif one.uuid in self._held:
+        elif one.uuid in self._held and (self.request.share or not self._held[one.uuid].shared):
             self._crowd[one.uuid] = (False, 0.0)
             self._keep(one, self._held[one.uuid])
         else:
@@ -144,7 +158,12 @@ class Claim:
         else:
             lock = holder or self._directory.acquire(own)
         if isinstance(lock, Holder):
-            self._refuse(device, "reserved", self._held_by(lock), "share")
+            self._refuse(device, "reserved", "", "share", lock)
+            return
+        waiting = next((t for t in self.ahead if device.uuid in t.wants), None)
+        if waiting and not self.request.share:
+            lock.release()
+            self._refuse(device, "awaited", "", "wait", waiting.holder)
             return
         try:
             if self._will_do(device, holder):
@@ -171,9 +190,8 @@ class Claim:
         if is_wanted and choosing.usable(usage):
             uses = [] if idle else [self._use(device, state, reason)]
             uses += [self._held_by(holder)] if holder else []
-            self.warnings[device.uuid] = (
-                f"{device.label} is yours because you asked for it, but it is {'; '.join(uses)}"
-            )
+            asked = "You share" if self.request.share else "You asked for"
+            self.warnings[device.uuid] = f"{asked} {device.label}: it is {'; '.join(uses)}"
             return True
         self._refuse(device, state, reason, "name" if choosing.usable(usage) else "")
         return False
@@ -183,8 +201,16 @@ class Claim:
         self.devices.append(device)
         self._refuse(device, "free", "free")  # what is said of it if the others can't be had
 
-    def _refuse(self, device: Device, state: str, reason: str, way: str = "") -> None:
-        self.refusals.append(Refusal(device.label, state, reason, way))
+    def _refuse(
+        self, device: Device, state: str, reason: str, way: str = "", holder: Holder | None = None
+    ) -> None:
+        self.refusals.append(Refusal(device.label, state, reason, way, holder))
+
+    def _told(self, refusal: Refusal) -> Refusal:
+        """The refusal with its holder in words: to look up a user may take long, so not before."""
+        if not refusal.holder or refusal.reason:
+            return refusal
+        return refusal.replace(reason=self._held_by(refusal.holder, refusal.state))
 
     def _use(self, device: Device, state: str, reason: str) -> str:
         if state != "busy":
@@ -194,7 +220,8 @@ class Claim:
             found = [processes.identified(process) for process in found]
         return report.busy(reason, found)
 
-    def _held_by(self, holder: Holder) -> str:
-        """Who holds a lock; whose process it is, the system says rather than the record."""
-        user = records.user_of(holder.pid) if holder.seen and holder.pid else None
-        return report.holder(holder.replace(user=user or holder.user))
+    def _held_by(self, holder: Holder, what: str = "reserved") -> str:
+        text = report.holder(records.with_user(holder), what)
+        if holder.seen and holder.pid == os.getppid():
+            return f"{text}; that is this process's parent, whose CUDA_VISIBLE_DEVICES it has"
+        return text

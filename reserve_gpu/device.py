@@ -156,6 +156,45 @@ class Holder(Value):
     elsewhere: bool = False
 
 
+class Wait(Value):
+    """How a wait stands. place: in the line, 1 is next. refusals: why no device can be had yet."""
+
+    request: Request
+    place: int
+    waited_s: float
+    refusals: tuple[Refusal, ...]
+
+
+class Ticket(Value):
+    """A place in the line. wants: the UUIDs of the devices that its holder could use."""
+
+    number: int
+    wants: frozenset[str]
+    holder: Holder
+
+
+class Row(Value):
+    """One device in the status of a machine.
+
+    state: in a word, free, reserved, busy, unknown or broken. reason: why, where it is not free.
+    used_mib, utilisation: memory in use in MiB, and percent of the time.
+    is_mine: reserved by this process. is_unused: reserved, but nothing runs on it.
+    is_unreserved_use: in use by somebody who has not reserved it.
+    """
+
+    label: str
+    state: str
+    device: Device | None = None
+    used_mib: float | None = None
+    utilisation: int | None = None
+    processes: tuple[Process, ...] = ()
+    holder: Holder | None = None
+    reason: str = ""
+    is_mine: bool = False
+    is_unused: bool = False
+    is_unreserved_use: bool = False
+
+
 class Request(Value):
     """What is asked for.
 
@@ -178,13 +217,15 @@ class Refusal(Value):
     """Why one device was not taken.
 
     state: in a word: `free` (others were missing), reserved, busy, unknown, broken or unfit.
-    way: how it could be had all the same, by `name` or by `share`.
+    way: how it could be had all the same: by `name`, by `share` or by `wait`.
+    holder: who has it, or waits for it.
     """
 
     label: str
     state: str
     reason: str
     way: str = ""
+    holder: Holder | None = None
 
 
 def _label(index: int, instance: int | None) -> str:

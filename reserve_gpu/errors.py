@@ -5,9 +5,11 @@
     │   └── ImpossibleError     it makes sense, but this machine could never satisfy it
     ├── TooLateError            CUDA has already started in this process
     ├── NoFreeDeviceError       no device that was asked for can be had now
+    │   └── WaitTimeoutError    nor came free within the time that was allowed for waiting
     ├── DriverError             the NVIDIA driver or its Python bindings can't be used
     │   └── NoDriverError       there is no NVIDIA driver on this machine, or it is not running
     └── LockError               the lock directory can't be used
+        └── MutexHeldError      another process has been reserving for far too long
 
 Only `NoFreeDeviceError` changes a variable: it leaves `CUDA_VISIBLE_DEVICES` empty, so that what
 runs next cannot land on a device that belongs to somebody else.
@@ -40,6 +42,10 @@ class NoFreeDeviceError(ReserveGPUError):
     """Every device that would do is reserved, in use or unreadable."""
 
 
+class WaitTimeoutError(NoFreeDeviceError):
+    """The time that was allowed for waiting has passed."""
+
+
 class DriverError(ReserveGPUError):
     """The NVIDIA driver, or the Python module that talks to it, does not answer."""
 
@@ -50,6 +56,10 @@ class NoDriverError(DriverError):
 
 class LockError(ReserveGPUError):
     """The directory of the locks, or a lock in it, can't be used."""
+
+
+class MutexHeldError(LockError):
+    """Another process has been reserving for longer than that can take."""
 
 
 class ReserveGPUWarning(UserWarning):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import cuda, names
 from reserve_gpu.device import Device, Fault
-from reserve_gpu.errors import RequestError
+from reserve_gpu.errors import ImpossibleError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -100,8 +100,8 @@ def _check_name(nvml: Nvml, name: str) -> None:
 def _check_index(nvml: Nvml, index: int) -> None:
     count = nvml.count()
     if index >= count:
-        there = "GPU0" if count == 1 else f"GPU0 to GPU{count - 1}"
-        raise RequestError(f"There is no GPU{index}: this machine has {there}.")
+        there = "only GPU0" if count == 1 else f"GPU0 to GPU{count - 1}"
+        raise ImpossibleError(f"There is no GPU{index}: this machine has {there}.")
 
 
 def _numbering(value: str, everything: Sequence[Device | Fault], count: int) -> list[int]:

@@ -12,6 +12,7 @@ import os
 import stat
 import time
 from contextlib import suppress
+from typing import TypeAlias
 
 from reserve_gpu.errors import LockError
 from reserve_gpu.settings import LOCK_DIRECTORY
@@ -20,6 +21,9 @@ FILE_MODE, DIRECTORY_MODE = 0o666, 0o1777
 YOUNG_S = 1.0  # what was made so lately may still be in the making
 POLL_S = 0.01
 ATTEMPTS = 200
+IN_THE_MAKING = {errno.EACCES, errno.EEXIST, errno.ENOENT}
+
+Identity: TypeAlias = tuple[int, int]  # device and inode
 
 
 def open_directory(path: str) -> int:
@@ -33,38 +37,41 @@ def open_directory(path: str) -> int:
         # O_PATH: even a directory that its maker may not read yet, under umask 0777.
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(path, flags)
+        mode = os.fstat(descriptor).st_mode
+        if mode & stat.S_ISVTX:  # else somebody made it for another purpose
+            _finish(descriptor, DIRECTORY_MODE)
+        elif mode & stat.S_IWOTH:
+            os.close(descriptor)
+            raise LockError(f"In {path} anybody can delete anybody's locks. Run: chmod 1777 {path}")
     except OSError as error:
         raise LockError(_directory_message(path, error)) from error
-    _finish(descriptor, DIRECTORY_MODE)
     return descriptor
 
 
-def open_file(directory: int, name: str, path: str) -> int:
+def open_file(directory: int, name: str, path: str) -> int | None:
     """A descriptor of the lock file, open for reading and writing, made for all if it is not there.
 
-    directory: as open_directory gives it. path: what messages call the file. Raises LockError.
+    None if somebody is making it just now: try again. Raises LockError.
+    directory: as open_directory gives it. path: what messages call the file.
     """
-    for _ in range(ATTEMPTS):
-        try:
-            descriptor = _open_or_make(directory, name)
-        except (FileExistsError, FileNotFoundError):
-            continue  # somebody made or removed it just now
-        except OSError as error:
-            if error.errno == errno.EACCES and _is_young(directory, name):
-                time.sleep(POLL_S)
-                continue
+    try:
+        descriptor = _open_or_make(directory, name)
+    except OSError as error:
+        if error.errno in IN_THE_MAKING and _is_young(directory, name):
+            return None
+        raise LockError(_file_message(path, error, directory, name)) from error
+    try:
+        _require_plain(descriptor, path)
+        _finish(descriptor, FILE_MODE)
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, OSError):
             raise LockError(_file_message(path, error, directory, name)) from error
-        try:
-            _require_plain(descriptor, path)
-            _finish(descriptor, FILE_MODE)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
-    raise LockError(f"{path} can't be opened: somebody makes and removes it again and again.")
+        raise
+    return descriptor
 
 
-def identity(file: os.stat_result) -> tuple[int, int]:
+def identity(file: os.stat_result) -> Identity:
     """What tells one file from another, under whatever name."""
     return file.st_dev, file.st_ino
 
@@ -88,7 +95,7 @@ def _require_plain(descriptor: int, path: str) -> None:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         raise LockError(f"{path} is not a regular file. Remove it, or ask its owner to.")
-    if found.st_nlink > 1:
+    if found.st_nlink > 1 and not found.st_mode & stat.S_IWOTH:  # else all may write to it anyway
         raise LockError(f"{path} is a second name of another file, which is not ours. Remove it.")
 
 
@@ -104,18 +111,21 @@ def _is_young(directory: int, name: str) -> bool:
 def _directory_message(path: str, error: OSError) -> str:
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
         return (
-            f"The lock directory {path} is a link or no directory. Remove it, or set "
-            f"{LOCK_DIRECTORY} to a directory that all users of this machine share."
+            f"The lock directory {path} is a link or no directory. Set {LOCK_DIRECTORY} to a "
+            "directory that all users of this machine share."
         )
-    return (
-        f"The lock directory {path} can't be used: {error.strerror}. Set {LOCK_DIRECTORY} to a "
-        "directory that all users of this machine may write to."
-    )
+    return f"The lock directory {path} can't be used: {error.strerror}. {_set_another()}"
+
+
+def _set_another() -> str:
+    return f"Set {LOCK_DIRECTORY} to a directory that all users of this machine may write to."
 
 
 def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
     if error.errno == errno.ELOOP:
         return f"{path} is a link, which is never followed. Remove it, or ask its owner to."
+    if error.errno == errno.ENOENT:
+        return f"{path} can't be made. {_set_another()}"
     if error.errno == errno.EISDIR:
         return f"{path} is a directory, not a lock file. Remove it, or ask its owner to."
     if error.errno == errno.EACCES:
@@ -125,4 +135,4 @@ def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
             return _directory_message(os.path.dirname(path), error)
         whose = f"It belongs to uid {owner}; its mode must be 0666."
         return f"{path} may not be opened by this user. {whose}"
-    return f"{path} can't be opened: {error.strerror or error}."
+    return f"{path} can't be opened: {error.strerror or error}. {_set_another()}"

@@ -14,33 +14,36 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import files, records
 from reserve_gpu.device import Holder
-from reserve_gpu.errors import LockError
+from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.names import shown
 from reserve_gpu.places import default_path
 from reserve_gpu.settings import LOCK_DIRECTORY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from typing_extensions import Self
 
 with suppress(ImportError):  # Windows; nothing is locked there
     import fcntl
 
+ALONE, SHARED = ".lock", ".shared"
 MUTEX = "mutex.lock"
 MUTEX_LIMIT_S = 30.0
 MUTEX_POLL_S = 0.01
+MUTEX_ASK_S = 1.0  # between two looks at who has it
 RELEASED = -1
 ATTEMPTS = 10
 
-# The descriptors of this process's locks. A child made by fork would keep every lock alive, so it
-# closes them; it must not unlock them, which would free its parent's.
-_descriptors: set[int] = set()
-_forking = threading.Lock()
+# The descriptors of this process's locks, each with its file, as its number may come to mean
+# another one, and the thread that opened it. A child made by fork would keep every lock alive, so
+# it closes them; it must not unlock them, which would free its parent's.
+_descriptors: dict[int, tuple[files.Identity, int]] = {}
+_forking = threading.RLock()  # a signal handler may come in between and release
 _hooked = False
 
 
@@ -52,22 +55,21 @@ class Lock:
         self.shared = shared
         self._since = time.time()
         self._signed = False
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self._file = files.identity(os.fstat(descriptor))
         self._pid = os.getpid()
 
-    def write(self, record: Mapping[str, str | None]) -> None:
+    def write(self, record: Mapping[str, Any]) -> None:
         """Say who holds the lock. A full disk loses the record, not the lock."""
         own = {"pid": self._pid, "namespace": records.pid_namespace(), "since": self._since}
-        texts = {name: text and text[: records.TEXT_LIMIT] for name, text in record.items()}
-        data = json.dumps({**own, **texts}).encode()
+        data = json.dumps({**own, **records.bounded(record)}).encode()
         self._signed = True
         with suppress(OSError):
             try:
-                os.pwrite(self._descriptor, data, 0)
-                os.ftruncate(self._descriptor, len(data))
+                os.pwrite(self.descriptor, data, 0)
+                os.ftruncate(self.descriptor, len(data))
             except OSError:
-                os.ftruncate(self._descriptor, 0)
+                os.ftruncate(self.descriptor, 0)
 
     def release(self) -> None:
         """Let go. Does nothing in a child of the process that took the lock, and nothing twice."""
@@ -75,17 +77,13 @@ class Lock:
             return
         if self._signed and not self.shared:  # what is written there may be another sharer's
             with suppress(OSError):
-                os.ftruncate(self._descriptor, 0)
-        _close(self._descriptor)
-        self._descriptor = RELEASED  # the number may soon be another lock's
+                os.ftruncate(self.descriptor, 0)
+        _close(self.descriptor)
+        self.descriptor = RELEASED  # the number may soon be another lock's
 
     def held(self) -> bool:
         """Whether this process, not its parent, still has the file open that it locked."""
-        if self._pid != os.getpid() or self._descriptor not in _descriptors:
-            return False
-        with suppress(OSError):  # somebody may have closed every descriptor, ours among them
-            return files.identity(os.fstat(self._descriptor)) == self._file
-        return False
+        return self._pid == os.getpid() and _is_ours(self.descriptor)
 
     def stands(self) -> bool:
         """Whether the locked file is still where others look for it, and not deleted."""
@@ -119,53 +117,101 @@ class LockDirectory:
 
         shared: others may have it locked as well, if they share it too. Raises LockError.
         """
+        if lock := self._try(name, shared=shared):
+            return lock
+        descriptor = self._open(name)
+        try:
+            return self._holder(descriptor, name)
+        finally:
+            _close(descriptor)
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a file of that name, locked or not."""
+        try:
+            os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def holder(self, name: str) -> Holder | None:
+        """Who has the file of that name locked, if anybody; to be asked under the mutex alone."""
+        if not self.exists(name):
+            return None
+        found = self.acquire(name)
+        if isinstance(found, Holder):
+            return found
+        found.release()
+        return None
+
+    def peek(self, name: str) -> Holder | None:
+        """Who has the file of that name locked, by the kernel's list alone: nothing is locked."""
+        if not self.exists(name):
+            return None
+        descriptor = self._open(name)
+        try:
+            holder = self._holder(descriptor, name)
+            return holder if holder.seen else None
+        finally:
+            _close(descriptor)
+
+    def record(self, name: str) -> dict[str, Any]:
+        """What is written in the file of that name; foreign text."""
+        descriptor = self._open(name)
+        try:
+            return records.parse(os.pread(descriptor, records.LIMIT + 1, 0))
+        finally:
+            _close(descriptor)
+
+    @contextmanager
+    def mutex(self, limit_s: float = MUTEX_LIMIT_S) -> Iterator[None]:
+        """Hold the machine's mutex. Raises MutexHeldError if one process has it for limit_s s."""
+        lock = self._try(MUTEX)
+        deadline, asked, holder = time.monotonic() + limit_s, 0.0, Holder()
+        while lock is None:
+            time.sleep(MUTEX_POLL_S)
+            if (now := time.monotonic()) > asked + MUTEX_ASK_S or now > deadline:
+                before, asked = holder, now
+                holder = self.peek(MUTEX) or Holder()
+                if holder.pid != before.pid:  # it is not the same one all the time
+                    deadline = now + limit_s
+            if now > deadline:
+                raise MutexHeldError(_mutex_message(holder, limit_s))
+            lock = self._try(MUTEX)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _try(self, name: str, *, shared: bool = False) -> Lock | None:
+        """Lock the file of that name, if nobody has it locked."""
         path = f"{self.path}/{name}"
         for _ in range(ATTEMPTS):
             descriptor = self._open(name)
             try:
                 if not _flock(descriptor, path, shared=shared):
-                    holder = self._holder(descriptor)
                     _close(descriptor)
-                    return holder
+                    return None
                 if self._is_current(descriptor, name):
                     return Lock(descriptor, path, shared=shared)
             except BaseException:
                 _close(descriptor)
                 raise
             _close(descriptor)  # somebody replaced the file between our opening and locking it
-        raise LockError(f"{self.path}/{name} is replaced again and again.")
-
-    def holder(self, name: str) -> Holder | None:
-        """Who has the file of that name locked, if anybody; to be asked under the mutex alone."""
-        with suppress(FileNotFoundError):
-            os.stat(name, dir_fd=self._fd, follow_symlinks=False)
-            found = self.acquire(name)
-            if isinstance(found, Holder):
-                return found
-            found.release()
-        return None
-
-    @contextmanager
-    def mutex(self, limit_s: float = MUTEX_LIMIT_S) -> Iterator[None]:
-        """Hold the machine's mutex. Raises LockError, naming who has it, after limit_s seconds."""
-        deadline = time.monotonic() + limit_s
-        while isinstance(lock := self.acquire(MUTEX), Holder):
-            if time.monotonic() > deadline:
-                raise LockError(_mutex_message(lock, limit_s))
-            time.sleep(MUTEX_POLL_S)
-        try:
-            yield
-        finally:
-            lock.release()
+        raise LockError(f"{path} is replaced again and again.")
 
     def _open(self, name: str) -> int:
         if "/" in name or name.startswith("."):  # it comes from the driver
             raise LockError(f"{shown(name)!r} can't be the name of a lock.")
         _hook_fork()
-        with _forking:
-            descriptor = files.open_file(self._fd, name, f"{self.path}/{name}")
-            _descriptors.add(descriptor)
-        return descriptor
+        for _ in range(files.ATTEMPTS):
+            with _forking:
+                descriptor = files.open_file(self._fd, name, f"{self.path}/{name}")
+                if descriptor is not None:
+                    identity = files.identity(os.fstat(descriptor))
+                    _descriptors[descriptor] = identity, threading.get_ident()
+                    return descriptor
+            time.sleep(files.POLL_S)
+        raise LockError(f"{self.path}/{name} is not finished by whoever makes it.")
 
     def _is_current(self, descriptor: int, name: str) -> bool:
         try:
@@ -174,10 +220,13 @@ class LockDirectory:
             return False
         return files.identity(there) == files.identity(os.fstat(descriptor))
 
-    def _holder(self, descriptor: int) -> Holder:
+    def _holder(self, descriptor: int, name: str) -> Holder:
         """Who has the file locked: by the kernel's list where it shows us, and by the record."""
         record = records.parse(os.pread(descriptor, records.LIMIT + 1, 0))
-        return records.merge(record, records.locking_pid(os.fstat(descriptor)))
+        holder = records.merge(record, records.locking_pid(os.fstat(descriptor)))
+        if name.endswith(SHARED) and holder.seen and not holder.confirmed:
+            return Holder(pid=holder.pid, seen=True)  # what is written there is another sharer's
+        return holder
 
 
 def file_name(uuid: str, *, shared: bool = False) -> str:
@@ -185,8 +234,7 @@ def file_name(uuid: str, *, shared: bool = False) -> str:
 
     Two files, as the holder of the first must not keep others from sharing what is theirs to share.
     """
-    ending = "shared" if shared else "lock"
-    return f"{uuid.replace('/', '_')}.{ending}"  # old MIG UUIDs have slashes in them
+    return f"{uuid.replace('/', '_')}{SHARED if shared else ALONE}"  # old MIG UUIDs have slashes
 
 
 def _flock(descriptor: int, path: str, *, shared: bool) -> bool:
@@ -203,10 +251,27 @@ def _flock(descriptor: int, path: str, *, shared: bool) -> bool:
     return True
 
 
+def close_strays(kept: Iterable[Lock]) -> None:
+    """Close what this thread has opened and, interrupted at a bad moment, would never close."""
+    numbers = {lock.descriptor for lock in kept}
+    for descriptor, (_, thread) in list(_descriptors.items()):
+        if thread == threading.get_ident() and descriptor not in numbers:
+            _close(descriptor)
+
+
+def _is_ours(descriptor: int) -> bool:
+    """Whether the number still means the file that we opened: somebody may have closed them all."""
+    with suppress(OSError):
+        known = _descriptors.get(descriptor)
+        return known is not None and files.identity(os.fstat(descriptor)) == known[0]
+    return False
+
+
 def _close(descriptor: int) -> None:
     with _forking:
-        _descriptors.discard(descriptor)
-        os.close(descriptor)
+        if _is_ours(descriptor):
+            os.close(descriptor)
+        _descriptors.pop(descriptor, None)
 
 
 def _hook_fork() -> None:
@@ -224,10 +289,8 @@ def _hook_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    for descriptor in _descriptors:
-        with suppress(OSError):
-            os.close(descriptor)
-    _descriptors.clear()
+    for descriptor in list(_descriptors):
+        _close(descriptor)
     _forking.release()
 
 

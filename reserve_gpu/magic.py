@@ -7,20 +7,32 @@ import shlex
 import sys
 import warnings
 from argparse import Namespace
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
-from traitlets import TraitError, Unicode, validate
+from traitlets import CUnicode, TraitError, Unicode, validate
 
 from reserve_gpu import choosing, cuda, errors, names, report, settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from IPython.core.interactiveshell import InteractiveShell
 
 # What the commonest line, the empty one, says: making a parser takes as long as all the rest.
-NOTHING = {"devices": [], "help": False, "release": False, "optional": False}
-REQUEST = ("count", "min_memory", "name", "exclude", "share", "note")  # as reserve() takes them
+FLAGS = ("help", "release", "status", "json", "optional")
+NOTHING = {"devices": [], **dict.fromkeys(FLAGS, False)}
+REQUEST = (
+    "count",
+    "min_memory",
+    "name",
+    "exclude",
+    "wait",
+    "share",
+    "note",
+)  # as reserve() takes them
 VARIABLES = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.IDLE_MEMORY}
 
 
@@ -36,6 +48,13 @@ def with_help(function: Any) -> Any:
     return function
 
 
+class WaitInterrupted(KeyboardInterrupt):
+    """The person has stopped the wait: one line says how things stand."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
 class BadSettingError(errors.RequestError, TraitError):
     """A setting that is no good; one line to read, and traitlets puts the old one back."""
 
@@ -48,7 +67,7 @@ class ReserveGPU(Magics):
         help="Directory of the locks, one for all users of this machine; empty for the default. "
         f"Kept in ${settings.LOCK_DIRECTORY}, so that what this kernel starts uses the same."
     ).tag(config=True)
-    idle_memory = Unicode(
+    idle_memory = CUnicode(  # a bare number is natural too
         help="Memory in use up to which a GPU without compute processes is idle (500MiB, 2GB); "
         "empty for 1 GiB or 5 % of the GPU, whichever is less. "
         f"Kept in ${settings.IDLE_MEMORY}."
@@ -66,6 +85,8 @@ class ReserveGPU(Magics):
                 print(_help())
             elif arguments.release:
                 _release(arguments)
+            elif arguments.status or arguments.json:
+                _status(arguments)
             elif arguments.optional:
                 _reserve_or_go_on(arguments)
             else:
@@ -121,7 +142,7 @@ def _parse(line: str) -> Namespace:
     from reserve_gpu.options import magic_parser
 
     try:
-        return magic_parser().parse_args(shlex.split(line))
+        return magic_parser().parse_args(shlex.split(line, comments=True))
     except ValueError as error:
         if isinstance(error, errors.RequestError):
             raise
@@ -145,15 +166,54 @@ def _reserve(arguments: Namespace) -> None:
     from reserve_gpu.reservation import reserve
 
     wanted = {key: value for key, value in vars(arguments).items() if key in REQUEST}
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught, _live(arguments) as show:
         warnings.simplefilter("always", errors.ReserveGPUWarning)
-        held = reserve(arguments.devices or None, **wanted)
+        held = reserve(arguments.devices or None, **show, **wanted)
     for one in caught:
         if issubclass(one.category, errors.ReserveGPUWarning):
             print(f"Warning: {one.message}", file=sys.stderr)
         else:
             warnings.showwarning(one.message, one.category, one.filename, one.lineno)
     print(held)
+
+
+def _status(arguments: Namespace) -> None:
+    """Show how the machine stands, also where that is that there is no driver."""
+    from reserve_gpu.overview import status
+
+    if not arguments.status:
+        raise errors.RequestError("--json goes with --status.")
+    try:
+        found = status()
+    except errors.DriverError as error:
+        print(error)
+        return
+    if arguments.json:
+        import json
+
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        from IPython.display import display
+
+        display(found)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _live(arguments: Namespace) -> Iterator[dict[str, Any]]:
+    """What reserve() needs to show a wait, if this request may wait."""
+    if getattr(arguments, "wait", None) is None:
+        yield {}
+        return
+    from reserve_gpu.live import Live
+
+    try:
+        with Live() as live:
+            yield {"progress": live.show}
+    except KeyboardInterrupt:
+        from reserve_gpu.reservation import current
+
+        held = current()
+        raise WaitInterrupted(report.interrupted(held.devices if held else ())) from None
 
 
 def _reserve_or_go_on(arguments: Namespace) -> None:
@@ -170,4 +230,5 @@ def _reserve_or_go_on(arguments: Namespace) -> None:
     ) as error:
         if not isinstance(error, errors.NoDriverError):
             reservation.go_without()
-        print(f"{error}\nGoing on without a GPU.")
+        held = reservation.current()
+        print(f"{error}\n{report.going_on(held.devices if held else ())}")

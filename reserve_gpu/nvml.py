@@ -125,6 +125,13 @@ class Nvml:
             mode=None if mode is None else COMPUTE_MODES.get(mode, f"mode {mode}"),
         )
 
+    def utilisation(self, device: Device) -> int | None:
+        """How busy the device was of late, in percent; None where that is not reported."""
+        function = self._pynvml.nvmlDeviceGetUtilizationRates
+        with suppress(DeviceError):
+            return int(self._driver.run(self._driver.ask, function, self._handles[device.uuid]).gpu)
+        return None
+
     def processes(self, device: Device) -> list[Process]:
         """The compute processes and MPS clients on the device, as far as they are shown to us."""
         handle = self._handles[device.uuid]

@@ -34,12 +34,23 @@ REQUEST = (
     _option(
         "--exclude", nargs="+", action="extend", default=[], metavar="DEVICE", help="never these"
     ),
+    _option(
+        "--wait",
+        nargs="?",
+        const=True,
+        metavar="DURATION",
+        help="wait in line until there is one, for as long as DURATION says (90, 90s, 10m, 2h)",
+    ),
     _option("--share", action="store_true", help="also a GPU that is in use or reserved"),
     _option("--note", metavar="TEXT", help="a line for others to read beside your reservation"),
     _option("--optional", action="store_true", help="where no GPU can be had, go on without one"),
 )
 
-MAGIC = (_option("--release", action="store_true", help="let go of what this kernel holds"),)
+MAGIC = (
+    _option("--status", action="store_true", help="show every GPU, who uses it and who has it"),
+    _option("--json", action="store_true", help="with --status: for programs"),
+    _option("--release", action="store_true", help="let go of what this kernel holds"),
+)
 
 HELP = _option("-h", "--help", action="store_true", help="show this")
 
@@ -53,6 +64,7 @@ examples:
   %reserve_gpu -n 2 --min-memory 16GB
                                two idle ones of 16 GB or more, as close to each other as can be
   %reserve_gpu --release       let go of them
+  %reserve_gpu --status        who has which GPU, and who uses it
 """
 
 
@@ -61,7 +73,7 @@ class Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what went wrong."""
-        raise RequestError(shown(message, 200))
+        raise RequestError(f"{shown(message, 200)}. See %reserve_gpu?")
 
 
 def magic_parser() -> Parser:

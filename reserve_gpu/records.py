@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.device import Holder
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 TEXT_LIMIT = 300  # characters of each text
-LIMIT = 8192  # bytes; what is longer was not written by us
+LIMIT = 1 << 16  # bytes; what is longer was not written by us
 
 
 def parse(data: bytes) -> dict[str, Any]:
@@ -27,6 +30,14 @@ def parse(data: bytes) -> dict[str, Any]:
         if isinstance(record, dict):
             return record
     return {}
+
+
+def bounded(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with its texts cut to what a reader takes."""
+    return {
+        name: value[:TEXT_LIMIT] if isinstance(value, str) else value
+        for name, value in record.items()
+    }
 
 
 def merge(record: dict[str, Any], pid: int | None) -> Holder:
@@ -62,6 +73,12 @@ def pid_namespace() -> int | None:
     with suppress(OSError):
         return os.stat("/proc/self/ns/pid").st_ino
     return None
+
+
+def with_user(holder: Holder) -> Holder:
+    """The holder with its user: whose process it is, the system says rather than the record."""
+    user = user_of(holder.pid) if holder.seen and holder.pid else None
+    return holder.replace(user=user or holder.user)
 
 
 def user_of(pid: int) -> str | None:

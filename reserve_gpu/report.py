@@ -11,7 +11,7 @@ from reserve_gpu.names import shown
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reserve_gpu.device import Device, Holder, Process, Refusal
+    from reserve_gpu.device import Device, Holder, Process, Refusal, Wait
 
 LISTED_PROCESSES = 3
 
@@ -68,7 +68,7 @@ def limit(visible: str | None, count: int) -> list[str]:
 
 def too_late(held: Sequence[Device]) -> str:
     """Why nothing can be changed any more in a process that has started CUDA."""
-    keeps = f"It keeps {labels(held)}." if held else "Nothing was reserved or changed."
+    keeps = f"This kernel keeps {labels(held)}." if held else "Nothing was reserved or changed."
     return (
         "Too late: CUDA has already started in this kernel, and it reads CUDA_VISIBLE_DEVICES only "
         f"when it starts. {keeps} Restart the kernel and run %reserve_gpu before anything that "
@@ -85,6 +85,16 @@ def private(path: str) -> str:
     )
 
 
+def changed(visible: str | None, held: Sequence[Device], *, is_late: bool) -> str:
+    """What is said where somebody changed CUDA_VISIBLE_DEVICES under a reservation."""
+    what = (
+        "CUDA_VISIBLE_DEVICES was unset" if visible is None else f"it was set to {shown(visible)!r}"
+    )
+    if is_late:
+        return f"{what} since, and CUDA has started; this kernel holds {labels(held)}"
+    return f"{what} since; the variables are set for {labels(held)} again"
+
+
 def lost(device: Device, path: str, who: Holder) -> str:
     """Why a reservation is none any more."""
     return (
@@ -93,9 +103,9 @@ def lost(device: Device, path: str, who: Holder) -> str:
     )
 
 
-def holder(who: Holder) -> str:
+def holder(who: Holder, what: str = "reserved") -> str:
     """`reserved by alice, train.ipynb (pid 4321) for 2 h 10 min`, as far as it is known."""
-    parts = [f"reserved by {shown(who.user or 'somebody')}"]
+    parts = [f"{what} by {shown(who.user or 'somebody')}"]
     if who.notebook:
         parts.append(f", {shown(who.notebook)}")
     place = " of another container" if who.elsewhere else ""
@@ -110,14 +120,39 @@ def holder(who: Holder) -> str:
     return "".join(parts)
 
 
+def waiting(wait: Wait) -> str:
+    """The line that is shown while this process waits."""
+    what = "a GPU" if wait.request.count == 1 else f"{wait.request.count} GPUs"
+    if wait.request.devices:
+        what = " and ".join(f"GPU {name}" for name in wait.request.devices)
+    place = "next in line" if wait.place == 1 else f"number {wait.place} in line"
+    there = "; ".join(f"{r.label}: {r.reason}" for r in wait.refusals if r.state != "unfit")
+    return f"Waiting for {what}, {place}, for {duration(wait.waited_s)}. {there}"
+
+
+def interrupted(held: Sequence[Device]) -> str:
+    """What is said when a wait was interrupted."""
+    if held:
+        return f"Stopped waiting. This kernel keeps {labels(held)}."
+    return "Stopped waiting; nothing is reserved. CUDA_VISIBLE_DEVICES = ''"
+
+
+def going_on(held: Sequence[Device]) -> str:
+    """How a kernel goes on that got no GPU, or not the one that it asked for."""
+    return f"Going on with {labels(held)}, as before." if held else "Going on without a GPU."
+
+
 def busy(reason: str, processes: Sequence[Process]) -> str:
     """`busy, bob: python (pid 9876) 10.2 GiB`, or the bare reason where no process can be named."""
-    if not processes:
-        return f"busy, {reason}"
+    return f"busy, {users(processes) if processes else reason}"
+
+
+def users(processes: Sequence[Process]) -> str:
+    """`bob: python (pid 9876) 10.2 GiB`, for the first few of them."""
     named = [_process(process) for process in processes[:LISTED_PROCESSES]]
     if more := len(processes) - len(named):
         named.append(f"{more} more")
-    return f"busy, {'; '.join(named)}"
+    return "; ".join(named)
 
 
 def labels(devices: Sequence[Device]) -> str:
@@ -161,10 +196,12 @@ def _process(process: Process) -> str:
 def _ways_out(refusals: Sequence[Refusal]) -> list[str]:
     first = {r.way: r.label for r in reversed(refusals)}
     lines = []
+    if first.keys() & {"name", "share", "wait"}:
+        label = first.get("share")
+        share = f", or share one with %reserve_gpu {label[3:]} --share" if label else ""
+        lines.append(f"Wait in line with %reserve_gpu --wait{share}.")
     if label := first.get("name"):
         lines.append(f"To use {label} all the same, name it: %reserve_gpu {label[3:]}")
-    if label := first.get("share"):
-        lines.append(f"To share {label} with its holder: %reserve_gpu {label[3:]} --share")
     return lines
 
 
@@ -178,7 +215,7 @@ def _headline(refusals: Sequence[Refusal], needed: int) -> str:
         return (
             f"Not enough free GPU devices: {free} of {total} {_is(free)} free, {needed} are needed."
         )
-    in_use = sum(r.state in ("reserved", "busy") for r in refusals)
+    in_use = sum(r.state in ("reserved", "busy", "awaited") for r in refusals)
     parts = [f"{in_use} of {total} {_is(in_use)} in use"] if in_use else []
     if rest := total - in_use:
         parts.append(f"{rest} of {total} can't be used")

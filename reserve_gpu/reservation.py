@@ -7,25 +7,30 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeAlias
 
-from reserve_gpu import choosing, cuda, fence, processes, report, settings
+from reserve_gpu import choosing, cuda, fence, line, processes, report, settings
 from reserve_gpu.claim import Claim
-from reserve_gpu.device import Holder
+from reserve_gpu.device import Holder, Wait
 from reserve_gpu.errors import (
     ImpossibleError,
     LockError,
+    MutexHeldError,
     NoFreeDeviceError,
+    RequestError,
     ReserveGPUWarning,
     TooLateError,
+    WaitTimeoutError,
 )
-from reserve_gpu.locks import LockDirectory, file_name
+from reserve_gpu.locks import LockDirectory, close_strays, file_name
 from reserve_gpu.nvml import Nvml
 from reserve_gpu.places import default_path, is_private
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -33,6 +38,10 @@ if TYPE_CHECKING:
     from reserve_gpu.device import Device, Fault, Request
     from reserve_gpu.locks import Lock
     from reserve_gpu.names import DeviceNames
+
+
+POLL_S = 0.2  # between two looks of a waiter
+Variables: TypeAlias = "tuple[dict[str, str | None], dict[str, str | None], dict[str, str | None]]"
 
 
 class Reservation:
@@ -54,22 +63,28 @@ class Reservation:
         self.devices = tuple(devices)
         self.environ = dict(environ)
         self.locks = dict(locks)
-        self._users = 1  # calls of reserve() that were answered with this one
         self.note = note
+        # Which threads were answered with this one and may still want it, and which of them are in
+        # a `with` block: its end is the end of the reservation, unless another one has it too.
+        self._answered = [threading.get_ident()]
+        self._inside: list[int] = []
 
     def release(self) -> None:
         """Let go of the devices and give the variables the values that they had before."""
         own = _own()
         with own.turn:
             if own.reservation is self:
-                own.reservation = None
                 own.restore_environment()
             for lock in self.locks.values():
                 lock.release()
+            if own.reservation is self:
+                own.reservation = None
+            close_strays(own.held_locks())
 
     def again(self, note: str | None) -> Reservation:
         """Answer one more call with this reservation; only a new note changes anything."""
-        self._users += 1
+        if threading.get_ident() not in self._inside:
+            self._answered.append(threading.get_ident())
         if note is not None:
             self.note = note
             self.sign()
@@ -78,7 +93,7 @@ class Reservation:
     def hand_over(self, taken: Mapping[str, Lock]) -> None:
         """Let go of what the next reservation has not taken, and be none any more."""
         for uuid, lock in self.locks.items():
-            if uuid not in taken:
+            if taken.get(uuid) is not lock:
                 lock.release()
         self.locks = {}
 
@@ -88,6 +103,13 @@ class Reservation:
             lock.write(processes.me(self.note))
 
     def __enter__(self) -> Self:
+        with _own().turn:
+            if current() is not self:
+                raise RequestError("This reservation has been released; ask for another one.")
+            thread = threading.get_ident()
+            if thread in self._answered:
+                self._answered.remove(thread)
+            self._inside.append(thread)
         return self
 
     def __exit__(
@@ -96,9 +118,11 @@ class Reservation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._users -= 1
-        if not self._users:  # else somebody further out asked first, and still uses it
-            self.release()
+        with _own().turn:
+            thread = threading.get_ident()
+            self._inside.remove(thread if thread in self._inside else self._inside[-1])
+            if not self._inside and not self._answered:
+                self.release()
 
     def __repr__(self) -> str:
         return f"<Reservation of {report.labels(self.devices)}>"
@@ -127,10 +151,21 @@ class _Own:
             for name, value in now.items()
         }
 
+    def variables(self) -> Variables:
+        """What the variables are and were, for go_back."""
+        return self.before, self.written, cuda.read()
+
+    def go_back(self, variables: Variables) -> None:
+        self.before, self.written, values = variables
+        cuda.write(values)
+
+    def held_locks(self) -> list[Lock]:
+        return list(self.reservation.locks.values()) if self.reservation else []
+
     def set_environment(self, values: Mapping[str, str | None]) -> None:
         self.before = self.outside_environment()
+        self.written = dict(values)  # first: interrupted here, what is not yet written is not ours
         cuda.write(values)
-        self.written = dict(values)
 
     def restore_environment(self) -> None:
         cuda.write(self.outside_environment())
@@ -155,8 +190,10 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     min_memory: float | str | None = None,
     name: str | None = None,
     exclude: DeviceNames = (),
+    wait: float | str | None = None,
     share: bool = False,
     note: str | None = None,
+    progress: Callable[[Wait], object] = repr,
 ) -> Reservation:
     """Reserve GPUs for this process and set the CUDA variables for whatever it starts next.
 
@@ -166,12 +203,15 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     min_memory: total memory of each, in MiB or as `16GB`, `16GiB`.
     name: text that the name of each must contain, in upper or lower case.
     exclude: devices that will not do.
+    wait: for how long to wait in line for them, in seconds or as `90s`, `10m`, `2h`; True for ever.
     share: also take what others use or hold, if nothing else is to be had or if it is named.
     note: a line for others to read.
+    progress: called now and then while this waits.
 
     A process has one reservation. Asking again for what it already holds changes nothing.
-    Raises RequestError, TooLateError, NoFreeDeviceError, DriverError, LockError. A
-    ReserveGPUWarning tells that somebody else uses a device that was named or shared.
+    Raises RequestError, TooLateError, NoFreeDeviceError (WaitTimeoutError after a wait),
+    DriverError, LockError. A ReserveGPUWarning tells that somebody else uses a device that was
+    named or shared.
     """
     request = choosing.request(
         devices,
@@ -182,20 +222,31 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         share=share,
         note=note,
     )
+    wait_s = None if wait is None else choosing.parse_duration(wait)
     own = _own()
     with own.turn:
-        held = current()
-        if held and choosing.satisfies(held.devices, request):
-            _renew(held)
-            return held.again(request.note)
-        cuda.remember_over_fork()
-        if cuda.started():
-            raise TooLateError(report.too_late(held.devices if held else ()))
-        reservation, claim = _claim(own, request, held)
-    for warning in claim.warnings.values():
-        warnings.warn(warning, ReserveGPUWarning, stacklevel=2)
+        try:
+            held = current()
+            is_shared = any(lock.shared for lock in own.held_locks())
+            if held and choosing.satisfies(held.devices, request, shared=is_shared):
+                _renew(held)
+                _set_again(held)
+                return held.again(request.note)
+            cuda.remember_over_fork()
+            if cuda.started():
+                raise TooLateError(report.too_late(held.devices if held else ()))
+            reservation, claim = _claim(own, request, held, wait_s, progress)
+        finally:
+            close_strays(own.held_locks())
+    said = list(claim.warnings.values())
     if is_private(directory := default_path()):
-        warnings.warn(report.private(directory), ReserveGPUWarning, stacklevel=2)
+        said.append(report.private(directory))
+    try:
+        for text in said:
+            warnings.warn(text, ReserveGPUWarning, stacklevel=2)
+    except ReserveGPUWarning:  # where warnings are errors nobody gets to know of the reservation
+        reservation.release()
+        raise
     return reservation
 
 
@@ -212,12 +263,13 @@ def release() -> tuple[Device, ...]:
     `CUDA_VISIBLE_DEVICES`.
     """
     own = _own()
-    held = own.reservation
-    if held is None:
-        own.restore_environment()
-        return ()
-    held.release()
-    return held.devices
+    with own.turn:
+        held = own.reservation
+        if held is None:
+            own.restore_environment()
+            return ()
+        held.release()
+        return held.devices
 
 
 def go_without() -> None:
@@ -225,6 +277,19 @@ def go_without() -> None:
     own = _own()
     if not current():
         own.set_environment(cuda.NO_DEVICES)
+
+
+def _set_again(held: Reservation) -> None:
+    """Mend the variables, if somebody has changed them since, as long as CUDA will read them."""
+    expected = {name: held.environ.get(name) for name in cuda.VARIABLES}
+    changed = cuda.read()
+    if changed == expected:
+        return
+    is_late = cuda.started()
+    if not is_late:
+        cuda.write(expected)
+    visible = changed[cuda.VISIBLE]
+    warnings.warn(report.changed(visible, held.devices, is_late=is_late), ReserveGPUWarning, 3)
 
 
 def _renew(held: Reservation) -> None:
@@ -248,19 +313,32 @@ def _renew(held: Reservation) -> None:
     held.sign()
 
 
-def _claim(own: _Own, request: Request, held: Reservation | None) -> tuple[Reservation, Claim]:
+def _claim(
+    own: _Own,
+    request: Request,
+    held: Reservation | None,
+    wait_s: float | None,
+    progress: Callable[[Wait], object],
+) -> tuple[Reservation, Claim]:
     """Make a claim this process's reservation, or say why there is none to be had."""
-    outside, previous = own.outside_environment(), own.reservation
+    outside, previous, variables = own.outside_environment(), own.reservation, own.variables()
     idle_mib = settings.idle_mib()
     with Nvml() as nvml, LockDirectory() as directory:
-        claim = Claim(nvml, directory, request, held.locks if held else {}, idle_mib)
+        claim = Claim(nvml, directory, request, _standing(held, directory), idle_mib)
         try:
-            if _take(claim, request, fence.candidates(nvml, request, outside)):
-                return _settle(own, claim, held), claim
+            seen: list[Device | Fault] = []
+            if _take(claim, fence.candidates(nvml, request, outside), seen):
+                return _settle(own, claim), claim
+            may_wait = choosing.may_come_free(claim.refusals, request) and wait_s is not None
+            if may_wait and _wait(claim, directory, seen, wait_s or 0.0, progress):
+                return _settle(own, claim), claim
             claim.explain()
-        except BaseException:
+        except BaseException as error:
             if own.reservation is previous:
                 claim.undo()
+                own.go_back(variables)
+            if isinstance(error, KeyboardInterrupt) and wait_s is not None:
+                go_without()
             raise
     visible = outside[cuda.VISIBLE]
     if reason := choosing.impossible(claim.refusals, request):
@@ -269,29 +347,68 @@ def _claim(own: _Own, request: Request, held: Reservation | None) -> tuple[Reser
         raise ImpossibleError("Every GPU that this process may use is excluded.")
     go_without()
     kept = held.devices if held else ()
-    raise NoFreeDeviceError(report.nothing_free(claim.refusals, request.count, kept, visible))
+    text = report.nothing_free(claim.refusals, request.count, kept, visible)
+    if wait_s is not None:
+        raise WaitTimeoutError(f"Waited for {report.duration(wait_s)}. {text}")
+    raise NoFreeDeviceError(text)
 
 
-def _take(claim: Claim, request: Request, candidates: Iterator[Device | Fault]) -> bool:
-    """Try the candidates one by one where the first will do; at the end, all of them together.
+def _take(claim: Claim, candidates: Iterator[Device | Fault], seen: list[Device | Fault]) -> bool:
+    """Try the candidates, one by one where the first will do, else all of them together.
 
     A candidate is touched here, outside of the mutex: that may take seconds, which others need not
-    wait for.
+    wait for. seen: is given all that were touched.
     """
-    seen = []
     for one in candidates:
         seen.append(one)
-        if choosing.first_will_do(request) and claim.take([one]):
+        if choosing.first_will_do(claim.request) and claim.take([one]):
             return True
-    return claim.take(seen)
+    return not choosing.first_will_do(claim.request) and claim.take(seen)
 
 
-def _settle(own: _Own, claim: Claim, held: Reservation | None) -> Reservation:
+def _wait(
+    claim: Claim,
+    directory: LockDirectory,
+    candidates: Sequence[Device | Fault],
+    limit_s: float,
+    progress: Callable[[Wait], object],
+) -> bool:
+    """Stand in line until the claim can be taken, True, or the time is over, False."""
+    wants = [d.uuid for d in claim.considered() if not choosing.unfit(d, claim.request)]
+    ticket, claim.number = line.join(directory, wants, processes.me(claim.request.note))
+    start = time.monotonic()
+    try:
+        while True:
+            claim.begin()
+            with suppress(MutexHeldError):  # another's driver hangs, perhaps not for ever
+                if claim.take(candidates):
+                    return True
+            waited_s = time.monotonic() - start
+            if waited_s >= limit_s:
+                return False
+            place = 1 + sum(not ticket.wants.isdisjoint(wants) for ticket in claim.ahead)
+            progress(Wait(claim.request, place, waited_s, tuple(claim.refusals)))
+            time.sleep(min(POLL_S, limit_s - waited_s))
+    finally:
+        ticket.release()
+
+
+def _standing(held: Reservation | None, directory: LockDirectory) -> dict[str, Lock]:
+    """The locks of this process that others respect: not deleted, and in the directory of now."""
+    return {
+        uuid: lock
+        for uuid, lock in (held.locks if held else {}).items()
+        if lock.stands() and os.path.dirname(lock.path) == directory.path
+    }
+
+
+def _settle(own: _Own, claim: Claim) -> Reservation:
     """Set the variables for what was claimed, and let go of what was held before."""
+    before = own.reservation
     values = cuda.variables(claim.devices)
     environ = {name: value for name, value in values.items() if value is not None}
-    own.reservation = Reservation(claim.devices, claim.locks, environ, claim.request.note)
     own.set_environment(values)
-    if held:
-        held.hand_over(claim.locks)
+    own.reservation = Reservation(claim.devices, claim.locks, environ, claim.request.note)
+    if before:
+        before.hand_over(claim.locks)
     return own.reservation

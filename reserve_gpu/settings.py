@@ -9,9 +9,16 @@ IDLE_MEMORY = "RESERVE_GPU_IDLE_MEMORY"
 
 
 def lock_directory() -> str | None:
-    """The lock directory that was set, absolute; None for the machine's default one."""
-    path = os.environ.get(LOCK_DIRECTORY)
-    return os.path.abspath(os.path.expanduser(path)) if path else None
+    """The lock directory that was set; None for the machine's default one. Raises LockError.
+
+    A relative path would be another directory for every working directory.
+    """
+    path = os.path.expanduser(os.environ.get(LOCK_DIRECTORY, ""))
+    if path and not os.path.isabs(path):
+        from reserve_gpu.errors import LockError
+
+        raise LockError(f"{LOCK_DIRECTORY}={path!r} must be an absolute path.")
+    return os.path.normpath(path) if path else None
 
 
 def idle_mib() -> float | None:

@@ -204,7 +204,8 @@ class Kernel:
 
     def start(self, code: str) -> str:
         """Start a cell; `finish` waits for its end."""
-        message: str = self.client.execute(code)
+        # Else a kernel that has just shown an error may throw away the next cell in silence.
+        message: str = self.client.execute(code, stop_on_error=False)
         return message
 
     def finish(self, message: str) -> Cell:

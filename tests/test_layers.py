@@ -23,9 +23,10 @@ LAYERS = [
     {"__main__"},
     {"__init__"},
     {"magic", "cli"},
-    {"options", "reservation"},
-    {"claim", "fence"},
-    {"report"},
+    {"live"},
+    {"options", "overview", "reservation"},
+    {"claim", "fence", "table"},
+    {"line", "report"},
     {"nvml", "locks", "cuda", "processes"},
     {"bindings", "files", "places"},
     {"caller", "settings", "records"},
@@ -37,7 +38,7 @@ LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in mod
 
 # Who alone may import what is slow to load, or not there on every system.
 OWNERS = {
-    "IPython": {"magic"},
+    "IPython": {"magic", "live"},
     "traitlets": {"magic"},
     "pynvml": {"bindings"},
     "fcntl": {"locks"},
@@ -150,7 +151,9 @@ def test_nothing_happens_at_import(machine: Machine, path: Path) -> None:
         pytest.skip("it is the program")
     name = "" if path.stem == "__init__" else f".{path.stem}"
     shell = (
-        "import IPython.core.magic, IPython.core.magic_arguments" if path.stem == "magic" else ""
+        "import IPython.core.magic, IPython.core.magic_arguments"
+        if path.stem in ("magic", "live")
+        else ""
     )
     done = machine.python(WATCH % (shell, name))
     assert done.stderr == ""

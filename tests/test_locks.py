@@ -539,3 +539,21 @@ def test_a_name_can_not_leave_the_directory(tmp_path: Path) -> None:
             with pytest.raises(LockError, match="name"):
                 directory.acquire(name)
     assert not list(tmp_path.rglob("*.lock"))
+
+
+def test_a_private_directory_stays_private(machine: Machine) -> None:
+    """A directory that was made for another purpose serves as it is: its mode is not changed."""
+    private = machine.folder / "private"
+    private.mkdir(mode=0o700)
+    with machine.child(RESERVE_GPU_LOCK_DIR=str(private)) as child:
+        assert child.reserve().value == "0"
+    assert private.stat().st_mode & 0o7777 == 0o700
+
+
+def test_a_relative_directory_is_refused(machine: Machine) -> None:
+    """A relative lock directory, another one in every working directory, is an error."""
+    with machine.child(RESERVE_GPU_LOCK_DIR="somewhere") as child:
+        refused = child.reserve()
+    assert refused.error == "LockError"
+    assert "absolute" in refused.text
+    assert not (machine.folder / "somewhere").exists()

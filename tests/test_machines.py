@@ -760,7 +760,7 @@ def test_a_hang_in_another_container_names_no_process_of_this_one(machine: Machi
             "from reserve_gpu.locks import LockDirectory\n"
             "with LockDirectory() as directory, directory.mutex(limit_s=0.05): pass"
         )
-        assert told.error == "LockError"
+        assert told.error == "MutexHeldError"
         assert "can't be seen from here" in told.text
         assert not any(str(pid) in told.text for pid in (1, child.pid))
 

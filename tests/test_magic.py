@@ -478,3 +478,24 @@ def test_namespace_stays_the_persons(machine: Machine) -> None:
     )
     assert done.stdout.splitlines()[-1] == "None"
     assert "set()" in done.stdout.splitlines()
+
+
+def test_a_comment_is_no_argument(machine: Machine) -> None:
+    """What stands behind # is a comment, as in Python."""
+    done = machine.ipython("%reserve_gpu 1  # the one with the fan")
+    assert "CUDA_VISIBLE_DEVICES = '1'" in done.stdout
+
+
+def test_going_on_with_what_is_held(machine: Machine) -> None:
+    """--optional says which GPU stays, where the kernel holds one."""
+    done = machine.ipython("%reserve_gpu 1", "%reserve_gpu -n 3 --optional")
+    assert "Going on with GPU1" in done.stdout
+    assert "without" not in done.stdout
+
+
+def test_sharing_warns_of_what_was_taken_alone(machine: Machine) -> None:
+    """--share warns of the use of the GPU that was taken, not of those that were not."""
+    machine.use("busy")
+    done = machine.ipython("%reserve_gpu --share")
+    assert "CUDA_VISIBLE_DEVICES = '1'" in done.stdout
+    assert [line[:22] for line in done.stderr.splitlines()] == ["Warning: You share GPU"]
