@@ -27,6 +27,7 @@ DEFAULT_IDLE_FRACTION = 0.05
 DRIVER_RESERVE_MIB = 640.0
 
 _DURATION = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([smhd]?)"
+_LONGEST_S = 1e10  # three centuries
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _SIZE = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([kmgt]?)(i?b)?"
 _BYTES = {"k": (10**3, 2**10), "m": (10**6, 2**20), "g": (10**9, 2**30), "t": (10**12, 2**40)}
@@ -212,6 +213,8 @@ def parse_duration(text: object) -> float:
     """A time in seconds: `90`, `90s`, `10m`, `2h`, True for ever. Raises RequestError."""
     if text is True:
         return math.inf
+    if isinstance(text, (int, float)) and not isinstance(text, bool) and text >= 0:
+        return min(float(text), _LONGEST_S)
     match = re.fullmatch(_DURATION, str(text).strip(), re.IGNORECASE | re.ASCII)
     if not match:
         raise RequestError(f"{names.shown(str(text))!r} is no duration. Give 90, 90s, 10m or 2h.")

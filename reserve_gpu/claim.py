@@ -5,7 +5,6 @@ A look before the lock proves nothing, as somebody else may take the device in b
 
 from __future__ import annotations
 
-import math
 import os
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,7 @@ class Claim:
 
     held: locks that this process has already, by UUID; their devices are free for it.
     idle_mib: memory in use up to which a device is idle, None for the default.
-    number: of the ticket, if this process waits in line; who does not wait comes after all who do.
+    ticket: of this process, if it waits in line; who does not wait comes after all who do.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class Claim:
         self._directory = directory
         self._held = held
         self._idle_mib = idle_mib
-        self.number = math.inf
+        self.ticket: Ticket | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -67,7 +66,7 @@ class Claim:
         """
         me = processes.me(self.request.note)
         with self._directory.mutex():
-            self.ahead = line.ahead(self._directory, self.number)
+            self.ahead = line.ahead(self._directory, self.ticket)
             for one in candidates:
                 self._try(one)
                 if choosing.first_will_do(self.request) and self.devices:
@@ -80,9 +79,10 @@ class Claim:
         self.refusals = [self._told(refusal) for refusal in self.refusals]
         return False
 
-    def considered(self) -> list[Device]:
-        """The devices of the last attempt."""
-        return list(self._considered.values())
+    def usable(self) -> list[str]:
+        """The UUIDs of the devices considered that would do, were they free."""
+        unfit = {refusal.label for refusal in self.refusals if refusal.state == "unfit"}
+        return [d.uuid for label, d in self._considered.items() if label not in unfit]
 
     def explain(self) -> None:
         """Name the processes on busy devices: asked only now, as it is slow and often needless."""

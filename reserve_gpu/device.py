@@ -166,9 +166,10 @@ class Wait(Value):
 
 
 class Ticket(Value):
-    """A place in the line. wants: the UUIDs of the devices that its holder could use."""
+    """A place in the line, by number. wants: UUIDs of the devices that its holder could use."""
 
     number: int
+    place: int
     wants: frozenset[str]
     holder: Holder
 

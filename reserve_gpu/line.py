@@ -2,69 +2,71 @@
 
 A waiter holds a ticket: a lock file of its own in the lock directory, with a number one above all
 the others' and the devices that it could use. A ticket is alive while its file is locked, so one
-whose holder dies is gone with it. Files are kept and used again by later waiters.
+whose holder dies is gone with it. Files are kept and used again by later waiters. What is written
+in them anybody could have written: rubbish waits for nothing.
 """
 
 from __future__ import annotations
 
-from itertools import count
+import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.device import Holder, Ticket
+from reserve_gpu.errors import LockError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from reserve_gpu.locks import Lock, LockDirectory
 
+MOST = 1 << 53  # the highest number; who comes after it goes by the place
 MOST_WANTED = 1024  # devices that a ticket may name; one that names more was not written by us
+PLACES = 10_000
 
 
 def tickets(directory: LockDirectory) -> list[Ticket]:
     """The living tickets in the order of their numbers; to be asked under the mutex alone."""
     found = []
-    for place in count():
-        name = _file_name(place)
-        if not directory.exists(name):
-            break
-        if holder := directory.holder(name):
-            found.append(_ticket(directory.record(name), holder))
-    return sorted(found, key=lambda ticket: ticket.number)
+    for name in directory.names():
+        if match := re.fullmatch(r"line-([0-9]{1,4})\.ticket", name):
+            with suppress(LockError):  # what is no lock file is no ticket
+                if holder := directory.holder(name):
+                    found.append(_ticket(directory.record(name), int(match[1]), holder))
+    return sorted(found, key=lambda ticket: (ticket.number, ticket.place))
 
 
 def join(
     directory: LockDirectory, wants: Collection[str], about: Mapping[str, Any]
-) -> tuple[Lock, int]:
-    """Take the ticket behind all others; returns the lock that keeps it alive, and its number.
+) -> tuple[Lock, Ticket]:
+    """Take the ticket behind all others; returns the lock that keeps it alive, and the ticket.
 
     wants: UUIDs of the devices that the waiter could use. about: what others may read of it.
     """
     with directory.mutex():
-        number = 1 + max((ticket.number for ticket in tickets(directory)), default=0)
-        for place in count():
-            lock = directory.acquire(_file_name(place))
-            if not isinstance(lock, Holder):
-                lock.write({**about, "number": number, "wants": sorted(wants)})
-                return lock, number
-    raise AssertionError  # unreachable: there is always one more place
+        number = min(MOST, 1 + max((t.number for t in tickets(directory)), default=0))
+        for place in range(PLACES):
+            with suppress(LockError):  # what stands there is no lock file: the next one
+                lock = directory.acquire(f"line-{place}.ticket")
+                if not isinstance(lock, Holder):
+                    lock.write({**about, "number": number, "wants": sorted(wants)})
+                    return lock, Ticket(number, place, frozenset(wants), Holder())
+    raise LockError(f"There is no place in the line in {directory.path}.")
 
 
-def ahead(directory: LockDirectory, number: float) -> list[Ticket]:
-    """The living tickets before number, which is infinite for those who don't wait."""
-    return [ticket for ticket in tickets(directory) if ticket.number < number]
+def ahead(directory: LockDirectory, own: Ticket | None) -> list[Ticket]:
+    """The living tickets before one's own; all of them for who does not wait."""
+    found = tickets(directory)
+    if own is None:
+        return found
+    return [
+        t for t in found if (t.number, t.place) < (own.number, own.place) and t.place != own.place
+    ]
 
 
-def _ticket(record: Mapping[str, Any], holder: Holder) -> Ticket:
-    """What a ticket says, as far as it can be what we wrote; rubbish waits for nothing."""
+def _ticket(record: Mapping[str, Any], place: int, holder: Holder) -> Ticket:
     number, wants = record.get("number"), record.get("wants")
-    return Ticket(
-        number=number if type(number) is int and 0 < number < 1 << 53 else 0,
-        wants=frozenset(uuid for uuid in wants[:MOST_WANTED] if isinstance(uuid, str))
-        if isinstance(wants, list)
-        else frozenset(),
-        holder=holder,
-    )
-
-
-def _file_name(place: int) -> str:
-    return f"line-{place}.ticket"
+    if type(number) is not int or not 0 < number <= MOST or not isinstance(wants, list):
+        return Ticket(0, place, frozenset(), holder)
+    wanted = frozenset(uuid for uuid in wants[:MOST_WANTED] if isinstance(uuid, str))
+    return Ticket(number, place, wanted, holder)

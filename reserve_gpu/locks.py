@@ -125,6 +125,14 @@ class LockDirectory:
         finally:
             _close(descriptor)
 
+    def names(self) -> list[str]:
+        """The names of all files there."""
+        descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            return os.listdir(descriptor)
+        finally:
+            os.close(descriptor)
+
     def exists(self, name: str) -> bool:
         """Whether there is a file of that name, locked or not."""
         try:

@@ -348,7 +348,7 @@ def _claim(
     go_without()
     kept = held.devices if held else ()
     text = report.nothing_free(claim.refusals, request.count, kept, visible)
-    if wait_s is not None:
+    if wait_s is not None and claim.ticket:
         raise WaitTimeoutError(f"Waited for {report.duration(wait_s)}. {text}")
     raise NoFreeDeviceError(text)
 
@@ -374,10 +374,10 @@ def _wait(
     progress: Callable[[Wait], object],
 ) -> bool:
     """Stand in line until the claim can be taken, True, or the time is over, False."""
-    wants = [d.uuid for d in claim.considered() if not choosing.unfit(d, claim.request)]
-    ticket, claim.number = line.join(directory, wants, processes.me(claim.request.note))
-    start = time.monotonic()
+    wants = claim.usable()
+    lock, claim.ticket = line.join(directory, wants, processes.me(claim.request.note))
     try:
+        start = time.monotonic()
         while True:
             claim.begin()
             with suppress(MutexHeldError):  # another's driver hangs, perhaps not for ever
@@ -390,7 +390,7 @@ def _wait(
             progress(Wait(claim.request, place, waited_s, tuple(claim.refusals)))
             time.sleep(min(POLL_S, limit_s - waited_s))
     finally:
-        ticket.release()
+        lock.release()
 
 
 def _standing(held: Reservation | None, directory: LockDirectory) -> dict[str, Lock]:

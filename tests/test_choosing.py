@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -389,3 +390,29 @@ def test_bad_size(text: str) -> None:
 def test_memory_for_people(mib: float, text: str) -> None:
     """Memory is shown in GiB, below one in MiB."""
     assert choosing.gib(mib) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("1.5m", 90),
+        ("2 h", 7200),
+        ("1D", 86400),
+        (0.25, 0.25),
+        (True, inf),
+    ],
+)
+def test_parse_duration(text: object, seconds: float) -> None:
+    """A duration is a number of seconds, minutes, hours or days; True is for ever."""
+    assert choosing.parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "-1", -1, "1w", "1h30m", "1e3", "\u0661s", None, False]
+)
+def test_parse_duration_refuses(text: object) -> None:
+    """What is no duration is refused, and said."""
+    with pytest.raises(RequestError, match="no duration"):
+        choosing.parse_duration(text)

@@ -48,6 +48,7 @@ class Home(NamedTuple):
     def environ(self, **more: str | Path) -> dict[str, str]:
         unwanted = ("IPYTHON", "PYTHON", "VIRTUAL_ENV", "XDG_", "COV_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
+        kept["TERM"] = "dumb"  # no window title from IPython 7
         return kept | {"HOME": str(self.path)} | {name: str(value) for name, value in more.items()}
 
 

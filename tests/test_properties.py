@@ -383,3 +383,25 @@ def test_fence_of_a_split_gpu(views: Views, value: str) -> None:
     allowed, shown = views.both(value, "PCI_BUS_ID")
     assert shown == [C1]
     assert allowed == [C1, C2, D3]
+
+
+# -- durations -------------------------------------------------------------------------------------
+
+SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@given(st.integers(0, 10**9), st.sampled_from(sorted(SECONDS)), st.booleans())
+def test_a_duration_is_its_number_of_seconds(number: int, unit: str, upper: bool) -> None:  # noqa: FBT001
+    """A number with a unit, in upper or lower case, is that many seconds."""
+    text = f"{number}{unit.upper() if upper else unit}"
+    assert choosing.parse_duration(text) == number * SECONDS[unit]
+
+
+@given(st.text() | st.floats() | st.integers() | st.none())
+def test_whatever_is_no_duration_is_a_request_error(text: object) -> None:
+    """Anything is a time of zero or more seconds, or a RequestError."""
+    try:
+        seconds = choosing.parse_duration(text)
+    except RequestError:
+        return
+    assert seconds >= 0
