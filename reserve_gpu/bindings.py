@@ -35,8 +35,8 @@ NOT_OFFERED = frozenset(
 
 DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 9, 12
 REMEDIES = {
-    LIBRARY_NOT_FOUND: "No NVIDIA driver here: libnvidia-ml.so.1 was not found. Install it, until "
-    "nvidia-smi works; start a container with GPU access (docker run --gpus all).",
+    LIBRARY_NOT_FOUND: "No NVIDIA driver here: libnvidia-ml.so.1 was not found. Install the driver "
+    "(nvidia-smi works then), or start the container with GPU access (docker run --gpus all).",
     DRIVER_NOT_LOADED: "The NVIDIA driver's kernel module is not loaded. Look at what nvidia-smi "
     "says; reboot, or ask the administrator to.",
     18: "The NVIDIA driver was updated while the old kernel module kept running. Reboot this "
