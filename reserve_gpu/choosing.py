@@ -214,7 +214,7 @@ def parse_duration(text: object) -> float:
     if text is True:
         return math.inf
     if isinstance(text, (int, float)) and not isinstance(text, bool) and text >= 0:
-        return min(float(text), _LONGEST_S)
+        return float(min(text, _LONGEST_S))
     match = re.fullmatch(_DURATION, str(text).strip(), re.IGNORECASE | re.ASCII)
     if not match:
         raise RequestError(f"{names.shown(str(text))!r} is no duration. Give 90, 90s, 10m or 2h.")

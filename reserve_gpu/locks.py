@@ -127,11 +127,15 @@ class LockDirectory:
 
     def names(self) -> list[str]:
         """The names of all files there."""
-        descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
-            return os.listdir(descriptor)
-        finally:
-            os.close(descriptor)
+            descriptor = os.open(".", flags, dir_fd=self._fd)
+            try:
+                return os.listdir(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise LockError(f"{self.path} can't be listed: {error.strerror}.") from error
 
     def exists(self, name: str) -> bool:
         """Whether there is a file of that name, locked or not."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
+import math
 from typing import Any
 
 import pytest
@@ -181,6 +181,32 @@ def test_impossible(found: list[Refusal], wanted: Request, said: list[str] | Non
     reason = choosing.impossible(found, wanted)
     assert (reason is None) == (said is None)
     assert all(part in (reason or "") for part in said or [])
+
+
+PARTS = [Refusal("GPU0", "busy", "why"), Refusal("GPU1:0", "busy", "why")]
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "expected"),
+    [
+        (refusals("busy"), Request(), True),
+        (refusals("reserved"), Request(), True),
+        (refusals("awaited"), Request(), True),
+        (refusals("unknown"), Request(), True),
+        (refusals("unfit", "reserved"), Request(), True),
+        (refusals("free", "busy"), Request(count=2), True),
+        (refusals("reserved", "unfit", "awaited"), Request(count=2), True),
+        (refusals(), Request(), False),
+        (refusals("unfit"), Request(), False),
+        (refusals("busy"), Request(count=2), False),
+        (refusals("free", "unfit"), Request(count=2), False),
+        (PARTS, Request(), True),
+        (PARTS, Request(count=2), False),
+    ],
+)
+def test_may_come_free(found: list[Refusal], wanted: Request, expected: bool) -> None:  # noqa: FBT001
+    """It makes sense to wait where as many devices as are wanted would do, were they free."""
+    assert choosing.may_come_free(found, wanted) is expected
 
 
 @pytest.mark.parametrize(
@@ -378,6 +404,46 @@ def test_bad_size(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (90, 90),
+        (0, 0),
+        (1.5, 1.5),
+        (0.1 + 0.2, 0.3),
+        (1 / 3, 1 / 3),
+        (1e-06, 1e-06),
+        ("90", 90),
+        ("90s", 90),
+        ("10m", 600),
+        ("2h", 7200),
+        ("1d", 86400),
+        ("1.5h", 5400),
+        ("0s", 0),
+        ("10M", 600),
+        (" 10 m ", 600),
+        (True, math.inf),
+    ],
+)
+def test_duration(text: str | float, seconds: float) -> None:
+    """A bare number is seconds, s, m, h and d are units, True is for ever."""
+    assert choosing.parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "m", "-1", "-1m", "+1", "1e3", "0x10", "1,5h", "1.h", ".5h", "1 0m", "1h30m"),
+        *("1:30", "10min", "5ms", "1w", "nan", "1_000", "\u0661m", "10m\x00", "forever", "True"),
+        *(-1, -0.5, math.nan, False, None, [], b"90"),
+    ],
+)
+def test_bad_duration(text: object) -> None:
+    """What is no duration is refused, with examples of what is one."""
+    with pytest.raises(RequestError, match="10m"):
+        choosing.parse_duration(text)
+
+
+@pytest.mark.parametrize(
     ("mib", "text"),
     [
         (0, "0 MiB"),
@@ -390,29 +456,3 @@ def test_bad_size(text: str) -> None:
 def test_memory_for_people(mib: float, text: str) -> None:
     """Memory is shown in GiB, below one in MiB."""
     assert choosing.gib(mib) == text
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("90", 90),
-        ("90s", 90),
-        ("1.5m", 90),
-        ("2 h", 7200),
-        ("1D", 86400),
-        (0.25, 0.25),
-        (True, inf),
-    ],
-)
-def test_parse_duration(text: object, seconds: float) -> None:
-    """A duration is a number of seconds, minutes, hours or days; True is for ever."""
-    assert choosing.parse_duration(text) == seconds
-
-
-@pytest.mark.parametrize(
-    "text", ["", "soon", "-1", -1, "1w", "1h30m", "1e3", "\u0661s", None, False]
-)
-def test_parse_duration_refuses(text: object) -> None:
-    """What is no duration is refused, and said."""
-    with pytest.raises(RequestError, match="no duration"):
-        choosing.parse_duration(text)

@@ -35,7 +35,9 @@ NAMES = st.one_of(INDICES, INDICES.map("GPU{}".format), INSTANCES, UUIDS, BUS_ID
 SEPARATORS = st.sampled_from([",", " ", ", ", " ,\t", ",,", "\n"])
 
 TYPED = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=12)
-OPTIONS = "-n --count --min-memory --name --exclude --share --note --optional --release --rel -- -"
+OPTIONS = (
+    "-n --count --min-memory --name --exclude --share --note --optional --release --rel --wait -- -"
+)
 WORDS = st.one_of(
     st.sampled_from(["0", "1", "0,1", "GPU-", "GPU0", "0000:01:00.0", "7", "0:0", "16GB", "1MiB"]),
     st.sampled_from(OPTIONS.split()),
@@ -95,7 +97,7 @@ def unless_refused(function: Callable[..., Any], *arguments: Any) -> Any:
 @given(
     devices=st.lists(NAMES, max_size=4),
     count=st.none() | st.integers(-5, 99),
-    texts=st.dictionaries(st.sampled_from(["min-memory", "name", "note"]), st.text()),
+    texts=st.dictionaries(st.sampled_from(["min-memory", "name", "note", "wait"]), st.text()),
     exclude=st.lists(NAMES, min_size=1, max_size=3) | st.none(),
     flags=st.sets(st.sampled_from(["share", "optional", "release"])),
 )
@@ -115,7 +117,10 @@ def test_what_is_quoted_arrives(
         "devices": devices,
         "count": count,
         "exclude": exclude or [],
-        **{name.replace("-", "_"): texts.get(name) for name in ("min-memory", "name", "note")},
+        **{
+            name.replace("-", "_"): texts.get(name)
+            for name in ("min-memory", "name", "note", "wait")
+        },
         **{flag: flag in flags for flag in ("share", "optional", "release")},
     }
 
@@ -208,6 +213,47 @@ def test_sizes_are_understood_or_refused(text: str | float) -> None:
     """Anything else is a RequestError of one line; no size is negative or not a number."""
     size = unless_refused(choosing.parse_size, text)
     assert size is None or size >= 0
+
+
+# -- durations -------------------------------------------------------------------------------------
+
+SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@given(NUMBERS, st.sampled_from(list(SECONDS)), st.sampled_from(["", " ", "\t"]))
+def test_durations(number: Any, unit: str, blank: str) -> None:
+    """A duration is its number times its unit, in any case of letters, with or without a blank."""
+    expected = pytest.approx(float(number) * SECONDS[unit])
+    for text in (f"{number}{blank}{unit}", f" {number}{blank}{unit.upper()} "):
+        assert choosing.parse_duration(text) == expected
+
+
+@given(st.floats(0, 1e9) | st.integers(0, 10**9))
+@example(0.1 + 0.2)
+@example(1e-05)
+def test_any_number_of_seconds_is_a_duration(number: float) -> None:
+    """What a program computes, however many digits it has, is a number of seconds."""
+    assert choosing.parse_duration(number) == number
+
+
+@given(
+    st.text("0123456789.,smhdSMHD +-e_:", max_size=12)
+    | st.text()
+    | st.floats()
+    | st.integers()
+    | st.none()
+    | st.booleans()
+    | st.binary()
+    | st.lists(st.integers())
+)
+@example("1" * 5000)
+@example(10**5000)
+@example(math.nan)
+@example("٣m")
+def test_durations_are_understood_or_refused(text: object) -> None:
+    """Anything else is a RequestError of one line; no duration is negative or not a number."""
+    duration = unless_refused(choosing.parse_duration, text)
+    assert duration is None or duration >= 0
 
 
 # -- foreign text ----------------------------------------------------------------------------------
@@ -383,25 +429,3 @@ def test_fence_of_a_split_gpu(views: Views, value: str) -> None:
     allowed, shown = views.both(value, "PCI_BUS_ID")
     assert shown == [C1]
     assert allowed == [C1, C2, D3]
-
-
-# -- durations -------------------------------------------------------------------------------------
-
-SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-@given(st.integers(0, 10**9), st.sampled_from(sorted(SECONDS)), st.booleans())
-def test_a_duration_is_its_number_of_seconds(number: int, unit: str, upper: bool) -> None:  # noqa: FBT001
-    """A number with a unit, in upper or lower case, is that many seconds."""
-    text = f"{number}{unit.upper() if upper else unit}"
-    assert choosing.parse_duration(text) == number * SECONDS[unit]
-
-
-@given(st.text() | st.floats() | st.integers() | st.none())
-def test_whatever_is_no_duration_is_a_request_error(text: object) -> None:
-    """Anything is a time of zero or more seconds, or a RequestError."""
-    try:
-        seconds = choosing.parse_duration(text)
-    except RequestError:
-        return
-    assert seconds >= 0

@@ -62,7 +62,7 @@ def two(machine: Machine) -> Machine:
 
 def wait_for(condition: Callable[[], object]) -> None:
     """Wait until the condition holds; fail after a long time."""
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + LIMIT_S / 2
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -165,8 +165,10 @@ def test_first_come_first_served(request: pytest.FixtureRequest, several: bool) 
         assert [waiter.looks()[-1] for waiter in waiters] == ["1", "2", "3"]
         for end in (holder.kill, lambda: a.run("reserve_gpu.release()"), b.kill):
             assert line(machine) == [waiter.pid for waiter in waiters]
-            end()
-            assert first_served(*waiters) is waiters[0]
+            with stopped(machine, waiters[0].pid):
+                end()
+                for waiter in waiters[1:]:
+                    waiter.look_again()  # in vain, though the first one is slow
             assert waiters.pop(0).answer().value == "0"
         assert line(machine) == []
 
@@ -176,9 +178,11 @@ def test_the_head_gets_what_comes_free_first(two: Machine) -> None:
     with two.child() as a, two.child() as b, two.child() as c, two.child() as d:
         assert (a.reserve("0").value, b.reserve("1").value) == ("0", "1")
         first, second = Waiter(two, c), Waiter(two, d)
-        b.run("reserve_gpu.release()")
-        assert first_served(first, second) is first
+        with stopped(two, first.pid):
+            b.run("reserve_gpu.release()")
+            second.look_again()
         assert first.answer().value == "1"
+        assert line(two) == [second.pid]
         a.run("reserve_gpu.release()")
         assert second.answer().value == "0"
 
@@ -232,7 +236,7 @@ def test_no_waiting_for_what_others_cannot_use(
         assert line(machine) == [first.pid]
 
 
-@pytest.mark.parametrize("arguments", ["", "'0'", "count=1, note='mine'"])
+@pytest.mark.parametrize("arguments", ["", "'0'"])
 def test_who_does_not_wait_does_not_overtake(one: Machine, arguments: str) -> None:
     """A free GPU that somebody waits for is refused to who does not, with that one's name."""
     with one.child() as holder, one.child() as child, one.child() as other:
@@ -296,21 +300,16 @@ def test_interrupt(two: Machine, held: str) -> None:
         assert other.reserve("'0'" if held else "count=2").value == ("0" if held else "0,1")
 
 
-# Interrupts a wait in each of our calls in turn, where a signal would too: as the call returns. Not
-# in those that let go of a lock, nor where nothing is done: there it would take some bad luck.
+# Interrupts a wait in each of our calls in turn, where a signal would too: as the call returns.
 IN_EVERY_CALL = """
 import glob
 from reserve_gpu import line, locks
-
-LETTING_GO = {locks.Lock.release.__code__, locks.Lock.held.__code__, locks._close.__code__}
 
 def interrupted(at):
     calls = []
     def profile(frame, event, argument):
         code = frame.f_code
         if event != "c_return" or "reserve_gpu/" not in code.co_filename:
-            return
-        if code in LETTING_GO or argument is isinstance:
             return
         if calls or code is line.join.__code__:
             calls.append(f"{argument.__name__} in {code.co_name}, {frame.f_lineno}")
@@ -365,9 +364,15 @@ future.result()
 
 
 @pytest.mark.parametrize(
-    "code", ["reserve_gpu.reserve(wait={})", IN_A_THREAD], ids=["main thread", "thread"]
+    ("code", "limit"),
+    [
+        ("reserve_gpu.reserve(wait={})", "0"),
+        ("reserve_gpu.reserve(wait={})", "'0.3s'"),
+        ("reserve_gpu.reserve(wait={})", "0.1 + 0.2"),
+        (IN_A_THREAD, "0.3"),
+    ],
+    ids=["none", "text", "number", "thread"],
 )
-@pytest.mark.parametrize("limit", ["0", "0.3", "'0.3s'", "0.1 + 0.2"])
 def test_limit(one: Machine, code: str, limit: str) -> None:
     """A wait that runs out fails closed, out of the line, and says who has the GPU."""
     with one.child() as holder, one.child() as child:
@@ -466,15 +471,12 @@ RECORDS = {
     "a list": b"[]",
     "deep": b"[" * 50000,
     "negative": ticket(-5),
-    "fraction": ticket(0.5),
-    "true": ticket(number=True),
-    "text": ticket("1"),
     "infinite": ticket(float("inf")),
     "huge": ticket(10**400),
-    "the highest": ticket(2**53 - 1, []),
+    "nearly too high": ticket(2**53 - 1, []),
+    "too high": ticket(2**53, []),
     "more wants than fit": ticket(1, [*UUIDS, *map(str, range(20000))]),
     "wants are none": ticket(1, [1, None, {}, [UUIDS[0]]]),
-    "wants are a text": ticket(1, UUIDS[0]),
     "wants are a mapping": ticket(1, {UUIDS[0]: 1}),
 }
 
@@ -487,8 +489,9 @@ def test_a_ticket_that_makes_no_sense_waits_for_nothing(crowd: Crowd, record: st
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         first, second = crowd.wait(), crowd.wait()
-        crowd.holder.run("reserve_gpu.release()")
-        assert first_served(first, second) is first
+        with stopped(crowd.machine, first.pid):
+            crowd.holder.run("reserve_gpu.release()")
+            second.look_again()
         assert first.answer().value == "0"
         first.child.run("reserve_gpu.release()")
         assert second.answer().value == "0"
@@ -528,11 +531,13 @@ def test_what_is_no_ticket_is_passed_over(crowd: Crowd, place: str) -> None:
     """What is no plain file in a ticket's place is neither waited for nor written to."""
     path, work = crowd.machine.locks / "line-0.ticket", crowd.machine.folder / "work"
     work.write_text("years of work")
+    work.chmod(0o600)
     PLACES[place](path, work)
     assert crowd.others[0].reserve().error == "NoFreeDeviceError"
-    assert crowd.others[0].reserve("wait=0.3").error == "WaitTimeoutError"
+    assert crowd.others[0].reserve("wait=0").error == "WaitTimeoutError"
     assert (crowd.machine.locks / "line-1.ticket").exists()
     assert work.read_text() == "years of work"
+    assert stat.S_IMODE(work.stat().st_mode) == 0o600
     assert not work.with_name("nowhere").exists()
 
 
@@ -594,6 +599,8 @@ def test_interrupting_a_cell_that_waits(one: Machine) -> None:
         pid = kernel.pid
         cell = kernel.start("%reserve_gpu --wait")
         wait_for(lambda: line(one) == [pid])
+        while kernel.client.get_iopub_msg(timeout=LIMIT_S)["msg_type"] != "display_data":
+            pass
         kernel.manager.interrupt_kernel()
         done = kernel.finish(cell)
         assert done.error
