@@ -195,18 +195,12 @@ def parse_size(text: str | float) -> float:
     if isinstance(text, float) and text.is_integer():
         text = int(text)
     match = re.fullmatch(_SIZE, str(text).strip(), re.IGNORECASE | re.ASCII)
-    if not match:
+    if not match or (match[3] and not match[2]):
         raise RequestError(
             f"{names.shown(str(text))!r} is no size. Give 16GB, 16GiB or 16000 (MiB)."
         )
     number, prefix, unit = float(match[1]), match[2].lower(), (match[3] or "").lower()
-    if not prefix:
-        if unit:
-            raise RequestError(
-                f"{names.shown(str(text))!r} is no size. Give 16GB, 16GiB or 16000 (MiB)."
-            )
-        return number
-    return number * _BYTES[prefix][unit == "ib"] / 2**20
+    return number * _BYTES[prefix][unit == "ib"] / 2**20 if prefix else number
 
 
 def parse_duration(text: object) -> float:

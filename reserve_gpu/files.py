@@ -19,8 +19,6 @@ from reserve_gpu.settings import LOCK_DIRECTORY
 
 FILE_MODE, DIRECTORY_MODE = 0o666, 0o1777
 YOUNG_S = 1.0  # what was made so lately may still be in the making
-POLL_S = 0.01
-ATTEMPTS = 200
 IN_THE_MAKING = {errno.EACCES, errno.EEXIST, errno.ENOENT}
 
 Identity: TypeAlias = tuple[int, int]  # device and inode

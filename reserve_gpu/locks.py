@@ -34,10 +34,11 @@ with suppress(ImportError):  # Windows; nothing is locked there
 ALONE, SHARED = ".lock", ".shared"
 MUTEX = "mutex.lock"
 MUTEX_LIMIT_S = 30.0
-MUTEX_POLL_S = 0.01
+POLL_S = 0.01
 MUTEX_ASK_S = 1.0  # between two looks at who has it
 RELEASED = -1
-ATTEMPTS = 10
+ATTEMPTS = 10  # at a file that others replace
+MAKING_ATTEMPTS = 200  # at one that somebody is just making
 
 # The descriptors of this process's locks, each with its file, as its number may come to mean
 # another one, and the thread that opened it. A child made by fork would keep every lock alive, so
@@ -180,7 +181,7 @@ class LockDirectory:
         lock = self._try(MUTEX)
         deadline, asked, holder = time.monotonic() + limit_s, 0.0, Holder()
         while lock is None:
-            time.sleep(MUTEX_POLL_S)
+            time.sleep(POLL_S)
             if (now := time.monotonic()) > asked + MUTEX_ASK_S or now > deadline:
                 before, asked = holder, now
                 holder = self.peek(MUTEX) or Holder()
@@ -215,14 +216,14 @@ class LockDirectory:
         if "/" in name or name.startswith("."):  # it comes from the driver
             raise LockError(f"{shown(name)!r} can't be the name of a lock.")
         _hook_fork()
-        for _ in range(files.ATTEMPTS):
+        for _ in range(MAKING_ATTEMPTS):
             with _forking:
                 descriptor = files.open_file(self._fd, name, f"{self.path}/{name}")
                 if descriptor is not None:
                     identity = files.identity(os.fstat(descriptor))
                     _descriptors[descriptor] = identity, threading.get_ident()
                     return descriptor
-            time.sleep(files.POLL_S)
+            time.sleep(POLL_S)
         raise LockError(f"{self.path}/{name} is not finished by whoever makes it.")
 
     def _is_current(self, descriptor: int, name: str) -> bool:

@@ -7,11 +7,10 @@ initialised when it is asked for, never before.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import bindings
+from reserve_gpu import bindings, records
 from reserve_gpu.bindings import NOT_OFFERED, Bindings, DeviceError
 from reserve_gpu.device import Device, Fault, Link, Process, Usage
 from reserve_gpu.errors import DriverError
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 CALL_LIMIT_S = 20.0  # initialising one GPU takes 1 to 3 s without persistence mode
-INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 
 # Old drivers under WSL2 answer UNKNOWN for process lists.
 NO_PROCESS_LIST = NOT_OFFERED | {bindings.UNKNOWN}
@@ -253,7 +251,7 @@ def sees_all_processes() -> bool:
     Windows and other virtual machines use the GPU too.
     """
     try:
-        initial = os.stat("/proc/self/ns/pid").st_ino == INITIAL_PID_NAMESPACE
+        initial = records.pid_namespace() == records.INITIAL_PID_NAMESPACE
         with open("/proc/sys/kernel/osrelease", encoding="utf-8") as release:
             return initial and "microsoft" not in release.read().lower()
     except OSError:

@@ -359,11 +359,12 @@ def _take(claim: Claim, candidates: Iterator[Device | Fault], seen: list[Device 
     A candidate is touched here, outside of the mutex: that may take seconds, which others need not
     wait for. seen: is given all that were touched.
     """
+    one_by_one = choosing.first_will_do(claim.request)
     for one in candidates:
         seen.append(one)
-        if choosing.first_will_do(claim.request) and claim.take([one]):
+        if one_by_one and claim.take([one]):
             return True
-    return not choosing.first_will_do(claim.request) and claim.take(seen)
+    return not one_by_one and claim.take(seen)
 
 
 def _wait(
