@@ -5,6 +5,7 @@ All of them are plain, immutable values. `None` always means "not reported", nev
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,11 +49,14 @@ class Value:
 
 
 class State:
-    """What the readings of a device say about its use, in a word."""
+    """How a device stands, in a word. The first three are what its readings say of its use."""
 
     IDLE = "idle"
     BUSY = "busy"
     UNKNOWN = "unknown"
+    FREE = "free"  # idle, and not reserved
+    RESERVED = "reserved"
+    BROKEN = "broken"  # can't be used, or not be read
 
 
 class Link:
@@ -85,6 +89,9 @@ class Device(Value):
     gpu_uuid: str | None = None
     old_name: str | None = None
 
+    def __repr__(self) -> str:
+        return f"<{self.label}: {self.name or 'a GPU without a name'}, {self.uuid}>"
+
     @property
     def label(self) -> str:
         """`GPU2`, or `GPU1:0` for a MIG instance: what people call it and can type."""
@@ -108,12 +115,15 @@ class Process(Value):
     """A process on a device.
 
     memory_mib: device memory that it holds. user, command: as the system says.
+    has_reserved: it, or a process that it descends from, holds the device; None if that can't be
+        seen from here.
     """
 
     pid: int
     memory_mib: int | None = None
     user: str | None = None
     command: str | None = None
+    has_reserved: bool | None = None
 
 
 class Usage(Value):
@@ -143,7 +153,7 @@ class Holder(Value):
         it is shown, cleaned, and never decides anything.
     confirmed: the record names the same pid.
     elsewhere: the pid belongs to another PID namespace, where it means another process.
-    since: seconds since the epoch.
+    since: seconds since the epoch. last_cell: when it last ended a cell after it wrote its record.
     """
 
     pid: int | None = None
@@ -154,6 +164,7 @@ class Holder(Value):
     seen: bool = False
     confirmed: bool = False
     elsewhere: bool = False
+    last_cell: float | None = None
 
 
 class Wait(Value):
@@ -163,24 +174,32 @@ class Wait(Value):
     place: int
     waited_s: float
     refusals: tuple[Refusal, ...]
+    limit_s: float = math.inf
 
 
 class Ticket(Value):
-    """A place in the line, by number. wants: UUIDs of the devices that its holder could use."""
+    """A place in the line, by number.
+
+    wants: UUIDs of the devices that its holder could use. asks: the request in its own words.
+    """
 
     number: int
     place: int
     wants: frozenset[str]
     holder: Holder
+    asks: str | None = None
 
 
 class Row(Value):
     """One device in the status of a machine.
 
-    state: in a word, free, reserved, busy, unknown or broken. reason: why, where it is not free.
+    state: in a word, one of State's. reason: why, where that needs saying.
     used_mib, utilisation: memory in use in MiB, and percent of the time.
-    is_mine: reserved by this process. is_unused: reserved, but nothing runs on it.
-    is_unreserved_use: in use by somebody who has not reserved it.
+    holders: who has reserved it; several where they share it.
+    is_mine: this process is one of them.
+    is_unused: reserved, but no process of its holders' is on it; None if that can't be seen.
+    is_unreserved_use: in use by somebody who has not reserved it; None if that can't be seen.
+    next_in_line: the place in the line, from 1, of the first waiter who could use it.
     """
 
     label: str
@@ -189,11 +208,12 @@ class Row(Value):
     used_mib: float | None = None
     utilisation: int | None = None
     processes: tuple[Process, ...] = ()
-    holder: Holder | None = None
+    holders: tuple[Holder, ...] = ()
     reason: str = ""
     is_mine: bool = False
-    is_unused: bool = False
-    is_unreserved_use: bool = False
+    is_unused: bool | None = False
+    is_unreserved_use: bool | None = False
+    next_in_line: int | None = None
 
 
 class Request(Value):

@@ -5,14 +5,15 @@
     │   └── ImpossibleError     it makes sense, but this machine could never satisfy it
     ├── TooLateError            CUDA has already started in this process
     ├── NoFreeDeviceError       no device that was asked for can be had now
-    │   └── WaitTimeoutError    nor came free within the time that was allowed for waiting
+    │   ├── WaitTimeoutError    nor came free within the time that was allowed for waiting
+    │   └── ReservedAboveError  a process that started this one holds all that this one may use
     ├── DriverError             the NVIDIA driver or its Python bindings can't be used
     │   └── NoDriverError       there is no NVIDIA driver on this machine, or it is not running
     └── LockError               the lock directory can't be used
         └── MutexHeldError      another process has been reserving for far too long
 
 Only `NoFreeDeviceError` changes a variable: it leaves `CUDA_VISIBLE_DEVICES` empty, so that what
-runs next cannot land on a device that belongs to somebody else.
+runs next cannot land on a device that belongs to somebody else; `ReservedAboveError` does not.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class WaitTimeoutError(NoFreeDeviceError):
     """The time that was allowed for waiting has passed."""
 
 
+class ReservedAboveError(NoFreeDeviceError):
+    """All that this process may use is reserved by one that it was started from."""
+
+
 class DriverError(ReserveGPUError):
     """The NVIDIA driver, or the Python module that talks to it, does not answer."""
 
@@ -60,6 +65,10 @@ class LockError(ReserveGPUError):
 
 class MutexHeldError(LockError):
     """Another process has been reserving for longer than that can take."""
+
+
+# What --optional lets pass.
+EXCUSED = (NoFreeDeviceError, ImpossibleError, DriverError, LockError)
 
 
 class ReserveGPUWarning(UserWarning):

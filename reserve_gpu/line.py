@@ -12,11 +12,13 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from reserve_gpu import processes
 from reserve_gpu.device import Holder, Ticket
 from reserve_gpu.errors import LockError
+from reserve_gpu.locks import TICKET
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from reserve_gpu.locks import Lock, LockDirectory
 
@@ -25,29 +27,36 @@ MOST_WANTED = 1024  # devices that a ticket may name; one that names more was no
 PLACES = 10_000
 
 
-def tickets(directory: LockDirectory) -> list[Ticket]:
-    """The living tickets in the order of their numbers; to be asked under the mutex alone."""
+def tickets(
+    directory: LockDirectory, look: Callable[[str], Holder | None] | None = None
+) -> list[Ticket]:
+    """The living tickets in the order of their numbers.
+
+    look: says who holds a ticket's file; the default one is to be asked under the mutex alone.
+    """
+    look = look or directory.holder
     found = []
     for name in directory.names():
-        if match := re.fullmatch(r"line-([0-9]{1,4})\.ticket", name):
+        if match := re.fullmatch(rf"line-([0-9]{{1,4}})\{TICKET}", name):
             with suppress(LockError):  # what is no lock file is no ticket
-                if holder := directory.holder(name):
+                if holder := look(name):
                     found.append(_ticket(directory.record(name), int(match[1]), holder))
     return sorted(found, key=lambda ticket: (ticket.number, ticket.place))
 
 
 def join(
-    directory: LockDirectory, wants: Collection[str], about: Mapping[str, Any]
+    directory: LockDirectory, wants: Collection[str], about: Mapping[str, Any], deadline: float
 ) -> tuple[Lock, Ticket]:
     """Take the ticket behind all others; returns the lock that keeps it alive, and the ticket.
 
     wants: UUIDs of the devices that the waiter could use. about: what others may read of it.
+    deadline: when to give up on the mutex, by time.monotonic(), in seconds.
     """
-    with directory.mutex():
+    with directory.mutex(until=deadline):
         number = min(MOST, 1 + max((t.number for t in tickets(directory)), default=0))
         for place in range(PLACES):
             with suppress(LockError):  # what stands there is no lock file: the next one
-                lock = directory.acquire(f"line-{place}.ticket")
+                lock = directory.acquire(f"line-{place}{TICKET}")
                 if not isinstance(lock, Holder):
                     lock.write({**about, "number": number, "wants": sorted(wants)})
                     return lock, Ticket(number, place, frozenset(wants), Holder())
@@ -69,4 +78,6 @@ def _ticket(record: Mapping[str, Any], place: int, holder: Holder) -> Ticket:
     if type(number) is not int or not 0 < number <= MOST or not isinstance(wants, list):
         return Ticket(0, place, frozenset(), holder)
     wanted = frozenset(uuid for uuid in wants[:MOST_WANTED] if isinstance(uuid, str))
-    return Ticket(number, place, wanted, holder)
+    asks = record.get("asks")
+    asks = asks[: processes.TEXT_LIMIT] if isinstance(asks, str) else None
+    return Ticket(number, place, wanted, holder, asks)

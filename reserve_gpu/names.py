@@ -31,6 +31,8 @@ _UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 def parse(text: DeviceNames) -> tuple[str, ...]:
     """The device names in text, in their order. Raises RequestError for what can't name one."""
     parts = text if isinstance(text, Iterable) and not isinstance(text, (str, bytes)) else [text]
+    if parts == ():
+        return ()  # what most requests exclude, without the pattern below
     names = tuple(n for n in re.split(r"[,\s]+", ",".join(str(part) for part in parts)) if n)
     for name in names:
         if not any(_match(pattern, name) for pattern in (_INDEX, _INSTANCE, _BUS_ID, _UUID)):

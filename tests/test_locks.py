@@ -290,16 +290,57 @@ def test_a_lock_directory_removed_under_the_holder(machine: Machine) -> None:
         assert other.reserve("0").value == "0"
 
 
-def test_a_lock_directory_removed_and_the_gpu_taken(machine: Machine) -> None:
-    """Whose lock somebody removed is told, when it asks again, who has the GPU now."""
+@pytest.mark.parametrize("gone", ["file", "directory"])
+@pytest.mark.parametrize("share", [False, True], ids=["alone", "shared"])
+def test_a_deleted_lock_frees_nothing(machine: Machine, gone: str, *, share: bool) -> None:
+    """Without its lock file a GPU is still its holder's, for who asks and for who only looks."""
+    look = "[(r.state, [h.pid for h in r.holders]) for r in reserve_gpu.status().rows][0]"
+    with machine.child() as holder, machine.child() as other:
+        assert holder.reserve(f"0, share={share}").value == "0"
+        if gone == "file":
+            (path,) = machine.locks.glob("*.shared" if share else "GPU-*.lock")
+            path.unlink()
+        else:
+            shutil.rmtree(machine.locks)
+        assert other.run(look).value == ["reserved", [holder.pid]]
+        refused = other.reserve("0")
+        assert refused.error == "NoFreeDeviceError"
+        assert f"pid {holder.pid}" in refused.text
+        assert holder.reserve(f"0, share={share}").value == "0"
+        holder.run("reserve_gpu.release()")
+        assert other.reserve("0").value == "0"
+
+
+def test_a_file_locked_in_the_place_of_a_deleted_one(machine: Machine) -> None:
+    """Who asks again for a GPU whose new lock file another process keeps locked is told which."""
     with machine.child() as holder, machine.child() as other:
         assert holder.reserve("0").value == "0"
-        shutil.rmtree(machine.locks)
-        assert other.reserve("0").value == "0"
+        (path,) = machine.locks.glob("GPU-*.lock")
+        path.unlink()
+        other.run(
+            f"import fcntl; file = open({str(path)!r}, 'w'); os.chmod(file.fileno(), 0o666); "
+            "fcntl.flock(file, fcntl.LOCK_EX)"
+        )
         told = holder.reserve("0")
         assert told.error == "LockError"
         assert f"pid {other.pid}" in told.text
         assert holder.run("reserve_gpu.release()").error is None
+
+
+def test_where_there_are_no_such_sockets_the_file_decides(machine: Machine) -> None:
+    """In a network namespace of its own a process still sees who has the file locked."""
+    alone = ("unshare", "--net")
+    if os.geteuid() or subprocess.run([*alone, "true"], check=False).returncode:
+        pytest.skip("namespaces need root, and a system that allows them")
+    child = Child(machine.environ(), machine.folder, *alone)
+    try:
+        with machine.child() as holder:
+            assert holder.reserve("0").value == "0"
+            assert child.reserve("0").error == "NoFreeDeviceError"
+            assert child.reserve().value == "1"
+            assert holder.reserve("1").error == "NoFreeDeviceError"
+    finally:
+        child.kill()
 
 
 def test_a_lock_directory_removed_before_the_lock(tmp_path: Path) -> None:

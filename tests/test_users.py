@@ -196,6 +196,29 @@ def test_no_user_can_free_anothers_gpu(machine: Machine, attack: str) -> None:
         assert holder.run("reserve_gpu.current().devices[0].label").value == "GPU0"
 
 
+@pytest.mark.parametrize("share", [False, True], ids=["alone", "shared"])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_not_even_who_made_the_files_can_free_anothers_gpu(
+    machine: Machine, attack: str, *, share: bool
+) -> None:
+    """Whoever made the directory and the files can delete them, but gives nobody a GPU by it."""
+    users = child(machine, NOBODY), child(machine, "root"), child(machine, DAEMON)
+    with users[0] as maker, users[1] as holder, users[2] as third:
+        assert maker.reserve("0, share=True").value == "0"
+        maker.run("reserve_gpu.release()")
+        assert maker.reserve("0").value == "0"
+        maker.run("reserve_gpu.release()")
+        assert holder.reserve(f"0, share={share}").value == "0"
+        path = machine.locks / (GPU0.replace(".lock", ".shared") if share else GPU0)
+        assert path.stat().st_uid != 0
+        maker.run(f"path = {str(path)!r}")
+        maker.run(ATTACKS[attack])
+        for one in (maker, third):
+            assert one.reserve("0").error in ("NoFreeDeviceError", "LockError")
+            assert one.visible() != "0"
+        assert holder.run("reserve_gpu.current().devices[0].label").value == "GPU0"
+
+
 @pytest.mark.parametrize("name", [GPU0, MUTEX])
 def test_another_users_closed_file_is_an_error_that_names_it(machine: Machine, name: str) -> None:
     """Somebody's file of mode 0600 in place of a lock is left alone and named."""
@@ -243,9 +266,11 @@ def test_a_directory_closed_to_this_user_is_an_error(machine: Machine, mode: int
     machine.locks.chmod(mode)
     with child(machine, NOBODY) as other:
         refused = other.reserve()
+        problem = other.run("reserve_gpu.status().problem").value
     assert refused.error == "LockError"
     assert str(machine.locks) in refused.text
     assert "RESERVE_GPU_LOCK_DIR" in refused.text
+    assert str(machine.locks) in problem
 
 
 def test_a_file_is_never_seen_half_made(machine: Machine) -> None:
