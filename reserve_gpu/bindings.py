@@ -68,23 +68,37 @@ class DeviceError(Exception):
 class Bindings:
     """NVML from its initialisation to its shutdown, on a thread of its own as it may hang.
 
+    It starts at once and is waited for when it is first asked.
+
     limit_s: seconds after which a call counts as hanging.
-    count: how many GPUs there are, unusable ones included, or why that can't be said.
-    Raises DriverError where there is no driver, or no bindings, to talk to.
+    Raises DriverError where there are no bindings to talk to.
     """
 
     def __init__(self, limit_s: float) -> None:
         self.pynvml = import_pynvml()
         self._asked = ""
+        self._count: int | DeviceError | None = None
         self._caller = Caller(limit_s)
-        try:
-            self.count = self.run(self._begin)
-        except DeviceError as error:
-            self._caller.close()
-            raise _driver_error(error) from None
-        except BaseException:
-            self._caller.close()
-            raise
+        self._caller.post(self._begin)
+
+    def count(self) -> int:
+        """How many GPUs there are, unusable ones included.
+
+        Raises DriverError where there is no driver to talk to, DeviceError if it can't say.
+        """
+        count = self._started()
+        if isinstance(count, DeviceError):
+            raise count
+        return count
+
+    def _started(self) -> int | DeviceError:
+        """Wait until the driver has started. Raises DriverError if it can't."""
+        if self._count is None:
+            try:
+                self._count = self._answer()
+            except DeviceError as error:
+                raise _driver_error(error) from None
+        return self._count
 
     def _begin(self) -> int | DeviceError:
         self.ask(self.pynvml.nvmlInit)
@@ -94,8 +108,8 @@ class Bindings:
             return error
 
     def close(self) -> None:
-        """Shut NVML down, unless a call still hangs in it: the shutdown would hang behind it."""
-        if not self._caller.stuck:
+        """Shut NVML down; what hangs, or nobody has waited for, is left to its thread."""
+        if self._count is not None and not self._caller.stuck:
             with suppress(DeviceError):
                 self.run(self.ask, self.pynvml.nvmlShutdown)
         self._caller.close()
@@ -103,10 +117,17 @@ class Bindings:
     def run(self, reading: Callable[..., T], *arguments: Any) -> T:
         """Do a reading, some calls of ask in a row, on the thread where these may hang.
 
-        Raises DeviceError if they do, else what the reading raises.
+        Raises DeviceError if they do, DriverError if there is no driver, else what the reading
+        raises.
         """
+        self._started()
+        self._caller.post(reading, *arguments)
+        answer: T = self._answer()
+        return answer
+
+    def _answer(self) -> Any:
         try:
-            return self._caller(reading, *arguments)
+            return self._caller.answer()
         except TimeoutError as error:
             raise DeviceError(f"the driver hangs: {error} ({self._asked})") from error
 
@@ -162,14 +183,22 @@ def import_pynvml() -> ModuleType:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from looking through thousands of definitions: 1 ms in ten."""
-    was_on = gc.isenabled()
+    """Keep the garbage collector from looking through thousands of definitions: 1 ms in ten.
+
+    They are there to stay, so they go to its oldest generation, where frozen objects go once thawed
+    (https://docs.python.org/3/library/gc.html#gc.unfreeze); not if somebody else has frozen some.
+    """
+    if "pynvml" in sys.modules or not gc.isenabled():
+        yield
+        return
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
-            gc.enable()
+        if not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
+        gc.enable()
 
 
 def memory_v2(pynvml: ModuleType, handle: Any, _name: str) -> Any:

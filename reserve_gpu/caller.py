@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from _thread import start_new_thread
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-T = TypeVar("T")
-
 
 class Caller:
-    """Makes calls one after the other on a background thread and waits for each.
+    """Makes calls on a background thread, one after the other.
 
     limit_s: seconds after which a call counts as hanging.
     """
@@ -28,12 +26,14 @@ class Caller:
         self.stuck = False
         self._start()
 
-    def __call__(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Return or raise what function(*arguments) does; TimeoutError if it hangs."""
-        calls, answers = self._queues
-        calls.put((function, arguments))
+    def post(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Let the thread call the function, while this one does something else until `answer`."""
+        self._queues[0].put((function, arguments))
+
+    def answer(self) -> Any:
+        """Return or raise what the posted call does; TimeoutError if it hangs from now on."""
         try:
-            value, error = answers.get(timeout=self.limit_s)
+            value, error = self._queues[1].get(timeout=self.limit_s)
         except Empty:
             self._abandon()
             raise TimeoutError(f"no answer within {self.limit_s:g} s") from None
@@ -42,7 +42,7 @@ class Caller:
             raise
         if error is not None:
             raise error
-        return value  # type: ignore[no-any-return]
+        return value
 
     def close(self) -> None:
         """Let the thread end."""

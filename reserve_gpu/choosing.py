@@ -211,7 +211,9 @@ def parse_duration(text: object) -> float:
         return float(min(text, _LONGEST_S))
     match = re.fullmatch(_DURATION, str(text).strip(), re.IGNORECASE | re.ASCII)
     if not match:
-        raise RequestError(f"{names.shown(str(text))!r} is no duration. Give 90, 90s, 10m or 2h.")
+        text = names.shown(str(text))
+        hint = f" To wait for GPUs by name: {text} --wait." if "," in text else ""
+        raise RequestError(f"{text!r} is no duration. Give 90, 90s, 10m or 2h.{hint}")
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 

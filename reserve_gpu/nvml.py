@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import bindings, records
+from reserve_gpu import bindings, processes
 from reserve_gpu.bindings import NOT_OFFERED, Bindings, DeviceError
 from reserve_gpu.device import Device, Fault, Link, Process, Usage
 from reserve_gpu.errors import DriverError
@@ -46,7 +46,8 @@ class Nvml:
     """One conversation with the driver, from initialisation to shutdown; a context manager.
 
     limit_s: seconds after which a driver call counts as hanging.
-    Raises DriverError on entry where there is no driver to talk to.
+    Entered, it starts the driver and does not wait for it. Raises DriverError if there are no
+    bindings to do that with.
     """
 
     def __init__(self, limit_s: float = CALL_LIMIT_S) -> None:
@@ -70,10 +71,14 @@ class Nvml:
         self._driver.close()
 
     def count(self) -> int:
-        """How many GPUs there are, one or more, unusable ones included. Raises DriverError."""
-        count = self._driver.count
-        if isinstance(count, DeviceError):
-            raise DriverError(f"The NVIDIA driver does not count its GPUs: {count}.") from count
+        """How many GPUs there are, one or more, unusable ones included.
+
+        To be asked first: here it shows whether there is a driver to talk to. Raises DriverError.
+        """
+        try:
+            count = self._driver.count()
+        except DeviceError as error:
+            raise DriverError(f"The NVIDIA driver does not count its GPUs: {error}.") from error
         if not count:
             raise DriverError("The NVIDIA driver is here, but it shows no GPU to this process.")
         return count
@@ -251,7 +256,7 @@ def sees_all_processes() -> bool:
     Windows and other virtual machines use the GPU too.
     """
     try:
-        initial = records.pid_namespace() == records.INITIAL_PID_NAMESPACE
+        initial = processes.pid_namespace() == processes.INITIAL_PID_NAMESPACE
         with open("/proc/sys/kernel/osrelease", encoding="utf-8") as release:
             return initial and "microsoft" not in release.read().lower()
     except OSError:

@@ -351,7 +351,9 @@ def test_initialisation_that_hangs(machine: Machine) -> None:
     """A driver that hangs at once is an error, not a wait without end."""
     machine.add("delay nvmlInitWithFlags * 1000")
     with machine.child() as child:
-        answer = child.run("from reserve_gpu.nvml import Nvml\nwith Nvml(limit_s=0.3): pass")
+        answer = child.run(
+            "from reserve_gpu.nvml import Nvml\nwith Nvml(limit_s=0.3) as nvml: nvml.count()"
+        )
         assert answer.error == "DriverError"
         assert "hangs" in answer.text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from . import SCENARIOS, environment
@@ -35,8 +36,11 @@ def run(arguments: list[str]) -> None:
     if len(arguments) < 3 or arguments[1] != "--":
         raise MistakeError(USAGE)
     scenario, command = find_scenario(arguments[0]), arguments[2:]
+    # A machine of its own, with its own locks: the same GPUs are in many scenarios.
+    folder = f"{tempfile.gettempdir()}/reserve_gpu-on-{scenario.stem}-{os.getuid()}"
+    base = {"RESERVE_GPU_LOCK_DIR": folder, **os.environ}
     try:
-        variables = environment(scenario)
+        variables = environment(scenario, base=base)
     except (OSError, ValueError, RuntimeError) as error:
         raise MistakeError(f"{scenario}: {error}") from error
     try:

@@ -13,7 +13,7 @@
 
 enum answer {
     SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
-    INVALID_CONTEXT = 201,
+    INVALID_CONTEXT = 201, NOT_SUPPORTED = 801,
 };
 
 enum { CONTEXTS = 64, CONTEXT_MIB = 300, MIB = 1 << 20 };
@@ -116,6 +116,7 @@ static const struct {
     {NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 
@@ -413,3 +414,7 @@ CALL(cuMemFree_v2, (address_t address), release(address))
 CALL(cuMemcpyHtoD_v2, (address_t to, const void *from, size_t size), copy((void *)to, from, to, size))
 CALL(cuMemcpyDtoH_v2, (void *to, address_t from, size_t size), copy(to, (void *)from, from, size))
 CALL(cuMemsetD32_v2, (address_t address, unsigned value, size_t count), fill(address, value, count))
+
+/* Numba wants it to be there, and lists no device without. */
+CALL(cuIpcOpenMemHandle_v2, (address_t *address, const void *handle, unsigned flags),
+     address && handle && !flags ? NOT_SUPPORTED : INVALID_VALUE)

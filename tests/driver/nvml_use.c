@@ -7,7 +7,7 @@ static const unsigned long long MIB = 1 << 20, NOT_AVAILABLE = ~0ull;
 struct listing {
     enum kind kind;
     unsigned count;
-    struct process processes[4 * PROCESSES];
+    struct process processes[2 * PROCESSES];
 };
 
 static void add_process(void *to, struct process process) {
@@ -23,7 +23,8 @@ static const struct listing *list(const struct device *device, enum kind kind) {
     static struct listing listing;  /* the caller holds the lock */
     listing.kind = kind;
     listing.count = 0;
-    for (int i = 0; i < device->processes_count; i++) add_process(&listing, device->processes[i]);
+    const struct process *first = &machine->processes[device->first_process];
+    for (int i = 0; i < device->processes_count; i++) add_process(&listing, first[i]);
     if (kind == COMPUTE) each_context(device->uuid, add_process, &listing);
     return &listing;
 }

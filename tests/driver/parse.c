@@ -93,6 +93,7 @@ static void open_device(struct device *device, int memory_mib) {
     device->there = true;
     device->memory_mib = memory_mib;
     device->gpu_instance = device->compute_instance = NONE;
+    device->first_process = now.scenario->processes_count;
     now.device = device;
 }
 
@@ -134,9 +135,10 @@ static void read_capability(char *rest) {
 }
 
 static void read_process(enum kind kind, char *rest) {
-    struct device *device = now.device;
-    if (device->processes_count == PROCESSES) wrong("more than %d processes", PROCESSES);
-    struct process *process = &device->processes[device->processes_count++];
+    struct scenario *scenario = now.scenario;
+    if (scenario->processes_count == PROCESSES) wrong("more than %d processes", PROCESSES);
+    struct process *process = &scenario->processes[scenario->processes_count++];
+    now.device->processes_count++;
     process->kind = kind;
     process->pid = to_number(needed_word(&rest, "the pid"), 1, INT_MAX);
     char *mib = needed_word(&rest, "the memory in MiB"), *last = next_word(&rest);

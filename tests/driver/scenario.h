@@ -7,8 +7,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* Fixed sizes: nothing is allocated, so nothing can leak however often the file changes. */
-enum { GPUS = 16, SLOTS = 8, PROCESSES = 64, RULES = 64, TEXT = 96, NAME = 80, PATH = 4096 };
+/* Fixed sizes: nothing is allocated, so nothing can leak however often the file changes. PROCESSES: of all devices. */
+enum { GPUS = 64, SLOTS = 8, PROCESSES = 2048, RULES = 64, TEXT = 96, NAME = 80, PATH = 4096 };
 
 enum { NONE = -1 };                                /* "not reported" */
 enum kind { COMPUTE, GRAPHICS, MPS, KINDS };
@@ -29,8 +29,7 @@ struct device {
     char name[TEXT], uuid[TEXT];
     int memory_mib, reserved_mib, used_mib;        /* memory NONE: no memory readings */
     int gpu_instance, compute_instance;
-    int processes_count;
-    struct process processes[PROCESSES];
+    int first_process, processes_count;            /* of the scenario's */
 };
 
 struct gpu {
@@ -62,9 +61,10 @@ struct rule {
 struct scenario {
     char driver[TEXT], contexts[PATH];
     int cuda, count;                               /* count NONE: as many as described */
-    int gpus_count, rules_count;
+    int gpus_count, rules_count, processes_count;
     struct gpu gpus[GPUS];
     struct rule rules[RULES];
+    struct process processes[PROCESSES];           /* each device's in a row */
 };
 
 /* The machine as it is now, NULL where none is described. Only between enter_call and leave_call. */

@@ -1,0 +1,188 @@
+"""What a framework's answer comes to: tables of plain values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reserve_gpu.device import Device
+from reserve_gpu.probes import EXPECTED as COMPUTED
+from reserve_gpu.verdict import EXPECTED, Answer, Place, Seen, answer, is_same, judge
+
+ONE, OTHER = (f"{digit * 8}-aaaa-4aaa-8aaa-aaaaaaaaaaaa" for digit in "12")
+BUS_ONE, BUS_OTHER = "0000:03:00.0", "0000:04:00.0"
+GPU1 = Device(1, f"GPU-{ONE}", bus_id=BUS_ONE)
+GPU2 = Device(2, f"GPU-{OTHER}", bus_id=BUS_OTHER)
+PART = Device(1, f"MIG-{OTHER}", bus_id=BUS_ONE, instance=0, gpu_uuid=f"GPU-{ONE}")
+OLD_PART = Device(1, f"MIG-GPU-{ONE}/1/0", bus_id=BUS_ONE, instance=0, gpu_uuid=f"GPU-{ONE}")
+
+SEEN = [
+    (Seen(ONE, BUS_ONE), GPU1, True),
+    (Seen(OTHER, BUS_ONE), GPU1, False),
+    (Seen(ONE, BUS_ONE, own=ONE.upper()), GPU1, True),
+    (Seen(ONE, BUS_ONE, own=f"GPU-{ONE}"), GPU1, True),
+    (Seen(ONE, BUS_ONE, own="0000:03:00.0"), GPU1, True),
+    (Seen(ONE, BUS_ONE, own="00000000:03:00.0"), GPU1, True),
+    (Seen(ONE, BUS_ONE, own=BUS_OTHER), GPU1, False),
+    (Seen(ONE, BUS_ONE, own=OTHER), GPU1, False),
+    (Seen(None, BUS_ONE), GPU1, True),
+    (Seen(None, BUS_OTHER), GPU1, False),
+    (Seen(None, None, own=BUS_ONE), GPU1, True),
+    (Seen(), GPU1, False),
+    (Seen("", ""), Device(0, ""), False),
+    (Seen(OTHER, BUS_ONE), PART, True),
+    (Seen(OTHER, BUS_ONE, own=f"MIG-{OTHER}"), PART, True),
+    (Seen(OTHER, BUS_ONE, own=ONE), PART, True),
+    (Seen(ONE, BUS_ONE), PART, False),
+    (Seen(ONE, BUS_ONE), OLD_PART, True),
+    (Seen(OTHER, BUS_ONE), OLD_PART, False),
+]
+
+
+@pytest.mark.parametrize(("seen", "device", "expected"), SEEN)
+def test_is_same(seen: Seen, device: Device, *, expected: bool) -> None:
+    """A device is the reserved one if all that is known of it says so, and something does."""
+    assert is_same(seen, device) is expected
+
+
+def done(**fields: Any) -> Answer:
+    """The answer of a framework with which all is well, but for these fields."""
+    well = {
+        "version": "1.0",
+        "build": "12.4",
+        "is_imported": True,
+        "visible": "1",
+        "devices": (Seen(ONE, BUS_ONE),),
+        "results": (EXPECTED,),
+        "is_tried": True,
+        "is_done": True,
+    }
+    return Answer(**{**well, **fields})
+
+
+DRIVER = done(version="12.2", build="")
+NOTHING = {"devices": (), "results": (), "is_tried": False}
+NO_DEVICE = "RuntimeError: cuInit answers 100 CUDA_ERROR_NO_DEVICE: no CUDA-capable device"
+NO_DRIVER = Answer(error="OSError: libcuda.so.1: cannot open", is_done=True)
+BOTH = (Seen(ONE, BUS_ONE), Seen(OTHER, BUS_OTHER))
+HELD = Place(reserved=(GPU1,), visible="1", expected="1", driver=DRIVER)
+UNHELD = Place(visible="1", driver=DRIVER)
+
+VERDICTS = [
+    (done(), HELD, "fits", ""),
+    (done(devices=BOTH, results=(EXPECTED,) * 2), HELD.replace(reserved=(GPU1, GPU2)), "fits", ""),
+    (
+        done(devices=BOTH[::-1], results=(EXPECTED,) * 2),
+        HELD.replace(reserved=(GPU1, GPU2)),
+        "other devices",
+        "the reserved ones in another order",
+    ),
+    (done(), HELD.replace(reserved=(GPU1, GPU2)), "other devices", "not all that are reserved"),
+    (done(devices=BOTH, is_tried=False), HELD, "other devices", ""),
+    (done(devices=(Seen(),)), HELD, "other devices", ""),
+    (
+        done(devices=BOTH[1:], visible="2"),
+        HELD.replace(visible="2"),
+        "other devices",
+        "CUDA_VISIBLE_DEVICES was set to '2' since; reserve again",
+    ),
+    (
+        done(devices=BOTH[1:], visible=None),
+        HELD.replace(visible=None),
+        "other devices",
+        "CUDA_VISIBLE_DEVICES was unset since; reserve again",
+    ),
+    (
+        done(devices=BOTH[1:], visible="2"),
+        HELD,
+        "other devices",
+        "importing it sets CUDA_VISIBLE_DEVICES to '2'",
+    ),
+    (done(is_tried=False, results=()), UNHELD, "unreserved", ""),
+    (done(devices=BOTH), UNHELD, "other devices", ""),
+    (done(build=None, **NOTHING), HELD, "no device", "a CPU build; install the one for CUDA"),
+    (
+        done(**NOTHING, visible=""),
+        HELD,
+        "no device",
+        "importing it sets CUDA_VISIBLE_DEVICES to ''",
+    ),
+    (
+        done(**NOTHING, visible=""),
+        Place(visible="", driver=done(**NOTHING, error=NO_DEVICE)),
+        "no device",
+        "CUDA_VISIBLE_DEVICES is empty",
+    ),
+    (
+        done(**NOTHING, visible="9"),
+        Place(visible="9", driver=done(**NOTHING, error=NO_DEVICE)),
+        "no device",
+        "CUDA_VISIBLE_DEVICES='9' names no device here",
+    ),
+    (
+        done(**NOTHING),
+        HELD.replace(driver=done(**NOTHING, error="RuntimeError: cuInit answers 803 X")),
+        "no device",
+        "RuntimeError: cuInit answers 803 X",
+    ),
+    (
+        done(build="13.0", **NOTHING),
+        HELD,
+        "no device",
+        "the driver is too old: it knows CUDA 12.2, this build is for 13.0",
+    ),
+    (done(build="12.9", **NOTHING, error="E: no"), HELD, "no device", "E: no"),
+    (done(build="", **NOTHING, stderr="W no"), HELD, "no device", "W no"),
+    (done(**NOTHING), HELD, "no device", "it gives no reason"),
+    (done(**NOTHING), HELD.replace(driver=NO_DRIVER), "no device", "no NVIDIA driver can be used"),
+    (NO_DRIVER, HELD.replace(driver=NO_DRIVER), "no device", "libcuda.so.1: cannot open"),
+    (Answer(error="ImportError: x", is_done=True), HELD, "fails", "ImportError: x"),
+    (done(error="E: memory", doing="computing"), HELD, "fails", "E: memory (while computing)"),
+    (done(results=(1.0,)), HELD, "fails", "computes wrongly: 1.0 instead of 328350.0"),
+    (done(results=(float("nan"),)), HELD, "fails", "computes wrongly: nan"),
+    (done(results=()), HELD, "fails", "computes wrongly: None"),
+    (done(is_done=False, code=None, limit_s=9.0), HELD, "fails", "no answer within 9 s"),
+    (done(is_done=False, code=-11, stderr="bad"), HELD, "fails", "crashed (SIGSEGV) while"),
+    (done(is_done=False, code=-200), HELD, "fails", "crashed (signal 200)"),
+    (done(is_done=False, code=7), HELD, "fails", "ended with exit code 7"),
+]
+
+
+@pytest.mark.parametrize(("found", "place", "state", "reason"), VERDICTS)
+def test_judge(found: Answer, place: Place, state: str, reason: str) -> None:
+    """Each answer has its verdict, and what does not fit its likeliest cause."""
+    row = judge("X", found, place)
+    assert row.state == state
+    assert row.reason.startswith(reason) if state == "fails" else reason in row.reason
+    assert bool(reason) == bool(row.reason)
+
+
+def test_what_is_seen_has_its_name() -> None:
+    """Known devices go by their label, others by what they say of themselves, shown safely."""
+    strangers = (*BOTH, Seen(own="\x1b[31m<b>" + "x" * 100))
+    row = judge("X", done(devices=strangers), HELD.replace(known=(GPU2,)))
+    assert row.sees[:2] == ("GPU1", "GPU2")
+    assert "\x1b" not in row.sees[2]
+    assert len(row.sees[2]) == 40
+    assert row.uuids == (GPU1.uuid, GPU2.uuid, None)
+
+
+RUBBISH: list[dict[str, Any]] = [
+    {},
+    {"version": 3, "build": [], "devices": 7, "results": "abc", "error": {}, "is_done": "yes"},
+    {"devices": [3, None, {"uuid": 4}], "results": [None, {}, "x"], "is_done": True},
+    {"is_imported": 1, "is_tried": "x", "visible": 0, "doing": None, "results": 5},
+]
+
+
+@pytest.mark.parametrize("said", RUBBISH)
+def test_rubbish_is_no_answer(said: dict[str, Any]) -> None:
+    """What is not of the right type is taken for not said, and nothing fits by it."""
+    found = answer(said, 0, "\n", 1.0)
+    assert judge("X", found, HELD).state not in ("fits", "unreserved")
+
+
+def test_the_same_sum() -> None:
+    """What the children compute is what the verdict expects."""
+    assert COMPUTED == EXPECTED
