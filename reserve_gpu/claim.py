@@ -6,13 +6,14 @@ A look before the lock proves nothing, as somebody else may take the device in b
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
-from reserve_gpu import choosing, line, processes, records, report
+from reserve_gpu import choosing, processes, report
 from reserve_gpu.bindings import DeviceError
 from reserve_gpu.device import Device, Fault, Holder, Refusal, State
 from reserve_gpu.errors import LockError
-from reserve_gpu.locks import file_name
+from reserve_gpu.locks import TICKET, file_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,10 +47,11 @@ class Claim:
         self._held = held
         self._idle_mib = idle_mib
         self.ticket: Ticket | None = None
-        self.begin()
+        # By label, what was last said of its use: in which case, and when by time.monotonic().
+        self._uses: dict[str, tuple[tuple[str, str] | None, float, str]] = {}
+        self._begin()
 
-    def begin(self) -> None:
-        """Forget what earlier attempts have found."""
+    def _begin(self) -> None:
         self.locks: dict[str, Lock] = {}  # by UUID
         self.devices: list[Device] = []
         self.refusals: list[Refusal] = []
@@ -58,15 +60,20 @@ class Claim:
         self._considered: dict[str, Device] = {}  # by label
         self._crowd: dict[str, tuple[bool, float]] = {}  # by UUID: in use?, MiB in use
 
-    def take(self, candidates: Sequence[Device | Fault]) -> bool:
+    def take(
+        self, candidates: Sequence[Device | Fault], deadline: float, *, afresh: bool = False
+    ) -> bool:
         """Take as many of the candidates as were asked for, the first or the best; or none.
 
-        Done under the mutex, so that two who want several can't make each other fail. Adds to the
-        refusals of earlier attempts, until `begin` forgets them.
+        Done under the mutex, so that two who want several can't make each other fail.
+        deadline: when to give up on the mutex, by time.monotonic(), in seconds.
+        afresh: forget what earlier attempts have found, else this adds to it.
         """
         me = processes.me(self.request.note)
-        with self._directory.mutex():
-            self.ahead = line.ahead(self._directory, self.ticket)
+        with self._directory.mutex(until=deadline):
+            if afresh:
+                self._begin()
+            self.ahead = self._tickets_ahead()
             for one in candidates:
                 self._try(one)
                 if choosing.first_will_do(self.request) and self.devices:
@@ -79,19 +86,51 @@ class Claim:
         self.refusals = [self._told(refusal) for refusal in self.refusals]
         return False
 
+    def _tickets_ahead(self) -> list[Ticket]:
+        """Who waits, before this process if it does so too: most of the time nobody."""
+        if not any(name.endswith(TICKET) for name in self._directory.names()):
+            return []
+        from reserve_gpu import line
+
+        return line.ahead(self._directory, self.ticket)
+
     def usable(self) -> list[str]:
         """The UUIDs of the devices considered that would do, were they free."""
         unfit = {refusal.label for refusal in self.refusals if refusal.state == "unfit"}
         return [d.uuid for label, d in self._considered.items() if label not in unfit]
 
-    def explain(self) -> None:
-        """Name the processes on busy devices: asked only now, as it is slow and often needless."""
-        self.refusals = [
-            r.replace(reason=self._use(self._considered[r.label], r.state, r.reason))
-            if r.state in ("busy", "unknown")
-            else r
+    def is_above(self) -> bool:
+        """Whether all that would do is reserved by a process that this one was started from."""
+        holders = [refusal.holder for refusal in self.refusals if refusal.state != "unfit"]
+        if not holders or not all(holder and holder.seen for holder in holders):
+            return False
+        above = processes.ancestors()
+        return all(holder and holder.pid in above for holder in holders)
+
+    def is_hopeless(self) -> bool:
+        """Whether all that would do is still reserved, as far as one look at the locks can tell.
+
+        Cheap: it reads the kernel's list of locks, and asks neither the driver nor for the mutex.
+        """
+        fit = [refusal for refusal in self.refusals if refusal.state != "unfit"]
+        if not all(refusal.state == State.RESERVED for refusal in fit):
+            return False
+        if not fit or not processes.sees_all_locks():
+            return False
+        uuids = [self._considered[refusal.label].uuid for refusal in fit]
+        files = [(file_name(uuid), file_name(uuid, shared=True)) for uuid in uuids]
+        locked = self._directory.locked(name for pair in files for name in pair)
+        return all(locked.intersection(pair) for pair in files)
+
+    def explained(self, every_s: float = 0.0) -> tuple[Refusal, ...]:
+        """The refusals with what uses the devices: slow and often needless, so not asked before.
+
+        every_s: of a device that is refused as before it is not asked again before so long.
+        """
+        return tuple(
+            self._explained(r, every_s) if r.state in ("busy", "unknown", "awaited") else r
             for r in self.refusals
-        ]
+        )
 
     def undo(self) -> None:
         """Let go of all that was not held before."""
@@ -118,9 +157,9 @@ class Claim:
         """Let go of all that is neither chosen nor was held before."""
         for device in self.devices:
             if device not in chosen:
-                lock = self.locks.pop(device.uuid)
+                lock = self.locks.pop(device.uuid, None)  # none where this was interrupted
                 self.warnings.pop(device.uuid, None)
-                if device.uuid not in self._held:
+                if lock and device.uuid not in self._held:
                     lock.release()
         self.devices = [device for device in self.devices if device in chosen]
 
@@ -150,23 +189,14 @@ class Claim:
 
     def _lock(self, device: Device) -> None:
         """Take the device's lock, then look at the device, and keep the lock only if it will do."""
-        own, shared = file_name(device.uuid), file_name(device.uuid, shared=True)
-        holder = self._directory.holder(shared)
-        if self.request.share:
-            holder = self._directory.holder(own) or holder
-            lock = self._directory.acquire(shared, shared=True)
-        else:
-            lock = holder or self._directory.acquire(own)
+        share = self.request.share
+        sharing = self._sharer(device) if share else None  # before this process is one of them
+        lock = self._directory.acquire(file_name(device.uuid, shared=share), shared=share)
         if isinstance(lock, Holder):
             self._refuse(device, "reserved", "", "share", lock)
             return
-        waiting = next((t for t in self.ahead if device.uuid in t.wants), None)
-        if waiting and not self.request.share:
-            lock.release()
-            self._refuse(device, "awaited", "", "wait", waiting.holder)
-            return
         try:
-            if self._will_do(device, holder):
+            if self._may_be_kept(device, sharing):
                 self._keep(device, lock)
                 return
         except BaseException:
@@ -174,7 +204,29 @@ class Claim:
             raise
         lock.release()
 
-    def _will_do(self, device: Device, holder: Holder | None) -> bool:
+    def _may_be_kept(self, device: Device, sharing: Holder | None) -> bool:
+        """Whether the device, now locked, will do for all that others have or await of it."""
+        waiting = next((t for t in self.ahead if device.uuid in t.wants), None)
+        if self.request.share:
+            holder = self._directory.holder(file_name(device.uuid)) or sharing
+            return self._will_do(device, holder, waiting)
+        if holder := self._sharer(device):
+            self._refuse(device, "reserved", "", "share", holder)
+            return False
+        if waiting:
+            self._refuse(device, "awaited", "", "wait", waiting.holder)
+            return False
+        return self._will_do(device, None, None)
+
+    def _sharer(self, device: Device) -> Holder | None:
+        """Who shares the device, other than this process."""
+        name = file_name(device.uuid, shared=True)
+        if device.uuid not in self._held or not processes.sees_all_locks():
+            return self._directory.holder(name)
+        others = [pid for pid in self._directory.pids(name) if pid != os.getpid()]
+        return Holder(pid=others[0], seen=True) if others else None
+
+    def _will_do(self, device: Device, holder: Holder | None, waiting: Ticket | None) -> bool:
         """Whether the device is idle, or in use and wanted all the same; else note why not."""
         try:
             usage = self._nvml.usage(device)
@@ -185,11 +237,13 @@ class Claim:
         idle = state == State.IDLE
         self._crowd[device.uuid] = (not idle or holder is not None, choosing.used_mib(usage))
         if idle and not holder:
-            return True
+            if waiting:  # to share is no way past those who wait for what nobody has
+                self._refuse(device, "awaited", "", "wait", waiting.holder)
+            return not waiting
         is_wanted = self.request.devices or (self.request.share and state == State.BUSY) or idle
         if is_wanted and choosing.usable(usage):
             uses = [] if idle else [self._use(device, state, reason)]
-            uses += [self._held_by(holder)] if holder else []
+            uses += [self._held_by(processes.with_user(holder))] if holder else []
             asked = "You share" if self.request.share else "You asked for"
             self.warnings[device.uuid] = f"{asked} {device.label}: it is {'; '.join(uses)}"
             return True
@@ -206,11 +260,31 @@ class Claim:
     ) -> None:
         self.refusals.append(Refusal(device.label, state, reason, way, holder))
 
+    def _explained(self, refusal: Refusal, every_s: float) -> Refusal:
+        is_awaited = refusal.state == "awaited"
+        case = refusal.state, "" if is_awaited else refusal.reason  # that one counts seconds
+        known, asked, use = self._uses.get(refusal.label, (None, 0.0, ""))
+        if case != known or time.monotonic() - asked >= every_s:
+            device = self._considered[refusal.label]
+            use = self._other_use(device) if is_awaited else self._use(device, *case)
+            self._uses[refusal.label] = case, time.monotonic(), use
+        both = [use, refusal.reason] if is_awaited else [use]
+        return refusal.replace(reason="; ".join(filter(None, both)))
+
+    def _other_use(self, device: Device) -> str:
+        """What uses a device that was not looked at, as others wait for it; empty if idle."""
+        try:
+            state, reason = choosing.judge(self._nvml.usage(device), self._idle_mib)
+        except DeviceError as error:
+            return f"can't be read: {error}"
+        return "" if state == State.IDLE else self._use(device, state, reason)
+
     def _told(self, refusal: Refusal) -> Refusal:
         """The refusal with its holder in words: to look up a user may take long, so not before."""
         if not refusal.holder or refusal.reason:
             return refusal
-        return refusal.replace(reason=self._held_by(refusal.holder, refusal.state))
+        holder = processes.with_user(refusal.holder)
+        return refusal.replace(reason=self._held_by(holder, refusal.state), holder=holder)
 
     def _use(self, device: Device, state: str, reason: str) -> str:
         if state != "busy":
@@ -221,7 +295,4 @@ class Claim:
         return report.busy(reason, found)
 
     def _held_by(self, holder: Holder, what: str = "reserved") -> str:
-        text = report.holder(records.with_user(holder), what)
-        if holder.seen and holder.pid == os.getppid():
-            return f"{text}; that is this process's parent, whose CUDA_VISIBLE_DEVICES it has"
-        return text
+        return report.holder(holder, what)

@@ -231,7 +231,7 @@ def test_a_forked_child_that_reserves_is_told_who_holds_it(machine: Machine) -> 
     with machine.child() as holder:
         holder.reserve("0")
         told = in_fork(holder, "reserve_gpu.reserve()")
-        assert told.startswith("NoFreeDeviceError")
+        assert told.startswith("ReservedAboveError")
         assert f"pid {holder.pid}" in told
         assert holder.visible() == "0"
 
@@ -362,6 +362,18 @@ def test_a_fork_in_one_thread_while_another_reserves(machine: Machine) -> None:
     assert answers.error is None, answers
     while_held = [answer for answer in answers.value if answer != "'GPU1'"]  # GPU0 was the fence
     assert all(a.startswith("RequestError: GPU1 is outside") for a in while_held), while_held
+
+
+def test_what_is_released_during_a_fork_is_free(machine: Machine) -> None:
+    """A child that has not yet closed what its parent held does not keep it reserved."""
+    with machine.child() as child:
+        child.run("import time; os.register_at_fork(after_in_child=lambda: time.sleep(0.05))")
+        assert child.reserve().value == "0"
+        child.run(
+            "pid = os.fork()\nif not pid: os._exit(0)\nreserve_gpu.release()\n"
+            "again = reserve_gpu.reserve().devices[0].label\nos.waitpid(pid, 0)"
+        )
+        assert child.run("again").value == "GPU0"
 
 
 START_CUDA = "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)"

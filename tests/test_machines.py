@@ -114,7 +114,7 @@ def test_a_listed_pid_is_not_looked_up_in_a_container(machine: Machine) -> None:
         (busy,) = [t for t in child.reserve("count=2").text.splitlines() if "GPU1" in t][:1]
         (named,) = (t for t in child.run(WARNINGS.format("1")).value if "GPU1" in t)
     for line in (busy, named):
-        assert "pid 1 " in line
+        assert "pid 1, 3.4 GiB" in line
         assert "python" not in line
         assert "root" not in line
 
@@ -494,7 +494,7 @@ def test_drivers_that_get_a_struct_wrong(machine: Machine) -> None:
     """Processes are listed by the second query; drivers 535.43 to 535.98 break the third one."""
     machine.write("gpu\n  graphics 1100 350\n  compute 4321 3500\n  mps 777 100")
     with machine.child() as child:
-        assert "pid 4321 3.4 GiB" in child.reserve().text
+        assert "pid 4321, 3.4 GiB" in child.reserve().text
     functions = {call.split()[0] for call in machine.calls()}
     assert "nvmlDeviceGetComputeRunningProcesses_v2" in functions
     assert "nvmlDeviceGetGraphicsRunningProcesses_v2" in functions
@@ -614,7 +614,7 @@ import json, reserve_gpu
 answers = []
 for cell in ("%load_ext reserve_gpu", "%reserve_gpu?", "%reserve_gpu", "%reserve_gpu 0 --share",
              "%reserve_gpu --optional", "%reserve_gpu --release", "%reserve_gpu --status",
-             "%reserve_gpu --status --json", "%unload_ext reserve_gpu",
+             "%reserve_gpu --status --json", "%reserve_gpu --check", "%unload_ext reserve_gpu",
              "import reserve_gpu; reserve_gpu.reserve()", "reserve_gpu.current()",
              "reserve_gpu.release()"):
     result = shell.run_cell(cell)
@@ -655,6 +655,8 @@ def test_other_systems(machine: Machine, system: str, *, has_driver: bool) -> No
             assert "\n" not in text
             assert "Linux" in text, (cell, text)
             assert "WSL2" in text
+        elif "--check" in cell:
+            assert (error, "Linux or WSL2" in text) == ("UsageError", True), (cell, error, text)
         else:
             assert error is None, (cell, error, text)
 

@@ -553,7 +553,7 @@ def test_arguments_of_the_wrong_type(machine: Machine, argument: str) -> None:
 
 
 def test_the_parent_is_named_as_such(machine: Machine) -> None:
-    """A child made by spawn whose parent holds the GPU is told that its parent does."""
+    """A child made by spawn whose parent holds the GPU is told so, and keeps the variables."""
     script = machine.folder / "script.py"
     script.write_text(
         "import multiprocessing, reserve_gpu\n"
@@ -566,4 +566,30 @@ def test_the_parent_is_named_as_such(machine: Machine) -> None:
         "    child.start(); child.join()\n"
     )
     done = machine.command(sys.executable, str(script))
-    assert "this process's parent" in done.stdout, done
+    assert "GPU0 is reserved already, for all that the holder has started" in done.stdout, done
+    assert "CUDA_VISIBLE_DEVICES = '0'" in done.stdout
+
+
+def test_who_shares_a_device_alone_can_have_it_alone(machine: Machine) -> None:
+    """A process is no obstacle to itself; another one that shares the device is, and is named."""
+    with machine.child() as child, machine.child() as other:
+        child.reserve("1, share=True")
+        other.reserve("1, share=True")
+        refused = child.reserve("1")
+        assert refused.error == "NoFreeDeviceError"
+        assert f"pid {other.pid}" in refused.text
+        other.run("reserve_gpu.release()")
+        assert child.reserve("1").value == "1"
+        assert other.reserve("1").error == "NoFreeDeviceError"
+        child.run("reserve_gpu.release()")
+        assert other.reserve("1").value == "1"
+
+
+def test_who_shares_says_again_who_it_is(machine: Machine) -> None:
+    """What another sharer wrote over is written again when the cell is run again."""
+    with machine.child() as child, machine.child() as other:
+        child.reserve("1, share=True, note='mine'")
+        other.reserve("1, share=True, note='theirs'")
+        other.run("reserve_gpu.release()")
+        child.reserve("1, share=True")
+        assert child.run("reserve_gpu.status().rows[1].holders[0].note").value == "mine"

@@ -97,14 +97,16 @@ class Waiter:
     It waits for so long that it never gives up in a test that passes.
     """
 
-    def __init__(self, machine: Machine, child: Child, arguments: str = "") -> None:
+    def __init__(
+        self, machine: Machine, child: Child, arguments: str = "", limit_s: float = WAIT_S
+    ) -> None:
         self.child, self.pid = child, child.pid
         self._answer: Answer | None = None
         self._looks = machine.folder / f"looks of {child.pid}"
         child.run(f"looks = open({str(self._looks)!r}, 'w')")
         child.run("def look(wait): print(wait.place, file=looks, flush=True)")
         child.send(
-            f"reserve_gpu.reserve({arguments or None}, wait={WAIT_S}, progress=look)"
+            f"reserve_gpu.reserve({arguments or None}, wait={limit_s}, progress=look)"
             ".environ['CUDA_VISIBLE_DEVICES']"
         )
         wait_for(lambda: self.pid in line(machine))
@@ -236,7 +238,7 @@ def test_no_waiting_for_what_others_cannot_use(
         assert line(machine) == [first.pid]
 
 
-@pytest.mark.parametrize("arguments", ["", "'0'"])
+@pytest.mark.parametrize("arguments", ["", "'0'", "share=True", "'0', share=True"])
 def test_who_does_not_wait_does_not_overtake(one: Machine, arguments: str) -> None:
     """A free GPU that somebody waits for is refused to who does not, with that one's name."""
     with one.child() as holder, one.child() as child, one.child() as other:
@@ -249,6 +251,21 @@ def test_who_does_not_wait_does_not_overtake(one: Machine, arguments: str) -> No
         assert re.search(rf"GPU0: awaited by .*pid {waiter.pid}\).*the thesis", refused.text)
         assert "--wait" in refused.text
         assert other.visible() == ""
+        assert waiter.answer().value == "0"
+
+
+def test_who_waits_behind_others_is_told_who_uses_a_gpu(one: Machine) -> None:
+    """A GPU that others wait for as well is shown with what runs on it, not with them alone."""
+    one.write(BUSY)
+    with one.child() as child, one.child() as other:
+        waiter = Waiter(one, child)
+        waiter.look_again()
+        for arguments in ("", "wait=0.3"):
+            refused = other.reserve(arguments)
+            assert re.search(
+                rf"GPU0: busy, pid 4321, 3\.4 GiB; awaited by .*pid {waiter.pid}\)", refused.text
+            )
+        one.write(ONE)
         assert waiter.answer().value == "0"
 
 
@@ -278,8 +295,7 @@ def test_a_killed_waiter_leaves_no_trace(one: Machine) -> None:
         assert line(one) == [killed.pid, waiter.pid]
         a.kill()
         assert line(one) == [waiter.pid]
-        waiter.look_again()
-        assert waiter.looks()[-1] == "1"
+        wait_for(lambda: waiter.looks()[-1] == "1")
         holder.run("reserve_gpu.release()")
         assert waiter.answer().value == "0"
 
@@ -300,10 +316,21 @@ def test_interrupt(two: Machine, held: str) -> None:
         assert other.reserve("'0'" if held else "count=2").value == ("0" if held else "0,1")
 
 
+def test_interrupt_while_the_driver_starts(one: Machine) -> None:
+    """Ctrl-C ends a wait with no GPU visible also where it has not even begun."""
+    one.add("delay nvmlInitWithFlags * 60")
+    with one.child() as child:
+        child.send("reserve_gpu.reserve(wait=True)")
+        wait_for(one.calls)
+        os.kill(child.pid, signal.SIGINT)
+        assert child.answer().error == "KeyboardInterrupt"
+        assert child.visible() == ""
+
+
 # Interrupts a wait in each of our calls in turn, where a signal would too: as the call returns.
 IN_EVERY_CALL = """
 import glob
-from reserve_gpu import line, locks
+from reserve_gpu import descriptors, line
 
 def interrupted(at):
     calls = []
@@ -336,8 +363,8 @@ def leaks():
         _, error = interrupted(call)
         if not isinstance(error, KeyboardInterrupt) or locked():
             bad.append([call, repr(error), locked()])
-        for descriptor in list(locks._descriptors):
-            locks._close(descriptor)
+        for descriptor in list(descriptors._known):
+            descriptors.close(descriptor)
         reserve_gpu.release()
     return len(calls), bad
 """
@@ -364,25 +391,73 @@ future.result()
 
 
 @pytest.mark.parametrize(
-    ("code", "limit"),
+    ("code", "limit", "said"),
     [
-        ("reserve_gpu.reserve(wait={})", "0"),
-        ("reserve_gpu.reserve(wait={})", "'0.3s'"),
-        ("reserve_gpu.reserve(wait={})", "0.1 + 0.2"),
-        (IN_A_THREAD, "0.3"),
+        ("reserve_gpu.reserve(wait={})", "0", ""),
+        ("reserve_gpu.reserve(wait={})", "'0.3s'", "Waited for 0.3 s. "),
+        ("reserve_gpu.reserve(wait={})", "0.1 + 0.2", "Waited for 0.3 s. "),
+        ("reserve_gpu.reserve(wait={})", "1.5", "Waited for 1 s. "),
+        (IN_A_THREAD, "0.3", "Waited for 0.3 s. "),
     ],
-    ids=["none", "text", "number", "thread"],
+    ids=["none", "text", "number", "seconds", "thread"],
 )
-def test_limit(one: Machine, code: str, limit: str) -> None:
-    """A wait that runs out fails closed, out of the line, and says who has the GPU."""
+def test_limit(one: Machine, code: str, limit: str, said: str) -> None:
+    """A wait that runs out fails closed, out of the line, and says what can be done but to wait."""
     with one.child() as holder, one.child() as child:
         assert holder.reserve().value == "0"
         ended = child.run(code.format(limit))
         assert ended.error == "WaitTimeoutError", ended.text
-        assert "Waited for" in ended.text
+        assert ended.text.startswith(f"{said}No free GPU devices: 1 of 1 is in use.\n")
         assert f"pid {holder.pid}" in ended.text
+        assert ("--wait" in ended.text) == (not said)
+        assert "hare one with %reserve_gpu 0 --share." in ended.text
         assert child.visible() == ""
         assert line(one) == []
+
+
+def test_limit_while_another_process_reserves(one: Machine) -> None:
+    """A wait ends in time also where another process keeps everybody from looking."""
+    with one.child() as holder, one.child() as child:
+        assert holder.reserve().value == "0"
+        waiter = Waiter(one, child, limit_s=1.5)
+        with stopped(one, waiter.pid):
+            holder.run("from reserve_gpu.locks import LockDirectory")
+            holder.run("mutex = LockDirectory().__enter__().mutex(); mutex.__enter__()")
+        ended = waiter.answer()  # far sooner than the 30 s that a mutex is otherwise waited for
+        assert ended.error == "WaitTimeoutError", ended.text
+        assert f"pid {holder.pid}" in ended.text
+        assert child.visible() == ""
+
+
+def test_a_thread_beside_one_that_waits(one: Machine) -> None:
+    """While one thread stands in line another is refused, at once or when its own limit ends."""
+    with one.child() as holder, one.child() as child:
+        assert holder.reserve().value == "0"
+        child.run("import time; from threading import Thread")
+        child.run("thread = Thread(target=reserve_gpu.reserve, kwargs={'wait': 60}, daemon=True)")
+        child.run("thread.start()")
+        wait_for(lambda: line(one))
+        for limit, least in (("None", 0.0), ("0.2", 0.2)):
+            child.run("start = time.monotonic()")
+            ended = child.run(f"reserve_gpu.reserve(wait={limit})")
+            assert ended.error == "NoFreeDeviceError"
+            assert "Another thread" in ended.text
+            assert child.run("time.monotonic() - start").value >= least
+            assert child.visible() == ""
+        holder.kill()
+        assert child.run("reserve_gpu.reserve(wait=30).devices[0].label").value == "GPU0"
+
+
+def test_a_ticket_that_somebody_deletes(one: Machine) -> None:
+    """A waiter whose ticket is deleted stands in line again."""
+    with one.child() as holder, one.child() as child:
+        assert holder.reserve().value == "0"
+        waiter = Waiter(one, child)
+        (ticket,) = tickets(one)
+        ticket.unlink()
+        wait_for(lambda: line(one) == [waiter.pid])
+        holder.kill()
+        assert waiter.answer().value == "0"
 
 
 @pytest.mark.parametrize(
@@ -623,12 +698,14 @@ def looks_of(machine: Machine, pid: int) -> int:
 
 
 @contextmanager
-def wait_in_ipython(machine: Machine, stdout: int) -> Iterator[subprocess.Popen[bytes]]:
+def wait_in_ipython(
+    machine: Machine, stdout: int, **extra: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """A terminal IPython that waits; killed at the end."""
     process = subprocess.Popen(
         [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "--ext=reserve_gpu",
          "-c", "%reserve_gpu --wait"],
-        env=machine.environ(), cwd=machine.folder, stdin=subprocess.DEVNULL, stdout=stdout,
+        env=machine.environ(**extra), cwd=machine.folder, stdin=subprocess.DEVNULL, stdout=stdout,
     )  # fmt: skip
     try:
         yield process
@@ -648,7 +725,7 @@ def test_a_log_gets_a_line_only_on_news(one: Machine) -> None:
         one.write(ONE)
         assert process.wait(LIMIT_S) == 0
     first, second, *last = output.read_text().splitlines()
-    assert re.match("Waiting for a GPU, next in line.*GPU0: 1 compute process", first)
+    assert re.match(r"Waiting for a GPU, next in line.*GPU0: busy, pid 4321, 3\.4 GiB$", first)
     assert re.match("Waiting for a GPU, next in line.*GPU0: can't be read", second)
     assert last[0].startswith("Reserving GPU0: ")
     assert not any(sign in output.read_text() for sign in "\r\x1b")
@@ -660,7 +737,7 @@ def test_a_terminal_shows_one_line_that_is_rewritten(one: Machine) -> None:
     terminal, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
     text = ""
-    with one.child() as holder, wait_in_ipython(one, end) as process:
+    with one.child() as holder, wait_in_ipython(one, end, TERM="vt100") as process:
         assert holder.reserve("note='a very long story'").value == "0"
         os.close(end)
         while part := read(terminal):
@@ -706,3 +783,15 @@ def test_where_the_limit_runs_out_only_optional_goes_on(
     assert "GPU0: busy" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert line(one) == []
+
+
+def test_what_a_waiter_cannot_look_at_it_does_not_keep(two: Machine) -> None:
+    """A waiter that fails to see who shares a GPU lets go of that GPU's own lock."""
+    with two.child() as holder, two.child() as child:
+        assert holder.reserve("count=2").value == "0,1"
+        (two.locks / f"{UUIDS[0]}.shared").unlink(missing_ok=True)
+        (two.locks / f"{UUIDS[0]}.shared").mkdir()
+        waiter = Waiter(two, child, "'0'")
+        holder.run("reserve_gpu.release()")
+        waiter.look_again()
+        assert not has_locked(two.locks / f"{UUIDS[0]}.lock", waiter.pid)
