@@ -1,82 +1,203 @@
-"""The one line that tells what this kernel waits for, and that is gone when the wait is over."""
+"""The one live display of a wait or a check, gone when that is over.
+
+What it says is said elsewhere; here is where it goes: to a notebook, a terminal, or a log. Only the
+functions that name IPython need it, so the command line shows the same without.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Any
-
-from IPython.core.getipython import get_ipython
+from contextlib import suppress
+from html import escape
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from reserve_gpu import report
+from reserve_gpu.device import Value
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from IPython.display import DisplayHandle
     from typing_extensions import Self
 
+    from reserve_gpu.checklist import Progress
     from reserve_gpu.device import Wait
 
-EVERY_S = 1.0  # a line that counts seconds need not change more often
+EVERY_S = 1.0  # what counts seconds need not change more often
 
 
 class Live:
-    """Shows a wait: replaced in place in a notebook and a terminal, else printed when it changes.
+    """Shows how things stand: replaced in place in a notebook and a terminal, else a line on news.
 
-    A context manager; at its end the line is taken away, where that can be done.
+    A context manager; at its end the display is taken away, where that can be done.
+    stream: where to show it; None for wherever this IPython shows what cells print.
     """
 
-    def __init__(self) -> None:
-        self._handle: DisplayHandle | None = None
-        self._last: Any = None
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._screen = _of_ipython() if stream is None else _of_stream(stream)
         self._due = 0.0
-        self._is_notebook = hasattr(get_ipython(), "kernel")
-        self._is_terminal = not self._is_notebook and sys.stdout.isatty()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._last is None:
-            return
-        if self._is_notebook:
-            self._display("")
-        elif self._is_terminal:
-            self._rewrite("")
+        self._screen.clear()
 
     def show(self, wait: Wait) -> None:
-        """Show how the wait stands, in place of what was shown before."""
-        news = wait.place, [(refusal.label, refusal.state) for refusal in wait.refusals]
-        if news == self._last and time.monotonic() < self._due:
-            return
-        is_news, self._last = news != self._last, news
-        self._due = time.monotonic() + EVERY_S
-        text = report.waiting(wait)
-        if self._is_notebook:
-            self._display(text)
-        elif self._is_terminal:
-            self._rewrite(text)
-        elif is_news:
-            print(text, flush=True)
+        """Show how a wait stands; news is another place in line, and another holder or state."""
+        if self._is_due():
+            news = [(r.label, r.state, r.holder and r.holder.pid) for r in wait.refusals]
+            brief = report.waiting_briefly(wait)
+            self._screen.show(Shown(report.waiting(wait), brief, (wait.place, news)))
 
-    def _display(self, text: str) -> None:
+    def show_check(self, progress: Progress) -> None:
+        """Show how a check stands; it takes seconds, not hours, so nothing of it is news to log."""
+        if self._is_due():
+            self._screen.show(Shown([str(progress)], str(progress)))
+
+    def _is_due(self) -> bool:
+        is_due = time.monotonic() >= self._due
+        if is_due:
+            self._due = time.monotonic() + EVERY_S
+        return is_due
+
+
+class Shown(Value):
+    """What is shown: lines, the first above the others; the same in one short row.
+
+    news: what of it is worth a line in a log where it changes, None for nothing.
+    """
+
+    lines: Sequence[str]
+    brief: str
+    news: Any = None
+
+
+class Screen(Protocol):
+    """Where things are shown."""
+
+    def show(self, shown: Shown) -> None:
+        """Show this in place of what was shown before, if that can be done."""
+
+    def clear(self) -> None:
+        """Take away what is shown."""
+
+
+class Terminal:
+    """One row that is rewritten."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._row = ""
+
+    def show(self, shown: Shown) -> None:
+        """Write the row anew, if it says something else now."""
+        from rich.cells import cell_len, set_cell_size  # some letters are two columns wide
+
+        columns = self._columns() - 1  # some terminals wrap in the last one
+        row = report.one_line(shown.lines)
+        if cell_len(row) > columns:
+            row = shown.brief
+        if cell_len(row) > columns:
+            row = f"{set_cell_size(row, max(0, columns - 3)).rstrip()}..."
+        self._write(row)
+
+    def clear(self) -> None:
+        """Leave an empty row."""
+        self._write("")
+
+    def _write(self, row: str) -> None:
+        if row != self._row:
+            self._row = row
+            _print(f"\r\x1b[K{row}", self._stream)
+
+    def _columns(self) -> int:
+        with suppress(OSError, ValueError):
+            if columns := os.get_terminal_size(self._stream.fileno()).columns:
+                return columns
+        return shutil.get_terminal_size().columns
+
+
+class Log:
+    """What can't be taken back: a line at the beginning, and one when there is news."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._news: Any = None
+
+    def show(self, shown: Shown) -> None:
+        """Write one line, if there is news."""
+        if shown.news != self._news:
+            self._news = shown.news
+            _print(f"{report.one_line(shown.lines)}\n", self._stream)
+
+    def clear(self) -> None:
+        """Leave everything: it is a log."""
+
+
+class Notebook:
+    """A display that the front end replaces in place; its last state is what is saved."""
+
+    def __init__(self) -> None:
+        self._handle: DisplayHandle | None = None
+        self._lines: Sequence[str] = ()
+
+    def show(self, shown: Shown) -> None:
+        """Replace the display, if it says something else now: what is sent may pile up unread."""
+        if (lines := shown.lines) != self._lines:
+            self._lines = lines
+            self._replace({"text/plain": "\n  ".join(lines), "text/html": _html(lines)})
+
+    def clear(self) -> None:
+        """Leave an empty display."""
+        if self._handle is not None:
+            self._replace({"text/plain": ""})
+
+    def _replace(self, data: dict[str, str]) -> None:
         from IPython.display import display
 
         if self._handle is None:
-            self._handle = display(_Line(text), display_id=True)  # type: ignore[no-untyped-call]
+            self._handle = display(data, raw=True, display_id=True)  # type: ignore[no-untyped-call]
         else:
-            self._handle.update(_Line(text))  # type: ignore[no-untyped-call]
-
-    def _rewrite(self, text: str) -> None:
-        columns = shutil.get_terminal_size().columns
-        print(f"\r\x1b[K{text[: columns - 1]}", end="", flush=True)
+            self._handle.update(data, raw=True)  # type: ignore[no-untyped-call]
 
 
-class _Line:
-    """A line of plain text for a notebook."""
+def _html(lines: Sequence[str]) -> str:
+    """In HTML, as JupyterLab breaks a long line of plain text in the midst of words."""
+    first, *others = map(escape, lines)
+    hanging = "padding-left:2.5em;text-indent:-1.5em"
+    rest = "".join(f"<div style='{hanging}'>{other}</div>" for other in others)
+    return f"<div style='padding-left:.5em'>{first}{rest}</div>"
 
-    def __init__(self, text: str) -> None:
-        self._text = text
 
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return {"text/plain": self._text}
+def _print(text: str, stream: TextIO) -> None:
+    with suppress(OSError):  # whoever read it has gone; the wait goes on
+        print(text, end="", file=stream, flush=True)
+
+
+def _of_stream(stream: TextIO) -> Screen:
+    """A terminal that can rewrite a row, else a log."""
+    is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+    return Terminal(stream) if is_terminal else Log(stream)
+
+
+def _of_ipython() -> Screen:
+    """A notebook in front of which somebody sits, else whatever cells print to."""
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    return Notebook() if hasattr(shell, "kernel") and _is_watched(shell) else _of_stream(sys.stdout)
+
+
+def _is_watched(shell: Any) -> bool:
+    """Whether the cell was run by a client that could answer a question.
+
+    Those that run notebooks unattended can't: nbclient (`jupyter execute`, `nbconvert --execute`,
+    papermill) and ipyparallel. What they keep of a display is its last state, or each of them.
+    https://jupyter-client.readthedocs.io/en/stable/messaging.html#execute
+    """
+    content = shell.get_parent().get("content", {})
+    return bool(content.get("allow_stdin"))

@@ -6,21 +6,43 @@ Only looks: it takes no device's lock, and what can't be read is a row that says
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import socket
+import time
 from typing import TYPE_CHECKING
 
-from reserve_gpu import choosing, line, processes, records, settings
+from reserve_gpu import choosing, cuda, line, processes, settings
 from reserve_gpu.bindings import DeviceError
-from reserve_gpu.device import Device, Fault, Holder, Row, State, Ticket
+from reserve_gpu.device import Device, Fault, Holder, Row, State, Ticket, Value
 from reserve_gpu.errors import LockError, MutexHeldError
-from reserve_gpu.locks import LockDirectory, file_name
+from reserve_gpu.holding import own
+from reserve_gpu.locks import MUTEX, LockDirectory, file_name
 from reserve_gpu.nvml import Nvml
 from reserve_gpu.table import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from reserve_gpu.device import Process, Usage
 
 MUTEX_LIMIT_S = 0.5
+# Where processes can't be seen: with less in use than this there is none. A CUDA context of a
+# program that computes nothing takes some hundred.
+CONTEXT_MIB = 64.0
+LOOKS, LOOK_AGAIN_S = 3, 0.005  # at a lock whose holder has not written its record yet
+
+
+class Locks(Value):
+    """What the lock directory tells.
+
+    holders: by the label of their device. faults: why it can't be known of a device, by label.
+    problem: why nothing, or not all, is known. is_complete: who is not named holds nothing.
+    """
+
+    holders: Mapping[str, tuple[Holder, ...]]
+    faults: Mapping[str, str]
+    waiting: tuple[Ticket, ...] = ()
+    problem: str | None = None
+    is_complete: bool = True
 
 
 def status() -> Status:
@@ -32,61 +54,158 @@ def status() -> Status:
     idle_mib = settings.idle_mib()
     with Nvml() as nvml:
         devices = list(nvml.walk())
-        holders, waiting, problem = _locks(devices)
-        rows = tuple(_row(nvml, one, holders.get(one.label), idle_mib) for one in devices)
-        return Status(rows, tuple(waiting), problem)
+        locks = _locks(devices)
+        rows = tuple(_row(nvml, one, locks, idle_mib) for one in devices)
+    return Status(
+        rows,
+        locks.waiting,
+        locks.problem,
+        time=time.time(),
+        host=socket.gethostname(),
+        limit=own().outside_environment()[cuda.VISIBLE],
+    )
 
 
-def _locks(
-    devices: Sequence[Device | Fault],
-) -> tuple[dict[str, Holder], list[Ticket], str | None]:
-    """Who holds which device, by label, and who waits; a problem where that can't be known."""
+def _locks(devices: Sequence[Device | Fault]) -> Locks:
+    """Who holds which device, and who waits; where others' locks are seen none is taken for it."""
     try:
         with LockDirectory() as directory:
+            if processes.sees_all_locks():
+                return _seen(directory, devices, lambda name: _settled(directory, name))
             try:
                 with directory.mutex(MUTEX_LIMIT_S):
-                    return _holders(devices, directory.holder), line.tickets(directory), None
+                    return _seen(directory, devices, directory.holder)
             except MutexHeldError as error:
-                return _holders(devices, directory.peek), [], str(error)
+                seen = _seen(directory, devices, directory.peek)
+                return seen.replace(problem=str(error), is_complete=False)
     except LockError as error:
-        return {}, [], str(error)
+        return Locks({}, {}, problem=str(error), is_complete=False)
+
+
+def _settled(directory: LockDirectory, name: str) -> Holder | None:
+    """Who has the file locked by the kernel's list, less who has just locked it to look at it.
+
+    Such a one has the mutex too, and has not written its record. Who shares, or is in another PID
+    namespace, never agrees with the record.
+    """
+    for attempt in range(LOOKS):
+        if attempt:
+            time.sleep(LOOK_AGAIN_S)
+        holder = directory.peek(name)
+        if holder is None or holder.confirmed:
+            return holder
+    return None if holder and holder.pid in directory.pids(MUTEX) else holder
+
+
+def _seen(
+    directory: LockDirectory,
+    devices: Sequence[Device | Fault],
+    look: Callable[[str], Holder | None],
+) -> Locks:
+    holders: dict[str, tuple[Holder, ...]] = {}
+    faults: dict[str, str] = {}
+    for one in devices:
+        if isinstance(one, Device):
+            names = [file_name(one.uuid), file_name(one.uuid, shared=True)]
+            try:
+                found = [holder for name in names for holder in _holders(directory, name, look)]
+                holders[one.label] = tuple(found)
+            except LockError as error:
+                faults[one.label] = str(error)
+    waiting = tuple(
+        ticket.replace(holder=processes.with_user(ticket.holder))
+        for ticket in line.tickets(directory, look)
+    )
+    return Locks(holders, faults, waiting)
 
 
 def _holders(
-    devices: Sequence[Device | Fault], look: Callable[[str], Holder | None]
-) -> dict[str, Holder]:
-    found = {}
-    for one in devices:
-        if isinstance(one, Device):
-            for name in (file_name(one.uuid), file_name(one.uuid, shared=True)):
-                with suppress(LockError):  # a file that is none of ours: nobody can hold it
-                    if one.label not in found and (holder := look(name)):
-                        found[one.label] = records.with_user(holder)
-    return found
+    directory: LockDirectory, name: str, look: Callable[[str], Holder | None]
+) -> list[Holder]:
+    """All who hold the file of that name, together if they share it."""
+    if (first := look(name)) is None:
+        return []
+    others = [pid for pid in directory.pids(name) if pid != first.pid]
+    if others:  # whose cell it was that ended last can't be told
+        first = first.replace(last_cell=None)
+    return [processes.with_user(h) for h in (first, *(Holder(pid=p, seen=True) for p in others))]
 
 
-def _row(nvml: Nvml, one: Device | Fault, holder: Holder | None, idle_mib: float | None) -> Row:
+def _row(nvml: Nvml, one: Device | Fault, locks: Locks, idle_mib: float | None) -> Row:
     if isinstance(one, Fault):
-        return Row(one.label, "broken", reason=one.reason)
+        return Row(one.label, State.BROKEN, reason=one.reason)
+    fault = locks.faults.get(one.label)
+    holders = tuple(sorted(locks.holders.get(one.label, ()), key=_is_another))
+    row = Row(
+        one.label,
+        State.BROKEN,
+        device=one,
+        holders=holders,
+        is_mine=bool(holders) and not _is_another(holders[0]),
+        next_in_line=_next_in_line(one, locks.waiting),
+    )
     try:
         usage = nvml.usage(one)
         found = nvml.processes(one)
     except DeviceError as error:
-        return Row(one.label, "broken", device=one, holder=holder, reason=str(error))
-    if nvml.sees_all:
-        found = [processes.identified(process) for process in found]
+        return row.replace(reason=str(error))
     state, reason = choosing.judge(usage, idle_mib)
-    word = {State.IDLE: "free"}.get(state, state)
-    return Row(
-        one.label,
-        "reserved" if holder else word,
-        device=one,
+    if state == State.IDLE:
+        state = State.FREE
+        if fault or not locks.is_complete:
+            state, reason = State.UNKNOWN, fault or "whether it is reserved can't be seen now"
+    used = _attributed(found, holders) if nvml.sees_all else found
+    return row.replace(
+        state=State.RESERVED if holders else state,
         used_mib=usage.used_mib,
         utilisation=nvml.utilisation(one),
-        processes=tuple(found),
-        holder=holder,
+        processes=tuple(used),
         reason=reason,
-        is_mine=holder is not None and holder.seen and holder.pid == os.getpid(),
-        is_unused=holder is not None and state == State.IDLE,
-        is_unreserved_use=holder is None and state == State.BUSY,
+        is_unused=_is_unused(used, usage) if holders else False,
+        is_unreserved_use=_is_unreserved_use(used, state, holders),
     )
+
+
+def _is_another(holder: Holder) -> bool:
+    return not (holder.seen and holder.pid == os.getpid())
+
+
+def _next_in_line(device: Device, waiting: Sequence[Ticket]) -> int | None:
+    places = (place for place, t in enumerate(waiting, 1) if device.uuid in t.wants)
+    return next(places, None)
+
+
+def _attributed(found: Sequence[Process], holders: Sequence[Holder]) -> list[Process]:
+    """The processes with what can be seen of them; each belongs to a holder or it does not."""
+    pids = {holder.pid for holder in holders}
+    seen = all(holder.seen for holder in holders)
+    return [
+        processes.identified(process).replace(
+            has_reserved=not pids.isdisjoint(processes.lineage(process.pid)) if seen else None
+        )
+        for process in found
+    ]
+
+
+def _is_unused(found: Sequence[Process], usage: Usage) -> bool | None:
+    """Whether no process of the holders' is on a reserved device, None if that can't be seen."""
+    count = (usage.compute or 0) + (usage.mps or 0)
+    if any(process.has_reserved for process in found):
+        return False
+    if not usage.sees_all or usage.compute is None:
+        is_empty = usage.reserve_known and usage.used_mib is not None and not count
+        return True if is_empty and (usage.used_mib or 0) < CONTEXT_MIB else None
+    if len(found) < count or any(process.has_reserved is None for process in found):
+        return None
+    return True
+
+
+def _is_unreserved_use(
+    found: Sequence[Process], state: str, holders: Sequence[Holder]
+) -> bool | None:
+    """Whether somebody uses the device who has not reserved it."""
+    if not holders:
+        return state == State.BUSY
+    if any(process.has_reserved is False for process in found):
+        return True
+    return None if any(process.has_reserved is None for process in found) else False

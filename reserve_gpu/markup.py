@@ -1,0 +1,103 @@
+"""The status as a table in a notebook, also in a saved one that is not trusted.
+
+Such a notebook keeps inline styles and <meter>, and no <style>, no <svg>, no theme variables. So
+text has the notebook's own colour, and what has a colour of its own has its own background.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from reserve_gpu.device import State
+from reserve_gpu.layout import FAINT, MARK, PLAIN, STRONG, TITLES
+
+if TYPE_CHECKING:
+    from reserve_gpu.layout import Entry, Layout, Line
+
+# White on each of them is readable, 4.5:1 or more, and each stands out on white and on black.
+BACKGROUNDS = {
+    State.FREE: "#1a7f37",
+    State.RESERVED: "#9a6700",
+    State.BUSY: "#c6303e",
+    State.UNKNOWN: "#8250df",
+    State.BROKEN: "#6a737d",
+}
+STYLES = {
+    PLAIN: "",
+    STRONG: "font-weight:bold",
+    FAINT: "opacity:0.75",
+    MARK: "font-weight:bold;font-style:italic",
+}
+# Who is said below the row, as in a terminal: where two notebooks are side by side, a column for
+# it would be cut off. The rows of one device have no stripes of the theme's, but a line above.
+ROW = "background:transparent"
+LINE = "border-top:1px solid rgba(128,128,128,0.4)"
+CELL = "text-align:left;vertical-align:top;padding:4px 7px"
+SHORT = f"{CELL};white-space:nowrap"
+LONG = f"{CELL};overflow-wrap:break-word"
+BELOW = "text-align:left;padding:0 7px 6px;overflow-wrap:anywhere"
+
+
+def html(layout: Layout) -> str:
+    """The picture in HTML."""
+    head = "".join(f'<th style="{SHORT}">{title}</th>' for title in TITLES)
+    body = "".join(map(_row, layout.entries))
+    waiting = "".join(f"<div>{_line(line)}</div>" for line in layout.waiting)
+    if waiting:
+        waiting = f'<div style="margin-top:6px"><b>waiting in line</b></div>{waiting}'
+    remarks = "".join(f"<div>{_line(line)}</div>" for line in layout.remarks)
+    return (
+        f"<div>{_line(layout.head)}</div><div>{_line(layout.advice)}</div>"
+        '<table style="border-collapse:collapse;table-layout:auto;margin:6px 0;color:inherit">'
+        f'<thead><tr style="{ROW}">{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table>{waiting}{remarks}"
+    )
+
+
+def _row(entry: Entry) -> str:
+    lines = "".join(f"<div>{_line(line)}</div>" for line in entry.lines)
+    index = f'<span style="margin-left:1em">{entry.index}</span>' if entry.is_part else entry.index
+    cells = (
+        (SHORT, index),
+        (SHORT, _state(entry)),
+        (LONG, _isolated(entry.name)),
+        (CELL, _memory(entry)),
+        (SHORT, entry.use),
+    )
+    row = "".join(f'<td style="{LINE};{style}">{cell}</td>' for style, cell in cells)
+    below = f'<td></td><td style="{BELOW}" colspan="{len(cells) - 1}">{lines}</td>'
+    return f'<tr style="{ROW}">{row}</tr>' + (f'<tr style="{ROW}">{below}</tr>' if lines else "")
+
+
+def _memory(entry: Entry) -> str:
+    if entry.share is None:
+        return escape(entry.memory)
+    meter = (
+        f'<meter min="0" max="1" low="0.5" high="0.9" optimum="0" value="{entry.share:.3f}"'
+        ' style="width:5em"></meter>'
+    )
+    return f'{meter} <span style="white-space:nowrap">{escape(entry.memory)}</span>'
+
+
+def _state(entry: Entry) -> str:
+    if not entry.state:
+        return ""
+    return (
+        f'<b style="background-color:{BACKGROUNDS[entry.state]};color:#ffffff;'
+        f'border-radius:4px;padding:1px 7px">{entry.state}</b>'
+    )
+
+
+def _line(parts: Line) -> str:
+    return "".join(
+        f'<span style="{style}">{_isolated(part.text)}</span>'
+        if (style := STYLES[part.style])
+        else _isolated(part.text)
+        for part in parts
+    )
+
+
+def _isolated(words: str) -> str:
+    """The words, escaped; letters that run from right to left move nothing outside of them."""
+    return escape(words) if words.isascii() else f"<bdi>{escape(words)}</bdi>"
