@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from reserve_gpu.checklist import Check
     from reserve_gpu.device import Device
     from reserve_gpu.errors import (
         DriverError,
@@ -24,16 +25,20 @@ if TYPE_CHECKING:
         NoDriverError,
         NoFreeDeviceError,
         RequestError,
+        ReservedAboveError,
         ReserveGPUError,
         ReserveGPUWarning,
         TooLateError,
         WaitTimeoutError,
     )
+    from reserve_gpu.frameworks import check
+    from reserve_gpu.holding import Reservation
     from reserve_gpu.overview import status
-    from reserve_gpu.reservation import Reservation, current, release, reserve
+    from reserve_gpu.reservation import current, release, reserve
     from reserve_gpu.table import Status
 
 __all__ = [
+    "Check",
     "Device",
     "DriverError",
     "ImpossibleError",
@@ -45,9 +50,11 @@ __all__ = [
     "Reservation",
     "ReserveGPUError",
     "ReserveGPUWarning",
+    "ReservedAboveError",
     "Status",
     "TooLateError",
     "WaitTimeoutError",
+    "check",
     "current",
     "load_ipython_extension",
     "release",
@@ -57,9 +64,10 @@ __all__ = [
 ]
 
 # Found when they are asked for: the extension is loaded at the start of every shell.
-_HOMES = {"Device": "device", "Reservation": "reservation", "current": "reservation"}
+_HOMES = {"Device": "device", "Reservation": "holding", "current": "reservation"}
 _HOMES |= {"release": "reservation", "reserve": "reservation"}
 _HOMES |= {"Status": "table", "status": "overview"}
+_HOMES |= {"Check": "checklist", "check": "frameworks"}
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

@@ -1,4 +1,4 @@
-"""%reserve_gpu: parse, reserve, report. The only module that imports IPython."""
+"""%reserve_gpu: parse, reserve, report."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ import shlex
 import sys
 import warnings
 from argparse import Namespace
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 from traitlets import CUnicode, TraitError, Unicode, validate
 
-from reserve_gpu import choosing, cuda, errors, names, report, settings
+from reserve_gpu import choosing, cuda, errors, names, processes, report, reservation, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from IPython.core.interactiveshell import InteractiveShell
 
+    from reserve_gpu.checklist import Check
+    from reserve_gpu.completion import Completion
+    from reserve_gpu.table import Status
+
 # What the commonest line, the empty one, says: making a parser takes as long as all the rest.
-FLAGS = ("help", "release", "status", "json", "optional")
+FLAGS = ("help", "release", "status", "check", "json", "optional")
 NOTHING = {"devices": [], **dict.fromkeys(FLAGS, False)}
 REQUEST = (
     "count",
@@ -33,6 +37,7 @@ REQUEST = (
     "share",
     "note",
 )  # as reserve() takes them
+MAGIC_NAME, MATCHER = "%reserve_gpu", "reserve_gpu.completion"
 VARIABLES = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.IDLE_MEMORY}
 
 
@@ -49,7 +54,7 @@ def with_help(function: Any) -> Any:
 
 
 class WaitInterrupted(KeyboardInterrupt):
-    """The person has stopped the wait: one line says how things stand."""
+    """The person has stopped a wait: one line says how things stand."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
@@ -85,6 +90,8 @@ class ReserveGPU(Magics):
                 print(_help())
             elif arguments.release:
                 _release(arguments)
+            elif arguments.check:
+                _check(arguments)
             elif arguments.status or arguments.json:
                 _status(arguments)
             elif arguments.optional:
@@ -129,13 +136,86 @@ def load(shell: InteractiveShell) -> None:
     magics.adopt_environment()
     shell.register_magics(magics)
     shell.configurables.append(magics)  # type: ignore[arg-type]
+    shell.events.register("post_run_cell", _note_cell)
+    _add_completion(shell)
+    if processes.held_by() == os.getpid():
+        _adopt(shell)
+
+
+def _adopt(shell: InteractiveShell) -> None:
+    """Take over what the program before this one held, before the shell starts a child.
+
+    Where that is no GPU, the first cell says why: what is said before it nobody sees.
+    """
+    if not (reason := reservation.reason()):
+        return
+
+    def tell(info: Any) -> None:
+        if info.store_history:  # else it is a front end that asks, not a person
+            shell.events.unregister("pre_run_cell", tell)
+            print(reason, file=sys.stderr, flush=True)  # before what the cell prints
+
+    shell.events.register("pre_run_cell", tell)
 
 
 def unload(shell: InteractiveShell) -> None:
     """Take the magic and its settings out of the shell."""
+    with suppress(ValueError):  # it was not loaded
+        shell.events.unregister("post_run_cell", _note_cell)
+    _remove_completion(shell)
     shell.magics_manager.magics["line"].pop("reserve_gpu", None)
     shell.magics_manager.registry.pop("ReserveGPU", None)
     shell.configurables[:] = [c for c in shell.configurables if type(c).__name__ != "ReserveGPU"]
+
+
+def _add_completion(shell: InteractiveShell) -> None:
+    """Let Tab complete the magic's line; what knows how is loaded at the first one."""
+    known: list[Completion] = []
+
+    def completion() -> Completion:
+        if not known:
+            from reserve_gpu.completion import Completion
+
+            known.append(Completion(shell))
+        return known[0]
+
+    try:
+        from IPython.core.completer import context_matcher
+    except ImportError:  # before 8.6
+
+        def endings(_shell: InteractiveShell, event: Any) -> list[str]:
+            try:
+                return completion().endings(event)
+            except Exception:  # noqa: BLE001 - whatever it is, it does not belong into the prompt
+                return []
+
+        shell.set_hook("complete_command", endings, str_key=MAGIC_NAME)  # type: ignore[no-untyped-call]
+        return
+
+    def matcher(context: Any) -> Any:
+        nothing: dict[str, Any] = {"completions": []}
+        if "reserve_gpu" not in context.full_text:
+            return nothing
+        try:
+            return completion().matches(context)
+        except Exception:  # noqa: BLE001 - whatever it is, it does not belong into the prompt
+            return nothing
+
+    if shell.Completer is not None:
+        shell.Completer.custom_matchers.append(context_matcher(identifier=MATCHER)(matcher))
+
+
+def _remove_completion(shell: InteractiveShell) -> None:
+    matchers = getattr(shell.Completer, "custom_matchers", [])
+    matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != MATCHER]
+    if hooks := shell.strdispatchers.get("complete_command"):
+        hooks.strs.pop(MAGIC_NAME, None)
+
+
+def _note_cell(_result: object) -> None:
+    """A cell has ended: who holds a GPU lets others see that it is not forgotten."""
+    if holding := sys.modules.get("reserve_gpu.holding"):
+        holding.note_cell()
 
 
 def _parse(line: str) -> Namespace:
@@ -151,8 +231,6 @@ def _parse(line: str) -> Namespace:
 
 
 def _release(arguments: Namespace) -> None:
-    from reserve_gpu import reservation
-
     if arguments.devices:
         raise errors.RequestError(
             "--release lets go of all that this kernel holds; it takes no names."
@@ -163,12 +241,10 @@ def _release(arguments: Namespace) -> None:
 
 def _reserve(arguments: Namespace) -> None:
     """Reserve and report; our own warnings become one line each."""
-    from reserve_gpu.reservation import reserve
-
     wanted = {key: value for key, value in vars(arguments).items() if key in REQUEST}
     with warnings.catch_warnings(record=True) as caught, _live(arguments) as show:
         warnings.simplefilter("always", errors.ReserveGPUWarning)
-        held = reserve(arguments.devices or None, **show, **wanted)
+        held = reservation.reserve(arguments.devices or None, **show, **wanted)
     for one in caught:
         if issubclass(one.category, errors.ReserveGPUWarning):
             print(f"Warning: {one.message}", file=sys.stderr)
@@ -182,12 +258,31 @@ def _status(arguments: Namespace) -> None:
     from reserve_gpu.overview import status
 
     if not arguments.status:
-        raise errors.RequestError("--json goes with --status.")
+        raise errors.RequestError("--json goes with --status or --check.")
     try:
         found = status()
     except errors.DriverError as error:
         print(error)
         return
+    _show(found, arguments)
+
+
+def _check(arguments: Namespace) -> None:
+    """Show what the driver and the frameworks see."""
+    from reserve_gpu.frameworks import check
+    from reserve_gpu.live import Live
+
+    if arguments.devices:
+        raise errors.RequestError("--check is about what this kernel holds; it takes no names.")
+    try:
+        with Live() as live:
+            found = check(progress=id if arguments.json else live.show_check)
+    except KeyboardInterrupt:
+        raise WaitInterrupted("Stopped the check; nothing was changed.") from None
+    _show(found, arguments)
+
+
+def _show(found: Status | Check, arguments: Namespace) -> None:
     if arguments.json:
         import json
 
@@ -210,25 +305,13 @@ def _live(arguments: Namespace) -> Iterator[dict[str, Any]]:
         with Live() as live:
             yield {"progress": live.show}
     except KeyboardInterrupt:
-        from reserve_gpu.reservation import current
-
-        held = current()
+        held = reservation.current()
         raise WaitInterrupted(report.interrupted(held.devices if held else ())) from None
 
 
 def _reserve_or_go_on(arguments: Namespace) -> None:
     """Reserve, or say why there is no GPU to be had, and see that none is used by mistake."""
-    from reserve_gpu import reservation
-
     try:
         _reserve(arguments)
-    except (
-        errors.NoFreeDeviceError,
-        errors.ImpossibleError,
-        errors.DriverError,
-        errors.LockError,
-    ) as error:
-        if not isinstance(error, errors.NoDriverError):
-            reservation.go_without()
-        held = reservation.current()
-        print(f"{error}\n{report.going_on(held.devices if held else ())}")
+    except errors.EXCUSED as error:
+        print(f"{error}\n{reservation.go_on_after(error)}")

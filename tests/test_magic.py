@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from reserve_gpu.options import MAGIC, REQUEST, magic_parser
 from tests.machine import ROOT
 
 if TYPE_CHECKING:
@@ -499,3 +501,23 @@ def test_sharing_warns_of_what_was_taken_alone(machine: Machine) -> None:
     done = machine.ipython("%reserve_gpu --share")
     assert "CUDA_VISIBLE_DEVICES = '1'" in done.stdout
     assert [line[:22] for line in done.stderr.splitlines()] == ["Warning: You share GPU"]
+
+
+# -- the manual page -------------------------------------------------------------------------------
+
+
+def test_the_manual_page(machine: Machine) -> None:
+    """%reserve_gpu? is a sentence, each option with its meaning, and four examples that parse."""
+    done = loaded(machine, "%reserve_gpu?", COLUMNS="80")
+    page = done.stdout.partition("Docstring:\n")[2]
+    assert page.startswith("Reserve a GPU for this kernel, and set the CUDA variables")
+    for option in (*REQUEST, *MAGIC):
+        flag = option.flags[-1] if option.flags != ("devices",) else "DEVICE"
+        assert re.search(rf"^  (-\w \w+, )?{flag}( .*)?$", page, re.MULTILINE), flag
+    examples = re.findall(
+        r"^  %reserve_gpu(.*?)   .*", page.partition("examples:\n")[2], re.MULTILINE
+    )
+    assert len(examples) == 4
+    for example in examples:
+        magic_parser().parse_args(example.split())
+    assert max(map(len, page.splitlines())) < 100

@@ -1,0 +1,1 @@
+"""Stand-ins for frameworks; a child process has this folder on its PYTHONPATH."""

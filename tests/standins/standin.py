@@ -1,0 +1,121 @@
+"""What the stand-in frameworks share: they ask libcuda, and get into the trouble they are told to.
+
+`STAND_IN_TROUBLE=torch=cpu,cupy=hangs` says which framework gets into which.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from typing import Any
+
+
+def trouble(name: str) -> str:
+    """The trouble that this framework is to get into, "" for none."""
+    told = dict(
+        part.split("=") for part in os.environ.get("STAND_IN_TROUBLE", "").split(",") if part
+    )
+    return told.get(name, "")
+
+
+def arrive(name: str) -> None:
+    """Be imported."""
+    what = trouble(name)
+    if what == "noise":
+        print('{"version": "noise", "is_done": true}', flush=True)
+        os.write(1, b"\xff\x00 noise\n" * 100_000)
+        os.write(2, b"\x1b[31m noise\n" * 100_000)
+    elif what == "ignores":  # as a package does that sets the variable at its import
+        os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    elif what == "hides":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif what == "hangs":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]):
+            _say_ready()
+            time.sleep(600)
+    elif what == "lingers":
+        atexit.register(time.sleep, 600)
+    elif what == "waits":
+        _say_ready()
+        time.sleep(600)
+    elif what == "crashes":
+        os.write(2, b"first\nterminate called: <b>boom</b>\x1b[31m\n\n")
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif what == "exits":
+        os._exit(3)
+    elif what == "raises":
+        raise ImportError("libcudnn.so.9: cannot open shared object file\nand more\n")
+
+
+def _say_ready() -> None:
+    if path := os.environ.get("STAND_IN_READY"):
+        with open(path, "w", encoding="ascii"):
+            pass
+
+
+class Cuda:
+    """The devices of this process, as a framework asks for them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.library: Any = None
+
+    def start(self) -> int:
+        """The number of devices."""
+        if trouble(self.name) == "old":
+            raise RuntimeError("The NVIDIA driver on your system is too old\nPlease update")
+        self.library = ctypes.CDLL("libcuda.so.1")
+        if code := self.library.cuInit(0):
+            raise RuntimeError(f"No CUDA GPUs are available ({code})")
+        count = ctypes.c_int()
+        self.library.cuDeviceGetCount(ctypes.byref(count))
+        return 1 if trouble(self.name) == "fewer" else count.value
+
+    def uuid(self, number: int) -> str:
+        if trouble(self.name) == "stranger":
+            return str(uuid.UUID(int=number))
+        data = (ctypes.c_ubyte * 16)()
+        self.library.cuDeviceGetUuid_v2(ctypes.byref(data), self.device(number))
+        return str(uuid.UUID(bytes=bytes(data)))
+
+    def bus_id(self, number: int) -> str:
+        text = ctypes.create_string_buffer(32)
+        self.library.cuDeviceGetPCIBusId(text, len(text), self.device(number))
+        return text.value.decode().lower()
+
+    def device(self, number: int) -> ctypes.c_int:
+        device = ctypes.c_int()
+        self.library.cuDeviceGet(ctypes.byref(device), number)
+        return device
+
+    def dot(self, number: int, values: list[float]) -> float:
+        """Take a context, and let the numbers go through the device's memory."""
+        if trouble(self.name) == "memory":
+            raise RuntimeError("CUDA out of memory.")
+        context, address = ctypes.c_void_p(), ctypes.c_uint64()
+        data = (ctypes.c_double * len(values))(*values)
+        self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.device(number))
+        self.library.cuCtxSetCurrent(context)
+        size = ctypes.c_size_t(ctypes.sizeof(data))
+        self.library.cuMemAlloc_v2(ctypes.byref(address), size)
+        self.library.cuMemcpyHtoD_v2(address, ctypes.byref(data), size)
+        self.library.cuMemcpyDtoH_v2(ctypes.byref(data), address, size)
+        return sum(x * x for x in data) + (trouble(self.name) == "wrong")
+
+
+class Vector:
+    """A vector on a device."""
+
+    def __init__(self, cuda: Cuda, number: int, length: int) -> None:
+        self.cuda, self.number = cuda, number
+        self.values = [float(value) for value in range(length)]
+
+    def __matmul__(self, _: Vector) -> float:
+        return self.cuda.dot(self.number, self.values)

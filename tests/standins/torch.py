@@ -1,0 +1,37 @@
+"""A stand-in for PyTorch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from tests.standins.standin import Cuda, Vector, arrive, trouble
+
+arrive("torch")
+_cuda = Cuda("torch")
+
+__version__ = "2.9.0"
+version = SimpleNamespace(cuda={"cpu": None, "old": "99.1"}.get(trouble("torch"), "11.4"))
+float32 = "float32"
+
+
+def arange(length: int, *, dtype: str, device: str) -> Vector:
+    return Vector(_cuda, int(device.removeprefix("cuda:")), length)
+
+
+def _init() -> None:
+    if version.cuda is None:
+        raise AssertionError("Torch not compiled with CUDA enabled")
+    _cuda.start()
+
+
+def _properties(number: int) -> Any:
+    return SimpleNamespace(uuid=_cuda.uuid(number))
+
+
+cuda = SimpleNamespace(
+    init=_init,
+    is_available=lambda: _cuda.start() > 0,
+    device_count=_cuda.start,
+    get_device_properties=_properties,
+)
