@@ -1,0 +1,273 @@
+"""What `jupyter execute`, `nbconvert --to html` and IPython in a terminal show."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.lab import notebook
+from tests.machine import LIMIT_S
+from tests.test_wait import line, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.machine import Child, Machine
+
+# Here, as old ones set an environment variable when jupyter_client first imports them.
+pytest.importorskip("ipykernel.kernelspec")
+pexpect = pytest.importorskip("pexpect")  # IPython brings it
+
+NAME = "NVIDIA A100-SXM4-80GB"
+ONE = f"gpu\n  name {NAME}\n  memory 81920\n"
+TWO = f"{ONE}{ONE}  compute 4321 35000\n"
+RESERVING = f"Reserving GPU0: 0000:01:00.0 16x {NAME} (VBIOS 86.07.22.00.A8)"
+NOTE = "<b>until noon</b>"
+
+
+@contextmanager
+def holder(machine: Machine) -> Iterator[Child]:
+    """Somebody with a notebook of their own who has reserved GPU 0."""
+    machine.write(TWO)
+    with machine.child(JPY_SESSION_NAME="/home/alice/train.ipynb") as child:
+        assert child.reserve(f"0, note={NOTE!r}").value == "0"
+        yield child
+
+
+# -- jupyter execute, nbconvert --------------------------------------------------------------------
+
+
+@contextmanager
+def executing(path: Path, machine: Machine, *cells: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`jupyter execute` at work on a notebook, and going on after errors; killed at the end."""
+    path.write_text(json.dumps(notebook("%load_ext reserve_gpu", *cells)))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jupyter", "execute", "--inplace", "--allow-errors", str(path)],
+        env=machine.environ(), cwd=machine.folder, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(LIMIT_S)
+
+
+def texts(path: Path) -> list[str]:
+    """What each cell of the notebook shows as text, but for the first, which loads the magic."""
+    return ["".join(map(_text, cell["outputs"])) for cell in json.loads(path.read_text())["cells"]][
+        1:
+    ]
+
+
+def _text(output: dict[str, Any]) -> str:
+    if output["output_type"] == "error":
+        return "\n".join(output["traceback"])
+    return "".join(output.get("text") or output["data"]["text/plain"])
+
+
+class Page(HTMLParser):
+    """The lines of text in the outputs of a page that nbconvert wrote, and the tags there."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.text = ""
+        self.tags: set[str] = set()
+        self._depth = 0  # of <div> inside an output
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "div" and (self._depth or "jp-OutputArea-output" in (dict(attrs)["class"] or "")):
+            self._depth += 1
+        if self._depth:
+            self.tags.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "div" and self._depth:
+            self._depth -= 1
+
+    def handle_data(self, data: str) -> None:
+        if self._depth:
+            self.text += data
+
+
+def look_on(machine: Machine) -> None:
+    """Return once who waits has looked at the busy GPU 1 for some seconds."""
+    reading = "nvmlDeviceGetComputeRunningProcesses_v3 1"
+    seen = machine.calls().count(reading)
+    wait_for(lambda: machine.calls().count(reading) >= seen + 15)
+
+
+def check_free(shown: str) -> None:
+    """GPU 0 is reserved, and nothing else is said."""
+    assert shown.splitlines() == [
+        RESERVING,
+        "CUDA_DEVICE_MEMORY = '81920'",
+        "CUDA_DEVICE_ORDER = 'PCI_BUS_ID'",
+        "CUDA_VISIBLE_DEVICES = '0'",
+    ]
+
+
+def check_refused(shown: str, first: str, child: Child) -> None:
+    """What is said where no GPU is to be had."""
+    lines = shown.splitlines()
+    assert lines[0] == f"{first}No free GPU devices: 2 of 2 are in use."
+    assert re.match(rf"  GPU0: reserved by \w+, train.ipynb \(pid {child.pid}\) for", lines[1])
+    assert lines[1].endswith(NOTE)
+    assert lines[2] == "  GPU1: busy, pid 4321, 34.2 GiB"
+    assert lines[-1] == "CUDA_VISIBLE_DEVICES = ''"
+    assert "Traceback" not in shown
+
+
+@pytest.mark.needs("browser")
+def test_a_notebook_that_is_executed_and_made_a_page(machine: Machine) -> None:
+    """Reservation, status, errors and waits are in the saved notebook, and in its HTML page."""
+    path, begun = machine.folder / "run.ipynb", machine.folder / "begun"
+    cells = (
+        "%reserve_gpu",
+        "%reserve_gpu --wait 1.5",
+        "%reserve_gpu --wait soon",
+        f"open({str(begun)!r}, 'w').close()\n%reserve_gpu --wait",
+        "%reserve_gpu --status",
+    )
+    with holder(machine) as child, executing(path, machine, *cells) as process:
+        wait_for(begun.exists)
+        wait_for(lambda: line(machine))
+        look_on(machine)
+        child.run("reserve_gpu.release()")
+        assert process.wait(LIMIT_S) == 0
+        refused, limit, mistake, waited, status = shown = texts(path)
+        check_refused(refused, "", child)
+        said, rest = limit.split("\n", 1)
+        assert said.startswith("Waiting for a GPU, next in line, for 0 s (1 s at most). GPU0: res")
+        check_refused(rest, "Waited for 1 s. ", child)
+    assert mistake == "UsageError: 'soon' is no duration. Give 90, 90s, 10m or 2h.\n"
+    said, rest = waited.split("\n", 1)
+    assert said.startswith("Waiting for a GPU, next in line, for 0 s. GPU0: reserved by")
+    check_free(rest)
+    assert re.search(r"^0 .*\breserved\b", status, re.MULTILINE)
+    assert re.search(r"^1 .*\bbusy\b", status, re.MULTILINE)
+    assert "this kernel" in status
+    assert "4321" in status
+
+    done = machine.command(sys.executable, "-m", "jupyter", "nbconvert", "--to=html", str(path))
+    assert done.returncode == 0, done.stderr
+    page = Page(path.with_suffix(".html").read_text())
+    for text in shown[:-1]:
+        assert " ".join(text.split()) in " ".join(page.text.split())
+    assert {"table", "pre"} <= page.tags
+    assert page.text.count(NOTE) == 4  # as text, not as HTML
+
+
+def test_interrupting_jupyter_execute(machine: Machine) -> None:
+    """Ctrl-C ends `jupyter execute` while a cell waits, and nobody is left in line."""
+    path = machine.folder / "run.ipynb"
+    with holder(machine), executing(path, machine, "%reserve_gpu --wait") as process:
+        wait_for(lambda: line(machine))
+        process.send_signal(signal.SIGINT)
+        process.wait(LIMIT_S)
+        wait_for(lambda: not line(machine))
+
+
+# -- a terminal ------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """IPython in a terminal of 100 columns, with the extension loaded."""
+
+    PROMPT = r"In \[\d+\]: $"
+
+    def __init__(self, machine: Machine) -> None:
+        self.process = pexpect.spawn(
+            sys.executable,
+            ["-m", "IPython", "--no-banner", "--colors=NoColor", "--simple-prompt",
+             "--ext=reserve_gpu"],
+            env=machine.environ(TERM="vt100"), cwd=str(machine.folder), dimensions=(24, 100),
+            echo=False, encoding="utf-8", timeout=LIMIT_S,
+        )  # fmt: skip
+        self.process.expect(self.PROMPT)
+
+    def run(self, line: str) -> str:
+        """Run a line to its end; what it wrote, to the letter."""
+        self.process.sendline(line)
+        return self.finish()
+
+    def run_plain(self, line: str) -> str:
+        """Run a line to its end; what it wrote, without the colours."""
+        return re.sub(r"\x1b\[[0-9;]*m", "", self.run(line))
+
+    def finish(self) -> str:
+        """Wait for the prompt; what was written before it."""
+        self.process.expect(self.PROMPT)
+        text: str = self.process.before
+        return text
+
+    def screen(self, text: str) -> str:
+        """What stands there once the text has been written."""
+        rows = [row.rpartition("\r\x1b[K")[2] for row in text.split("\r\n")]
+        assert not any(sign in row for row in rows for sign in "\r\x1b")
+        assert all(len(row) < 100 for row in rows)
+        return "\n".join(rows).strip("\n")
+
+
+@pytest.fixture
+def terminal(machine: Machine) -> Iterator[Terminal]:
+    terminal = Terminal(machine)
+    yield terminal
+    terminal.process.close(force=True)
+
+
+def test_a_terminal(machine: Machine, terminal: Terminal) -> None:
+    """Reservation, status, mistakes and what is not to be had are plain rows in a terminal."""
+    machine.write(TWO)
+    check_free(terminal.screen(terminal.run("%reserve_gpu")))
+    status = terminal.run_plain("%reserve_gpu --status")
+    assert re.search(r"\b0 .*\breserved\b", status)
+    assert re.search(r"\b1 .*\bbusy\b", status)
+    terminal.run("%reserve_gpu --release")
+    mistake = terminal.screen(terminal.run("%reserve_gpu --wait soon"))
+    assert mistake == "UsageError: 'soon' is no duration. Give 90, 90s, 10m or 2h."
+    with holder(machine) as child:
+        check_refused(terminal.screen(terminal.run("%reserve_gpu")), "", child)
+        limit = terminal.run("%reserve_gpu --wait 0.5")
+        check_refused(terminal.screen(limit), "Waited for 0.5 s. ", child)
+
+
+def test_status_fits_a_terminal(machine: Machine, terminal: Terminal) -> None:
+    """No row of the status is longer than the terminal is wide."""
+    machine.write(TWO)
+    terminal.run("%reserve_gpu --note 'something that fills the row'")
+    rows = terminal.run_plain("%reserve_gpu --status").split("\r\n")
+    assert all(len(row) <= 100 for row in rows)
+
+
+def test_waiting_in_a_terminal(machine: Machine, terminal: Terminal) -> None:
+    """One row is rewritten while a terminal waits, and is gone once the GPU is there."""
+    with holder(machine) as child:
+        terminal.process.sendline("%reserve_gpu --wait")
+        for seconds in (0, 1, 2):
+            terminal.process.expect(rf"\r\x1b\[KWaiting for a GPU, next in line, for {seconds} s\.")
+            assert "\n" not in terminal.process.before
+        child.run("reserve_gpu.release()")
+        check_free(terminal.screen(terminal.finish()))
+
+
+def test_interrupting_a_terminal(machine: Machine, terminal: Terminal) -> None:
+    """Ctrl-C in a terminal leaves one line of the wait, and nothing is reserved."""
+    with holder(machine):
+        terminal.process.sendline("%reserve_gpu --wait")
+        terminal.process.expect("Waiting for a GPU, ")
+        terminal.process.sendintr()
+        left = terminal.screen(terminal.finish())
+        assert left.endswith("Stopped waiting; nothing is reserved. CUDA_VISIBLE_DEVICES = ''")
+        assert "Waiting" not in left
+        assert line(machine) == []
