@@ -1,0 +1,337 @@
+"""Dask workers, each with a GPU of its own: real schedulers, nannies and workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.engines import GPUS, examples, host, run, said, uuids
+from tests.machine import LIMIT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.machine import Machine
+
+pytestmark = pytest.mark.timeout(240)
+
+PRELUDE = """
+import os, signal, time, warnings
+import reserve_gpu
+from distributed import Client, LocalCluster
+from reserve_gpu.dask import ReserveGPU
+from tests.engines import cuda, look, say, visible
+
+def cluster(n, **more):
+    return LocalCluster(n_workers=n, threads_per_worker=2, dashboard_address=None, **more)
+
+def seen(client):
+    return sorted(client.run(visible).values())
+
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A host with four idle GPUs."""
+    return host(tmp_path)
+
+
+def script(machine: Machine, code: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run code that starts a cluster; a task and a warning each say what they see."""
+    done = run(machine, "-c", PRELUDE + code, **extra)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+PLUGIN = """
+shown = []
+warnings.showwarning = lambda message, *_: shown.append(str(message))
+say(seen(client))
+
+client.restart()
+say(seen(client))
+
+old = set(client.run(os.getpid).values())
+tasks = client.gather(client.map(look, range(50), pure=False))
+os.kill(next(iter(old)), signal.SIGKILL)
+while {pid for pid, _ in tasks} <= old:  # until the one that replaces it has had a task
+    tasks += client.gather(client.map(look, range(50), pure=False))
+say(sorted({tuple(found) for _, found in tasks}))
+say(sorted(found for _, found in client.run(look).values()))
+
+client.cluster.scale(5)
+client.wait_for_workers(5)
+deadline = time.monotonic() + 60
+while None in seen(client) or seen(client).count("") != 1:
+    assert time.monotonic() < deadline, seen(client)
+    time.sleep(0.1)
+say(seen(client))
+say([found for _, found in client.run(look).values() if len(found) != 1])
+while not shown:
+    assert time.monotonic() < deadline
+    time.sleep(0.1)
+say(shown)
+say([line for log in client.get_worker_logs().values() for _, line in log if "no GPU" in line])
+client.close()
+client.cluster.close()
+"""
+
+
+@pytest.mark.needs("engines")
+def test_plugin(machine: Machine) -> None:
+    """README's plugin gives each worker its GPU, again after restart and kill -9; the fifth none.
+
+    No task ever sees another number of GPUs than one, and who got none says so, in its log and in
+    the client.
+    """
+    (plugin, _) = examples("Dask")
+    done = script(machine, plugin + PLUGIN)
+    first, restarted, tasks, replaced, scaled, others, warned, logs = said(done.stdout)
+    assert first == restarted == ["0", "1", "2", "3"]
+    assert tasks == replaced == [[one] for one in uuids()]
+    assert scaled == ["", "0", "1", "2", "3"]
+    assert others == [[]]
+    (log,) = logs
+    assert "got no GPU: Waited for 10 s. No free GPU devices: 4 of 4 are in use." in log
+    assert [one in log for one in warned] == [True]
+
+
+@contextmanager
+def program(machine: Machine, *argv: str) -> Iterator[subprocess.Popen[str]]:
+    """A program of Dask in a session of its own, which is killed at the end with all in it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", *argv], env=machine.environ(), cwd=machine.folder, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@contextmanager
+def scheduler(machine: Machine, *options: str) -> Iterator[tuple[str, str]]:
+    """A scheduler: its address, and what it had to say until it was there."""
+    argv = ("dask", "scheduler", "--port", "0", "--host", "127.0.0.1", "--no-dashboard", *options)
+    with program(machine, *argv) as process:
+        assert process.stdout
+        told = ""
+        for line in process.stdout:
+            told += line
+            if "Registering Worker plugin" in line:  # Dask's own, at the end of the start
+                break
+        yield told.partition("Scheduler at:")[2].split()[0], told
+
+
+HOSTS = """
+def groups():
+    found = [one for one in client.run(look, on_error="return").values() if isinstance(one, tuple)]
+    return sorted(found, key=lambda one: one[1])
+
+client = Client({address!r})
+client.wait_for_workers(8)
+first = groups()
+say([found for _, found in first])
+victims = [first[0][0], first[4][0]]
+for victim in victims:
+    os.kill(victim, signal.SIGKILL)
+while len(now := groups()) != 8 or set(victims) & {{pid for pid, _ in now}}:
+    time.sleep(0.1)
+say([found for _, found in now])
+client.close()
+"""
+
+
+@pytest.mark.needs("engines")
+def test_two_hosts(tmp_path: Path) -> None:
+    """README's `--preload` on two hosts of four GPUs: eight workers, eight GPUs, each its host's.
+
+    Two that are killed with -9 come back with the same. The scheduler, told to preload it too,
+    reserves nothing and says so.
+    """
+    one, other = (host(tmp_path / name, number) for number, name in enumerate(("one", "other")))
+    (_, line) = examples("Dask")
+    with ExitStack() as stack:
+        preload = ("--preload", "reserve_gpu.dask")
+        address, told = stack.enter_context(scheduler(one, *preload))
+        for machine in (one, other):
+            argv = line.replace("SCHEDULER", address).split()
+            stack.enter_context(program(machine, *argv, "--no-dashboard", "--nthreads", "1"))
+        done = script(one, HOSTS.format(address=address))
+        first, again = said(done.stdout)
+    assert first == again == [[uuid] for uuid in uuids(0) + uuids(1)]
+    assert "a Scheduler needs no GPU, so none is reserved" in told
+
+
+@pytest.mark.needs("engines")
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [
+        ("--min-memory fast", "'fast' is no size."),
+        ("--frobnicate", "unrecognized arguments: --frobnicate."),
+        ("--wait soon", "'soon' is no duration."),
+    ],
+)
+def test_preload_refuses_bad_options_at_once(machine: Machine, argument: str, told: str) -> None:
+    """`dask worker` ends with a usage error, before any worker starts and sees every GPU."""
+    preload = ("worker", "tcp://127.0.0.1:1", "--preload", "reserve_gpu.dask")
+    done = machine.command(sys.executable, "-m", "dask", *preload, *argument.split())
+    assert done.returncode == 2
+    assert f"Error: {told}" in done.stderr
+    assert machine.calls() == []
+
+
+TOO_LATE = """
+with cluster(1) as local, Client(local) as client:
+    client.run(cuda)
+    try:
+        client.register_plugin(ReserveGPU())
+    except reserve_gpu.TooLateError as error:
+        say(str(error))
+    say(seen(client))
+    client.restart()
+    say(seen(client))
+    local.scale(0)
+
+with LocalCluster(n_workers=0, dashboard_address=None, preload="starts.py") as local:
+    with Client(local) as client:
+        client.register_plugin(ReserveGPU())
+        local.scale(1)
+        while not os.path.exists("started"):
+            time.sleep(0.1)
+        pid = int(open("started").read())
+        while os.path.exists(f"/proc/{pid}/fd/0"):
+            time.sleep(0.1)
+        while client.scheduler_info()["workers"]:  # the scheduler hears of it a little later
+            time.sleep(0.1)
+        say(client.run(visible, on_error="ignore"))
+"""
+STARTS = """
+import ctypes, os
+def dask_setup(worker):
+    ctypes.CDLL("libcuda.so.1").cuInit(0)
+    with open("draft", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("draft", "started")
+"""
+
+
+@pytest.mark.needs("engines")
+def test_too_late(machine: Machine) -> None:
+    """Where CUDA has started, registering raises and restarting helps; a worker joining so ends."""
+    (machine.folder / "starts.py").write_text(STARTS)
+    done = script(machine, TOO_LATE)
+    error, unchanged, restarted, joined = said(done.stdout)
+    assert "Too late: CUDA has already started" in error
+    assert error.endswith("client.restart() starts it anew.")
+    assert unchanged == [None]
+    assert restarted == ["0"]
+    assert joined == {}
+    assert "ends: Too late: CUDA has already started" in done.stderr
+
+
+THREADS = """
+with cluster(3, processes=False) as local, Client(local) as client:
+    client.register_plugin(ReserveGPU())
+    say(seen(client))
+    say([device.label for device in reserve_gpu.current().devices])
+    client.register_plugin(ReserveGPU(exclude=range(4), wait=None))
+    say(seen(client))
+say(visible())
+"""
+
+
+@pytest.mark.needs("engines")
+def test_workers_that_are_threads(machine: Machine) -> None:
+    """Workers in one process share its one reservation, which outlives them and a bad request."""
+    one, labels, kept, after = said(script(machine, THREADS).stdout)
+    assert one == kept == ["0", "0", "0"]
+    assert labels == ["GPU0"]
+    assert after == "0"
+
+
+HOLDER = """
+reserve_gpu.reserve()
+with cluster(1) as local, Client(local) as client:
+    client.register_plugin(ReserveGPU())
+    say(seen(client))
+    reserve_gpu.release()
+    client.restart()
+    say(seen(client))
+"""
+
+
+@pytest.mark.needs("engines")
+def test_cluster_of_a_process_that_holds_a_gpu(machine: Machine) -> None:
+    """Workers whose parent holds what they may use get none and are told so; letting go helps."""
+    done = script(machine, HOLDER)
+    assert said(done.stdout) == [[""], ["0"]]
+    assert "all that it may use is reserved by the process that started it." in done.stderr
+
+
+@pytest.mark.needs("engines")
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("RESERVE_GPU_IDLE_MEMORY", "rubbish"), ("RESERVE_GPU_LOCK_DIR", "/proc/none")],
+)
+def test_any_error_fences_off(machine: Machine, setting: str, value: str) -> None:
+    """A worker sees no GPU also where reserving fails with an error that changes no variable."""
+    code = """
+with cluster(1) as local, Client(local) as client:
+    client.register_plugin(ReserveGPU())
+    say(seen(client))
+"""
+    done = script(machine, code, **{setting: value})
+    assert said(done.stdout) == [[""]]
+    assert "got no GPU: " in done.stderr
+    assert value in done.stderr
+
+
+@pytest.mark.needs("engines")
+def test_interrupting_a_wait(machine: Machine) -> None:
+    """Ctrl-C ends a worker that waits for a GPU without a limit."""
+    with scheduler(machine) as (address, _), machine.child() as holder:
+        holder.reserve(f"count={GPUS}")
+        options = ("--no-nanny", "--preload", "reserve_gpu.dask", "--wait")
+        with program(machine, "dask", "worker", address, *options) as worker:
+            deadline = time.monotonic() + LIMIT_S
+            while holder.run("len(reserve_gpu.status().waiting)").value != 1:
+                assert time.monotonic() < deadline
+            worker.send_signal(signal.SIGINT)
+            assert worker.wait(LIMIT_S) == 0
+
+
+@pytest.mark.needs("engines")
+def test_request_is_checked_where_it_is_made(machine: Machine) -> None:
+    """A plugin that makes no sense is refused in the notebook, before it reaches a worker."""
+    code = """
+for arguments in ({"count": 0}, {"devices": "x"}, {"wait": "soon"}):
+    try:
+        ReserveGPU(**arguments)
+    except reserve_gpu.RequestError as error:
+        say(str(error))
+"""
+    count, name, wait = said(script(machine, code).stdout)
+    assert count == "The number of GPUs must be 1 or more, not 0."
+    assert name.startswith("'x' names no GPU.")
+    assert wait.startswith("'soon' is no duration.")
+
+
+def test_without_dask(machine: Machine) -> None:
+    """Where Dask is missing, one line tells how to get it."""
+    done = machine.python("import sys; sys.modules['distributed'] = None; import reserve_gpu.dask")
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: reserve_gpu.dask needs Dask: python -m pip install distributed"
+    )
+    assert done.stderr.count("Traceback") == 1

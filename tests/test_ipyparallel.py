@@ -1,0 +1,104 @@
+"""Engines of ipyparallel, each with a GPU of its own: a real controller and real engines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.engines import examples, host, run, said, uuids
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.machine import Machine
+
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A host with four idle GPUs."""
+    return host(tmp_path)
+
+
+def ipython(machine: Machine, code: str) -> tuple[str, list[Any]]:
+    """Run lines in a fresh IPython: all that they show, and what they say."""
+    (machine.folder / "lines.ipy").write_text(code)
+    done = run(machine, "-m", "IPython", "--colors=NoColor", "lines.ipy")
+    shown = done.stdout + done.stderr
+    assert done.returncode == 0, shown
+    return shown, said(done.stdout)
+
+
+PRELUDE = """
+import glob, os, signal, time
+from IPython import get_ipython
+from tests.engines import look, say, visible
+"""
+
+MAGIC = """
+v = rc[:]
+say([found for _, found in sorted(v.apply_sync(look), key=lambda one: one[1])])
+
+victim = v.apply_sync(os.getpid)[2]
+os.kill(victim, signal.SIGKILL)
+while len(rc.ids) != 3:
+    time.sleep(0.1)
+rc.cluster.start_engines_sync(n=2)
+rc.wait_for_engines(5, timeout=100)
+v = rc[:]
+v.block = True
+v.activate()
+%px %load_ext reserve_gpu
+result = get_ipython().run_cell("%px %reserve_gpu")
+say(type(result.error_in_exec).__name__)
+say(sorted(v.apply_sync(visible)))
+say(sorted(found for _, found in v.apply_sync(look)))
+rc.cluster.stop_cluster_sync()
+"""
+
+
+@pytest.mark.needs("engines")
+def test_magic(machine: Machine) -> None:
+    """README's `%px %reserve_gpu` gives each engine its GPU, also one that replaces a killed one.
+
+    The fifth has none, shows why, and fails the cell.
+    """
+    (magic, _) = examples("ipyparallel")
+    shown, (first, error, visible, found) = ipython(machine, PRELUDE + magic + MAGIC)
+    assert first == [[one] for one in uuids()]
+    assert shown.count("Reserving GPU") == 8
+    assert shown.count("No free GPU devices: 4 of 4 are in use.") == 1
+    assert error != "NoneType"
+    assert visible == ["", "0", "1", "2", "3"]
+    assert found == [[], *first]
+
+
+PROFILE = """
+import ipyparallel as ipp
+rc = ipp.Cluster(n=5, log_level=30).start_and_connect_sync(activate=True)
+v = rc[:]
+say(sorted(v.apply_sync(visible)))
+logs = [open(path).read() for path in glob.glob(os.path.expanduser(
+    "~/.ipython/profile_default/log/ipengine-*.log"))]
+say(sorted(log.count("Reserving GPU") for log in logs))
+say(sorted(log.count("Going on without a GPU.") for log in logs))
+get_ipython().run_cell("%px %reserve_gpu")
+rc.cluster.stop_cluster_sync()
+"""
+
+
+@pytest.mark.needs("engines")
+def test_profile(machine: Machine) -> None:
+    """With README's profile each engine has its GPU when it starts; the fifth none, and says so."""
+    profile = machine.home / ".ipython" / "profile_default"
+    profile.mkdir(parents=True)
+    (_, config) = examples("ipyparallel")
+    (profile / "ipengine_config.py").write_text(config)
+    shown, (visible, reserved, without) = ipython(machine, PRELUDE + PROFILE)
+    assert visible == ["", "0", "1", "2", "3"]
+    assert reserved == [0, 1, 1, 1, 1]
+    assert without == [0, 0, 0, 0, 1]
+    assert "No free GPU devices: 4 of 4 are in use." in shown
