@@ -7,6 +7,7 @@ through a Python whose `-m pip install` has nothing left to do.
 
 from __future__ import annotations
 
+import functools
 import os
 import pwd
 import shutil
@@ -16,10 +17,14 @@ import sysconfig
 import tempfile
 import venv
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from traitlets.config.loader import LazyConfigValue, PyFileConfigLoader
+
+from reserve_gpu import autoload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -218,7 +223,63 @@ def test_uninstall(tmp_path: Path) -> None:
     ]
 
 
+def install_by_hand(python: Path) -> Path:
+    """Put an older package, which can't even be imported, where pip would; return the place."""
+    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    place = Path(subprocess.check_output([str(python), "-c", asked], text=True).strip())
+    files = {
+        "reserve_gpu/__init__.py": "raise SystemExit('the older one was imported')\n",
+        "reserve_gpu-1.9.dist-info/METADATA": "Metadata-Version: 2.1\nName: x\nVersion: 1.9\n",
+        "reserve_gpu-1.9.dist-info/INSTALLER": "pip\n",
+    }
+    record = "reserve_gpu-1.9.dist-info/RECORD"
+    files |= {record: "".join(f"{name},,\n" for name in (*files, record))}
+    for name, text in files.items():
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text(text)
+    return place
+
+
+def test_files_in_the_way(home: Home, add: dict[str, str], tmp_path: Path) -> None:
+    """No file of the current folder or of an older package is taken for a module that it needs."""
+    cwd = tmp_path / "cwd"
+    (cwd / "reserve_gpu").mkdir(parents=True)
+    modules = ("ast", "typing", "random", "runpy", "dask", "pip", "reserve_gpu/__init__")
+    for name in modules:
+        (cwd / f"{name}.py").write_text(f"raise SystemExit('{name} of the current folder')\n")
+    assert "new file" in done(install_sh(env=add, cwd=str(cwd)))
+    python = make_environment(tmp_path / "environment")
+    place = install_by_hand(python)
+    env = home.environ(PYTHON=python)
+    assert "Uninstalled" in done(install_sh("--uninstall", env=env, cwd=str(cwd)))
+    assert list(place.glob("reserve_gpu*")) == []
+    assert not home.config.exists()
+
+
+def test_a_checkout_is_no_installation(
+    home: Home, take_back: dict[str, str], tmp_path: Path
+) -> None:
+    """What building in the checkout has left there is not taken for the installed package."""
+    checkout = copy_checkout(tmp_path / "checkout")
+    (checkout / "reserve_gpu.egg-info").mkdir()
+    (checkout / "reserve_gpu.egg-info" / "PKG-INFO").write_text("Name: reserve_gpu\nVersion: 2\n")
+    script = checkout / "install.sh"
+    said = done(install_sh("--uninstall", env=take_back, script=script, cwd=str(checkout)))
+    assert said.startswith("Nothing to uninstall")
+
+
 # --- what can stand in ipython_config.py ---------------------------------------------------------
+
+PIECES = [b"\r", b"\n", b"\r\n", b"x = 1", b"#", autoload.new_file(2), autoload.BODY, autoload.HEAD]
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from(PIECES) | st.binary()).map(b"".join))
+def test_any_bytes(data: bytes) -> None:
+    """Whatever is in a configuration, adding the lines and taking them out leaves just that."""
+    data = autoload.without(data).data
+    assert autoload.without(data + autoload.behind(data)) == (data, False, 0)
+
 
 CONFIGS = {
     "empty": b"",
@@ -253,7 +314,15 @@ def test_existing_file(
     assert home.tree() == untouched
 
 
-@pytest.mark.parametrize("before", [b"x = 'caf\xe9'\n", b"this is not Python\n", b"x = 1\0\n"])
+UNREADABLE = {
+    "encoding": b"x = 'caf\xe9'\n",
+    "syntax": b"this is not Python\n",
+    "null": b"x = 1\0\n",
+    "too deep": b"x = " + b"1 + " * 20_000 + b"1\n",
+}
+
+
+@pytest.mark.parametrize("before", UNREADABLE.values(), ids=UNREADABLE)
 def test_unreadable_file(
     before: bytes, home: Home, add: dict[str, str], take_back: dict[str, str]
 ) -> None:
@@ -388,6 +457,43 @@ def test_backups(home: Home, add: dict[str, str], take_back: dict[str, str]) -> 
     assert (first.exists(), second.exists()) == (True, False)
 
 
+def test_a_folder_for_a_backup(home: Home, add: dict[str, str], take_back: dict[str, str]) -> None:
+    """Something else by the name of a backup is left alone, now and on uninstall."""
+    home.write(b"x = 2\n")
+    home.config.with_name("ipython_config.py.before-reserve_gpu").mkdir()
+    before = home.tree()
+    done(install_sh(env=add))
+    copy = home.config.with_name("ipython_config.py.before-reserve_gpu.2")
+    assert copy.read_bytes() == b"x = 2\n"
+    done(install_sh("--uninstall", env=take_back))
+    assert home.tree() == before
+
+
+@pytest.mark.parametrize(
+    ("before", "blocks"),
+    [(None, 0), (b"x = 1\n", 0), (b"#" * 600, 1), (b"#" * 400, 1)],
+    ids=["new file", "backup", "half a backup", "half the lines"],
+)
+def test_no_room(
+    before: bytes | None, blocks: int, home: Home, add: dict[str, str], tmp_path: Path
+) -> None:
+    """Where the disk is full, for the lines or the backup, all is as it was, without a backup."""
+    if before is not None:
+        home.write(before)
+    untouched = home.tree()
+    # What a file may grow to, in blocks of 512 bytes: POSIX, ulimit.
+    small = make_program(
+        tmp_path / "small",
+        f'case "$*" in *" add") ulimit -f {blocks} ;; esac',
+        f'exec "{add["PYTHON"]}" "$@"',
+    )
+    result = install_sh(env=add | {"PYTHON": str(small)})
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("install.sh: ")
+    assert home.tree() == untouched
+
+
 # --- where the file is ---------------------------------------------------------------------------
 
 
@@ -474,6 +580,17 @@ def test_bad_place(
     assert set(home.path.parent.rglob("*")) == names
 
 
+@pytest.mark.parametrize("make", [make_folder, make_pipe, make_dead_link, make_loop])
+def test_bad_place_on_uninstall(
+    make: Callable[[Path], object], home: Home, take_back: dict[str, str]
+) -> None:
+    """A configuration that nothing can have been added to does not stand in an uninstall's way."""
+    make(home.config)
+    names = set(home.path.rglob("*"))
+    assert "Nothing to take out" in done(install_sh("--uninstall", env=take_back))
+    assert set(home.path.rglob("*")) == names
+
+
 def test_no_permission(installed: Installed) -> None:
     """A home in which this user may not write is one line, and nothing is made."""
     if os.geteuid() != 0:
@@ -493,6 +610,52 @@ def test_no_permission(installed: Installed) -> None:
         )
         assert f"no permission to write in {folder}" in refused(result)
         assert [path.name for path in Path(folder).iterdir()] == ["checkout"]
+
+
+OWN_LINE = b"get_config().InteractiveShellApp.extensions.append('reserve_gpu')\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "arguments", "code", "said"),
+    [
+        (OWN_LINE, [], 0, "as before"),
+        (OWN_LINE, ["--uninstall"], 0, "is your own"),
+        (b"x = 1\n", ["--uninstall"], 0, "Nothing to take out"),
+        (b"x = 1\n", [], 1, "no permission to change"),
+        (autoload.new_file(0), ["--uninstall"], 1, "no permission to change"),
+    ],
+)
+def test_read_only_file(data: bytes, arguments: list[str], code: int, said: str) -> None:
+    """A file that may only be read is refused where it would have to be changed, and only there."""
+    user: dict[str, Any] = {}
+    if os.geteuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        home = Home(Path(folder))
+        home.path.chmod(0o755)
+        script = copy_checkout(home.path / "checkout") / "install.sh"
+        home.write(data)
+        home.config.chmod(0o444)
+        home.config.parent.chmod(0o555)
+        if not arguments:
+            (home.path / "packages" / "reserve_gpu-2.dist-info").mkdir(parents=True)
+        skips_pip = 'if [ "$1" = -m ]; then exit 0; fi'
+        bare = "-S " if arguments else ""  # where this environment's own packages are not seen
+        python = make_program(
+            home.path / "python", skips_pip, f'exec "{sys.executable}" {bare}"$@"'
+        )
+        env = home.environ(PYTHON=python, PYTHONPATH=home.path / "packages")
+        run = functools.partial(
+            subprocess.run, env=env, cwd="/", capture_output=True, text=True, check=False, **user
+        )
+        if run([python, "-c", ""]).returncode:
+            pytest.skip("needs a Python that every user can run")
+        before = home.tree()
+        result = run([SHELL, script, *arguments])
+        assert (result.returncode, said in result.stdout + result.stderr) == (code, True)
+        assert home.tree() == before
+        home.config.parent.chmod(0o755)
 
 
 def test_pip_fails(installed: Installed, home: Home, tmp_path: Path) -> None:
@@ -525,6 +688,12 @@ def test_externally_managed(home: Home, tmp_path: Path) -> None:
     assert "is externally managed" in result.stderr
     assert "-m venv ~/.venvs/reserve_gpu" in result.stderr
     assert home.tree() == {}
+    # Who has told pip to install all the same is not stopped.
+    called = 'case "$1 $2" in "-m pip") echo "pip was called" >&2; exit 99 ;; esac'
+    forced = make_program(tmp_path / "forced", called, f'exec "{program}" "$@"')
+    env = home.environ(PYTHON=forced, PIP_BREAK_SYSTEM_PACKAGES="1")
+    result = install_sh(env=env)
+    assert "pip was called" in result.stderr or "has no pip" in result.stderr
 
 
 def test_too_old(home: Home, tmp_path: Path) -> None:
