@@ -30,6 +30,8 @@ class Machine:
     CUDA variables are the machine's.
     """
 
+    limit_s = LIMIT_S  # for a command
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.scenario = folder / "scenario.txt"
@@ -58,7 +60,7 @@ class Machine:
         kept = {
             k: v
             for k, v in os.environ.items()
-            if not k.startswith(("CUDA_", "RESERVE_GPU_", "JUPYTER", "JPY_"))
+            if not k.startswith(("CUDA_", "RESERVE_GPU_", "JUPYTER", "JPY_", "VIRTUAL_ENV"))
         }
         base = kept | {
             "HOME": str(self.home),
@@ -68,7 +70,11 @@ class Machine:
             "NO_COLOR": "1",
             "TERM": "dumb",  # no window title from IPython 7
         }
-        return driver.environment(self.scenario, log=self.log, base=base) | extra
+        return self.on_driver(base) | extra
+
+    def on_driver(self, base: dict[str, str]) -> dict[str, str]:
+        """The environment with the machine's driver in it."""
+        return driver.environment(self.scenario, log=self.log, base=base)
 
     def calls(self) -> list[str]:
         """The driver calls so far, as `nvmlDeviceGetHandleByIndex_v2 0`."""
@@ -79,7 +85,7 @@ class Machine:
         """Run a command to its end."""
         return subprocess.run(
             argv, env=self.environ(**extra), cwd=self.folder, text=True, capture_output=True,
-            timeout=LIMIT_S, check=False, stdin=subprocess.DEVNULL,
+            timeout=self.limit_s, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
     def python(self, code: str, **extra: str) -> subprocess.CompletedProcess[str]:

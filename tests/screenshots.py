@@ -1,0 +1,221 @@
+"""Makes the README's pictures of JupyterLab: `python -m tests.screenshots`, as root.
+
+All that is to be seen is real, but for the driver: users, kernels, reservations and waits, and a
+browser that shows them. Names, times and the host's name are this machine's in a namespace alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.lab import Lab, Notebook, browser, show_theme
+from tests.machine import ROOT, Child, Machine
+from tests.test_wait import line, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from playwright.sync_api import Page
+
+IMAGES = ROOT / "docs" / "images"
+NAMESPACE = ["unshare", "--mount", "--uts", "--propagation=private"]
+HOST = "gpu-box"
+USERS = {"alice": 70001, "bob": 70002, "carol": 70003, "dave": 70004, "erin": 70005}
+MINUTE_S, HOUR_S = 60, 3600
+TABS_PX, MARGIN_PX = 25, 10
+MODEL = """
+gpu
+  name NVIDIA A100-SXM4-80GB
+  vbios 92.00.45.00.03
+  memory 81920
+  reserved 620
+"""
+LOST, UNREADABLE = 4, 5  # GPUs that have a trouble of their own
+TROUBLE = f"""
+fail nvmlDeviceGetHandleByIndex_v2 {LOST} 15
+fail nvmlDeviceGetComputeRunningProcesses_v3 {UNREADABLE} 999
+"""
+
+
+class Scene:
+    """A machine with eight GPUs and several people."""
+
+    def __init__(self, folder: Path) -> None:
+        self.machine = Machine(folder)
+        self.machine.log.touch()
+        self.uses: dict[int, list[str]] = {UNREADABLE: ["memory none"]}
+        self._people = ExitStack()
+        self._update()
+
+    def use(self, gpu: int, pid: int, mib: int, percent: int) -> None:
+        """Let a process have memory on a GPU, and the GPU be at work."""
+        self.uses[gpu] = [f"compute {pid} {mib}", f"utilisation {percent}"]
+        self._update()
+
+    def person(self, user: str, notebook: str) -> Child:
+        """Start a Python of that user, as the kernel of a notebook."""
+        environ = self.machine.environ(HOME="/nonexistent", JPY_SESSION_NAME=notebook)
+        child = Child(environ, self.machine.folder, *as_user(user))
+        self._people.callback(child.kill)
+        return child
+
+    def holder(
+        self,
+        user: str,
+        notebook: str,
+        gpu: int,
+        *,
+        since_s: float,
+        idle_s: float = 0,
+        note: str = "",
+    ) -> Child:
+        """Let somebody reserve a GPU, as long ago as the record is made to say."""
+        child = self.person(user, notebook)
+        answer = child.reserve(f"{gpu}, note={note or None!r}")
+        assert answer.value == str(gpu), answer
+        for path in self.machine.locks.glob("*.lock"):
+            record = json.loads(path.read_text() or "{}")
+            if record.get("pid") == child.pid:
+                path.write_text(json.dumps(record | {"since": time.time() - since_s}))
+                os.utime(path, (time.time(), time.time() - idle_s))  # its last cell
+        return child
+
+    def close(self) -> None:
+        """Let everybody go."""
+        self._people.close()
+
+    def _update(self) -> None:
+        gpus = [MODEL + "".join(f"  {use}\n" for use in self.uses.get(n, [])) for n in range(8)]
+        self.machine.write("".join(gpus) + TROUBLE)
+
+
+def as_user(user: str) -> list[str]:
+    return ["setpriv", f"--reuid={user}", "--regid=65534", "--clear-groups"]
+
+
+def a_day(scene: Scene) -> None:
+    """Have a bit of everything, but for what the notebooks of the picture do."""
+    alice = scene.holder("alice", "train.ipynb", 0, since_s=9.3 * HOUR_S, note="until Friday")
+    scene.use(0, alice.pid, 70900, 97)
+    bob = scene.holder("bob", "finetune.ipynb", 1, since_s=130 * MINUTE_S)
+    scene.use(1, bob.pid, 38300, 64)
+    scene.holder("carol", "explore.ipynb", 2, since_s=6 * HOUR_S, idle_s=5.4 * HOUR_S)
+    scene.use(3, scene.person("dave", "").pid, 21500, 88)
+
+
+def status(scene: Scene, lab: Lab, page: Page) -> None:
+    """A notebook gets a GPU and shows who has the others."""
+    lab.write("sweep.ipynb", "%reserve_gpu", "%reserve_gpu --status")
+    with closing(Notebook(page, "sweep.ipynb")) as notebook:
+        for cell in range(2):
+            notebook.run(cell)
+            notebook.finish(cell)
+        take(page, "status.png", notebook)
+
+
+def waiting(scene: Scene, lab: Lab, page: Page) -> None:
+    """Of two notebooks side by side one has the last free GPU, and the other waits for one."""
+    bob = scene.holder("bob", "fold.ipynb", 7, since_s=25 * MINUTE_S)
+    scene.use(7, bob.pid, 52000, 90)
+    lab.write("baseline.ipynb", "%reserve_gpu")
+    lab.write("ablation.ipynb", "%reserve_gpu --wait 1h")
+    with (
+        closing(Notebook(page, "baseline.ipynb")) as left,
+        closing(Notebook(page, "ablation.ipynb", beside=left)) as right,
+    ):
+        left.run(0)
+        left.finish(0)
+        scene.person("carol", "/home/carol/explore.ipynb").send("reserve_gpu.reserve(wait=True)")
+        wait_for(lambda: line(scene.machine))
+        right.run(0)
+        right.see(0, "number 2 in line, for 4 s")
+        take(page, "waiting.png", left, right)
+
+
+def take(page: Page, name: str, *notebooks: Notebook) -> None:
+    """Take a picture of the notebooks, down to the end of the longest."""
+    panels = [notebook.panel.bounding_box() for notebook in notebooks]
+    ends = [
+        notebook.panel.locator(".jp-Notebook-cell").last.bounding_box() for notebook in notebooks
+    ]
+    left, top = min(p["x"] for p in panels), min(p["y"] for p in panels) - TABS_PX
+    right, bottom = (
+        max(p["x"] + p["width"] for p in panels),
+        max(e["y"] + e["height"] for e in ends),
+    )
+    clip = {"x": left, "y": top, "width": right - left, "height": bottom + MARGIN_PX - top}
+    page.screenshot(path=IMAGES / name, clip=clip)
+
+
+# By theme, as each page starts with one: what is drawn, and the size of the window.
+PICTURES: dict[str, tuple[Callable[[Scene, Lab, Page], None], dict[str, int]]] = {
+    "light": (status, {"width": 1130, "height": 1400}),
+    "dark": (waiting, {"width": 1280, "height": 800}),
+}
+
+
+def name_people(folder: Path) -> None:
+    """Give the people and the host their names, which only this namespace knows."""
+    passwd = folder / "passwd"
+    people = "".join(f"{user}:x:{n}:{n}::/nonexistent:/bin/sh\n" for user, n in USERS.items())
+    passwd.write_text(Path("/etc/passwd").read_text() + people)
+    subprocess.run(["mount", "--bind", passwd, "/etc/passwd"], check=True)
+    subprocess.run(["hostname", HOST], check=True)
+
+
+def draw(folder: Path) -> None:
+    """Make all pictures. folder: for everybody to write in."""
+    name_people(folder)
+    with ExitStack() as opened:
+        scene = Scene(folder)
+        opened.callback(scene.close)
+        a_day(scene)
+        lab = Lab(scene.machine, *as_user("erin"))
+        opened.callback(lab.close)
+        for theme, (picture, viewport) in PICTURES.items():
+            with browser(lab, viewport=viewport) as page:
+                show_theme(page, theme)
+                page.evaluate("window.jupyterapp.shell.collapseLeft()")
+                picture(scene, lab, page)
+
+
+def main() -> None:
+    """Make all pictures, in a namespace of their own."""
+    if os.geteuid():
+        sys.exit("python -m tests.screenshots: run it as root, as it shows several users.")
+    inside = "--inside"
+    if inside not in sys.argv:
+        again = [*NAMESPACE, sys.executable, "-m", "tests.screenshots", inside]
+        sys.exit(subprocess.run(again, check=False).returncode)
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    os.umask(0)  # in the folder, not for the pictures: all people write there
+    with tempfile.TemporaryDirectory(prefix="reserve_gpu-screenshots-") as folder:
+        Path(folder).chmod(0o1777)
+        require_python(folder)
+        draw(Path(folder))
+    for image in IMAGES.iterdir():
+        image.chmod(0o644)
+
+
+def require_python(folder: str) -> None:
+    """Leave with one line where the people can't run this Python, as their kernels have to."""
+    kernel = (
+        "import subprocess, sys; subprocess.check_call([sys.executable, '-m', 'ipykernel', '-h'])"
+    )
+    command = [*as_user("nobody"), sys.executable, "-c", kernel]
+    if subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode:
+        sys.exit(
+            f"Other users can't run {sys.executable}; take the Python of a place that they can."
+        )
+
+
+if __name__ == "__main__":
+    main()

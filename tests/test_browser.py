@@ -1,0 +1,269 @@
+"""%reserve_gpu in JupyterLab, in a real browser, as a person sees and uses it."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lab import CHROMIUM, THEMES, Lab, Notebook, browser, show_theme
+from tests.machine import Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from playwright.sync_api import Page
+
+    from tests.machine import Child
+
+pytestmark = [
+    pytest.mark.needs("browser"),
+    pytest.mark.skipif(not CHROMIUM, reason="the extra `browser` also needs Debian's chromium"),
+]
+
+ONE = "gpu\n  name NVIDIA A100-SXM4-80GB\n  memory 81920\n"
+VARIABLES = "import os; print([os.environ.get('CUDA_VISIBLE_DEVICES')])"
+LEGIBLE = 4.5  # contrast of text and background, WCAG 2.2 AA
+HOSTILE = "<b>bold</b><script>document.title = 'gotcha'</script>"
+
+
+@pytest.fixture(scope="module")
+def on_lab(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """The machine on which JupyterLab runs."""
+    return Machine(tmp_path_factory.mktemp("lab"))
+
+
+@pytest.fixture(scope="module")
+def lab(on_lab: Machine) -> Iterator[Lab]:
+    lab = Lab(on_lab)
+    yield lab
+    lab.close()
+
+
+@pytest.fixture(scope="module")
+def page(lab: Lab) -> Iterator[Page]:
+    with browser(lab, viewport={"width": 1400, "height": 900}) as page:
+        yield page
+
+
+@pytest.fixture
+def open_notebook(
+    lab: Lab, page: Page, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Notebook]]:
+    """Opens a notebook with these cells, beside another one; all are closed at the end."""
+    with ExitStack() as opened:
+
+        def open_one(name: str, *cells: str, beside: Notebook | None = None) -> Notebook:
+            path = f"{request.node.name}/{name}"  # JupyterLab remembers paths
+            lab.write(path, *cells)
+            notebook = Notebook(page, path, beside=beside)
+            opened.callback(notebook.close)
+            return notebook
+
+        yield open_one
+
+
+@contextmanager
+def holder(machine: Machine, arguments: str = "") -> Iterator[Child]:
+    """Somebody with a notebook of their own who has reserved a GPU."""
+    with machine.child(JPY_SESSION_NAME="/home/alice/train.ipynb") as child:
+        assert not child.reserve(arguments).error
+        yield child
+
+
+def check_looks(notebook: Notebook, cell: int) -> None:
+    """What is below the cell can be read in both themes, and nothing of it is cut off."""
+    for theme in THEMES:
+        show_theme(notebook.page, theme)
+        contrasts = notebook.contrasts(cell)
+        assert contrasts
+        assert [(theme, *one) for one in contrasts if one[1] < LEGIBLE] == []
+    assert notebook.cut_off(cell) == []
+    show_theme(notebook.page, "light")
+
+
+def test_reserve(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
+    """The cell shows which GPU the notebook has and its variables, and the next cell has them."""
+    on_lab.write(ONE)
+    notebook = open_notebook("train.ipynb", "%reserve_gpu", VARIABLES)
+    notebook.run(0)
+    assert notebook.finish(0).splitlines() == [
+        "Reserving GPU0: 0000:01:00.0 16x NVIDIA A100-SXM4-80GB (VBIOS 86.07.22.00.A8)",
+        "CUDA_DEVICE_MEMORY = '81920'",
+        "CUDA_DEVICE_ORDER = 'PCI_BUS_ID'",
+        "CUDA_VISIBLE_DEVICES = '0'",
+    ]
+    notebook.run(1)
+    assert notebook.finish(1) == "['0']"
+    check_looks(notebook, 0)
+
+
+def test_two_notebooks_side_by_side(
+    on_lab: Machine, open_notebook: Callable[..., Notebook]
+) -> None:
+    """Two notebooks that are started together get different GPUs."""
+    on_lab.write(ONE * 2)
+    left = open_notebook("left.ipynb", "%reserve_gpu")
+    right = open_notebook("right.ipynb", "%reserve_gpu", beside=left)
+    left.run(0)
+    right.run(0)
+    lines = [notebook.finish(0).splitlines()[-1] for notebook in (left, right)]
+    assert sorted(lines) == ["CUDA_VISIBLE_DEVICES = '0'", "CUDA_VISIBLE_DEVICES = '1'"]
+
+
+def test_status(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
+    """The status has a row for each GPU with its state and who has it; notes stay text."""
+    on_lab.write(ONE * 6)
+    notebook = open_notebook("mine.ipynb", "%reserve_gpu 0", "%reserve_gpu --status")
+    notebook.run(0)
+    notebook.finish(0)
+    with holder(on_lab, f"2, note={HOSTILE!r}") as child:
+        on_lab.write(
+            f"{ONE}{ONE}{ONE}{ONE}compute {child.pid} 40000\n{ONE}{ONE}memory none\n"
+            "fail nvmlDeviceGetHandleByIndex_v2 4 15\n"
+            "fail nvmlDeviceGetComputeRunningProcesses_v3 5 3\n"
+        )
+        notebook.run(1)
+        notebook.finish(1)
+    rows: list[str] = []
+    for text in notebook.outputs(1).locator("tbody tr").all_inner_texts():
+        if text[0].isdecimal():
+            rows.append(text)
+        else:  # who has it, below its row
+            rows[-1] += text
+    expected = [
+        r"reserved.*mine\.ipynb",
+        "free",
+        r"reserved.*train\.ipynb.*" + re.escape(HOSTILE),
+        rf"busy.*pid {child.pid}.*39\.1 GiB",
+        "broken",
+        "unknown",
+    ]
+    for index, (row, pattern) in enumerate(zip(rows, expected, strict=True)):
+        assert re.match(rf"{index}\b.*{pattern}", " ".join(row.split())), row
+    assert notebook.page.title() != "gotcha"
+
+
+def test_status_is_legible(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
+    """The status can be read in both themes."""
+    on_lab.write(
+        f"{ONE}{ONE}{ONE}compute 4321 40000\n{ONE}{ONE}memory none\n"
+        "fail nvmlDeviceGetHandleByIndex_v2 3 15\n"
+        "fail nvmlDeviceGetComputeRunningProcesses_v3 4 3\n"
+    )
+    notebook = open_notebook("mine.ipynb", "%reserve_gpu 0", "%reserve_gpu --status")
+    notebook.run(0)
+    notebook.finish(0)
+    notebook.run(1)
+    notebook.finish(1)
+    check_looks(notebook, 1)
+
+
+def test_status_beside_another_notebook(
+    on_lab: Machine, open_notebook: Callable[..., Notebook]
+) -> None:
+    """Nothing of the status is cut off where two notebooks are side by side."""
+    on_lab.write(ONE * 2)
+    left = open_notebook("left.ipynb", "%reserve_gpu", "%reserve_gpu --status")
+    open_notebook("right.ipynb", "", beside=left)
+    left.run(0)
+    left.finish(0)
+    left.run(1)
+    left.finish(1)
+    assert left.cut_off(1) == []
+
+
+def test_waiting_for_the_other_notebook(
+    on_lab: Machine, open_notebook: Callable[..., Notebook]
+) -> None:
+    """One display counts the seconds, and makes room for the GPU once the other kernel ends."""
+    on_lab.write(ONE)
+    left = open_notebook("left.ipynb", "%reserve_gpu")
+    right = open_notebook("right.ipynb", "print('before')\n%reserve_gpu --wait", beside=left)
+    left.run(0)
+    left.finish(0)
+    right.run(0)
+    for seconds in (1, 2):
+        waiting = right.see(0, rf"next in line, for {seconds} s")
+        assert waiting.count("Waiting for a GPU") == 1
+    assert re.search(r"GPU0: reserved by \w+, left\.ipynb \(pid \d+\) for \d+ s", waiting)
+    check_looks(right, 0)
+    left.shut_down()
+    before, *lines = right.finish(0).split("\n", 1)
+    assert before == "before"
+    assert lines[0].strip().startswith("Reserving GPU0: ")
+    assert lines[0].endswith("CUDA_VISIBLE_DEVICES = '0'")
+
+
+def test_what_others_write_stays_text(
+    on_lab: Machine, open_notebook: Callable[..., Notebook]
+) -> None:
+    """A note that another user wrote is shown as it was typed, whatever is in it."""
+    on_lab.write(ONE)
+    notebook = open_notebook("mine.ipynb", "%reserve_gpu --wait")
+    with holder(on_lab, f"note={HOSTILE!r}"):
+        notebook.run(0)
+        assert HOSTILE in notebook.see(0, "Waiting for")
+        assert notebook.outputs(0).locator("b, script").count() == 0
+    notebook.finish(0)
+
+
+def test_interrupting_a_wait(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
+    """The kernel's interrupt ends a wait with one line, and no GPU is visible."""
+    on_lab.write(ONE)
+    notebook = open_notebook("mine.ipynb", "%reserve_gpu --wait", VARIABLES)
+    with holder(on_lab):
+        notebook.run(0)
+        notebook.see(0, "Waiting for a GPU")
+        notebook.interrupt()
+        assert notebook.finish(0) == (
+            "Stopped waiting; nothing is reserved. CUDA_VISIBLE_DEVICES = ''"
+        )
+    notebook.run(1)
+    assert notebook.finish(1) == "['']"
+    check_looks(notebook, 0)
+
+
+def test_a_wait_that_runs_out(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
+    """After its limit a wait shows who has the GPU, and nothing of the display while it waited."""
+    on_lab.write(ONE)
+    notebook = open_notebook("mine.ipynb", "%reserve_gpu --wait 1.5")
+    with holder(on_lab) as child:
+        notebook.run(0)
+        shown = notebook.finish(0).splitlines()
+    assert shown[0] == "Waited for 1 s. No free GPU devices: 1 of 1 is in use."
+    assert f"train.ipynb (pid {child.pid})" in shown[1]
+    assert shown[2:] == ["Share one with %reserve_gpu 0 --share.", "CUDA_VISIBLE_DEVICES = ''"]
+
+
+def test_an_error_stops_run_all(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
+    """Nothing free is said without a traceback, and Run All stops there."""
+    on_lab.write(f"{ONE}compute 4321 3500")
+    notebook = open_notebook("mine.ipynb", "%reserve_gpu", "print('went on')")
+    notebook.run_all()
+    shown = notebook.finish(0)
+    assert shown.startswith("No free GPU devices: 1 of 1 is in use.\n  GPU0: busy, pid 4321")
+    assert "Traceback" not in shown
+    assert shown.endswith("CUDA_VISIBLE_DEVICES = ''")
+    assert notebook.shown(1) == ""
+    check_looks(notebook, 0)
+
+
+def test_a_mistake_is_one_line(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
+    """A mistake in the line is said in one line."""
+    notebook = open_notebook("mine.ipynb", "%reserve_gpu --wait soon")
+    notebook.run(0)
+    shown = notebook.finish(0)
+    assert shown == "UsageError: 'soon' is no duration. Give 90, 90s, 10m or 2h."
+
+
+def test_tab_completes_an_option(open_notebook: Callable[..., Notebook]) -> None:
+    """Tab after the beginning of an option offers it, and Enter takes it."""
+    from playwright.sync_api import expect
+
+    notebook = open_notebook("mine.ipynb", "")
+    assert notebook.offered(0, "%reserve_gpu --st") == ["--status"]
+    notebook.page.keyboard.press("Enter")
+    expect(notebook.source(0)).to_have_text("%reserve_gpu --status")
