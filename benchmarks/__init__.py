@@ -1,1 +1,1 @@
-"""Measurements, each a ratio within one run: `python -m benchmarks`."""
+"""What %reserve_gpu costs, side by side with what people would use instead: see __main__.py."""
