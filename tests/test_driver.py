@@ -199,6 +199,8 @@ def test_calls_do_not_use_up_memory(machine: Machine) -> None:
         ("gpu\n  compute 12", "2: the memory in MiB is missing"),
         ("gpu\n  bus 3", "2: '3' is not like 0000:03:00.0"),
         ("gpu\n  name", "2: text is missing"),
+        ("gpu\n" * 65, "65: more than 64 GPUs"),
+        ("gpu\n" + "  mps 1 1\n" * 2049, "2050: more than 2048 processes"),
     ],
 )
 def test_mistake_ends_the_process(machine: Machine, text: str, message: str) -> None:
@@ -308,6 +310,19 @@ def test_count_only_query(machine: Machine) -> None:
     assert child.ask("ask(0, 0)") == "(7, 2)"
     assert child.ask("ask(0, 1)") == "(7, 2)"
     assert child.ask("ask(1, 0)") == "(0, 0)"
+
+
+def test_big_machine(machine: Machine) -> None:
+    """Each of 64 GPUs lists its own processes, a thousand in all, and an instance its own."""
+    counts = [20] * 50 + [0] * 14
+    parts = ["gpu" + "\n  compute 7 1" * count for count in counts]
+    instance = "\n  mig on\n  graphics 9 1\n  instance 3" + "\n    compute 8 1" * 5
+    child = machine.be("\n".join(parts) + instance).nvml()
+    look = "[len(nvmlDeviceGetComputeRunningProcesses(gpu(i))) for i in range(63)]"
+    assert child.ask(look) == str(counts[:63])
+    look = "[p.pid for p in nvmlDeviceGetComputeRunningProcesses(instance(63, 3))]"
+    assert child.ask(look) == str([8] * 5)
+    assert child.ask("nvmlDeviceGetMemoryInfo(gpu(63)).used >> 20") == "6"
 
 
 def test_memory_of_a_process_may_be_unknown(machine: Machine) -> None:
@@ -803,13 +818,10 @@ def test_scenarios_are_valid(machine: Machine, name: str) -> None:
 
 
 def other_tool(name: str) -> str:
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if not found:
-        pytest.skip(f"{name} is not installed")
-    return found
+    return str(Path(sys.executable).with_name(name))
 
 
+@pytest.mark.needs("benchmarks")
 def test_gpustat_sees_the_machine() -> None:
     """Gpustat shows the processes, and a lost card as one."""
     tool = other_tool("gpustat")
@@ -820,6 +832,7 @@ def test_gpustat_sees_the_machine() -> None:
     assert "GPU is lost" in lost.stdout
 
 
+@pytest.mark.needs("benchmarks")
 def test_nvitop_sees_the_machine() -> None:
     """Nvitop shows GPUs, instances and processes without a complaint."""
     tool = other_tool("nvitop")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,15 +22,22 @@ PACKAGE = ROOT / "reserve_gpu"
 LAYERS = [
     {"__main__"},
     {"__init__"},
-    {"magic", "cli"},
-    {"live"},
+    {"magic", "cli", "installer", "dask"},
+    {"kernelspec"},
+    {"launch"},
+    {"live", "completion", "frameworks"},
     {"options", "overview", "reservation"},
-    {"claim", "fence", "table"},
-    {"line", "report"},
-    {"nvml", "locks", "cuda", "processes"},
-    {"bindings", "files", "places"},
-    {"caller", "settings", "records"},
-    {"choosing"},
+    {"attempt"},
+    {"claim", "fence", "holding", "table", "checklist"},
+    {"terminal", "markup"},
+    {"layout"},
+    {"handover", "line", "report"},
+    {"nvml", "locks", "cuda", "verdict"},
+    {"bindings", "descriptors", "witness", "config_file"},
+    {"caller", "children", "files", "probes"},
+    {"settings"},
+    {"processes"},
+    {"choosing", "autoload"},
     {"names"},
     {"device", "errors"},
 ]
@@ -38,19 +45,33 @@ LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in mod
 
 # Who alone may import what is slow to load, or not there on every system.
 OWNERS = {
-    "IPython": {"magic", "live"},
+    "IPython": {"magic", "live", "completion"},
     "traitlets": {"magic"},
     "pynvml": {"bindings"},
     "fcntl": {"locks"},
     "psutil": {"processes"},
-    "ctypes": {"cuda", "bindings"},
+    "ctypes": {"cuda", "bindings", "probes"},
+    "rich": {"terminal", "live"},
+    "argcomplete": {"cli"},
+    "ipykernel": {"kernelspec"},
+    "jupyter_client": {"kernelspec"},
+    "jupyter_core": {"kernelspec"},
 }
 # These for the names of types alone.
-ONLY_FOR_TYPES = {("__init__", "IPython")}
+ONLY_FOR_TYPES = {("__init__", "IPython"), ("table", "rich")}
 
 
 def sources() -> list[Path]:
     return sorted(PACKAGE.glob("*.py"))
+
+
+def importable() -> list[Any]:
+    """The sources, those marked that need an extra even to be imported."""
+    needs = {"dask": pytest.mark.needs("engines")}
+    return [
+        pytest.param(path, marks=needs[path.stem]) if path.stem in needs else path
+        for path in sources()
+    ]
 
 
 def is_for_types(node: ast.AST) -> bool:
@@ -96,7 +117,7 @@ def test_imports_go_downward(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: path.stem)
 def test_owners(path: Path) -> None:
-    """IPython, NVML's bindings, flock and psutil are each imported by one module alone."""
+    """IPython, NVML's bindings, flock, psutil and rich are each imported by one module alone."""
     tree = ast.parse(path.read_text())
     for name in imports(tree, types=False):
         top = name.split(".")[0]
@@ -113,6 +134,10 @@ def test_dependencies_are_declared(path: Path) -> None:
     for name in imports(ast.parse(path.read_text()), types=False):
         top = name.split(".")[0]
         known = {"reserve_gpu", "IPython", "traitlets", "pynvml", "psutil", "rich"}
+        # no dependencies: imported if they are there
+        known |= {"argcomplete", "ipykernel", "jupyter_client", "jupyter_core"}
+        if path.stem == "dask":  # who has no Dask has no use for it
+            known |= {"click", "distributed"}
         assert top in sys.stdlib_module_names | known, top
 
 
@@ -144,18 +169,18 @@ print(*{name.split('.')[0] for name in set(sys.modules) - before})
 """
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", importable(), ids=lambda path: path.stem)
 def test_nothing_happens_at_import(machine: Machine, path: Path) -> None:
     """Importing a module opens no file but modules, starts nothing and loads no library."""
-    if path.stem == "__main__":
-        pytest.skip("it is the program")
+    if path.stem in ("__main__", "probes"):
+        pytest.skip("it is a program")
     name = "" if path.stem == "__init__" else f".{path.stem}"
-    shell = (
-        "import IPython.core.magic, IPython.core.magic_arguments"
-        if path.stem in ("magic", "live")
-        else ""
-    )
-    done = machine.python(WATCH % (shell, name))
+    before = {
+        "magic": "import IPython.core.magic, IPython.core.magic_arguments",
+        "live": "import IPython.core.magic, IPython.core.magic_arguments",
+        "dask": "import click, distributed",
+    }
+    done = machine.python(WATCH % (before.get(path.stem, ""), name))
     assert done.stderr == ""
     opened, state, modules = done.stdout.splitlines()
     assert opened == "[]"
