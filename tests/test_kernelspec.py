@@ -91,7 +91,9 @@ def test_a_kernel_has_its_gpu_before_its_first_line(machine: Machine) -> None:
 def test_its_life(machine: Machine) -> None:
     """Interrupt, restart, crash and shutdown do what they do to every kernel; the GPU follows."""
     with spec_kernel(machine) as kernel:
-        message = kernel.start("import time; print('on', flush=True); time.sleep(1000)")
+        # Short naps: a signal in the instant before a nap begins is noticed only at its end.
+        naps = "import time; print('on', flush=True)\nwhile True: time.sleep(0.05)"
+        message = kernel.start(naps)
         while kernel.client.get_iopub_msg(timeout=30)["msg_type"] != "stream":
             pass
         kernel.manager.interrupt_kernel()
