@@ -6,18 +6,18 @@ each of these is turned into a `DeviceError` that says which function it was.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from reserve_gpu import loading
 from reserve_gpu.caller import Caller
 from reserve_gpu.errors import DriverError, NoDriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import ModuleType
 
 T = TypeVar("T")
@@ -163,7 +163,7 @@ def import_pynvml() -> ModuleType:
     """The bindings. Raises DriverError if there are none, or other ones of the same name."""
     _preload_wsl_library()
     try:
-        with warnings.catch_warnings(), _no_collection():
+        with warnings.catch_warnings(), loading.definitions():
             warnings.simplefilter(
                 "ignore"
             )  # PyPI's deprecated pynvml, which wraps the official one
@@ -179,26 +179,6 @@ def import_pynvml() -> ModuleType:
         raise DriverError(REINSTALL)
     module: ModuleType = pynvml
     return module
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from looking through thousands of definitions: 1 ms in ten.
-
-    They are there to stay, so they go to its oldest generation, where frozen objects go once thawed
-    (https://docs.python.org/3/library/gc.html#gc.unfreeze); not if somebody else has frozen some.
-    """
-    if "pynvml" in sys.modules or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        if not gc.get_freeze_count():
-            gc.freeze()
-            gc.unfreeze()
-        gc.enable()
 
 
 def memory_v2(pynvml: ModuleType, handle: Any, _name: str) -> Any:

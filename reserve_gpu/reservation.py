@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from reserve_gpu import choosing, cuda, report
+from reserve_gpu import choosing, cuda, loading, report
 from reserve_gpu.errors import (
     NoDriverError,
     NoFreeDeviceError,
@@ -139,11 +139,13 @@ def _reserve(
             cuda.remember_over_fork()
             if cuda.started():
                 raise TooLateError(report.too_late(held.devices if held else ()))
-            from reserve_gpu.nvml import Nvml
+            with loading.definitions():
+                from reserve_gpu.nvml import Nvml
 
             with Nvml() as nvml:
                 # The driver starts on a thread of its own; meanwhile the rest of us is loaded.
-                from reserve_gpu import attempt
+                with loading.definitions():
+                    from reserve_gpu import attempt
 
                 return attempt.run(mine, nvml, request, wait_s, progress)
         except KeyboardInterrupt:

@@ -39,7 +39,7 @@ LAYERS = [
     {"processes"},
     {"choosing", "autoload"},
     {"names"},
-    {"device", "errors"},
+    {"device", "errors", "loading"},
 ]
 LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in modules}
 
