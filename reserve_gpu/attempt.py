@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 import os
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import choosing, cuda, processes, report, settings
+from reserve_gpu import choosing, cuda, settings
 from reserve_gpu.claim import Claim
-from reserve_gpu.device import Wait
 from reserve_gpu.errors import (
     ImpossibleError,
-    MutexHeldError,
     NoFreeDeviceError,
     ReservedAboveError,
     WaitTimeoutError,
@@ -22,16 +19,13 @@ from reserve_gpu.holding import Reservation
 from reserve_gpu.locks import LockDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
-    from reserve_gpu.device import Device, Fault, Request
+    from reserve_gpu.device import Device, Fault, Request, Wait
+    from reserve_gpu.errors import ReserveGPUError
     from reserve_gpu.holding import Own
     from reserve_gpu.locks import Lock
     from reserve_gpu.nvml import Nvml
-
-POLL_S = 0.2  # between two looks of a waiter at whether anything has changed
-LOOK_S = 0.9  # between two looks at how all devices stand, where it has not
-EXPLAIN_EVERY_S = 5.0  # so often a waiter asks again which processes are on a busy device
 
 
 def run(
@@ -55,19 +49,20 @@ def run(
         claim = Claim(nvml, directory, request, _standing(mine, directory), idle_mib)
         try:
             seen: list[Device | Fault] = []
+            is_above = False
             taken = _take(claim, _candidates(nvml, request, outside), seen, deadline)
-            # There a wait would be one for this process's own end.
-            limited = outside[cuda.VISIBLE] and not mine.current()
-            is_above = bool(not taken and limited) and claim.is_above()
-            may_wait = not taken and wait_s is not None and not is_above
-            if may_wait and choosing.may_come_free(claim.refusals, request):
-                mine.is_waiting = True
-                taken = _wait(
-                    claim, directory, seen, deadline, lambda w: progress(w.replace(limit_s=limit_s))
-                )
+            if not taken:
+                # There a wait would be one for this process's own end.
+                is_above = bool(outside[cuda.VISIBLE]) and not mine.current() and claim.is_above()
+                may_wait = wait_s is not None and not is_above
+                if may_wait and choosing.may_come_free(claim.refusals, request):
+                    from reserve_gpu.waiting import wait
+
+                    mine.is_waiting = True
+                    taken = wait(claim, seen, deadline, limit_s, progress)
             if taken:
                 return _settle(mine, claim), _cautions(claim, directory)
-            refusals = claim.explained()
+            claim.refusals = list(claim.explained())
         except BaseException:
             if mine.reservation is previous:
                 claim.undo()
@@ -75,17 +70,7 @@ def run(
             raise
         finally:
             mine.is_waiting = False
-    _require_possible(claim, outside[cuda.VISIBLE])
-    if is_above:
-        raise ReservedAboveError(report.above(claim.refusals, outside))
-    mine.go_without()
-    kept = held.devices if (held := mine.current()) else ()
-    has_waited = bool(wait_s and claim.ticket)
-    visible = outside[cuda.VISIBLE]
-    text = report.nothing_free(refusals, request.count, kept, visible, has_waited=has_waited)
-    if wait_s is not None and claim.ticket:
-        raise WaitTimeoutError(f"{report.waited(wait_s)}{text}")
-    raise NoFreeDeviceError(text)
+    raise _refused(mine, claim, outside, wait_s, is_above=is_above)
 
 
 def _standing(mine: Own, directory: LockDirectory) -> dict[str, Lock]:
@@ -125,42 +110,6 @@ def _take(
     return not one_by_one and claim.take(seen, deadline)
 
 
-def _wait(
-    claim: Claim,
-    directory: LockDirectory,
-    candidates: Sequence[Device | Fault],
-    deadline: float,
-    progress: Callable[[Wait], object],
-) -> bool:
-    """Stand in line until the claim can be taken, True, or the time is over, False."""
-    from reserve_gpu import line
-
-    wants = claim.usable()
-    about = {**processes.me(claim.request.note), "asks": report.asked(claim.request)}
-    start = time.monotonic()
-    looked = -math.inf
-    lock: Lock | None = None
-    try:
-        while True:
-            if time.monotonic() > looked + LOOK_S or not claim.is_hopeless():
-                looked = time.monotonic()
-                with suppress(MutexHeldError):  # another's driver hangs, perhaps not for ever
-                    if lock is None or not lock.stands():  # or somebody deleted the ticket
-                        lock, claim.ticket = line.join(directory, wants, about, deadline)
-                    if claim.take(candidates, deadline, afresh=True):
-                        return True
-            now = time.monotonic()
-            if now >= deadline:
-                return False
-            place = 1 + sum(not ticket.wants.isdisjoint(wants) for ticket in claim.ahead)
-            there = claim.explained(EXPLAIN_EVERY_S)
-            progress(Wait(claim.request, place, now - start, there))
-            time.sleep(min(POLL_S, deadline - now))
-    finally:
-        if lock:
-            lock.release()
-
-
 def _settle(mine: Own, claim: Claim) -> Reservation:
     """Set the variables for what was claimed, and let go of what was held before."""
     before = mine.reservation
@@ -175,13 +124,35 @@ def _settle(mine: Own, claim: Claim) -> Reservation:
 
 def _cautions(claim: Claim, directory: LockDirectory) -> list[str]:
     """What there is to be said against what was claimed."""
-    private = [report.private(directory.path)] if settings.is_private(directory.path) else []
-    return [*claim.warnings.values(), *private]
+    if not settings.is_private(directory.path):
+        return list(claim.warnings.values())
+    from reserve_gpu import refusal
+
+    return [*claim.warnings.values(), refusal.private(directory.path)]
 
 
-def _require_possible(claim: Claim, visible: str | None) -> None:
-    """Raise ImpossibleError if no state of this machine could satisfy the request."""
+def _refused(
+    mine: Own,
+    claim: Claim,
+    outside: Mapping[str, str | None],
+    wait_s: float | None,
+    *,
+    is_above: bool,
+) -> ReserveGPUError:
+    """Why nothing could be taken; unless the request was wrong, no GPU is visible from now on."""
+    from reserve_gpu import awaited, refusal
+
+    visible, count = outside[cuda.VISIBLE], claim.request.count
     if reason := choosing.impossible(claim.refusals, claim.request):
-        raise ImpossibleError(" ".join([reason, *report.limit(visible, len(claim.refusals))]))
+        return ImpossibleError(" ".join([reason, *refusal.limit(visible, len(claim.refusals))]))
     if claim.request.exclude and not claim.refusals:
-        raise ImpossibleError("Every GPU that this process may use is excluded.")
+        return ImpossibleError("Every GPU that this process may use is excluded.")
+    if is_above:
+        return ReservedAboveError(refusal.above(claim.refusals, outside))
+    mine.go_without()
+    kept = held.devices if (held := mine.current()) else ()
+    has_waited = bool(wait_s and claim.ticket)
+    text = refusal.nothing_free(claim.refusals, count, kept, visible, has_waited=has_waited)
+    if wait_s is not None and claim.ticket:
+        return WaitTimeoutError(f"{awaited.waited(wait_s)}{text}")
+    return NoFreeDeviceError(text)

@@ -8,9 +8,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import report
 from reserve_gpu.device import Value
-from reserve_gpu.names import shown
+from reserve_gpu.text import duration, labels, shown
 from reserve_gpu.verdict import ABSENT, FITS, UNRESERVED
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ class Progress(Value):
 
     def __str__(self) -> str:
         total = len(self.done) + len(self.running)
-        how = f"{len(self.done)} of {total} have answered, {report.duration(self.waited_s)}"
+        how = f"{len(self.done)} of {total} have answered, {duration(self.waited_s)}"
         return f"Checking what each framework sees: {how}. Waiting for {', '.join(self.running)}"
 
 
@@ -70,7 +69,7 @@ def cells(row: Finding) -> tuple[str, ...]:
 
 def _headline(check: Check) -> str:
     if check.reserved:
-        return f"Reserved: {report.labels(check.reserved)}."
+        return f"Reserved: {labels(check.reserved)}."
     now = "not set" if check.visible is None else repr(shown(check.visible))
     return (
         "Nothing is reserved here, so no framework was started on a GPU. Reserve one first "

@@ -10,9 +10,9 @@ import re
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from reserve_gpu import names
 from reserve_gpu.device import Request, State
 from reserve_gpu.errors import RequestError
+from reserve_gpu.text import gib, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,8 +44,7 @@ def request(  # noqa: PLR0913 - these are reserve()'s
     note: str | None = None,
 ) -> Request:
     """The request that these arguments make. Raises RequestError where they make none."""
-    named = () if devices is None else names.parse(devices)
-    excluded = () if exclude is None else names.parse(exclude)
+    named, excluded = _named(devices), _named(exclude)
     if devices is not None and not named:
         raise RequestError("No GPU is named. Leave the name out to get the first free one.")
     if count is not None and (type(count) is not int or count < 1):
@@ -92,7 +91,7 @@ def impossible(refusals: Sequence[Refusal], wanted: Request) -> str | None:
         return None
     what = "1 GPU" if wanted.count == 1 else f"{wanted.count} GPUs"
     what += f" of {gib(wanted.min_memory_mib)} or more" if wanted.min_memory_mib else ""
-    what += f" with {names.shown(wanted.model)!r} in the name" if wanted.model else ""
+    what += f" with {shown(wanted.model)!r} in the name" if wanted.model else ""
     why = [f"{r.label} {r.reason}" for r in refusals if r.state == "unfit"]
     if 0 < len(parts) < len(fit):
         why.append("CUDA gives a process whole GPUs or MIG instances, not both")
@@ -183,7 +182,13 @@ def satisfies(held: Sequence[Device], wanted: Request, *, shared: bool = False) 
     """
     if shared and not wanted.share:
         return False
-    if any(unfit(d, wanted) or names.is_one_of(d, wanted.exclude) for d in held):
+    if any(unfit(d, wanted) for d in held):
+        return False
+    if not wanted.devices and not wanted.exclude:
+        return len(held) >= wanted.count
+    from reserve_gpu import names
+
+    if any(names.is_one_of(d, wanted.exclude) for d in held):
         return False
     if not wanted.devices:
         return len(held) >= wanted.count
@@ -196,9 +201,7 @@ def parse_size(text: str | float) -> float:
         text = int(text)
     match = re.fullmatch(_SIZE, str(text).strip(), re.IGNORECASE | re.ASCII)
     if not match or (match[3] and not match[2]):
-        raise RequestError(
-            f"{names.shown(str(text))!r} is no size. Give 16GB, 16GiB or 16000 (MiB)."
-        )
+        raise RequestError(f"{shown(str(text))!r} is no size. Give 16GB, 16GiB or 16000 (MiB).")
     number, prefix, unit = float(match[1]), match[2].lower(), (match[3] or "").lower()
     return number * _BYTES[prefix][unit == "ib"] / 2**20 if prefix else number
 
@@ -211,15 +214,18 @@ def parse_duration(text: object) -> float:
         return float(min(text, _LONGEST_S))
     match = re.fullmatch(_DURATION, str(text).strip(), re.IGNORECASE | re.ASCII)
     if not match:
-        text = names.shown(str(text))
+        text = shown(str(text))
         hint = f" To wait for GPUs by name: {text} --wait." if "," in text else ""
         raise RequestError(f"{text!r} is no duration. Give 90, 90s, 10m or 2h.{hint}")
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 
-def gib(mib: float) -> str:
-    """Memory for people: `10.2 GiB`, below one `512 MiB`."""
-    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.0f} MiB"
+def _named(devices: DeviceNames | None) -> tuple[str, ...]:
+    if devices is None or devices == ():
+        return ()  # most requests name none, and need not know how that is done
+    from reserve_gpu import names
+
+    return names.parse(devices)
 
 
 def _counted(count: int, one: str, many: str) -> str:

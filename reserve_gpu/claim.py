@@ -6,10 +6,9 @@ A look before the lock proves nothing, as somebody else may take the device in b
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING
 
-from reserve_gpu import choosing, processes, report
+from reserve_gpu import choosing, processes
 from reserve_gpu.bindings import DeviceError
 from reserve_gpu.device import Device, Fault, Holder, Refusal, State
 from reserve_gpu.errors import LockError
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from reserve_gpu.device import Request, Ticket
+    from reserve_gpu.explanation import Explanation
     from reserve_gpu.locks import Lock, LockDirectory
     from reserve_gpu.nvml import Nvml
 
@@ -43,12 +43,11 @@ class Claim:
     ) -> None:
         self.request = request
         self._nvml = nvml
-        self._directory = directory
+        self.directory = directory
         self._held = held
         self._idle_mib = idle_mib
         self.ticket: Ticket | None = None
-        # By label, what was last said of its use: in which case, and when by time.monotonic().
-        self._uses: dict[str, tuple[tuple[str, str] | None, float, str]] = {}
+        self._known: Explanation | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -70,7 +69,7 @@ class Claim:
         afresh: forget what earlier attempts have found, else this adds to it.
         """
         me = processes.me(self.request.note)
-        with self._directory.mutex(until=deadline):
+        with self.directory.mutex(until=deadline):
             if afresh:
                 self._begin()
             self.ahead = self._tickets_ahead()
@@ -83,16 +82,17 @@ class Claim:
                     lock.write(me)
                 return True
             self.undo()
-        self.refusals = [self._told(refusal) for refusal in self.refusals]
+        told = self._explanation().told
+        self.refusals = [told(refusal) for refusal in self.refusals]
         return False
 
     def _tickets_ahead(self) -> list[Ticket]:
         """Who waits, before this process if it does so too: most of the time nobody."""
-        if not any(name.endswith(TICKET) for name in self._directory.names()):
+        if not any(name.endswith(TICKET) for name in self.directory.names()):
             return []
         from reserve_gpu import line
 
-        return line.ahead(self._directory, self.ticket)
+        return line.ahead(self.directory, self.ticket)
 
     def usable(self) -> list[str]:
         """The UUIDs of the devices considered that would do, were they free."""
@@ -119,7 +119,7 @@ class Claim:
             return False
         uuids = [self._considered[refusal.label].uuid for refusal in fit]
         files = [(file_name(uuid), file_name(uuid, shared=True)) for uuid in uuids]
-        locked = self._directory.locked(name for pair in files for name in pair)
+        locked = self.directory.locked(name for pair in files for name in pair)
         return all(locked.intersection(pair) for pair in files)
 
     def explained(self, every_s: float = 0.0) -> tuple[Refusal, ...]:
@@ -128,8 +128,8 @@ class Claim:
         every_s: of a device that is refused as before it is not asked again before so long.
         """
         return tuple(
-            self._explained(r, every_s) if r.state in ("busy", "unknown", "awaited") else r
-            for r in self.refusals
+            self._explanation().of(refusal, self._considered.get(refusal.label), every_s)
+            for refusal in self.refusals
         )
 
     def undo(self) -> None:
@@ -191,7 +191,7 @@ class Claim:
         """Take the device's lock, then look at the device, and keep the lock only if it will do."""
         share = self.request.share
         sharing = self._sharer(device) if share else None  # before this process is one of them
-        lock = self._directory.acquire(file_name(device.uuid, shared=share), shared=share)
+        lock = self.directory.acquire(file_name(device.uuid, shared=share), shared=share)
         if isinstance(lock, Holder):
             self._refuse(device, "reserved", "", "share", lock)
             return
@@ -208,7 +208,7 @@ class Claim:
         """Whether the device, now locked, will do for all that others have or await of it."""
         waiting = next((t for t in self.ahead if device.uuid in t.wants), None)
         if self.request.share:
-            holder = self._directory.holder(file_name(device.uuid)) or sharing
+            holder = self.directory.holder(file_name(device.uuid)) or sharing
             return self._will_do(device, holder, waiting)
         if holder := self._sharer(device):
             self._refuse(device, "reserved", "", "share", holder)
@@ -222,8 +222,8 @@ class Claim:
         """Who shares the device, other than this process."""
         name = file_name(device.uuid, shared=True)
         if device.uuid not in self._held or not processes.sees_all_locks():
-            return self._directory.holder(name)
-        others = [pid for pid in self._directory.pids(name) if pid != os.getpid()]
+            return self.directory.holder(name)
+        others = [pid for pid in self.directory.pids(name) if pid != os.getpid()]
         return Holder(pid=others[0], seen=True) if others else None
 
     def _will_do(self, device: Device, holder: Holder | None, waiting: Ticket | None) -> bool:
@@ -242,10 +242,10 @@ class Claim:
             return not waiting
         is_wanted = self.request.devices or (self.request.share and state == State.BUSY) or idle
         if is_wanted and choosing.usable(usage):
-            uses = [] if idle else [self._use(device, state, reason)]
-            uses += [self._held_by(processes.with_user(holder))] if holder else []
+            what = None if idle else (state, reason)
+            said = self._explanation().all_of(device, what, holder)
             asked = "You share" if self.request.share else "You asked for"
-            self.warnings[device.uuid] = f"{asked} {device.label}: it is {'; '.join(uses)}"
+            self.warnings[device.uuid] = f"{asked} {device.label}: it is {said}"
             return True
         self._refuse(device, state, reason, "name" if choosing.usable(usage) else "")
         return False
@@ -260,39 +260,10 @@ class Claim:
     ) -> None:
         self.refusals.append(Refusal(device.label, state, reason, way, holder))
 
-    def _explained(self, refusal: Refusal, every_s: float) -> Refusal:
-        is_awaited = refusal.state == "awaited"
-        case = refusal.state, "" if is_awaited else refusal.reason  # that one counts seconds
-        known, asked, use = self._uses.get(refusal.label, (None, 0.0, ""))
-        if case != known or time.monotonic() - asked >= every_s:
-            device = self._considered[refusal.label]
-            use = self._other_use(device) if is_awaited else self._use(device, *case)
-            self._uses[refusal.label] = case, time.monotonic(), use
-        both = [use, refusal.reason] if is_awaited else [use]
-        return refusal.replace(reason="; ".join(filter(None, both)))
+    def _explanation(self) -> Explanation:
+        """What finds out what uses the devices; needed only where something does."""
+        if self._known is None:
+            from reserve_gpu.explanation import Explanation
 
-    def _other_use(self, device: Device) -> str:
-        """What uses a device that was not looked at, as others wait for it; empty if idle."""
-        try:
-            state, reason = choosing.judge(self._nvml.usage(device), self._idle_mib)
-        except DeviceError as error:
-            return f"can't be read: {error}"
-        return "" if state == State.IDLE else self._use(device, state, reason)
-
-    def _told(self, refusal: Refusal) -> Refusal:
-        """The refusal with its holder in words: to look up a user may take long, so not before."""
-        if not refusal.holder or refusal.reason:
-            return refusal
-        holder = processes.with_user(refusal.holder)
-        return refusal.replace(reason=self._held_by(holder, refusal.state), holder=holder)
-
-    def _use(self, device: Device, state: str, reason: str) -> str:
-        if state != "busy":
-            return f"{state}: {reason}"
-        found = self._nvml.processes(device)
-        if self._nvml.sees_all:  # else a pid may be another process's in our PID namespace
-            found = [processes.identified(process) for process in found]
-        return report.busy(reason, found)
-
-    def _held_by(self, holder: Holder, what: str = "reserved") -> str:
-        return report.holder(holder, what)
+            self._known = Explanation(self._nvml, self._idle_mib)
+        return self._known

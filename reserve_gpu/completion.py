@@ -16,6 +16,7 @@ from reserve_gpu.device import Device, Value
 from reserve_gpu.errors import ReserveGPUError
 from reserve_gpu.nvml import Nvml
 from reserve_gpu.options import HELP, MAGIC, REQUEST
+from reserve_gpu.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -204,9 +205,7 @@ def _sizes(here: Here) -> list[str]:
 
 def _models(here: Here, word: str) -> list[str]:
     """The models here, from where the word stands in them on; without the maker, whom all have."""
-    models = dict.fromkeys(
-        names.shown(names.model(d)).removeprefix("NVIDIA ") for d in here.devices
-    )
+    models = dict.fromkeys(shown(names.model(d)).removeprefix("NVIDIA ") for d in here.devices)
     begun = re.compile(rf"\b{re.escape(word.strip(QUOTES))}", re.IGNORECASE)
     found = (model[match.start() :] for model in models if (match := begun.search(model)))
     return [_quoted(text, word) for text in dict.fromkeys(found)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu import cuda, names
 from reserve_gpu.device import Device, Fault
 from reserve_gpu.errors import ImpossibleError, RequestError
+from reserve_gpu.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +75,7 @@ def _named(nvml: Nvml, wanted: Request, outside: Mapping[str, str | None]) -> li
         if one not in allowed:
             left = ", ".join(other.label for other in allowed) or "no GPU"
             raise RequestError(
-                f"{one.label} is outside of CUDA_VISIBLE_DEVICES={names.shown(value or '')!r}, "
+                f"{one.label} is outside of CUDA_VISIBLE_DEVICES={shown(value or '')!r}, "
                 f"which was set before and limits this process to {left}."
             )
     return found
@@ -123,7 +124,7 @@ def _numbering(value: str, everything: Sequence[Device | Fault], count: int) -> 
         except OSError as error:
             why = str(error)
     raise RequestError(
-        f"CUDA_VISIBLE_DEVICES={names.shown(value)!r} was set before, without CUDA_DEVICE_ORDER. "
+        f"CUDA_VISIBLE_DEVICES={shown(value)!r} was set before, without CUDA_DEVICE_ORDER. "
         "The GPUs here are of different models, so only CUDA knows which it means, and CUDA can't "
         f"be asked ({why}). Set CUDA_DEVICE_ORDER=PCI_BUS_ID beside it, or UUIDs for numbers."
     )

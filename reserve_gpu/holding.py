@@ -13,9 +13,10 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
-from reserve_gpu import choosing, cuda, report
+from reserve_gpu import choosing, cuda
 from reserve_gpu.device import Holder
 from reserve_gpu.errors import LockError, NoFreeDeviceError, RequestError, ReserveGPUWarning
+from reserve_gpu.text import labels, reserved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -107,10 +108,11 @@ class Reservation:
 
         Raises LockError if another process has the device now.
         """
-        from reserve_gpu.locks import LockDirectory, file_name
-
         if all(lock.stands() for lock in self.locks.values()):
             return
+        from reserve_gpu import refusal
+        from reserve_gpu.locks import LockDirectory, file_name
+
         with LockDirectory() as directory, directory.mutex():
             for device in self.devices:
                 lock = self.locks[device.uuid]
@@ -119,7 +121,7 @@ class Reservation:
                 name = file_name(device.uuid, shared=lock.shared)
                 found = directory.acquire(name, shared=lock.shared, again=lock)
                 if isinstance(found, Holder):
-                    raise LockError(report.lost(device, lock.path, found))
+                    raise LockError(refusal.lost(device, lock.path, found))
                 self.locks[device.uuid] = found
                 lock.release()
         self.sign()
@@ -127,13 +129,15 @@ class Reservation:
     def _set_again(self) -> None:
         """Mend the variables, if somebody changed them since, as long as CUDA will read them."""
         expected = {name: self.environ.get(name) for name in cuda.VARIABLES}
-        changed = cuda.read()
-        if changed == expected:
+        found = cuda.read()
+        if found == expected:
             return
+        from reserve_gpu import refusal
+
         is_late = cuda.started()
         if not is_late:
             cuda.write(expected)
-        text = report.changed(changed[cuda.VISIBLE], self.devices, is_late=is_late)
+        text = refusal.changed(found[cuda.VISIBLE], self.devices, is_late=is_late)
         warnings.warn(text, ReserveGPUWarning, stacklevel=4)
 
     def __enter__(self) -> Self:
@@ -160,10 +164,10 @@ class Reservation:
                 self.release()
 
     def __repr__(self) -> str:
-        return f"<Reservation of {report.labels(self.devices)}>"
+        return f"<Reservation of {labels(self.devices)}>"
 
     def __str__(self) -> str:
-        return report.reserved(self.devices, self.environ)
+        return reserved(self.devices, self.environ)
 
 
 class Own:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import choosing, errors
 from reserve_gpu.launch import ExitError, words
-from reserve_gpu.names import shown
+from reserve_gpu.text import shown
 
 if TYPE_CHECKING:
     from argparse import Namespace

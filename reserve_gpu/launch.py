@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import errors, names
 from reserve_gpu.options import REQUEST
+from reserve_gpu.text import shown
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -74,7 +75,7 @@ def become(program: str, command: list[str], reason: str | None = None) -> None:
     try:
         os.execv(program, command)  # noqa: S606 - no shell is what is wanted
     except OSError as error:
-        why = f"{names.shown(command[0])} can't be run: {error.strerror}"
+        why = f"{shown(command[0])} can't be run: {error.strerror}"
         if error.errno == errno.ENOEXEC:
             why += ". A script needs a first line such as #!/bin/sh"
         raise ExitError(f"{why}.", CANNOT_RUN) from error
@@ -88,10 +89,10 @@ def find(command: list[str]) -> str:
     if path := shutil.which(name):
         return path
     if os.path.dirname(name) and os.path.isdir(name):
-        raise ExitError(f"{names.shown(name)} is a directory.", CANNOT_RUN)
+        raise ExitError(f"{shown(name)} is a directory.", CANNOT_RUN)
     if shutil.which(name, os.F_OK):
-        raise ExitError(f"{names.shown(name)} may not be executed by this user.", CANNOT_RUN)
-    raise ExitError(f"There is no command {names.shown(name)}.", NOT_FOUND)
+        raise ExitError(f"{shown(name)} may not be executed by this user.", CANNOT_RUN)
+    raise ExitError(f"There is no command {shown(name)}.", NOT_FOUND)
 
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, TypeAlias
 
-from reserve_gpu import names, report
+from reserve_gpu import names
 from reserve_gpu.device import State, Value
+from reserve_gpu.text import duration, listed, shown
+from reserve_gpu.who import users
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +76,7 @@ def layout(  # noqa: PLR0913 - the last is a keyword
 
     is_limited: somebody outside lets this process have only some of the devices.
     """
-    when = f"  {names.shown(host)}, {_clock(at, at, day=True)}"
+    when = f"  {shown(host)}, {_clock(at, at, day=True)}"
     return Layout(
         (Part(_headline(rows), STRONG), Part(when, FAINT)),
         tuple(_advice(rows, is_limited=is_limited)),
@@ -88,11 +90,11 @@ def remarks(limit: str | None, problem: str | None) -> list[Line]:
     """What limits this kernel, and what can't be known."""
     found: list[Line] = []
     if limit is not None:
-        fence = f"CUDA_VISIBLE_DEVICES={names.shown(limit)!r}"
+        fence = f"CUDA_VISIBLE_DEVICES={shown(limit)!r}"
         text = " was set before: only what it lets this process see can be reserved from here."
         found.append((Part(fence, STRONG), Part(text)))
     if problem:
-        text = f": {names.shown(problem, REASON_LIMIT)}"
+        text = f": {shown(problem, REASON_LIMIT)}"
         found.append((Part("Reservations may be missing here", MARK), Part(text)))
     return found
 
@@ -105,13 +107,13 @@ def _headline(rows: Sequence[Row]) -> str:
     what = f"{len(rows)} {'device' if is_split else 'GPU'}{'' if len(rows) == 1 else 's'}"
     if not free:
         return f"None of {what} is free." if len(rows) > 1 else f"{rows[0].label} is not free."
-    return f"{len(free)} of {what} {'is' if len(free) == 1 else 'are'} free: {report.listed(free)}."
+    return f"{len(free)} of {what} {'is' if len(free) == 1 else 'are'} free: {listed(free)}."
 
 
 def _advice(rows: Sequence[Row], *, is_limited: bool) -> list[Part]:
     """What to do, for who has never seen this: which one to take, else whom to ask, or to wait."""
     if mine := [row.label for row in rows if row.is_mine]:
-        return [Part(f"This kernel has {report.listed(mine)}.", MARK)]
+        return [Part(f"This kernel has {listed(mine)}.", MARK)]
     if is_limited:  # to which of them a remark says
         return []
     free = [row for row in rows if row.state == State.FREE]
@@ -132,8 +134,8 @@ def _last_seen(row: Row) -> float:
 
 
 def _name(holder: Holder) -> str:
-    user = names.shown(holder.user or "somebody")
-    return f"{user} ({names.shown(holder.notebook)})" if holder.notebook else user
+    user = shown(holder.user or "somebody")
+    return f"{user} ({shown(holder.notebook)})" if holder.notebook else user
 
 
 def _entries(rows: Sequence[Row], waiting: Sequence[Ticket], now: float) -> list[Entry]:
@@ -144,7 +146,7 @@ def _entries(rows: Sequence[Row], waiting: Sequence[Ticket], now: float) -> list
         device = row.device
         if device and device.instance is not None and device.index not in split:
             split.add(device.index)
-            model = names.shown(names.model(device) or "?", NAME_LIMIT)
+            model = shown(names.model(device) or "?", NAME_LIMIT)
             found.append(Entry(str(device.index), model, "split by MIG"))
         found.append(_entry(row, waiting, now))
     return found
@@ -157,7 +159,7 @@ def _entry(row: Row, waiting: Sequence[Ticket], now: float) -> Entry:
     total = device.memory_mib if device else None
     return Entry(
         row.label.removeprefix("GPU"),
-        names.shown(name.partition(" MIG ")[2] or name if is_part else name, NAME_LIMIT),
+        shown(name.partition(" MIG ")[2] or name if is_part else name, NAME_LIMIT),
         _memory(row.used_mib, total),
         None if row.used_mib is None or not total else min(1.0, row.used_mib / total),
         "?" if row.utilisation is None else f"{row.utilisation} %",
@@ -184,7 +186,7 @@ def _lines(row: Row, waiting: Sequence[Ticket], now: float) -> list[Line]:
         found.append(tuple(_idle(row, now)))
     found += _uses(row)
     if row.reason and not row.processes and row.state != State.FREE:
-        found.append((Part(names.shown(row.reason, REASON_LIMIT)),))
+        found.append((Part(shown(row.reason, REASON_LIMIT)),))
     if row.state == State.FREE and row.next_in_line:
         first = waiting[row.next_in_line - 1]
         found.append((Part("free, but awaited by ", MARK), Part(_name(first.holder))))
@@ -198,19 +200,19 @@ def _holder(
 
     asks: of one who waits, what for.
     """
-    found = [Part(f"{what} ", FAINT), Part(names.shown(holder.user or "somebody"), STRONG)]
+    found = [Part(f"{what} ", FAINT), Part(shown(holder.user or "somebody"), STRONG)]
     if holder.notebook:
-        found += [Part(", "), Part(names.shown(holder.notebook), STRONG)]
+        found += [Part(", "), Part(shown(holder.notebook), STRONG)]
     if holder.pid:
         place = " of another container" if holder.elsewhere else ""
         found.append(Part(f" (pid {holder.pid}{place})"))
     if asks:
-        found += [Part(" has waited for ", FAINT), Part(names.shown(asks), STRONG)]
+        found += [Part(" has waited for ", FAINT), Part(shown(asks), STRONG)]
     if holder.since and holder.since < now + CLOCK_SKEW_S:
-        ago = report.duration(max(0.0, now - holder.since))
+        ago = duration(max(0.0, now - holder.since))
         found.append(Part(f" since {_clock(holder.since, now)} ({ago})"))
     if holder.note:
-        found += [Part(": "), Part(names.shown(holder.note), STRONG)]
+        found += [Part(": "), Part(shown(holder.note), STRONG)]
     if not holder.confirmed:
         found.append(Part(" [unconfirmed]", FAINT))
     return found
@@ -220,7 +222,7 @@ def _idle(row: Row, now: float) -> list[Part]:
     holder, whose = row.holders[0], "yours" if row.is_mine else "theirs"
     found = [Part("reserved but idle", MARK), Part(f": nothing of {whose} runs on it")]
     if not row.is_mine and holder.last_cell and holder.last_cell < now + CLOCK_SKEW_S:
-        ago = report.duration(max(0.0, now - holder.last_cell))
+        ago = duration(max(0.0, now - holder.last_cell))
         found.append(Part(f", and their last cell ended {ago} ago"))
     return found
 
@@ -233,7 +235,7 @@ def _uses(row: Row) -> list[Line]:
         (False, Part("used without a reservation by ", MARK)),
     )
     return [
-        (said, Part(report.users(found)))
+        (said, Part(users(found)))
         for who, said in sorts
         if (found := [p for p in _by_memory(row.processes) if _sort(row, p) is who])
     ]

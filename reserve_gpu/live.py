@@ -14,7 +14,7 @@ from contextlib import suppress
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from reserve_gpu import report
+from reserve_gpu import awaited
 from reserve_gpu.device import Value
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ class Live:
         """Show how a wait stands; news is another place in line, and another holder or state."""
         if self._is_due():
             news = [(r.label, r.state, r.holder and r.holder.pid) for r in wait.refusals]
-            brief = report.waiting_briefly(wait)
-            self._screen.show(Shown(report.waiting(wait), brief, (wait.place, news)))
+            brief = awaited.waiting_briefly(wait)
+            self._screen.show(Shown(awaited.waiting(wait), brief, (wait.place, news)))
 
     def show_check(self, progress: Progress) -> None:
         """Show how a check stands; it takes seconds, not hours, so nothing of it is news to log."""
@@ -98,7 +98,7 @@ class Terminal:
         from rich.cells import cell_len, set_cell_size  # some letters are two columns wide
 
         columns = self._columns() - 1  # some terminals wrap in the last one
-        row = report.one_line(shown.lines)
+        row = awaited.one_line(shown.lines)
         if cell_len(row) > columns:
             row = shown.brief
         if cell_len(row) > columns:
@@ -132,7 +132,7 @@ class Log:
         """Write one line, if there is news."""
         if shown.news != self._news:
             self._news = shown.news
-            _print(f"{report.one_line(shown.lines)}\n", self._stream)
+            _print(f"{awaited.one_line(shown.lines)}\n", self._stream)
 
     def clear(self) -> None:
         """Leave everything: it is a log."""

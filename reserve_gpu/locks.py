@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from reserve_gpu import descriptors, files, processes, witness
 from reserve_gpu.device import Holder
 from reserve_gpu.errors import LockError, MutexHeldError
-from reserve_gpu.names import shown
 from reserve_gpu.settings import LOCK_DIRECTORY, default_path
+from reserve_gpu.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

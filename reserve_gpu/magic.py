@@ -14,7 +14,8 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 from traitlets import CUnicode, TraitError, Unicode, validate
 
-from reserve_gpu import choosing, cuda, errors, names, processes, report, reservation, settings
+from reserve_gpu import choosing, cuda, errors, processes, reservation, settings
+from reserve_gpu.text import released, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -227,7 +228,7 @@ def _parse(line: str) -> Namespace:
         if isinstance(error, errors.RequestError):
             raise
         # an open quotation mark
-        raise errors.RequestError(f"{error}: {names.shown(line)}") from error
+        raise errors.RequestError(f"{error}: {shown(line)}") from error
 
 
 def _release(arguments: Namespace) -> None:
@@ -236,7 +237,7 @@ def _release(arguments: Namespace) -> None:
             "--release lets go of all that this kernel holds; it takes no names."
         )
     devices = reservation.release()
-    print(report.released(devices, cuda.read(), started=cuda.started()))
+    print(released(devices, cuda.read(), started=cuda.started()))
 
 
 def _reserve(arguments: Namespace) -> None:
@@ -299,6 +300,7 @@ def _live(arguments: Namespace) -> Iterator[dict[str, Any]]:
     if getattr(arguments, "wait", None) is None:
         yield {}
         return
+    from reserve_gpu import awaited
     from reserve_gpu.live import Live
 
     try:
@@ -306,7 +308,7 @@ def _live(arguments: Namespace) -> Iterator[dict[str, Any]]:
             yield {"progress": live.show}
     except KeyboardInterrupt:
         held = reservation.current()
-        raise WaitInterrupted(report.interrupted(held.devices if held else ())) from None
+        raise WaitInterrupted(awaited.interrupted(held.devices if held else ())) from None
 
 
 def _reserve_or_go_on(arguments: Namespace) -> None:

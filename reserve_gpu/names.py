@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.device import Device, Fault
 from reserve_gpu.errors import RequestError
+from reserve_gpu.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,14 +26,11 @@ _UUID = r"(?:GPU|MIG)-[0-9a-z/-]+"
 _STRTOUL = r"\s*([+-]?)0*([0-9]+)"
 _BLANKS = " \t\n\v\f\r"
 _TOO_LONG = 10  # digits; no machine has so many GPUs
-_UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 
 
 def parse(text: DeviceNames) -> tuple[str, ...]:
     """The device names in text, in their order. Raises RequestError for what can't name one."""
     parts = text if isinstance(text, Iterable) and not isinstance(text, (str, bytes)) else [text]
-    if parts == ():
-        return ()  # what most requests exclude, without the pattern below
     names = tuple(n for n in re.split(r"[,\s]+", ",".join(str(part) for part in parts)) if n)
     for name in names:
         if not any(_match(pattern, name) for pattern in (_INDEX, _INSTANCE, _BUS_ID, _UUID)):
@@ -174,12 +172,6 @@ def numbers_within(listed: Sequence[int], count: int) -> list[int]:
             break
         inside.append(number)
     return sorted(inside) if len(set(inside)) == len(inside) else []
-
-
-def shown(text: str, limit: int = 80) -> str:
-    """Text that somebody else wrote, made fit to print: one line, bounded, nothing unprintable."""
-    clean = "".join(c if c.isprintable() else _UNPRINTABLE for c in text[: limit + 1])
-    return clean if len(clean) <= limit else clean[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def _meant(

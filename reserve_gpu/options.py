@@ -6,7 +6,7 @@ from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from typing import Any, NamedTuple, NoReturn
 
 from reserve_gpu.errors import RequestError
-from reserve_gpu.names import shown
+from reserve_gpu.text import shown
 
 
 class Option(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from reserve_gpu import choosing, cuda, loading, report
+from reserve_gpu import choosing, cuda, loading
 from reserve_gpu.errors import (
     NoDriverError,
     NoFreeDeviceError,
@@ -108,9 +108,11 @@ def go_on_after(error: ReserveGPUError) -> str:
     """
     if not isinstance(error, (NoDriverError, NoFreeDeviceError)):  # the last has seen to it
         go_without()
+    from reserve_gpu import refusal
+
     held, visible = current(), cuda.read()[cuda.VISIBLE]
     is_above = isinstance(error, ReservedAboveError)
-    return report.going_on(held.devices if held else (), visible if is_above else None)
+    return refusal.going_on(held.devices if held else (), visible if is_above else None)
 
 
 def before_exec(reason: str | None = None) -> None:
@@ -138,7 +140,9 @@ def _reserve(
                 return held.again(request.note), []
             cuda.remember_over_fork()
             if cuda.started():
-                raise TooLateError(report.too_late(held.devices if held else ()))
+                from reserve_gpu import refusal
+
+                raise TooLateError(refusal.too_late(held.devices if held else ()))
             with loading.definitions():
                 from reserve_gpu.nvml import Nvml
 

@@ -9,7 +9,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.device import Device, Value
-from reserve_gpu.names import shown
+from reserve_gpu.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

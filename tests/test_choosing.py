@@ -10,6 +10,7 @@ import pytest
 from reserve_gpu import choosing
 from reserve_gpu.device import Device, Link, Refusal, Request, State, Usage
 from reserve_gpu.errors import RequestError
+from reserve_gpu.text import gib
 
 A100 = Device(0, "GPU-a", name="NVIDIA A100-SXM4-40GB", bus_id="0000:01:00.0", memory_mib=40960)
 T4 = Device(1, "GPU-b", name="Tesla T4", bus_id="0000:02:00.0", memory_mib=15360)
@@ -455,4 +456,4 @@ def test_bad_duration(text: object) -> None:
 )
 def test_memory_for_people(mib: float, text: str) -> None:
     """Memory is shown in GiB, below one in MiB."""
-    assert choosing.gib(mib) == text
+    assert gib(mib) == text

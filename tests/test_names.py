@@ -9,6 +9,7 @@ import pytest
 from reserve_gpu import names
 from reserve_gpu.device import Device, Fault
 from reserve_gpu.errors import RequestError
+from reserve_gpu.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -295,4 +296,4 @@ def test_numbers_within(listed: list[int], count: int, expected: list[int]) -> N
 )
 def test_shown(text: str, limit: int, expected: str) -> None:
     """Foreign text becomes one line of bounded length without control characters."""
-    assert names.shown(text, limit) == expected
+    assert shown(text, limit) == expected

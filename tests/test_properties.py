@@ -14,6 +14,7 @@ from reserve_gpu import choosing, names
 from reserve_gpu.device import Device, Fault
 from reserve_gpu.errors import RequestError
 from reserve_gpu.magic import _parse
+from reserve_gpu.text import shown
 from tests.machine import Machine
 
 if TYPE_CHECKING:
@@ -265,13 +266,13 @@ def test_durations_are_understood_or_refused(text: object) -> None:
 @example("x" * 10**6, 3)
 def test_foreign_text_is_shown_safely(text: str, limit: int) -> None:
     """What others wrote becomes one short line without control characters; harmless text stays."""
-    shown = names.shown(text, limit)
-    assert len(shown) <= limit
-    assert shown.isprintable()
-    assert len(shown.splitlines()) <= 1
-    assert names.shown(shown, limit) == shown
+    clean = shown(text, limit)
+    assert len(clean) <= limit
+    assert clean.isprintable()
+    assert len(clean.splitlines()) <= 1
+    assert shown(clean, limit) == clean
     if text.isprintable() and len(text) <= limit:
-        assert shown == text
+        assert clean == text
 
 
 # -- CUDA_VISIBLE_DEVICES --------------------------------------------------------------------------
