@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from reserve_gpu import choosing, processes
+from reserve_gpu import choosing, myself
 from reserve_gpu.bindings import DeviceError
 from reserve_gpu.device import Device, Fault, Holder, Refusal, State
 from reserve_gpu.errors import LockError
-from reserve_gpu.locks import TICKET, file_name
+from reserve_gpu.files import TICKET, file_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -68,7 +68,7 @@ class Claim:
         deadline: when to give up on the mutex, by time.monotonic(), in seconds.
         afresh: forget what earlier attempts have found, else this adds to it.
         """
-        me = processes.me(self.request.note)
+        me = myself.me(self.request.note)
         with self.directory.mutex(until=deadline):
             if afresh:
                 self._begin()
@@ -104,6 +104,8 @@ class Claim:
         holders = [refusal.holder for refusal in self.refusals if refusal.state != "unfit"]
         if not holders or not all(holder and holder.seen for holder in holders):
             return False
+        from reserve_gpu import processes
+
         above = processes.ancestors()
         return all(holder and holder.pid in above for holder in holders)
 
@@ -115,11 +117,11 @@ class Claim:
         fit = [refusal for refusal in self.refusals if refusal.state != "unfit"]
         if not all(refusal.state == State.RESERVED for refusal in fit):
             return False
-        if not fit or not processes.sees_all_locks():
+        if not fit or not myself.sees_all_locks():
             return False
         uuids = [self._considered[refusal.label].uuid for refusal in fit]
         files = [(file_name(uuid), file_name(uuid, shared=True)) for uuid in uuids]
-        locked = self.directory.locked(name for pair in files for name in pair)
+        locked = self.directory.holders.locked(name for pair in files for name in pair)
         return all(locked.intersection(pair) for pair in files)
 
     def explained(self, every_s: float = 0.0) -> tuple[Refusal, ...]:
@@ -221,9 +223,9 @@ class Claim:
     def _sharer(self, device: Device) -> Holder | None:
         """Who shares the device, other than this process."""
         name = file_name(device.uuid, shared=True)
-        if device.uuid not in self._held or not processes.sees_all_locks():
+        if device.uuid not in self._held or not myself.sees_all_locks():
             return self.directory.holder(name)
-        others = [pid for pid in self.directory.pids(name) if pid != os.getpid()]
+        others = [pid for pid in self.directory.holders.pids(name) if pid != os.getpid()]
         return Holder(pid=others[0], seen=True) if others else None
 
     def _will_do(self, device: Device, holder: Holder | None, waiting: Ticket | None) -> bool:

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu import files
+from reserve_gpu.errors import LockError
+from reserve_gpu.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 # Each with its file, as its number may come to mean another one, and the thread that opened it.
 _known: dict[int, tuple[files.Identity, int]] = {}
+MAKING_ATTEMPTS = 200  # at a file that somebody is just making
+POLL_S = 0.01
 NO_THREAD = 0  # has opened what was open already
 _hooked = False
 
@@ -30,6 +35,22 @@ def opening() -> Iterator[None]:
     _hook_fork()
     with _lock:
         yield
+
+
+def open_lock(directory: int, name: str, path: str) -> int:
+    """A descriptor of the lock file of that name, made if it is not there; one of ours.
+
+    directory: its descriptor. path: what messages call the file. Raises LockError.
+    """
+    if "/" in name or name.startswith("."):  # it comes from the driver
+        raise LockError(f"{shown(name)!r} can't be the name of a lock.")
+    for _ in range(MAKING_ATTEMPTS):
+        with opening():
+            descriptor = files.open_file(directory, name, path)
+            if descriptor is not None:
+                return note(descriptor)
+        time.sleep(POLL_S)
+    raise LockError(f"{path} is not finished by whoever makes it.")
 
 
 def note(descriptor: int) -> int:

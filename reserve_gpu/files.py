@@ -17,11 +17,20 @@ from typing import TypeAlias
 from reserve_gpu.errors import LockError
 from reserve_gpu.settings import LOCK_DIRECTORY
 
+ALONE, SHARED, TICKET = ".lock", ".shared", ".ticket"
 FILE_MODE, DIRECTORY_MODE = 0o666, 0o1777
 YOUNG_S = 1.0  # what was made so lately may still be in the making
 IN_THE_MAKING = {errno.EACCES, errno.EEXIST, errno.ENOENT}
 
 Identity: TypeAlias = tuple[int, int]  # device and inode
+
+
+def file_name(uuid: str, *, shared: bool = False) -> str:
+    """The lock file of a device, or the one that those who share it hold together.
+
+    Two files, as the holder of the first must not keep others from sharing what is theirs to share.
+    """
+    return f"{uuid.replace('/', '_')}{SHARED if shared else ALONE}"  # old MIG UUIDs have slashes
 
 
 def open_directory(path: str) -> int:
@@ -67,6 +76,18 @@ def open_file(directory: int, name: str, path: str) -> int | None:
             raise LockError(_file_message(path, error, directory, name)) from error
         raise
     return descriptor
+
+
+def exists(directory: int, name: str, path: str) -> bool:
+    """Whether there is a file of that name, locked or not. Raises LockError. path: as above."""
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        where = os.path.dirname(path)
+        raise LockError(f"{where} can't be searched: {error.strerror}.") from error
+    return True
 
 
 def identity(file: os.stat_result) -> Identity:

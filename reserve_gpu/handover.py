@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import cuda
+from reserve_gpu import cuda, descriptors, files, processes, witness
 from reserve_gpu.device import Device, Value
 from reserve_gpu.errors import LockError
-from reserve_gpu.locks import adopt, file_name
-from reserve_gpu.processes import HELD, TEXT_LIMIT, held_by
+from reserve_gpu.files import file_name
+from reserve_gpu.locks import NONE, Lock
+from reserve_gpu.myself import HELD, TEXT_LIMIT, held_by
 from reserve_gpu.settings import default_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from reserve_gpu.locks import Lock
 
 LIMIT = 100_000  # characters; the kernel's own limit for one variable is 128 KiB
 MOST_REASON = 5_000  # characters, each of up to 12 in JSON
@@ -84,9 +84,9 @@ def _settle(found: Handover) -> None:
 def _checked(told: Mapping[str, Any]) -> Handover | None:
     devices = tuple(_device(fields) for fields in told["devices"])
     locks: dict[str, Lock] = {}
-    for device, (descriptor, witness, shared) in zip(devices, told["locks"], strict=True):
+    for device, (descriptor, number, shared) in zip(devices, told["locks"], strict=True):
         path = f"{default_path()}/{file_name(device.uuid, shared=shared)}"
-        lock = adopt(descriptor, path, shared=shared, witness_number=witness)
+        lock = _adopt(descriptor, path, shared=shared, witness_number=number)
         if lock is None:
             return None
         locks[device.uuid] = lock
@@ -120,3 +120,34 @@ def _text(value: object) -> str | None:
     if not isinstance(value, str | None):
         raise TypeError(value)
     return value
+
+
+def _adopt(descriptor: int, path: str, *, shared: bool, witness_number: int = NONE) -> Lock | None:
+    """The lock that this process had before exec made it another program; None if it is not that.
+
+    Only the kernel is believed: the descriptor is open, its file is the one at the path, and this
+    very opening of the file has it locked. From now on it is closed in forks and over exec.
+    """
+    with suppress(OSError, OverflowError, ValueError):
+        there = files.identity(os.stat(path, follow_symlinks=False))
+        is_there = files.identity(os.fstat(descriptor)) == there
+        if not is_there or not _has_locked(descriptor, shared=shared):
+            return None
+        if witness_number != NONE and not witness.is_bound(witness_number, path, shared=shared):
+            witness_number = NONE
+        record = {} if shared else processes.record(descriptor)
+        for number in {descriptor, witness_number} - {NONE}:
+            descriptors.adopt(number)
+        since = processes.merge(record, None).since
+        return Lock(descriptor, path, shared=shared, witness=witness_number, since=since)
+    return None
+
+
+def _has_locked(descriptor: int, *, shared: bool) -> bool:
+    """Whether this opening of the file, not another one, has it locked.
+
+    `lock: 1: FLOCK ADVISORY WRITE 4321 00:19:47 0 EOF`: Documentation/filesystems/proc.rst.
+    """
+    kind = ["FLOCK", "ADVISORY", "READ" if shared else "WRITE"]
+    with open(f"/proc/self/fdinfo/{descriptor}", encoding="utf-8") as info:
+        return any(line.startswith("lock:") and line.split()[2:5] == kind for line in info)

@@ -98,10 +98,10 @@ class Reservation:
 
     def sign(self) -> None:
         """Write into the locks who holds them."""
-        from reserve_gpu import processes
+        from reserve_gpu import myself
 
         for lock in self.locks.values():
-            lock.write(processes.me(self.note))
+            lock.write(myself.me(self.note))
 
     def renew(self) -> None:
         """Lock again what somebody deleted the lock file of: others look at a new one.
@@ -111,7 +111,8 @@ class Reservation:
         if all(lock.stands() for lock in self.locks.values()):
             return
         from reserve_gpu import refusal
-        from reserve_gpu.locks import LockDirectory, file_name
+        from reserve_gpu.files import file_name
+        from reserve_gpu.locks import LockDirectory
 
         with LockDirectory() as directory, directory.mutex():
             for device in self.devices:
@@ -188,7 +189,7 @@ class Own:
 
     def adopt(self) -> None:
         """Take over what this process held before exec made it this program."""
-        from reserve_gpu.processes import held_by
+        from reserve_gpu.myself import held_by
 
         with self.turn:
             if not self.has_looked and held_by() == self.pid:

@@ -12,10 +12,10 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import processes
+from reserve_gpu import myself
 from reserve_gpu.device import Holder, Ticket
 from reserve_gpu.errors import LockError
-from reserve_gpu.locks import TICKET
+from reserve_gpu.files import TICKET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -40,7 +40,7 @@ def tickets(
         if match := re.fullmatch(rf"line-([0-9]{{1,4}})\{TICKET}", name):
             with suppress(LockError):  # what is no lock file is no ticket
                 if holder := look(name):
-                    found.append(_ticket(directory.record(name), int(match[1]), holder))
+                    found.append(_ticket(directory.holders.record(name), int(match[1]), holder))
     return sorted(found, key=lambda ticket: (ticket.number, ticket.place))
 
 
@@ -79,5 +79,5 @@ def _ticket(record: Mapping[str, Any], place: int, holder: Holder) -> Ticket:
         return Ticket(0, place, frozenset(), holder)
     wanted = frozenset(uuid for uuid in wants[:MOST_WANTED] if isinstance(uuid, str))
     asks = record.get("asks")
-    asks = asks[: processes.TEXT_LIMIT] if isinstance(asks, str) else None
+    asks = asks[: myself.TEXT_LIMIT] if isinstance(asks, str) else None
     return Ticket(number, place, wanted, holder, asks)

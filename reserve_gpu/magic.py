@@ -14,7 +14,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 from traitlets import CUnicode, TraitError, Unicode, validate
 
-from reserve_gpu import choosing, cuda, errors, processes, reservation, settings
+from reserve_gpu import choosing, cuda, errors, myself, reservation, settings
 from reserve_gpu.text import released, shown
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def load(shell: InteractiveShell) -> None:
     shell.configurables.append(magics)  # type: ignore[arg-type]
     shell.events.register("post_run_cell", _note_cell)
     _add_completion(shell)
-    if processes.held_by() == os.getpid():
+    if myself.held_by() == os.getpid():
         _adopt(shell)
 
 

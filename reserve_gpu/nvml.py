@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import bindings, processes
+from reserve_gpu import bindings, myself
 from reserve_gpu.bindings import NOT_OFFERED, Bindings, DeviceError
 from reserve_gpu.device import Device, Fault, Link, Process, Usage
 from reserve_gpu.errors import DriverError
@@ -256,7 +256,7 @@ def sees_all_processes() -> bool:
     Windows and other virtual machines use the GPU too.
     """
     try:
-        initial = processes.pid_namespace() == processes.INITIAL_PID_NAMESPACE
+        initial = myself.pid_namespace() == myself.INITIAL_PID_NAMESPACE
         with open("/proc/sys/kernel/osrelease", encoding="utf-8") as release:
             return initial and "microsoft" not in release.read().lower()
     except OSError:

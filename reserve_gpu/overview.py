@@ -10,12 +10,13 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from reserve_gpu import choosing, cuda, line, processes, settings
+from reserve_gpu import choosing, cuda, line, myself, processes, settings
 from reserve_gpu.bindings import DeviceError
 from reserve_gpu.device import Device, Fault, Holder, Row, State, Ticket, Value
 from reserve_gpu.errors import LockError, MutexHeldError
+from reserve_gpu.files import file_name
 from reserve_gpu.holding import own
-from reserve_gpu.locks import MUTEX, LockDirectory, file_name
+from reserve_gpu.locks import MUTEX, LockDirectory
 from reserve_gpu.nvml import Nvml
 from reserve_gpu.table import Status
 
@@ -70,13 +71,13 @@ def _locks(devices: Sequence[Device | Fault]) -> Locks:
     """Who holds which device, and who waits; where others' locks are seen none is taken for it."""
     try:
         with LockDirectory() as directory:
-            if processes.sees_all_locks():
+            if myself.sees_all_locks():
                 return _seen(directory, devices, lambda name: _settled(directory, name))
             try:
                 with directory.mutex(MUTEX_LIMIT_S):
                     return _seen(directory, devices, directory.holder)
             except MutexHeldError as error:
-                seen = _seen(directory, devices, directory.peek)
+                seen = _seen(directory, devices, directory.holders.peek)
                 return seen.replace(problem=str(error), is_complete=False)
     except LockError as error:
         return Locks({}, {}, problem=str(error), is_complete=False)
@@ -91,10 +92,10 @@ def _settled(directory: LockDirectory, name: str) -> Holder | None:
     for attempt in range(LOOKS):
         if attempt:
             time.sleep(LOOK_AGAIN_S)
-        holder = directory.peek(name)
+        holder = directory.holders.peek(name)
         if holder is None or holder.confirmed:
             return holder
-    return None if holder and holder.pid in directory.pids(MUTEX) else holder
+    return None if holder and holder.pid in directory.holders.pids(MUTEX) else holder
 
 
 def _seen(
@@ -125,7 +126,7 @@ def _holders(
     """All who hold the file of that name, together if they share it."""
     if (first := look(name)) is None:
         return []
-    others = [pid for pid in directory.pids(name) if pid != first.pid]
+    others = [pid for pid in directory.holders.pids(name) if pid != first.pid]
     if others:  # whose cell it was that ended last can't be told
         first = first.replace(last_cell=None)
     return [processes.with_user(h) for h in (first, *(Holder(pid=p, seen=True) for p in others))]

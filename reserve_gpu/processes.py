@@ -1,4 +1,4 @@
-"""Who is behind a process id: by the system's word, by a record in a lock file, and this process.
+"""Who is behind a process id: by the system's word, and by a record in a lock file.
 
 The only module that imports `psutil`, and only when another process has to be named. The kernel's
 list of locks says which process holds one. The rest is a record in the lock file that everybody can
@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.device import Holder
+from reserve_gpu.myself import TEXT_LIMIT, held_by, pid_namespace, user_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from reserve_gpu.device import Process
 
-INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
-TEXT_LIMIT = 300  # characters of each text
 LIMIT = 1 << 16  # bytes; what is longer was not written by us
 # A file that was changed no later than this after its record was only written: no cell has ended.
 WRITING_S = 1.0
-HELD = "RESERVE_GPU_HELD"  # what a process held before exec made it another program; see handover
 
 
 def parse(data: bytes) -> dict[str, Any]:
@@ -39,12 +34,9 @@ def parse(data: bytes) -> dict[str, Any]:
     return {}
 
 
-def bounded(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with its texts cut to what a reader takes."""
-    return {
-        name: value[:TEXT_LIMIT] if isinstance(value, str) else value
-        for name, value in record.items()
-    }
+def record(descriptor: int) -> dict[str, Any]:
+    """The record in an open lock file."""
+    return parse(os.pread(descriptor, LIMIT + 1, 0))
 
 
 def merge(record: dict[str, Any], pid: int | None, changed: float = 0.0) -> Holder:
@@ -85,11 +77,6 @@ def file_key(file: os.stat_result) -> str:
     return f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
 
 
-def sees_all_locks() -> bool:
-    """Whether the kernel's list shows the locks of all PID namespaces, not of one alone."""
-    return pid_namespace() == INITIAL_PID_NAMESPACE and os.access("/proc/locks", os.R_OK)
-
-
 def keeper(pid: int, file: os.stat_result) -> int:
     """The process that keeps a lock: the one that took it, or one that this has left running.
 
@@ -108,62 +95,10 @@ def keeper(pid: int, file: os.stat_result) -> int:
     return pid
 
 
-def held_by() -> int:
-    """The process that was given what $RESERVE_GPU_HELD describes, 0 if there is none.
-
-    With another pid than that one a process has only inherited the variable.
-    """
-    pid = os.environ.get(HELD, "")[:20].partition(" ")[0]
-    return int(pid) if pid.isascii() and pid.isdecimal() else 0
-
-
-def pid_namespace() -> int | None:
-    """The inode of this process's PID namespace, None where there are none."""
-    with suppress(OSError):
-        return os.stat("/proc/self/ns/pid").st_ino
-    return None
-
-
 def with_user(holder: Holder) -> Holder:
     """The holder with its user: whose process it is, the system says rather than the record."""
     user = user_of(holder.pid) if holder.seen and holder.pid else None
     return holder.replace(user=user or holder.user)
-
-
-def user_of(pid: int) -> str | None:
-    """The user that runs a process, by the system's word, None if it can't be seen from here."""
-    with suppress(OSError):
-        uid = os.stat(f"/proc/{pid}").st_uid
-        try:
-            import pwd
-
-            return pwd.getpwuid(uid).pw_name
-        except (ImportError, KeyError):
-            return f"uid {uid}"
-    return None
-
-
-def me(note: str | None = None) -> dict[str, str | None]:
-    """What this process says of itself to those who find a device reserved."""
-    return {"user": user_of(os.getpid()), "notebook": notebook(), "note": note}
-
-
-def notebook() -> str:
-    """The name of this kernel's notebook, else the working directory.
-
-    VS Code sets a variable in the user's namespace once the kernel has started, jupyter_server sets
-    an environment variable to the notebook's path; so this is asked when it is needed, not kept.
-    """
-    main = sys.modules.get("__main__")
-    path = getattr(main, "__vsc_ipynb_file__", None) or os.environ.get("JPY_SESSION_NAME")
-    if path:
-        return os.path.basename(str(path))
-    try:
-        directory = os.getcwd()
-    except OSError:
-        return "?"
-    home = os.path.expanduser("~")
-    return f"~{directory[len(home) :]}" if f"{directory}/".startswith(f"{home}/") else directory
 
 
 def lineage(pid: int) -> set[int]:

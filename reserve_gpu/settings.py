@@ -9,7 +9,7 @@ import os
 import stat
 from contextlib import suppress
 
-from reserve_gpu.processes import INITIAL_PID_NAMESPACE, pid_namespace
+from reserve_gpu.myself import INITIAL_PID_NAMESPACE, pid_namespace
 
 LOCK_DIRECTORY = "RESERVE_GPU_LOCK_DIR"
 IDLE_MEMORY = "RESERVE_GPU_IDLE_MEMORY"

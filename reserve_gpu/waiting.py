@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import awaited, line, processes
+from reserve_gpu import awaited, line, myself
 from reserve_gpu.device import Wait
 from reserve_gpu.errors import MutexHeldError
 
@@ -36,7 +36,7 @@ def wait(
     progress: called at each look.
     """
     wants = claim.usable()
-    about = {**processes.me(claim.request.note), "asks": awaited.asked(claim.request)}
+    about = {**myself.me(claim.request.note), "asks": awaited.asked(claim.request)}
     start = time.monotonic()
     looked = -math.inf
     lock: Lock | None = None

@@ -17,6 +17,8 @@ import socket
 import struct
 from contextlib import suppress
 
+from reserve_gpu.device import Holder
+
 LONGEST = 107  # bytes of a name, after the null byte that makes it abstract
 SLOTS = 8  # of those who share a device; who comes after them goes by the file alone
 BACKLOG = 16  # connections that nobody accepts: to connect is enough to learn the process
@@ -68,6 +70,12 @@ def holder(path: str, *, shared: bool = False) -> int | None:
             credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
             return int(struct.unpack(CREDENTIALS, credentials)[0])
     return None
+
+
+def unlisted(path: str, *, shared: bool = False) -> Holder | None:
+    """Who holds what this is the lock of without its file, which somebody deleted."""
+    pid = holder(path, shared=shared)
+    return None if pid is None else Holder(pid=pid or None, seen=pid > 0)
 
 
 def _name(path: str, slot: int) -> bytes:

@@ -413,7 +413,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 def test_in_a_terminal(machine: Machine, columns: int) -> None:
     """In a terminal states have colours, and no line is longer than a row."""
     machine.use("mig")
-    with machine.child() as holder:
+    with machine.child(JPY_SESSION_NAME="train.ipynb") as holder:
         holder.reserve("0, note='a very long story, told in many words, and then some'")
         text = screen(machine, columns, "%reserve_gpu --status")
     bare = COLOURS.sub("", text)

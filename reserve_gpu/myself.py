@@ -1,0 +1,80 @@
+"""This process: where it runs, and what it says of itself to those who find a device reserved."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
+TEXT_LIMIT = 300  # characters of each text
+HELD = "RESERVE_GPU_HELD"  # what a process held before exec made it another program; see handover
+
+
+def held_by() -> int:
+    """The process that was given what $RESERVE_GPU_HELD describes, 0 if there is none.
+
+    With another pid than that one a process has only inherited the variable.
+    """
+    pid = os.environ.get(HELD, "")[:20].partition(" ")[0]
+    return int(pid) if pid.isascii() and pid.isdecimal() else 0
+
+
+def pid_namespace() -> int | None:
+    """The inode of this process's PID namespace, None where there are none."""
+    with suppress(OSError):
+        return os.stat("/proc/self/ns/pid").st_ino
+    return None
+
+
+def sees_all_locks() -> bool:
+    """Whether the kernel's list shows the locks of all PID namespaces, not of one alone."""
+    return pid_namespace() == INITIAL_PID_NAMESPACE and os.access("/proc/locks", os.R_OK)
+
+
+def user_of(pid: int) -> str | None:
+    """The user that runs a process, by the system's word, None if it can't be seen from here."""
+    with suppress(OSError):
+        uid = os.stat(f"/proc/{pid}").st_uid
+        try:
+            import pwd
+
+            return pwd.getpwuid(uid).pw_name
+        except (ImportError, KeyError):
+            return f"uid {uid}"
+    return None
+
+
+def bounded(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with its texts cut to what a reader takes."""
+    return {
+        name: value[:TEXT_LIMIT] if isinstance(value, str) else value
+        for name, value in record.items()
+    }
+
+
+def me(note: str | None = None) -> dict[str, str | None]:
+    """What this process says of itself to those who find a device reserved."""
+    return {"user": user_of(os.getpid()), "notebook": notebook(), "note": note}
+
+
+def notebook() -> str:
+    """The name of this kernel's notebook, else the working directory.
+
+    VS Code sets a variable in the user's namespace once the kernel has started, jupyter_server sets
+    an environment variable to the notebook's path; so this is asked when it is needed, not kept.
+    """
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__vsc_ipynb_file__", None) or os.environ.get("JPY_SESSION_NAME")
+    if path:
+        return os.path.basename(str(path))
+    try:
+        directory = os.getcwd()
+    except OSError:
+        return "?"
+    home = os.path.expanduser("~")
+    return f"~{directory[len(home) :]}" if f"{directory}/".startswith(f"{home}/") else directory
