@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import pwd
 import re
 import sys
 from pathlib import Path
@@ -84,6 +85,24 @@ def test_configuration_loads(block: Block, tmp_path: Path) -> None:
     """A block of configuration is one that Jupyter's own loader reads."""
     (tmp_path / "config.py").write_text(block.code)
     assert PyFileConfigLoader("config.py", path=str(tmp_path)).load_config()
+
+
+def test_a_hub_tells_who_has_the_gpus(machine: Machine) -> None:
+    """The administrator's hook for JupyterHub lets a server start, or says who has the GPUs."""
+    (block,) = (b.code for b in blocks() if "pre_spawn_hook" in b.code)
+    code = (
+        "from traitlets.config import Config\nget_config = Config\n"
+        f"{block}\n"
+        "try:\n    asyncio.run(c.Spawner.pre_spawn_hook(None))\n    print('starts')\n"
+        "except HTTPError as error:\n    print(error.status_code, error.jupyterhub_message)\n"
+    )
+    machine.add("compute 4321 3500")  # on the last GPU
+    assert machine.python(code).stdout == "starts\n"
+    with machine.child() as holder:
+        holder.reserve()
+        user = pwd.getpwuid(os.getuid()).pw_name
+        said = f"503 No GPU is free now. GPU0: reserved, {user}; GPU1: busy\n"
+        assert machine.python(code).stdout == said
 
 
 def test_first_example(machine: Machine) -> None:
