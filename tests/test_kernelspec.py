@@ -5,24 +5,29 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
-from tests.machine import Kernel
+from tests.machine import LIMIT_S, Kernel
 from tests.test_cli import US, free
 from tests.test_forks import is_running, living
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterator
 
     from tests.machine import Machine
 
 VISIBLE = "import os; print([os.environ.get('CUDA_VISIBLE_DEVICES')])"
+# Short naps: a signal in the instant before a nap begins is noticed only at its end.
+NAPS = "import time; print('on', flush=True)\nwhile True: time.sleep(0.05)"
+# A job that has all that the kernel has open, and a session of its own.
+JOB = "subprocess.Popen(['sleep', '1000'], close_fds=False, start_new_session=True)"
 
 
 class SpecKernel(Kernel):
@@ -36,6 +41,63 @@ class SpecKernel(Kernel):
         self.manager = KernelManager(kernel_name=name, kernel_spec_manager=specs)
         self.manager.start_kernel(env=machine.environ(), cwd=str(machine.folder))
         self.client = self._connect()
+
+
+class OtherKernel(Kernel):
+    """A kernel that is started by its kernelspec without jupyter_client's manager, as in VS Code.
+
+    It is done as there: read kernel.json, start the process, signal it, end all below it first.
+    https://github.com/microsoft/vscode-jupyter, src/kernels/raw/launcher/kernelProcess.node.ts
+
+    is_last: put the connection file behind all the rest, as VS Code does for the kernels that it
+        takes for plain Python; else in its place.
+    """
+
+    def __init__(self, machine: Machine, spec: dict[str, Any], *, is_last: bool) -> None:
+        self.machine, self.spec, self.is_last = machine, spec, is_last
+        assert spec.get("interrupt_mode", "signal") == "signal"
+        self.spawn()
+
+    def spawn(self) -> None:
+        """Start the process, and connect to it."""
+        from jupyter_client.blocking.client import BlockingKernelClient
+        from jupyter_client.connect import write_connection_file
+
+        path, _ = write_connection_file(str(self.machine.folder / "kernel-v2.json"))
+        argv = [word.replace("{connection_file}", path) for word in self.spec["argv"]]
+        if self.is_last:
+            at = argv.index(path)
+            assert argv[at - 1] == "-f"
+            argv[at - 1 : at + 1] = []
+            argv.append(f"--f={path}")
+        environ = self.machine.environ(**self.spec.get("env", {}))
+        self.process = subprocess.Popen(argv, env=environ, cwd=self.machine.folder)
+        self.client = BlockingKernelClient(connection_file=path)
+        self.client.load_connection_file()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=LIMIT_S)
+
+    def kill(self, number: signal.Signals) -> None:
+        """Signal all processes below the kernel, then the kernel, and wait for its end."""
+        self.client.stop_channels()
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            child.send_signal(number)
+        self.process.send_signal(number)
+        self.process.wait(LIMIT_S)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.kill(signal.SIGKILL)
+
+
+@contextmanager
+def other_kernel(machine: Machine, *, is_last: bool = False) -> Iterator[OtherKernel]:
+    """A kernel of `reserve-gpu kernel install`, started as VS Code does; killed at the end."""
+    kernel = OtherKernel(machine, install(machine), is_last=is_last)
+    try:
+        yield kernel
+    finally:
+        kernel.close()
 
 
 @contextmanager
@@ -91,9 +153,7 @@ def test_a_kernel_has_its_gpu_before_its_first_line(machine: Machine) -> None:
 def test_its_life(machine: Machine) -> None:
     """Interrupt, restart, crash and shutdown do what they do to every kernel; the GPU follows."""
     with spec_kernel(machine) as kernel:
-        # Short naps: a signal in the instant before a nap begins is noticed only at its end.
-        naps = "import time; print('on', flush=True)\nwhile True: time.sleep(0.05)"
-        message = kernel.start(naps)
+        message = kernel.start(NAPS)
         while kernel.client.get_iopub_msg(timeout=30)["msg_type"] != "stream":
             pass
         kernel.manager.interrupt_kernel()
@@ -106,6 +166,31 @@ def test_its_life(machine: Machine) -> None:
         os.kill(kernel.pid, signal.SIGKILL)
         kernel.manager.provisioner.process.wait()  # type: ignore[union-attr]
         assert free(machine) == [0, 1]
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_without_jupyter_client_s_manager(machine: Machine, *, is_last: bool) -> None:
+    """What reads kernel.json itself, as VS Code, can start, interrupt, kill and start it again."""
+    with other_kernel(machine, is_last=is_last) as kernel:
+        assert kernel.run(VISIBLE).stdout == "['0']\n"
+        assert kernel.pid == kernel.process.pid
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            message = kernel.start(NAPS)
+            while kernel.client.get_iopub_msg(timeout=LIMIT_S)["msg_type"] != "stream":
+                pass
+            kernel.process.send_signal(signal.SIGINT)
+            assert kernel.finish(message).error == "KeyboardInterrupt"
+            job = int(kernel.run(f"import subprocess; print({JOB}.pid)").stdout)
+            assert is_running(job)
+            assert free(machine) == [1]
+            kernel.kill(number)
+            while is_running(job):
+                os.sched_yield()
+            assert free(machine) == [0, 1]
+            kernel.spawn()
+            assert kernel.run(VISIBLE).stdout == "['0']\n"
+            assert free(machine) == [1]
+    assert free(machine) == [0, 1]
 
 
 def test_children_of_the_kernel_do_not_keep_its_gpu(machine: Machine) -> None:
