@@ -48,6 +48,8 @@ class Reservation:
         environ: Mapping[str, str],
         note: str | None = None,
     ) -> None:
+        from reserve_gpu import myself
+
         self.devices = tuple(devices)
         self.environ = dict(environ)
         self.locks = dict(locks)
@@ -56,6 +58,7 @@ class Reservation:
         # a `with` block: its end is the end of the reservation, unless another one has it too.
         self._answered = [threading.get_ident()]
         self._inside: list[int] = []
+        self._is_unnamed = not myself.notebook_path()  # signed without the name of a notebook
 
     def release(self) -> None:
         """Let go of the devices and give the variables the values that they had before."""
@@ -100,8 +103,18 @@ class Reservation:
         """Write into the locks who holds them."""
         from reserve_gpu import myself
 
+        self._is_unnamed = not myself.notebook_path()
         for lock in self.locks.values():
             lock.write(myself.me(self.note))
+
+    def note_cell(self) -> None:
+        """Note for others that a cell has ended, and the notebook if its name is known only now."""
+        from reserve_gpu import myself
+
+        if self._is_unnamed and myself.notebook_path():
+            self.sign()
+        for lock in tuple(self.locks.values()):
+            lock.touch()
 
     def renew(self) -> None:
         """Lock again what somebody deleted the lock file of: others look at a new one.
@@ -205,7 +218,7 @@ class Own:
         if given.devices:
             environ = {name: value for name, value in given.written.items() if value is not None}
             self.reservation = Reservation(given.devices, given.locks, environ, given.note)
-            self.reservation.sign()  # the notebook is known only now
+            self.reservation.sign()  # the notebook is known only now, in VS Code later
 
     def leave(self, reason: str | None) -> None:
         """Leave all of it to the program that this process becomes with its next exec.
@@ -302,8 +315,7 @@ def note_cell() -> None:
     """Note for others that a cell of this kernel has just ended; costs next to nothing."""
     state = _states.get(os.getpid())
     if state and (held := state.reservation):
-        for lock in tuple(held.locks.values()):
-            lock.touch()
+        held.note_cell()
 
 
 def own() -> Own:

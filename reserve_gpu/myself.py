@@ -62,16 +62,21 @@ def me(note: str | None = None) -> dict[str, str | None]:
     return {"user": user_of(os.getpid()), "notebook": notebook(), "note": note}
 
 
-def notebook() -> str:
-    """The name of this kernel's notebook, else the working directory.
+def notebook_path() -> str | None:
+    """The path of this kernel's notebook, None if it is not known (yet).
 
     VS Code sets a variable in the user's namespace once the kernel has started, jupyter_server sets
     an environment variable to the notebook's path; so this is asked when it is needed, not kept.
     """
     main = sys.modules.get("__main__")
     path = getattr(main, "__vsc_ipynb_file__", None) or os.environ.get("JPY_SESSION_NAME")
-    if path:
-        return os.path.basename(str(path))
+    return str(path) if path else None
+
+
+def notebook() -> str:
+    """The name of this kernel's notebook, else the working directory."""
+    if path := notebook_path():
+        return os.path.basename(path)
     try:
         directory = os.getcwd()
     except OSError:

@@ -193,6 +193,22 @@ def test_without_jupyter_client_s_manager(machine: Machine, *, is_last: bool) ->
     assert free(machine) == [0, 1]
 
 
+@pytest.mark.parametrize("is_spec", [True, False])
+def test_the_name_that_vs_code_tells_the_kernel(machine: Machine, *, is_spec: bool) -> None:
+    """A notebook's name that a kernel with a GPU is told later, as by VS Code, stands beside it."""
+    with (
+        other_kernel(machine) if is_spec else machine.kernel() as kernel,
+        machine.child() as asker,
+    ):
+        if not is_spec:
+            kernel.run("%reserve_gpu")
+        holder = "[(h.notebook, h.pid) for r in reserve_gpu.status().rows for h in r.holders]"
+        assert asker.run(holder).value == [[str(machine.folder), kernel.pid]]
+        told = "__vsc_ipynb_file__ = '/work/train.ipynb'"
+        kernel.finish(kernel.client.execute(told, store_history=False))
+        assert asker.run(holder).value == [["train.ipynb", kernel.pid]]
+
+
 def test_children_of_the_kernel_do_not_keep_its_gpu(machine: Machine) -> None:
     """What a cell starts has no part in the reservation, though nobody ran %reserve_gpu."""
     with spec_kernel(machine) as kernel:
