@@ -1,7 +1,7 @@
 """What this process holds, and what that has changed in its environment.
 
-The one piece of state that a process has is here. The locks and what names this process are
-imported where they are used: a first reservation loads them while the driver starts.
+The one piece of state that a process has is here. The locks are imported where they are used: a
+first reservation loads them while the driver starts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
-from reserve_gpu import choosing, cuda
+from reserve_gpu import choosing, cuda, myself
 from reserve_gpu.device import Holder
 from reserve_gpu.errors import LockError, NoFreeDeviceError, RequestError, ReserveGPUWarning
 from reserve_gpu.text import labels, reserved
@@ -48,8 +48,6 @@ class Reservation:
         environ: Mapping[str, str],
         note: str | None = None,
     ) -> None:
-        from reserve_gpu import myself
-
         self.devices = tuple(devices)
         self.environ = dict(environ)
         self.locks = dict(locks)
@@ -101,16 +99,12 @@ class Reservation:
 
     def sign(self) -> None:
         """Write into the locks who holds them."""
-        from reserve_gpu import myself
-
         self._is_unnamed = not myself.notebook_path()
         for lock in self.locks.values():
             lock.write(myself.me(self.note))
 
     def note_cell(self) -> None:
         """Note for others that a cell has ended, and the notebook if its name is known only now."""
-        from reserve_gpu import myself
-
         if self._is_unnamed and myself.notebook_path():
             self.sign()
         for lock in tuple(self.locks.values()):
@@ -202,10 +196,8 @@ class Own:
 
     def adopt(self) -> None:
         """Take over what this process held before exec made it this program."""
-        from reserve_gpu.myself import held_by
-
         with self.turn:
-            if not self.has_looked and held_by() == self.pid:
+            if not self.has_looked and myself.held_by() == self.pid:
                 from reserve_gpu import handover
 
                 if given := handover.received():
