@@ -129,10 +129,12 @@ class Claim:
 
         every_s: of a device that is refused as before it is not asked again before so long.
         """
-        return tuple(
+        # Not a tuple of a generator: Python cuts that to size, and keeps 2,000 of these for reuse.
+        found = [
             self._explanation().of(refusal, self._considered.get(refusal.label), every_s)
             for refusal in self.refusals
-        )
+        ]
+        return tuple(found)
 
     def undo(self) -> None:
         """Let go of all that was not held before."""

@@ -795,3 +795,66 @@ def test_what_a_waiter_cannot_look_at_it_does_not_keep(two: Machine) -> None:
         holder.run("reserve_gpu.release()")
         waiter.look_again()
         assert not has_locked(two.locks / f"{UUIDS[0]}.lock", waiter.pid)
+
+
+# -- what a wait costs -----------------------------------------------------------------------------
+
+EARLY, LATE = 600, 1100  # looks; by the first of them Python's own caches are all but full
+# Three looks at everything, then one at the locks alone, without the pauses between them: these are
+# all that is changed. Garbage that only the collector would free counts: some switch that off.
+WHAT_GROWS = f"""
+import gc, glob, math
+from reserve_gpu import attempt
+
+attempt.POLL_S = attempt.EXPLAIN_EVERY_S = 0
+gc.disable()
+looks, counted = 0, []
+
+def count():
+    open_now = [len(os.listdir(f"/proc/self/{{kind}}")) for kind in ("fd", "task")]
+    containers = sum(map(sys.getsizeof, gc.get_objects()))
+    counted.append([*open_now, sys.getallocatedblocks(), containers])
+
+def look(wait):
+    global looks
+    looks += 1
+    attempt.LOOK_S = -1 if looks % 4 else math.inf
+    for path in glob.glob(deleted):
+        os.unlink(path)
+    if looks in ({EARLY}, {LATE}):
+        count()
+    if looks == {LATE}:
+        raise InterruptedError
+
+def growth():
+    try:
+        reserve_gpu.reserve(wait=True, progress=look)
+    except InterruptedError:
+        return [late - early for early, late in zip(*counted)]
+"""
+RESERVED = "gpu\n" * 8
+# What a waiter finds at each look, and which of its files somebody deletes after each.
+LOOKS = {
+    "reserved": (RESERVED, "none"),
+    "busy": ("gpu\n compute 1 3500\n compute 2 90\n" * 2, "none"),
+    "split": ("gpu\n mig on\n instance 0\n  compute 1 3500\n instance 2\n  used 900", "none"),
+}
+
+
+@pytest.mark.parametrize("found", LOOKS)
+def test_a_wait_does_not_grow(machine: Machine, found: str) -> None:
+    """After hundreds of looks more a waiter has no more files, threads and objects than before."""
+    scenario, deleted = LOOKS[found]
+    machine.write(scenario)
+    with machine.child() as holder, machine.child() as child:
+        if scenario is RESERVED:
+            assert not holder.reserve("count=8").error
+        child.run(f"deleted = {str(machine.locks / deleted)!r}")
+        child.run(WHAT_GROWS)
+        answer = child.run("growth()")
+    assert not answer.error, answer.text
+    files, threads, blocks, container_bytes = answer.value
+    assert (files, threads) == (0, 0)
+    # Python 3.10 makes one for each function, at its 1024th call; one at each look would be 375.
+    assert blocks < 300
+    assert container_bytes < 1000  # a list that each look adds to would be 3000
