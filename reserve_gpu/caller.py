@@ -40,9 +40,12 @@ class Caller:
         except BaseException:
             self._abandon()
             raise
-        if error is not None:
+        if error is None:
+            return value
+        try:
             raise error
-        return value
+        finally:
+            del error  # it has this frame, in its traceback: a cycle for the garbage collector
 
     def close(self) -> None:
         """Let the thread end."""
