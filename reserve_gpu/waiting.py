@@ -46,7 +46,10 @@ def wait(
                 looked = time.monotonic()
                 with suppress(MutexHeldError):  # another's driver hangs, perhaps not for ever
                     if lock is None or not lock.stands():  # or somebody deleted the ticket
+                        deleted = lock
                         lock, claim.ticket = line.join(claim.directory, wants, about, deadline)
+                        if deleted:
+                            deleted.release()
                     if claim.take(candidates, deadline, afresh=True):
                         return True
             now = time.monotonic()

@@ -839,6 +839,7 @@ LOOKS = {
     "busy": ("gpu\n compute 1 3500\n compute 2 90\n" * 2, "none"),
     "split": ("gpu\n mig on\n instance 0\n  compute 1 3500\n instance 2\n  used 900", "none"),
     "unreadable": ("gpu\n" * 4 + "fail nvmlDeviceGetComputeMode * 999", "none"),
+    "tickets deleted": (RESERVED, "*.ticket"),
 }
 
 
