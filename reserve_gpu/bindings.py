@@ -78,7 +78,7 @@ class Bindings:
         self.pynvml = import_pynvml()
         self._asked = ""
         self._count: int | DeviceError | None = None
-        self._caller = Caller(limit_s)
+        self._caller = Caller(limit_s, lambda: self._asked)
         self._caller.post(self._begin)
 
     def count(self) -> int:
@@ -129,7 +129,7 @@ class Bindings:
         try:
             return self._caller.answer()
         except TimeoutError as error:
-            raise DeviceError(f"the driver hangs: {error} ({self._asked})") from error
+            raise DeviceError(f"the driver hangs: {error}") from error
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the bindings. Raises DeviceError, whatever the failure."""

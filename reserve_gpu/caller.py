@@ -18,25 +18,36 @@ if TYPE_CHECKING:
 class Caller:
     """Makes calls on a background thread, one after the other.
 
-    limit_s: seconds after which a call counts as hanging.
+    limit_s: seconds after which a call counts as hanging. doing: what a call does just now.
     """
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, doing: Callable[[], str]) -> None:
         self.limit_s = limit_s
         self.stuck = False
+        self._doing = doing
+        # Calls that hang, with the queue that each will answer in, and what is said of it.
+        self._hanging: list[tuple[Any, SimpleQueue[Any], str]] = []
         self._start()
 
     def post(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Let the thread call the function, while this one does something else until `answer`."""
-        self._queues[0].put((function, arguments))
+        """Let the thread call the function, while this one does something else until `answer`.
+
+        Not while the same call hangs already: each look of a wait would leave a thread behind.
+        """
+        self._call = function, arguments
+        self._hanging = [one for one in self._hanging if one[1].empty()]
+        self._known = next((said for call, _, said in self._hanging if call == self._call), None)
+        if self._known is None:
+            self._queues[0].put(self._call)
 
     def answer(self) -> Any:
         """Return or raise what the posted call does; TimeoutError if it hangs from now on."""
+        if self._known is not None:
+            raise TimeoutError(self._known)
         try:
             value, error = self._queues[1].get(timeout=self.limit_s)
         except Empty:
-            self._abandon()
-            raise TimeoutError(f"no answer within {self.limit_s:g} s") from None
+            raise TimeoutError(self._abandon()) from None
         except BaseException:
             self._abandon()
             raise
@@ -55,11 +66,14 @@ class Caller:
         self._queues: tuple[SimpleQueue[Any], SimpleQueue[Any]] = (SimpleQueue(), SimpleQueue())
         start_new_thread(_serve, self._queues)  # Thread.start() is not safe from Ctrl-C
 
-    def _abandon(self) -> None:
-        """Leave the hanging thread to itself; it ends when its call does."""
+    def _abandon(self) -> str:
+        """Leave the hanging thread to itself, which ends when its call does; says what it does."""
+        said = f"no answer within {self.limit_s:g} s ({self._doing()})"
+        self._hanging.append((self._call, self._queues[1], said))
         self.stuck = True
         self.close()
         self._start()
+        return said
 
 
 def _serve(calls: SimpleQueue[Any], answers: SimpleQueue[Any]) -> None:

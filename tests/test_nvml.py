@@ -347,6 +347,47 @@ def test_call_that_hangs(machine: Machine, function: str) -> None:
         assert "hangs" in reason
 
 
+ASK_AGAIN_AND_AGAIN = """
+import time
+from reserve_gpu.bindings import DeviceError
+from reserve_gpu.nvml import Nvml
+
+def ask(nvml, device):
+    try:
+        return nvml.usage(device).mode
+    except DeviceError as error:
+        return str(error)
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+nvml = Nvml(limit_s=0.2).__enter__()
+one, other = nvml.walk()
+before = threads()
+said = [ask(nvml, one) for _ in range(9)]
+said, ask(nvml, other), threads() - before
+"""
+UNTIL_IT_ANSWERS = """
+while ask(nvml, one) == said[0]:
+    time.sleep(0.01)
+ask(nvml, one)
+"""
+
+
+def test_a_call_that_hangs_is_not_made_again_until_it_ends(machine: Machine) -> None:
+    """However often a reading is asked for, one thread hangs with it, and all others go on."""
+    usual = machine.scenario.read_text()
+    machine.add("delay nvmlDeviceGetComputeMode 0 3")
+    with machine.child() as child:
+        answer = child.run(ASK_AGAIN_AND_AGAIN)
+        assert not answer.error, answer.text
+        said, others, threads = answer.value
+        assert set(said) == {"the driver hangs: no answer within 0.2 s (nvmlDeviceGetComputeMode)"}
+        assert (others, threads) == ("default", 1)
+        machine.write(usual)
+        assert child.run(UNTIL_IT_ANSWERS).value == "default"
+
+
 def test_initialisation_that_hangs(machine: Machine) -> None:
     """A driver that hangs at once is an error, not a wait without end."""
     machine.add("delay nvmlInitWithFlags * 1000")
