@@ -157,10 +157,11 @@ class Notebook:
             self._replace({"text/plain": ""})
 
     def _replace(self, data: dict[str, str]) -> None:
-        from IPython.display import display
+        from IPython.display import DisplayHandle
 
-        if self._handle is None:
-            self._handle = display(data, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        if self._handle is None:  # known before it is shown: interrupted there it is cleared too
+            self._handle = DisplayHandle()  # type: ignore[no-untyped-call]
+            self._handle.display(data, raw=True)  # type: ignore[no-untyped-call]
         else:
             self._handle.update(data, raw=True)  # type: ignore[no-untyped-call]
 
