@@ -95,13 +95,13 @@ class Terminal:
 
     def show(self, shown: Shown) -> None:
         """Write the row anew, if it says something else now."""
-        from rich.cells import cell_len, set_cell_size  # some letters are two columns wide
+        from rich.cells import set_cell_size
 
         columns = self._columns() - 1  # some terminals wrap in the last one
         row = awaited.one_line(shown.lines)
-        if cell_len(row) > columns:
+        if _width(row) > columns:
             row = shown.brief
-        if cell_len(row) > columns:
+        if _width(row) > columns:
             row = f"{set_cell_size(row, max(0, columns - 3)).rstrip()}..."
         self._write(row)
 
@@ -172,6 +172,15 @@ def _html(lines: Sequence[str]) -> str:
     hanging = "padding-left:2.5em;text-indent:-1.5em"
     rest = "".join(f"<div style='{hanging}'>{other}</div>" for other in others)
     return f"<div style='padding-left:.5em'>{first}{rest}</div>"
+
+
+def _width(row: str) -> int:
+    """How many columns a row takes."""
+    if row.isascii():  # rich would keep it: the last 4,096 rows that it was asked about
+        return len(row)
+    from rich.cells import cell_len  # some letters are two columns wide
+
+    return cell_len(row)
 
 
 def _print(text: str, stream: TextIO) -> None:
