@@ -15,7 +15,7 @@ import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from benchmarks import choosing, looking, many, report, waiting
+from benchmarks import choosing, looking, many, memory, report, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,6 +30,7 @@ GROUPS: dict[str, Callable[..., Iterator[report.Row]]] = {
     "rush": many.rush,
     "handover": waiting.handover,
     "wait": waiting.wait,
+    "memory": memory.growth,
 }
 NEEDED = ("GPUtil", "gpustat", "ipykernel", "jupyter_client", "nvitop")
 

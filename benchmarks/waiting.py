@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from benchmarks import ways
+from benchmarks.memory import own_kib
 from benchmarks.report import Row, percentile, verdict
 from benchmarks.stage import Stage, machine, stage
 from tests.machine import Child
@@ -27,7 +28,7 @@ RELEASE = "import time; start = time.monotonic(); reserve_gpu.release(); start"
 
 WATCH_S, SHORT_WATCH_S, SETTLE_S = 60, 5, 5
 CPU_LIMIT_PERCENT = 1
-GROWTH_LIMIT_KIB = 128  # pages that come and go
+GROWTH_LIMIT_KIB = 128  # what the first minute fills
 
 
 def handover(*, quick: bool) -> Iterator[Row]:
@@ -73,7 +74,7 @@ def wait(*, quick: bool) -> Iterator[Row]:
 
 
 class Watched:
-    """The CPU time and the memory of a process, looked at from outside."""
+    """The CPU time and the own memory of a process, looked at from outside."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
@@ -97,7 +98,7 @@ class Watched:
 
     def _look(self) -> tuple[float, int]:
         times = self._process.cpu_times()
-        return times.user + times.system, self._process.memory_info().rss >> 10
+        return times.user + times.system, own_kib(self._process.pid)
 
 
 def _lane(
