@@ -18,10 +18,10 @@ GROWTH_LIMIT_KIB = 40  # 10 pages, which come and go; 4 bytes for each of the lo
 HURRY = """
 import sys
 from benchmarks.memory import own_kib
-from reserve_gpu import attempt, reserve
+from reserve_gpu import waiting, reserve
 from reserve_gpu.live import Live
 
-attempt.POLL_S, attempt.LOOK_S = 0, -1
+waiting.POLL_S, waiting.LOOK_S = 0, -1
 looks, found_kib = 0, []
 
 def look(wait):

@@ -804,9 +804,9 @@ EARLY, LATE = 600, 1100  # looks; by the first of them Python's own caches are a
 # all that is changed. Garbage that only the collector would free counts: some switch that off.
 WHAT_GROWS = f"""
 import gc, glob, math
-from reserve_gpu import attempt
+from reserve_gpu import waiting
 
-attempt.POLL_S = attempt.EXPLAIN_EVERY_S = 0
+waiting.POLL_S = waiting.EXPLAIN_EVERY_S = 0
 gc.disable()
 looks, counted = 0, []
 
@@ -818,7 +818,7 @@ def count():
 def look(wait):
     global looks
     looks += 1
-    attempt.LOOK_S = -1 if looks % 4 else math.inf
+    waiting.LOOK_S = -1 if looks % 4 else math.inf
     for path in glob.glob(deleted):
         os.unlink(path)
     if looks in ({EARLY}, {LATE}):
