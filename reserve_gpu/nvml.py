@@ -137,13 +137,13 @@ class Nvml:
 
     def processes(self, device: Device) -> list[Process]:
         """The compute processes and MPS clients on the device, as far as they are shown to us."""
-        handle = self._handles[device.uuid]
-        found: dict[int, Process] = {}
         with suppress(DeviceError):
-            for kind in ("Compute", "MPSCompute"):
-                listed = self._driver.run(self._list, handle, kind)
-                found |= {process.pid: process for process in listed}
-        return list(found.values())
+            return self._driver.run(self._processes, self._handles[device.uuid])
+        return []
+
+    def _processes(self, handle: Any) -> list[Process]:
+        listed = (self._list(handle, kind) for kind in ("Compute", "MPSCompute"))
+        return list({process.pid: process for found in listed for process in found}.values())
 
     def link(self, one: Device, other: Device) -> int:
         """How two GPUs are connected, as far as the driver can tell."""

@@ -6,6 +6,7 @@ import io
 import sys
 from typing import TYPE_CHECKING, Any
 
+from reserve_gpu import loading
 from reserve_gpu.device import State
 from reserve_gpu.layout import FAINT, MARK, PLAIN, STRONG, TITLES
 
@@ -70,7 +71,8 @@ def rendered(layout: Layout, console: Console, options: ConsoleOptions) -> Rende
 
 
 def _captured(shown: Any, stream: Any, *, is_terminal: bool) -> str:
-    from rich.console import Console
+    with loading.definitions():
+        from rich.console import Console
 
     console = Console(
         file=stream,
