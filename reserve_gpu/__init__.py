@@ -12,8 +12,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import loading
-
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -74,6 +72,8 @@ _HOMES |= {"Check": "checklist", "check": "frameworks"}
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Add %reserve_gpu to the shell; called by `%load_ext reserve_gpu`."""
+    from reserve_gpu import loading
+
     with loading.definitions():
         from reserve_gpu.magic import load
 
@@ -90,6 +90,8 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from reserve_gpu import loading
+
     with loading.definitions():
         return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
 
