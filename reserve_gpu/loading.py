@@ -21,11 +21,11 @@ def definitions() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
+        gc.enable()  # first: an interrupt may end this at any call
         if not gc.get_freeze_count():
             gc.freeze()
             gc.unfreeze()
-        gc.enable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,11 @@ EXTRAS = {
     "build": ("build", "twine"),
     "benchmarks": ("GPUtil", "gpustat", "nvitop"),
 }
+
+
+def pytest_configure() -> None:
+    """Under nohup SIGHUP is ignored, also by what the tests start; some prove what it does."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -204,3 +204,16 @@ def test_package_imports_no_module_of_its_own(machine: Machine) -> None:
         "print(hasattr(reserve_gpu, 'nonsense'), set(reserve_gpu.__all__) <= set(dir(reserve_gpu)))"
     )
     assert done.stdout.splitlines() == ["[]", "True", "False True"], done.stderr
+
+
+@pytest.mark.parametrize("before", ["gc.enable()", "gc.disable()", "gc.freeze()"])
+def test_garbage_collector_stays_as_it_was(machine: Machine, before: str) -> None:
+    """Loading what a reservation needs leaves the garbage collector on, off, or frozen, as it was."""
+    machine.write("gpu")
+    done = machine.python(
+        f"import gc; {before}; was = gc.isenabled(), gc.get_freeze_count() > 1000\n"
+        "import reserve_gpu; reserve_gpu.reserve(); reserve_gpu.status()\n"
+        "print(was == (gc.isenabled(), gc.get_freeze_count() > 1000), was)"
+    )
+    is_on, is_frozen = before != "gc.disable()", before == "gc.freeze()"
+    assert done.stdout == f"True {(is_on, is_frozen)}\n", done.stderr
