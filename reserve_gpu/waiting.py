@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from reserve_gpu.device import Device, Fault
     from reserve_gpu.locks import Lock
 
-POLL_S = 0.2  # between two looks of a waiter at whether anything has changed
+POLL_S = 0.25  # between two looks of a waiter at whether anything has changed
 LOOK_S = 0.9  # between two looks at how all devices stand, where it has not
 EXPLAIN_EVERY_S = 5.0  # so often a waiter asks again which processes are on a busy device
 
