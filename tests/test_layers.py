@@ -208,7 +208,7 @@ def test_package_imports_no_module_of_its_own(machine: Machine) -> None:
 
 @pytest.mark.parametrize("before", ["gc.enable()", "gc.disable()", "gc.freeze()"])
 def test_garbage_collector_stays_as_it_was(machine: Machine, before: str) -> None:
-    """Loading what a reservation needs leaves the garbage collector on, off, or frozen, as it was."""
+    """Loading what a reservation needs leaves the garbage collector on, off or frozen."""
     machine.write("gpu")
     done = machine.python(
         f"import gc; {before}; was = gc.isenabled(), gc.get_freeze_count() > 1000\n"
