@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from reserve_gpu.checklist import Progress
     from reserve_gpu.device import Wait
 
-EVERY_S = 2.0  # what counts seconds need not change more often
+EVERY_S = 1.0  # what counts seconds need not change more often
 
 
 class Live:
