@@ -184,15 +184,15 @@ def satisfies(held: Sequence[Device], wanted: Request, *, shared: bool = False) 
         return False
     if any(unfit(d, wanted) for d in held):
         return False
-    if not wanted.devices and not wanted.exclude:
-        return len(held) >= wanted.count
-    from reserve_gpu import names
+    if wanted.devices or wanted.exclude:
+        from reserve_gpu import names
 
-    if any(names.is_one_of(d, wanted.exclude) for d in held):
-        return False
-    if not wanted.devices:
-        return len(held) >= wanted.count
-    return [names.matching(name, held) for name in wanted.devices] == [[device] for device in held]
+        if any(names.is_one_of(d, wanted.exclude) for d in held):
+            return False
+        if wanted.devices:
+            meant = [names.matching(name, held) for name in wanted.devices]
+            return meant == [[device] for device in held]
+    return len(held) >= wanted.count
 
 
 def parse_size(text: str | float) -> float:

@@ -72,8 +72,7 @@ class Reservation:
 
     def satisfies(self, request: Request) -> bool:
         """Whether this is what the request asks for."""
-        is_shared = any(lock.shared for lock in self.locks.values())
-        return choosing.satisfies(self.devices, request, shared=is_shared)
+        return choosing.satisfies(self.devices, request, shared=self._is_shared())
 
     def again(self, note: str | None) -> Reservation:
         """Answer one more call with this reservation; only a new note changes what others read.
@@ -86,7 +85,7 @@ class Reservation:
             self._answered.append(threading.get_ident())
         if note is not None:
             self.note = note
-        if note is not None or any(lock.shared for lock in self.locks.values()):
+        if note is not None or self._is_shared():
             self.sign()  # another sharer may have written over it
         return self
 
@@ -133,6 +132,9 @@ class Reservation:
                 self.locks[device.uuid] = found
                 lock.release()
         self.sign()
+
+    def _is_shared(self) -> bool:
+        return any(lock.shared for lock in self.locks.values())
 
     def _set_again(self) -> None:
         """Mend the variables, if somebody changed them since, as long as CUDA will read them."""

@@ -26,18 +26,10 @@ if TYPE_CHECKING:
     from reserve_gpu.completion import Completion
     from reserve_gpu.table import Status
 
-# What the commonest line, the empty one, says: making a parser takes as long as all the rest.
+# What the commonest line, the empty one, says: making a parser takes as long as all the rest. What
+# another line says besides is for reserve().
 FLAGS = ("help", "release", "status", "check", "json", "optional")
 NOTHING = {"devices": [], **dict.fromkeys(FLAGS, False)}
-REQUEST = (
-    "count",
-    "min_memory",
-    "name",
-    "exclude",
-    "wait",
-    "share",
-    "note",
-)  # as reserve() takes them
 MAGIC_NAME, MATCHER = "%reserve_gpu", "reserve_gpu.completion"
 VARIABLES = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.IDLE_MEMORY}
 
@@ -242,7 +234,7 @@ def _release(arguments: Namespace) -> None:
 
 def _reserve(arguments: Namespace) -> None:
     """Reserve and report; our own warnings become one line each."""
-    wanted = {key: value for key, value in vars(arguments).items() if key in REQUEST}
+    wanted = {key: value for key, value in vars(arguments).items() if key not in NOTHING}
     with warnings.catch_warnings(record=True) as caught, _live(arguments) as show:
         warnings.simplefilter("always", errors.ReserveGPUWarning)
         held = reservation.reserve(arguments.devices or None, **show, **wanted)

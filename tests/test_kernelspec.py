@@ -204,7 +204,7 @@ def test_the_name_that_vs_code_tells_the_kernel(machine: Machine, *, is_spec: bo
             kernel.run("%reserve_gpu")
         holder = "[(h.notebook, h.pid) for r in reserve_gpu.status().rows for h in r.holders]"
         assert asker.run(holder).value == [[str(machine.folder), kernel.pid]]
-        told = "__vsc_ipynb_file__ = '/work/train.ipynb'"
+        told = "__vsc_ipynb_file__ = '/home/alice/train.ipynb'"
         kernel.finish(kernel.client.execute(told, store_history=False))
         assert asker.run(holder).value == [["train.ipynb", kernel.pid]]
 
