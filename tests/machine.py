@@ -88,6 +88,21 @@ class Machine:
             timeout=self.limit_s, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
+    @contextmanager
+    def running(
+        self, *argv: str, environ: Mapping[str, str], stdout: int, stderr: int | None = None
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """A command at work; killed at the end."""
+        process = subprocess.Popen(
+            argv, env=dict(environ), cwd=self.folder, stdin=subprocess.DEVNULL,
+            stdout=stdout, stderr=stderr,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait(LIMIT_S)
+
     def python(self, code: str, **extra: str) -> subprocess.CompletedProcess[str]:
         """Run Python code to its end."""
         return self.command(sys.executable, "-c", code, **extra)

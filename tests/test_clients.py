@@ -50,16 +50,10 @@ def holder(machine: Machine) -> Iterator[Child]:
 def executing(path: Path, machine: Machine, *cells: str) -> Iterator[subprocess.Popen[bytes]]:
     """`jupyter execute` at work on a notebook, and going on after errors; killed at the end."""
     path.write_text(json.dumps(notebook("%load_ext reserve_gpu", *cells)))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "jupyter", "execute", "--inplace", "--allow-errors", str(path)],
-        env=machine.environ(), cwd=machine.folder, stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
+    execute = (sys.executable, "-m", "jupyter", "execute", "--inplace", "--allow-errors")
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with machine.running(*execute, str(path), environ=machine.environ(), **streams) as process:
         yield process
-    finally:
-        process.kill()
-        process.wait(LIMIT_S)
 
 
 def texts(path: Path) -> list[str]:

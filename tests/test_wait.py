@@ -11,7 +11,6 @@ import select
 import signal
 import stat
 import struct
-import subprocess
 import sys
 import termios
 import time
@@ -26,6 +25,7 @@ from tests import test_users
 from tests.machine import LIMIT_S, Machine
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator
 
     from tests.machine import Answer, Child, Kernel
@@ -702,16 +702,12 @@ def wait_in_ipython(
     machine: Machine, stdout: int, **extra: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A terminal IPython that waits; killed at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "--ext=reserve_gpu",
-         "-c", "%reserve_gpu --wait"],
-        env=machine.environ(**extra), cwd=machine.folder, stdin=subprocess.DEVNULL, stdout=stdout,
-    )  # fmt: skip
-    try:
+    ipython = (sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor")
+    cell = ("--ext=reserve_gpu", "-c", "%reserve_gpu --wait")
+    with machine.running(
+        *ipython, *cell, environ=machine.environ(**extra), stdout=stdout
+    ) as process:
         yield process
-    finally:
-        process.kill()
-        process.wait(LIMIT_S)
 
 
 def test_a_log_gets_a_line_only_on_news(one: Machine) -> None:
