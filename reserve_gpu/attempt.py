@@ -9,12 +9,6 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import choosing, cuda, settings
 from reserve_gpu.claim import Claim
-from reserve_gpu.errors import (
-    ImpossibleError,
-    NoFreeDeviceError,
-    ReservedAboveError,
-    WaitTimeoutError,
-)
 from reserve_gpu.holding import Reservation
 from reserve_gpu.locks import LockDirectory
 
@@ -22,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from reserve_gpu.device import Device, Fault, Request, Wait
-    from reserve_gpu.errors import ReserveGPUError
     from reserve_gpu.holding import Own
     from reserve_gpu.locks import Lock
     from reserve_gpu.nvml import Nvml
@@ -52,8 +45,11 @@ def run(
             is_above = False
             taken = _take(claim, _candidates(nvml, request, outside), seen, deadline)
             if not taken:
+                from reserve_gpu import failure
+
                 # There a wait would be one for this process's own end.
-                is_above = bool(outside[cuda.VISIBLE]) and not mine.current() and claim.is_above()
+                may_be_above = bool(outside[cuda.VISIBLE]) and not mine.current()
+                is_above = may_be_above and failure.is_above(claim.refusals)
                 may_wait = wait_s is not None and not is_above
                 if may_wait and choosing.may_come_free(claim.refusals, request):
                     from reserve_gpu.waiting import wait
@@ -70,7 +66,7 @@ def run(
             raise
         finally:
             mine.is_waiting = False
-    raise _refused(mine, claim, outside, wait_s, is_above=is_above)
+    raise failure.error(mine, claim, outside, wait_s, is_above=is_above)
 
 
 def _standing(mine: Own, directory: LockDirectory) -> dict[str, Lock]:
@@ -129,30 +125,3 @@ def _cautions(claim: Claim, directory: LockDirectory) -> list[str]:
     from reserve_gpu import refusal
 
     return [*claim.warnings.values(), refusal.private(directory.path)]
-
-
-def _refused(
-    mine: Own,
-    claim: Claim,
-    outside: Mapping[str, str | None],
-    wait_s: float | None,
-    *,
-    is_above: bool,
-) -> ReserveGPUError:
-    """Why nothing could be taken; unless the request was wrong, no GPU is visible from now on."""
-    from reserve_gpu import awaited, refusal
-
-    visible, count = outside[cuda.VISIBLE], claim.request.count
-    if reason := choosing.impossible(claim.refusals, claim.request):
-        return ImpossibleError(" ".join([reason, *refusal.limit(visible, len(claim.refusals))]))
-    if claim.request.exclude and not claim.refusals:
-        return ImpossibleError("Every GPU that this process may use is excluded.")
-    if is_above:
-        return ReservedAboveError(refusal.above(claim.refusals, outside))
-    mine.go_without()
-    kept = held.devices if (held := mine.current()) else ()
-    has_waited = bool(wait_s and claim.ticket)
-    text = refusal.nothing_free(claim.refusals, count, kept, visible, has_waited=has_waited)
-    if wait_s is not None and claim.ticket:
-        return WaitTimeoutError(f"{awaited.waited(wait_s)}{text}")
-    return NoFreeDeviceError(text)
