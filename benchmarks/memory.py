@@ -21,7 +21,7 @@ from benchmarks.memory import own_kib
 from reserve_gpu import waiting, reserve
 from reserve_gpu.live import Live
 
-waiting.POLL_S, waiting.LOOK_S = 0, -1
+waiting.POLL_S, waiting.LOOK_S, waiting.QUIET_S = 0, -1, -1
 looks, found_kib = 0, []
 
 def look(wait):

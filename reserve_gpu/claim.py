@@ -44,7 +44,7 @@ class Claim:
         self.request = request
         self._nvml = nvml
         self.directory = directory
-        self._held = held
+        self.held = held
         self._idle_mib = idle_mib
         self.ticket: Ticket | None = None
         self._known: Explanation | None = None
@@ -56,7 +56,7 @@ class Claim:
         self.refusals: list[Refusal] = []
         self.warnings: dict[str, str] = {}  # by UUID
         self.ahead: list[Ticket] = []
-        self._considered: dict[str, Device] = {}  # by label
+        self.considered: dict[str, Device] = {}  # by label
         self._crowd: dict[str, tuple[bool, float]] = {}  # by UUID: in use?, MiB in use
 
     def take(
@@ -94,36 +94,6 @@ class Claim:
 
         return line.ahead(self.directory, self.ticket)
 
-    def usable(self) -> list[str]:
-        """The UUIDs of the devices considered that would do, were they free."""
-        unfit = {refusal.label for refusal in self.refusals if refusal.state == "unfit"}
-        return [d.uuid for label, d in self._considered.items() if label not in unfit]
-
-    def is_above(self) -> bool:
-        """Whether all that would do is reserved by a process that this one was started from."""
-        holders = [refusal.holder for refusal in self.refusals if refusal.state != "unfit"]
-        if not holders or not all(holder and holder.seen for holder in holders):
-            return False
-        from reserve_gpu import processes
-
-        above = processes.ancestors()
-        return all(holder and holder.pid in above for holder in holders)
-
-    def is_hopeless(self) -> bool:
-        """Whether all that would do is still reserved, as far as one look at the locks can tell.
-
-        Cheap: it reads the kernel's list of locks, and asks neither the driver nor for the mutex.
-        """
-        fit = [refusal for refusal in self.refusals if refusal.state != "unfit"]
-        if not all(refusal.state == State.RESERVED for refusal in fit):
-            return False
-        if not fit or not myself.sees_all_locks():
-            return False
-        uuids = [self._considered[refusal.label].uuid for refusal in fit]
-        files = [(file_name(uuid), file_name(uuid, shared=True)) for uuid in uuids]
-        locked = self.directory.holders.locked(name for pair in files for name in pair)
-        return all(locked.intersection(pair) for pair in files)
-
     def explained(self, every_s: float = 0.0) -> tuple[Refusal, ...]:
         """The refusals with what uses the devices: slow and often needless, so not asked before.
 
@@ -131,7 +101,7 @@ class Claim:
         """
         # Not a tuple of a generator: Python cuts that to size, and keeps 2,000 of these for reuse.
         found = [
-            self._explanation().of(refusal, self._considered.get(refusal.label), every_s)
+            self._explanation().of(refusal, self.considered.get(refusal.label), every_s)
             for refusal in self.refusals
         ]
         return tuple(found)
@@ -163,7 +133,7 @@ class Claim:
             if device not in chosen:
                 lock = self.locks.pop(device.uuid, None)  # none where this was interrupted
                 self.warnings.pop(device.uuid, None)
-                if lock and device.uuid not in self._held:
+                if lock and device.uuid not in self.held:
                     lock.release()
         self.devices = [device for device in self.devices if device in chosen]
 
@@ -171,12 +141,12 @@ class Claim:
         if isinstance(one, Fault):
             self.refusals.append(Refusal(one.label, "broken", one.reason))
             return
-        self._considered[one.label] = one
+        self.considered[one.label] = one
         if reason := self._unfit(one):
             self._refuse(one, "unfit", reason)
-        elif one.uuid in self._held and (self.request.share or not self._held[one.uuid].shared):
+        elif one.uuid in self.held and (self.request.share or not self.held[one.uuid].shared):
             self._crowd[one.uuid] = (False, 0.0)
-            self._keep(one, self._held[one.uuid])
+            self._keep(one, self.held[one.uuid])
         else:
             try:
                 self._lock(one)
@@ -225,7 +195,7 @@ class Claim:
     def _sharer(self, device: Device) -> Holder | None:
         """Who shares the device, other than this process."""
         name = file_name(device.uuid, shared=True)
-        if device.uuid not in self._held or not myself.sees_all_locks():
+        if device.uuid not in self.held or not myself.sees_all_locks():
             return self.directory.holder(name)
         others = [pid for pid in self.directory.holders.pids(name) if pid != os.getpid()]
         return Holder(pid=others[0], seen=True) if others else None

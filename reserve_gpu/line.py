@@ -56,11 +56,16 @@ def join(
         number = min(MOST, 1 + max((t.number for t in tickets(directory)), default=0))
         for place in range(PLACES):
             with suppress(LockError):  # what stands there is no lock file: the next one
-                lock = directory.acquire(f"line-{place}{TICKET}")
+                lock = directory.acquire(file_name(place))
                 if not isinstance(lock, Holder):
                     lock.write({**about, "number": number, "wants": sorted(wants)})
                     return lock, Ticket(number, place, frozenset(wants), Holder())
     raise LockError(f"There is no place in the line in {directory.path}.")
+
+
+def file_name(place: int) -> str:
+    """The lock file of the ticket at that place."""
+    return f"line-{place}{TICKET}"
 
 
 def ahead(directory: LockDirectory, own: Ticket | None) -> list[Ticket]:

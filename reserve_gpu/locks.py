@@ -134,11 +134,11 @@ class LockDirectory:
         self._holders: Holders | None = None
 
     def __enter__(self) -> Self:
-        self._fd = files.open_directory(self.path)
+        self.descriptor = files.open_directory(self.path)
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+        os.close(self.descriptor)
 
     def acquire(
         self, name: str, *, shared: bool = False, again: Lock | None = None
@@ -158,14 +158,14 @@ class LockDirectory:
         if self._holders is None:
             from reserve_gpu.holders import Holders
 
-            self._holders = Holders(self.path, self._fd, once=self._has_mutex)
+            self._holders = Holders(self.path, self.descriptor, once=self._has_mutex)
         return self._holders
 
     def names(self) -> list[str]:
         """The names of all files there."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
-            descriptor = os.open(".", flags, dir_fd=self._fd)
+            descriptor = os.open(".", flags, dir_fd=self.descriptor)
             try:
                 return os.listdir(descriptor)
             finally:
@@ -176,7 +176,7 @@ class LockDirectory:
     def holder(self, name: str) -> Holder | None:
         """Who has the file of that name locked, if anybody; to be asked under the mutex alone."""
         path = f"{self.path}/{name}"
-        if files.exists(self._fd, name, path):
+        if files.exists(self.descriptor, name, path):
             found = self.acquire(name)
             if isinstance(found, Holder):
                 return found
@@ -216,7 +216,7 @@ class LockDirectory:
         """Lock the file of that name, if nobody has it locked."""
         path = f"{self.path}/{name}"
         for _ in range(ATTEMPTS):
-            descriptor = descriptors.open_lock(self._fd, name, path)
+            descriptor = descriptors.open_lock(self.descriptor, name, path)
             try:
                 if not _flock(descriptor, path, shared=shared):
                     descriptors.close(descriptor)
@@ -235,7 +235,7 @@ class LockDirectory:
 
     def _is_current(self, descriptor: int, name: str) -> bool:
         try:
-            there = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+            there = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
         except FileNotFoundError:
             return False
         return files.identity(there) == files.identity(os.fstat(descriptor))

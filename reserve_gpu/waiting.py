@@ -1,4 +1,4 @@
-"""Waiting in line: cheap looks at whether anything has changed, dear ones at how all stands."""
+"""Waiting in line: a look at how all stands now and then, and whenever somebody lets go."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu import awaited, line, myself
-from reserve_gpu.device import Wait
+from reserve_gpu.changes import Changes
+from reserve_gpu.device import State, Wait
 from reserve_gpu.errors import MutexHeldError
+from reserve_gpu.files import file_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,8 +20,10 @@ if TYPE_CHECKING:
     from reserve_gpu.device import Device, Fault
     from reserve_gpu.locks import Lock
 
-POLL_S = 0.25  # between two looks of a waiter at whether anything has changed
-LOOK_S = 0.9  # between two looks at how all devices stand, where it has not
+LOOK_S = 1.0  # between two looks at devices that only the driver can tell about
+QUIET_S = 5.0  # where all are reserved: so old may what is said of their holders be
+POLL_S = 0.25  # between two looks where somebody has; so many who wait don't keep each other busy
+LIVELY_S = 2.0  # so long after that: a GPU may be in use a little longer than it is reserved
 EXPLAIN_EVERY_S = 5.0  # so often a waiter asks again which processes are on a busy device
 
 
@@ -33,32 +37,92 @@ def wait(
     """Stand in line until the claim can be taken, True, or the time is over, False.
 
     deadline: by time.monotonic(), in seconds. limit_s: the time from the start to it.
-    progress: called at each look.
+    progress: called at each look, and now and then in between.
     """
-    wants = claim.usable()
-    about = {**myself.me(claim.request.note), "asks": awaited.asked(claim.request)}
+    waiter = _Waiter(claim, candidates, deadline)
     start = time.monotonic()
-    looked = -math.inf
-    lock: Lock | None = None
+    due = lively_until = -math.inf
     try:
-        while True:
-            if time.monotonic() > looked + LOOK_S or not claim.is_hopeless():
-                looked = time.monotonic()
-                with suppress(MutexHeldError):  # another's driver hangs, perhaps not for ever
-                    if lock is None or not lock.stands():  # or somebody deleted the ticket
-                        deleted = lock
-                        lock, claim.ticket = line.join(claim.directory, wants, about, deadline)
-                        if deleted:
-                            deleted.release()
-                    if claim.take(candidates, deadline, afresh=True):
+        with Changes(claim.directory.descriptor, POLL_S) as changes:
+            while True:
+                is_due = time.monotonic() >= due
+                if is_due or not waiter.stands() or _has_changed(claim):
+                    if waiter.gets_it():
                         return True
-            now = time.monotonic()
-            if now >= deadline:
-                return False
-            place = 1 + sum(not ticket.wants.isdisjoint(wants) for ticket in claim.ahead)
-            there = claim.explained(EXPLAIN_EVERY_S)
-            progress(Wait(claim.request, place, now - start, there, limit_s))
-            time.sleep(min(POLL_S, deadline - now))
+                    now = time.monotonic()
+                    lively_until = lively_until if is_due else now + LIVELY_S
+                    due = now + (POLL_S if now < lively_until else _pause_s(claim))
+                now = time.monotonic()
+                if now >= deadline:
+                    return False
+                there = claim.explained(EXPLAIN_EVERY_S)
+                progress(Wait(claim.request, waiter.place(), now - start, there, limit_s))
+                changes.wait(min(due - now, deadline - now, LOOK_S))
     finally:
-        if lock:
-            lock.release()
+        waiter.leave()
+
+
+class _Waiter:
+    """Who stands in line for a claim, with a ticket that others see."""
+
+    def __init__(self, claim: Claim, candidates: Sequence[Device | Fault], deadline: float) -> None:
+        self._claim = claim
+        self._candidates = candidates
+        self._deadline = deadline
+        unfit = {refusal.label for refusal in claim.refusals if refusal.state == "unfit"}
+        # UUIDs of the devices that would do, were they free.
+        self._wants = [d.uuid for label, d in claim.considered.items() if label not in unfit]
+        self._about = {**myself.me(claim.request.note), "asks": awaited.asked(claim.request)}
+        self._lock: Lock | None = None
+
+    def stands(self) -> bool:
+        """Whether the ticket is there, for others to see."""
+        return self._lock is not None and self._lock.stands()
+
+    def gets_it(self) -> bool:
+        """Take what is asked for, if nobody else has it or waits for it before this process."""
+        with suppress(MutexHeldError):  # another's driver hangs, perhaps not for ever
+            if not self.stands():  # or not any more, as somebody has deleted it
+                self._join()
+            return self._claim.take(self._candidates, self._deadline, afresh=True)
+        return False
+
+    def place(self) -> int:
+        """The place in the line of those who could use the same devices; 1 is next."""
+        return 1 + sum(not ticket.wants.isdisjoint(self._wants) for ticket in self._claim.ahead)
+
+    def leave(self) -> None:
+        """Leave the line."""
+        if self._lock:
+            self._lock.release()
+
+    def _join(self) -> None:
+        deleted = self._lock
+        self._lock, self._claim.ticket = line.join(
+            self._claim.directory, self._wants, self._about, self._deadline
+        )
+        if deleted:
+            deleted.release()
+
+
+def _pause_s(claim: Claim) -> float:
+    """For how long to leave the driver alone."""
+    states = {refusal.state for refusal in claim.refusals}
+    return QUIET_S if states.isdisjoint({State.BUSY, State.UNKNOWN, State.BROKEN}) else LOOK_S
+
+
+def _has_changed(claim: Claim) -> bool:
+    """Whether somebody may have let go of a device, or of a place in the line, since the last look.
+
+    Cheap: it reads the kernel's list of locks, and asks neither the driver nor for the mutex. Where
+    that list does not show all locks, something may always have changed.
+    """
+    if not myself.sees_all_locks():
+        return True
+    reserved = [claim.considered[r.label].uuid for r in claim.refusals if r.state == State.RESERVED]
+    devices = [(file_name(uuid), file_name(uuid, shared=True)) for uuid in reserved]
+    tickets = {line.file_name(ticket.place) for ticket in claim.ahead}
+    locked = claim.directory.holders.locked(
+        [*tickets, *(name for pair in devices for name in pair)]
+    )
+    return not tickets <= locked or not all(locked.intersection(pair) for pair in devices)

@@ -11,6 +11,7 @@ import select
 import signal
 import stat
 import struct
+import subprocess
 import sys
 import termios
 import time
@@ -22,13 +23,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import test_users
-from tests.machine import LIMIT_S, Machine
+from tests.machine import LIMIT_S, Child, Machine
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator
 
-    from tests.machine import Answer, Child, Kernel
+    from tests.machine import Answer, Kernel
 
 NAMES = ["Tesla T4", "NVIDIA A100"]
 UUIDS = [f"GPU-0000000{number}-0000-4000-8000-000000000000" for number in range(2)]
@@ -493,6 +493,61 @@ def test_a_gpu_that_becomes_idle_is_taken(one: Machine) -> None:
         assert waiter.answer().value == "0"
 
 
+# Whether a look is due, only the kernel tells such a waiter, or nobody.
+PATIENT = "from reserve_gpu import waiting; waiting.LOOK_S = waiting.QUIET_S = 1e6"
+
+
+def patient(machine: Machine, child: Child) -> Waiter:
+    """Such a waiter, after the look that its own first one has made it take."""
+    child.run(PATIENT)
+    waiter = Waiter(machine, child, limit_s=1e6)
+    wait_for(lambda: len(waiter.looks()) > 1)
+    return waiter
+
+
+@pytest.mark.parametrize("end", ["release", "kill"])
+def test_a_waiter_is_told_that_a_gpu_comes_free(one: Machine, end: str) -> None:
+    """Who waits need not look in order to see a GPU released, or its holder killed."""
+    with one.child() as holder, one.child() as child:
+        assert holder.reserve().value == "0"
+        waiter = patient(one, child)
+        if end == "kill":
+            holder.kill()
+        else:
+            holder.run("reserve_gpu.release()")
+        assert waiter.answer().value == "0"
+
+
+def test_a_waiter_is_told_that_another_leaves_the_line(one: Machine) -> None:
+    """Who waits need not look in order to see that it is next in line."""
+    with one.child() as holder, one.child() as first, one.child() as second:
+        assert holder.reserve().value == "0"
+        Waiter(one, first)
+        waiter = patient(one, second)
+        assert waiter.looks()[-1] == "2"
+        first.kill()
+        wait_for(lambda: waiter.looks()[-1] == "1")
+
+
+UNTOLD = 'echo 0 > /proc/sys/user/max_inotify_instances && exec "$@"'
+
+
+def test_a_waiter_whom_the_kernel_does_not_tell(one: Machine) -> None:
+    """Where too many files are watched already, a waiter looks by itself."""
+    alone = ("unshare", "--user", "--map-root-user", "sh", "-c", UNTOLD, "sh")
+    if subprocess.run([*alone, "true"], check=False).returncode:
+        pytest.skip("this system allows no user namespaces")
+    child = Child(one.environ(), one.folder, *alone)
+    try:
+        with one.child() as holder:
+            assert holder.reserve().value == "0"
+            waiter = patient(one, child)
+            holder.run("reserve_gpu.release()")
+            assert waiter.answer().value == "0"
+    finally:
+        child.kill()
+
+
 # -- what others may have put there ----------------------------------------------------------------
 
 
@@ -799,7 +854,7 @@ EARLY, LATE = 600, 1100  # looks; by the first of them Python's own caches are a
 # Three looks at everything, then one at the locks alone, without the pauses between them: these are
 # all that is changed. Garbage that only the collector would free counts: some switch that off.
 WHAT_GROWS = f"""
-import gc, glob, math
+import gc, glob
 from reserve_gpu import waiting
 
 waiting.POLL_S = waiting.EXPLAIN_EVERY_S = 0
@@ -814,7 +869,7 @@ def count():
 def look(wait):
     global looks
     looks += 1
-    waiting.LOOK_S = -1 if looks % 4 else math.inf
+    waiting.QUIET_S = waiting.LOOK_S = -1 if looks % 4 else 0.003
     for path in glob.glob(deleted):
         os.unlink(path)
     if looks in ({EARLY}, {LATE}):
