@@ -1,35 +1,27 @@
-"""%reserve_gpu: parse, reserve, report."""
+"""%reserve_gpu in a shell: its settings, and the empty line: reserve, report."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import warnings
-from argparse import Namespace
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 from traitlets import CUnicode, TraitError, Unicode, validate
 
-from reserve_gpu import choosing, cuda, errors, myself, reservation, settings
-from reserve_gpu.text import released, shown
+from reserve_gpu import choosing, errors, myself, reservation, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from IPython.core.interactiveshell import InteractiveShell
 
-    from reserve_gpu.checklist import Check
     from reserve_gpu.completion import Completion
-    from reserve_gpu.table import Status
+    from reserve_gpu.holding import Reservation
 
-# What the commonest line, the empty one, says: making a parser takes as long as all the rest. What
-# another line says besides is for reserve().
-FLAGS = ("help", "release", "status", "check", "json", "optional")
-NOTHING = {"devices": [], **dict.fromkeys(FLAGS, False)}
 MAGIC_NAME, MATCHER = "%reserve_gpu", "reserve_gpu.completion"
 VARIABLES = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.IDLE_MEMORY}
 
@@ -44,13 +36,6 @@ def with_help(function: Any) -> Any:
     """Let %reserve_gpu? show what the parser says, which is made only when somebody asks."""
     function.getdoc = _help  # where IPython looks first
     return function
-
-
-class WaitInterrupted(KeyboardInterrupt):
-    """The person has stopped a wait: one line says how things stand."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [str(self)]
 
 
 class BadSettingError(errors.RequestError, TraitError):
@@ -78,19 +63,12 @@ class ReserveGPU(Magics):
     def reserve_gpu(self, line: str) -> None:
         """Reserve a GPU for this kernel, and set the CUDA variables for what it runs next."""
         try:
-            arguments = _parse(line) if line.strip() else Namespace(**NOTHING)
-            if arguments.help:
-                print(_help())
-            elif arguments.release:
-                _release(arguments)
-            elif arguments.check:
-                _check(arguments)
-            elif arguments.status or arguments.json:
-                _status(arguments)
-            elif arguments.optional:
-                _reserve_or_go_on(arguments)
+            if line.strip():
+                from reserve_gpu import commands
+
+                commands.run(line, _report)
             else:
-                _reserve(arguments)
+                _report(reservation.reserve)
         except errors.RequestError as error:
             raise UsageError(str(error)) from error
 
@@ -211,101 +189,14 @@ def _note_cell(_result: object) -> None:
         holding.note_cell()
 
 
-def _parse(line: str) -> Namespace:
-    from reserve_gpu.options import magic_parser
-
-    try:
-        return magic_parser().parse_args(shlex.split(line, comments=True))
-    except ValueError as error:
-        if isinstance(error, errors.RequestError):
-            raise
-        # an open quotation mark
-        raise errors.RequestError(f"{error}: {shown(line)}") from error
-
-
-def _release(arguments: Namespace) -> None:
-    if arguments.devices:
-        raise errors.RequestError(
-            "--release lets go of all that this kernel holds; it takes no names."
-        )
-    devices = reservation.release()
-    print(released(devices, cuda.read(), started=cuda.started()))
-
-
-def _reserve(arguments: Namespace) -> None:
+def _report(reserve: Callable[[], Reservation]) -> None:
     """Reserve and report; our own warnings become one line each."""
-    wanted = {key: value for key, value in vars(arguments).items() if key not in NOTHING}
-    with warnings.catch_warnings(record=True) as caught, _live(arguments) as show:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", errors.ReserveGPUWarning)
-        held = reservation.reserve(arguments.devices or None, **show, **wanted)
+        held = reserve()
     for one in caught:
         if issubclass(one.category, errors.ReserveGPUWarning):
             print(f"Warning: {one.message}", file=sys.stderr)
         else:
             warnings.showwarning(one.message, one.category, one.filename, one.lineno)
     print(held)
-
-
-def _status(arguments: Namespace) -> None:
-    """Show how the machine stands, also where that is that there is no driver."""
-    from reserve_gpu.overview import status
-
-    if not arguments.status:
-        raise errors.RequestError("--json goes with --status or --check.")
-    try:
-        found = status()
-    except errors.DriverError as error:
-        print(error)
-        return
-    _show(found, arguments)
-
-
-def _check(arguments: Namespace) -> None:
-    """Show what the driver and the frameworks see."""
-    from reserve_gpu.frameworks import check
-    from reserve_gpu.live import Live
-
-    if arguments.devices:
-        raise errors.RequestError("--check is about what this kernel holds; it takes no names.")
-    try:
-        with Live() as live:
-            found = check(progress=id if arguments.json else live.show_check)
-    except KeyboardInterrupt:
-        raise WaitInterrupted("Stopped the check; nothing was changed.") from None
-    _show(found, arguments)
-
-
-def _show(found: Status | Check, arguments: Namespace) -> None:
-    if arguments.json:
-        import json
-
-        print(json.dumps(found.to_dict(), indent=2))
-    else:
-        from IPython.display import display
-
-        display(found)  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def _live(arguments: Namespace) -> Iterator[dict[str, Any]]:
-    """What reserve() needs to show a wait, if this request may wait."""
-    if getattr(arguments, "wait", None) is None:
-        yield {}
-        return
-    from reserve_gpu import awaited
-    from reserve_gpu.live import Live
-
-    try:
-        with Live() as live:
-            yield {"progress": live.show}
-    except KeyboardInterrupt:
-        held = reservation.current()
-        raise WaitInterrupted(awaited.interrupted(held.devices if held else ())) from None
-
-
-def _reserve_or_go_on(arguments: Namespace) -> None:
-    """Reserve, or say why there is no GPU to be had, and see that none is used by mistake."""
-    try:
-        _reserve(arguments)
-    except errors.EXCUSED as error:
-        print(f"{error}\n{reservation.go_on_after(error)}")

@@ -24,7 +24,7 @@ LAYERS = [
     {"__init__"},
     {"magic", "cli", "installer", "dask"},
     {"kernelspec"},
-    {"launch"},
+    {"launch", "commands"},
     {"live", "completion", "frameworks"},
     {"options", "overview", "reservation"},
     {"attempt"},
@@ -48,7 +48,7 @@ LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in mod
 
 # Who alone may import what is slow to load, or not there on every system.
 OWNERS = {
-    "IPython": {"magic", "live", "completion"},
+    "IPython": {"magic", "commands", "live", "completion"},
     "traitlets": {"magic"},
     "pynvml": {"bindings"},
     "fcntl": {"locks"},

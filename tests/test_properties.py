@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reserve_gpu import choosing, names
+from reserve_gpu.commands import _parse
 from reserve_gpu.device import Device, Fault
 from reserve_gpu.errors import RequestError
-from reserve_gpu.magic import _parse
 from reserve_gpu.text import shown
 from tests.machine import Machine
 

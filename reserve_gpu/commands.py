@@ -1,0 +1,136 @@
+"""What a line of %reserve_gpu that says something asks for: parsed, then done.
+
+The empty line, the commonest, needs none of this: making a parser takes as long as all the rest.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from reserve_gpu import cuda, errors, options, reservation
+from reserve_gpu.text import released, shown
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable
+
+    from reserve_gpu.checklist import Check
+    from reserve_gpu.holding import Reservation
+    from reserve_gpu.table import Status
+
+    Report = Callable[[Callable[[], Reservation]], None]
+
+# What a line says besides is for reserve().
+FLAGS = ("devices", "help", "release", "status", "check", "json", "optional")
+
+
+class WaitInterrupted(KeyboardInterrupt):
+    """The person has stopped a wait: one line says how things stand."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+def run(line: str, report: Report) -> None:
+    """Do what the line asks for. report: calls a function that reserves, and reports.
+
+    Raises RequestError, and what `reserve` says.
+    """
+    arguments = _parse(line)
+    if arguments.help:
+        print(options.magic_parser().format_help())
+    elif arguments.release:
+        _release(arguments)
+    elif arguments.check:
+        _check(arguments)
+    elif arguments.status or arguments.json:
+        _status(arguments)
+    elif arguments.optional:
+        _reserve_or_go_on(arguments, report)
+    else:
+        report(lambda: _reserve(arguments))
+
+
+def _parse(line: str) -> Namespace:
+    try:
+        return options.magic_parser().parse_args(shlex.split(line, comments=True))
+    except ValueError as error:
+        if isinstance(error, errors.RequestError):
+            raise
+        # an open quotation mark
+        raise errors.RequestError(f"{error}: {shown(line)}") from error
+
+
+def _release(arguments: Namespace) -> None:
+    if arguments.devices:
+        raise errors.RequestError(
+            "--release lets go of all that this kernel holds; it takes no names."
+        )
+    devices = reservation.release()
+    print(released(devices, cuda.read(), started=cuda.started()))
+
+
+def _status(arguments: Namespace) -> None:
+    """Show how the machine stands, also where that is that there is no driver."""
+    from reserve_gpu.overview import status
+
+    if not arguments.status:
+        raise errors.RequestError("--json goes with --status or --check.")
+    try:
+        found = status()
+    except errors.DriverError as error:
+        print(error)
+        return
+    _show(found, arguments)
+
+
+def _check(arguments: Namespace) -> None:
+    """Show what the driver and the frameworks see."""
+    from reserve_gpu.frameworks import check
+    from reserve_gpu.live import Live
+
+    if arguments.devices:
+        raise errors.RequestError("--check is about what this kernel holds; it takes no names.")
+    try:
+        with Live() as live:
+            found = check(progress=id if arguments.json else live.show_check)
+    except KeyboardInterrupt:
+        raise WaitInterrupted("Stopped the check; nothing was changed.") from None
+    _show(found, arguments)
+
+
+def _show(found: Status | Check, arguments: Namespace) -> None:
+    if arguments.json:
+        import json
+
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        from IPython.display import display
+
+        display(found)  # type: ignore[no-untyped-call]
+
+
+def _reserve(arguments: Namespace) -> Reservation:
+    """Reserve, and meanwhile show a wait if this request may wait."""
+    devices = arguments.devices or None
+    wanted = {key: value for key, value in vars(arguments).items() if key not in FLAGS}
+    if arguments.wait is None:
+        return reservation.reserve(devices, **wanted)
+    from reserve_gpu import awaited
+    from reserve_gpu.live import Live
+
+    try:
+        with Live() as live:
+            return reservation.reserve(devices, progress=live.show, **wanted)
+    except KeyboardInterrupt:
+        held = reservation.current()
+        raise WaitInterrupted(awaited.interrupted(held.devices if held else ())) from None
+
+
+def _reserve_or_go_on(arguments: Namespace, report: Report) -> None:
+    """Reserve, or say why there is no GPU to be had, and see that none is used by mistake."""
+    try:
+        report(lambda: _reserve(arguments))
+    except errors.EXCUSED as error:
+        print(f"{error}\n{reservation.go_on_after(error)}")
