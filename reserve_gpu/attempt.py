@@ -45,13 +45,13 @@ def run(
             is_above = False
             taken = _take(claim, _candidates(nvml, request, outside), seen, deadline)
             if not taken:
-                from reserve_gpu import failure
+                from reserve_gpu import failure, possible
 
                 # There a wait would be one for this process's own end.
                 may_be_above = bool(outside[cuda.VISIBLE]) and not mine.current()
                 is_above = may_be_above and failure.is_above(claim.refusals)
                 may_wait = wait_s is not None and not is_above
-                if may_wait and choosing.may_come_free(claim.refusals, request):
+                if may_wait and possible.may_come_free(claim.refusals, request):
                     from reserve_gpu.waiting import wait
 
                     mine.is_waiting = True

@@ -1,23 +1,21 @@
-"""What the readings mean: is a device idle, and does what we hold already do?
+"""What the readings mean: is a device idle, does it fit, and does what we hold do?
 
 Pure functions of plain values: no driver, no files, no environment.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 from reserve_gpu.device import Request, State
 from reserve_gpu.errors import RequestError
-from reserve_gpu.text import gib, shown
+from reserve_gpu.text import gib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reserve_gpu.device import Device, Refusal, Usage
+    from reserve_gpu.device import Device, Usage
     from reserve_gpu.names import DeviceNames
 
 DEFAULT_IDLE_MIB = 1024.0
@@ -25,12 +23,6 @@ DEFAULT_IDLE_FRACTION = 0.05
 # Without the second version of the memory reading, the driver's own reserve counts as used: 100 to
 # 600 MB on an idle card (https://github.com/wookayin/gpustat/issues/141).
 DRIVER_RESERVE_MIB = 640.0
-
-_DURATION = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([smhd]?)"
-_LONGEST_S = 1e10  # three centuries
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_SIZE = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([kmgt]?)(i?b)?"
-_BYTES = {"k": (10**3, 2**10), "m": (10**6, 2**20), "g": (10**9, 2**30), "t": (10**12, 2**40)}
 
 
 def request(  # noqa: PLR0913 - these are reserve()'s
@@ -59,7 +51,7 @@ def request(  # noqa: PLR0913 - these are reserve()'s
     return Request(
         devices=named,
         count=len(named) or count or 1,
-        min_memory_mib=0.0 if min_memory is None else parse_size(min_memory),
+        min_memory_mib=_size(min_memory),
         model=name or "",
         exclude=excluded,
         share=share,
@@ -78,30 +70,6 @@ def unfit(device: Device, wanted: Request) -> str | None:
     if device.memory_mib < wanted.min_memory_mib:
         return f"has {gib(device.memory_mib)}"
     return None
-
-
-def impossible(refusals: Sequence[Refusal], wanted: Request) -> str | None:
-    """Why no state of this machine could satisfy the request, None if one could.
-
-    refusals: of all devices that this process may use and the request does not exclude.
-    """
-    fit = [r.label for r in refusals if r.state != "unfit"]
-    parts = [label for label in fit if ":" in label]  # MIG instances
-    if not refusals or max(len(parts), len(fit) - len(parts)) >= wanted.count:
-        return None
-    what = "1 GPU" if wanted.count == 1 else f"{wanted.count} GPUs"
-    what += f" of {gib(wanted.min_memory_mib)} or more" if wanted.min_memory_mib else ""
-    what += f" with {shown(wanted.model)!r} in the name" if wanted.model else ""
-    why = [f"{r.label} {r.reason}" for r in refusals if r.state == "unfit"]
-    if 0 < len(parts) < len(fit):
-        why.append("CUDA gives a process whole GPUs or MIG instances, not both")
-    will_do = f"Of {len(refusals)}, {', '.join(fit) or 'none'} will do"
-    return f"{what} can't be had here. {will_do}{': ' if why else ''}{'; '.join(why)}."
-
-
-def may_come_free(refusals: Sequence[Refusal], wanted: Request) -> bool:
-    """Whether it makes sense to wait."""
-    return bool(refusals) and impossible(refusals, wanted) is None
 
 
 def closest(
@@ -195,37 +163,20 @@ def satisfies(held: Sequence[Device], wanted: Request, *, shared: bool = False) 
     return len(held) >= wanted.count
 
 
-def parse_size(text: str | float) -> float:
-    """A size of memory in MiB: `16GB`, `16GiB`, `16000` (MiB). Raises RequestError."""
-    if isinstance(text, float) and text.is_integer():
-        text = int(text)
-    match = re.fullmatch(_SIZE, str(text).strip(), re.IGNORECASE | re.ASCII)
-    if not match or (match[3] and not match[2]):
-        raise RequestError(f"{shown(str(text))!r} is no size. Give 16GB, 16GiB or 16000 (MiB).")
-    number, prefix, unit = float(match[1]), match[2].lower(), (match[3] or "").lower()
-    return number * _BYTES[prefix][unit == "ib"] / 2**20 if prefix else number
-
-
-def parse_duration(text: object) -> float:
-    """A time in seconds: `90`, `90s`, `10m`, `2h`, True for ever. Raises RequestError."""
-    if text is True:
-        return math.inf
-    if isinstance(text, (int, float)) and not isinstance(text, bool) and text >= 0:
-        return float(min(text, _LONGEST_S))
-    match = re.fullmatch(_DURATION, str(text).strip(), re.IGNORECASE | re.ASCII)
-    if not match:
-        text = shown(str(text))
-        hint = f" To wait for GPUs by name: {text} --wait." if "," in text else ""
-        raise RequestError(f"{text!r} is no duration. Give 90, 90s, 10m or 2h.{hint}")
-    return float(match[1]) * _SECONDS[match[2].lower()]
-
-
 def _named(devices: DeviceNames | None) -> tuple[str, ...]:
     if devices is None or devices == ():
         return ()  # most requests name none, and need not know how that is done
     from reserve_gpu import names
 
     return names.parse(devices)
+
+
+def _size(text: float | str | None) -> float:
+    if text is None:
+        return 0.0
+    from reserve_gpu import quantities
+
+    return quantities.parse_size(text)
 
 
 def _counted(count: int, one: str, many: str) -> str:

@@ -13,7 +13,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from reserve_gpu import choosing, options, reservation
+from reserve_gpu import choosing, options, quantities, reservation
 from reserve_gpu.errors import RequestError, ReservedAboveError, ReserveGPUError, TooLateError
 
 try:
@@ -63,7 +63,7 @@ class ReserveGPU(WorkerPlugin):
     ) -> None:
         wanted = choosing.request(devices, **request)
         if wait is not None:
-            choosing.parse_duration(wait)
+            quantities.parse_duration(wait)
         named = {"devices": wanted.devices or None, "exclude": wanted.exclude}
         self.arguments = {"wait": wait, **request, **named}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reserve_gpu import awaited, choosing, cuda, processes, refusal
+from reserve_gpu import awaited, cuda, possible, processes, refusal
 from reserve_gpu.errors import (
     ImpossibleError,
     NoFreeDeviceError,
@@ -44,7 +44,7 @@ def error(
     above. wait_s: for how long it was to wait, None for not at all.
     """
     visible, count = outside[cuda.VISIBLE], claim.request.count
-    if reason := choosing.impossible(claim.refusals, claim.request):
+    if reason := possible.impossible(claim.refusals, claim.request):
         return ImpossibleError(" ".join([reason, *refusal.limit(visible, len(claim.refusals))]))
     if claim.request.exclude and not claim.refusals:
         return ImpossibleError("Every GPU that this process may use is excluded.")

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import choosing, errors
+from reserve_gpu import choosing, errors, quantities
 from reserve_gpu.launch import ExitError, words
 from reserve_gpu.text import shown
 
@@ -91,7 +91,7 @@ def _check(arguments: Namespace) -> None:
         share=arguments.share,
         note=arguments.note,
     )
-    if arguments.wait is not None and choosing.parse_duration(arguments.wait) > MOST_WAIT_S:
+    if arguments.wait is not None and quantities.parse_duration(arguments.wait) > MOST_WAIT_S:
         raise errors.RequestError(
             f"A kernel can wait for a GPU for up to {MOST_WAIT_S} s, as notebooks give up on one "
             f"that has not started after 60 s. Give --wait {MOST_WAIT_S}s, or wait in the "

@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 from traitlets import CUnicode, TraitError, Unicode, validate
 
-from reserve_gpu import choosing, errors, myself, reservation, settings
+from reserve_gpu import errors, myself, reservation, settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,8 +86,10 @@ class ReserveGPU(Magics):
     def _check_size(self, proposal: dict[str, Any]) -> str:
         value: str = proposal["value"]
         if value and self._is_adopted:  # what is wrong before that is said when it is needed
+            from reserve_gpu import quantities
+
             try:
-                choosing.parse_size(value)
+                quantities.parse_size(value)
             except errors.RequestError as error:
                 raise BadSettingError(str(error)) from error
         return value

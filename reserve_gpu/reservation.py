@@ -62,7 +62,11 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         share=share,
         note=note,
     )
-    wait_s = None if wait is None else choosing.parse_duration(wait)
+    wait_s = None
+    if wait is not None:
+        from reserve_gpu import quantities
+
+        wait_s = quantities.parse_duration(wait)
     held, said = _reserve(request, wait_s, progress)
     try:
         for text in said:

@@ -37,8 +37,8 @@ def idle_mib() -> float | None:
     size = os.environ.get(IDLE_MEMORY)
     if not size:
         return None
-    from reserve_gpu.choosing import parse_size
     from reserve_gpu.errors import RequestError
+    from reserve_gpu.quantities import parse_size
 
     try:
         return parse_size(size)

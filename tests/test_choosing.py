@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reserve_gpu import choosing
+from reserve_gpu import choosing, possible, quantities
 from reserve_gpu.device import Device, Link, Refusal, Request, State, Usage
 from reserve_gpu.errors import RequestError
 from reserve_gpu.text import gib
@@ -179,7 +179,7 @@ def refusals(*states: str) -> list[Refusal]:
 )
 def test_impossible(found: list[Refusal], wanted: Request, said: list[str] | None) -> None:
     """A request is impossible where too few devices fit, and then what there is is said."""
-    reason = choosing.impossible(found, wanted)
+    reason = possible.impossible(found, wanted)
     assert (reason is None) == (said is None)
     assert all(part in (reason or "") for part in said or [])
 
@@ -207,7 +207,7 @@ PARTS = [Refusal("GPU0", "busy", "why"), Refusal("GPU1:0", "busy", "why")]
 )
 def test_may_come_free(found: list[Refusal], wanted: Request, expected: bool) -> None:  # noqa: FBT001
     """It makes sense to wait where as many devices as are wanted would do, were they free."""
-    assert choosing.may_come_free(found, wanted) is expected
+    assert possible.may_come_free(found, wanted) is expected
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_bad_request(arguments: dict[str, Any], said: str) -> None:
 )
 def test_size(text: str | float, mib: float) -> None:
     """GB are powers of ten, GiB powers of two, a bare number is MiB."""
-    assert choosing.parse_size(text) == pytest.approx(mib)
+    assert quantities.parse_size(text) == pytest.approx(mib)
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_size(text: str | float, mib: float) -> None:
 def test_bad_size(text: str) -> None:
     """What is no size is refused, with examples of what is one."""
     with pytest.raises(RequestError, match="16GiB"):
-        choosing.parse_size(text)
+        quantities.parse_size(text)
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ def test_bad_size(text: str) -> None:
 )
 def test_duration(text: str | float, seconds: float) -> None:
     """A bare number is seconds, s, m, h and d are units, True is for ever."""
-    assert choosing.parse_duration(text) == pytest.approx(seconds)
+    assert quantities.parse_duration(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -441,7 +441,7 @@ def test_duration(text: str | float, seconds: float) -> None:
 def test_bad_duration(text: object) -> None:
     """What is no duration is refused, with examples of what is one."""
     with pytest.raises(RequestError, match="10m"):
-        choosing.parse_duration(text)
+        quantities.parse_duration(text)
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,9 @@ LAYERS = [
     {"descriptors", "witness", "processes"},
     {"caller", "children", "files", "probes"},
     {"settings"},
-    {"myself"},
+    {"myself", "possible"},
     {"choosing", "autoload"},
-    {"names"},
+    {"names", "quantities"},
     {"text"},
     {"device", "errors", "loading"},
 ]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reserve_gpu import choosing, names
+from reserve_gpu import names, quantities
 from reserve_gpu.commands import _parse
 from reserve_gpu.device import Device, Fault
 from reserve_gpu.errors import RequestError
@@ -193,15 +193,15 @@ def test_sizes(number: Any, unit: str, blank: str) -> None:
     """A size is its number times its unit, in any case of letters, with or without a blank."""
     expected = pytest.approx(float(number) * MIB[unit])
     for text in (f"{number}{blank}{unit}", f" {number}{blank}{unit.upper()} "):
-        assert choosing.parse_size(text) == expected
-    assert choosing.parse_size(f"{number}{unit.lower()}") == expected
+        assert quantities.parse_size(text) == expected
+    assert quantities.parse_size(f"{number}{unit.lower()}") == expected
 
 
 @given(NUMBERS, NUMBERS, st.sampled_from(list(MIB)))
 def test_more_is_more(one: Any, other: Any, unit: str) -> None:
     """Of two sizes in one unit the larger number is the larger size."""
     less, more = sorted([one, other])
-    assert choosing.parse_size(f"{less}{unit}") <= choosing.parse_size(f"{more}{unit}")
+    assert quantities.parse_size(f"{less}{unit}") <= quantities.parse_size(f"{more}{unit}")
 
 
 @given(
@@ -212,7 +212,7 @@ def test_more_is_more(one: Any, other: Any, unit: str) -> None:
 @example("٣GB")
 def test_sizes_are_understood_or_refused(text: str | float) -> None:
     """Anything else is a RequestError of one line; no size is negative or not a number."""
-    size = unless_refused(choosing.parse_size, text)
+    size = unless_refused(quantities.parse_size, text)
     assert size is None or size >= 0
 
 
@@ -226,7 +226,7 @@ def test_durations(number: Any, unit: str, blank: str) -> None:
     """A duration is its number times its unit, in any case of letters, with or without a blank."""
     expected = pytest.approx(float(number) * SECONDS[unit])
     for text in (f"{number}{blank}{unit}", f" {number}{blank}{unit.upper()} "):
-        assert choosing.parse_duration(text) == expected
+        assert quantities.parse_duration(text) == expected
 
 
 @given(st.floats(0, 1e9) | st.integers(0, 10**9))
@@ -234,7 +234,7 @@ def test_durations(number: Any, unit: str, blank: str) -> None:
 @example(1e-05)
 def test_any_number_of_seconds_is_a_duration(number: float) -> None:
     """What a program computes, however many digits it has, is a number of seconds."""
-    assert choosing.parse_duration(number) == number
+    assert quantities.parse_duration(number) == number
 
 
 @given(
@@ -253,7 +253,7 @@ def test_any_number_of_seconds_is_a_duration(number: float) -> None:
 @example("٣m")
 def test_durations_are_understood_or_refused(text: object) -> None:
     """Anything else is a RequestError of one line; no duration is negative or not a number."""
-    duration = unless_refused(choosing.parse_duration, text)
+    duration = unless_refused(quantities.parse_duration, text)
     assert duration is None or duration >= 0
 
 
