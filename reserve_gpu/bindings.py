@@ -32,6 +32,8 @@ UNKNOWN = 999
 NOT_OFFERED = frozenset(
     {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, VERSION_MISMATCH, DEPRECATED}
 )
+# What only decorates a message may be missing for more reasons.
+NO_DECORATION = NOT_OFFERED | {UNKNOWN, NOT_FOUND, CORRUPTED_INFOROM, NO_DATA}
 
 DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND = 9, 12
 REMEDIES = {
@@ -158,6 +160,10 @@ class Bindings:
                 return None
             raise
 
+    def decoration(self, function: Callable[..., Any], handle: Any) -> Any:
+        """What only decorates a message, None where it is not to be had here."""
+        return text(self.ask_if_offered(function, handle, absent=NO_DECORATION))
+
 
 def import_pynvml() -> ModuleType:
     """The bindings. Raises DriverError if there are none, or other ones of the same name."""
@@ -207,6 +213,11 @@ def process_count(pynvml: ModuleType, handle: Any, name: str) -> int:
             return count.value  # a simulated driver may answer SUCCESS with a count
         raise pynvml.NVMLError(code)
     raise missing
+
+
+def text(value: Any) -> Any:
+    """What the bindings answered, with text as a str: old ones give bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _preload_wsl_library() -> None:

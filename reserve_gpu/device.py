@@ -59,15 +59,6 @@ class State:
     BROKEN = "broken"  # can't be used, or not be read
 
 
-class Link:
-    """How far two GPUs are from each other; less is closer."""
-
-    NVLINK = 0
-    SWITCH = 1
-    SOCKET = 2
-    SYSTEM = 3
-
-
 class Device(Value):
     """What CUDA can use: a whole GPU, or one MIG instance of it.
 

@@ -8,11 +8,12 @@ initialised when it is asked for, never before.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import bindings, myself
 from reserve_gpu.bindings import NOT_OFFERED, Bindings, DeviceError
-from reserve_gpu.device import Device, Fault, Link, Process, Usage
+from reserve_gpu.device import Device, Fault, Process, Usage
 from reserve_gpu.errors import DriverError
 
 if TYPE_CHECKING:
@@ -26,20 +27,11 @@ CALL_LIMIT_S = 20.0  # initialising one GPU takes 1 to 3 s without persistence m
 
 # Old drivers under WSL2 answer UNKNOWN for process lists.
 NO_PROCESS_LIST = NOT_OFFERED | {bindings.UNKNOWN}
-# What only decorates a message may be missing for more reasons.
-NO_DECORATION = NO_PROCESS_LIST | {
-    bindings.NOT_FOUND,
-    bindings.CORRUPTED_INFOROM,
-    bindings.NO_DATA,
-}
 # Any other answer leaves open whether it is split, and who then uses a part of it.
 NO_MIG = frozenset({bindings.NOT_SUPPORTED, bindings.FUNCTION_NOT_FOUND})
 NO_MEMORY_V2 = NOT_OFFERED | {bindings.INVALID_ARGUMENT}
 
 COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
-P2P_NVLINK, P2P_OK = 2, 0  # NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK
-# NVML_TOPOLOGY_SINGLE and _MULTIPLE: PCIe switches only; _HOSTBRIDGE and _NODE: within a socket.
-LINKS = {0: Link.SWITCH, 10: Link.SWITCH, 20: Link.SWITCH, 30: Link.SOCKET, 40: Link.SOCKET}
 
 
 class Nvml:
@@ -87,7 +79,7 @@ class Nvml:
         """The version of the driver, as `550.54.15`."""
         with suppress(DeviceError):
             function = self._pynvml.nvmlSystemGetDriverVersion
-            return str(_text(self._driver.run(self._driver.ask, function)))
+            return str(bindings.text(self._driver.run(self._driver.ask, function)))
         return None
 
     def walk(self, skipped: frozenset[int] = frozenset()) -> Iterator[Device | Fault]:
@@ -147,75 +139,37 @@ class Nvml:
 
     def link(self, one: Device, other: Device) -> int:
         """How two GPUs are connected, as far as the driver can tell."""
-        try:
-            return self._driver.run(self._link, one, other)
-        except DeviceError:
-            return Link.SYSTEM
+        from reserve_gpu import links
 
-    def _link(self, one: Device, other: Device) -> int:
-        handles = self._boards[one.uuid], self._boards[other.uuid]
-        with suppress(DeviceError, AttributeError):
-            status = self._driver.ask(self._pynvml.nvmlDeviceGetP2PStatus, *handles, P2P_NVLINK)
-            if status == P2P_OK:
-                return Link.NVLINK
-        with suppress(DeviceError, AttributeError):
-            level = self._driver.ask(self._pynvml.nvmlDeviceGetTopologyCommonAncestor, *handles)
-            return LINKS.get(level, Link.SYSTEM)
-        return Link.SYSTEM
+        return links.link(self._driver, self._boards[one.uuid], self._boards[other.uuid])
 
     def _read(self, index: int) -> list[Device | Fault]:
         handle = self._driver.ask(self._pynvml.nvmlDeviceGetHandleByIndex, index)
         function = self._pynvml.nvmlDeviceGetMigMode
-        mig = self._driver.ask_if_offered(function, handle, absent=NO_MIG)
-        if not (mig and mig[0]):
-            return [self._device(handle, handle, index)]
-        instances = self._instances(handle, index)
-        return instances or [Fault(index, "MIG is on, but it has no MIG instances")]
+        mode = self._driver.ask_if_offered(function, handle, absent=NO_MIG)
+        if not (mode and mode[0]):
+            return [self._device(handle, index, handle)]
+        from reserve_gpu import mig
 
-    def _instances(self, board: Any, index: int) -> list[Device | Fault]:
-        found: list[Device | Fault] = []
-        for slot in range(self._driver.ask(self._pynvml.nvmlDeviceGetMaxMigDeviceCount, board)):
-            instance = self._instance(board, index, slot)
-            found += [instance] if instance else []
-        return found
+        found = mig.instances(self._driver, handle, index, partial(self._device, handle, index))
+        return found or [Fault(index, "MIG is on, but it has no MIG instances")]
 
-    def _instance(self, board: Any, index: int, slot: int) -> Device | Fault | None:
-        function = self._pynvml.nvmlDeviceGetMigDeviceHandleByIndex
-        gap = frozenset({bindings.NOT_FOUND})  # normal in the numbering
-        try:
-            handle = self._driver.ask_if_offered(function, board, slot, absent=gap)
-            return None if handle is None else self._device(handle, board, index, slot)
-        except DeviceError as error:
-            return Fault(index, str(error), slot)
-
-    def _device(self, handle: Any, board: Any, index: int, slot: int | None = None) -> Device:
-        nvml = self._pynvml
-        uuid = _text(self._driver.ask(nvml.nvmlDeviceGetUUID, handle))
+    def _device(self, board: Any, index: int, handle: Any, slot: int | None = None) -> Device:
+        decoration, nvml = self._driver.decoration, self._pynvml
+        uuid = bindings.text(self._driver.ask(nvml.nvmlDeviceGetUUID, handle))
         self._handles[uuid], self._boards[uuid] = handle, board
-        pci = self._decoration(nvml.nvmlDeviceGetPciInfo, board)
+        pci = decoration(nvml.nvmlDeviceGetPciInfo, board)
         total = self._memory(handle)[0]
         return Device(
             index=index,
             uuid=uuid,
-            name=self._decoration(nvml.nvmlDeviceGetName, handle),
+            name=decoration(nvml.nvmlDeviceGetName, handle),
             bus_id=None if pci is None else _bus_id(pci),
             memory_mib=None if total is None else int(total),
-            vbios=self._decoration(nvml.nvmlDeviceGetVbiosVersion, board),
-            link_width=self._decoration(nvml.nvmlDeviceGetCurrPcieLinkWidth, board),
+            vbios=decoration(nvml.nvmlDeviceGetVbiosVersion, board),
+            link_width=decoration(nvml.nvmlDeviceGetCurrPcieLinkWidth, board),
             instance=slot,
-            **({} if slot is None else self._origin(handle, board)),
         )
-
-    def _origin(self, handle: Any, board: Any) -> dict[str, str]:
-        """What GPU an instance is a part of, and its name from before instances had UUIDs."""
-        nvml = self._pynvml
-        gpu = _text(self._driver.ask(nvml.nvmlDeviceGetUUID, board))
-        gi = self._decoration(nvml.nvmlDeviceGetGpuInstanceId, handle)
-        ci = self._decoration(nvml.nvmlDeviceGetComputeInstanceId, handle)
-        return {"gpu_uuid": gpu, "old_name": f"MIG-{gpu}/{gi}/{ci}"}
-
-    def _decoration(self, function: Any, handle: Any) -> Any:
-        return _text(self._driver.ask_if_offered(function, handle, absent=NO_DECORATION))
 
     def _memory(self, handle: Any) -> tuple[float | None, float | None, bool]:
         """Total and used memory in MiB, and whether the driver's own reserve is left out of it."""
@@ -268,10 +222,6 @@ def _process(entry: Any) -> Process:
     return Process(entry.pid, None if memory is None else memory // MIB)
 
 
-def _text(value: Any) -> Any:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
 def _bus_id(pci: Any) -> str:
     """The bus id with four digits of domain, as in 0000:03:00.0."""
-    return str(_text(pci.busIdLegacy) or _text(pci.busId)[4:])
+    return str(bindings.text(pci.busIdLegacy) or bindings.text(pci.busId)[4:])

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from reserve_gpu import choosing, possible, quantities
-from reserve_gpu.device import Device, Link, Refusal, Request, State, Usage
+from reserve_gpu.device import Device, Refusal, Request, State, Usage
 from reserve_gpu.errors import RequestError
+from reserve_gpu.links import Link
 from reserve_gpu.text import gib
 
 A100 = Device(0, "GPU-a", name="NVIDIA A100-SXM4-40GB", bus_id="0000:01:00.0", memory_mib=40960)

@@ -34,6 +34,7 @@ LAYERS = [
     {"layout", "explanation"},
     {"handover", "line", "refusal", "awaited"},
     {"nvml", "locks", "cuda", "verdict", "who"},
+    {"links", "mig"},
     {"bindings", "holders", "changes", "config_file"},
     {"descriptors", "witness", "processes"},
     {"caller", "children", "files", "probes"},
