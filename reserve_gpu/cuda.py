@@ -17,7 +17,6 @@ MEMORY, ORDER, VISIBLE = "CUDA_DEVICE_MEMORY", "CUDA_DEVICE_ORDER", "CUDA_VISIBL
 VARIABLES = (MEMORY, ORDER, VISIBLE)
 NO_DEVICES: Mapping[str, str | None] = {VISIBLE: "", MEMORY: None}
 
-CHILD_LIMIT_S = 60
 NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED (cuda.h)
 
 _started_before_fork = False
@@ -85,41 +84,3 @@ def _answers() -> bool:
         return False
     count = ctypes.c_int()
     return bool(library.cuDeviceGetCount(ctypes.byref(count)) != NOT_INITIALIZED)
-
-
-def device_uuids() -> list[str]:
-    """The UUIDs of all GPUs in the order in which CUDA numbers them by default.
-
-    Asked in a child process, as asking starts CUDA. Raises OSError if it can't be.
-    """
-    import subprocess
-    import sys
-
-    environ = {name: value for name, value in os.environ.items() if name not in (VISIBLE, ORDER)}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", _CHILD],
-            env=environ, capture_output=True, text=True, timeout=CHILD_LIMIT_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise OSError(f"no answer within {CHILD_LIMIT_S} s") from error
-    if done.returncode:
-        raise OSError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
-    return done.stdout.split()
-
-
-_CHILD = """
-import ctypes, sys, uuid
-cuda = ctypes.CDLL("libcuda.so.1")
-def ask(function, *arguments):
-    code = function(*arguments)
-    if code:
-        sys.exit(f"CUDA error {code} of {function.__name__}")
-ask(cuda.cuInit, 0)
-count, device, data = ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
-ask(cuda.cuDeviceGetCount, ctypes.byref(count))
-for number in range(count.value):
-    ask(cuda.cuDeviceGet, ctypes.byref(device), number)
-    ask(cuda.cuDeviceGetUuid, ctypes.byref(data), device)
-    print(f"GPU-{uuid.UUID(bytes=bytes(data))}")
-"""

@@ -6,6 +6,8 @@ inside of it. A control group is one too, but the driver itself shows only what 
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from reserve_gpu import cuda, names
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
     from reserve_gpu.device import Request
     from reserve_gpu.nvml import Nvml
+
+CHILD_LIMIT_S = 60
 
 
 def candidates(
@@ -120,7 +124,7 @@ def _numbering(value: str, everything: Sequence[Device | Fault], count: int) -> 
     else:
         try:
             index = {device.uuid: device.index for device in devices}
-            return [index.get(uuid, -1) for uuid in cuda.device_uuids()]
+            return [index.get(uuid, -1) for uuid in _device_uuids()]
         except OSError as error:
             why = str(error)
     raise RequestError(
@@ -128,3 +132,41 @@ def _numbering(value: str, everything: Sequence[Device | Fault], count: int) -> 
         "The GPUs here are of different models, so only CUDA knows which it means, and CUDA can't "
         f"be asked ({why}). Set CUDA_DEVICE_ORDER=PCI_BUS_ID beside it, or UUIDs for numbers."
     )
+
+
+def _device_uuids() -> list[str]:
+    """The UUIDs of all GPUs in the order in which CUDA numbers them by default.
+
+    Asked in a child process, as asking starts CUDA. Raises OSError if it can't be.
+    """
+    import subprocess
+
+    unset = cuda.VISIBLE, cuda.ORDER
+    environ = {name: value for name, value in os.environ.items() if name not in unset}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", _CHILD],
+            env=environ, capture_output=True, text=True, timeout=CHILD_LIMIT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"no answer within {CHILD_LIMIT_S} s") from error
+    if done.returncode:
+        raise OSError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    return done.stdout.split()
+
+
+_CHILD = """
+import ctypes, sys, uuid
+cuda = ctypes.CDLL("libcuda.so.1")
+def ask(function, *arguments):
+    code = function(*arguments)
+    if code:
+        sys.exit(f"CUDA error {code} of {function.__name__}")
+ask(cuda.cuInit, 0)
+count, device, data = ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+ask(cuda.cuDeviceGetCount, ctypes.byref(count))
+for number in range(count.value):
+    ask(cuda.cuDeviceGet, ctypes.byref(device), number)
+    ask(cuda.cuDeviceGetUuid, ctypes.byref(data), device)
+    print(f"GPU-{uuid.UUID(bytes=bytes(data))}")
+"""
