@@ -15,7 +15,8 @@ from reserve_gpu.locks import LockDirectory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from reserve_gpu.device import Device, Fault, Request, Wait
+    from reserve_gpu.awaited import Wait
+    from reserve_gpu.device import Device, Fault, Request
     from reserve_gpu.holding import Own
     from reserve_gpu.locks import Lock
     from reserve_gpu.nvml import Nvml

@@ -5,13 +5,24 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from reserve_gpu.device import Value
 from reserve_gpu.names import gpu_index
 from reserve_gpu.text import duration, gib, labels, listed, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.device import Device, Refusal, Request, Wait
+    from reserve_gpu.device import Device, Refusal, Request
+
+
+class Wait(Value):
+    """How a wait stands. place: in the line, 1 is next. refusals: why no device can be had yet."""
+
+    request: Request
+    place: int
+    waited_s: float
+    refusals: tuple[Refusal, ...]
+    limit_s: float = math.inf
 
 
 def waiting(wait: Wait) -> list[str]:

@@ -17,8 +17,9 @@ from reserve_gpu.files import TICKET, file_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reserve_gpu.device import Request, Ticket
+    from reserve_gpu.device import Request
     from reserve_gpu.explanation import Explanation
+    from reserve_gpu.line import Ticket
     from reserve_gpu.locks import Lock, LockDirectory
     from reserve_gpu.nvml import Nvml
 

@@ -27,7 +27,7 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reserve_gpu.device import Wait
+    from reserve_gpu.awaited import Wait
     from reserve_gpu.holding import Reservation
     from reserve_gpu.names import DeviceNames
 

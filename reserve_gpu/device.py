@@ -5,7 +5,6 @@ All of them are plain, immutable values. `None` always means "not reported", nev
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -156,29 +155,6 @@ class Holder(Value):
     confirmed: bool = False
     elsewhere: bool = False
     last_cell: float | None = None
-
-
-class Wait(Value):
-    """How a wait stands. place: in the line, 1 is next. refusals: why no device can be had yet."""
-
-    request: Request
-    place: int
-    waited_s: float
-    refusals: tuple[Refusal, ...]
-    limit_s: float = math.inf
-
-
-class Ticket(Value):
-    """A place in the line, by number.
-
-    wants: UUIDs of the devices that its holder could use. asks: the request in its own words.
-    """
-
-    number: int
-    place: int
-    wants: frozenset[str]
-    holder: Holder
-    asks: str | None = None
 
 
 class Row(Value):

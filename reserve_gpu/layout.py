@@ -17,7 +17,8 @@ from reserve_gpu.who import users
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.device import Holder, Process, Row, Ticket
+    from reserve_gpu.device import Holder, Process, Row
+    from reserve_gpu.line import Ticket
 
 TITLES = ("GPU", "state", "name", "memory", "use")
 NAME_LIMIT, REASON_LIMIT = 40, 300  # characters

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import myself
-from reserve_gpu.device import Holder, Ticket
+from reserve_gpu.device import Holder, Value
 from reserve_gpu.errors import LockError
 from reserve_gpu.files import TICKET
 
@@ -25,6 +25,19 @@ if TYPE_CHECKING:
 MOST = 1 << 53  # the highest number; who comes after it goes by the place
 MOST_WANTED = 1024  # devices that a ticket may name; one that names more was not written by us
 PLACES = 10_000
+
+
+class Ticket(Value):
+    """A place in the line, by number.
+
+    wants: UUIDs of the devices that its holder could use. asks: the request in its own words.
+    """
+
+    number: int
+    place: int
+    wants: frozenset[str]
+    holder: Holder
+    asks: str | None = None
 
 
 def tickets(

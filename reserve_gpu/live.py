@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from IPython.display import DisplayHandle
     from typing_extensions import Self
 
+    from reserve_gpu.awaited import Wait
     from reserve_gpu.checklist import Progress
-    from reserve_gpu.device import Wait
 
 EVERY_S = 1.0  # what counts seconds need not change more often
 

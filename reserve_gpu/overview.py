@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import choosing, cuda, line, myself, processes, settings
 from reserve_gpu.bindings import DeviceError
-from reserve_gpu.device import Device, Fault, Holder, Row, State, Ticket, Value
+from reserve_gpu.device import Device, Fault, Holder, Row, State, Value
 from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.files import file_name
 from reserve_gpu.holding import own
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from reserve_gpu.device import Process, Usage
+    from reserve_gpu.line import Ticket
 
 MUTEX_LIMIT_S = 0.5
 # Where processes can't be seen: with less in use than this there is none. A CUDA context of a

@@ -18,7 +18,8 @@ from reserve_gpu.holding import Reservation, own
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from reserve_gpu.device import Device, Request, Wait
+    from reserve_gpu.awaited import Wait
+    from reserve_gpu.device import Device, Request
     from reserve_gpu.errors import ReserveGPUError
     from reserve_gpu.names import DeviceNames
 

@@ -9,8 +9,9 @@ from reserve_gpu.device import Value
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from reserve_gpu.device import Holder, Process, Row, Ticket
+    from reserve_gpu.device import Holder, Process, Row
     from reserve_gpu.layout import Layout
+    from reserve_gpu.line import Ticket
 
 VERSION = 1  # of the JSON; names are only ever added to it
 

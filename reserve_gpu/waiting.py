@@ -8,8 +8,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu import awaited, line, myself
+from reserve_gpu.awaited import Wait
 from reserve_gpu.changes import Changes
-from reserve_gpu.device import State, Wait
+from reserve_gpu.device import State
 from reserve_gpu.errors import MutexHeldError
 from reserve_gpu.files import file_name
 
