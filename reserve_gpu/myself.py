@@ -58,8 +58,12 @@ def bounded(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def me(note: str | None = None) -> dict[str, str | None]:
-    """What this process says of itself to those who find a device reserved."""
-    return {"user": user_of(os.getpid()), "notebook": notebook(), "note": note}
+    """What this process says of itself to those who find a device reserved.
+
+    Who can see the process goes by the system's word for the user; so what a login has set will do.
+    """
+    user = os.environ.get("LOGNAME") or user_of(os.getpid())
+    return {"user": user, "notebook": notebook(), "note": note}
 
 
 def notebook_path() -> str | None:
