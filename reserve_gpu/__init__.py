@@ -72,10 +72,7 @@ _HOMES |= {"Check": "checklist", "check": "frameworks"}
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Add %reserve_gpu to the shell; called by `%load_ext reserve_gpu`."""
-    from reserve_gpu import loading
-
-    with loading.definitions():
-        from reserve_gpu.magic import load
+    from reserve_gpu.magic import load
 
     load(shell)
 

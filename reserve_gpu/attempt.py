@@ -7,7 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from reserve_gpu import choosing, cuda, settings
+from reserve_gpu import choosing, cuda, myself, settings
 from reserve_gpu.claim import Claim
 from reserve_gpu.holding import Reservation
 from reserve_gpu.locks import LockDirectory
@@ -121,7 +121,7 @@ def _settle(mine: Own, claim: Claim) -> Reservation:
 
 def _cautions(claim: Claim, directory: LockDirectory) -> list[str]:
     """What there is to be said against what was claimed."""
-    if not settings.is_private(directory.path):
+    if not myself.is_private(directory.path):
         return list(claim.warnings.values())
     from reserve_gpu import refusal
 

@@ -1,14 +1,15 @@
-"""What a line of %reserve_gpu that says something asks for: parsed, then done.
-
-The empty line, the commonest, needs none of this: making a parser takes as long as all the rest.
-"""
+"""What a line of %reserve_gpu asks for: parse, call, report."""
 
 from __future__ import annotations
 
-import shlex
+import sys
+import warnings
 from typing import TYPE_CHECKING
 
-from reserve_gpu import cuda, errors, options, reservation
+from IPython.core.error import UsageError
+from traitlets import TraitError
+
+from reserve_gpu import cuda, errors, loading, reservation
 from reserve_gpu.text import released, shown
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from reserve_gpu.checklist import Check
     from reserve_gpu.holding import Reservation
     from reserve_gpu.table import Status
-
-    Report = Callable[[Callable[[], Reservation]], None]
 
 # What a line says besides is for reserve().
 FLAGS = ("devices", "help", "release", "status", "check", "json", "optional")
@@ -32,13 +31,41 @@ class WaitInterrupted(KeyboardInterrupt):
         return [str(self)]
 
 
-def run(line: str, report: Report) -> None:
-    """Do what the line asks for. report: calls a function that reserves, and reports.
+class BadSettingError(errors.RequestError, TraitError):
+    """A setting that is no good; one line to read, and traitlets puts the old one back."""
 
-    Raises RequestError, and what `reserve` says.
-    """
-    arguments = _parse(line)
+
+def run(line: str) -> None:
+    """Do what the line asks for. Raises UsageError for what makes no sense, else as `reserve`."""
+    try:
+        if line.strip():
+            _do(_parse(line))
+        else:  # the commonest; making a parser takes as long as all the rest
+            _report(reservation.reserve)
+    except errors.RequestError as error:
+        raise UsageError(str(error)) from error
+
+
+def prepare() -> None:
+    """Load what the first reservation needs."""
+    with loading.definitions():
+        from reserve_gpu import attempt, nvml  # noqa: F401 - it is there when it is asked for
+
+
+def check_size(text: str) -> None:
+    """Raise BadSettingError for what is no size."""
+    from reserve_gpu import quantities
+
+    try:
+        quantities.parse_size(text)
+    except errors.RequestError as error:
+        raise BadSettingError(str(error)) from error
+
+
+def _do(arguments: Namespace) -> None:
     if arguments.help:
+        from reserve_gpu import options
+
         print(options.magic_parser().format_help())
     elif arguments.release:
         _release(arguments)
@@ -47,12 +74,16 @@ def run(line: str, report: Report) -> None:
     elif arguments.status or arguments.json:
         _status(arguments)
     elif arguments.optional:
-        _reserve_or_go_on(arguments, report)
+        _reserve_or_go_on(arguments)
     else:
-        report(lambda: _reserve(arguments))
+        _report(lambda: _reserve(arguments))
 
 
 def _parse(line: str) -> Namespace:
+    import shlex
+
+    from reserve_gpu import options
+
     try:
         return options.magic_parser().parse_args(shlex.split(line, comments=True))
     except ValueError as error:
@@ -111,6 +142,19 @@ def _show(found: Status | Check, arguments: Namespace) -> None:
         display(found)  # type: ignore[no-untyped-call]
 
 
+def _report(reserve: Callable[[], Reservation]) -> None:
+    """Reserve and report; our own warnings become one line each."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", errors.ReserveGPUWarning)
+        held = reserve()
+    for one in caught:
+        if issubclass(one.category, errors.ReserveGPUWarning):
+            print(f"Warning: {one.message}", file=sys.stderr)
+        else:
+            warnings.showwarning(one.message, one.category, one.filename, one.lineno)
+    print(held)
+
+
 def _reserve(arguments: Namespace) -> Reservation:
     """Reserve, and meanwhile show a wait if this request may wait."""
     devices = arguments.devices or None
@@ -128,9 +172,9 @@ def _reserve(arguments: Namespace) -> Reservation:
         raise WaitInterrupted(awaited.interrupted(held.devices if held else ())) from None
 
 
-def _reserve_or_go_on(arguments: Namespace, report: Report) -> None:
+def _reserve_or_go_on(arguments: Namespace) -> None:
     """Reserve, or say why there is no GPU to be had, and see that none is used by mistake."""
     try:
-        report(lambda: _reserve(arguments))
+        _report(lambda: _reserve(arguments))
     except errors.EXCUSED as error:
         print(f"{error}\n{reservation.go_on_after(error)}")

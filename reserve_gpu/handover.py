@@ -17,8 +17,8 @@ from reserve_gpu.device import Device, Value
 from reserve_gpu.errors import LockError
 from reserve_gpu.files import file_name
 from reserve_gpu.locks import NONE, Lock
-from reserve_gpu.myself import HELD, TEXT_LIMIT, held_by
-from reserve_gpu.settings import default_path
+from reserve_gpu.myself import TEXT_LIMIT, held_by
+from reserve_gpu.settings import HELD, default_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

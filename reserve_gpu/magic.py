@@ -1,26 +1,23 @@
-"""%reserve_gpu in a shell: its settings, and the empty line: reserve, report."""
+"""%reserve_gpu in a shell: the magic and its settings. What a line does is loaded by the first."""
 
 from __future__ import annotations
 
 import os
 import sys
-import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
-from traitlets import CUnicode, TraitError, Unicode, validate
+from traitlets import CUnicode, Unicode, validate
 
-from reserve_gpu import errors, myself, reservation, settings
+from reserve_gpu import settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from types import ModuleType
 
-    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
     from reserve_gpu.completion import Completion
-    from reserve_gpu.holding import Reservation
 
 MAGIC_NAME, MATCHER = "%reserve_gpu", "reserve_gpu.completion"
 VARIABLES = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.IDLE_MEMORY}
@@ -36,10 +33,6 @@ def with_help(function: Any) -> Any:
     """Let %reserve_gpu? show what the parser says, which is made only when somebody asks."""
     function.getdoc = _help  # where IPython looks first
     return function
-
-
-class BadSettingError(errors.RequestError, TraitError):
-    """A setting that is no good; one line to read, and traitlets puts the old one back."""
 
 
 @magics_class
@@ -62,15 +55,7 @@ class ReserveGPU(Magics):
     @with_help
     def reserve_gpu(self, line: str) -> None:
         """Reserve a GPU for this kernel, and set the CUDA variables for what it runs next."""
-        try:
-            if line.strip():
-                from reserve_gpu import commands
-
-                commands.run(line, _report)
-            else:
-                _report(reservation.reserve)
-        except errors.RequestError as error:
-            raise UsageError(str(error)) from error
+        _commands().run(line)
 
     def adopt_environment(self) -> None:
         """Let a setting that is in the environment prevail over one from a configuration file."""
@@ -86,12 +71,7 @@ class ReserveGPU(Magics):
     def _check_size(self, proposal: dict[str, Any]) -> str:
         value: str = proposal["value"]
         if value and self._is_adopted:  # what is wrong before that is said when it is needed
-            from reserve_gpu import quantities
-
-            try:
-                quantities.parse_size(value)
-            except errors.RequestError as error:
-                raise BadSettingError(str(error)) from error
+            _commands().check_size(value)
         return value
 
     def _export(self, change: dict[str, Any]) -> None:
@@ -111,7 +91,7 @@ def load(shell: InteractiveShell) -> None:
     shell.configurables.append(magics)  # type: ignore[arg-type]
     shell.events.register("post_run_cell", _note_cell)
     _add_completion(shell)
-    if myself.held_by() == os.getpid():
+    if settings.HELD in os.environ:
         _adopt(shell)
 
 
@@ -120,6 +100,8 @@ def _adopt(shell: InteractiveShell) -> None:
 
     Where that is no GPU, the first cell says why: what is said before it nobody sees.
     """
+    from reserve_gpu import reservation
+
     if not (reason := reservation.reason()):
         return
 
@@ -185,20 +167,24 @@ def _remove_completion(shell: InteractiveShell) -> None:
         hooks.strs.pop(MAGIC_NAME, None)
 
 
-def _note_cell(_result: object) -> None:
-    """A cell has ended: who holds a GPU lets others see that it is not forgotten."""
+def _note_cell(result: ExecutionResult) -> None:
+    """A cell has ended: who holds a GPU lets others see that it is not forgotten.
+
+    And whoever has just loaded the extension by hand reserves next: at the end of a cell nobody
+    waits for the rest of it to be loaded. Every shell would, if that were done at its start.
+    """
     if holding := sys.modules.get("reserve_gpu.holding"):
         holding.note_cell()
+    elif "reserve_gpu" in (getattr(result.info, "raw_cell", None) or ""):
+        with suppress(Exception):  # what is wrong, the line itself can say
+            _commands().prepare()
 
 
-def _report(reserve: Callable[[], Reservation]) -> None:
-    """Reserve and report; our own warnings become one line each."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", errors.ReserveGPUWarning)
-        held = reserve()
-    for one in caught:
-        if issubclass(one.category, errors.ReserveGPUWarning):
-            print(f"Warning: {one.message}", file=sys.stderr)
-        else:
-            warnings.showwarning(one.message, one.category, one.filename, one.lineno)
-    print(held)
+def _commands() -> ModuleType:
+    """What a line needs."""
+    from reserve_gpu import loading
+
+    with loading.definitions():
+        from reserve_gpu import commands
+
+    return commands

@@ -7,12 +7,13 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from reserve_gpu.settings import HELD
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 TEXT_LIMIT = 300  # characters of each text
-HELD = "RESERVE_GPU_HELD"  # what a process held before exec made it another program; see handover
 
 
 def held_by() -> int:
@@ -34,6 +35,23 @@ def pid_namespace() -> int | None:
 def sees_all_locks() -> bool:
     """Whether the kernel's list shows the locks of all PID namespaces, not of one alone."""
     return pid_namespace() == INITIAL_PID_NAMESPACE and os.access("/proc/locks", os.R_OK)
+
+
+def is_private(path: str) -> bool:
+    """Whether this is a container and the directory is in it alone, not mounted from outside.
+
+    A container's own mounts are its root, and temporary file systems such as /dev/shm.
+    """
+    if pid_namespace() in (None, INITIAL_PID_NAMESPACE):
+        return False
+    path = os.path.realpath(path)
+    point, kind = "", ""
+    with suppress(OSError, ValueError, IndexError), open("/proc/self/mountinfo") as mounts:
+        for line in mounts:
+            fields, rest = (part.split() for part in line.split(" - ", 1))
+            if len(fields[4]) >= len(point) and _is_below(path, fields[4]):
+                point, kind = fields[4], rest[0]
+    return point != path and (point in ("", "/") or kind in ("tmpfs", "overlay"))
 
 
 def user_of(pid: int) -> str | None:
@@ -87,3 +105,7 @@ def notebook() -> str:
         return "?"
     home = os.path.expanduser("~")
     return f"~{directory[len(home) :]}" if f"{directory}/".startswith(f"{home}/") else directory
+
+
+def _is_below(path: str, point: str) -> bool:
+    return f"{path}/".startswith(f"{point.rstrip('/')}/")

@@ -9,10 +9,9 @@ import os
 import stat
 from contextlib import suppress
 
-from reserve_gpu.myself import INITIAL_PID_NAMESPACE, pid_namespace
-
 LOCK_DIRECTORY = "RESERVE_GPU_LOCK_DIR"
 IDLE_MEMORY = "RESERVE_GPU_IDLE_MEMORY"
+HELD = "RESERVE_GPU_HELD"  # what a process held before exec made it another program; see handover
 
 NAME = "reserve_gpu"
 # Machine-wide places, best first. /tmp is last: a service with PrivateTmp has one of its own.
@@ -61,24 +60,3 @@ def default_path() -> str:
         f"None of {', '.join(PLACES)} is a directory that every user may write to (mode 1777). "
         f"Set {LOCK_DIRECTORY} to a directory that all users of this machine share."
     )
-
-
-def is_private(path: str) -> bool:
-    """Whether this is a container and the directory is in it alone, not mounted from outside.
-
-    A container's own mounts are its root, and temporary file systems such as /dev/shm.
-    """
-    if pid_namespace() in (None, INITIAL_PID_NAMESPACE):
-        return False
-    path = os.path.realpath(path)
-    point, kind = "", ""
-    with suppress(OSError, ValueError, IndexError), open("/proc/self/mountinfo") as mounts:
-        for line in mounts:
-            fields, rest = (part.split() for part in line.split(" - ", 1))
-            if len(fields[4]) >= len(point) and _is_below(path, fields[4]):
-                point, kind = fields[4], rest[0]
-    return point != path and (point in ("", "/") or kind in ("tmpfs", "overlay"))
-
-
-def _is_below(path: str, point: str) -> bool:
-    return f"{path}/".startswith(f"{point.rstrip('/')}/")

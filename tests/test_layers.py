@@ -38,8 +38,8 @@ LAYERS = [
     {"bindings", "holders", "changes", "config_file"},
     {"descriptors", "witness", "processes"},
     {"caller", "children", "files", "probes"},
-    {"settings"},
     {"myself", "possible"},
+    {"settings"},
     {"choosing", "autoload"},
     {"names", "quantities"},
     {"text"},
@@ -50,7 +50,7 @@ LEVEL = {module: level for level, modules in enumerate(LAYERS) for module in mod
 # Who alone may import what is slow to load, or not there on every system.
 OWNERS = {
     "IPython": {"magic", "commands", "live", "completion"},
-    "traitlets": {"magic"},
+    "traitlets": {"magic", "commands"},
     "pynvml": {"bindings"},
     "fcntl": {"locks"},
     "psutil": {"processes"},
@@ -181,6 +181,7 @@ def test_nothing_happens_at_import(machine: Machine, path: Path) -> None:
     name = "" if path.stem == "__init__" else f".{path.stem}"
     before = {
         "magic": "import IPython.core.magic, IPython.core.magic_arguments",
+        "commands": "import IPython.core.magic",
         "live": "import IPython.core.magic, IPython.core.magic_arguments",
         "dask": "import click, distributed",
     }

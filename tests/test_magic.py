@@ -452,7 +452,7 @@ def test_unloaded_shell_still_holds_its_gpu(machine: Machine) -> None:
 
 
 def test_loading_is_light(machine: Machine) -> None:
-    """Loading the extension imports no pynvml, psutil, rich or ctypes, and calls no driver."""
+    """Loading the extension imports hardly more than itself, and calls no driver."""
     done = machine.python(
         "import sys, IPython\n"
         "from IPython.core.interactiveshell import InteractiveShell\n"
@@ -462,8 +462,31 @@ def test_loading_is_light(machine: Machine) -> None:
         "print(*set(sys.modules) - before)"
     )
     fresh = set(done.stdout.split())
-    assert "reserve_gpu.magic" in fresh
+    ours = {name for name in fresh if name.startswith("reserve_gpu")}
+    assert ours == {"reserve_gpu", "reserve_gpu.magic", "reserve_gpu.settings"}
     assert not fresh & {"pynvml", "psutil", "rich", "ctypes", "subprocess", "asyncio"}
+    assert machine.calls() == []
+
+
+@pytest.mark.parametrize("how", ["by hand", "by itself"])
+def test_the_rest_is_loaded_after_a_cell_that_loads(machine: Machine, how: str) -> None:
+    """A shell loads what a reservation needs after the cell that loads the extension, or never."""
+    load = {
+        "by hand": "shell.run_cell('%load_ext reserve_gpu')",
+        "by itself": "shell.run_line_magic('load_ext', 'reserve_gpu'); shell.run_cell('1')",
+    }
+    done = machine.python(
+        "import sys\n"
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        "before = set(sys.modules)\n"
+        f"{load[how]}\n"
+        "print(*set(sys.modules) - before)"
+    )
+    fresh = set(done.stdout.split())
+    needed = {"reserve_gpu.commands", "reserve_gpu.attempt", "reserve_gpu.nvml"}
+    assert fresh & needed == (needed if how == "by hand" else set())
+    assert not fresh & {"pynvml", "psutil", "rich", "ctypes"}
     assert machine.calls() == []
 
 
