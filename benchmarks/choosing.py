@@ -19,6 +19,7 @@ SITUATIONS = {"first of 8 free": 0, "first 7 of 8 busy": 7, "all 8 busy": 8}
 SLOW = "".join(f"delay-first nvmlDeviceGetHandleBy{by} * 1\n" for by in ("Index_v2", "UUID"))
 FASTER = {ways.NVITOP: Bar(at_least=1.5), ways.SETGPU: Bar(at_least=8)}
 LOAD_LIMIT_MS = 3
+ONE_CELL = "reserve_gpu, loaded in the same cell"
 
 
 def process(*, quick: bool) -> Iterator[Row]:
@@ -32,16 +33,28 @@ def process(*, quick: bool) -> Iterator[Row]:
 
 def kernel(*, quick: bool) -> Iterator[Row]:
     """The first use in a running kernel, and what `%load_ext` takes there."""
+    rounds = 3 if quick else 21
     with stage(machine(GPUS)) as on:
-        loads: list[float] = []
+        loads: dict[str, list[float]] = {way: [] for way in ways.LOAD}
         runs = {way: partial(_in_kernel, on, way, loads) for way in ways.CODE}
-        times = in_turn(runs, 3 if quick else 15)
+        runs[ONE_CELL] = partial(_in_kernel, on, ONE_CELL, loads)
+        times = in_turn(runs, rounds)
+        for _ in range(rounds):
+            with on.kernel() as running:
+                loads[ways.IPYTHON].append(in_kernel(running, ways.LOAD[ways.IPYTHON])[0])
     yield from rows(
         "in a running kernel, first of 8 free", times, FASTER | {ways.FLOOR: Bar(at_most=1.25)}
     )
-    load_ms = statistics.median(loads)
-    bar = verdict(f"at most {LOAD_LIMIT_MS} ms", is_met=load_ms <= LOAD_LIMIT_MS)
-    yield Row("`%load_ext` in a running kernel", ways.OURS, milliseconds(load_ms), bar=bar)
+    for way, found in loads.items():
+        load_ms = statistics.median(found)
+        bar = verdict(f"at most {LOAD_LIMIT_MS} ms", is_met=load_ms <= LOAD_LIMIT_MS)
+        is_ours = way == ways.OURS
+        yield Row(
+            "`%load_ext` in a running kernel",
+            way,
+            milliseconds(load_ms),
+            bar=bar if is_ours else "",
+        )
 
 
 def start(*, quick: bool) -> Iterator[Row]:
@@ -72,12 +85,14 @@ def _as_process(on: Stage, way: str, busy: int) -> float:
     return took_ms
 
 
-def _in_kernel(on: Stage, way: str, loads: list[float]) -> float:
+def _in_kernel(on: Stage, way: str, loads: dict[str, list[float]]) -> float:
     with on.kernel() as running:
-        code = ways.CODE[way]
+        code = ways.CODE.get(way, "")
         if way == ways.OURS:
-            loads.append(in_kernel(running, ways.LOAD)[0])
+            loads[way].append(in_kernel(running, ways.LOAD[way])[0])
             code = ways.MAGIC
+        elif way == ONE_CELL:
+            code = f"{ways.LOAD[ways.OURS]}\n{ways.MAGIC}"
         took_ms, answer = in_kernel(running, code)
     ways.check(way, answer, GPUS, 0)
     return took_ms

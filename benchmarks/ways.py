@@ -66,7 +66,11 @@ os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
 os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, found))
 """
 
-LOAD = "get_ipython().run_line_magic('load_ext', 'reserve_gpu')"
+IPYTHON = "IPython's storemagic"
+LOAD = {
+    way: f"get_ipython().run_line_magic('load_ext', '{extension}')"
+    for way, extension in ((OURS, "reserve_gpu"), (IPYTHON, "storemagic"))
+}
 MAGIC = "get_ipython().run_line_magic('reserve_gpu', '')"
 CODE = {FLOOR: _FLOOR, OURS: _OURS, NVITOP: _NVITOP, SETGPU: _SETGPU, GPUTIL: _GPUTIL}
 SAY = '\nimport os; print(os.environ["CUDA_VISIBLE_DEVICES"], flush=True)'
