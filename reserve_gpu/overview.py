@@ -10,7 +10,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from reserve_gpu import choosing, cuda, line, myself, processes, settings
+from reserve_gpu import choosing, cuda, line, loading, myself, processes, settings
 from reserve_gpu.bindings import DeviceError
 from reserve_gpu.device import Device, Fault, Holder, Row, State, Value
 from reserve_gpu.errors import LockError, MutexHeldError
@@ -21,7 +21,7 @@ from reserve_gpu.nvml import Nvml
 from reserve_gpu.table import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from reserve_gpu.device import Process, Usage
     from reserve_gpu.line import Ticket
@@ -53,6 +53,11 @@ def status() -> Status:
     Raises DriverError where there is no driver. Where the lock directory can't be used the devices
     are there all the same, and `problem` says why nothing is known of reservations.
     """
+    with loading.definitions():  # which takes longer than the look, where it is the first one
+        return _looked()
+
+
+def _looked() -> Status:
     idle_mib = settings.idle_mib()
     with Nvml() as nvml:
         devices = list(nvml.walk())
@@ -183,10 +188,17 @@ def _attributed(found: Sequence[Process], holders: Sequence[Holder]) -> list[Pro
     seen = all(holder.seen for holder in holders)
     return [
         processes.identified(process).replace(
-            has_reserved=not pids.isdisjoint(processes.lineage(process.pid)) if seen else None
+            has_reserved=_is_below(process.pid, pids) if seen else None
         )
         for process in found
     ]
+
+
+def _is_below(pid: int, holders: Collection[int | None]) -> bool:
+    """Whether the process is one of the holders, or descends from one: that is slow to find out."""
+    if not holders or pid in holders:
+        return bool(holders)
+    return not processes.lineage(pid).isdisjoint(holders)
 
 
 def _is_unused(found: Sequence[Process], usage: Usage) -> bool | None:
