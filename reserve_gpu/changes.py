@@ -46,7 +46,7 @@ class Changes:
 
     def wait(self, limit_s: float) -> None:
         """Return when files were closed since the last call, but after limit_s seconds at most."""
-        if self._descriptor == NONE:
+        if not descriptors.is_ours(self._descriptor):  # or no more: a handler of a signal reserved
             time.sleep(max(0.0, min(limit_s, self._pause_s)))
             return
         end = time.monotonic() + limit_s
@@ -55,7 +55,7 @@ class Changes:
         if told.poll(max(0.0, limit_s) * 1e3):
             time.sleep(max(0.0, min(self._next, end) - time.monotonic()))
             self._next = time.monotonic() + self._pause_s
-            with suppress(BlockingIOError):  # read already: a handler of a signal has waited too
+            with suppress(OSError):
                 os.read(self._descriptor, BUFFER)
 
 
