@@ -14,12 +14,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu import descriptors
+from reserve_gpu.descriptors import NONE
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 IN_CLOSE_WRITE = 0x8  # linux/inotify.h
-NONE = -1  # no descriptor
 BUFFER = 1 << 16
 
 

@@ -45,7 +45,7 @@ class Claim:
         self.request = request
         self._nvml = nvml
         self.directory = directory
-        self.held = held
+        self._held = held
         self._idle_mib = idle_mib
         self.ticket: Ticket | None = None
         self._known: Explanation | None = None
@@ -134,7 +134,7 @@ class Claim:
             if device not in chosen:
                 lock = self.locks.pop(device.uuid, None)  # none where this was interrupted
                 self.warnings.pop(device.uuid, None)
-                if lock and device.uuid not in self.held:
+                if lock and device.uuid not in self._held:
                     lock.release()
         self.devices = [device for device in self.devices if device in chosen]
 
@@ -145,9 +145,9 @@ class Claim:
         self.considered[one.label] = one
         if reason := self._unfit(one):
             self._refuse(one, "unfit", reason)
-        elif one.uuid in self.held and (self.request.share or not self.held[one.uuid].shared):
+        elif one.uuid in self._held and (self.request.share or not self._held[one.uuid].shared):
             self._crowd[one.uuid] = (False, 0.0)
-            self._keep(one, self.held[one.uuid])
+            self._keep(one, self._held[one.uuid])
         else:
             try:
                 self._lock(one)
@@ -196,7 +196,7 @@ class Claim:
     def _sharer(self, device: Device) -> Holder | None:
         """Who shares the device, other than this process."""
         name = file_name(device.uuid, shared=True)
-        if device.uuid not in self.held or not myself.sees_all_locks():
+        if device.uuid not in self._held or not myself.sees_all_locks():
             return self.directory.holder(name)
         others = [pid for pid in self.directory.holders.pids(name) if pid != os.getpid()]
         return Holder(pid=others[0], seen=True) if others else None

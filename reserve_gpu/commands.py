@@ -66,7 +66,7 @@ def _do(arguments: Namespace) -> None:
     if arguments.help:
         from reserve_gpu import options
 
-        print(options.magic_parser().format_help())
+        print(options.magic_help())
     elif arguments.release:
         _release(arguments)
     elif arguments.check:

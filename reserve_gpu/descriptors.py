@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Each with its file, as its number may come to mean another one, and the thread that opened it.
 _known: dict[int, tuple[files.Identity, int]] = {}
+NONE = -1  # no descriptor
 MAKING_ATTEMPTS = 200  # at a file that somebody is just making
 POLL_S = 0.01
 NO_THREAD = 0  # has opened what was open already

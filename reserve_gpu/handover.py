@@ -13,10 +13,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import cuda, descriptors, files, processes, witness
+from reserve_gpu.descriptors import NONE
 from reserve_gpu.device import Device, Value
 from reserve_gpu.errors import LockError
 from reserve_gpu.files import file_name
-from reserve_gpu.locks import NONE, Lock
+from reserve_gpu.locks import Lock
 from reserve_gpu.myself import TEXT_LIMIT, held_by
 from reserve_gpu.settings import HELD, default_path
 

@@ -17,6 +17,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import descriptors, files, myself, witness
+from reserve_gpu.descriptors import NONE
 from reserve_gpu.device import Holder
 from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.files import ALONE, SHARED
@@ -36,7 +37,6 @@ MUTEX = "mutex.lock"
 MUTEX_LIMIT_S = 30.0
 POLL_S = 0.01
 MUTEX_ASK_S = 1.0  # between two looks at who has it
-NONE = -1  # no descriptor
 HIGH = 100  # the first number of a descriptor that a command inherits
 ATTEMPTS = 10  # at a file that others replace
 WITNESS_ATTEMPTS = 20  # at one that a process has that ends, or that is forked, just now

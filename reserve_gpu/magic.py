@@ -24,9 +24,9 @@ VARIABLES = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.
 
 
 def _help() -> str:
-    from reserve_gpu.options import magic_parser
+    from reserve_gpu.options import magic_help
 
-    return magic_parser().format_help()
+    return magic_help()
 
 
 def with_help(function: Any) -> Any:

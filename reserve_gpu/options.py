@@ -107,6 +107,11 @@ class Parser(ArgumentParser):
         raise RequestError(f"{shown(message, 200)}. See {more}")
 
 
+def magic_help() -> str:
+    """The manual page of the magic."""
+    return magic_parser().format_help()
+
+
 def magic_parser() -> Parser:
     """The parser of the magic's line."""
     parser = Parser(
