@@ -2,14 +2,17 @@
 
 A lock file is closed when it is released, and when the last process that has it open ends, however
 it ends; inotify reports either (https://man7.org/linux/man-pages/man7/inotify.7.html), also to
-other users and in other containers that the directory is mounted into.
+other users and in other containers that the directory is mounted into. Who looks whether a file is
+locked opens and closes it too, so what counts is who closes a file that was open before.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import struct
 import time
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -17,25 +20,31 @@ from reserve_gpu import descriptors
 from reserve_gpu.descriptors import NONE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from typing_extensions import Self
 
-IN_CLOSE_WRITE = 0x8  # linux/inotify.h
-BUFFER = 1 << 16
+IN_CLOSE, IN_OPEN, IN_Q_OVERFLOW = 0x18, 0x20, 0x4000  # linux/inotify.h
+EVENT = struct.Struct("iIII")  # struct inotify_event: watch, mask, cookie, length of the name
+LONGEST = EVENT.size + 256  # one with a name of 255 bytes
+BUFFER, READS = 1 << 17, 8  # all that the kernel keeps; more may come as fast as it is read
+CALM_S = 1.0  # after so much that to look is cheaper than to read it all
 
 
 class Changes:
-    """Tells of files that were closed by those who could write to them; a context manager.
+    """Tells of files that others open and close; a context manager.
 
-    directory: its descriptor.
-    pause_s: the least time between two tellings, as those who look close files as well. Where the
-        kernel does not tell, as too many processes watch something already, `wait` says after
-        that time that there may be changes.
+    directory: its descriptor. unheard: the name of a file that nothing is to be told of.
+    pause_s: the least time between two tellings. Where the kernel does not tell, as too many
+        processes watch something already, `wait` says after that time that there may be changes.
     """
 
-    def __init__(self, directory: int, pause_s: float) -> None:
+    def __init__(self, directory: int, unheard: str, pause_s: float) -> None:
         self._directory = directory
+        self._unheard = ("", unheard)  # the first is the directory itself
         self._pause_s = pause_s
         self._next = 0.0
+        self._opened: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
         self._descriptor = _watch(self._directory)
@@ -44,23 +53,57 @@ class Changes:
     def __exit__(self, *_: object) -> None:
         descriptors.close(self._descriptor)
 
-    def wait(self, limit_s: float) -> None:
-        """Return when files were closed since the last call, but after limit_s seconds at most."""
+    def wait(self, limit_s: float) -> bool:
+        """Return when a file is opened or closed, but after limit_s seconds at most.
+
+        True if somebody may have closed a file that was open at the last call of `forget`.
+        """
         if not descriptors.is_ours(self._descriptor):  # or no more: a handler of a signal reserved
             time.sleep(max(0.0, min(limit_s, self._pause_s)))
-            return
+            return True
         end = time.monotonic() + limit_s
         told = select.poll()
         told.register(self._descriptor, select.POLLIN)
-        if told.poll(max(0.0, limit_s) * 1e3):
-            time.sleep(max(0.0, min(self._next, end) - time.monotonic()))
-            self._next = time.monotonic() + self._pause_s
-            with suppress(OSError):
-                os.read(self._descriptor, BUFFER)
+        if not told.poll(max(0.0, limit_s) * 1e3):
+            return False
+        time.sleep(max(0.0, min(self._next, end) - time.monotonic()))
+        is_fewer, is_much = self._read()
+        self._next = time.monotonic() + (CALM_S if is_much else self._pause_s)
+        return is_fewer or is_much
+
+    def forget(self) -> None:
+        """Tell of nothing that was opened or closed until now."""
+        if descriptors.is_ours(self._descriptor):
+            with suppress(OSError):  # in the end there is nothing more to read
+                for _ in range(READS):
+                    os.read(self._descriptor, BUFFER)
+        self._opened.clear()
+
+    def _read(self) -> tuple[bool, bool]:
+        """Whether of some file more were closed than were opened, and whether it is too much."""
+        with suppress(OSError):
+            data = os.read(self._descriptor, BUFFER)
+            is_fewer, is_much = False, len(data) > BUFFER - LONGEST
+            for mask, name in _events(data):
+                if name not in self._unheard:
+                    self._opened[name] += 1 if mask & IN_OPEN else -1
+                    is_fewer |= self._opened[name] < 0
+                is_much |= bool(mask & IN_Q_OVERFLOW)
+            return is_fewer, is_much
+        return False, True
+
+
+def _events(data: bytes) -> Iterator[tuple[int, str]]:
+    """The mask and the file name of each event, "" for the directory itself."""
+    start = 0
+    while start < len(data):
+        _, mask, _, length = EVENT.unpack_from(data, start)
+        start += EVENT.size + length
+        yield mask, os.fsdecode(data[start - length : start].rstrip(b"\0"))
 
 
 def _watch(directory: int) -> int:
-    """A descriptor to read when a file in the directory was closed; NONE if there can be none."""
+    """A descriptor to read which files in the directory were opened and closed; NONE if none."""
     import ctypes
 
     try:
@@ -71,7 +114,7 @@ def _watch(directory: int) -> int:
                 return NONE
             descriptors.note(found)
         path = f"/proc/self/fd/{directory}".encode()
-        if system.inotify_add_watch(found, path, IN_CLOSE_WRITE) != NONE:
+        if system.inotify_add_watch(found, path, IN_OPEN | IN_CLOSE) != NONE:
             return found
         descriptors.close(found)
     except (OSError, AttributeError):  # no C library of that kind

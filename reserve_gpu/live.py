@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
 from contextlib import suppress
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from reserve_gpu.awaited import Wait
     from reserve_gpu.checklist import Progress
 
-EVERY_S = 1.0  # what counts seconds need not change more often
-
 
 class Live:
     """Shows how things stand: replaced in place in a notebook and a terminal, else a line on news.
@@ -38,7 +35,7 @@ class Live:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._screen = _of_ipython() if stream is None else _of_stream(stream)
-        self._due = 0.0
+        self._second: int | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -48,21 +45,20 @@ class Live:
 
     def show(self, wait: Wait) -> None:
         """Show how a wait stands; news is another place in line, and another holder or state."""
-        if self._is_due():
+        if self._is_another_second(wait.waited_s):
             news = [(r.label, r.state, r.holder and r.holder.pid) for r in wait.refusals]
             brief = awaited.waiting_briefly(wait)
             self._screen.show(Shown(awaited.waiting(wait), brief, (wait.place, news)))
 
     def show_check(self, progress: Progress) -> None:
         """Show how a check stands; it takes seconds, not hours, so nothing of it is news to log."""
-        if self._is_due():
+        if self._is_another_second(progress.waited_s):
             self._screen.show(Shown([str(progress)], str(progress)))
 
-    def _is_due(self) -> bool:
-        is_due = time.monotonic() >= self._due
-        if is_due:
-            self._due = time.monotonic() + EVERY_S
-        return is_due
+    def _is_another_second(self, waited_s: float) -> bool:
+        """Whether what counts seconds says another one now; nothing need change more often."""
+        before, self._second = self._second, int(waited_s)
+        return self._second != before
 
 
 class Shown(Value):

@@ -13,6 +13,7 @@ from reserve_gpu.changes import Changes
 from reserve_gpu.device import State
 from reserve_gpu.errors import MutexHeldError
 from reserve_gpu.files import file_name
+from reserve_gpu.locks import MUTEX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,13 +44,15 @@ def wait(
     waiter = _Waiter(claim, candidates, deadline)
     start = time.monotonic()
     due = lively_until = -math.inf
+    sees_all, is_told = myself.sees_all_locks(), False
     try:
-        with Changes(claim.directory.descriptor, POLL_S) as changes:
+        with Changes(claim.directory.descriptor, MUTEX, POLL_S) as changes:
             while True:
                 is_due = time.monotonic() >= due
-                if is_due or not waiter.stands() or _has_changed(claim):
+                if is_due or not waiter.stands() or (_has_changed(claim) if sees_all else is_told):
                     if waiter.gets_it():
                         return True
+                    changes.forget()
                     now = time.monotonic()
                     lively_until = lively_until if is_due else now + LIVELY_S
                     due = now + (POLL_S if now < lively_until else _pause_s(claim))
@@ -58,7 +61,7 @@ def wait(
                     return False
                 there = claim.explained(EXPLAIN_EVERY_S)
                 progress(Wait(claim.request, waiter.place(), now - start, there, limit_s))
-                changes.wait(min(due - now, deadline - now, LOOK_S))
+                is_told = changes.wait(min(due - now, deadline - now, _to_the_next(now - start)))
     finally:
         waiter.leave()
 
@@ -106,6 +109,11 @@ class _Waiter:
             deleted.release()
 
 
+def _to_the_next(waited_s: float) -> float:
+    """The seconds to the next full one, so that who is shown them misses none."""
+    return LOOK_S - waited_s % LOOK_S
+
+
 def _pause_s(claim: Claim) -> float:
     """For how long to leave the driver alone."""
     states = {refusal.state for refusal in claim.refusals}
@@ -115,11 +123,9 @@ def _pause_s(claim: Claim) -> float:
 def _has_changed(claim: Claim) -> bool:
     """Whether somebody may have let go of a device, or of a place in the line, since the last look.
 
-    Cheap: it reads the kernel's list of locks, and asks neither the driver nor for the mutex. Where
-    that list does not show all locks, something may always have changed.
+    Cheap: it reads the kernel's list of locks, which must show all of them, and asks neither the
+    driver nor for the mutex.
     """
-    if not myself.sees_all_locks():
-        return True
     reserved = [claim.considered[r.label].uuid for r in claim.refusals if r.state == State.RESERVED]
     devices = [(file_name(uuid), file_name(uuid, shared=True)) for uuid in reserved]
     tickets = {line.file_name(ticket.place) for ticket in claim.ahead}

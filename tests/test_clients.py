@@ -248,9 +248,12 @@ def test_waiting_in_a_terminal(machine: Machine, terminal: Terminal) -> None:
     """One row is rewritten while a terminal waits, and is gone once the GPU is there."""
     with holder(machine) as child:
         terminal.process.sendline("%reserve_gpu --wait")
-        for seconds in (0, 1, 2):
-            terminal.process.expect(rf"\r\x1b\[KWaiting for a GPU, next in line, for {seconds} s\.")
+        seconds = []
+        for _ in range(3):
+            terminal.process.expect(r"\r\x1b\[KWaiting for a GPU, next in line, for ([0-9]+) s\.")
             assert "\n" not in terminal.process.before
+            seconds.append(int(terminal.process.match[1]))
+        assert seconds == sorted(set(seconds))
         child.run("reserve_gpu.release()")
         check_free(terminal.screen(terminal.finish()))
 

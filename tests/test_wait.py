@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -22,8 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from reserve_gpu.awaited import Wait
+from reserve_gpu.device import Request
+from reserve_gpu.live import Live
 from tests import test_users
 from tests.machine import LIMIT_S, Child, Machine
+from tests.test_machines import CONTAINER, behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,7 +114,7 @@ class Waiter:
             f"reserve_gpu.reserve({arguments or None}, wait={limit_s}, progress=look)"
             ".environ['CUDA_VISIBLE_DEVICES']"
         )
-        wait_for(lambda: self.pid in line(machine))
+        wait_for(self.looks)
 
     def answer(self) -> Answer:
         """What became of it, once that is known."""
@@ -497,18 +502,18 @@ def test_a_gpu_that_becomes_idle_is_taken(one: Machine) -> None:
 PATIENT = "from reserve_gpu import waiting; waiting.LOOK_S = waiting.QUIET_S = 1e6"
 
 
-def patient(machine: Machine, child: Child) -> Waiter:
-    """Such a waiter, after the look that its own first one has made it take."""
+def patient(machine: Machine, child: Child, limit_s: float = 1e6) -> Waiter:
+    """Such a waiter, after its first look."""
     child.run(PATIENT)
-    waiter = Waiter(machine, child, limit_s=1e6)
-    wait_for(lambda: len(waiter.looks()) > 1)
-    return waiter
+    return Waiter(machine, child, limit_s=limit_s)
 
 
+@pytest.mark.parametrize("place", ["here", "in a container"])
 @pytest.mark.parametrize("end", ["release", "kill"])
-def test_a_waiter_is_told_that_a_gpu_comes_free(one: Machine, end: str) -> None:
+def test_a_waiter_is_told_that_a_gpu_comes_free(one: Machine, end: str, place: str) -> None:
     """Who waits need not look in order to see a GPU released, or its holder killed."""
-    with one.child() as holder, one.child() as child:
+    waiting = one.child() if place == "here" else behind(one, *CONTAINER)
+    with one.child() as holder, waiting as child:
         assert holder.reserve().value == "0"
         waiter = patient(one, child)
         if end == "kill":
@@ -516,6 +521,21 @@ def test_a_waiter_is_told_that_a_gpu_comes_free(one: Machine, end: str) -> None:
         else:
             holder.run("reserve_gpu.release()")
         assert waiter.answer().value == "0"
+
+
+@pytest.mark.parametrize("place", ["here", "in a container"])
+def test_a_waiter_does_not_look_because_others_look(one: Machine, place: str) -> None:
+    """Of a busy GPU only the looks that are due are taken, however many others look at it."""
+    one.write(BUSY)
+    waiting = one.child() if place == "here" else behind(one, *CONTAINER)
+    with one.child() as other, waiting as child:
+        waiter = patient(one, child, limit_s=2)
+        before = one.calls().count(READING)
+        for _ in range(10):
+            other.reserve()
+        by_others = one.calls().count(READING) - before
+        assert waiter.answer().error == "WaitTimeoutError"
+        assert one.calls().count(READING) - before == by_others > 0
 
 
 def test_a_waiter_is_told_that_another_leaves_the_line(one: Machine) -> None:
@@ -682,6 +702,17 @@ def test_ticket_files_are_used_again(crowd: Crowd) -> None:
 
 
 # -- what is seen of it ----------------------------------------------------------------------------
+
+
+def test_a_wait_is_shown_once_in_every_second() -> None:
+    """However often a waiter is woken, no second is skipped, and none is shown twice."""
+    log = io.StringIO()
+    with Live(log) as live:
+        for place, waited_s in enumerate((0.1, 0.9, 1.1, 1.9, 2.0), 2):
+            live.show(Wait(Request(), place, waited_s, ()))
+    assert re.findall(r"number ([0-9]) in line, for ([0-9]) s\.", log.getvalue()) == [
+        ("2", "0"), ("4", "1"), ("6", "2"),
+    ]  # fmt: skip
 
 
 def shown(kernel: Kernel, message: str) -> list[tuple[str, dict[str, Any]]]:
