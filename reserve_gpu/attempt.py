@@ -13,7 +13,7 @@ from reserve_gpu.holding import Reservation
 from reserve_gpu.locks import LockDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from reserve_gpu.awaited import Wait
     from reserve_gpu.device import Device, Fault, Request
@@ -43,20 +43,10 @@ def run(
         claim = Claim(nvml, directory, request, _standing(mine, directory), idle_mib)
         try:
             seen: list[Device | Fault] = []
-            is_above = False
             taken = _take(claim, _candidates(nvml, request, outside), seen, deadline)
-            if not taken:
-                from reserve_gpu import failure, possible
-
-                # There a wait would be one for this process's own end.
-                may_be_above = bool(outside[cuda.VISIBLE]) and not mine.current()
-                is_above = may_be_above and failure.is_above(claim.refusals)
-                may_wait = wait_s is not None and not is_above
-                if may_wait and possible.may_come_free(claim.refusals, request):
-                    from reserve_gpu.waiting import wait
-
-                    mine.is_waiting = True
-                    taken = wait(claim, seen, deadline, limit_s, progress)
+            is_above = not taken and _is_above(mine, claim, outside)
+            if not (taken or is_above or wait_s is None):
+                taken = _wait(mine, claim, seen, deadline, limit_s=limit_s, progress=progress)
             if taken:
                 return _settle(mine, claim), _cautions(claim, directory)
             claim.refusals = list(claim.explained())
@@ -65,8 +55,8 @@ def run(
                 claim.undo()
                 mine.go_back(variables)
             raise
-        finally:
-            mine.is_waiting = False
+    from reserve_gpu import failure
+
     raise failure.error(mine, claim, outside, wait_s, is_above=is_above)
 
 
@@ -105,6 +95,38 @@ def _take(
         if one_by_one and claim.take([one], deadline):
             return True
     return not one_by_one and claim.take(seen, deadline)
+
+
+def _is_above(mine: Own, claim: Claim, outside: Mapping[str, str | None]) -> bool:
+    """Whether to wait would be to wait for this process's own end."""
+    if not outside[cuda.VISIBLE] or mine.current():
+        return False
+    from reserve_gpu import failure
+
+    return failure.is_above(claim.refusals)
+
+
+def _wait(  # noqa: PLR0913 - what `waiting.wait` needs
+    mine: Own,
+    claim: Claim,
+    seen: Sequence[Device | Fault],
+    deadline: float,
+    *,
+    limit_s: float,
+    progress: Callable[[Wait], object],
+) -> bool:
+    """Wait in line until the claim can be taken, True; False if it can't, or the time is over."""
+    from reserve_gpu import possible
+
+    if not possible.may_come_free(claim.refusals, claim.request):
+        return False
+    from reserve_gpu.waiting import wait
+
+    mine.is_waiting = True
+    try:
+        return wait(claim, seen, deadline, limit_s, progress)
+    finally:
+        mine.is_waiting = False
 
 
 def _settle(mine: Own, claim: Claim) -> Reservation:
