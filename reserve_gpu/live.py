@@ -181,7 +181,11 @@ def _width(row: str) -> int:
 
 def _print(text: str, stream: TextIO) -> None:
     with suppress(OSError):  # whoever read it has gone; the wait goes on
-        print(text, end="", file=stream, flush=True)
+        try:
+            print(text, end="", file=stream, flush=True)
+        except UnicodeEncodeError:  # a note may have letters that are unknown here
+            known = text.encode(stream.encoding, "backslashreplace").decode(stream.encoding)
+            print(known, end="", file=stream, flush=True)
 
 
 def _of_stream(stream: TextIO) -> Screen:
