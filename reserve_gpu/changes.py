@@ -3,7 +3,7 @@
 A lock file is closed when it is released, and when the last process that has it open ends, however
 it ends; inotify reports either (https://man7.org/linux/man-pages/man7/inotify.7.html), also to
 other users and in other containers that the directory is mounted into. Who looks whether a file is
-locked opens and closes it too, so what counts is who closes a file that was open before.
+locked opens and closes it too; where it matters, what counts is who closes what was open before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-IN_CLOSE, IN_OPEN, IN_Q_OVERFLOW = 0x18, 0x20, 0x4000  # linux/inotify.h
+IN_CLOSE_WRITE, IN_CLOSE, IN_OPEN, IN_Q_OVERFLOW = 0x8, 0x18, 0x20, 0x4000  # linux/inotify.h
 EVENT = struct.Struct("iIII")  # struct inotify_event: watch, mask, cookie, length of the name
 LONGEST = EVENT.size + 256  # one with a name of 255 bytes
 BUFFER, READS = 1 << 17, 8  # all that the kernel keeps; more may come as fast as it is read
@@ -32,33 +32,41 @@ CALM_S = 1.0  # after so much that to look is cheaper than to read it all
 
 
 class Changes:
-    """Tells of files that others open and close; a context manager.
+    """Tells of files that others close; a context manager.
 
-    directory: its descriptor. unheard: the name of a file that nothing is to be told of.
+    directory: its descriptor.
     pause_s: the least time between two tellings. Where the kernel does not tell, as too many
         processes watch something already, `wait` says after that time that there may be changes.
+    counts: whether to leave out those that close what they have just opened; for whom it is more
+        work to look than to count.
+    unheard: the name of a file that is not counted.
     """
 
-    def __init__(self, directory: int, unheard: str, pause_s: float) -> None:
+    def __init__(self, directory: int, pause_s: float, *, counts: bool, unheard: str) -> None:
         self._directory = directory
-        self._unheard = ("", unheard)  # the first is the directory itself
         self._pause_s = pause_s
+        self._counts = counts
+        self._unheard = ("", unheard)  # the first is the directory itself
         self._next = 0.0
         self._opened: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
-        self._descriptor = _watch(self._directory)
+        mask = IN_OPEN | IN_CLOSE if self._counts else IN_CLOSE_WRITE
+        self._descriptor = _watch(self._directory, mask)
         return self
 
     def __exit__(self, *_: object) -> None:
-        descriptors.close(self._descriptor)
+        if self._is_there():
+            descriptors.close(self._descriptor)
+        else:
+            descriptors.disown(self._descriptor)
 
     def wait(self, limit_s: float) -> bool:
-        """Return when a file is opened or closed, but after limit_s seconds at most.
+        """Return when a file was closed since the last call, but after limit_s seconds at most.
 
-        True if somebody may have closed a file that was open at the last call of `forget`.
+        True if somebody may have let go of a file since the last call of `forget`.
         """
-        if not descriptors.is_ours(self._descriptor):  # or no more: a handler of a signal reserved
+        if not self._is_there():
             time.sleep(max(0.0, min(limit_s, self._pause_s)))
             return True
         end = time.monotonic() + limit_s
@@ -72,17 +80,26 @@ class Changes:
         return is_fewer or is_much
 
     def forget(self) -> None:
-        """Tell of nothing that was opened or closed until now."""
-        if descriptors.is_ours(self._descriptor):
+        """Tell of nothing that was closed until now."""
+        if self._is_there():
             with suppress(OSError):  # in the end there is nothing more to read
                 for _ in range(READS):
                     os.read(self._descriptor, BUFFER)
         self._opened.clear()
 
+    def _is_there(self) -> bool:
+        """Whether the kernel tells, and nobody has closed the descriptor and opened another one."""
+        with suppress(OSError):  # all such files are one to fstat
+            kind = os.readlink(f"/proc/self/fd/{self._descriptor}")
+            return kind == "anon_inode:inotify" and descriptors.is_ours(self._descriptor)
+        return False
+
     def _read(self) -> tuple[bool, bool]:
         """Whether of some file more were closed than were opened, and whether it is too much."""
         with suppress(OSError):
             data = os.read(self._descriptor, BUFFER)
+            if not self._counts:
+                return True, False
             is_fewer, is_much = False, len(data) > BUFFER - LONGEST
             for mask, name in _events(data):
                 if name not in self._unheard:
@@ -102,8 +119,8 @@ def _events(data: bytes) -> Iterator[tuple[int, str]]:
         yield mask, os.fsdecode(data[start - length : start].rstrip(b"\0"))
 
 
-def _watch(directory: int) -> int:
-    """A descriptor to read which files in the directory were opened and closed; NONE if none."""
+def _watch(directory: int, mask: int) -> int:
+    """A descriptor to read what happens to files in the directory; NONE if there can be none."""
     import ctypes
 
     try:
@@ -114,7 +131,7 @@ def _watch(directory: int) -> int:
                 return NONE
             descriptors.note(found)
         path = f"/proc/self/fd/{directory}".encode()
-        if system.inotify_add_watch(found, path, IN_OPEN | IN_CLOSE) != NONE:
+        if system.inotify_add_watch(found, path, mask) != NONE:
             return found
         descriptors.close(found)
     except (OSError, AttributeError):  # no C library of that kind

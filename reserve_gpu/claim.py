@@ -45,13 +45,15 @@ class Claim:
         self.request = request
         self._nvml = nvml
         self.directory = directory
-        self._held = held
+        self._held = dict(held)
         self._idle_mib = idle_mib
         self.ticket: Ticket | None = None
         self._known: Explanation | None = None
         self._begin()
 
     def _begin(self) -> None:
+        # A handler of a signal may have let go of some.
+        self._held = {uuid: lock for uuid, lock in self._held.items() if lock.held()}
         self.locks: dict[str, Lock] = {}  # by UUID
         self.devices: list[Device] = []
         self.refusals: list[Refusal] = []

@@ -89,6 +89,11 @@ def close(descriptor: int) -> None:
         _known.pop(descriptor, None)
 
 
+def disown(descriptor: int) -> None:
+    """Leave the number alone: somebody else has closed what was ours, and opened something."""
+    _known.pop(descriptor, None)
+
+
 def close_strays(kept: Collection[int]) -> None:
     """Close what this thread has opened and, interrupted at a bad moment, would never close."""
     for descriptor, (_, thread) in list(_known.items()):

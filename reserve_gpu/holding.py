@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu import choosing, cuda, myself
@@ -184,12 +184,13 @@ class Own:
     """What this process holds, and what it did to its environment.
 
     turn: held by the thread that changes any of it. is_waiting: that thread waits in line.
+    is_reserving: it is in the midst of a reservation, also where a handler of a signal asks.
     """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.turn = threading.RLock()
-        self.is_waiting = False
+        self.is_waiting = self.is_reserving = False
         self.reservation: Reservation | None = None
         self.before: dict[str, str | None] = {}
         self.written: dict[str, str | None] = {}
@@ -241,17 +242,23 @@ class Own:
         Raises NoFreeDeviceError.
         """
         deadline = time.monotonic() + (wait_s or 0.0)
-        while not self.turn.acquire(timeout=POLL_S):
-            if self.is_waiting and time.monotonic() >= deadline:
-                self.go_without()
-                raise NoFreeDeviceError(
-                    "Another thread of this process is waiting in line for a GPU; this one gets "
-                    "the same GPU if it waits as long: wait=True."
-                )
+        before = None
         try:
+            while not self.turn.acquire(timeout=POLL_S):
+                if self.is_waiting and time.monotonic() >= deadline:
+                    self.go_without()
+                    raise NoFreeDeviceError(
+                        "Another thread of this process is waiting in line for a GPU; this one "
+                        "gets the same GPU if it waits as long: wait=True."
+                    )
+            before, self.is_reserving = self.is_reserving, True
             yield
         finally:
-            self.turn.release()
+            if before is not None:
+                self.is_reserving = before
+                self.close_strays()
+            with suppress(RuntimeError):  # this thread doesn't have it: interrupted, or refused
+                self.turn.release()
 
     def current(self) -> Reservation | None:
         """The reservation, unless its locks were lost."""
@@ -265,6 +272,8 @@ class Own:
 
     def close_strays(self) -> None:
         """Close the locks that an interruption left open, all but the reservation's."""
+        if self.is_reserving:  # they may be those of what is under way
+            return
         from reserve_gpu import descriptors
 
         locks = self.reservation.locks.values() if self.reservation else ()

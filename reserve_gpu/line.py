@@ -50,7 +50,7 @@ def tickets(
     look = look or directory.holder
     found = []
     for name in directory.names():
-        if match := re.fullmatch(rf"line-([0-9]{{1,4}})\{TICKET}", name):
+        if match := re.fullmatch(rf"line-(0|[1-9][0-9]{{0,3}})\{TICKET}", name):
             with suppress(LockError):  # what is no lock file is no ticket
                 if holder := look(name):
                     found.append(_ticket(directory.holders.record(name), int(match[1]), holder))

@@ -37,6 +37,8 @@ MUTEX = "mutex.lock"
 MUTEX_LIMIT_S = 30.0
 POLL_S = 0.01
 MUTEX_ASK_S = 1.0  # between two looks at who has it
+# In a handler of a signal, say, that comes in between; it would wait for itself.
+OWN_MUTEX = "This process is reserving already; it can't reserve once more in the midst of that."
 HIGH = 100  # the first number of a descriptor that a command inherits
 ATTEMPTS = 10  # at a file that others replace
 WITNESS_ATTEMPTS = 20  # at one that a process has that ends, or that is forked, just now
@@ -202,6 +204,8 @@ class LockDirectory:
                 holder = self.holders.peek(MUTEX) or Holder()
                 if holder.pid != before.pid:  # it is not the same one all the time
                     deadline = min(now + limit_s, latest)
+                elif holder.pid == os.getpid():
+                    raise MutexHeldError(OWN_MUTEX)
             if now > deadline:
                 raise MutexHeldError(_mutex_message(holder, limit_s))
             lock = self._try(MUTEX)

@@ -161,5 +161,3 @@ def _reserve(
             if wait_s is not None:  # also where the driver had not even started
                 mine.go_without()
             raise
-        finally:
-            mine.close_strays()

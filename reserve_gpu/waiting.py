@@ -46,16 +46,19 @@ def wait(
     due = lively_until = -math.inf
     sees_all, is_told = myself.sees_all_locks(), False
     try:
-        with Changes(claim.directory.descriptor, MUTEX, POLL_S) as changes:
+        with Changes(
+            claim.directory.descriptor, POLL_S, counts=not sees_all, unheard=MUTEX
+        ) as changes:
             while True:
                 is_due = time.monotonic() >= due
-                if is_due or not waiter.stands() or (_has_changed(claim) if sees_all else is_told):
+                if is_due or not waiter.stands() or (waiter.sees_less() if sees_all else is_told):
+                    changes.forget()  # not after the look: of what happens meanwhile it is told
                     if waiter.gets_it():
                         return True
-                    changes.forget()
                     now = time.monotonic()
                     lively_until = lively_until if is_due else now + LIVELY_S
-                    due = now + (POLL_S if now < lively_until else _pause_s(claim))
+                    is_lively = now < lively_until or not waiter.has_looked
+                    due = now + (POLL_S if is_lively else _pause_s(claim))
                 now = time.monotonic()
                 if now >= deadline:
                     return False
@@ -78,18 +81,41 @@ class _Waiter:
         self._wants = [d.uuid for label, d in claim.considered.items() if label not in unfit]
         self._about = {**myself.me(claim.request.note), "asks": awaited.asked(claim.request)}
         self._lock: Lock | None = None
+        self._missing: set[str] = set()
+        self.has_looked = False
 
     def stands(self) -> bool:
         """Whether the ticket is there, for others to see."""
-        return self._lock is not None and self._lock.stands()
+        return self._lock is not None and self._lock.held() and self._lock.stands()
 
     def gets_it(self) -> bool:
         """Take what is asked for, if nobody else has it or waits for it before this process."""
+        self.has_looked = False
+        until = min(self._deadline, time.monotonic() + LOOK_S)
         with suppress(MutexHeldError):  # another's driver hangs, perhaps not for ever
             if not self.stands():  # or not any more, as somebody has deleted it
-                self._join()
-            return self._claim.take(self._candidates, self._deadline, afresh=True)
+                self._join(until)
+            taken = self._claim.take(self._candidates, until, afresh=True)
+            self.has_looked = True
+            return taken
         return False
+
+    def sees_less(self) -> bool:
+        """Whether somebody has let go of a device, or a place in the line, since it last asked.
+
+        Cheap: it reads the kernel's list of locks, which must show all of them, and asks neither
+        the driver nor for the mutex. What is missing there and taken all the same, as somebody has
+        deleted the file, has been looked at once.
+        """
+        claim, before = self._claim, self._missing
+        reserved = [
+            claim.considered[r.label].uuid for r in claim.refusals if r.state == State.RESERVED
+        ]
+        files = [(file_name(uuid), file_name(uuid, shared=True)) for uuid in reserved]
+        files += [(line.file_name(ticket.place),) * 2 for ticket in claim.ahead]
+        locked = claim.directory.holders.locked([name for either in files for name in either])
+        self._missing = {either[0] for either in files if locked.isdisjoint(either)}
+        return not self._missing <= before
 
     def place(self) -> int:
         """The place in the line of those who could use the same devices; 1 is next."""
@@ -100,10 +126,10 @@ class _Waiter:
         if self._lock:
             self._lock.release()
 
-    def _join(self) -> None:
+    def _join(self, until: float) -> None:
         deleted = self._lock
         self._lock, self._claim.ticket = line.join(
-            self._claim.directory, self._wants, self._about, self._deadline
+            self._claim.directory, self._wants, self._about, until
         )
         if deleted:
             deleted.release()
@@ -118,18 +144,3 @@ def _pause_s(claim: Claim) -> float:
     """For how long to leave the driver alone."""
     states = {refusal.state for refusal in claim.refusals}
     return QUIET_S if states.isdisjoint({State.BUSY, State.UNKNOWN, State.BROKEN}) else LOOK_S
-
-
-def _has_changed(claim: Claim) -> bool:
-    """Whether somebody may have let go of a device, or of a place in the line, since the last look.
-
-    Cheap: it reads the kernel's list of locks, which must show all of them, and asks neither the
-    driver nor for the mutex.
-    """
-    reserved = [claim.considered[r.label].uuid for r in claim.refusals if r.state == State.RESERVED]
-    devices = [(file_name(uuid), file_name(uuid, shared=True)) for uuid in reserved]
-    tickets = {line.file_name(ticket.place) for ticket in claim.ahead}
-    locked = claim.directory.holders.locked(
-        [*tickets, *(name for pair in devices for name in pair)]
-    )
-    return not tickets <= locked or not all(locked.intersection(pair) for pair in devices)

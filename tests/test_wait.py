@@ -434,6 +434,20 @@ def test_limit_while_another_process_reserves(one: Machine) -> None:
         assert child.visible() == ""
 
 
+def test_a_wait_goes_on_while_another_process_reserves(one: Machine) -> None:
+    """Who waits is shown that it does also where another process keeps everybody from looking."""
+    with one.child() as holder, one.child() as child:
+        assert holder.reserve().value == "0"
+        waiter = Waiter(one, child, limit_s=60)
+        with stopped(one, waiter.pid):
+            holder.run("from reserve_gpu.locks import LockDirectory")
+            holder.run("mutex = LockDirectory().__enter__().mutex(); mutex.__enter__()")
+        seen = len(waiter.looks())
+        wait_for(lambda: len(waiter.looks()) > seen + 7)  # for longer than between two looks
+        holder.kill()
+        assert waiter.answer().value == "0"
+
+
 def test_a_thread_beside_one_that_waits(one: Machine) -> None:
     """While one thread stands in line another is refused, at once or when its own limit ends."""
     with one.child() as holder, one.child() as child:
@@ -536,6 +550,101 @@ def test_a_waiter_does_not_look_because_others_look(one: Machine, place: str) ->
         by_others = one.calls().count(READING) - before
         assert waiter.answer().error == "WaitTimeoutError"
         assert one.calls().count(READING) - before == by_others > 0
+
+
+@pytest.mark.parametrize("place", ["here", "in a container"])
+def test_what_is_released_during_a_look_is_not_missed(two: Machine, place: str) -> None:
+    """A GPU that is released when a look has passed it already is seen all the same."""
+    two.add("compute 4321 3500\ndelay nvmlDeviceGetComputeMode 1 0.5")  # the second one is busy
+    waiting = two.child() if place == "here" else behind(two, *CONTAINER)
+    with two.child() as holder, waiting as child:
+        assert holder.reserve("'0'").value == "0"
+        child.run(PATIENT)
+        child.send("reserve_gpu.reserve(wait=60).environ['CUDA_VISIBLE_DEVICES']")
+        asked = "nvmlDeviceGetComputeMode 1"
+        before = two.calls().count(asked) if two.log.exists() else 0
+        wait_for(lambda: two.calls().count(asked) == before + 2)  # its first look as a waiter
+        holder.run("reserve_gpu.release()")
+        assert child.answer().value == "0"
+
+
+HANDLER = """
+import signal
+def handler(*_):
+    try:
+        {}
+    except reserve_gpu.ReserveGPUError as error:
+        said.append(str(error))
+    else:
+        said.append("")
+said = []
+signal.signal(signal.SIGUSR1, handler)
+"""
+
+
+@pytest.mark.parametrize("does", ["release()", "reserve('1')"])
+def test_a_handler_in_the_midst_of_a_look(two: Machine, does: str) -> None:
+    """What a handler of a signal reserves or releases leaves the waiter what it gets just then."""
+    with two.child() as holder, two.child() as child, two.child() as other:
+        assert holder.reserve("'0'").value == "0"
+        if does == "release()":
+            assert child.reserve("'1'").value == "1"
+        child.run(HANDLER.format(f"reserve_gpu.{does}"))
+        waiter = Waiter(two, child, "'0'")
+        two.add("delay nvmlDeviceGetComputeMode 0 1.5")
+        before = two.calls().count("nvmlDeviceGetComputeMode 0")
+        holder.run("reserve_gpu.release()")
+        wait_for(lambda: two.calls().count("nvmlDeviceGetComputeMode 0") > before)
+        os.kill(child.pid, signal.SIGUSR1)
+        assert waiter.answer().value == "0"
+        assert child.run("[str(d.index) for d in reserve_gpu.current().devices]").value == ["0"]
+        assert other.reserve("'0'").error == "NoFreeDeviceError"
+        (said,) = child.run("said").value
+        assert said.startswith("" if does == "release()" else "This process is reserving already")
+
+
+def test_a_handler_between_two_looks(one: Machine) -> None:
+    """A handler of a signal that asks for a GPU in vain leaves the waiter its place in the line."""
+    with one.child() as holder, one.child() as child:
+        assert holder.reserve().value == "0"
+        child.run(HANDLER.format("reserve_gpu.reserve()"))
+        waiter = Waiter(one, child)
+        with one.child() as later:
+            second = Waiter(one, later)
+            with stopped(one, waiter.pid):
+                os.kill(waiter.pid, signal.SIGUSR1)
+            waiter.look_again()
+            assert line(one) == [waiter.pid, second.pid]
+        holder.kill()
+        assert waiter.answer().value == "0"
+        assert child.run("said[0][:18]").value == "No free GPU device"
+
+
+USED_AGAIN = """
+import os
+def use_again(wait):
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:inotify" and not used:
+                os.close(int(name))
+                used.append(os.eventfd(0, os.EFD_NONBLOCK))
+                while used[-1] < int(name):
+                    used.append(os.eventfd(0, os.EFD_NONBLOCK))
+                assert used[-1] == int(name)
+        except FileNotFoundError:
+            pass
+used = []
+"""
+
+
+def test_a_descriptor_that_others_close_and_open(one: Machine) -> None:
+    """Where the number of a waiter's descriptor has become another file's, that is left alone."""
+    with one.child() as holder, one.child() as child:
+        assert holder.reserve().value == "0"
+        child.run(USED_AGAIN)
+        ended = child.run("reserve_gpu.reserve(wait=2, progress=use_again)")
+        assert ended.error == "WaitTimeoutError", ended.text
+        assert child.run("[os.eventfd_write(number, 1) for number in used]").value == [None]
 
 
 def test_a_waiter_is_told_that_another_leaves_the_line(one: Machine) -> None:
@@ -881,7 +990,9 @@ def test_what_a_waiter_cannot_look_at_it_does_not_keep(two: Machine) -> None:
 
 # -- what a wait costs -----------------------------------------------------------------------------
 
-EARLY, LATE = 600, 1100  # looks; by the first of them Python's own caches are all but full
+# Looks; by the first of them Python's own caches are all but full. Each time the least of eight, as
+# after a look at the locks alone a list of these is there.
+EARLY, LATE, FEW = 600, 1100, 8
 # Three looks at everything, then one at the locks alone, without the pauses between them: these are
 # all that is changed. Garbage that only the collector would free counts: some switch that off.
 WHAT_GROWS = f"""
@@ -890,12 +1001,13 @@ from reserve_gpu import waiting
 
 waiting.POLL_S = waiting.EXPLAIN_EVERY_S = 0
 gc.disable()
-looks, counted = 0, []
+looks, early, late = 0, [], []
 
-def count():
+def count(least):
     open_now = [len(os.listdir(f"/proc/self/{{kind}}")) for kind in ("fd", "task")]
     containers = sum(map(sys.getsizeof, gc.get_objects()))
-    counted.append([*open_now, sys.getallocatedblocks(), containers])
+    now = [*open_now, sys.getallocatedblocks(), containers]
+    least[:] = map(min, now, least or now)
 
 def look(wait):
     global looks
@@ -903,16 +1015,17 @@ def look(wait):
     waiting.QUIET_S = waiting.LOOK_S = -1 if looks % 4 else 0.003
     for path in glob.glob(deleted):
         os.unlink(path)
-    if looks in ({EARLY}, {LATE}):
-        count()
-    if looks == {LATE}:
+    for start, least in ({EARLY}, early), ({LATE}, late):
+        if start <= looks < start + {FEW}:
+            count(least)
+    if looks == {LATE} + {FEW}:
         raise InterruptedError
 
 def growth():
     try:
         reserve_gpu.reserve(wait=True, progress=look)
     except InterruptedError:
-        return [late - early for early, late in zip(*counted)]
+        return [after - before for before, after in zip(early, late)]
 """
 RESERVED = "gpu\n" * 8
 # What a waiter finds at each look, and which of its files somebody deletes after each.
