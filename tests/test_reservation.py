@@ -593,3 +593,21 @@ def test_who_shares_says_again_who_it_is(machine: Machine) -> None:
         other.run("reserve_gpu.release()")
         child.reserve("1, share=True")
         assert child.run("reserve_gpu.status().rows[1].holders[0].note").value == "mine"
+
+
+OFTEN = """
+import gc
+for _ in range(50):
+    reserve_gpu.reserve().release()
+gc.collect()
+before = len(gc.get_objects())
+for _ in range(200):
+    reserve_gpu.reserve().release()
+len(gc.get_objects()) - before
+"""
+
+
+def test_reserving_often_leaves_no_garbage(machine: Machine) -> None:
+    """What a reservation leaves behind, Python's garbage collector gets to see."""
+    with machine.child() as child:
+        assert child.run(OFTEN).value < 2000  # each leaves 20, and it looks at every 700
