@@ -37,7 +37,8 @@ MUTEX = "mutex.lock"
 MUTEX_LIMIT_S = 30.0
 POLL_S = 0.01
 MUTEX_ASK_S = 1.0  # between two looks at who has it
-# In a handler of a signal, say, that comes in between; it would wait for itself.
+# In a handler of a signal, say, that comes in between; it would wait for itself. Said only where a
+# process of another PID namespace can't have the same number.
 OWN_MUTEX = "This process is reserving already; it can't reserve once more in the midst of that."
 HIGH = 100  # the first number of a descriptor that a command inherits
 ATTEMPTS = 10  # at a file that others replace
@@ -204,7 +205,7 @@ class LockDirectory:
                 holder = self.holders.peek(MUTEX) or Holder()
                 if holder.pid != before.pid:  # it is not the same one all the time
                     deadline = min(now + limit_s, latest)
-                elif holder.pid == os.getpid():
+                elif holder.pid == os.getpid() and myself.sees_all_locks():
                     raise MutexHeldError(OWN_MUTEX)
             if now > deadline:
                 raise MutexHeldError(_mutex_message(holder, limit_s))
