@@ -266,7 +266,6 @@ def test_waiting_where_letters_are_unknown(machine: Machine) -> None:
         assert child.reserve("note='\u6771\u4eac'").value == "0"
         done = machine.ipython("%reserve_gpu --wait 0.2", PYTHONIOENCODING="ascii")
     assert re.search(rf"{WAITING} \(0.2 s at most\)\..*: \\u6771\\u4eac\n", done.stdout)
-    assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_interrupting_a_terminal(machine: Machine, terminal: Terminal) -> None:
