@@ -56,17 +56,14 @@ class Changes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_there():
-            descriptors.close(self._descriptor)
-        else:
-            descriptors.disown(self._descriptor)
+        descriptors.close(self._descriptor)
 
     def wait(self, limit_s: float) -> bool:
         """Return when a file was closed since the last call, but after limit_s seconds at most.
 
         True if somebody may have let go of a file since the last call of `forget`.
         """
-        if not self._is_there():
+        if not descriptors.is_ours(self._descriptor):  # none, or somebody has closed it
             time.sleep(max(0.0, min(limit_s, self._pause_s)))
             return True
         end = time.monotonic() + limit_s
@@ -81,18 +78,11 @@ class Changes:
 
     def forget(self) -> None:
         """Tell of nothing that was closed until now."""
-        if self._is_there():
+        if descriptors.is_ours(self._descriptor):
             with suppress(OSError):  # in the end there is nothing more to read
                 for _ in range(READS):
                     os.read(self._descriptor, BUFFER)
         self._opened.clear()
-
-    def _is_there(self) -> bool:
-        """Whether the kernel tells, and nobody has closed the descriptor and opened another one."""
-        with suppress(OSError):  # all such files are one to fstat
-            kind = os.readlink(f"/proc/self/fd/{self._descriptor}")
-            return kind == "anon_inode:inotify" and descriptors.is_ours(self._descriptor)
-        return False
 
     def _read(self) -> tuple[bool, bool]:
         """Whether of some file more were closed than were opened, and whether it is too much."""

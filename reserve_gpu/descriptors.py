@@ -7,6 +7,7 @@ would free its parent's.
 from __future__ import annotations
 
 import os
+import stat
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 # Each with its file, as its number may come to mean another one, and the thread that opened it.
-_known: dict[int, tuple[files.Identity, int]] = {}
+_known: dict[int, tuple[tuple[object, ...], int]] = {}
 NONE = -1  # no descriptor
 MAKING_ATTEMPTS = 200  # at a file that somebody is just making
 POLL_S = 0.01
@@ -56,7 +57,7 @@ def open_lock(directory: int, name: str, path: str) -> int:
 
 def note(descriptor: int) -> int:
     """Let a child made by fork close the descriptor; returns it."""
-    _known[descriptor] = files.identity(os.fstat(descriptor)), threading.get_ident()
+    _known[descriptor] = _file(descriptor), threading.get_ident()
     return descriptor
 
 
@@ -70,14 +71,14 @@ def adopt(descriptor: int) -> None:
     """Make one of ours of a descriptor that the program before this one has left open."""
     with opening():
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - it takes no name
-        _known[descriptor] = files.identity(os.fstat(descriptor)), NO_THREAD
+        _known[descriptor] = _file(descriptor), NO_THREAD
 
 
 def is_ours(descriptor: int) -> bool:
     """Whether the number still means the file that we opened: somebody may have closed them all."""
     with suppress(OSError):
         known = _known.get(descriptor)
-        return known is not None and files.identity(os.fstat(descriptor)) == known[0]
+        return known is not None and _file(descriptor) == known[0]
     return False
 
 
@@ -89,16 +90,20 @@ def close(descriptor: int) -> None:
         _known.pop(descriptor, None)
 
 
-def disown(descriptor: int) -> None:
-    """Leave the number alone: somebody else has closed what was ours, and opened something."""
-    _known.pop(descriptor, None)
-
-
 def close_strays(kept: Collection[int]) -> None:
     """Close what this thread has opened and, interrupted at a bad moment, would never close."""
     for descriptor, (_, thread) in list(_known.items()):
         if thread == threading.get_ident() and descriptor not in kept:
             close(descriptor)
+
+
+def _file(descriptor: int) -> tuple[object, ...]:
+    """What tells the open file from others."""
+    found = os.fstat(descriptor)
+    if stat.S_IFMT(found.st_mode):
+        return files.identity(found)
+    # One file to fstat are all for inotify, epoll, events and so on; their links name the kind.
+    return (*files.identity(found), os.readlink(f"/proc/self/fd/{descriptor}"))
 
 
 def _hook_fork() -> None:
