@@ -9,7 +9,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from subprocess import DEVNULL
 from typing import TYPE_CHECKING
 
 import psutil
@@ -65,7 +64,7 @@ def wait(*, quick: bool) -> Iterator[Row]:
         holder.run("reserve_gpu.reserve(count=8)")
         pids = {"a kernel that is idle": idle.pid}
         for name, prefix in SCRIPTS.items():
-            if subprocess.run([*prefix, "true"], stderr=DEVNULL, check=False).returncode == 0:
+            if subprocess.run([*prefix, "true"], check=False, capture_output=True).returncode == 0:
                 script = Child(on.environ, on.folder, *prefix)
                 stack.callback(script.kill)
                 script.send(WAIT)
