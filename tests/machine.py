@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 60
+# For a child to run: it has the mutex until it ends.
+TAKE_THE_MUTEX = (
+    "from reserve_gpu.locks import LockDirectory\n"
+    "directory = LockDirectory().__enter__(); mutex = directory.mutex(); mutex.__enter__()"
+)
 
 
 class Machine:

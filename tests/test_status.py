@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.machine import LIMIT_S, ROOT
+from tests.machine import LIMIT_S, ROOT, TAKE_THE_MUTEX
 from tests.test_machines import CONTAINER, behind, on_a_host
 from tests.test_wait import read, wait_for
 
@@ -216,12 +216,6 @@ def test_looking_takes_nothing(machine: Machine) -> None:
             assert child.reserve("count=2").value == "0,1"
             child.run("reserve_gpu.release()")
         assert looker.answer().value > 0
-
-
-TAKE_THE_MUTEX = (
-    "from reserve_gpu.locks import LockDirectory\n"
-    "directory = LockDirectory().__enter__(); mutex = directory.mutex(); mutex.__enter__()"
-)
 
 
 @on_a_host

@@ -27,7 +27,7 @@ from reserve_gpu.awaited import Wait
 from reserve_gpu.device import Request
 from reserve_gpu.live import Live
 from tests import test_users
-from tests.machine import LIMIT_S, Child, Machine
+from tests.machine import LIMIT_S, TAKE_THE_MUTEX, Child, Machine
 from tests.test_machines import CONTAINER, behind
 
 if TYPE_CHECKING:
@@ -426,8 +426,7 @@ def test_limit_while_another_process_reserves(one: Machine) -> None:
         assert holder.reserve().value == "0"
         waiter = Waiter(one, child, limit_s=1.5)
         with stopped(one, waiter.pid):
-            holder.run("from reserve_gpu.locks import LockDirectory")
-            holder.run("mutex = LockDirectory().__enter__().mutex(); mutex.__enter__()")
+            holder.run(TAKE_THE_MUTEX)
         ended = waiter.answer()  # far sooner than the 30 s that a mutex is otherwise waited for
         assert ended.error == "WaitTimeoutError", ended.text
         assert f"pid {holder.pid}" in ended.text
@@ -440,8 +439,7 @@ def test_a_wait_goes_on_while_another_process_reserves(one: Machine) -> None:
         assert holder.reserve().value == "0"
         waiter = Waiter(one, child, limit_s=60)
         with stopped(one, waiter.pid):
-            holder.run("from reserve_gpu.locks import LockDirectory")
-            holder.run("mutex = LockDirectory().__enter__().mutex(); mutex.__enter__()")
+            holder.run(TAKE_THE_MUTEX)
         seen = len(waiter.looks())
         wait_for(lambda: len(waiter.looks()) > seen + 7)  # for longer than between two looks
         holder.kill()
