@@ -1,41 +1,40 @@
 """A GPU of its own for every notebook on a shared machine.
 
-`%reserve_gpu`, or `reserve()`, asks NVML which GPU is idle, takes that GPU's lock, and sets
+`%reserve_gpu`, or `reserve()`, asks NVML which GPU is idle, locks that GPU's file, and sets
 `CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER` and `CUDA_DEVICE_MEMORY` before a framework reads them.
-The lock is this process's: it is gone when the process is, however that ends. What runs on a GPU
-counts as well, so that somebody who never asks for a reservation is not run over. Where no GPU can
-be had, none is visible to what comes next. It is a reservation among those who ask, not a wall.
+The lock belongs to this process: when it ends, however it ends, the GPU is free again.
+A GPU on which programs run counts as taken too, so people who never reserve are not disturbed.
+Where no GPU is free, `CUDA_VISIBLE_DEVICES` is left empty, so that nothing runs on someone else's.
+It is an agreement among those who ask, not a wall.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from reserve_gpu.errors import (
+    DriverError,
+    ImpossibleError,
+    LockError,
+    MutexHeldError,
+    NoDriverError,
+    NoFreeDeviceError,
+    RequestError,
+    ReservedAboveError,
+    ReserveGPUError,
+    ReserveGPUWarning,
+    TooLateError,
+    WaitTimeoutError,
+)
+from reserve_gpu.model import Device
+from reserve_gpu.report.status import Status
+from reserve_gpu.reservation.api import current, release, reserve, status
+from reserve_gpu.reservation.session import Reservation
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from reserve_gpu.checklist import Check
-    from reserve_gpu.device import Device
-    from reserve_gpu.errors import (
-        DriverError,
-        ImpossibleError,
-        LockError,
-        MutexHeldError,
-        NoDriverError,
-        NoFreeDeviceError,
-        RequestError,
-        ReservedAboveError,
-        ReserveGPUError,
-        ReserveGPUWarning,
-        TooLateError,
-        WaitTimeoutError,
-    )
-    from reserve_gpu.frameworks import check
-    from reserve_gpu.holding import Reservation
-    from reserve_gpu.overview import status
-    from reserve_gpu.reservation import current, release, reserve
-    from reserve_gpu.table import Status
+    from reserve_gpu.frameworks.check import Check, check
 
 __all__ = [
     "Check",
@@ -63,34 +62,28 @@ __all__ = [
     "unload_ipython_extension",
 ]
 
-# Found when they are asked for: the extension is loaded at the start of every shell.
-_HOMES = {"Device": "device", "Reservation": "holding", "current": "reservation"}
-_HOMES |= {"release": "reservation", "reserve": "reservation"}
-_HOMES |= {"Status": "table", "status": "overview"}
-_HOMES |= {"Check": "checklist", "check": "frameworks"}
-
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Add %reserve_gpu to the shell; called by `%load_ext reserve_gpu`."""
-    from reserve_gpu.magic import load
+    from reserve_gpu import magic
 
-    load(shell)
+    magic.load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Take %reserve_gpu away again; what is reserved stays reserved."""
-    from reserve_gpu.magic import unload
+    from reserve_gpu import magic
 
-    unload(shell)
+    magic.unload(shell)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    """Import what checks the frameworks when it is first used: most sessions never check."""
+    if name not in ("Check", "check"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from reserve_gpu import loading
+    from reserve_gpu.frameworks import check
 
-    with loading.definitions():
-        return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+    return getattr(check, name)
 
 
 def __dir__() -> list[str]:

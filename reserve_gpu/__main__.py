@@ -3,7 +3,8 @@
 import os
 import sys
 
-# A file in the working directory must not stand in for a module that the command line imports.
+# Python puts the working directory first. A file there that is called like a module of Python's
+# own (json.py) must not be imported in its place.
 if not getattr(sys.flags, "safe_path", False) and sys.path[:1] in ([""], [os.getcwd()]):
     del sys.path[0]
 

@@ -13,8 +13,9 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from reserve_gpu import choosing, options, quantities, reservation
+from reserve_gpu import options
 from reserve_gpu.errors import RequestError, ReservedAboveError, ReserveGPUError, TooLateError
+from reserve_gpu.reservation import api, request
 
 try:
     import click
@@ -27,14 +28,15 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reserve_gpu.awaited import Wait
-    from reserve_gpu.holding import Reservation
-    from reserve_gpu.names import DeviceNames
+    from reserve_gpu.gpus.names import DeviceNames
+    from reserve_gpu.model import Waiting
+    from reserve_gpu.reservation.session import Reservation
 
-# Where a worker is killed and replaced, its GPU is in use until the driver has cleaned up.
+# By default: when a worker is killed and replaced at once, its GPU is still in use for a moment,
+# until the driver has cleaned up.
 WAIT_S = 10.0
 
-# With the notebook's variables all workers would use the same GPUs, the first one most.
+# All workers inherit the notebook's variables: they would all use its GPUs, the first one most.
 ABOVE = """\
 all that it may use is reserved by the process that started it.
 Let go of that there (%reserve_gpu --release), then client.restart().
@@ -46,68 +48,70 @@ logger = logging.getLogger("distributed.worker.reserve_gpu")  # so client.get_wo
 class ReserveGPU(WorkerPlugin):
     """Reserves for every worker process, also for those that come back or come later.
 
-    devices and request: what reserve() takes. wait: for how long a worker waits in line, taking no
-        tasks, in seconds or as `90s`, `10m`, `2h`; None for not at all.
+    devices and wishes: what reserve() takes. wait: for how long a worker waits in the queue, taking
+        no tasks, in seconds or as `90s`, `10m`, `2h`; None for not at all.
 
     Raises RequestError for what makes no sense on any machine.
     """
 
-    name = "reserve_gpu"  # registered again, it replaces the earlier one
+    name = "reserve_gpu"  # a plugin registered under the same name replaces the earlier one
 
     def __init__(
         self,
         devices: DeviceNames | None = None,
         *,
         wait: float | str | None = WAIT_S,
-        **request: Any,
+        **wishes: Any,
     ) -> None:
-        wanted = choosing.request(devices, **request)
+        parsed = request.parse(devices, **wishes)
         if wait is not None:
-            quantities.parse_duration(wait)
-        named = {"devices": wanted.devices or None, "exclude": wanted.exclude}
-        self.arguments = {"wait": wait, **request, **named}
+            request.parse_duration(wait)
+        # An iterator could be read once only, and the plugin is sent to every worker.
+        names = {"devices": parsed.devices or None, "exclude": parsed.exclude}
+        self.arguments = {"wait": wait, **wishes, **names}
 
     async def setup(self, worker: Worker) -> None:
-        """Reserve for the process of this worker, or fence it off from every GPU.
+        """Reserve for the process of this worker, or leave it without any GPU.
 
-        An error would let the worker join as it is and see every GPU. So only TooLateError is
-        raised, as then there is no fence either, and only by a worker that has joined.
+        After an error Dask would let the worker join all the same, and it would see every GPU. So
+        only TooLateError is raised, where the variables have no effect any more, and only by a
+        worker that has joined already.
         """
         if not _is_thread(worker):
-            reservation.go_without()  # before anything else can run here
+            api.go_without()  # first: from here on tasks could run beside us
         arguments = self.arguments
-        if not reservation.current():
+        if not api.current():
             note = arguments.get("note") or f"Dask worker {worker.address}"
             arguments = {**arguments, "note": note}
         try:
-            held = await _reserve(arguments)
+            reservation = await _reserve(arguments)
         except TooLateError as error:
             _refuse(worker, error)
         except Exception as error:
-            why = ABOVE if isinstance(error, ReservedAboveError) else error
-            text = f"Dask worker {worker.address} got no GPU: {why}"
+            reason = ABOVE if isinstance(error, ReservedAboveError) else error
+            text = f"Dask worker {worker.address} got no GPU: {reason}"
             logger.exception(text, exc_info=not isinstance(error, ReserveGPUError))
             worker.log_event("warn", text)  # the clients show it
         else:
-            logger.info("%s", held)
+            logger.info("%s", reservation)
 
 
 async def _reserve(arguments: Mapping[str, Any]) -> Reservation:
     """Reserve on another thread: the worker answers meanwhile, and can be told to close."""
     closing = threading.Event()
 
-    def go_on(_wait: Wait) -> None:
+    def stop_if_closing(_waiting: Waiting) -> None:
         if closing.is_set():
             raise InterruptedError("the worker closes")
 
     def attempt() -> Reservation:
-        reservation.go_without()  # some errors change no variable
-        return reservation.reserve(progress=go_on, **arguments)
+        api.go_without()  # some errors of reserve() change no variable
+        return api.reserve(progress=stop_if_closing, **arguments)
 
     try:
         return await asyncio.to_thread(attempt)
     except asyncio.CancelledError:
-        closing.set()  # a thread that waits would keep the process from ending
+        closing.set()  # the process can't end while a thread of it still waits for a GPU
         raise
 
 
@@ -118,27 +122,24 @@ def _is_thread(worker: Worker) -> bool:
 
 def _refuse(worker: Worker, error: TooLateError) -> NoReturn:
     """Raise to the client that registers the plugin; a worker about to join ends its process."""
-    if not reservation.current():
-        reservation.release()  # gives back the variables: CUDA does not read them any more
+    if not api.current():
+        api.release()  # gives back the variables: CUDA does not read them any more
     has_joined = worker.periodic_callbacks["heartbeat"].is_running()
     if has_joined or _is_thread(worker):
         text = f"Dask worker {worker.address}: {error} client.restart() starts it anew."
         raise TooLateError(text) from None
     text = f"Dask worker {worker.address} ends: {error}"
     logger.critical(text)
-    raise SystemExit(text) from None  # any other error is logged, and the worker joins
+    raise SystemExit(text) from None  # Dask logs any other error, and the worker joins
 
 
 def _plugin(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> Any:
     """What the command line of `dask worker` asks for, after `--preload reserve_gpu.dask`."""
     parser = options.Parser(add_help=False)
-    for option in options.REQUEST:
-        if "--optional" not in option.flags:  # no GPU never ends a worker
-            parser.add_argument(*option.flags, **option.settings)
+    options.add(options.REQUEST_THAT_GOES_ON, parser)
     parser.set_defaults(wait=WAIT_S)
     try:
-        arguments = vars(parser.parse_args(words))
-        return ReserveGPU(arguments.pop("devices") or None, **arguments)
+        return ReserveGPU(**options.wishes(parser.parse_args(words)))
     except RequestError as error:
         raise click.UsageError(str(error)) from error
 
@@ -153,8 +154,8 @@ async def _setup(worker: object, plugin: ReserveGPU) -> None:
         )
 
 
-# What --preload calls. A command, as Dask refuses arguments for a plain function; what the words
-# mean is said in `options`.
+# What --preload calls. It is a command, as Dask refuses arguments for a plain function; our own
+# parser reads the words.
 dask_setup = click.Command(
     "reserve_gpu.dask",
     callback=_setup,

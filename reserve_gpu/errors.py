@@ -10,13 +10,29 @@
     ├── DriverError             the NVIDIA driver or its Python bindings can't be used
     │   └── NoDriverError       there is no NVIDIA driver on this machine, or it is not running
     └── LockError               the lock directory can't be used
-        └── MutexHeldError      another process has been reserving for far too long
+        └── MutexHeldError      other processes have been reserving for far too long
 
 Only `NoFreeDeviceError` changes a variable: it leaves `CUDA_VISIBLE_DEVICES` empty, so that what
 runs next cannot land on a device that belongs to somebody else; `ReservedAboveError` does not.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reserve_gpu.model import Refusal
+
+
+_UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
+
+
+def shown(text: str, limit: int = 80) -> str:
+    """Text that somebody else wrote, made fit to print: one line, bounded, nothing unprintable."""
+    clean = "".join(c if c.isprintable() else _UNPRINTABLE for c in text[: limit + 1])
+    return clean if len(clean) <= limit else clean[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 class ReserveGPUError(Exception):
@@ -40,7 +56,14 @@ class TooLateError(ReserveGPUError):
 
 
 class NoFreeDeviceError(ReserveGPUError):
-    """Every device that would do is reserved, in use or unreadable."""
+    """Every device that would do is reserved, in use or unreadable.
+
+    refusals: one for each device that was looked at.
+    """
+
+    def __init__(self, text: str, refusals: Sequence[Refusal] = ()) -> None:
+        super().__init__(text)
+        self.refusals = tuple(refusals)
 
 
 class WaitTimeoutError(NoFreeDeviceError):
@@ -64,7 +87,7 @@ class LockError(ReserveGPUError):
 
 
 class MutexHeldError(LockError):
-    """Another process has been reserving for longer than that can take."""
+    """Other processes have been reserving for longer than that can take."""
 
 
 # What --optional lets pass.

@@ -1,50 +1,85 @@
-"""The one table of options, and the parser made of it."""
+"""The one table of options, and the parsers made of it.
+
+A new option is a row here and a keyword of `reserve()`; the magic, the command line, Dask's worker
+and Tab completion take it from the table.
+"""
 
 from __future__ import annotations
 
 from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from reserve_gpu.errors import RequestError
-from reserve_gpu.text import shown
+from reserve_gpu.errors import RequestError, shown
+
+if TYPE_CHECKING:
+    from argparse import Namespace, _ActionsContainer
+
+MESSAGE_LIMIT = 200  # characters of argparse's message, which repeats what was typed
 
 
 class Option(NamedTuple):
-    """One argument, as argparse takes it."""
+    """One argument, as argparse takes it.
+
+    flags: its names, the long one last. settings: argparse's keyword arguments.
+    """
 
     flags: tuple[str, ...]
     settings: dict[str, Any]
+
+    @property
+    def flag(self) -> str:
+        """The long name: `--count`, and `devices` for the names of devices."""
+        return self.flags[-1]
+
+    @property
+    def attribute(self) -> str:
+        """What the parser calls its value: `min_memory` for `--min-memory`."""
+        return self.flag.lstrip("-").replace("-", "_")
 
 
 def _option(*flags: str, **settings: Any) -> Option:
     return Option(flags, settings)
 
 
-REQUEST = (
-    _option(
-        "devices",
-        nargs="*",
-        metavar="DEVICE",
-        help="GPUs to take: an index (2), several (1,3 or 1 3, order kept), a UUID or its start "
-        "(GPU-8f2a), a MIG instance (1:0), a PCI bus id (0000:03:00.0); none: the first free one",
-    ),
-    _option("-n", "--count", type=int, metavar="COUNT", help="how many, the best connected ones"),
-    _option("--min-memory", metavar="SIZE", help="total memory of each: 16GB, 16GiB, 16000 (MiB)"),
-    _option("--name", metavar="TEXT", help="only GPUs with this text in their name"),
-    _option(
-        "--exclude", nargs="+", action="extend", default=[], metavar="DEVICE", help="never these"
-    ),
-    _option(
-        "--wait",
-        nargs="?",
-        const=True,
-        metavar="DURATION",
-        help="wait in line until there is one, for DURATION (90, 90s, 10m, 2h) or for ever",
-    ),
-    _option("--share", action="store_true", help="also a GPU that is in use or reserved"),
-    _option("--note", metavar="TEXT", help="a line for others to read beside your reservation"),
-    _option("--optional", action="store_true", help="where no GPU can be had, go on without one"),
+DEVICES = _option(
+    "devices",
+    nargs="*",
+    metavar="DEVICE",
+    help="GPUs to take: an index (2), several (1,3 or 1 3, order kept), a UUID or its start "
+    "(GPU-8f2a), a MIG instance (1:0), a PCI bus id (0000:03:00.0); none: the first free one",
 )
+COUNT = _option(
+    "-n", "--count", type=int, metavar="COUNT", help="how many, the best connected ones"
+)
+MIN_MEMORY = _option(
+    "--min-memory", metavar="SIZE", help="total memory of each: 16GB, 16GiB, 16000 (MiB)"
+)
+NAME = _option("--name", metavar="TEXT", help="only GPUs with this text in their name")
+EXCLUDE = _option(
+    "--exclude", nargs="+", action="extend", default=[], metavar="DEVICE", help="never these"
+)
+WAIT = _option(
+    "--wait",
+    nargs="?",
+    const=True,
+    metavar="DURATION",
+    help="wait in the queue until there is one, for DURATION (90, 90s, 10m, 2h) or for ever",
+)
+SHARE = _option(
+    "--share",
+    action="store_true",
+    help="together with others who share it (a GPU reserved without --share is shared with nobody)",
+)
+NOTE = _option("--note", metavar="TEXT", help="a line for others to read beside your reservation")
+OPTIONAL = _option(
+    "--optional", action="store_true", help="where no GPU can be had, go on without one"
+)
+
+WHICH = (DEVICES, COUNT, MIN_MEMORY, NAME, EXCLUDE)
+HOW = (WAIT, SHARE, NOTE, OPTIONAL)
+REQUEST = (*WHICH, *HOW)
+# Where a failure never ends the program: kernels start in any case, and so do Dask's workers.
+REQUEST_THAT_GOES_ON = tuple(option for option in REQUEST if option is not OPTIONAL)
 
 JSON = _option("--json", action="store_true", help="as JSON, for programs")
 
@@ -53,13 +88,11 @@ PLACES = (
     _option("--sys-prefix", action="store_true", help="in this Python's environment"),
     _option("--prefix", metavar="DIR", help="in DIR/share/jupyter/kernels"),
 )
-
 KERNEL_NAME = _option(
     "--name", default="python3-gpu", metavar="NAME", help="of the kernel; python3-gpu by default"
 )
-KERNEL_REQUEST = tuple(option for option in REQUEST if option.flags != ("--optional",))
 KERNEL = (
-    *(option for option in KERNEL_REQUEST if option.flags != ("--name",)),
+    *(option for option in REQUEST_THAT_GOES_ON if option is not NAME),
     _option("--gpu-name", metavar="TEXT", help="only GPUs with this text in their name"),
     KERNEL_NAME,
     _option("--display-name", metavar="TEXT", help="what notebooks show: Python 3 (GPU)"),
@@ -74,14 +107,18 @@ MAGIC = (
     _option("--json", action="store_true", help="with --status or --check: for programs"),
     _option("--release", action="store_true", help="let go of what this kernel holds"),
 )
-
 HELP = _option("-h", "--help", action="store_true", help="show this")
 
+# The magic's manual page.
 MAGIC_TEXT = """\
 Reserve a GPU for this kernel, and set the CUDA variables for what it runs next.
 
   %reserve_gpu [DEVICE ...] [OPTION ...]"""
-
+MAGIC_CHAPTERS = {
+    "which GPU": WHICH,
+    "how": HOW,
+    "instead of reserving one": (*MAGIC, HELP),
+}
 MAGIC_EXAMPLES = """\
 examples:
   %reserve_gpu                           the first idle GPU
@@ -90,21 +127,22 @@ examples:
   %reserve_gpu --wait 1h --note thesis   the first that comes free within an hour, and why
 """
 
-# The chapters of the manual page, by the last name of each option; what is in none is in the last.
-CHAPTERS = {
-    "which GPU": ("devices", "--count", "--min-memory", "--name", "--exclude"),
-    "how": ("--wait", "--share", "--note", "--optional"),
-    "instead of reserving one": (),
-}
-
 
 class Parser(ArgumentParser):
-    """A parser that raises RequestError where others end the process."""
+    """A parser that raises RequestError where argparse would end the process."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what went wrong."""
+        """Raise RequestError with argparse's message, and where to read more."""
         more = f"{self.prog}?" if self.prog.startswith("%") else f"{self.prog} --help"
-        raise RequestError(f"{shown(message, 200)}. See {more}")
+        raise RequestError(f"{shown(message, MESSAGE_LIMIT)}. See {more}")
+
+
+def wishes(arguments: Namespace) -> dict[str, Any]:
+    """The keyword arguments of `reserve()` among what was parsed."""
+    values = {
+        option.attribute: getattr(arguments, option.attribute) for option in REQUEST_THAT_GOES_ON
+    }
+    return {**values, "devices": arguments.devices or None}
 
 
 def magic_help() -> str:
@@ -116,15 +154,18 @@ def magic_parser() -> Parser:
     """The parser of the magic's line."""
     parser = Parser(
         prog="%reserve_gpu",
-        usage=SUPPRESS,  # a list of all options, before anything is said
+        usage=SUPPRESS,  # it would list all options before anything is explained
         description=MAGIC_TEXT,
         epilog=MAGIC_EXAMPLES,
         add_help=False,
         formatter_class=RawDescriptionHelpFormatter,
     )
-    chapters = {title: parser.add_argument_group(title) for title in CHAPTERS}
-    for option in (*REQUEST, *MAGIC, HELP):
-        titles = [title for title, flags in CHAPTERS.items() if option.flags[-1] in flags]
-        chapter = chapters[(titles or list(CHAPTERS)[-1:])[0]]
-        chapter.add_argument(*option.flags, **option.settings)
+    for title, options in MAGIC_CHAPTERS.items():
+        add(options, parser.add_argument_group(title))
     return parser
+
+
+def add(options: tuple[Option, ...], parser: _ActionsContainer) -> None:
+    """Let the parser, or a chapter of its help, take these options."""
+    for option in options:
+        parser.add_argument(*option.flags, **option.settings)

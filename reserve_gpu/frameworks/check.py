@@ -1,0 +1,271 @@
+"""Does each installed framework use exactly the GPUs that are reserved? Asked before any work.
+
+Each is asked in a child process with this process's environment, so this process starts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from html import escape
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from reserve_gpu import host
+from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, shown
+from reserve_gpu.frameworks import children, verdict
+from reserve_gpu.frameworks.verdict import Verdict
+from reserve_gpu.model import Device
+from reserve_gpu.report.text import duration, labels
+from reserve_gpu.reservation import api, environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from reserve_gpu.frameworks.verdict import Finding
+    from reserve_gpu.model import Row
+
+LIMIT_S = 120.0  # importing a framework from a slow disk alone can take a minute
+DRIVER = "driver"
+NAMES = {
+    DRIVER: "CUDA driver",
+    "torch": "PyTorch",
+    "tensorflow": "TensorFlow",
+    "jax": "JAX",
+    "cupy": "CuPy",
+    "numba": "Numba",
+    "mxnet": "MXNet",
+}
+# For the children alone: the reserved GPU may be in use already, so none takes all of its memory.
+QUIET = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+# A json.py in the working directory must not be imported in place of Python's own, so that is taken
+# off the path until the script has imported what it needs and takes over our sys.path.
+BOOT = (
+    "import sys; sys.path = [p for p in sys.path if p]; "
+    "import runpy; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+)
+
+
+TITLES = ("framework", "version", "built for", "sees", "result")
+# Can be read on white and on black.
+COLOURS = {Verdict.FITS: "#2e8b57", Verdict.UNRESERVED: "#c77700", Verdict.ABSENT: "#808080"}
+OTHER_COLOUR = "#c0392b"
+
+
+class Progress(NamedTuple):
+    """How a check stands: the names of those that have answered and of those that have not."""
+
+    done: tuple[str, ...]
+    running: tuple[str, ...]
+    waited_s: float
+
+    def __str__(self) -> str:
+        total = len(self.done) + len(self.running)
+        how = f"{len(self.done)} of {total} have answered, {duration(self.waited_s)}"
+        return f"Checking what each framework sees: {how}. Waiting for {', '.join(self.running)}"
+
+
+@dataclass(frozen=True)
+class Check:
+    """What the driver and the frameworks see; shows itself as text and as a table in a notebook.
+
+    reserved: what they should see, in CUDA's order. visible: CUDA_VISIBLE_DEVICES at the time.
+    """
+
+    rows: tuple[Finding, ...]
+    reserved: tuple[Device, ...] = ()
+    visible: str | None = None
+
+    @property
+    def is_well(self) -> bool:
+        """Whether every framework that is installed sees what it should."""
+        return all(row.is_well for row in self.rows)
+
+    def __repr__(self) -> str:
+        return _text(self)
+
+    def _repr_html_(self) -> str:
+        return _html(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON takes it; names are only ever added."""
+        return {
+            "is_well": self.is_well,
+            "reserved": [{"label": d.label, "uuid": d.uuid} for d in self.reserved],
+            "cuda_visible_devices": self.visible,
+            "frameworks": [_row_dict(row) for row in self.rows],
+        }
+
+
+def check(
+    *, limit_s: float = LIMIT_S, progress: Callable[[Progress], object] | None = None
+) -> Check:
+    """Ask the driver and each installed framework what they see with this process's variables.
+
+    limit_s: seconds that each may take; they are asked at the same time.
+    progress: called now and then while this waits.
+
+    Where something else than what is reserved is visible, no framework is started on it.
+    Raises ImpossibleError on a system where nothing can be reserved, ReserveGPUError where no
+    process can be started.
+    """
+    if not sys.platform.startswith("linux"):
+        raise ImpossibleError(f"A check needs Linux or WSL2; this is {sys.platform}.")
+    if not sys.executable:
+        raise ImpossibleError("A check needs a Python to start, and this one doesn't know its own.")
+    reservation = api.current()
+    reserved = reservation.devices if reservation else _inherited()
+    answers = _answers(reserved, limit_s, progress)
+    place = verdict.Place(
+        reserved=reserved,
+        visible=os.environ.get(environment.VISIBLE),
+        expected=reservation.environ[environment.VISIBLE] if reservation else None,
+        driver=answers[DRIVER],
+    )
+    seen = [device for answer in answers.values() for device in answer.devices or ()]
+    if any(place.device(device) is None for device in seen):
+        known = tuple(row.device for row in _rows() if isinstance(row.device, Device))
+        place = place._replace(known=known)
+    findings = [
+        verdict.judge(name, answers[key], place) if key in answers else verdict.absent(name)
+        for key, name in NAMES.items()
+    ]
+    return Check(tuple(findings), reserved, place.visible)
+
+
+def _answers(
+    reserved: Sequence[Device], limit_s: float, progress: Callable[[Progress], object] | None
+) -> dict[str, verdict.Answer]:
+    """What the driver and each framework that is installed say."""
+    present = [key for key in NAMES if key == DRIVER or _is_installed(key)]
+
+    def tell(running: Sequence[str], waited_s: float) -> None:
+        if progress is not None:
+            done = [NAMES[key] for key in present if key not in running]
+            progress(Progress(tuple(done), tuple(NAMES[key] for key in running), waited_s))
+
+    commands = {key: _command(key, reserved) for key in present}
+    try:
+        ends = children.run_all(commands, {**os.environ, **QUIET}, limit_s, tell)
+    except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+        raise ReserveGPUError(f"No process can be started to check with: {error}.") from error
+    return {
+        key: verdict.answer(end.news, end.code, end.output, limit_s) for key, end in ends.items()
+    }
+
+
+def _command(key: str, reserved: Sequence[Device]) -> list[str]:
+    """What asks a framework in a process of its own; see probes.py."""
+    allowed = [uuid for device in reserved for uuid in verdict.uuids(device)]
+    script = os.path.join(os.path.dirname(__file__), "probes.py")
+    entries: list[object] = [*sys.path]
+    path = [entry for entry in entries if isinstance(entry, str)]  # Python ignores others too
+    texts = json.dumps(allowed), json.dumps(path)
+    return [sys.executable, "-c", BOOT, script, key, children.ANSWERS, *texts]
+
+
+def _is_installed(module: str) -> bool:
+    """Whether it could be imported; a folder of that name beside a notebook is no framework."""
+    if sys.modules.get(module) is not None:
+        return True
+    with suppress(ImportError, ValueError, AttributeError):
+        spec = find_spec(module)
+        return spec is not None and spec.origin is not None
+    return False
+
+
+def _inherited() -> tuple[Device, ...]:
+    """What a process that this one descends from has reserved, in CUDA's order."""
+    ancestors = host.ancestors()
+    devices = [
+        row.device
+        for row in _rows()
+        if isinstance(row.device, Device)
+        and any(holder.seen and holder.pid in ancestors for holder in row.holders)
+    ]
+    visible = os.environ.get(environment.VISIBLE, "").split(",")
+
+    def position(device: Device) -> int:
+        entry = environment.variables([device])[environment.VISIBLE]
+        return visible.index(entry) if entry in visible else len(visible)
+
+    return tuple(sorted(devices, key=position))
+
+
+def _rows() -> Sequence[Row]:
+    try:
+        return api.status().rows
+    except DriverError:
+        return ()
+
+
+# -- the result as text, as a table for notebooks, and as JSON ------------------------------------
+
+
+def cells(row: Finding) -> tuple[str, str, str, str]:
+    """What the columns say of one framework, all but the last one, the result."""
+    if row.build is None:
+        built_for = "CPU" if row.version else ""
+    else:
+        built_for = f"CUDA {row.build}".rstrip()
+    return row.name, row.version or "", built_for, ", ".join(row.sees)
+
+
+def _headline(check: Check) -> str:
+    if check.reserved:
+        return f"Reserved: {labels(check.reserved)}."
+    now = "not set" if check.visible is None else repr(shown(check.visible))
+    return (
+        "Nothing is reserved here, so no framework was started on a GPU. Reserve one first "
+        "(%reserve_gpu; in a shell: reserve-gpu run -- reserve-gpu check). "
+        f"CUDA_VISIBLE_DEVICES is {now}."
+    )
+
+
+def _explanation(row: Finding) -> str:
+    """What follows the verdict in the last column."""
+    return f": {row.reason}" if row.reason else ""
+
+
+def _text(check: Check) -> str:
+    rows = [(*cells(row), row.verdict.value + _explanation(row)) for row in check.rows]
+    widths = [max(map(len, column)) for column in zip(TITLES, *rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (TITLES, *rows)
+    ]
+    return "\n".join([_headline(check), *lines])
+
+
+def _html(check: Check) -> str:
+    """The table in HTML, with inline styles alone: an untrusted notebook keeps no others."""
+    head = "".join(f"<th style='text-align:left'>{title}</th>" for title in TITLES)
+    body = "".join(_html_row(row) for row in check.rows)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div>{escape(_headline(check))}</div>{table}"
+
+
+def _html_row(row: Finding) -> str:
+    colour = COLOURS.get(row.verdict, OTHER_COLOUR)
+    verdict = f"<b style='color:{colour}'>{escape(row.verdict.value)}</b>"
+    contents = [*map(escape, cells(row)), verdict + escape(_explanation(row))]
+    return (
+        f"<tr>{''.join(f'<td style=text-align:left>{content}</td>' for content in contents)}</tr>"
+    )
+
+
+def _row_dict(row: Finding) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "state": row.verdict.value,
+        "version": row.version,
+        "is_built_for_cuda": row.build is not None if row.version else None,
+        "cuda_version": row.build or None,
+        "sees": [
+            {"label": label, "uuid": uuid} for label, uuid in zip(row.sees, row.uuids, strict=True)
+        ],
+        "reason": row.reason or None,
+    }

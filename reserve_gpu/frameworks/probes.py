@@ -1,0 +1,353 @@
+"""Asks one framework what it sees and whether it computes, in a process of its own.
+
+Run as a script with the framework's key, the descriptor that the answers go to, the UUIDs of the
+devices that may be used, and sys.path. It answers with a line of JSON at each step: after a crash
+it is known what the framework did last, and what it had found by then. Imports nothing of ours, as
+this package need not be on the path of that process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import sys
+import uuid
+from contextlib import suppress
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+COUNT = 100  # numbers to compute with, few enough that every framework's sum of squares is exact
+EXPECTED = float(sum(number * number for number in range(COUNT)))
+NO_CUDA = None  # as a build: this one can't use an NVIDIA GPU
+UNNAMED = ""  # as a build: for CUDA, but it does not say which version
+PR_SET_PDEATHSIG, SIGKILL = 1, 9  # sys/prctl.h, signal.h
+
+
+class DriverCallError(Exception):
+    """A function of the CUDA driver failed. code: its CUresult (cuda.h)."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Listed(NamedTuple):
+    """A device as a framework lists it: its number in CUDA, and what else the framework tells."""
+
+    number: int
+    uuid: str | None = None
+    bus_id: str | None = None
+
+
+class Framework(Protocol):
+    """What each class below offers; making one imports the framework.
+
+    build: the CUDA version that it was built for, as `12.4`.
+    """
+
+    version: str
+    build: str | None
+
+    def devices(self) -> list[Listed]:
+        """Start CUDA, and list its devices."""
+
+    def compute(self, number: int) -> float:
+        """The sum of the squares of 0 to COUNT - 1, from the device with that number."""
+
+
+class Driver:
+    """The CUDA driver itself, without a framework."""
+
+    def __init__(self) -> None:
+        self.cuda = ctypes.CDLL("libcuda.so.1")
+        version = ctypes.c_int()
+        self._ask("cuDriverGetVersion", ctypes.byref(version))
+        self.version = _dotted(version.value)
+        self.build: str | None = UNNAMED
+
+    def devices(self) -> list[Listed]:
+        """See Framework."""
+        self._ask("cuInit", 0)
+        self._ask("cuDeviceGetCount", ctypes.byref(count := ctypes.c_int()))
+        return [Listed(number) for number in range(count.value)]
+
+    def compute(self, number: int) -> float:
+        """A sum set by the device in its own memory: a kernel would need a compiler."""
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        address, result = ctypes.c_uint64(), ctypes.c_uint()
+        self._ask("cuDeviceGet", ctypes.byref(device), number)
+        self._ask("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self._ask("cuCtxSetCurrent", context)
+        self._ask("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(4))
+        self._ask("cuMemsetD32_v2", address, ctypes.c_uint(int(EXPECTED)), ctypes.c_size_t(1))
+        self._ask("cuMemcpyDtoH_v2", ctypes.byref(result), address, ctypes.c_size_t(4))
+        return float(result.value)
+
+    def _ask(self, function: str, *arguments: Any) -> None:
+        if code := getattr(self.cuda, function)(*arguments):
+            name, text = ctypes.c_char_p(), ctypes.c_char_p()
+            self.cuda.cuGetErrorName(code, ctypes.byref(name))
+            self.cuda.cuGetErrorString(code, ctypes.byref(text))
+            reason = ": ".join(part.decode() for part in (name.value, text.value) if part)
+            raise DriverCallError(f"{function} answers {code} {reason}".rstrip(), code)
+
+
+class PyTorch:
+    """https://docs.pytorch.org/docs/stable/cuda.html."""
+
+    def __init__(self) -> None:
+        self.torch: Any = import_module("torch")
+        self.version = str(self.torch.__version__)
+        self.build: str | None = self.torch.version.cuda
+
+    def devices(self) -> list[Listed]:
+        """See Framework."""
+        self.torch.cuda.init()  # its error says why, while is_available() is only False
+        properties = map(
+            self.torch.cuda.get_device_properties, range(self.torch.cuda.device_count())
+        )
+        uuids = [getattr(each, "uuid", None) for each in properties]  # from PyTorch 2.4 on
+        return [Listed(n, uuid=own and str(own)) for n, own in enumerate(uuids)]
+
+    def compute(self, number: int) -> float:
+        """See Framework."""
+        x = self.torch.arange(COUNT, dtype=self.torch.float32, device=f"cuda:{number}")
+        return float(x @ x)
+
+
+class TensorFlow:
+    """https://www.tensorflow.org/guide/gpu; Keras goes by what it sees."""
+
+    def __init__(self) -> None:
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"  # its warnings say why it sees no device
+        self.tf: Any = import_module("tensorflow")
+        self.version = str(self.tf.__version__)
+        with suppress(metadata.PackageNotFoundError):
+            self.version += f", Keras {metadata.version('keras')}"
+        info = self.tf.sysconfig.get_build_info()
+        is_cuda = self.tf.test.is_built_with_cuda()
+        self.build: str | None = info.get("cuda_version", UNNAMED) if is_cuda else NO_CUDA
+
+    def devices(self) -> list[Listed]:
+        """See Framework."""
+        physical = self.tf.config.list_physical_devices("GPU")
+        local = import_module("tensorflow.python.client.device_lib").list_local_devices()
+        pattern = "pci bus id: ([0-9a-fA-F:.]+)"
+        texts = [device.physical_device_desc for device in local if device.device_type == "GPU"]
+        bus_ids = [next(iter(re.findall(pattern, text)), None) for text in texts]
+        if len(bus_ids) != len(physical):  # which belongs to which can't be told
+            bus_ids = [None] * len(physical)
+        numbers = [int(device.name.rpartition(":")[2]) for device in physical]
+        return [Listed(n, bus_id=bus_id) for n, bus_id in zip(numbers, bus_ids, strict=True)]
+
+    def compute(self, number: int) -> float:
+        """See Framework."""
+        with self.tf.device(f"/GPU:{number}"):
+            x = self.tf.range(COUNT, dtype=self.tf.float32)
+            result = self.tf.tensordot(x, x, 1)
+        if "GPU" not in result.device:  # TensorFlow may fall back to the CPU without a word
+            raise RuntimeError(f"computed on {result.device}")
+        return float(result)
+
+
+class Jax:
+    """https://docs.jax.dev/en/latest/installation.html."""
+
+    def __init__(self) -> None:
+        self.jax: Any = import_module("jax")
+        self.version = str(self.jax.__version__)
+        self.build = _jax_build()
+
+    def devices(self) -> list[Listed]:
+        """See Framework."""
+        self.cuda_devices = self.jax.devices("cuda")
+        return [Listed(self._number(device)) for device in self.cuda_devices]
+
+    def compute(self, number: int) -> float:
+        """See Framework."""
+        (device,) = [device for device in self.cuda_devices if self._number(device) == number]
+        with self.jax.default_device(device):
+            x = self.jax.numpy.arange(COUNT, dtype="float32")
+            return float(x @ x)
+
+    @staticmethod
+    def _number(device: Any) -> int:
+        return int(getattr(device, "local_hardware_id", device.id))
+
+
+class CuPy:
+    """https://docs.cupy.dev/en/stable/reference/cuda.html."""
+
+    def __init__(self) -> None:
+        self.cupy: Any = import_module("cupy")
+        self.version = str(self.cupy.__version__)
+        runtime = self.cupy.cuda.runtime
+        is_hip = getattr(runtime, "is_hip", False)
+        self.build = NO_CUDA if is_hip else _dotted(runtime.runtimeGetVersion())
+
+    def devices(self) -> list[Listed]:
+        """See Framework."""
+        devices = map(self.cupy.cuda.Device, range(self.cupy.cuda.runtime.getDeviceCount()))
+        return [Listed(number, bus_id=device.pci_bus_id) for number, device in enumerate(devices)]
+
+    def compute(self, number: int) -> float:
+        """See Framework."""
+        with self.cupy.cuda.Device(number):
+            x = self.cupy.arange(COUNT, dtype="float32")
+            return float(x @ x)
+
+
+class Numba:
+    """https://numba.readthedocs.io/en/stable/cuda/."""
+
+    def __init__(self) -> None:
+        numba: Any = import_module("numba")
+        self.version = str(numba.__version__)
+        self.build: str | None = UNNAMED
+        if numba.config.ENABLE_CUDASIM:
+            raise RuntimeError("NUMBA_ENABLE_CUDASIM is set, so it only simulates CUDA")
+        self.cuda: Any = import_module("numba.cuda")
+
+    def devices(self) -> list[Listed]:
+        """See Framework."""
+        return [Listed(gpu.id, uuid=getattr(gpu, "uuid", None)) for gpu in self.cuda.gpus]
+
+    def compute(self, number: int) -> float:
+        """See Framework."""
+        with self.cuda.gpus[number]:
+            result = self.cuda.device_array(1, "float32")
+            self.cuda.jit(_square_sum)[1, 1](result)
+            return float(result.copy_to_host()[0])
+
+
+class MXNet:
+    """https://mxnet.apache.org/versions/1.9.1/api/python."""
+
+    def __init__(self) -> None:
+        self.mx: Any = import_module("mxnet")
+        self.version = str(self.mx.__version__)
+        is_cuda = self.mx.runtime.Features().is_enabled("CUDA")
+        self.build: str | None = UNNAMED if is_cuda else NO_CUDA
+
+    def devices(self) -> list[Listed]:
+        """See Framework."""
+        return [Listed(number) for number in range(self.mx.context.num_gpus())]
+
+    def compute(self, number: int) -> float:
+        """See Framework."""
+        x = self.mx.nd.arange(COUNT, ctx=self.mx.gpu(number))
+        return float(self.mx.nd.dot(x, x).asscalar())
+
+
+PROBES: dict[str, Callable[[], Framework]] = {
+    "driver": Driver,
+    "torch": PyTorch,
+    "tensorflow": TensorFlow,
+    "jax": Jax,
+    "cupy": CuPy,
+    "numba": Numba,
+    "mxnet": MXNet,
+}
+
+
+def ask(key: str, allowed: Collection[str], say: Callable[..., None]) -> None:
+    """Go through the steps of one framework, and say what comes of each.
+
+    allowed: UUIDs, without `GPU-`, of the devices that it may be started on. Where others are
+        visible the framework is not started: it could take memory that somebody else needs.
+    """
+    say(doing="being imported")
+    framework = PROBES[key]()
+    say(version=framework.version, build=framework.build, is_imported=True)
+    say(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))  # some packages set it
+    if framework.build is NO_CUDA:
+        return
+    say(doing="starting CUDA")
+    visible = _visible()
+    if not {device["uuid"] for device in visible} <= set(allowed):
+        say(devices=visible)
+        return
+    listed = framework.devices()
+    by_number = dict(enumerate(visible))
+    own = [(d.number, {"own_uuid": d.uuid, "own_bus_id": d.bus_id}) for d in listed]
+    say(devices=[{**by_number.get(number, {}), **names} for number, names in own])
+    say(doing="computing", is_tried=True)
+    say(results=[framework.compute(device.number) for device in listed])
+
+
+def main(key: str, descriptor: int, allowed: Collection[str]) -> None:
+    """Ask, and say what went wrong as well. descriptor: the answers go there."""
+
+    def say(**news: Any) -> None:
+        os.write(descriptor, (json.dumps(news) + "\n").encode())
+
+    # The asking process may be killed meanwhile: then this one ends too. The kernel sends the
+    # signal when the thread that started this process ends.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
+    try:
+        ask(key, allowed, say)
+    except Exception as error:  # noqa: BLE001 - whatever it is, that is the answer
+        text = next((line for line in str(error).splitlines() if line.strip()), "")
+        code = error.code if isinstance(error, DriverCallError) else None
+        say(error=": ".join(filter(None, (type(error).__name__, text))), driver_code=code)
+    say(is_done=True)
+
+
+def _visible() -> list[dict[str, str | None]]:
+    """The devices that the driver shows this process, by their number; they are not touched."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    count = ctypes.c_int()
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+        return []
+    return [_identity(cuda, number) for number in range(count.value)]
+
+
+def _identity(cuda: ctypes.CDLL, number: int) -> dict[str, str | None]:
+    identity: dict[str, str | None] = {"uuid": None, "bus_id": None}
+    device, data, bus = ctypes.c_int(), (ctypes.c_ubyte * 16)(), ctypes.create_string_buffer(32)
+    if cuda.cuDeviceGet(ctypes.byref(device), number):
+        return identity
+    # The first version gives a MIG instance the UUID of its GPU.
+    ask_uuid = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid
+    if not ask_uuid(ctypes.byref(data), device):
+        identity["uuid"] = str(uuid.UUID(bytes=bytes(data)))
+    if not cuda.cuDeviceGetPCIBusId(bus, len(bus), device):
+        identity["bus_id"] = bus.value.decode()
+    return identity
+
+
+def _jax_build() -> str | None:
+    """CUDA comes as a plugin; before 0.4.27 the version of jaxlib named it."""
+    for major in ("13", "12", "11"):
+        with suppress(metadata.PackageNotFoundError):
+            metadata.version(f"jax-cuda{major}-plugin")
+            return major
+    match = re.search(r"\+cuda([0-9]+)", str(getattr(import_module("jaxlib"), "__version__", "")))
+    return match[1] if match else NO_CUDA
+
+
+def _dotted(version: int) -> str:
+    """`12.4` for 12040, as CUDA numbers its versions."""
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _square_sum(result: Any) -> None:
+    """What Numba compiles."""
+    total = 0.0
+    for number in range(COUNT):
+        total += number * number
+    result[0] = total
+
+
+if __name__ == "__main__":
+    sys.path[:] = json.loads(sys.argv[4])
+    main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))
+    os._exit(0)  # a framework's own clean-up takes time, and may hang

@@ -1,0 +1,320 @@
+"""The official bindings of NVML, opened and asked with care: the only importer of `pynvml`.
+
+A call of the driver may fail, hang, or be missing from it. Each of these becomes a `DeviceError`
+that names the NVML function. The calls are made on a thread of their own (`worker.py`), so that
+Ctrl-C works while one of them hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from _thread import get_ident
+from contextlib import suppress
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from reserve_gpu.errors import DriverError, NoDriverError, shown
+from reserve_gpu.gpus.worker import HangError, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+T = TypeVar("T")
+
+WSL_LIBRARY = "/usr/lib/wsl/lib/libnvidia-ml.so.1"
+TEXT_LIMIT = 300  # characters of an error's text that are shown
+
+
+class Code(IntEnum):
+    """What NVML answers where it can't do what was asked (nvmlReturn_t in nvml.h)."""
+
+    INVALID_ARGUMENT = 2
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    NOT_FOUND = 6
+    INSUFFICIENT_SIZE = 7
+    DRIVER_NOT_LOADED = 9
+    LIBRARY_NOT_FOUND = 12
+    FUNCTION_NOT_FOUND = 13
+    CORRUPTED_INFOROM = 14
+    OPERATING_SYSTEM = 17
+    LIB_RM_VERSION_MISMATCH = 18
+    NO_DATA = 21
+    ARGUMENT_VERSION_MISMATCH = 25
+    DEPRECATED = 26
+    UNKNOWN = 999
+
+
+# The reading is not to be had here; the device itself is not in trouble.
+NOT_OFFERED = frozenset({
+    Code.NOT_SUPPORTED, Code.NO_PERMISSION, Code.FUNCTION_NOT_FOUND,
+    Code.ARGUMENT_VERSION_MISMATCH, Code.DEPRECATED,
+})  # fmt: skip
+# The same for what only decorates a message, as a GPU's name does: it may be missing for more
+# reasons without the device being refused for that.
+NO_DECORATION = NOT_OFFERED | {
+    Code.UNKNOWN, Code.NOT_FOUND, Code.CORRUPTED_INFOROM, Code.NO_DATA,
+}  # fmt: skip
+
+# What to do about an error of nvmlInit.
+REMEDIES: dict[int, str] = {
+    Code.LIBRARY_NOT_FOUND: "No NVIDIA driver here: libnvidia-ml.so.1 was not found. Install the "
+    "driver (nvidia-smi works then), or start the container with GPU access (docker run --gpus "
+    "all).",
+    Code.DRIVER_NOT_LOADED: "The NVIDIA driver's kernel module is not loaded. Look at what "
+    "nvidia-smi says; reboot, or ask the administrator to.",
+    Code.LIB_RM_VERSION_MISMATCH: "The NVIDIA driver was updated while the old kernel module kept "
+    "running. Reboot this machine.",
+    Code.OPERATING_SYSTEM: "The operating system blocks access to the NVIDIA driver. In a "
+    "container, start it with GPU access (docker run --gpus all).",
+    Code.NO_PERMISSION: "This user may not use the NVIDIA driver. Ask the administrator for access "
+    "to /dev/nvidia*.",
+    Code.FUNCTION_NOT_FOUND: "The NVIDIA driver is older than the installed nvidia-ml-py needs. "
+    "Update the driver.",
+    # https://github.com/NVIDIA/nvidia-container-toolkit/issues/48
+    Code.UNKNOWN: "The NVIDIA driver does not start. A container that lost its GPUs, as after "
+    "systemctl daemon-reload on its host, must be started again; elsewhere, look at what "
+    "nvidia-smi says.",
+}
+# The official bindings have these, old packages of the same module name don't
+# (https://github.com/wookayin/gpustat/issues/105).
+OFFICIAL = ("_nvmlGetFunctionPointer", "nvmlDeviceGetMigMode")
+REINSTALL = (
+    "The module pynvml here is not the one of nvidia-ml-py. Run: python -m pip uninstall -y pynvml "
+    "nvidia-ml-py3 nvidia-ml-py && python -m pip install nvidia-ml-py"
+)
+
+
+class DeviceError(Exception):
+    """A driver call that failed. code: what NVML answered, None where it gave no answer."""
+
+    def __init__(self, reason: str, code: int | None = None) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class Bindings:
+    """NVML from its initialisation to its shutdown.
+
+    Initialisation begins at once; only the first question waits for it. Functions are asked for by
+    name: bindings that lack one are then the same as a driver that lacks it.
+
+    limit_s: seconds after which a call counts as hanging.
+    Raises DriverError where there are no bindings.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._pynvml = import_pynvml()
+        self._limit_s = limit_s
+        self._worker = Worker()
+        self._is_initialised = False
+        self._start: int | DeviceError | DriverError | None = None  # how the initialisation ended
+        self._initialisation = self._worker.post(self._initialise)
+
+    def count(self) -> int:
+        """How many GPUs the driver counts, unusable ones included.
+
+        Raises DriverError where the driver does not start, DeviceError if it does not count.
+        """
+        count = self._started()
+        if isinstance(count, DeviceError):
+            raise count
+        return count
+
+    def close(self) -> None:
+        """Shut NVML down. Not while a call hangs in it: that would hang as well, or crash."""
+        if not self._worker.is_stuck():
+            shutdown = self._worker.post(self._shut_down)
+            if self._start is not None:  # else nobody waited for the initialisation either
+                with suppress(DeviceError, HangError):
+                    self._worker.wait(shutdown, self._limit_s)
+        self._worker.end()
+
+    def run(self, reading: Callable[..., T], *arguments: Any, limit_s: float | None = None) -> T:
+        """Do a reading, some questions in a row, on the worker thread.
+
+        limit_s: seconds after which this reading counts as hanging, by default those of the
+        bindings. While it hangs, the same reading with the same arguments is not begun again: every
+        look of somebody who waits would leave one more thread behind.
+        Raises DeviceError if it hangs, DriverError if the driver does not start, and what the
+        reading raises.
+        """
+        self._started()
+        call = self._worker.post(reading, *arguments)
+        try:
+            answer: T = self._worker.wait(call, self._limit_s if limit_s is None else limit_s)
+        except HangError as error:
+            raise _hanging(error) from error
+        return answer
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Call the NVML function of that name. Raises DeviceError, whatever the failure."""
+        function = getattr(self._pynvml, name, None)
+        if function is None:
+            raise DeviceError(f"Function Not Found ({name})", Code.FUNCTION_NOT_FOUND)
+        return self._call(name, function, *arguments)
+
+    def ask_if_offered(
+        self, name: str, *arguments: Any, absent: frozenset[Code] = NOT_OFFERED
+    ) -> Any:
+        """Like ask, but None where NVML answers a code that means: not to be had here."""
+        return _none_for(absent, self.ask, name, *arguments)
+
+    def decoration(self, name: str, handle: Any) -> Any:
+        """What only decorates a message, None where it is not to be had or can't be read."""
+        return self.ask_if_offered(name, handle, absent=NO_DECORATION)
+
+    def bus_id(self, handle: Any) -> str | None:
+        """The PCI bus id with four digits of domain, as in 0000:03:00.0."""
+
+        def read() -> Any:
+            pci = self._pynvml.nvmlDeviceGetPciInfo(handle)
+            return pci.busIdLegacy or pci.busId[4:]
+
+        bus_id: str | None = _none_for(NO_DECORATION, self._call, "nvmlDeviceGetPciInfo", read)
+        return bus_id
+
+    def memory_v2(self, handle: Any, *, absent: frozenset[Code]) -> Any:
+        """The memory reading that leaves out the driver's own reserve, None where there is none."""
+
+        def read() -> Any:
+            try:
+                version = self._pynvml.nvmlMemory_v2
+                return self._pynvml.nvmlDeviceGetMemoryInfo(handle, version=version)
+            except (TypeError, AttributeError):  # old bindings, or the function as gpustat leaves
+                return None  # it behind for everybody in the process: without that argument
+
+        return _none_for(absent, self._call, "nvmlDeviceGetMemoryInfo_v2", read)
+
+    def process_count(self, handle: Any, name: str, *, absent: frozenset[Code]) -> int | None:
+        """How many processes a list of that name would have, None where the driver has no such.
+
+        The list itself is not asked for, as drivers differ in the layout of its entries
+        (https://github.com/wookayin/gpustat/issues/161).
+        """
+        function = self._count_processes
+        count: int | None = _none_for(absent, self._call, name, function, handle, name)
+        return count
+
+    def _initialise(self) -> int | DeviceError | DriverError:
+        try:
+            self.ask("nvmlInit")
+        except DeviceError as error:
+            return _driver_error(error)
+        self._is_initialised = True
+        try:
+            return int(self.ask("nvmlDeviceGetCount"))
+        except DeviceError as error:
+            return error
+
+    def _started(self) -> int | DeviceError:
+        """Wait for the initialisation: the number of GPUs, or why that is not known."""
+        if self._start is None:
+            try:
+                self._start = self._worker.wait(self._initialisation, self._limit_s)
+            except HangError as error:
+                self._start = _driver_error(_hanging(error))
+        if isinstance(self._start, DriverError):
+            raise self._start
+        return self._start
+
+    def _shut_down(self) -> None:
+        if self._is_initialised:
+            self.ask("nvmlShutdown")
+
+    def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        self._worker.doing[get_ident()] = name
+        try:
+            answer = function(*arguments)
+        except self._pynvml.NVMLError as error:
+            code = getattr(error, "value", None)
+            raise DeviceError(f"{_text_of(error)} ({name})", code) from error
+        except UnicodeDecodeError as error:
+            raise DeviceError(f"unreadable text ({name})", Code.NO_DATA) from error
+        except Exception as error:  # the bindings also raise what is no NVMLError
+            reason = f"{type(error).__name__}: {_text_of(error)}"
+            raise DeviceError(f"{reason} ({name})") from error
+        if isinstance(answer, bytes):  # old bindings answer so where there should be text
+            return answer.decode(errors="replace")
+        return answer
+
+    def _count_processes(self, handle: Any, name: str) -> int:
+        import ctypes
+
+        for variant in (f"{name}_v3", f"{name}_v2", name):
+            try:
+                function = self._pynvml._nvmlGetFunctionPointer(variant)  # noqa: SLF001 - no public way
+            except self._pynvml.NVMLError as error:
+                missing = error
+                continue
+            count = ctypes.c_uint(0)
+            code = function(handle, ctypes.byref(count), None)
+            if code == Code.INSUFFICIENT_SIZE:  # there are some
+                return max(count.value, 1)
+            if code == 0:
+                return count.value  # 0 of a real driver; a simulated one may count here
+            raise self._pynvml.NVMLError(code)
+        raise missing
+
+
+def import_pynvml() -> ModuleType:
+    """The bindings. Raises DriverError if there are none, or other ones of the same name."""
+    _preload_wsl_library()
+    try:
+        with warnings.catch_warnings():
+            # PyPI's package pynvml only wraps the official bindings, and warns that it does.
+            warnings.simplefilter("ignore")
+            import pynvml
+    except SyntaxError:  # written for Python 2
+        raise DriverError(REINSTALL) from None
+    except Exception as error:  # a broken module may raise anything
+        raise DriverError(
+            f"The module pynvml can't be imported ({shown(str(error), TEXT_LIMIT)}). "
+            "Run: python -m pip install nvidia-ml-py"
+        ) from error
+    if not all(hasattr(pynvml, name) for name in OFFICIAL):
+        raise DriverError(REINSTALL)
+    module: ModuleType = pynvml
+    return module
+
+
+def _preload_wsl_library() -> None:
+    """Load the driver's library from where it is under WSL2; the bindings then find it by name."""
+    if os.path.exists(WSL_LIBRARY):
+        import ctypes
+
+        with suppress(OSError):
+            ctypes.CDLL(WSL_LIBRARY)
+
+
+def _none_for(absent: frozenset[Code], function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except DeviceError as error:
+        if error.code in absent:
+            return None
+        raise
+
+
+def _text_of(error: Exception) -> str:
+    """The error's own words, which for an unusual code the driver is asked for."""
+    try:
+        return shown(str(error).rstrip("."), TEXT_LIMIT)
+    except Exception:  # noqa: BLE001 - the driver's words may be missing, or no text
+        return f"error {getattr(error, 'value', '?')}"
+
+
+def _hanging(error: HangError) -> DeviceError:
+    return DeviceError(f"the driver hangs: {error}")
+
+
+def _driver_error(error: DeviceError) -> DriverError:
+    is_missing = error.code in (Code.LIBRARY_NOT_FOUND, Code.DRIVER_NOT_LOADED)
+    kind = NoDriverError if is_missing else DriverError
+    remedy = REMEDIES.get(error.code or 0, "The NVIDIA driver does not start.")
+    if sys.platform != "linux" and kind is NoDriverError:
+        remedy = "No NVIDIA driver here. Reservations need one, on Linux or WSL2."
+    return kind(f"{remedy} [{error}]")

@@ -1,0 +1,328 @@
+"""What the NVIDIA driver says: which devices there are, how they are linked, and what uses them.
+
+It reports and judges nothing; `usage.py` says what a reading means. To touch a GPU for the first
+time can take seconds where persistence mode is off, so each is touched only when it is asked for.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from reserve_gpu import host
+from reserve_gpu.errors import DriverError
+from reserve_gpu.gpus.bindings import NOT_OFFERED, Bindings, Code, DeviceError
+from reserve_gpu.model import ComputeMode, Device, Fault, Process, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+MIB = 1 << 20
+CALL_LIMIT_S = 20.0  # initialising one GPU takes 1 to 3 s without persistence mode
+# More than there can be: counts beyond are rubbish, and looping over them would take for ever.
+GPU_LIMIT = 1024
+MIG_LIMIT = 64  # of one GPU; NVML's largest profiles make 7 instances
+
+# Old drivers under WSL2 answer UNKNOWN for process lists.
+NO_PROCESS_LIST = NOT_OFFERED | {Code.UNKNOWN}
+NO_MEMORY_V2 = NOT_OFFERED | {Code.INVALID_ARGUMENT}
+# Only these answers mean that a GPU can't be split. After any other it may be, with somebody on a
+# part of it whom a look at the whole GPU need not show; so then it is not used.
+NO_MIG = frozenset({Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND})
+NO_INSTANCE = frozenset({Code.NOT_FOUND})  # gaps in the numbering of the instances are normal
+
+P2P_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
+P2P_OK = 0  # NVML_P2P_STATUS_OK
+
+
+class Link(IntEnum):
+    """How far two GPUs are from each other; less is closer."""
+
+    NVLINK = 0
+    SWITCH = 1
+    SOCKET = 2
+    SYSTEM = 3
+
+
+# By the common ancestor that NVML names (nvmlGpuTopologyLevel_t).
+LINKS = {
+    0: Link.SWITCH,  # INTERNAL: on one board
+    10: Link.SWITCH,  # SINGLE: one PCIe switch
+    20: Link.SWITCH,  # MULTIPLE: several PCIe switches
+    30: Link.SOCKET,  # HOSTBRIDGE
+    40: Link.SOCKET,  # NODE: one NUMA node
+}
+
+
+class _Handles(NamedTuple):
+    """What NVML knows a device by.
+
+    gpu: the handle of the GPU that the device is or is a part of. An instance has none of the
+    properties of the board, and NVML refuses to say them of one.
+    """
+
+    device: Any
+    gpu: Any
+
+
+class Nvml:
+    """One conversation with the driver, from initialisation to shutdown; a context manager.
+
+    Entering it starts the driver and does not wait for that.
+
+    limit_s: seconds after which a driver call counts as hanging.
+    sees_all: an empty process list means that there are no processes.
+    Raises DriverError where the Python bindings of NVML are missing.
+    """
+
+    def __init__(self, limit_s: float = CALL_LIMIT_S) -> None:
+        self.sees_all = host.sees_all_processes()
+        self._limit_s = limit_s
+        self._devices: dict[int, list[Device | Fault]] = {}  # by the GPU's index
+        self._handles: dict[str, _Handles] = {}  # by UUID
+
+    def __enter__(self) -> Self:
+        self._driver = Bindings(self._limit_s)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._driver.close()
+
+    def count(self) -> int:
+        """How many GPUs there are, one or more, unusable ones included.
+
+        To be asked first: it raises DriverError where there is no driver to talk to.
+        """
+        try:
+            count = self._driver.count()
+        except DeviceError as error:
+            raise DriverError(f"The NVIDIA driver does not count its GPUs: {error}.") from error
+        if not count:
+            raise DriverError("The NVIDIA driver is here, but it shows no GPU to this process.")
+        if count > GPU_LIMIT:
+            raise DriverError(
+                f"The NVIDIA driver counts {count} GPUs, which can't be (at most {GPU_LIMIT}). "
+                "Look at what nvidia-smi says."
+            )
+        return count
+
+    def driver_version(self) -> str | None:
+        """The version of the driver, as `550.54.15`."""
+        with suppress(DeviceError):
+            return str(self._driver.run(self._driver.ask, "nvmlSystemGetDriverVersion"))
+        return None
+
+    def walk(self, skipped: frozenset[int] = frozenset()) -> Iterator[Device | Fault]:
+        """All devices in PCI bus order, each GPU touched only when it is reached.
+
+        skipped: the indices of GPUs that are not to be touched at all.
+        """
+        for index in range(self.count()):
+            if index not in skipped:
+                yield from self.devices(index)
+
+    def devices(self, index: int) -> list[Device | Fault]:
+        """The devices of the GPU with that index: itself, or its MIG instances.
+
+        A Fault stands for what can't be used. It may pass, so the GPU is asked again at the next
+        call; where there is none, the answer stays for the rest of the conversation.
+        """
+        known = self._devices.get(index)
+        if known is None or any(isinstance(device, Fault) for device in known):
+            try:
+                known = self._driver.run(self._read_gpu, index)
+            except DeviceError as error:
+                known = [Fault(index, str(error))]
+            self._devices[index] = known
+        return list(known)
+
+    def usage(self, device: Device, limit_s: float | None = None) -> Usage:
+        """What uses the device now.
+
+        limit_s: seconds after which this reading counts as hanging, None for those of the
+        conversation.
+        Raises DeviceError if a reading fails that ought to work.
+        """
+        self._require(device)
+        return self._driver.run(self._read_usage, device, limit_s=limit_s)
+
+    def utilisation(self, device: Device) -> int | None:
+        """How busy the device was lately, in percent of the time; None if that is not reported."""
+        with suppress(DeviceError):
+            self._require(device)
+            return self._driver.run(self._read_utilisation, device)
+        return None
+
+    def processes(self, device: Device) -> list[Process]:
+        """The compute processes and MPS clients on the device, as far as the driver shows them."""
+        with suppress(DeviceError):
+            self._require(device)
+            return self._driver.run(self._read_processes, device)
+        return []
+
+    def link(self, one: Device, other: Device) -> int:
+        """How two GPUs are linked, as far as the driver can tell: one of Link, less is closer."""
+        with suppress(DeviceError):
+            self._require(one)
+            self._require(other)
+            return self._driver.run(self._read_link, one, other)
+        return Link.SYSTEM
+
+    def _require(self, device: Device) -> None:
+        """See to it that a device can be asked, also one that an earlier conversation has found."""
+        if device.uuid in self._handles:
+            return
+        for place in self.devices(device.index):
+            if isinstance(place, Fault) and place.instance in (None, device.instance):
+                raise DeviceError(place.reason)
+        if device.uuid not in self._handles:
+            raise DeviceError("the driver does not show it any more")
+
+    # What follows runs on the worker thread of the bindings. Readings are given devices and not
+    # handles, as handles may be new: so a reading that hangs is known to be the same one.
+
+    def _read_gpu(self, index: int) -> list[Device | Fault]:
+        gpu = self._driver.ask("nvmlDeviceGetHandleByIndex", index)
+        mode = self._driver.ask_if_offered("nvmlDeviceGetMigMode", gpu, absent=NO_MIG)
+        is_split = bool(mode and mode[0])
+        if not is_split:
+            return [self._read_device(index, _Handles(gpu, gpu))]
+        return self._read_instances(index, gpu) or [
+            Fault(index, "MIG is on, but it has no MIG instances")
+        ]
+
+    def _read_instances(self, index: int, gpu: Any) -> list[Device | Fault]:
+        """The MIG instances of a GPU. Raises DeviceError if there is no telling."""
+        slots = self._driver.ask("nvmlDeviceGetMaxMigDeviceCount", gpu)
+        if slots > MIG_LIMIT:
+            raise DeviceError(
+                f"the driver counts {slots} MIG instances on it, which can't be "
+                f"(at most {MIG_LIMIT})"
+            )
+        instances = [self._read_instance(index, gpu, slot) for slot in range(slots)]
+        return [instance for instance in instances if instance is not None]
+
+    def _read_instance(self, index: int, gpu: Any, slot: int) -> Device | Fault | None:
+        try:
+            handle = self._driver.ask_if_offered(
+                "nvmlDeviceGetMigDeviceHandleByIndex", gpu, slot, absent=NO_INSTANCE
+            )
+            return None if handle is None else self._read_device(index, _Handles(handle, gpu), slot)
+        except DeviceError as error:
+            return Fault(index, str(error), slot)
+
+    def _read_device(self, index: int, handles: _Handles, slot: int | None = None) -> Device:
+        """What is at that place; the same as before where it is asked again for another's fault."""
+        uuid = self._driver.ask("nvmlDeviceGetUUID", handles.device)
+        self._handles[uuid] = handles
+        for known in self._devices.get(index, ()):
+            if isinstance(known, Device) and (known.uuid, known.instance) == (uuid, slot):
+                return known
+        decoration = self._driver.decoration
+        total_mib, _, _ = self._read_memory(handles.device)
+        gpu_uuid, old_name = (None, None) if slot is None else self._read_origin(handles)
+        return Device(
+            index=index,
+            uuid=uuid,
+            name=decoration("nvmlDeviceGetName", handles.device),
+            bus_id=self._driver.bus_id(handles.gpu),
+            memory_mib=None if total_mib is None else int(total_mib),
+            vbios=decoration("nvmlDeviceGetVbiosVersion", handles.gpu),
+            link_width=decoration("nvmlDeviceGetCurrPcieLinkWidth", handles.gpu),
+            instance=slot,
+            gpu_uuid=gpu_uuid,
+            old_name=old_name,
+        )
+
+    def _read_origin(self, handles: _Handles) -> tuple[str, str]:
+        """The UUID of an instance's GPU, and the instance's name before R470 gave it a UUID.
+
+        https://docs.nvidia.com/datacenter/tesla/mig-user-guide/mig-device-names.html
+        """
+        gpu_uuid = self._driver.ask("nvmlDeviceGetUUID", handles.gpu)
+        gpu_instance = self._driver.decoration("nvmlDeviceGetGpuInstanceId", handles.device)
+        part = self._driver.decoration("nvmlDeviceGetComputeInstanceId", handles.device)
+        return gpu_uuid, f"MIG-{gpu_uuid}/{gpu_instance}/{part}"
+
+    def _read_usage(self, device: Device) -> Usage:
+        handles = self._handles[device.uuid]
+        total_mib, used_mib, reserve_known = self._read_memory(handles.device)
+        # An instance has no compute mode of its own.
+        mode = self._driver.ask_if_offered("nvmlDeviceGetComputeMode", handles.gpu)
+        graphics = self._read_list(handles.device, "Graphics")
+        return Usage(
+            compute=self._read_count(handles.device, "Compute"),
+            mps=self._read_count(handles.device, "MPSCompute"),
+            sees_all=self.sees_all,
+            total_mib=total_mib,
+            used_mib=used_mib,
+            reserve_known=reserve_known,
+            graphics_mib=float(sum(process.memory_mib or 0 for process in graphics)),
+            mode=_compute_mode(mode),
+        )
+
+    def _read_memory(self, handle: Any) -> tuple[float | None, float | None, bool]:
+        """Total and used memory in MiB, and whether the driver's own reserve is left out of it."""
+        memory = self._driver.memory_v2(handle, absent=NO_MEMORY_V2)
+        reserve_known = memory is not None
+        if memory is None:
+            memory = self._driver.ask_if_offered("nvmlDeviceGetMemoryInfo", handle)
+        if memory is None:
+            return None, None, reserve_known
+        return memory.total / MIB, memory.used / MIB, reserve_known
+
+    def _read_count(self, handle: Any, kind: str) -> int | None:
+        name = f"nvmlDeviceGet{kind}RunningProcesses"
+        return self._driver.process_count(handle, name, absent=NO_PROCESS_LIST)
+
+    def _read_utilisation(self, device: Device) -> int:
+        handle = self._handles[device.uuid].device
+        return int(self._driver.ask("nvmlDeviceGetUtilizationRates", handle).gpu)
+
+    def _read_processes(self, device: Device) -> list[Process]:
+        handle = self._handles[device.uuid].device
+        listed = self._read_list(handle, "Compute") + self._read_list(handle, "MPSCompute")
+        return list({process.pid: process for process in listed}.values())
+
+    def _read_list(self, handle: Any, kind: str) -> list[Process]:
+        """The processes of one kind; none where the driver keeps them to itself.
+
+        _v2 first: drivers 535.43 to 535.98 fill _v3's buffer with a larger struct than they
+        declare (https://github.com/XuehaiPan/nvitop/pull/79).
+        """
+        for version in ("v2", "v3"):
+            with suppress(DeviceError):
+                entries = self._driver.ask(f"nvmlDeviceGet{kind}RunningProcesses_{version}", handle)
+                return [_process(entry) for entry in entries]
+        return []
+
+    def _read_link(self, one: Device, other: Device) -> Link:
+        gpus = self._handles[one.uuid].gpu, self._handles[other.uuid].gpu
+        with suppress(DeviceError):
+            if self._driver.ask("nvmlDeviceGetP2PStatus", *gpus, P2P_NVLINK) == P2P_OK:
+                return Link.NVLINK
+        with suppress(DeviceError):
+            level = self._driver.ask("nvmlDeviceGetTopologyCommonAncestor", *gpus)
+            return LINKS.get(level, Link.SYSTEM)
+        return Link.SYSTEM
+
+
+def _compute_mode(number: int | None) -> ComputeMode | None:
+    """None also for a number that NVML may give a meaning in the future."""
+    with suppress(ValueError):
+        return ComputeMode(number)
+    return None
+
+
+def _process(entry: Any) -> Process:
+    memory = entry.usedGpuMemory
+    return Process(entry.pid, None if memory is None else memory // MIB)

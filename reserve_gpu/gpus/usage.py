@@ -1,0 +1,63 @@
+"""Is a device idle or busy, by what NVML reports of it? Pure functions of a reading."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from reserve_gpu.model import ComputeMode, State
+
+if TYPE_CHECKING:
+    from reserve_gpu.model import Usage
+
+DEFAULT_IDLE_MIB = 1024.0
+DEFAULT_IDLE_FRACTION = 0.05
+# The first version of NVML's memory reading, all that drivers before 510 have, counts the driver's
+# own reserve as used: 100 to 600 MB on an idle card
+# (https://github.com/wookayin/gpustat/issues/141).
+DRIVER_RESERVE_MIB = 640.0
+
+
+def judge(usage: Usage, idle_mib: float | None = None) -> State:
+    """Whether the device is IDLE, BUSY, PROHIBITED or UNKNOWN.
+
+    Idle takes no sign of use and at least one reading that can be trusted.
+    idle_mib: memory in use up to which it is idle, None for the default.
+    """
+    if usage.mode is ComputeMode.PROHIBITED:
+        return State.PROHIBITED
+    if usage.compute or usage.mps:
+        return State.BUSY
+    if usage.unexplained_mib is not None:
+        is_idle = usage.unexplained_mib <= idle_limit_mib(usage, idle_mib)
+        return State.IDLE if is_idle else State.BUSY
+    if usage.compute is None or not usage.sees_all:
+        return State.UNKNOWN
+    return State.IDLE
+
+
+def idle_limit_mib(usage: Usage, idle_mib: float | None = None) -> float:
+    """Memory in use, in MiB, up to which a device without compute processes is idle.
+
+    1 GiB or 5 % of its memory, whichever is less, but never less than the driver's own reserve
+    where that is counted as used.
+    idle_mib: a limit that somebody has set, which goes before all that; None for the default.
+    """
+    if idle_mib is not None:
+        return idle_mib
+    limit = DEFAULT_IDLE_MIB
+    if usage.total_mib:
+        limit = min(limit, usage.total_mib * DEFAULT_IDLE_FRACTION)
+    return limit if usage.reserve_known else max(limit, DRIVER_RESERVE_MIB)
+
+
+def is_usable(usage: Usage) -> bool:
+    """Whether CUDA would let one more process onto the device."""
+    if usage.mode is ComputeMode.EXCLUSIVE_PROCESS:
+        return not (usage.compute or usage.mps)
+    return usage.mode is not ComputeMode.PROHIBITED
+
+
+def used_mib(usage: Usage) -> float:
+    """Memory in use in MiB, to choose the device with the least; infinite if not reported."""
+    return math.inf if usage.used_mib is None else usage.used_mib

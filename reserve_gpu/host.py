@@ -1,0 +1,166 @@
+"""What the system says: about this process and its notebook, other processes, users, namespaces.
+
+The only module that imports `psutil`, and only when another process has to be described.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reserve_gpu.model import Holder, Process
+
+# What this process held before exec made it another program: its pid, then a description
+# (reservation/handover.py). A process with another pid has only inherited the variable.
+HELD = "RESERVE_GPU_HELD"
+
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
+
+
+def pid_namespace() -> int | None:
+    """The inode of this process's PID namespace, None where there are none."""
+    with suppress(OSError):
+        return os.stat("/proc/self/ns/pid").st_ino
+    return None
+
+
+def sees_all_locks() -> bool:
+    """Whether the kernel's list shows the locks of all PID namespaces, not of this one alone."""
+    return pid_namespace() == INITIAL_PID_NAMESPACE and os.access("/proc/locks", os.R_OK)
+
+
+def sees_all_processes() -> bool:
+    """Whether an empty list of NVML's means that there are no processes.
+
+    Not in a PID namespace: drivers from 535.113 on leave out what is outside of it. Not under WSL2:
+    Windows and other virtual machines use the GPU too.
+    """
+    try:
+        with open("/proc/sys/kernel/osrelease", encoding="utf-8") as release:
+            is_wsl = "microsoft" in release.read().lower()
+    except OSError:
+        return False
+    return pid_namespace() == INITIAL_PID_NAMESPACE and not is_wsl
+
+
+def is_private(path: str) -> bool:
+    """Whether this is a container and the directory is in it alone, not mounted from outside.
+
+    A container's own mounts are its root, and temporary file systems such as /dev/shm.
+    """
+    if pid_namespace() in (None, INITIAL_PID_NAMESPACE):
+        return False
+    path = os.path.realpath(path)
+    mount_point, file_system = "", ""
+    with suppress(OSError, ValueError, IndexError), open("/proc/self/mountinfo") as mounts:
+        for line in mounts:  # Documentation/filesystems/proc.rst, "/proc/<pid>/mountinfo"
+            fields, rest = (part.split() for part in line.split(" - ", 1))
+            if len(fields[4]) >= len(mount_point) and _is_below(path, fields[4]):
+                mount_point, file_system = fields[4], rest[0]
+    if mount_point == path:
+        return False
+    return mount_point in ("", "/") or file_system in ("tmpfs", "overlay")
+
+
+def boot_clock_ns() -> int:
+    """Nanoseconds since the machine started: the same clock for all users and containers."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def user_of(pid: int) -> str | None:
+    """The user that runs a process, None if it can't be seen from here."""
+    with suppress(OSError):
+        uid = os.stat(f"/proc/{pid}").st_uid
+        try:
+            import pwd
+
+            return pwd.getpwuid(uid).pw_name
+        except (ImportError, KeyError):
+            return f"uid {uid}"
+    return None
+
+
+def with_user(holder: Holder) -> Holder:
+    """The holder with its user: the system's word goes before what the record says.
+
+    Asked late, as looking up a user can take long where users come from a server.
+    """
+    user = user_of(holder.pid) if holder.seen and holder.pid else None
+    return holder._replace(user=user or holder.user)
+
+
+def lineage(pid: int) -> set[int]:
+    """The process and those that it descends from, as far as they live and can be seen."""
+    import psutil
+
+    try:
+        return {pid, *(parent.pid for parent in psutil.Process(pid).parents())}
+    except (psutil.Error, OSError, ValueError):
+        return {pid}
+
+
+def ancestors() -> set[int]:
+    """The pids of this process and of those that it descends from.
+
+    A `reserve-gpu run` counts also where what was between has ended, as under tmux: the variable
+    that it leaves behind names it.
+    """
+    return {held_by(), *lineage(os.getpid())} - {0}
+
+
+def identified(process: Process) -> Process:
+    """The process with its user and command, as far as they can be seen from here."""
+    import psutil
+
+    try:
+        command = psutil.Process(process.pid).name()
+    except (psutil.Error, OSError, ValueError):
+        return process
+    return process._replace(user=user_of(process.pid), command=command)
+
+
+def held_by() -> int:
+    """The process whose reservation $RESERVE_GPU_HELD describes, 0 if there is none."""
+    pid = os.environ.get(HELD, "")[:20].partition(" ")[0]
+    return int(pid) if pid.isascii() and pid.isdecimal() else 0
+
+
+def myself(note: str | None = None) -> dict[str, str | None]:
+    """What this process says of itself to those who find a device reserved.
+
+    Whoever can see this process goes by the system's word for its user, so here the variable that
+    the login has set is enough.
+    """
+    user = os.environ.get("LOGNAME") or user_of(os.getpid())
+    return {"user": user, "notebook": notebook(), "note": note}
+
+
+def notebook_path() -> str | None:
+    """The path of this kernel's notebook, None if it is not known (yet).
+
+    VS Code sets a variable in the user's namespace after the kernel has started; jupyter_server
+    sets an environment variable. So it is asked for when it is needed, and not kept.
+    """
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__vsc_ipynb_file__", None) or os.environ.get("JPY_SESSION_NAME")
+    return str(path) if path else None
+
+
+def notebook() -> str:
+    """The name of this kernel's notebook, else the working directory."""
+    if path := notebook_path():
+        return os.path.basename(path)
+    try:
+        directory = os.getcwd()
+    except OSError:
+        return "?"
+    home = os.path.expanduser("~")
+    return f"~{directory[len(home) :]}" if f"{directory}/".startswith(f"{home}/") else directory
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return f"{path}/".startswith(f"{directory.rstrip('/')}/")

@@ -1,0 +1,81 @@
+"""Ctrl-C waits for a safe place while this process changes what it holds.
+
+Python raises KeyboardInterrupt between any two instructions of the main thread. Between taking a
+lock and writing down that it is held, that would leave a GPU reserved by nobody who knows of it. So
+a call that changes something runs in `deferred`: SIGINT is only noted there, and raised at the end
+of the call, or at once while the call waits for something (`allowed`).
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Handler = Callable[[int, Any], Any]
+
+# Of the main thread, the only one in which Python handles signals.
+_handler: Handler | None = None  # what SIGINT did before; None while nothing is deferred
+_is_pending = False
+_is_allowed = False
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Run the block without KeyboardInterrupt; one that came meanwhile is raised at its end.
+
+    Nothing changes in other threads, where none is ever raised, nor inside of another `deferred`,
+    nor where SIGINT is ignored or not Python's.
+    """
+    global _handler, _is_pending
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if is_main else None
+    if not callable(handler) or handler is _note:
+        yield
+        return
+    _handler, _is_pending = handler, False
+    try:
+        signal.signal(signal.SIGINT, _note)
+    except ValueError:  # a subinterpreter, where Python handles no signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if _is_pending:
+            handler(signal.SIGINT, None)
+
+
+@contextmanager
+def allowed() -> Iterator[None]:
+    """Let KeyboardInterrupt be raised in the block: it only waits, so nothing is left half done."""
+    global _is_allowed
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _is_allowed = True
+    try:
+        checkpoint()
+        yield
+    finally:
+        _is_allowed = False
+
+
+def checkpoint() -> None:
+    """Raise the KeyboardInterrupt that is due, if one is: nothing is half done here."""
+    global _is_pending
+    if _is_pending and _handler:
+        _is_pending = False
+        _handler(signal.SIGINT, None)
+
+
+def _note(_signal: int, _frame: Any) -> None:
+    global _is_pending
+    _is_pending = True
+    if _is_allowed:
+        checkpoint()

@@ -1,0 +1,1 @@
+"""What IPython and Jupyter need besides the magic: completion, and kernels with a GPU."""

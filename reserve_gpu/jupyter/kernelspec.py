@@ -1,0 +1,200 @@
+"""Kernels that have their GPU before their first line runs: a kernelspec that starts them by exec.
+
+Only here jupyter_client and ipykernel are needed. They are no dependencies: whoever has notebooks
+has them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from reserve_gpu import options
+from reserve_gpu.errors import RequestError, ReserveGPUError, shown
+from reserve_gpu.reservation import request
+
+if TYPE_CHECKING:
+    from jupyter_client.kernelspec import KernelSpecManager
+
+DISPLAY_NAME = "Python 3 (GPU)"
+MARK = "reserve_gpu"  # in the metadata of what was installed here
+LONGEST_WAIT_S = 45  # clients give up on a kernel that has not started after 60 s
+
+
+class InstallError(ReserveGPUError):
+    """The files of a kernel can't be written or removed."""
+
+
+def install(arguments: Namespace) -> str:
+    """Install the kernelspec, in place of an earlier one of ours; returns what to tell.
+
+    Raises RequestError for a request that makes no sense, or a name that another kernel has;
+    InstallError.
+    """
+    wishes = _wishes(arguments)
+    _check(wishes)
+    name = _name(arguments)
+    manager = _manager()
+    _require_ours(name, _place(arguments) or _user_place(), manager)
+    spec = _spec(arguments, wishes)
+    with tempfile.TemporaryDirectory() as folder:
+        source = os.path.join(folder, name)
+        shutil.copytree(_stock_resources(), source)
+        with open(os.path.join(source, "kernel.json"), "w", encoding="utf-8") as file:
+            json.dump(spec, file, indent=1)
+        prefix = _prefix(arguments)
+        try:
+            path = manager.install_kernel_spec(source, name, user=prefix is None, prefix=prefix)
+        except OSError as error:
+            text = f"The kernel can't be installed: {error.filename}: {error.strerror}."
+            raise InstallError(text) from error
+    return f"Installed the kernel {spec['display_name']!r} as {name}, in {path}"
+
+
+def uninstall(arguments: Namespace) -> str:
+    """Take away what `install` has installed, and nothing else; returns what to tell.
+
+    Raises RequestError, InstallError.
+    """
+    name = _name(arguments)
+    manager = _manager()
+    if place := _place(arguments):
+        manager.kernel_dirs = [place]
+    path = manager.find_kernel_specs().get(name)
+    if path is None:
+        raise RequestError(f"There is no kernel {name}.")
+    if not _is_ours(path):
+        raise RequestError(f"{path} was not installed by this command; it stays.")
+    try:
+        if os.path.islink(path):
+            os.unlink(path)
+        else:
+            shutil.rmtree(path)
+    except OSError as error:
+        text = f"The kernel can't be removed: {error.filename}: {error.strerror}."
+        raise InstallError(text) from error
+    return f"Removed the kernel {name} from {path}"
+
+
+def words(arguments: Namespace) -> list[str]:
+    """The words on a command line that mean these options of a request."""
+    result: list[str] = []
+    for option in options.REQUEST_THAT_GOES_ON:
+        value = getattr(arguments, option.attribute)
+        if option is options.DEVICES:
+            result += value
+        elif value is True:
+            result.append(option.flag)
+        elif value not in (None, False):
+            values = value if isinstance(value, list) else [value]
+            result += [f"{option.flag}={each}" for each in values]
+    return result
+
+
+def _wishes(arguments: Namespace) -> Namespace:
+    """The options of the request alone: there `--name` is the kernel's, `--gpu-name` the GPU's."""
+    return Namespace(**{**vars(arguments), "name": arguments.gpu_name})
+
+
+def _check(wishes: Namespace) -> None:
+    """Raise RequestError for what no machine could satisfy: a kernel would say it only later."""
+    arguments = options.wishes(wishes)
+    wait = arguments.pop("wait")
+    request.parse(arguments.pop("devices"), **arguments)
+    if wait is not None and request.parse_duration(wait) > LONGEST_WAIT_S:
+        raise RequestError(
+            f"A kernel can wait for a GPU for up to {LONGEST_WAIT_S} s, as notebooks give up on "
+            f"one that has not started after 60 s. Give --wait {LONGEST_WAIT_S}s, or wait in the "
+            "notebook: the magic has --wait, too."
+        )
+
+
+def _require_ours(name: str, place: str, manager: KernelSpecManager) -> None:
+    """Raise RequestError where a kernel of that name is there that was not installed here."""
+    for path in (os.path.join(place, name), manager.find_kernel_specs().get(name)):
+        if path and os.path.lexists(path) and not _is_ours(path):
+            raise RequestError(
+                f"{path} is a kernel that was not installed by this command. Choose another --name."
+            )
+
+
+def _spec(arguments: Namespace, wishes: Namespace) -> dict[str, Any]:
+    """The stock kernelspec, started by this command, with the extension loaded."""
+    try:
+        from ipykernel.kernelspec import get_kernel_dict
+    except ImportError as error:
+        raise _missing("ipykernel") from error
+    spec: dict[str, Any] = get_kernel_dict(extra_arguments=["--ext", "reserve_gpu"])
+    start = [sys.executable, "-m", "reserve_gpu", "kernel", "start", *words(wishes), "--"]
+    spec["argv"] = start + spec["argv"]
+    spec["display_name"] = arguments.display_name or DISPLAY_NAME
+    spec["metadata"] = {**spec.get("metadata", {}), MARK: {"version": 1}}
+    return spec
+
+
+def _stock_resources() -> str:
+    from ipykernel.kernelspec import RESOURCES
+
+    return str(RESOURCES)
+
+
+def _manager() -> KernelSpecManager:
+    try:
+        from jupyter_client.kernelspec import KernelSpecManager
+    except ImportError as error:
+        raise _missing("jupyter_client") from error
+    # To list kernels is to import ipykernel, and before version 7 that imports debugpy, which would
+    # print a warning about frozen modules.
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    return KernelSpecManager()
+
+
+def _place(arguments: Namespace) -> str | None:
+    """The directory of kernels that was named, None if none was."""
+    prefix = _prefix(arguments)
+    if sum(map(bool, (arguments.user, arguments.sys_prefix, arguments.prefix))) > 1:
+        raise RequestError("Give one of --user, --sys-prefix and --prefix.")
+    if arguments.user:
+        return _user_place()
+    return os.path.join(prefix, "share", "jupyter", "kernels") if prefix else None
+
+
+def _user_place() -> str:
+    from jupyter_core.paths import jupyter_data_dir
+
+    return os.path.join(jupyter_data_dir(), "kernels")
+
+
+def _prefix(arguments: Namespace) -> str | None:
+    """The prefix that was named; None means: for this user."""
+    prefix: str | None = arguments.prefix
+    return sys.prefix if arguments.sys_prefix else prefix and os.path.abspath(prefix)
+
+
+def _name(arguments: Namespace) -> str:
+    name: str = arguments.name
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name, re.IGNORECASE | re.ASCII):
+        raise RequestError(
+            f"{shown(name)!r} can't be the name of a kernel: letters, digits, '.', '-' and '_'."
+        )
+    return name.lower()  # as Jupyter has it
+
+
+def _is_ours(path: str) -> bool:
+    try:
+        with open(os.path.join(path, "kernel.json"), encoding="utf-8") as file:
+            return MARK in json.load(file)["metadata"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _missing(module: str) -> RequestError:
+    return RequestError(
+        f"There is no {module} here. Run: {shown(sys.executable)} -m pip install {module}"
+    )

@@ -1,0 +1,1 @@
+"""Who has a device: a file lock for each, the records in them, and the queue."""

@@ -1,0 +1,303 @@
+"""The directory that all users of a machine have their locks in, and what is asked of it.
+
+    UUID.lock                    who has reserved a whole device has this file locked
+    UUID.share-UID-N.lock        one for each of those who share it
+    queue-UID-N.lock             one for each of those who wait
+    mutex.lock                   whoever looks, or takes something, has this meanwhile
+
+Files are never deleted, as nobody sees a lock on a deleted file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+import time
+from contextlib import contextmanager, suppress
+from itertools import count
+from math import inf
+from typing import TYPE_CHECKING
+
+from reserve_gpu import host, interrupts
+from reserve_gpu.errors import LockError, MutexHeldError, shown
+from reserve_gpu.locks import descriptors, files
+from reserve_gpu.locks.holders import Holders
+from reserve_gpu.locks.lock import Lock, flock
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from typing_extensions import Self
+
+    from reserve_gpu.model import Holder, Ticket
+
+LOCK_DIRECTORY = "RESERVE_GPU_LOCK_DIR"
+NAME = "reserve_gpu"
+# Machine-wide places, best first. /tmp is last: a service with PrivateTmp has one of its own.
+PLACES = ("/run/lock", "/dev/shm", "/tmp")  # noqa: S108 - nothing in them is ever trusted
+
+MUTEX, QUEUE = "mutex.lock", "queue"
+MUTEX_LIMIT_S = 30.0
+MUTEX_ASK_S = 1.0  # between two looks at who has it
+MUTEX_POLL_S = 0.01
+REPLACED_LIMIT = 10  # attempts to lock a file that others go on replacing
+MOST_OF_ONE_USER = 64  # sharers of a device, and waiters; nobody needs more, and each costs a look
+OTHERS_MODE, OWN_MODE = 0o666, 0o644
+
+
+class LockDirectory:
+    """The directory of one machine's locks, open; a context manager.
+
+    path: absolute; it is made, for all users, if it is not there.
+    Raises LockError on entry if it can't be used.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        platform: str = sys.platform
+        if platform != "linux":
+            raise LockError(f"Reservations need Linux or WSL2; this is {platform}.")
+        self.path = path or default_path()
+        self._mutex: Lock | None = None
+        self._holders: Holders | None = None
+        self._listing: list[str] | None = None
+
+    def __enter__(self) -> Self:
+        self.descriptor = files.open_directory(self.path)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+
+    @contextmanager
+    def mutex(self, limit_s: float = MUTEX_LIMIT_S, until: float = inf) -> Iterator[None]:
+        """Hold the machine's mutex. Raises MutexHeldError where others have it for limit_s seconds.
+
+        until: the latest moment, by time.monotonic(), to give up at; a mutex that is free within a
+            second is waited for all the same.
+        """
+        self._mutex = self._wait_for_mutex(limit_s, until)
+        try:
+            self._holders = self._listing = None
+            yield
+        finally:
+            mutex, self._mutex = self._mutex, None
+            self._holders = self._listing = None
+            mutex.release()
+
+    def _wait_for_mutex(self, limit_s: float, until: float) -> Lock:
+        start = asked_at = time.monotonic()
+        deadline = min(start + limit_s, max(until, start + min(limit_s, MUTEX_ASK_S)))
+        holders: dict[int | None, Holder] = {}
+        while (lock := self.acquire(MUTEX)) is None:
+            with interrupts.allowed():
+                time.sleep(MUTEX_POLL_S)
+            now = time.monotonic()
+            if now >= min(asked_at + MUTEX_ASK_S, deadline):
+                asked_at = now
+                holder = self.holders.of(MUTEX)
+                holders[holder.pid] = holder
+            if now >= deadline:
+                raise MutexHeldError(_mutex_message(list(holders.values()), now - start))
+        return lock
+
+    def acquire(self, name: str) -> Lock | None:
+        """Lock the file of that name, made if it is not there; None if somebody has it locked."""
+        return self._locked(name, OTHERS_MODE)
+
+    def take(self, uuid: str, *, share: bool, own: Collection[Lock] = ()) -> Lock | Holder:
+        """Lock a device, whole or as one who shares it, or say who has it; under the mutex.
+
+        own: locks of this process; that others would be refused for them doesn't count here.
+        Raises LockError.
+        """
+        own_names = {lock.name for lock in own}
+        name = lock_name(uuid)
+        whole = None
+        if name not in own_names and (whole := self.acquire(name)) is None:
+            return self.holders.of(name)
+        try:
+            if share:
+                return self.acquire_own(_share_prefix(uuid), shared=True)
+            sharer = next(self._living(_share_prefix(uuid), own_names), None)
+            if sharer is None and whole is not None:
+                lock, whole = whole, None
+                return lock
+            if sharer is None:
+                raise LockError(f"{self.path}/{name} is held by this process already.")
+            return self.holders.of(sharer)
+        finally:
+            if whole is not None:
+                whole.release()
+
+    def acquire_own(self, prefix: str, *, shared: bool = False) -> Lock:
+        """Lock a file of this user's own, `PREFIX-UID-N.lock`; under the mutex. Raises LockError.
+
+        Only their owner can write to these files, so nobody can take a user's places away or write
+        into them under another name. Files of other users that bear this user's UID are passed by.
+        """
+        living = 0
+        for number in count():
+            name = f"{prefix}-{os.geteuid()}-{number}.lock"
+            if files.is_others(self.descriptor, name):
+                continue
+            if lock := self._locked(name, OWN_MODE, shared=shared):
+                self._listing = None
+                return lock
+            living += 1
+            if living >= MOST_OF_ONE_USER:
+                raise LockError(f"This user has {living} locks {self.path}/{prefix}-... already.")
+        raise AssertionError  # not reached
+
+    def holders_of(self, uuid: str) -> tuple[Holder, ...]:
+        """Who has the device, several if they share it; under the mutex. Raises LockError."""
+        name = lock_name(uuid)
+        names = [name] if self._is_held(name) else []
+        names += self._living(_share_prefix(uuid))
+        return tuple(self.holders.of(name) for name in names)
+
+    def sharers_of(self, uuid: str, besides: Collection[str] = ()) -> tuple[Holder, ...]:
+        """Who shares the device, without those whose files are named; under the mutex."""
+        return tuple(map(self.holders.of, self._living(_share_prefix(uuid), besides)))
+
+    def unlisted(self, uuids: Collection[str], tickets: Collection[str]) -> set[str]:
+        """Those of the devices and tickets that the kernel's list shows nobody to have.
+
+        A cheap hint that somebody may have let go of something; it decides nothing.
+        """
+        holders = self.holders
+        missing = {name for name in tickets if not holders.lists(name)}
+        for uuid in uuids:
+            names = [lock_name(uuid), *self.user_files(_share_prefix(uuid))]
+            missing |= set() if any(map(holders.lists, names)) else {uuid}
+        return missing
+
+    def listed_holders_of(self, uuid: str) -> tuple[Holder, ...]:
+        """The same by the kernel's list, which may miss some; it decides nothing."""
+        holders = self.holders
+        names = [lock_name(uuid), *self.user_files(_share_prefix(uuid))]
+        return tuple(holders.of(name) for name in names if holders.lists(name))
+
+    def tickets(self, besides: Collection[str] = ()) -> list[Ticket]:
+        """The living tickets of those who wait, the first one first; under the mutex."""
+        return sorted(map(self.holders.ticket, self._living(QUEUE, besides)))
+
+    def listed_tickets(self) -> list[Ticket]:
+        """The same by the kernel's list, which may miss some; it decides nothing."""
+        holders = self.holders
+        return sorted(map(holders.ticket, filter(holders.lists, self.user_files(QUEUE))))
+
+    def user_files(self, prefix: str) -> list[str]:
+        """The names `PREFIX-UID-N.lock`, the first ones of each owner.
+
+        Counted by the owner of the file, not by the UID in its name: that may be another in a
+        container with a user namespace, and anybody could write any name.
+        """
+        pattern = re.compile(re.escape(prefix) + r"-[0-9]{1,10}-([0-9]{1,10})\.lock")
+        numbered = [(int(m[1]), n) for n in self._names() if (m := pattern.fullmatch(n))]
+        by_owner: dict[int, list[str]] = {}
+        for _, name in sorted(numbered):
+            owner = files.owner(self.descriptor, name)
+            if owner is not None and len(by_owner.setdefault(owner, [])) < MOST_OF_ONE_USER:
+                by_owner[owner].append(name)
+        return [name for names in by_owner.values() for name in names]
+
+    @property
+    def holders(self) -> Holders:
+        """Who has what locked, by the kernel's list and the records; under the mutex read once."""
+        if self._mutex is None:
+            return Holders(self.path, self.descriptor)
+        if self._holders is None:
+            self._holders = Holders(self.path, self.descriptor, self._mutex.descriptor)
+        return self._holders
+
+    def _living(self, prefix: str, besides: Collection[str] = ()) -> Iterator[str]:
+        for name in self.user_files(prefix):
+            if name not in besides and self._is_held(name):
+                yield name
+
+    def _is_held(self, name: str) -> bool:
+        """Whether somebody has the file locked: the lock decides, not the kernel's list."""
+        descriptor = files.open_to_look(self.descriptor, name)
+        if descriptor is None:
+            return False
+        try:
+            return not flock(descriptor, f"{self.path}/{name}")
+        finally:
+            descriptors.close(descriptor)
+
+    def _locked(self, name: str, mode: int, *, shared: bool = False) -> Lock | None:
+        path = f"{self.path}/{name}"
+        if "/" in name or name.startswith("."):  # UUIDs come from the driver
+            raise LockError(f"{shown(name)!r} can't be the name of a lock.")
+        for _ in range(REPLACED_LIMIT):
+            descriptor = files.open_to_lock(self.descriptor, name, path, mode)
+            try:
+                if not flock(descriptor, path):
+                    descriptors.close(descriptor)
+                    return None
+                if files.is_current(self.descriptor, name, descriptor):
+                    return Lock(descriptor, path, shared=shared)
+            except BaseException:
+                descriptors.close(descriptor)
+                raise
+            descriptors.close(descriptor)  # somebody replaced the file before it was locked
+        raise LockError(f"{path} is replaced again and again.")
+
+    def _names(self) -> list[str]:
+        if self._listing is not None:
+            return self._listing
+        try:
+            with os.scandir(f"/proc/self/fd/{self.descriptor}") as entries:
+                names = [entry.name for entry in entries]
+        except OSError as error:
+            raise LockError(f"{self.path} can't be listed: {error.strerror}.") from error
+        if self._mutex is not None:  # nobody else makes files of theirs meanwhile
+            self._listing = names
+        return names
+
+
+def lock_name(uuid: str) -> str:
+    """The file that is locked by who has reserved the device for themselves."""
+    return f"{_file_name(uuid)}.lock"
+
+
+def default_path() -> str:
+    """The lock directory: the one that was set, else in the first place open to all users.
+
+    Raises LockError. A relative path would be another directory for every working directory.
+    """
+    configured = os.path.expanduser(os.environ.get(LOCK_DIRECTORY, ""))
+    if configured and not os.path.isabs(configured):
+        raise LockError(f"{LOCK_DIRECTORY}={shown(configured)!r} must be an absolute path.")
+    if configured:
+        return os.path.normpath(configured)
+    for place in PLACES:
+        with suppress(OSError):
+            mode = os.stat(place).st_mode
+            if stat.S_ISDIR(mode) and mode & stat.S_ISVTX and mode & stat.S_IWOTH:
+                return f"{place}/{NAME}"
+    raise LockError(
+        f"None of {', '.join(PLACES)} is a directory that every user may write to (mode 1777). "
+        f"Set {LOCK_DIRECTORY} to a directory that all users of this machine share."
+    )
+
+
+def _share_prefix(uuid: str) -> str:
+    return f"{_file_name(uuid)}.share"
+
+
+def _file_name(uuid: str) -> str:
+    return uuid.replace("/", "_")  # in the UUIDs of MIG instances before driver 470
+
+
+def _mutex_message(holders: list[Holder], waited_s: float) -> str:
+    pids = [holder.pid for holder in holders if holder.pid]
+    names = [f"process {pid} of {host.user_of(pid) or 'an unknown user'}" for pid in pids]
+    who = ", ".join(names) or "a process that can't be seen from here"
+    return (
+        f"Other reservations have been under way for {waited_s:.0f} s, by {who}. If the NVIDIA "
+        "driver hangs there, that process must end before anybody can reserve a GPU; else try "
+        "again."
+    )

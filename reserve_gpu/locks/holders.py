@@ -1,0 +1,152 @@
+"""Who has a lock, in names: by the kernel's list of locks, and by the record in the file.
+
+Nothing is decided by either. The list is no snapshot and may miss a lock; it shows nothing of other
+PID namespaces. The record was written by somebody else, and is read with suspicion.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from typing import Any
+
+from reserve_gpu import host
+from reserve_gpu.locks import descriptors, files
+from reserve_gpu.locks.lock import TEXT_LIMIT, kernel_device
+from reserve_gpu.model import Holder, Ticket
+
+RECORD_LIMIT = 1 << 16  # bytes; what is longer was not written by us
+MOST_WANTED = 1024  # devices in a ticket; one that names more was not written by us
+PIDS = 1 << 31
+LATEST_S = 1e11  # no time since the epoch is later
+# A file that was changed no later than this after its record was only written: no cell has ended.
+WRITING_S = 1.0
+
+
+class Holders:
+    """Who has what locked in one lock directory, as it is when first asked.
+
+    path, directory: its path and its descriptor.
+    own: the descriptor of a lock that this process has there; it tells what the kernel's list calls
+        the file system.
+    """
+
+    def __init__(self, path: str, directory: int, own: int | None = None) -> None:
+        self._path = path
+        self._directory = directory
+        self._device = None if own is None else kernel_device(own)
+        self._listed: dict[str, list[int]] | None = None
+
+    def of(self, name: str) -> Holder:
+        """Who has the file of that name locked, as far as that is known: somebody has."""
+        record, status = self._record(name)
+        return Holder() if status is None else self._holder(record, status)
+
+    def ticket(self, name: str) -> Ticket:
+        """The ticket in the file of that name, which somebody who waits has locked."""
+        record, status = self._record(name)
+        if status is None:
+            return Ticket(0, name, None, Holder())
+        wants, asks = record.get("wants"), _text(record.get("asks"))
+        return Ticket(
+            number=status.st_mtime_ns,  # see queue.Place
+            name=name,
+            wants=_uuids(wants) if isinstance(wants, list) else None,
+            holder=self._holder(record, status)._replace(last_cell=None),
+            asks=asks,
+            beat=status.st_ctime_ns,
+        )
+
+    def lists(self, name: str) -> bool:
+        """Whether the kernel's list names a process that has the file of that name locked."""
+        with suppress(OSError):
+            status = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
+            return bool(self._pids(status))
+        return False
+
+    def _holder(self, record: dict[str, Any], status: os.stat_result) -> Holder:
+        pid = next(iter(self._pids(status)), None)
+        return merge(record, pid and _keeper(pid, status), status.st_mtime)
+
+    def _record(self, name: str) -> tuple[dict[str, Any], os.stat_result | None]:
+        descriptor = files.open_to_look(self._directory, name)
+        if descriptor is None:
+            return {}, None
+        try:
+            return read_record(descriptor), os.fstat(descriptor)
+        finally:
+            descriptors.close(descriptor)
+
+    def _pids(self, status: os.stat_result) -> list[int]:
+        if self._listed is None:
+            self._listed = _locking_pids()
+        device = self._device or f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+        return self._listed.get(f"{device}:{status.st_ino}", [])
+
+
+def read_record(descriptor: int) -> dict[str, Any]:
+    """The record in an open lock file, empty if it is none of ours: truncated, binary, too long."""
+    with suppress(OSError, ValueError, RecursionError):
+        data = os.pread(descriptor, RECORD_LIMIT + 1, 0)
+        record = json.loads(data) if len(data) <= RECORD_LIMIT else None
+        if isinstance(record, dict):
+            return record
+    return {}
+
+
+def merge(record: dict[str, Any], pid: int | None, changed: float = 0.0) -> Holder:
+    """What is known of a holder: the kernel says which pid, the record says the rest.
+
+    changed: the time stamp of the record's file, which the extension renews after each cell.
+    """
+    claimed, since, written = record.get("pid"), record.get("since"), record.get("written")
+    is_renewed = isinstance(written, (int, float)) and 0 < written < changed - WRITING_S
+    return Holder(
+        pid=pid or (claimed if type(claimed) is int and 0 < claimed < PIDS else None),
+        user=_text(record.get("user")),
+        notebook=_text(record.get("notebook")),
+        note=_text(record.get("note")),
+        since=float(since) if isinstance(since, (int, float)) and 0 < since < LATEST_S else None,
+        last_cell=changed if is_renewed else None,
+        seen=pid is not None,
+        confirmed=pid is not None and pid == claimed,
+        elsewhere=pid is None and record.get("namespace") not in (None, host.pid_namespace()),
+    )
+
+
+def _uuids(wants: list[object]) -> frozenset[str]:
+    return frozenset(uuid for uuid in wants[:MOST_WANTED] if isinstance(uuid, str))
+
+
+def _text(value: object) -> str | None:
+    return value[:TEXT_LIMIT] if isinstance(value, str) else None
+
+
+def _locking_pids() -> dict[str, list[int]]:
+    """The processes that have a file locked with flock, by what the kernel calls the file."""
+    pids: dict[str, list[int]] = {}
+    with suppress(OSError, ValueError), open("/proc/locks", encoding="utf-8") as locks:
+        for line in locks:  # `1: FLOCK  ADVISORY  WRITE 4321 00:19:47 0 EOF`
+            fields = line.split()
+            if fields[1] == "FLOCK" and int(fields[4]) > 0:  # one who waits for it has "->" there
+                pids.setdefault(fields[5], []).append(int(fields[4]))
+    return pids
+
+
+def _keeper(pid: int, file: os.stat_result) -> int:
+    """The process that keeps a lock: the one that took it, or one that this has left running.
+
+    What a command of `reserve-gpu run` leaves in the background has its descriptors.
+    """
+    if os.path.exists(f"/proc/{pid}"):
+        return pid
+    for other in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError):  # it has ended, or is another user's
+            for number in os.listdir(f"/proc/{other}/fd"):
+                status = os.stat(f"/proc/{other}/fd/{number}")
+                if (status.st_dev, status.st_ino) == (file.st_dev, file.st_ino):
+                    with open(f"/proc/{other}/fdinfo/{number}", encoding="utf-8") as info:
+                        if "FLOCK" in info.read():  # it has not only looked
+                            return int(other)
+    return pid

@@ -1,0 +1,158 @@
+"""One lock: a file locked with flock(2), which the kernel drops when its process ends.
+
+The only module that imports `fcntl`. What is written in the file is for people to read and decides
+nothing; the lock alone does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from reserve_gpu import host
+from reserve_gpu.errors import LockError
+from reserve_gpu.locks import descriptors
+from reserve_gpu.locks.descriptors import NONE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+with suppress(ImportError):  # Windows, where nothing can be reserved
+    import fcntl
+
+TEXT_LIMIT = 300  # characters of each text in a record
+HIGH = 100  # scripts use the descriptors below it, as in `exec 5>log`
+
+
+class Lock:
+    """A lock that this process has, until it is released or the process ends.
+
+    descriptor: of the locked file. path: of that file. shared: it is a sharer's, so others may
+    share the device. since: when it was taken, in seconds since the epoch.
+    """
+
+    def __init__(
+        self, descriptor: int, path: str, *, shared: bool = False, since: float | None = None
+    ) -> None:
+        self.path = path
+        self.shared = shared
+        self.descriptor = descriptor
+        self.since = since or time.time()
+        self._file = _file_id(os.fstat(descriptor))
+        self._pid = os.getpid()
+
+    @property
+    def name(self) -> str:
+        """Of the file in its directory."""
+        return os.path.basename(self.path)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Say who has the lock. Where the disk is full that is lost, and the lock is not."""
+        own = {"pid": self._pid, "namespace": host.pid_namespace(), "since": self.since}
+        own["written"] = time.time()
+        data = json.dumps({**own, **_bounded(record)}).encode()
+        with suppress(OSError):
+            try:
+                os.pwrite(self.descriptor, data, 0)
+                os.ftruncate(self.descriptor, len(data))
+            except OSError:
+                os.ftruncate(self.descriptor, 0)
+
+    def stamp(self, nanoseconds: int | None = None) -> None:
+        """Set the time of the file's last change: to now, or to that time since the epoch."""
+        if self.held():
+            with suppress(OSError):
+                if nanoseconds is None:
+                    os.utime(self.descriptor)
+                else:
+                    os.utime(self.descriptor, ns=(nanoseconds, nanoseconds))
+
+    def release(self) -> None:
+        """Let go. Does nothing in a child of the process that took the lock, and nothing twice."""
+        if not self.held():
+            return
+        with suppress(OSError):
+            os.ftruncate(self.descriptor, 0)
+        # A child that was forked in C runs no hook of Python's: it still has the file open.
+        with suppress(OSError):
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        descriptors.close(self.descriptor)
+        self.descriptor = NONE  # the number may soon be another file's
+
+    def held(self) -> bool:
+        """Whether this process, not its parent, still has the file open that it locked."""
+        return self._pid == os.getpid() and descriptors.is_ours(self.descriptor)
+
+    def stands(self) -> bool:
+        """Whether the locked file is still the one that others find under its name."""
+        with suppress(OSError):
+            return _file_id(os.stat(self.path, follow_symlinks=False)) == self._file
+        return False
+
+    def keep_over_exec(self) -> None:
+        """Let the program that this process becomes next have the lock, and what that starts."""
+        with descriptors.no_fork(), suppress(OSError):  # so many may not be open here
+            number = fcntl.fcntl(self.descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH)
+            descriptors.remember(number)
+            descriptors.close(self.descriptor)
+            self.descriptor = number
+        descriptors.keep_over_exec(self.descriptor)
+
+
+def flock(descriptor: int, path: str) -> bool:
+    """Lock the open file, unless somebody else has it locked. Raises LockError.
+
+    path: what messages call the file.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise LockError(
+            f"{path} can't be locked: {error.strerror}. The file system has no flock; put the lock "
+            "directory on a local one."
+        ) from error
+    return True
+
+
+def has_flock(descriptor: int) -> bool:
+    """Whether this very opening of a file, not another one, has it locked."""
+    return _kernel_key(descriptor) is not None
+
+
+def kernel_device(descriptor: int) -> str | None:
+    """What the kernel's list of locks calls the file system of a file that is locked so.
+
+    On btrfs, overlayfs and others that is not the st_dev of stat(2).
+    """
+    key = _kernel_key(descriptor)
+    return key and key.rpartition(":")[0]
+
+
+def _kernel_key(descriptor: int) -> str | None:
+    """`00:19:47` of a line `lock: 1: FLOCK ADVISORY WRITE 4321 00:19:47 0 EOF`.
+
+    Documentation/filesystems/proc.rst, "/proc/<pid>/fdinfo".
+    """
+    with suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}", encoding="utf-8") as info:
+        for line in info:
+            fields = line.split()
+            if fields[0] == "lock:" and fields[2:5] == ["FLOCK", "ADVISORY", "WRITE"]:
+                return fields[6]
+    return None
+
+
+def _file_id(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _bounded(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with its texts cut to what a reader takes."""
+    return {
+        name: value[:TEXT_LIMIT] if isinstance(value, str) else value
+        for name, value in record.items()
+    }

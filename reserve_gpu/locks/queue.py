@@ -1,0 +1,176 @@
+"""The queue of those who wait for a device: first come, first served.
+
+A waiter holds a ticket, a lock file of its own, which others see as long as it is locked: the
+ticket of a process that dies is gone with it. Its place goes by the time at which it joined.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from reserve_gpu import host, interrupts
+from reserve_gpu.locks import descriptors
+from reserve_gpu.locks.descriptors import NONE
+from reserve_gpu.locks.directory import QUEUE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from typing_extensions import Self
+
+    from reserve_gpu.locks.directory import LockDirectory
+    from reserve_gpu.locks.lock import Lock
+    from reserve_gpu.model import Ticket
+
+STOPPED_S = 5.0  # without a sign of life; a waiter gives one each second
+IN_CLOSE_WRITE = 0x8  # linux/inotify.h
+NOTICES = 1 << 16  # bytes to read at a time; what they say does not matter
+PAUSE_S = 0.25  # between two looks at whether a notice means anything
+
+
+class Place:
+    """The place of this process in the queue; a context manager that leaves the queue at its end.
+
+    wants: UUIDs of the devices that would do. about: what others may read of this process.
+
+    The ticket's number is the machine's clock since boot, kept as the time of the file's last
+    change: that can be set on a full disk too, where the record is lost. Setting it again, to the
+    same, is the sign of life: it changes the file's ctime, which nobody can set.
+    """
+
+    def __init__(
+        self, directory: LockDirectory, wants: Collection[str], about: Mapping[str, Any]
+    ) -> None:
+        self._directory = directory
+        self._record = {**about, "wants": sorted(wants)}
+        self._lock: Lock | None = None
+        self._number = 0
+        # By file name: the last sign of life of each one ahead, and when it was first seen.
+        self._beats: dict[str, tuple[int, float]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock:
+            self._lock.release()
+
+    def stands(self) -> bool:
+        """Whether the ticket is there, for others to see."""
+        return self._lock is not None and self._lock.held() and self._lock.stands()
+
+    def join(self) -> None:
+        """Join the queue, or take the old place again if somebody deleted the ticket.
+
+        Under the mutex. Raises LockError.
+        """
+        lock = self._directory.acquire_own(QUEUE)
+        self._number = self._number or host.boot_clock_ns()
+        if self._lock:
+            self._lock.release()
+        self._lock = lock
+        lock.write(self._record)
+        self.beat()
+
+    def beat(self) -> None:
+        """Show others that this process is not stopped."""
+        if self._lock:
+            self._lock.stamp(self._number)
+
+    def ahead(self) -> list[Ticket]:
+        """Those who come before, the first one first, without who is stopped; under the mutex.
+
+        A process that was stopped by Ctrl-Z, or with its container, can't take what is offered to
+        it. It is passed over until it goes on, and keeps its place.
+        """
+        own = self._lock.name if self._lock else ""
+        tickets = self._directory.tickets(besides=[own])
+        before = [t for t in tickets if (t.number, t.name) < (self._number, own)]
+        now = time.monotonic()
+        self._beats = {ticket.name: self._last_beat(ticket, now) for ticket in before}
+        return [t for t in before if now - self._beats[t.name][1] < STOPPED_S]
+
+    def _last_beat(self, ticket: Ticket, now: float) -> tuple[int, float]:
+        beat, since = self._beats.get(ticket.name, (None, now))
+        return (ticket.beat, since if beat == ticket.beat else now)
+
+
+class Wakeups:
+    """Tells when somebody may have let go of a lock, so that nobody has to look all the time.
+
+    directory: its descriptor. A context manager.
+
+    The kernel gives notice of each file that was closed after writing, as a lock is when its
+    process ends, however it ends (https://man7.org/linux/man-pages/man7/inotify.7.html). Where its
+    list of locks does not show all of them, in a container, a notice says too little: then, and
+    where there is none, only time passes.
+    """
+
+    def __init__(self, directory: int) -> None:
+        self._directory = directory
+        self._notices = NONE
+
+    def __enter__(self) -> Self:
+        if host.sees_all_locks():
+            self._notices = _watch(self._directory)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        descriptors.close(self._notices)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the kernel gives notice."""
+        return descriptors.is_ours(self._notices)
+
+    def wait(self, until: float, is_news: Callable[[], bool]) -> bool:
+        """Return at that moment, by time.monotonic(), or before it when there is news: True.
+
+        is_news: a cheap look, made after a notice.
+        """
+        while (left_s := until - time.monotonic()) > 0:
+            if not self._noticed(left_s):
+                return False
+            if is_news():
+                return True
+            with interrupts.allowed():
+                time.sleep(max(0.0, min(PAUSE_S, until - time.monotonic())))
+        return False
+
+    def _noticed(self, limit_s: float) -> bool:
+        if not self.is_told:
+            with interrupts.allowed():
+                time.sleep(limit_s)
+            return False
+        poll = select.poll()
+        poll.register(self._notices, select.POLLIN)
+        with interrupts.allowed():
+            is_ready = bool(poll.poll(limit_s * 1000))
+        if is_ready:
+            with suppress(OSError):
+                os.read(self._notices, NOTICES)
+        return is_ready
+
+
+def _watch(directory: int) -> int:
+    """A descriptor that becomes readable with each notice; NONE if there can be none."""
+    import ctypes
+
+    try:
+        libc = ctypes.CDLL(None)
+        with descriptors.no_fork():
+            notices: int = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+            if notices == NONE:
+                return NONE
+            descriptors.remember(notices)
+        path = f"/proc/self/fd/{directory}".encode()
+        if libc.inotify_add_watch(notices, path, IN_CLOSE_WRITE) != NONE:
+            return notices
+        descriptors.close(notices)
+    except (OSError, AttributeError):  # no C library that has these
+        pass
+    return NONE

@@ -1,0 +1,1 @@
+"""What people read: values in, words and pictures out."""

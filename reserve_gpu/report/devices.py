@@ -1,0 +1,179 @@
+"""What is said of one device: who has it, what uses it, and why it was not taken."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from reserve_gpu.errors import shown
+from reserve_gpu.gpus.usage import judge
+from reserve_gpu.model import Fault, Holder, State, Unfit
+from reserve_gpu.report.text import REASON_LIMIT, duration, gib, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reserve_gpu.model import Device, Process, Refusal, Usage
+
+LISTED_PROCESSES = 3
+COMMAND_LIMIT = 40  # characters
+NAMED_SHARERS = 3
+NAMED_IDLE = 3  # reserved devices on which nothing runs
+# Where processes can't be seen, a device with less memory in use than this has none on it: the CUDA
+# context of a program that computes nothing takes some hundred MiB.
+CONTEXT_MIB = 64.0
+
+
+def described(device: Device) -> str:
+    """`0000:03:00.0 16x GeForce GTX 1050 Ti (VBIOS 86.07.22.00.A8)`, less what is not reported."""
+    parts = [
+        device.bus_id,
+        device.link_width and f"{device.link_width}x",
+        device.name,
+        device.vbios and f"(VBIOS {device.vbios})",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def holder(holder: Holder, what: str = "reserved") -> str:
+    """`reserved by alice, train.ipynb (pid 4321) for 2 h 10 min`, as far as it is known."""
+    parts = [f"{what} by {shown(holder.user or 'somebody')}"]
+    if holder.notebook:
+        parts.append(f", {shown(holder.notebook)}")
+    parts.append(pid(holder))
+    if holder.since:
+        parts.append(f" for {duration(max(0.0, time.time() - holder.since))}")
+    if holder.note:
+        parts.append(f": {shown(holder.note)}")
+    if not holder.confirmed:
+        parts.append(" [unconfirmed]")
+    return "".join(parts)
+
+
+def pid(holder: Holder) -> str:
+    """` (pid 4321)`, or nothing where it is not known."""
+    place = " of another container" if holder.elsewhere else ""
+    return f" (pid {holder.pid}{place})" if holder.pid else ""
+
+
+def person(holder: Holder) -> str:
+    """`alice (train.ipynb)`: whom to talk to."""
+    user = shown(holder.user or "somebody")
+    return f"{user} ({shown(holder.notebook)})" if holder.notebook else user
+
+
+def users(processes: Sequence[Process]) -> str:
+    """`bob: python (pid 9876) 10.2 GiB`, for the first few processes."""
+    words = [_process(process) for process in processes[:LISTED_PROCESSES]]
+    if more := len(processes) - len(words):
+        words.append(f"{more} more")
+    return "; ".join(words)
+
+
+def cause(state: State, usage: Usage | None) -> str:
+    """What in the readings makes the device busy, prohibited or unknown; empty for other states."""
+    if state is State.PROHIBITED:
+        return "compute mode is prohibited: nobody can use it"
+    if state is State.UNKNOWN:
+        return "neither its processes nor its memory can be read"
+    if state is not State.BUSY or usage is None:
+        return ""
+    if usage.compute:
+        return _counted(usage.compute, "compute process", "compute processes")
+    if usage.mps:
+        return _counted(usage.mps, "MPS client", "MPS clients")
+    if usage.unexplained_mib is not None:
+        return f"{gib(usage.unexplained_mib)} in use by no process that can be seen"
+    return ""
+
+
+def use(state: State, usage: Usage | None, processes: Sequence[Process] = ()) -> str:
+    """`busy, bob: python (pid 9876) 10.2 GiB`, or `busy, 2 compute processes` without names."""
+    if state is State.PROHIBITED:
+        return cause(state, usage)
+    if state is State.BUSY and processes:
+        return f"busy, {users(processes)}"
+    separator = ", " if state is State.BUSY else ": "
+    return separator.join(filter(None, [state.value, cause(state, usage)]))
+
+
+def refusal(refusal: Refusal) -> str:
+    """Why the device was not taken, in words that follow `GPU0: `."""
+    device, state = refusal.device, refusal.state
+    if isinstance(device, Fault):
+        return shown(refusal.fault or device.reason, REASON_LIMIT)
+    if refusal.unfit is not None:
+        return _unfit(device, refusal.unfit)
+    if state is State.RESERVED:
+        return holder(refusal.holder or Holder())
+    if state is State.AWAITED:
+        awaited = holder(refusal.holder or Holder(), "awaited")
+        return "; ".join(filter(None, [_use_beside(refusal), awaited]))
+    if refusal.fault:
+        kind = "can't be read" if state is State.BROKEN else state.value
+        return f"{kind}: {shown(refusal.fault, REASON_LIMIT)}"
+    return use(state, refusal.usage, refusal.processes or ())
+
+
+def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
+    """Whether nothing of its holders' runs on a reserved device, None if that can't be seen.
+
+    processes: those that could be listed.
+    """
+    count = (usage.compute or 0) + (usage.mps or 0)
+    if any(process.has_reserved for process in processes):
+        return False
+    if not usage.sees_all or usage.compute is None:
+        is_empty = usage.reserve_known and usage.used_mib is not None and not count
+        return True if is_empty and (usage.used_mib or 0.0) < CONTEXT_MIB else None
+    if len(processes) < count or any(process.has_reserved is None for process in processes):
+        return None
+    return True
+
+
+def whom_to_ask(unused: Sequence[tuple[str, Sequence[Holder]]]) -> list[str]:
+    """Of devices on which nothing of their holders' runs, whom to ask; the longest idle first.
+
+    unused: the label of each such device, and who has reserved it.
+    """
+    in_order = sorted(unused, key=lambda pair: max(map(_last_sign, pair[1]), default=0.0))
+    return [
+        f"{label} is reserved but idle: ask {listed(list(map(person, holders[:NAMED_SHARERS])))}."
+        for label, holders in in_order[:NAMED_IDLE]
+    ]
+
+
+def _last_sign(holder: Holder) -> float:
+    return holder.last_cell or holder.since or 0.0
+
+
+def _use_beside(refusal: Refusal) -> str:
+    """What uses a device that others wait for, empty if nothing does."""
+    if refusal.fault:
+        return f"can't be read: {shown(refusal.fault, REASON_LIMIT)}"
+    if refusal.usage is None:
+        return ""
+    state = judge(refusal.usage, None)
+    return "" if state is State.IDLE else use(state, refusal.usage, refusal.processes or ())
+
+
+def _unfit(device: Device, unfit: Unfit) -> str:
+    if unfit is Unfit.MODEL:
+        return f"is a {shown(device.name) if device.name else 'GPU without a name'}"
+    if unfit is Unfit.MEMORY:
+        return f"has {gib(device.memory_mib or 0)}"
+    if unfit is Unfit.MEMORY_UNKNOWN:
+        return "does not say how much memory it has"
+    return "is a MIG instance; with this driver a process can use only one"
+
+
+def _process(process: Process) -> str:
+    user = f"{shown(process.user)}: " if process.user else ""
+    memory = "" if process.memory_mib is None else gib(process.memory_mib)
+    if not process.command:
+        return f"{user}pid {process.pid}{', ' if memory else ''}{memory}"
+    return f"{user}{shown(process.command, COMMAND_LIMIT)} (pid {process.pid}) {memory}".rstrip()
+
+
+def _counted(count: int, singular: str, plural: str) -> str:
+    return f"{count} {singular if count == 1 else plural}"

@@ -1,0 +1,376 @@
+"""The sentences about a reservation: that there is one, or why not, and what to do next.
+
+Values in, text out. What is said of one device is in `devices.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from reserve_gpu.errors import shown
+from reserve_gpu.gpus.names import gpu_index
+from reserve_gpu.gpus.usage import is_usable
+from reserve_gpu.model import State
+from reserve_gpu.report import devices as words
+from reserve_gpu.report.text import duration, gib, labels, listed, time_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from reserve_gpu.model import Caution, Device, Holder, Refusal, Request, Waiting
+
+IN_USE = (State.RESERVED, State.BUSY, State.AWAITED)
+
+
+# -- what was done ---------------------------------------------------------------------------------
+
+
+def reserved(devices: Sequence[Device], environ: Mapping[str, str]) -> str:
+    """What a reservation prints: the devices, then the variables."""
+    lines = [f"Reserving {device.label}: {words.described(device)}" for device in devices]
+    return "\n".join([*lines, *variables(environ)])
+
+
+def variables(environ: Mapping[str, str | None]) -> list[str]:
+    """One line for each variable that is set: `CUDA_VISIBLE_DEVICES = '2'`."""
+    return [f"{name} = {value!r}" for name, value in sorted(environ.items()) if value is not None]
+
+
+def reservation(devices: Sequence[Device]) -> str:
+    """How a reservation shows itself to a programmer: `<Reservation of GPU1 and GPU3>`."""
+    return f"<Reservation of {labels(devices)}>"
+
+
+def released(devices: Sequence[Device], environ: Mapping[str, str | None], *, started: bool) -> str:
+    """What a release prints.
+
+    started: CUDA runs in this process, so its memory on the devices stays in use.
+    """
+    lines = [f"Released {labels(devices)}." if devices else "This kernel holds no GPU."]
+    if started and devices:
+        lines.append("CUDA still runs in this kernel: restart it to free the GPU's memory as well.")
+    lines += [
+        f"{name} is not set" if value is None else f"{name} = {value!r}"
+        for name, value in sorted(environ.items())
+    ]
+    return "\n".join(lines)
+
+
+def going_on(held: Sequence[Device], visible: str | None = None) -> str:
+    """How a kernel goes on that got no GPU, or not the one that it asked for.
+
+    visible: the CUDA_VISIBLE_DEVICES that it goes on with.
+    """
+    if held:
+        return f"Going on with {labels(held)}, as before."
+    if visible:
+        return f"Going on with CUDA_VISIBLE_DEVICES = {shown(visible)!r}, as before."
+    return "Going on without a GPU."
+
+
+# -- why there is no reservation -------------------------------------------------------------------
+
+
+def nothing_free(  # noqa: PLR0913 - the last two are keywords that most callers leave out
+    request: Request,
+    refusals: Sequence[Refusal],
+    kept: Sequence[Device],
+    limit: str | None,
+    *,
+    waited_s: float | None = None,
+    user: str | None = None,
+) -> str:
+    """Why nothing was reserved, device by device, and what can be done.
+
+    kept: what stays reserved. limit: the CUDA_VISIBLE_DEVICES from outside, if there is one.
+    waited_s: the time in seconds that was allowed for waiting, None if nobody waited.
+    user: who asks; a GPU that only this user's own processes use may be taken by name.
+    """
+    lines = [_after_waiting(waited_s) + _headline(request, refusals)]
+    lines += [f"  {refusal.label}: {words.refusal(refusal)}" for refusal in refusals]
+    if limit is not None:
+        lines.append(limit_line(limit, len(refusals)))
+    lines += _ways_out(refusals, has_waited=bool(waited_s), user=user)
+    if kept:
+        lines.append(f"This kernel keeps {labels(kept)}; nothing was changed.")
+    else:
+        lines.append("CUDA_VISIBLE_DEVICES = ''")
+    return "\n".join(lines)
+
+
+def impossible(request: Request, refusals: Sequence[Refusal], limit: str | None) -> str:
+    """Why no state of this machine could satisfy the request.
+
+    refusals: of all devices that this process may use and the request does not exclude.
+    """
+    if not refusals:
+        return "Every GPU that this process may use is excluded."
+    fit = [refusal for refusal in refusals if refusal.state is not State.UNFIT]
+    instances = [refusal for refusal in fit if refusal.device.instance is not None]
+    reasons = [f"{r.label} {words.refusal(r)}" for r in refusals if r.state is State.UNFIT]
+    if 0 < len(instances) < len(fit):
+        reasons.append("CUDA gives a process whole GPUs or MIG instances, not both")
+    what = "1 GPU" if request.needed == 1 else f"{request.needed} GPUs"
+    what += f" of {gib(request.min_memory_mib)} or more" if request.min_memory_mib else ""
+    what += f" with {shown(request.model)!r} in the name" if request.model else ""
+    will_do = ", ".join(refusal.label for refusal in fit) or "none"
+    why = f": {'; '.join(reasons)}" if reasons else ""
+    text = f"{what} can't be had here. Of {len(refusals)}, {will_do} will do{why}."
+    return text if limit is None else f"{text} {limit_line(limit, len(refusals))}"
+
+
+def limit_line(limit: str, count: int) -> str:
+    """What a CUDA_VISIBLE_DEVICES from outside means for this process. count: devices in it."""
+    inside = {0: "no GPU at all", 1: "that one"}.get(count, "those")
+    return (
+        f"CUDA_VISIBLE_DEVICES={shown(limit)!r} was set before: it limits this process to {inside}."
+    )
+
+
+def above(refusals: Sequence[Refusal], environ: Mapping[str, str | None]) -> str:
+    """Why there is no GPU of its own below a process that has reserved all that this may use."""
+    held = [refusal for refusal in refusals if refusal.holder]
+    head = (
+        f"{labels(held)} {_is(len(held))} reserved already, for all that the holder has started, "
+        "and so for this process:"
+    )
+    lines = [f"  {refusal.label}: {words.refusal(refusal)}" for refusal in refusals]
+    way_out = "The variables are set for that: leave out %reserve_gpu here."
+    return "\n".join([head, *lines, way_out, *variables(environ)])
+
+
+def too_late(held: Sequence[Device], seen: Sequence[Device]) -> str:
+    """Why a process that has started CUDA can't get another GPU any more.
+
+    seen: what CUDA sees here and this process may reserve.
+    """
+    keeps = f"This kernel keeps {labels(held)}." if held else "Nothing was reserved or changed."
+    restart, still = "Restart", ""
+    if seen:
+        these = "it can" if len(seen) == 1 else "these can"
+        numbers = ",".join(device.number for device in seen)
+        still = (
+            f"CUDA sees {labels(seen)} here: {these} still be reserved, with %reserve_gpu "
+            f"{numbers}. "
+        )
+        restart = "For another GPU, restart"
+    return (
+        "Too late: CUDA has already started in this kernel, and it reads CUDA_VISIBLE_DEVICES only "
+        f"when it starts. {keeps} {still}{restart} the kernel and run %reserve_gpu before anything "
+        "that uses a GPU."
+    )
+
+
+def nested() -> str:
+    """Why a call that comes in the midst of another one, in a handler of a signal, is refused."""
+    return (
+        "This process is reserving or releasing already; it can't reserve once more in the midst "
+        "of that. Try again when it is done."
+    )
+
+
+def has_ended() -> str:
+    """Why a reservation that was released can't be entered with `with`."""
+    return "This reservation has been released; ask for another one."
+
+
+def another_thread_waits() -> str:
+    """Why a thread gets nothing while another one of the process waits in the queue."""
+    return (
+        "Another thread of this process is waiting in the queue for a GPU; this one gets the same "
+        "GPU if it waits as long: wait=True."
+    )
+
+
+# -- warnings --------------------------------------------------------------------------------------
+
+
+def caution(caution: Caution, request: Request) -> str:
+    """What there is to be said against a device that was taken all the same."""
+    asked_for = "You share" if request.share else "You asked for"
+    is_idle = caution.state is State.IDLE
+    use = [] if is_idle else [words.use(caution.state, caution.usage, caution.processes)]
+    what = "; ".join([*use, *map(words.holder, caution.sharers)])
+    return f"{asked_for} {caution.device.label}: it is {what}"
+
+
+def stays(devices: Sequence[Device]) -> str:
+    """Why a smaller request leaves more reserved than it asks for."""
+    return (
+        "CUDA has started in this kernel and goes on using what it saw then, so "
+        f"{labels(devices)} {'stays' if len(devices) == 1 else 'stay'} reserved as well."
+    )
+
+
+def changed(visible: str | None, held: Sequence[Device], *, is_late: bool) -> str:
+    """What is said where somebody has changed CUDA_VISIBLE_DEVICES under a reservation.
+
+    is_late: CUDA has started, so setting it right would change nothing.
+    """
+    how = "unset" if visible is None else f"set to {shown(visible)!r}"
+    what = f"CUDA_VISIBLE_DEVICES was {how} since"
+    if is_late:
+        return f"{what}, and CUDA has started; this kernel holds {labels(held)}"
+    return f"{what}; the variables are set for {labels(held)} again"
+
+
+def replaced(device: Device, path: str) -> str:
+    """What is said where somebody deleted a lock file and nobody else has taken the device."""
+    return (
+        f"Somebody deleted or replaced {path}, the lock of {device.label}. It is locked anew, and "
+        f"{device.label} is still reserved for this kernel."
+    )
+
+
+def lost(device: Device, path: str, holder: Holder) -> str:
+    """Why a reservation is none any more: another process has the new lock file."""
+    return (
+        f"Somebody deleted {path}, the lock of {device.label}, and the device is now "
+        f"{words.holder(holder)}. Nothing was changed: agree with them, or restart this kernel."
+    )
+
+
+def private(path: str) -> str:
+    """What someone in a container with a lock directory of its own ought to know."""
+    return (
+        f"this container sees only the reservations made inside of it (in {path}). To share them "
+        "with the whole machine, mount one directory into all containers and set "
+        "RESERVE_GPU_LOCK_DIR to it."
+    )
+
+
+# -- a wait ----------------------------------------------------------------------------------------
+
+
+def asked(request: Request) -> str:
+    """What is asked for: `a GPU`, `GPU0 and GPU1:0`, `2 GPUs of 16 GiB or more, not 3`."""
+    if request.devices:
+        what = listed([_label(name) for name in request.devices])
+    else:
+        what = "a GPU" if request.needed == 1 else f"{request.needed} GPUs"
+    if request.min_memory_mib:
+        what += f" of {gib(request.min_memory_mib).replace('.0 ', ' ')} or more"
+    if request.model:
+        what += f" with {shown(request.model)!r} in the name"
+    if request.exclude:
+        what += f", not {listed([_label(name) for name in request.exclude])}"
+    return f"{what}, also shared" if request.share else what
+
+
+def waiting(waiting: Waiting) -> list[str]:
+    """What is awaited, the place in the queue and for how long; then a line for each device."""
+    lines = [f"{refusal.label}: {words.refusal(refusal)}" for refusal in _in_the_way(waiting)]
+    return [_awaited(waiting), *lines]
+
+
+def waiting_briefly(waiting: Waiting) -> str:
+    """The same in one row: of each device only who has it."""
+    holders = [f"{refusal.label} {_short(refusal)}" for refusal in _in_the_way(waiting)]
+    return f"{_awaited(waiting)} {', '.join(holders)}"
+
+
+def one_line(lines: Sequence[str]) -> str:
+    """What stands in several lines in one: the headline, then the others."""
+    first, *others = lines
+    return f"{first} {'; '.join(others)}".rstrip()
+
+
+def interrupted(held: Sequence[Device]) -> str:
+    """What is said when a wait was interrupted."""
+    if held:
+        return f"Stopped waiting. This kernel keeps {labels(held)}."
+    return "Stopped waiting; nothing is reserved. CUDA_VISIBLE_DEVICES = ''"
+
+
+# -- parts of them ---------------------------------------------------------------------------------
+
+
+def _after_waiting(waited_s: float | None) -> str:
+    return f"Waited for {time_limit(waited_s)}. " if waited_s else ""
+
+
+def _headline(request: Request, refusals: Sequence[Refusal]) -> str:
+    states = [refusal.state for refusal in refusals if refusal.state is not State.UNFIT]
+    total, free = len(states), states.count(State.FREE)
+    if not total:
+        return "No free GPU devices."
+    if free:
+        return (
+            f"Not enough free GPU devices: {free} of {total} {_is(free)} free, {request.needed} "
+            "are needed."
+        )
+    in_use = sum(state in IN_USE for state in states)
+    awaited = " or awaited" if State.AWAITED in states else ""
+    parts = [f"{in_use} of {total} {_is(in_use)} in use{awaited}"] if in_use else []
+    if rest := total - in_use:
+        parts.append(f"{rest} of {total} can't be used")
+    return f"No free GPU devices: {', '.join(parts)}."
+
+
+def _ways_out(refusals: Sequence[Refusal], *, has_waited: bool, user: str | None) -> list[str]:
+    """Whom to ask, the queue, and what may be taken by name: never what another person has."""
+    ways = words.whom_to_ask(
+        [
+            (refusal.label, (refusal.holder,))
+            for refusal in refusals
+            if refusal.state is State.RESERVED
+            and refusal.holder
+            and refusal.usage
+            and words.is_unused(refusal.usage, refusal.processes or ())
+        ]
+    )
+    if not has_waited and any(map(_may_come_free, refusals)):
+        ways.append(f"{'Or wait' if ways else 'Wait'} in the queue with %reserve_gpu --wait.")
+    lines = [" ".join(ways)] if ways else []
+    lines += [
+        f"To use {refusal.label} all the same, name it: %reserve_gpu {refusal.device.number}"
+        for refusal in refusals
+        if _may_be_named(refusal, user)
+    ][:1]
+    return lines
+
+
+def _may_come_free(refusal: Refusal) -> bool:
+    return refusal.state in IN_USE or (refusal.state is State.UNKNOWN and not refusal.fault)
+
+
+def _may_be_named(refusal: Refusal, user: str | None) -> bool:
+    """Whether naming the device would get it, and would take nothing from another person."""
+    usage, processes = refusal.usage, refusal.processes
+    if usage is None or refusal.fault or not is_usable(usage):
+        return False
+    if refusal.state is State.UNKNOWN:
+        return True
+    count = (usage.compute or 0) + (usage.mps or 0)
+    is_all_seen = bool(processes) and len(processes or ()) >= count
+    is_own = user is not None and all(process.user == user for process in processes or ())
+    return refusal.state is State.BUSY and is_all_seen and is_own
+
+
+def _awaited(waiting: Waiting) -> str:
+    place = "next" if waiting.place == 1 else f"number {waiting.place}"
+    most = "" if math.isinf(waiting.limit_s) else f" ({time_limit(waiting.limit_s)} at most)"
+    return (
+        f"Waiting for {asked(waiting.request)}, {place} in the queue, for "
+        f"{duration(waiting.waited_s)}{most}."
+    )
+
+
+def _in_the_way(waiting: Waiting) -> list[Refusal]:
+    return [refusal for refusal in waiting.refusals if refusal.state is not State.UNFIT]
+
+
+def _short(refusal: Refusal) -> str:
+    """Who has a device, in a word."""
+    user = refusal.holder and refusal.holder.user
+    return shown(user) if user and refusal.state is State.RESERVED else refusal.state.value
+
+
+def _label(name: str) -> str:
+    """How a name that somebody typed is shown: `GPU2` for `2` and `gpu2`, others as they are."""
+    return name if gpu_index(name) is None else f"GPU{name.lower().removeprefix('gpu')}"
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"

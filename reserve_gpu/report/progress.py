@@ -1,0 +1,228 @@
+"""The one live display of a wait or a check, gone when that is over.
+
+What it says comes from messages; here is where it goes: to a notebook, a terminal, or a log. Only
+the functions that name IPython need it, so the command line shows the same without.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from contextlib import suppress
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
+
+from reserve_gpu.report.messages import one_line, waiting_briefly
+from reserve_gpu.report.messages import waiting as waiting_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from IPython.display import DisplayHandle
+    from typing_extensions import Self
+
+    from reserve_gpu.model import Waiting
+
+CLEAR_ROW = "\r\x1b[K"  # back to the first column, and delete what stands there
+
+
+class Timed(Protocol):
+    """Something under way that says in words how it stands, and for how long it has run."""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds so far."""
+
+
+class Live:
+    """Shows how things stand: replaced in place in a notebook and a terminal, else a line on news.
+
+    A context manager; at its end the display is taken away, where that can be done.
+    stream: where to show it; None for wherever this IPython shows what cells print.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._screen = _of_ipython() if stream is None else _of_stream(stream)
+        self._second: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._screen.clear()
+
+    def show(self, waiting: Waiting) -> None:
+        """Show how a wait stands; news is another place in the queue, another holder or state."""
+        if self._is_another_second(waiting.waited_s):
+            devices = [(r.label, r.state, r.holder and r.holder.pid) for r in waiting.refusals]
+            news = (waiting.place, devices)
+            self._screen.show(Frame(waiting_lines(waiting), waiting_briefly(waiting), news))
+
+    def show_check(self, progress: Timed) -> None:
+        """Show how a check stands; it takes seconds, not hours, so nothing of it is news to log."""
+        if self._is_another_second(progress.waited_s):
+            self._screen.show(Frame([str(progress)], str(progress)))
+
+    def _is_another_second(self, waited_s: float) -> bool:
+        """Whether the seconds that are shown would change; nothing need be shown more often."""
+        before, self._second = self._second, int(waited_s)
+        return self._second != before
+
+
+class Frame(NamedTuple):
+    """What is shown at one moment: lines, the first above the others; the same in one short row.
+
+    news: what is worth a line in a log when it changes, None for nothing.
+    """
+
+    lines: Sequence[str]
+    brief: str
+    news: Any = None
+
+
+class Screen(Protocol):
+    """Where things are shown."""
+
+    def show(self, frame: Frame) -> None:
+        """Show this in place of what was shown before, if that can be done."""
+
+    def clear(self) -> None:
+        """Take away what is shown."""
+
+
+class Terminal:
+    """One row that is rewritten."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._row = ""
+
+    def show(self, frame: Frame) -> None:
+        """Write the row anew, if it says something else now."""
+        columns = self._columns() - 1  # some terminals wrap in the last one
+        row = one_line(frame.lines)
+        self._write(row if _fits(row, columns) else _cut(frame.brief, columns))
+
+    def clear(self) -> None:
+        """Leave an empty row."""
+        self._write("")
+
+    def _write(self, row: str) -> None:
+        if row != self._row:
+            self._row = row
+            _print(f"{CLEAR_ROW}{row}", self._stream)
+
+    def _columns(self) -> int:
+        with suppress(OSError, ValueError):
+            if columns := os.get_terminal_size(self._stream.fileno()).columns:
+                return columns
+        return shutil.get_terminal_size().columns
+
+
+class Log:
+    """What can't be taken back: a line at the beginning, and one when there is news."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._news: Any = None
+
+    def show(self, frame: Frame) -> None:
+        """Write one line, if there is news."""
+        if frame.news != self._news:
+            self._news = frame.news
+            _print(f"{one_line(frame.lines)}\n", self._stream)
+
+    def clear(self) -> None:
+        """Leave everything: it is a log."""
+
+
+class Notebook:
+    """A display that the front end replaces in place; its last state is what is saved."""
+
+    def __init__(self) -> None:
+        self._handle: DisplayHandle | None = None
+        self._lines: Sequence[str] = ()
+
+    def show(self, frame: Frame) -> None:
+        """Replace the display, if it says something else now.
+
+        A front end that is not looking lets all that is sent to it pile up.
+        """
+        if (lines := frame.lines) != self._lines:
+            self._lines = lines
+            self._replace({"text/plain": "\n  ".join(lines), "text/html": _html(lines)})
+
+    def clear(self) -> None:
+        """Leave an empty display."""
+        if self._handle is not None:
+            self._replace({"text/plain": ""})
+
+    def _replace(self, data: dict[str, str]) -> None:
+        from IPython.display import DisplayHandle
+
+        if self._handle is None:
+            # Kept before it is shown, so that it is cleared too if showing it is interrupted.
+            self._handle = DisplayHandle()  # type: ignore[no-untyped-call]
+            self._handle.display(data, raw=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update(data, raw=True)  # type: ignore[no-untyped-call]
+
+
+def _html(lines: Sequence[str]) -> str:
+    """In HTML, as JupyterLab breaks a long line of plain text in the middle of words."""
+    first, *others = map(escape, lines)
+    hanging = "padding-left:2.5em;text-indent:-1.5em"
+    rest = "".join(f"<div style='{hanging}'>{other}</div>" for other in others)
+    return f"<div style='padding-left:.5em'>{first}{rest}</div>"
+
+
+def _fits(row: str, columns: int) -> bool:
+    if row.isascii():  # rich would keep each of the last 4,096 rows that it measured
+        return len(row) <= columns
+    from rich.cells import cell_len  # some letters are two columns wide
+
+    return cell_len(row) <= columns
+
+
+def _cut(row: str, columns: int) -> str:
+    """As much of the row as has room, with three dots where it was cut."""
+    if _fits(row, columns):
+        return row
+    from rich.cells import set_cell_size
+
+    return f"{set_cell_size(row, max(0, columns - 3)).rstrip()}..."
+
+
+def _print(text: str, stream: TextIO) -> None:
+    with suppress(OSError):  # nobody reads the stream any more; the wait goes on
+        try:
+            print(text, end="", file=stream, flush=True)
+        except UnicodeEncodeError:  # a note may have letters that the stream lacks
+            known = text.encode(stream.encoding, "backslashreplace").decode(stream.encoding)
+            print(known, end="", file=stream, flush=True)
+
+
+def _of_stream(stream: TextIO) -> Screen:
+    """A terminal that can rewrite a row, else a log."""
+    is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+    return Terminal(stream) if is_terminal else Log(stream)
+
+
+def _of_ipython() -> Screen:
+    """A notebook in front of which somebody sits, else whatever cells print to."""
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    return Notebook() if hasattr(shell, "kernel") and _is_watched(shell) else _of_stream(sys.stdout)
+
+
+def _is_watched(shell: Any) -> bool:
+    """Whether the cell was run by a client that could answer a question.
+
+    Those that run notebooks unattended can't: nbclient (`jupyter execute`, `nbconvert --execute`,
+    papermill) and ipyparallel. What they keep of a display is its last state, or each of them.
+    https://jupyter-client.readthedocs.io/en/stable/messaging.html#execute
+    """
+    content = shell.get_parent().get("content", {})
+    return bool(content.get("allow_stdin"))

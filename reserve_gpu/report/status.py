@@ -1,0 +1,306 @@
+"""How the machine stands: every device, what uses it, who has reserved it, and who waits.
+
+Only looks: it takes no device's lock, and what can't be read is a row that says so.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from reserve_gpu import host
+from reserve_gpu.errors import LockError, MutexHeldError
+from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.gpus.usage import judge
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.model import Device, Fault, Holder, Process, Row, State, Ticket, Usage
+from reserve_gpu.report import devices as words
+from reserve_gpu.report import html, terminal
+from reserve_gpu.report.layout import Layout, layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+VERSION = 1  # of the JSON; names are only ever added to it
+MUTEX_LIMIT_S = 0.5
+
+
+class Status(NamedTuple):
+    """How a machine stood at one moment; shows itself in a terminal and in a notebook.
+
+    rows: one for each device. waiting: the queue, the first one first.
+    problem: why nothing, or not all, is known of reservations.
+    time: in seconds since the epoch. host: the machine's name.
+    limit: the CUDA_VISIBLE_DEVICES from outside, which limits what this process can reserve.
+    """
+
+    rows: tuple[Row, ...]
+    waiting: tuple[Ticket, ...] = ()
+    problem: str | None = None
+    time: float = 0.0
+    host: str = ""
+    limit: str | None = None
+
+    def __repr__(self) -> str:
+        return terminal.plain(self)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        return terminal.rendered(self.layout(), options)
+
+    def _repr_pretty_(self, printer: Any, _is_cycle: bool) -> None:  # noqa: FBT001 - IPython's
+        printer.text(self.to_text())
+
+    def _repr_html_(self) -> str:
+        return html.html(self.layout())
+
+    def to_text(self) -> str:
+        """How it looks on standard output: coloured and broken to its width in a terminal."""
+        return terminal.text(self)
+
+    def layout(self) -> Layout:
+        """What it says in words, to be laid out."""
+        return layout(
+            self.rows,
+            self.waiting,
+            at=self.time,
+            host=self.host,
+            limit=self.limit,
+            problem=self.problem,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same for programs, as JSON takes it; docs/status.md has the shape."""
+        every_uuid = {row.device.uuid for row in self.rows if isinstance(row.device, Device)}
+        return {
+            "version": VERSION,
+            "host": self.host,
+            "time": self.time,
+            "devices": [_row_dict(row) for row in self.rows],
+            "waiting": [_ticket_dict(ticket, every_uuid) for ticket in self.waiting],
+            "problem": self.problem,
+            "limit": self.limit,
+        }
+
+
+class Reservations(NamedTuple):
+    """What the lock directory tells.
+
+    holders, faults: by UUID, who has the device, or why that can't be known.
+    problem: why nothing, or not all, is known. is_complete: a device without holders is reserved
+        by nobody.
+    """
+
+    holders: Mapping[str, tuple[Holder, ...]]
+    faults: Mapping[str, str]
+    waiting: tuple[Ticket, ...] = ()
+    problem: str | None = None
+    is_complete: bool = True
+
+    def fault_of(self, device: Device) -> str | None:
+        """Why it can't be known who else has the device, None where it is known."""
+        unseen = None if self.is_complete else "whether it is reserved can't be seen now"
+        return self.faults.get(device.uuid) or unseen
+
+
+def look(*, idle_mib: float | None = None, limit: str | None = None) -> Status:
+    """Look at every device of this machine that the driver shows.
+
+    idle_mib: memory in use up to which a device is idle, None for the default.
+    limit: the CUDA_VISIBLE_DEVICES from outside, if there is one.
+    Raises DriverError where there is no driver. Where the lock directory can't be used the devices
+    are there all the same, and `problem` says why nothing is known of reservations.
+    """
+    with Nvml() as nvml:
+        devices = list(nvml.walk())
+        reservations = _reservations(devices)
+        rows = tuple(_row(nvml, device, reservations, idle_mib) for device in devices)
+    return Status(
+        rows,
+        reservations.waiting,
+        reservations.problem,
+        time=time.time(),
+        host=socket.gethostname(),
+        limit=limit,
+    )
+
+
+def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
+    """Who has which device, and who waits.
+
+    Trying a lock makes others fail to take it for a moment, so that is done under the mutex. Where
+    others have the mutex for too long the kernel's list names those that it shows, without a try.
+    """
+    uuids = [device.uuid for device in devices if isinstance(device, Device)]
+    try:
+        with LockDirectory() as directory:
+            try:
+                with directory.mutex(MUTEX_LIMIT_S):
+                    reservations = _asked(uuids, directory.holders_of, directory.tickets)
+            except MutexHeldError as error:
+                listed = _asked(uuids, directory.listed_holders_of, directory.listed_tickets)
+                reservations = listed._replace(problem=str(error), is_complete=False)
+    except LockError as error:
+        return Reservations({}, {}, problem=str(error), is_complete=False)
+    return _with_users(reservations)
+
+
+def _asked(
+    uuids: Sequence[str],
+    holders_of: Callable[[str], tuple[Holder, ...]],
+    tickets: Callable[[], Sequence[Ticket]],
+) -> Reservations:
+    holders: dict[str, tuple[Holder, ...]] = {}
+    faults: dict[str, str] = {}
+    for uuid in uuids:
+        try:
+            holders[uuid] = holders_of(uuid)
+        except LockError as error:  # noqa: PERF203 - one device's fault says nothing of the others
+            faults[uuid] = str(error)
+    return Reservations(holders, faults, tuple(tickets()))
+
+
+def _with_users(reservations: Reservations) -> Reservations:
+    """The same with the users' names; looked up after the mutex, as that can take long."""
+    return reservations._replace(
+        holders={
+            uuid: tuple(map(host.with_user, holders))
+            for uuid, holders in reservations.holders.items()
+        },
+        waiting=tuple(
+            ticket._replace(holder=host.with_user(ticket.holder)) for ticket in reservations.waiting
+        ),
+    )
+
+
+def _row(
+    nvml: Nvml, device: Device | Fault, reservations: Reservations, idle_mib: float | None
+) -> Row:
+    if isinstance(device, Fault):
+        return Row(device, State.BROKEN, reason=device.reason)
+    holders = tuple(sorted(reservations.holders.get(device.uuid, ()), key=_is_another))
+    row = Row(
+        device,
+        State.RESERVED if holders else State.BROKEN,
+        holders=holders,
+        is_mine=bool(holders) and not _is_another(holders[0]),
+        is_unused=None if holders else False,
+        is_unreserved_use=None,
+        next_in_queue=_next_in_queue(device, reservations.waiting),
+    )
+    try:
+        usage = nvml.usage(device)
+        processes = nvml.processes(device)
+    except DeviceError as error:
+        return row._replace(reason=str(error))
+    if nvml.sees_all:
+        processes = _attributed(processes, holders, is_complete=reservations.is_complete)
+    read = row._replace(
+        usage=usage, utilisation=nvml.utilisation(device), processes=tuple(processes)
+    )
+    return _judged(read, usage, judge(usage, idle_mib), reservations.fault_of(device))
+
+
+def _judged(row: Row, usage: Usage, use: State, fault: str | None) -> Row:
+    """The row with what its readings and its holders come to.
+
+    use: as the readings say. fault: why it can't be known whether somebody else has the device.
+    """
+    state, reason = use, words.cause(use, usage) or None
+    if use is State.IDLE and not row.holders:
+        state, reason = (State.UNKNOWN, fault) if fault else (State.FREE, None)
+    return row._replace(
+        state=State.RESERVED if row.holders else state,
+        reason=reason,
+        is_unused=words.is_unused(usage, row.processes) if row.holders else False,
+        is_unreserved_use=_is_unreserved_use(row, use, is_known=not fault),
+    )
+
+
+def _is_another(holder: Holder) -> bool:
+    """Whether the holder is another process than this one, or may be."""
+    return not (holder.seen and holder.pid == os.getpid())
+
+
+def _next_in_queue(device: Device, tickets: Sequence[Ticket]) -> int | None:
+    places = (place for place, t in enumerate(tickets, 1) if t.could_use(device.uuid))
+    return next(places, None)
+
+
+def _attributed(
+    processes: Sequence[Process], holders: Sequence[Holder], *, is_complete: bool
+) -> list[Process]:
+    """The processes with user and command, and whether each belongs to a holder.
+
+    is_complete: there are no other holders than these.
+    """
+    pids = {holder.pid for holder in holders if holder.seen and holder.pid}
+    not_found = False if is_complete and all(holder.seen for holder in holders) else None
+    return [
+        host.identified(process)._replace(has_reserved=_is_below(process.pid, pids) or not_found)
+        for process in processes
+    ]
+
+
+def _is_below(pid: int, holders: set[int]) -> bool:
+    """Whether the process is a holder or descends from one: the last is slow to find out."""
+    return pid in holders or (bool(holders) and not host.lineage(pid).isdisjoint(holders))
+
+
+def _is_unreserved_use(row: Row, use: State, *, is_known: bool) -> bool | None:
+    """Whether somebody uses the device who has not reserved it, None if that can't be seen."""
+    if not row.holders:
+        return use is State.BUSY if is_known or use is not State.BUSY else None
+    belongings = {process.has_reserved for process in row.processes}
+    if False in belongings:
+        return True
+    return None if None in belongings else False
+
+
+def _row_dict(row: Row) -> dict[str, Any]:
+    device = row.device if isinstance(row.device, Device) else None
+    return {
+        "label": row.label,
+        "state": row.state.value,
+        "reason": row.reason,
+        "index": row.device.index,
+        "instance": row.device.instance,
+        "uuid": device.uuid if device else None,
+        "gpu_uuid": (device.gpu_uuid or device.uuid) if device else None,
+        "name": device.name if device else None,
+        "bus_id": device.bus_id if device else None,
+        "memory_total_mib": device.memory_mib if device else None,
+        "memory_used_mib": row.usage.used_mib if row.usage else None,
+        "utilisation_percent": row.utilisation,
+        "processes": [process._asdict() for process in row.processes],
+        "holders": [_holder_dict(holder) for holder in row.holders],
+        "is_this_process": row.is_mine,
+        "is_reserved_but_idle": row.is_unused,
+        "is_used_without_reservation": row.is_unreserved_use,
+        "next_in_line": row.next_in_queue,
+    }
+
+
+def _holder_dict(holder: Holder) -> dict[str, Any]:
+    return {
+        "pid": holder.pid,
+        "user": holder.user,
+        "notebook": holder.notebook,
+        "note": holder.note,
+        "since": holder.since,
+        "last_cell": holder.last_cell,
+        "confirmed": holder.confirmed,
+        "elsewhere": holder.elsewhere,
+    }
+
+
+def _ticket_dict(ticket: Ticket, every_uuid: set[str]) -> dict[str, Any]:
+    """every_uuid: what one who could use any device could use."""
+    about = _holder_dict(ticket.holder)
+    del about["last_cell"]
+    wants = every_uuid if ticket.wants is None else ticket.wants
+    return {**about, "asks": ticket.asks, "wants": sorted(wants)}

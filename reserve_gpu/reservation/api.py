@@ -1,0 +1,250 @@
+"""The road of one reservation: what the magic, the command line and scripts call."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from contextlib import contextmanager
+from math import inf
+from typing import TYPE_CHECKING
+
+from reserve_gpu import host, interrupts
+from reserve_gpu.errors import (
+    ImpossibleError,
+    NoDriverError,
+    NoFreeDeviceError,
+    ReservedAboveError,
+    ReserveGPUError,
+    ReserveGPUWarning,
+    TooLateError,
+    WaitTimeoutError,
+)
+from reserve_gpu.gpus import names
+from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.model import Device
+from reserve_gpu.report import messages
+from reserve_gpu.report.status import look
+from reserve_gpu.reservation import environment, policy
+from reserve_gpu.reservation.claim import Claim, Denied, Granted, attempt, cautions, explained
+from reserve_gpu.reservation.request import Deadline, idle_mib, parse
+from reserve_gpu.reservation.session import Reservation, session
+from reserve_gpu.reservation.wait import wait_in_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from reserve_gpu.gpus.names import DeviceNames
+    from reserve_gpu.model import Request, Waiting
+    from reserve_gpu.report.status import Status
+    from reserve_gpu.reservation.session import Session
+
+
+def reserve(  # noqa: PLR0913 - all but the first are keywords
+    devices: DeviceNames | None = None,
+    *,
+    count: int | None = None,
+    min_memory: float | str | None = None,
+    name: str | None = None,
+    exclude: DeviceNames = (),
+    wait: float | str | None = None,
+    share: bool = False,
+    note: str | None = None,
+    progress: Callable[[Waiting], object] = lambda _waiting: None,
+) -> Reservation:
+    """Reserve GPUs for this process and set the CUDA variables for whatever it starts next.
+
+    devices: the ones to take, one or several, in this order, by index, UUID or its unique prefix,
+        MIG instance (`1:0`) or PCI bus id; None for the first that are free.
+    count: how many, where none are named; 1 by default.
+    min_memory: total memory of each, in MiB or as `16GB`, `16GiB`.
+    name: text that the name of each must contain, in upper or lower case.
+    exclude: devices that will not do.
+    wait: for how long to wait in the queue, in seconds or as `90s`, `10m`, `2h`; True for ever.
+    share: together with others who share; who has reserved a GPU without it shares it with nobody.
+    note: a line for others to read.
+    progress: called about once a second while this waits.
+
+    A process has one reservation. Asking again for what it already holds changes nothing; asking
+    for less lets go of the rest, as long as CUDA has not started.
+    Raises RequestError, TooLateError, NoFreeDeviceError (WaitTimeoutError after a wait),
+    DriverError, LockError. A ReserveGPUWarning tells that somebody else uses a device that was
+    named or shared.
+    """
+    request = parse(
+        devices,
+        count=count,
+        min_memory=min_memory,
+        name=name,
+        exclude=exclude,
+        share=share,
+        note=note,
+    )
+    deadline = Deadline.after(wait)
+    with session().turn(deadline) as own:
+        reservation, texts = own.met_by(request) or _taken(own, request, deadline, progress)
+    try:
+        for text in texts:
+            warnings.warn(text, ReserveGPUWarning, stacklevel=2)
+    except ReserveGPUWarning:  # where warnings are errors nobody gets to know of the reservation
+        reservation.release()
+        raise
+    return reservation
+
+
+def current() -> Reservation | None:
+    """The reservation that this process holds, if any."""
+    return session().reservation
+
+
+def release() -> tuple[Device, ...]:
+    """Let go of what this process holds; returns the devices that it let go of.
+
+    The variables get back the values that they had before, also where a failure had emptied
+    `CUDA_VISIBLE_DEVICES`.
+    """
+    return session().release()
+
+
+def status() -> Status:
+    """Look at every device of this machine that the driver shows.
+
+    Raises DriverError where there is no driver. Where the lock directory can't be used the devices
+    are there all the same, and `problem` says why nothing is known of reservations.
+    """
+    limit = session().outside()[environment.VISIBLE]
+    with interrupts.deferred():
+        return look(idle_mib=idle_mib(), limit=limit)
+
+
+def go_without() -> None:
+    """Leave this process, if it holds nothing, without any GPU that it could use by mistake."""
+    session().go_without()
+
+
+def go_on_after(error: ReserveGPUError) -> str:
+    """Go on although nothing could be reserved, with no GPU that could be used by mistake.
+
+    Returns how: a line to read.
+    """
+    if not isinstance(error, (NoDriverError, NoFreeDeviceError)):  # the last has seen to it
+        go_without()
+    visible = environment.read()[environment.VISIBLE]
+    is_above = isinstance(error, ReservedAboveError)
+    return messages.going_on(session().devices, visible if is_above else None)
+
+
+def before_exec(reason: str | None = None) -> None:
+    """Leave what this process holds to the program that it becomes with its next exec.
+
+    reason: why it holds nothing, for that program to tell.
+    """
+    session().leave_to_next_program(reason)
+
+
+def reason() -> str | None:
+    """Why the program before this one, in the same process, has left it no GPU."""
+    return session().reason
+
+
+def note_cell() -> list[str]:
+    """Note for others that a cell of this kernel has ended; returns lines to show, mostly none."""
+    return session().note_cell()
+
+
+def _taken(
+    own: Session, request: Request, deadline: Deadline, progress: Callable[[Waiting], object]
+) -> tuple[Reservation, list[str]]:
+    """Take what is asked for; returns the reservation, and what there is to be said against it."""
+    limit_mib = idle_mib()
+    environment.remember_over_fork()
+    is_late = environment.cuda_started()
+    if is_late and not environment.cuda_uuids():
+        raise TooLateError(messages.too_late(own.devices, ()))
+    with _failing_closed_if_interrupted(own, deadline), Nvml() as gpus:
+        gpus.count()  # without a driver nothing is made
+        if is_late:
+            request = _only_what_cuda_sees(own, request, gpus)
+        with LockDirectory() as locks:
+            texts = own.renew()
+            outside, held = own.outside(), own.locks_in(locks.path)
+            claim = Claim(request, gpus, locks, outside, held, limit_mib, is_late)
+            outcome = _outcome(own, claim, deadline, progress)
+            if isinstance(outcome, Granted):
+                reservation = own.hold(outcome, request.note)
+                return reservation, texts + _warnings(claim, outcome)
+            raise _failure(own, claim, outcome, deadline)
+
+
+def _outcome(
+    own: Session, claim: Claim, deadline: Deadline, progress: Callable[[Waiting], object]
+) -> Granted | Denied:
+    outcome = attempt(claim, deadline.at if deadline.waits else inf)
+    if isinstance(outcome, Granted) or not deadline.waits or _is_above(own, claim, outcome):
+        return outcome
+    if not policy.may_come_free(outcome.refusals, claim.request):
+        return outcome
+    with own.waiting():
+        return wait_in_queue(claim, outcome, deadline, progress)
+
+
+def _failure(
+    own: Session, claim: Claim, denied: Denied, deadline: Deadline
+) -> ImpossibleError | NoFreeDeviceError:
+    """Why nothing was taken. Unless the request was wrong, no GPU is visible from now on."""
+    request, visible = claim.request, claim.outside[environment.VISIBLE]
+    if policy.is_impossible(denied.refusals, request):
+        return ImpossibleError(messages.impossible(request, denied.refusals, visible))
+    refusals = [explained(claim, refusal) for refusal in denied.refusals]
+    if _is_above(own, claim, denied):
+        return ReservedAboveError(messages.above(refusals, claim.outside), refusals)
+    own.go_without()
+    has_waited = deadline.waits and policy.may_come_free(refusals, request)
+    waited_s = deadline.limit_s if has_waited else None
+    user = host.user_of(os.getpid())
+    text = messages.nothing_free(
+        request, refusals, own.devices, visible, waited_s=waited_s, user=user
+    )
+    return (WaitTimeoutError if has_waited else NoFreeDeviceError)(text, refusals)
+
+
+def _is_above(own: Session, claim: Claim, denied: Denied) -> bool:
+    """Whether what this process may use is reserved by one that it was started from."""
+    if own.devices or not claim.outside[environment.VISIBLE]:
+        return False
+    return any(r.holder for r in denied.refusals) and policy.is_above(
+        denied.refusals, host.ancestors()
+    )
+
+
+def _only_what_cuda_sees(own: Session, request: Request, gpus: Nvml) -> Request:
+    """The request by the names of the devices that CUDA sees here. Raises TooLateError.
+
+    CUDA has started, so nothing else can be reserved; but this process may have released these.
+    """
+    everything = [device for device in gpus.walk() if isinstance(device, Device)]
+    by_uuid = {names.bare_uuid(device.uuid): device for device in everything}
+    seen = [by_uuid[uuid] for uuid in environment.cuda_uuids() if uuid in by_uuid]
+    if narrowed := policy.take_back(request, seen):
+        return narrowed
+    # Who never reserved anything sees all GPUs: to reserve them all is no advice to give.
+    is_limited = len(seen) < len(everything) or len(everything) == 1
+    raise TooLateError(messages.too_late(own.devices, seen if is_limited else ()))
+
+
+def _warnings(claim: Claim, granted: Granted) -> list[str]:
+    texts = [messages.caution(caution, claim.request) for caution in cautions(claim, granted)]
+    if host.is_private(claim.locks.path):
+        texts.append(messages.private(claim.locks.path))
+    return texts
+
+
+@contextmanager
+def _failing_closed_if_interrupted(own: Session, deadline: Deadline) -> Iterator[None]:
+    """Leave no GPU visible to what comes after a wait that was interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if deadline.waits:
+            own.go_without()
+        raise

@@ -1,0 +1,283 @@
+"""One attempt to take what a request asks for: lock first, then look; all of it or nothing.
+
+A look before the lock proves nothing, as somebody else may take the device in between.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from reserve_gpu import host
+from reserve_gpu.errors import LockError
+from reserve_gpu.gpus import usage
+from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.locks.lock import Lock
+from reserve_gpu.model import Caution, Device, Fault, Refusal, State, Ticket
+from reserve_gpu.reservation import limit, policy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from typing_extensions import Self
+
+    from reserve_gpu.gpus.nvml import Nvml
+    from reserve_gpu.locks.directory import LockDirectory
+    from reserve_gpu.locks.queue import Place
+    from reserve_gpu.model import Holder, Process, Request, Usage
+
+# Others wait for the mutex meanwhile: the readings of a look have so long, all together. A GPU that
+# was touched before answers within milliseconds, unless the driver hangs.
+READINGS_LIMIT_S = 2.0
+LEAST_LIMIT_S = 0.1  # for each reading
+TOUCH_S = 0.02  # GPUs are touched for so long before the mutex is taken for a look at all of them
+
+
+class Claim(NamedTuple):
+    """All that an attempt needs to know.
+
+    outside: the CUDA variables as somebody outside set them. held: locks that this process has
+    already, by UUID. idle_mib: memory in use up to which a device is idle, None for the default.
+    is_taking_back: CUDA has started, so this process itself may be on the devices.
+    """
+
+    request: Request
+    gpus: Nvml
+    locks: LockDirectory
+    outside: Mapping[str, str | None]
+    held: Mapping[str, Lock]
+    idle_mib: float | None = None
+    is_taking_back: bool = False
+
+
+class Locked(NamedTuple):
+    """A device that was locked and will do.
+
+    usage: its reading, None for what was held before. sharers: who has it too.
+    """
+
+    device: Device
+    lock: Lock
+    state: State = State.IDLE
+    usage: Usage | None = None
+    sharers: tuple[Holder, ...] = ()
+
+    @property
+    def crowd(self) -> tuple[bool, float]:
+        """How much others use it: less is better, and what is held already is best."""
+        if self.usage is None:
+            return False, -1.0
+        return self.state is not State.IDLE or bool(self.sharers), usage.used_mib(self.usage)
+
+
+class Granted(NamedTuple):
+    """An attempt that took what was asked for."""
+
+    locked: tuple[Locked, ...]
+
+
+class Denied(NamedTuple):
+    """An attempt that took nothing. ahead: who comes before in the queue."""
+
+    refusals: tuple[Refusal, ...]
+    ahead: tuple[Ticket, ...] = ()
+
+
+class Taken:
+    """What an attempt has taken so far; at its end it lets go of all that was not kept."""
+
+    def __init__(self, held: Mapping[str, Lock]) -> None:
+        self._held = held
+        self.locked: dict[str, Locked] = {}
+        self.refusals: list[Refusal] = []
+        self._kept: frozenset[str] = frozenset()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for uuid, locked in self.locked.items():
+            if uuid not in self._kept and locked.lock is not self._held.get(uuid):
+                locked.lock.release()
+
+    def add(self, answer: Locked | Refusal) -> None:
+        """Count what came of one device."""
+        if isinstance(answer, Refusal):
+            self.refusals.append(answer)
+        else:
+            self.locked[answer.device.uuid] = answer
+            # What is said of it if the others can't be had.
+            self.refusals.append(Refusal(answer.device, State.FREE))
+
+    def keep(self, devices: Sequence[Device]) -> Granted:
+        """Let these stay locked."""
+        self._kept = frozenset(device.uuid for device in devices)
+        return Granted(tuple(self.locked[device.uuid] for device in devices))
+
+
+def attempt(claim: Claim, until: float = inf, place: Place | None = None) -> Granted | Denied:
+    """Take what is asked for, or say of each device why it could not be had.
+
+    until: when to give up on the mutex, by time.monotonic(). place: in the queue, of one who
+    waits; who does not wait comes after all who do. Raises LockError, and RequestError for a name
+    that means no device.
+    """
+    refusals: list[Refusal] = []
+    ahead: list[Ticket] = []
+    for devices in _batches(claim):
+        with claim.locks.mutex(until=until), Taken(claim.held) as taken:
+            if place and not place.stands():
+                place.join()
+            ahead = place.ahead() if place else claim.locks.tickets()
+            if chosen := _choose(claim, devices, ahead, taken):
+                granted = taken.keep(chosen)
+                record = host.myself(claim.request.note)
+                for locked in granted.locked:
+                    locked.lock.write(record)
+                return granted
+        refusals += taken.refusals
+    return Denied(tuple(refusals), tuple(ahead))
+
+
+def cautions(claim: Claim, granted: Granted) -> list[Caution]:
+    """What there is to be said against the devices that were taken."""
+    return [
+        Caution(
+            locked.device,
+            locked.state,
+            locked.usage,
+            tuple(p for p in _processes(claim, locked.device) if p.pid != os.getpid()),
+            tuple(host.with_user(sharer) for sharer in locked.sharers),
+        )
+        for locked in granted.locked
+        if locked.usage and (locked.state is not State.IDLE or locked.sharers)
+    ]
+
+
+def explained(claim: Claim, refusal: Refusal) -> Refusal:
+    """The refusal with what runs on the device and whose it is.
+
+    Asked late, and only where somebody will read it: users, commands and readings can be slow.
+    """
+    if refusal.holder:
+        refusal = refusal._replace(holder=host.with_user(refusal.holder))
+    if not isinstance(refusal.device, Device) or refusal.fault or refusal.unfit:
+        return refusal
+    reading = refusal.usage
+    if reading is None and refusal.state is State.RESERVED:
+        reading = _usage(claim, refusal.device)
+    is_used = reading is not None and usage.judge(reading, claim.idle_mib) is State.BUSY
+    processes = tuple(_processes(claim, refusal.device)) if is_used else None
+    return refusal._replace(usage=reading, processes=processes)
+
+
+def _batches(claim: Claim) -> Iterator[list[Device | Fault]]:
+    """The devices to try, in parts that are looked at together.
+
+    A GPU that is reached here is touched, which may take seconds, so this is done outside of the
+    mutex. Where the first free one will do no GPU is touched needlessly: the first part is one GPU,
+    the others what can be touched in an instant, as taking the mutex for each of many takes longer.
+    """
+    candidates = limit.candidates(claim.gpus, claim.request, claim.outside)
+    if not policy.first_will_do(claim.request):
+        yield list(candidates)
+        return
+    part: list[Device | Fault] = []
+    touch_until = 0.0
+    for device in candidates:
+        part.append(device)
+        if time.monotonic() >= touch_until:
+            yield part
+            part, touch_until = [], time.monotonic() + TOUCH_S
+    if part:
+        yield part
+
+
+def _choose(
+    claim: Claim, devices: Sequence[Device | Fault], ahead: Sequence[Ticket], taken: Taken
+) -> list[Device] | None:
+    readings_until = time.monotonic() + READINGS_LIMIT_S
+
+    def choose() -> list[Device] | None:
+        crowd = {uuid: locked.crowd for uuid, locked in taken.locked.items()}
+        there = [locked.device for locked in taken.locked.values()]
+        return policy.choose(there, claim.request, crowd, claim.gpus.link)
+
+    for device in devices:
+        left_s = max(LEAST_LIMIT_S, readings_until - time.monotonic())
+        taken.add(_take(claim, device, ahead, left_s))
+        if policy.first_will_do(claim.request) and (chosen := choose()):
+            return chosen
+    return None if policy.first_will_do(claim.request) else choose()
+
+
+def _take(
+    claim: Claim, device: Device | Fault, ahead: Sequence[Ticket], limit_s: float
+) -> Locked | Refusal:
+    """Lock one device, look at it, and keep the lock only if it will do."""
+    request = claim.request
+    if isinstance(device, Fault):
+        return Refusal(device, State.BROKEN, fault=device.reason)
+    if reason := policy.unfit(device, request, _driver(claim, device)):
+        return Refusal(device, State.UNFIT, unfit=reason)
+    own = claim.held.get(device.uuid)
+    if own and own.shared == request.share:
+        return Locked(device, own)
+    own_locks = [own] if own else []
+    try:
+        lock = claim.locks.take(device.uuid, share=request.share, own=own_locks)
+    except LockError as error:
+        return Refusal(device, State.UNKNOWN, fault=str(error))
+    if not isinstance(lock, Lock):
+        return Refusal(device, State.RESERVED, holder=lock)
+    is_kept = False
+    try:
+        answer = _look(claim, device, lock, ahead, limit_s)
+        is_kept = isinstance(answer, Locked)
+        return answer
+    finally:
+        if not is_kept:
+            lock.release()
+
+
+def _look(
+    claim: Claim, device: Device, lock: Lock, ahead: Sequence[Ticket], limit_s: float
+) -> Locked | Refusal:
+    """Whether the device, now locked, will do for all that others have or await of it."""
+    own = claim.held.get(device.uuid)
+    own_names = [lock.name, *([own.name] if own else [])]
+    sharers = claim.locks.sharers_of(device.uuid, own_names) if claim.request.share else ()
+    try:
+        reading = claim.gpus.usage(device, limit_s)
+    except DeviceError as error:
+        return Refusal(device, State.BROKEN, fault=str(error))
+    state = usage.judge(reading, claim.idle_mib)
+    if own or claim.is_taking_back:  # this process itself may be on it
+        return Locked(device, lock, state, reading, sharers)
+    if waiting := next((ticket for ticket in ahead if ticket.could_use(device.uuid)), None):
+        return Refusal(device, State.AWAITED, reading, holder=waiting.holder)
+    if policy.is_to_be_taken(claim.request, state, reading, is_shared=bool(sharers)):
+        return Locked(device, lock, state, reading, sharers)
+    return Refusal(device, state, reading)
+
+
+def _driver(claim: Claim, device: Device) -> str | None:
+    """The version of the driver, asked only where it matters."""
+    is_several = device.instance is not None and claim.request.needed > 1
+    return claim.gpus.driver_version() if is_several else None
+
+
+def _usage(claim: Claim, device: Device) -> Usage | None:
+    try:
+        return claim.gpus.usage(device, READINGS_LIMIT_S)
+    except DeviceError:
+        return None
+
+
+def _processes(claim: Claim, device: Device) -> list[Process]:
+    processes = claim.gpus.processes(device)
+    if not claim.gpus.sees_all:  # a pid may be another process's in our PID namespace
+        return processes
+    return [host.identified(process) for process in processes]

@@ -1,0 +1,142 @@
+"""The CUDA variables of this process, and whether CUDA has read them already.
+
+CUDA reads `CUDA_VISIBLE_DEVICES` once, in cuInit; what is set later changes nothing, in silence.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from reserve_gpu.model import Device
+
+MEMORY, ORDER, VISIBLE = "CUDA_DEVICE_MEMORY", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
+VARIABLES = (MEMORY, ORDER, VISIBLE)
+NO_DEVICES: Mapping[str, str | None] = {VISIBLE: "", MEMORY: None}
+
+NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED (cuda.h)
+
+_started_before_fork = False
+_is_hooked = False
+
+
+class Changes(NamedTuple):
+    """What this process has done to the variables.
+
+    before: what they were, as somebody outside of this package had set them. written: what was set
+    instead. None stands for a variable that is not set.
+    """
+
+    before: Mapping[str, str | None] = {}
+    written: Mapping[str, str | None] = {}
+
+    def outside(self) -> dict[str, str | None]:
+        """The variables as somebody outside of this package set them, before or since."""
+        return {
+            name: self.before[name]
+            if name in self.written and self.written[name] == value
+            else value
+            for name, value in read().items()
+        }
+
+    def to(self, values: Mapping[str, str | None]) -> Changes:
+        """Set the variables; returns all that has been done to them then."""
+        changes = Changes(self.outside(), {**self.written, **values})
+        write(values)
+        return changes
+
+    def undo(self) -> Changes:
+        """Give the variables the values that they had before; not those that others changed."""
+        write(self.outside())
+        return Changes()
+
+
+def variables(devices: Sequence[Device]) -> dict[str, str | None]:
+    """The three variables for these devices, in this order; None for one that must not be set.
+
+    Whole GPUs go by their NVML index, as much code calls int() on it; a MIG instance has no index.
+    """
+    memory = [device.memory_mib for device in devices]
+    visible = [str(d.index) if d.instance is None else d.uuid for d in devices]
+    return {
+        MEMORY: None if None in memory else ",".join(map(str, memory)),
+        ORDER: "PCI_BUS_ID",  # CUDA's own default is another order than NVML's
+        VISIBLE: ",".join(visible),
+    }
+
+
+def read() -> dict[str, str | None]:
+    """The variables as they are now."""
+    return {name: os.environ.get(name) for name in VARIABLES}
+
+
+def write(values: Mapping[str, str | None]) -> None:
+    """Set the variables, and unset those that are None. Reaches C's getenv as well."""
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def cuda_started() -> bool:
+    """Whether CUDA has been initialised in this process, or in a parent that it was forked from.
+
+    Asks the driver library itself, if the process has loaded it: before cuInit every call answers
+    CUDA_ERROR_NOT_INITIALIZED. Starts nothing and loads nothing.
+    """
+    return _started_before_fork or _cuda() is not None
+
+
+def cuda_uuids() -> list[str]:
+    """The UUIDs, without `GPU-` or `MIG-`, of the devices that CUDA sees, in its order.
+
+    Empty where CUDA has not started, or can't be asked, as in a fork.
+    """
+    import ctypes
+    import uuid
+
+    cuda = _cuda()
+    if cuda is None:
+        return []
+    count, device, data = ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    # The first version of the call gives a MIG instance the UUID of its GPU.
+    ask_uuid = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid
+    uuids: list[str] = []
+    cuda.cuDeviceGetCount(ctypes.byref(count))
+    for number in range(count.value):
+        if cuda.cuDeviceGet(ctypes.byref(device), number) or ask_uuid(ctypes.byref(data), device):
+            return []
+        uuids.append(str(uuid.UUID(bytes=bytes(data))))
+    return uuids
+
+
+def remember_over_fork() -> None:
+    """Let a forked child know that CUDA had started: there the driver can't be asked any more."""
+    global _is_hooked
+    if not _is_hooked and hasattr(os, "register_at_fork"):
+        _is_hooked = True
+        os.register_at_fork(before=_remember)
+
+
+def _remember() -> None:
+    global _started_before_fork
+    _started_before_fork = cuda_started()
+
+
+def _cuda() -> Any:
+    """The CUDA driver library, if this process has loaded and initialised it."""
+    if not hasattr(os, "RTLD_NOLOAD"):
+        return None
+    import ctypes
+
+    try:
+        library = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return None
+    count = ctypes.c_int()
+    is_started = library.cuDeviceGetCount(ctypes.byref(count)) != NOT_INITIALIZED
+    return library if is_started else None

@@ -1,0 +1,128 @@
+"""A reservation that outlives exec: how a process leaves it to the program that it becomes.
+
+The locks stay with the process, as their descriptors stay open over that one exec. What else there
+is to know travels in an environment variable, beside the pid: a process with another pid has only
+inherited it. Nothing in it is believed that the kernel does not confirm of the locks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from reserve_gpu import host
+from reserve_gpu.errors import LockError
+from reserve_gpu.locks import descriptors
+from reserve_gpu.locks.directory import default_path
+from reserve_gpu.locks.holders import merge, read_record
+from reserve_gpu.locks.lock import TEXT_LIMIT, Lock, has_flock
+from reserve_gpu.model import Device
+from reserve_gpu.reservation import environment
+from reserve_gpu.reservation.environment import Changes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LIMIT = 100_000  # characters; the kernel's own limit for one variable is 128 KiB
+REASON_LIMIT = 5_000  # characters, each of up to 12 in JSON
+NUMBERS = {"index", "memory_mib", "link_width", "instance"}  # of a device; the rest is text
+
+
+class Handover(NamedTuple):
+    """What one program leaves to the next in the same process.
+
+    changes: to the CUDA variables. locks: what holds the devices, by UUID.
+    reason: why there is no device, if there is none and a person should be told.
+    """
+
+    changes: Changes
+    devices: tuple[Device, ...] = ()
+    locks: Mapping[str, Lock] = {}
+    note: str | None = None
+    reason: str | None = None
+
+
+def offer(handover: Handover) -> None:
+    """Leave it to the program that this process becomes with its next exec."""
+    for lock in handover.locks.values():
+        lock.keep_over_exec()
+    locks = [handover.locks[device.uuid] for device in handover.devices]
+    fields = {
+        "before": dict(handover.changes.before),
+        "written": dict(handover.changes.written),
+        "devices": [asdict(device) for device in handover.devices],
+        "locks": [(lock.descriptor, lock.name, lock.shared) for lock in locks],
+        "note": handover.note and handover.note[:TEXT_LIMIT],
+        "reason": handover.reason and handover.reason[:REASON_LIMIT],
+    }
+    os.environ[host.HELD] = f"{os.getpid()} {json.dumps(fields)}"
+
+
+def received() -> Handover | None:
+    """What this process was given; None, without a word, if that is not so or not true any more."""
+    value = os.environ.get(host.HELD, "")
+    if host.held_by() != os.getpid() or len(value) > LIMIT:
+        return None
+    try:
+        handover = _checked(json.loads(value.partition(" ")[2]))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, LockError):
+        return None
+    if handover and handover.devices:
+        os.environ[host.HELD] = str(os.getpid())  # processes below need know no more
+    elif handover:
+        del os.environ[host.HELD]
+    return handover
+
+
+def _checked(fields: Mapping[str, Any]) -> Handover | None:
+    devices = tuple(_device(device) for device in fields["devices"])
+    locks: dict[str, Lock] = {}
+    for device, (descriptor, name, shared) in zip(devices, fields["locks"], strict=True):
+        lock = _adopted(descriptor, str(name), shared=shared is True)
+        if lock is None:
+            return None
+        locks[device.uuid] = lock
+    changes = Changes(_variables(fields["before"]), _variables(fields["written"]))
+    return Handover(changes, devices, locks, _text(fields["note"]), _text(fields["reason"]))
+
+
+def _device(fields: Mapping[str, Any]) -> Device:
+    """The device that was written down. Raises TypeError for what can't be one."""
+    for name, value in fields.items():
+        if value is None and name not in ("index", "uuid"):
+            continue
+        if type(value) is not (int if name in NUMBERS else str):
+            raise TypeError(name)
+    return Device(**fields)
+
+
+def _variables(values: Mapping[str, Any]) -> dict[str, str | None]:
+    return {name: _text(values[name]) for name in environment.VARIABLES if name in values}
+
+
+def _text(value: object) -> str | None:
+    if not isinstance(value, str | None):
+        raise TypeError(value)
+    return value
+
+
+def _adopted(descriptor: int, name: str, *, shared: bool) -> Lock | None:
+    """The lock that this process had before exec made it another program; None if it is not that.
+
+    Only the kernel is believed: the descriptor is open, its file is the one of that name, and this
+    very opening of the file has it locked. From now on it is closed in forks and over exec.
+    """
+    path = os.path.join(default_path(), os.path.basename(name))
+    with suppress(OSError, OverflowError, ValueError, TypeError):
+        there, opened = os.stat(path, follow_symlinks=False), os.fstat(descriptor)
+        if (there.st_dev, there.st_ino) != (opened.st_dev, opened.st_ino):
+            return None
+        if not has_flock(descriptor):
+            return None
+        since = merge(read_record(descriptor), None).since
+        descriptors.adopt(descriptor)
+        return Lock(descriptor, path, shared=shared, since=since)
+    return None

@@ -1,0 +1,173 @@
+"""The inherited limit: which devices this process may use at all, and which ones a name means.
+
+A `CUDA_VISIBLE_DEVICES` that was set before (by Slurm, Ray, a shell) is a limit: only what is
+inside of it is reserved. So is a control group, but the driver itself shows only what is inside.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from reserve_gpu.errors import ImpossibleError, RequestError, shown
+from reserve_gpu.gpus import names
+from reserve_gpu.model import Device, Fault
+from reserve_gpu.reservation import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from reserve_gpu.gpus.nvml import Nvml
+    from reserve_gpu.model import Request
+
+CHILD_LIMIT_S = 60
+
+
+def candidates(
+    gpus: Nvml, request: Request, outside: Mapping[str, str | None]
+) -> Iterator[Device | Fault]:
+    """The devices to try for the request: those that it names, or all but the excluded.
+
+    Each GPU is touched only when it is reached: that can take seconds.
+    outside: the CUDA variables as they were before this process reserved anything.
+    Raises RequestError for a name that means no device here.
+    """
+    if request.devices:
+        return iter(_named(gpus, request, outside))
+    whole = {index for name in request.exclude if (index := names.whole_index(name)) is not None}
+    for name in request.exclude:
+        _check_name(gpus, name)
+    devices = inside(gpus, outside, frozenset(whole))
+    return (device for device in devices if not names.is_one_of(device, request.exclude))
+
+
+def inside(
+    gpus: Nvml, outside: Mapping[str, str | None], skipped: frozenset[int] = frozenset()
+) -> Iterator[Device | Fault]:
+    """The devices that this process may use, in PCI bus order, each touched when it is reached.
+
+    skipped: the indices of GPUs that need not be touched.
+    Raises RequestError where only CUDA could say which devices are meant, and it can't be asked.
+    """
+    value = outside[environment.VISIBLE]
+    if value is None:
+        return gpus.walk(skipped)
+    listed = names.entries(value)
+    numbers = [entry for entry in listed if isinstance(entry, int)]
+    in_bus_order = outside[environment.ORDER] == "PCI_BUS_ID"
+    if in_bus_order and len(numbers) == len(listed):
+        indices = names.numbers_within(numbers, gpus.count())
+        return (d for index in indices if index not in skipped for d in gpus.devices(index))
+    everything = list(gpus.walk())
+    numbering = list(range(gpus.count()))
+    if numbers and not in_bus_order:
+        numbering = _numbering(value, everything, gpus.count())
+    visible = names.visible(listed, everything, numbering)
+    return (device for device in visible if device.index not in skipped)
+
+
+def _named(gpus: Nvml, request: Request, outside: Mapping[str, str | None]) -> list[Device | Fault]:
+    """The device that each name means, in their order, if this process may use all of them."""
+    devices = [_meant(gpus, name) for name in request.devices]
+    names.require_distinct(devices)
+    names.require_one_kind(devices)
+    value = outside[environment.VISIBLE]
+    allowed = devices if value is None else list(inside(gpus, outside))
+    for device in devices:
+        if names.is_one_of(device, request.exclude):
+            raise RequestError(f"{device.label} is both named and excluded.")
+        if device not in allowed:
+            left = ", ".join(other.label for other in allowed) or "no GPU"
+            raise RequestError(
+                f"{device.label} is outside of CUDA_VISIBLE_DEVICES={shown(value or '')!r}, "
+                f"which was set before and limits this process to {left}."
+            )
+    return devices
+
+
+def _meant(gpus: Nvml, name: str) -> Device | Fault:
+    index = names.gpu_index(name)
+    if index is None:
+        return names.pick(name, list(gpus.walk()))
+    _check_index(gpus, index)
+    return names.pick(name, gpus.devices(index))
+
+
+def _check_name(gpus: Nvml, name: str) -> None:
+    """Raise RequestError if the name means no device; a whole GPU's index touches none for that."""
+    index = names.whole_index(name)
+    if index is None:
+        _meant(gpus, name)
+    else:
+        _check_index(gpus, index)
+
+
+def _check_index(gpus: Nvml, index: int) -> None:
+    count = gpus.count()
+    if index >= count:
+        there = "only GPU0" if count == 1 else f"GPU0 to GPU{count - 1}"
+        raise ImpossibleError(f"There is no GPU{index}: this machine has {there}.")
+
+
+def _numbering(value: str, everything: Sequence[Device | Fault], count: int) -> list[int]:
+    """The index of the GPU that CUDA gives each number to, where nobody set CUDA_DEVICE_ORDER.
+
+    CUDA's default order is fastest first. Among GPUs of one model that is the PCI bus order.
+    """
+    devices = [device for device in everything if isinstance(device, Device)]
+    models = {names.model(device) for device in devices}
+    sizes = {device.memory_mib for device in devices if device.instance is None}
+    if len(models) <= 1 and len(sizes) <= 1:
+        return list(range(count))
+    if any(device.instance is not None for device in devices):
+        why = "beside MIG instances it shows no whole GPUs"
+    else:
+        try:
+            index = {device.uuid: device.index for device in devices}
+            return [index.get(uuid, -1) for uuid in _device_uuids()]
+        except OSError as error:
+            why = str(error)
+    raise RequestError(
+        f"CUDA_VISIBLE_DEVICES={shown(value)!r} was set before, without CUDA_DEVICE_ORDER. "
+        "The GPUs here are of different models, so only CUDA knows which it means, and CUDA can't "
+        f"be asked ({why}). Set CUDA_DEVICE_ORDER=PCI_BUS_ID beside it, or UUIDs for numbers."
+    )
+
+
+def _device_uuids() -> list[str]:
+    """The UUIDs of all GPUs in the order in which CUDA numbers them by default.
+
+    Asked in a child process, as asking starts CUDA. Raises OSError if it can't be.
+    """
+    import subprocess
+
+    unset = environment.VISIBLE, environment.ORDER
+    environ = {name: value for name, value in os.environ.items() if name not in unset}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", _CHILD],
+            env=environ, capture_output=True, text=True, timeout=CHILD_LIMIT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"no answer within {CHILD_LIMIT_S} s") from error
+    if done.returncode:
+        raise OSError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    return done.stdout.split()
+
+
+_CHILD = """
+import ctypes, sys, uuid
+cuda = ctypes.CDLL("libcuda.so.1")
+def ask(function, *arguments):
+    code = function(*arguments)
+    if code:
+        sys.exit(f"CUDA error {code} of {function.__name__}")
+ask(cuda.cuInit, 0)
+count, device, data = ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+ask(cuda.cuDeviceGetCount, ctypes.byref(count))
+for number in range(count.value):
+    ask(cuda.cuDeviceGet, ctypes.byref(device), number)
+    ask(cuda.cuDeviceGetUuid, ctypes.byref(data), device)
+    print(f"GPU-{uuid.UUID(bytes=bytes(data))}")
+"""

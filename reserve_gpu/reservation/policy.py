@@ -1,0 +1,181 @@
+"""Does it fit, is it to be taken, which is best, can it ever be had? Pure functions of values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from reserve_gpu.gpus import names, usage
+from reserve_gpu.model import Device, State, Unfit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from reserve_gpu.model import Refusal, Request, Usage
+
+SEVERAL_INSTANCES_SINCE = 570  # driver, with CUDA 12.8
+
+LOOK_S = 1.0  # between two looks at devices about which only the driver can tell
+QUIET_S = 5.0  # where all are reserved: a notice of the kernel tells of a change
+LIVELY_LOOK_S = 0.25  # after something has changed: so many who wait don't keep each other busy
+LIVELY_S = 2.0  # for so long: a GPU may be in use a little longer than it is reserved
+
+
+def unfit(device: Device, request: Request, driver: str | None = None) -> Unfit | None:
+    """Why the device can never be what is asked for, None if it can.
+
+    driver: its version, which matters for who asks for several MIG instances.
+    """
+    if request.model.lower() not in (device.name or "").lower():
+        return Unfit.MODEL
+    if request.min_memory_mib and device.memory_mib is None:
+        return Unfit.MEMORY_UNKNOWN
+    if device.memory_mib is not None and device.memory_mib < request.min_memory_mib:
+        return Unfit.MEMORY
+    if device.instance is not None and request.needed > 1:
+        major = (driver or "").partition(".")[0]
+        if major.isdecimal() and int(major) < SEVERAL_INSTANCES_SINCE:
+            return Unfit.SECOND_INSTANCE
+    return None
+
+
+def is_to_be_taken(request: Request, state: State, reading: Usage, *, is_shared: bool) -> bool:
+    """Whether a device that nobody else has reserved for themselves, or waits for, is taken.
+
+    state: of its use. is_shared: others share it, with whom the request is willing to share.
+    A name says that the person knows better; it can't help where CUDA would let nobody on.
+    """
+    if state is State.IDLE:
+        return True
+    is_expected = bool(request.devices) or (is_shared and state is State.BUSY)
+    return is_expected and usage.is_usable(reading)
+
+
+def first_will_do(request: Request) -> bool:
+    """Whether the first free device is as good as any; else all have to be seen to choose."""
+    return request.needed == 1 and not request.devices and not request.share
+
+
+def choose(
+    devices: Sequence[Device],
+    request: Request,
+    crowd: Mapping[str, tuple[bool, float]],
+    link: Callable[[Device, Device], int],
+) -> list[Device] | None:
+    """The best of those that can be had, in their order, None if they are too few.
+
+    crowd: by UUID, whether others use the device, and the memory in use; less is better.
+    link: how far two devices are from each other; 0 is closest.
+    """
+    count = request.needed
+    if request.devices:
+        return list(devices) if len(devices) == count else None
+    if count > 1:  # CUDA gives a process whole GPUs or MIG instances, not both
+        whole = [device for device in devices if device.instance is None]
+        instances = [device for device in devices if device.instance is not None]
+        devices = whole if len(whole) >= count else instances
+    if len(devices) < count:
+        return None
+    if request.share:
+        return sorted(devices, key=lambda device: crowd[device.uuid])[:count]
+    return closest(devices, count, link)
+
+
+def closest(
+    devices: Sequence[Device], count: int, link: Callable[[Device, Device], int]
+) -> list[Device]:
+    """Those of the devices that are well connected; the first ones where all are alike.
+
+    Grown from each device in turn by what is closest to those chosen so far.
+    """
+    distance = {(a, b): link(a, b) for a, b in combinations(devices, 2)}
+    distance |= {(b, a): cost for (a, b), cost in distance.items()}
+    best: tuple[int, list[Device]] | None = None
+    for start in devices:
+        chosen, cost = [start], 0
+        while len(chosen) < count:
+            left = (device for device in devices if device not in chosen)
+            nearest = min(left, key=lambda d: sum(distance[d, other] for other in chosen))
+            cost += sum(distance[nearest, other] for other in chosen)
+            chosen.append(nearest)
+        if best is None or cost < best[0]:
+            best = cost, chosen
+    return [device for device in devices if best and device in best[1]]
+
+
+def kept(held: Sequence[Device], request: Request, *, is_shared: bool) -> list[Device] | None:
+    """Those of the devices held already that are what is asked for, None where they are not.
+
+    is_shared: they are held together with others. Who names none and no number is content with all
+    of them. The order is that of the names.
+    """
+    if not held or is_shared != request.share:
+        return None
+    fitting = [
+        device
+        for device in held
+        if not unfit(device, request) and not names.is_one_of(device, request.exclude)
+    ]
+    if request.devices:
+        meant = [names.matching(name, fitting) for name in request.devices]
+        devices = [matches[0] for matches in meant if len(matches) == 1]
+        is_complete = len(devices) == len(meant) and len(set(devices)) == len(devices)
+        return devices if is_complete else None
+    if request.count is None:
+        return fitting or None
+    return fitting[: request.count] if len(fitting) >= request.count else None
+
+
+def take_back(request: Request, seen: Sequence[Device]) -> Request | None:
+    """The request by the names of the devices that CUDA sees, None if it asks for others.
+
+    Once CUDA has started it sees these and no others, so nothing else can be reserved any more.
+    seen: in CUDA's order.
+    """
+    if not seen or kept(seen, request, is_shared=request.share) != list(seen):
+        return None
+    if not request.devices and request.needed != len(seen):
+        return None
+    uuids = tuple(device.uuid for device in seen)
+    return replace(request, devices=uuids, count=None, exclude=())
+
+
+def is_impossible(refusals: Sequence[Refusal], request: Request) -> bool:
+    """Whether no state of this machine could satisfy the request.
+
+    refusals: of all devices that this process may use and the request does not exclude.
+    """
+    if not refusals:
+        return bool(request.exclude)
+    devices = [r.device for r in refusals if r.state is not State.UNFIT]
+    instances = sum(device.instance is not None for device in devices)
+    return max(instances, len(devices) - instances) < request.needed
+
+
+def may_come_free(refusals: Sequence[Refusal], request: Request) -> bool:
+    """Whether it makes sense to wait."""
+    return bool(refusals) and not is_impossible(refusals, request)
+
+
+def is_above(refusals: Sequence[Refusal], ancestors: Collection[int]) -> bool:
+    """Whether all that would do is reserved by processes that this one was started from.
+
+    To wait for them would be to wait for one's own end. ancestors: their pids.
+    """
+    holders = [refusal.holder for refusal in refusals if refusal.state is not State.UNFIT]
+    return bool(holders) and all(
+        holder is not None and holder.seen and holder.pid in ancestors for holder in holders
+    )
+
+
+def next_look_s(refusals: Sequence[Refusal], *, is_lively: bool, is_told: bool) -> float:
+    """The seconds until one who waits looks again.
+
+    is_lively: something has changed just now. is_told: the kernel gives notice of changes.
+    """
+    if is_lively:
+        return LIVELY_LOOK_S
+    only_driver_knows = {State.BUSY, State.UNKNOWN, State.BROKEN, State.PROHIBITED}
+    states = {refusal.state for refusal in refusals}
+    return QUIET_S if is_told and states.isdisjoint(only_driver_knows) else LOOK_S

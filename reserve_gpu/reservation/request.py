@@ -1,0 +1,123 @@
+"""What somebody asks for: the request, sizes of memory, durations, and the one setting."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from reserve_gpu.errors import RequestError, shown
+from reserve_gpu.gpus import names
+from reserve_gpu.model import Request
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from reserve_gpu.gpus.names import DeviceNames
+
+IDLE_MEMORY = "RESERVE_GPU_IDLE_MEMORY"
+
+_DURATION = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([smhd]?)"
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_LONGEST_S = 1e10  # three centuries
+_SIZE = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([kmgt]?)(i?b)?"
+_BYTES = {"k": (10**3, 2**10), "m": (10**6, 2**20), "g": (10**9, 2**30), "t": (10**12, 2**40)}
+
+
+class Deadline(NamedTuple):
+    """Until when somebody waits. limit_s: None for not at all. at: by time.monotonic()."""
+
+    limit_s: float | None
+    at: float
+
+    @classmethod
+    def after(cls, wait: object) -> Self:
+        """The deadline that a duration from now makes. Raises RequestError."""
+        limit_s = None if wait is None else parse_duration(wait)
+        return cls(limit_s, time.monotonic() + (limit_s or 0.0))
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is anything to wait for."""
+        return self.limit_s is not None
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is over."""
+        return time.monotonic() >= self.at
+
+
+def parse(  # noqa: PLR0913 - these are reserve()'s
+    devices: DeviceNames | None,
+    *,
+    count: int | None = None,
+    min_memory: float | str | None = None,
+    name: str | None = None,
+    exclude: DeviceNames | None = (),
+    share: bool = False,
+    note: str | None = None,
+) -> Request:
+    """The request that the arguments of reserve() make. Raises RequestError."""
+    named, excluded = _names(devices), _names(exclude)
+    if devices is not None and not named:
+        raise RequestError("No GPU is named. Leave the name out to get the first free one.")
+    if count is not None and (type(count) is not int or count < 1):
+        raise RequestError(f"The number of GPUs must be 1 or more, not {count!r}.")
+    if named and count is not None and count != len(named):
+        raise RequestError(
+            f"{len(named)} named and {count} asked for: give the names or the number."
+        )
+    for what, text in (("name", name), ("note", note)):
+        if text is not None and not isinstance(text, str):
+            raise RequestError(f"The {what} must be a text, not {text!r}.")
+    return Request(
+        devices=named,
+        count=count,
+        min_memory_mib=0.0 if min_memory is None else parse_size(min_memory),
+        model=name or "",
+        exclude=excluded,
+        share=share,
+        note=note,
+    )
+
+
+def parse_size(text: str | float) -> float:
+    """A size of memory in MiB: `16GB`, `16GiB`, `16000` (MiB). Raises RequestError."""
+    if isinstance(text, float) and text.is_integer():
+        text = int(text)
+    match = re.fullmatch(_SIZE, str(text).strip(), re.IGNORECASE | re.ASCII)
+    if not match or (match[3] and not match[2]):
+        raise RequestError(f"{shown(str(text))!r} is no size. Give 16GB, 16GiB or 16000 (MiB).")
+    number, prefix, unit = float(match[1]), match[2].lower(), (match[3] or "").lower()
+    return number * _BYTES[prefix][unit == "ib"] / 2**20 if prefix else number
+
+
+def parse_duration(text: object) -> float:
+    """A time in seconds: `90`, `90s`, `10m`, `2h`, True for ever. Raises RequestError."""
+    if text is True:
+        return math.inf
+    if isinstance(text, (int, float)) and not isinstance(text, bool) and text >= 0:
+        return float(min(text, _LONGEST_S))
+    match = re.fullmatch(_DURATION, str(text).strip(), re.IGNORECASE | re.ASCII)
+    if not match:
+        text = shown(str(text))
+        hint = f" To wait for GPUs by name: {text} --wait." if "," in text else ""
+        raise RequestError(f"{text!r} is no duration. Give 90, 90s, 10m or 2h.{hint}")
+    return float(match[1]) * _SECONDS[match[2].lower()]
+
+
+def idle_mib() -> float | None:
+    """Memory in MiB up to which a device is idle, None for the default. Raises RequestError."""
+    size = os.environ.get(IDLE_MEMORY)
+    if not size:
+        return None
+    try:
+        return parse_size(size)
+    except RequestError as error:
+        raise RequestError(f"{IDLE_MEMORY}: {error}") from error
+
+
+def _names(devices: DeviceNames | None) -> tuple[str, ...]:
+    return () if devices is None or devices == () else names.parse(devices)

@@ -1,0 +1,384 @@
+"""What this process holds, and what that has changed in its environment: the one place for both.
+
+A process has one session. A forked child begins with an empty one, as its parent's locks are closed
+in it; the program that a process becomes by exec takes over what was left to it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from reserve_gpu import host, interrupts
+from reserve_gpu.errors import LockError, NoFreeDeviceError, RequestError
+from reserve_gpu.locks import descriptors
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.lock import Lock
+from reserve_gpu.report import messages
+from reserve_gpu.reservation import environment, handover, policy
+from reserve_gpu.reservation.environment import Changes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from reserve_gpu.model import Device, Request
+    from reserve_gpu.reservation.claim import Granted
+    from reserve_gpu.reservation.request import Deadline
+
+POLL_S = 0.1  # between two looks at whether another thread waits in the queue
+RENEW_LIMIT_S = 1.0  # for the mutex, at the end of a cell
+
+
+class Reservation:
+    """Devices that this process holds; a context manager that lets go of them at the end.
+
+    devices: in the order in which CUDA numbers them in this process.
+    environ: the variables that were set for them.
+    """
+
+    def __init__(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
+        self.devices = tuple(devices)
+        self.environ = dict(environ)
+
+    def release(self) -> None:
+        """Let go of the devices and give the variables the values that they had before."""
+        session().release(self)
+
+    def __enter__(self) -> Self:
+        session().enter(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        session().leave(self)
+
+    def __repr__(self) -> str:
+        return messages.reservation(self.devices)
+
+    def __str__(self) -> str:
+        return messages.reserved(self.devices, self.environ)
+
+
+class Held(NamedTuple):
+    """What is held.
+
+    locks: by UUID. note: for others to read. is_unnamed: it was signed before the notebook's name
+    was known. answers: how many calls of reserve() were answered with it and are not in a `with`
+    block. inside: the threads that are in one, once for each; the end of the last one is the end of
+    the reservation, unless a call outside of any was answered with it.
+    """
+
+    reservation: Reservation
+    locks: Mapping[str, Lock]
+    note: str | None = None
+    is_unnamed: bool = False
+    answers: int = 1
+    inside: tuple[int, ...] = ()
+
+
+class Session:
+    """What this process holds, and what it did to its environment.
+
+    reason: why the program before this one, in the same process, has left it no device.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._held: Held | None = None
+        self._changes = Changes()
+        self._turn = threading.Lock()
+        self._thread: int | None = None  # the one that has the turn
+        self._is_waiting = False  # in the queue
+        self._is_release_due = False
+        self._has_adopted = False
+
+    @contextmanager
+    def turn(self, deadline: Deadline | None = None) -> Iterator[Self]:
+        """Let one thread at a time change what is held, without an interrupt half-way.
+
+        deadline: of a call that may wait; one that may not doesn't wait for one that does.
+        Raises NoFreeDeviceError then, and RequestError in a handler of a signal that came in the
+        midst of another call.
+        """
+        if self._thread == threading.get_ident():
+            raise RequestError(messages.nested())
+        with interrupts.deferred():
+            self._await_turn(deadline)
+            self._thread = threading.get_ident()
+            try:
+                yield self
+            finally:
+                if self._is_release_due:
+                    self._is_release_due = False
+                    self._release()
+                self._thread, self._is_waiting = None, False
+                self._turn.release()
+
+    def _await_turn(self, deadline: Deadline | None) -> None:
+        while not self._turn.acquire(timeout=POLL_S):
+            interrupts.checkpoint()
+            if deadline and self._is_waiting and time.monotonic() >= deadline.at:
+                self._go_without()
+                raise NoFreeDeviceError(messages.another_thread_waits())
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let other threads know that this one, which has the turn, waits in the queue."""
+        self._is_waiting = True
+        try:
+            yield
+        finally:
+            self._is_waiting = False
+
+    @property
+    def reservation(self) -> Reservation | None:
+        """What is held, unless its locks were lost."""
+        held = self._held
+        if held and all(lock.held() for lock in held.locks.values()):
+            return held.reservation
+        return None
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Those that are held."""
+        reservation = self.reservation
+        return reservation.devices if reservation else ()
+
+    def outside(self) -> dict[str, str | None]:
+        """The CUDA variables as somebody outside of this package set them."""
+        return self._changes.outside()
+
+    def locks_in(self, directory: str) -> dict[str, Lock]:
+        """The locks, by UUID, that others respect who use that directory."""
+        locks = self._held.locks if self._held and self.reservation else {}
+        return {u: lock for u, lock in locks.items() if os.path.dirname(lock.path) == directory}
+
+    def met_by(self, request: Request) -> tuple[Reservation, list[str]] | None:
+        """The reservation, if what is held already is what is asked for, and what to say of it.
+
+        Where less is asked for than is held, the rest is let go of, as long as CUDA has not
+        started. Raises LockError where another process has a device now.
+        """
+        held, reservation = self._held, self.reservation
+        if held is None or reservation is None:
+            return None
+        devices = policy.kept(reservation.devices, request, is_shared=_is_shared(held))
+        if devices is None:
+            return None
+        texts = self.renew()
+        if tuple(devices) == reservation.devices:
+            return reservation, texts + self._again(request.note)
+        if environment.cuda_started():
+            rest = [device for device in reservation.devices if device not in devices]
+            if rest:
+                return reservation, [*texts, *self._again(request.note), messages.stays(rest)]
+            return None  # the same in another order
+        locks = {device.uuid: self._held_locks()[device.uuid] for device in devices}
+        return self._change(devices, locks, request.note or held.note), texts
+
+    def hold(self, granted: Granted, note: str | None) -> Reservation:
+        """Hold what was taken, and nothing else: set the variables, then let go of the rest."""
+        devices = [locked.device for locked in granted.locked]
+        locks = {locked.device.uuid: locked.lock for locked in granted.locked}
+        return self._change(devices, locks, note)
+
+    def release(self, reservation: Reservation | None = None) -> tuple[Device, ...]:
+        """Let go of the reservation if it is still this one, None for any; returns its devices.
+
+        In a handler of a signal that came in the midst of another call it is done at its end.
+        """
+        if self._thread == threading.get_ident():
+            self._is_release_due = True
+            return ()
+        with self.turn():
+            if reservation is None or (self._held and self._held.reservation is reservation):
+                return self._release()
+            return ()
+
+    def go_without(self) -> None:
+        """Leave this process, if it holds nothing, without any GPU that it could use by mistake."""
+        if self._thread == threading.get_ident():
+            self._go_without()
+        else:
+            with self.turn():
+                self._go_without()
+
+    def enter(self, reservation: Reservation) -> None:
+        """Begin a `with` block. Raises RequestError if the reservation has ended."""
+        with self.turn():
+            held = self._held
+            if held is None or self.reservation is not reservation:
+                raise RequestError(messages.has_ended())
+            inside = (*held.inside, threading.get_ident())
+            self._held = held._replace(inside=inside, answers=max(0, held.answers - 1))
+
+    def leave(self, reservation: Reservation) -> None:
+        """End a `with` block, and the reservation if nobody else was answered with it."""
+        with self.turn():
+            held = self._held
+            if held is None or held.reservation is not reservation or not held.inside:
+                return
+            inside, thread = list(held.inside), threading.get_ident()
+            inside.remove(thread if thread in inside else inside[-1])
+            self._held = held._replace(inside=tuple(inside))
+            if not inside and not held.answers:
+                self._release()
+
+    def note_cell(self) -> list[str]:
+        """Note for others that a cell has ended; returns lines that the person has to know."""
+        held = self._held
+        if held is None or self._turn.locked():
+            return []
+        with self.turn():
+            for lock in self._held_locks().values():
+                lock.stamp()
+            try:
+                lines = self.renew(RENEW_LIMIT_S)
+            except LockError as error:
+                lines = [str(error)]
+            if held.is_unnamed and host.notebook_path():
+                self._sign()
+            return lines
+
+    def renew(self, limit_s: float | None = None) -> list[str]:
+        """Lock again what somebody deleted the lock file of, as others look at the new file.
+
+        limit_s: for the mutex. Returns what to say of it. Raises LockError if another process has
+        the device now.
+        """
+        held = self._held
+        if held is None or all(lock.stands() for lock in held.locks.values()):
+            return []
+        locks, texts = dict(held.locks), []
+        until = float("inf") if limit_s is None else time.monotonic() + limit_s
+        with LockDirectory() as directory, directory.mutex(until=until):
+            for device in held.reservation.devices:
+                old = locks[device.uuid]
+                if old.stands():
+                    continue
+                new = directory.take(device.uuid, share=old.shared)
+                if not isinstance(new, Lock):
+                    raise LockError(messages.lost(device, old.path, host.with_user(new)))
+                locks[device.uuid] = new
+                texts.append(messages.replaced(device, old.path))
+                self._held = held = held._replace(locks=dict(locks))
+                old.release()
+        self._sign()
+        return texts
+
+    def leave_to_next_program(self, reason: str | None) -> None:
+        """Leave all of it to the program that this process becomes with its next exec."""
+        held = self._held
+        devices = held.reservation.devices if held else ()
+        note = held.note if held else None
+        handover.offer(handover.Handover(self._changes, devices, self._held_locks(), note, reason))
+
+    def adopt(self) -> None:
+        """Take over, once, what this process held before exec made it this program."""
+        if self._has_adopted:
+            return
+        with self.turn():
+            if not self._has_adopted:
+                self._has_adopted = True
+                self._adopt()
+
+    def _adopt(self) -> None:
+        if host.held_by() != os.getpid() or not (given := handover.received()):
+            return
+        self.reason, self._changes = given.reason, given.changes
+        if given.devices:
+            reservation = Reservation(given.devices, _set_only(given.changes.written))
+            self._held = Held(reservation, given.locks, given.note)
+            self._sign()  # the notebook is known only now, in VS Code later
+
+    def _again(self, note: str | None) -> list[str]:
+        """Answer one more call with what is held; only a new note changes what others read."""
+        held = self._held
+        if held is None:
+            return []
+        if threading.get_ident() not in held.inside:
+            held = held._replace(answers=held.answers + 1)
+        if note is not None:
+            held = held._replace(note=note)
+        self._held = held
+        if note is not None:
+            self._sign()
+        return self._mend_variables(held.reservation)
+
+    def _mend_variables(self, reservation: Reservation) -> list[str]:
+        """Set the variables again if somebody changed them, as long as CUDA will read them."""
+        expected = {name: reservation.environ.get(name) for name in environment.VARIABLES}
+        values = environment.read()
+        if values == expected:
+            return []
+        is_late = environment.cuda_started()
+        if not is_late:
+            environment.write(expected)
+        visible = values[environment.VISIBLE]
+        return [messages.changed(visible, reservation.devices, is_late=is_late)]
+
+    def _change(
+        self, devices: Sequence[Device], locks: Mapping[str, Lock], note: str | None
+    ) -> Reservation:
+        values = environment.variables(devices)
+        reservation = Reservation(devices, _set_only(values))
+        before = self._held_locks()
+        with descriptors.no_fork():
+            self._changes = self._changes.to(values)
+            self._held = Held(reservation, dict(locks), note, not host.notebook_path())
+        for uuid, lock in before.items():
+            if locks.get(uuid) is not lock:
+                lock.release()
+        return reservation
+
+    def _release(self) -> tuple[Device, ...]:
+        devices = self.devices
+        with descriptors.no_fork():
+            for lock in self._held_locks().values():
+                lock.release()
+            self._held = None
+            self._changes = self._changes.undo()
+        return devices
+
+    def _go_without(self) -> None:
+        if not self.reservation:
+            self._changes = self._changes.to(environment.NO_DEVICES)
+
+    def _held_locks(self) -> Mapping[str, Lock]:
+        return self._held.locks if self._held else {}
+
+    def _sign(self) -> None:
+        """Write into the locks who holds them."""
+        if self._held:
+            self._held = self._held._replace(is_unnamed=not host.notebook_path())
+            for lock in self._held.locks.values():
+                lock.write(host.myself(self._held.note))
+
+
+_sessions: dict[int, Session] = {}  # by process id; an entry of another process is its parent's
+
+
+def session() -> Session:
+    """The session of this very process."""
+    pid = os.getpid()
+    own = _sessions.get(pid) or _sessions.setdefault(pid, Session())  # one for all threads
+    own.adopt()
+    return own
+
+
+def _is_shared(held: Held) -> bool:
+    return any(lock.shared for lock in held.locks.values())
+
+
+def _set_only(values: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,125 @@
+"""Waiting in the queue: an attempt now and then, and whenever somebody has let go of something."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from reserve_gpu import host
+from reserve_gpu.errors import LockError
+from reserve_gpu.locks.queue import Place, Wakeups
+from reserve_gpu.model import Device, State, Waiting
+from reserve_gpu.report import messages
+from reserve_gpu.reservation import policy
+from reserve_gpu.reservation.claim import Claim, Denied, Granted, attempt, explained
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from reserve_gpu.model import Refusal
+    from reserve_gpu.reservation.request import Deadline
+
+SECOND_S = 1.0  # what counts seconds is shown anew each second
+MUTEX_LIMIT_S = 1.0  # who waits anyway tries again rather than to wait long for the mutex
+EXPLAIN_EVERY_S = 5.0  # so often a waiter asks again who is on a device that is refused as before
+
+
+def wait_in_queue(
+    claim: Claim, denied: Denied, deadline: Deadline, progress: Callable[[Waiting], object]
+) -> Granted | Denied:
+    """Wait in the queue until what is asked for can be taken, or the time is over.
+
+    denied: what came of the first attempt. progress: called each second, and after each look.
+    """
+    wants = _wants(denied)
+    about = {**host.myself(claim.request.note), "asks": messages.asked(claim.request)}
+    explain = Explainer(claim)
+    outcome: Granted | Denied = denied
+    start = due = time.monotonic()
+    lively_until = 0.0
+    with Place(claim.locks, wants, about) as place, Wakeups(claim.locks.descriptor) as wakeups:
+        news = News(claim)
+        while isinstance(outcome, Denied):
+            if time.monotonic() >= due or not place.stands():
+                outcome = _look(claim, outcome, place)
+                if isinstance(outcome, Granted):
+                    break
+                news.forget(outcome)
+                due = time.monotonic() + policy.next_look_s(
+                    outcome.refusals,
+                    is_lively=time.monotonic() < lively_until or not place.stands(),
+                    is_told=wakeups.is_told,
+                )
+            if deadline.passed:
+                break
+            place.beat()
+            waited_s = time.monotonic() - start
+            number = 1 + sum(any(map(t.could_use, wants)) for t in outcome.ahead)
+            refusals = tuple(map(explain, outcome.refusals))
+            progress(Waiting(claim.request, number, waited_s, refusals, deadline.limit_s or 0.0))
+            next_second = start + waited_s - waited_s % SECOND_S + SECOND_S
+            if wakeups.wait(min(due, deadline.at, next_second), news):
+                due = time.monotonic()
+                lively_until = due + policy.LIVELY_S
+    return outcome
+
+
+class News:
+    """Whether somebody may have let go of a device, or of a place in the queue, since a look."""
+
+    def __init__(self, claim: Claim) -> None:
+        self._locks = claim.locks
+        self._uuids: list[str] = []
+        self._tickets: list[str] = []
+        self._missing: set[str] = set()
+
+    def forget(self, denied: Denied) -> None:
+        """Begin anew with what the last look has seen."""
+        reserved = [r.device for r in denied.refusals if r.state is State.RESERVED]
+        self._uuids = [device.uuid for device in reserved if isinstance(device, Device)]
+        self._tickets = [ticket.name for ticket in denied.ahead]
+
+    def __call__(self) -> bool:
+        """Look into the kernel's list. What it does not show though it is held is no news twice."""
+        before = self._missing
+        with suppress(LockError):
+            self._missing = self._locks.unlisted(self._uuids, self._tickets)
+        return not self._missing <= before
+
+
+class Explainer:
+    """Explains refusals, and asks again about the same device only now and then."""
+
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim
+        self._known: dict[str, tuple[Refusal, float, Refusal]] = {}
+
+    def __call__(self, refusal: Refusal) -> Refusal:
+        """The refusal with what runs on the device and whose it is."""
+        before, asked_at, answer = self._known.get(refusal.label, (None, 0.0, refusal))
+        if not _is_alike(before, refusal) or time.monotonic() - asked_at >= EXPLAIN_EVERY_S:
+            answer = explained(self._claim, refusal)
+            self._known[refusal.label] = refusal, time.monotonic(), answer
+        return answer
+
+
+def _look(claim: Claim, denied: Denied, place: Place) -> Granted | Denied:
+    """Try once more. What another process or a full disk is in the way of may be mended later."""
+    until = time.monotonic() + MUTEX_LIMIT_S
+    with suppress(LockError):
+        return attempt(claim, until, place)
+    return denied
+
+
+def _wants(denied: Denied) -> list[str]:
+    """The UUIDs of the devices that would do, were they free."""
+    fitting = [r.device for r in denied.refusals if r.state is not State.UNFIT]
+    return [device.uuid for device in fitting if isinstance(device, Device)]
+
+
+def _is_alike(before: Refusal | None, refusal: Refusal) -> bool:
+    if before is None:
+        return False
+    pids = [r.holder and r.holder.pid for r in (before, refusal)]
+    return before.state is refusal.state and pids[0] == pids[1]
