@@ -10,7 +10,20 @@ It is an agreement among those who ask, not a wall.
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
+
+# `python -m reserve_gpu` puts the working directory first, and imports this file before
+# __main__.py. A file there that is called like a module of Python's own, as a json.py beside a
+# notebook, must not be imported in its place. (While Python looks for what to run, argv[0] is -m.)
+if (
+    sys.argv[:1] == ["-m"]
+    and __name__ in sys.orig_argv
+    and not getattr(sys.flags, "safe_path", False)
+    and sys.path[:1] in ([""], [os.getcwd()])
+):
+    del sys.path[0]
 
 from reserve_gpu.errors import (
     DriverError,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -15,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
+    from subprocess import Popen
 
 POLL_S = 0.05
 KILL_LIMIT_S = 5  # a process that is killed is gone at once, unless it hangs in its driver
@@ -74,6 +74,8 @@ def _run(command: Sequence[str], environ: Mapping[str, str], deadline: float, st
 
     deadline: of the monotonic clock.
     """
+    import subprocess
+
     answers, child_end = os.pipe()
     try:
         try:
@@ -97,7 +99,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str], deadline: float, st
     return End(news, None if is_over else code, output.decode("utf-8", "replace"))
 
 
-def _follow(process: subprocess.Popen[bytes], deadline: float, stop: Event) -> tuple[bytes, bool]:
+def _follow(process: Popen[bytes], deadline: float, stop: Event) -> tuple[bytes, bool]:
     """Wait; returns the end of what the child printed, and whether its time was over."""
     with cast("IO[bytes]", process.stdout) as pipe:
         os.set_blocking(pipe.fileno(), False)
@@ -111,7 +113,7 @@ def _follow(process: subprocess.Popen[bytes], deadline: float, stop: Event) -> t
                 return output, True
 
 
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+def _has_ended(process: Popen[bytes]) -> bool:
     """Whether the child has ended; it stays a zombie.
 
     While it is one, its process group can't become that of others, whom `_kill` would kill.
@@ -122,8 +124,10 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
         return True
 
 
-def _kill(process: subprocess.Popen[bytes]) -> int | None:
+def _kill(process: Popen[bytes]) -> int | None:
     """Kill the child and all that it has started; returns its exit code, None if it hangs."""
+    import subprocess
+
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     try:

@@ -8,7 +8,6 @@ this package need not be on the path of that process.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+    from ctypes import CDLL
 
 COUNT = 100  # numbers to compute with, few enough that every framework's sum of squares is exact
 EXPECTED = float(sum(number * number for number in range(COUNT)))
@@ -60,44 +60,46 @@ class Framework(Protocol):
         """The sum of the squares of 0 to COUNT - 1, from the device with that number."""
 
 
-class Driver:
+class _Driver:
     """The CUDA driver itself, without a framework."""
 
     def __init__(self) -> None:
-        self.cuda = ctypes.CDLL("libcuda.so.1")
-        version = ctypes.c_int()
-        self._ask("cuDriverGetVersion", ctypes.byref(version))
+        self.ctypes: Any = import_module("ctypes")
+        self.cuda = self.ctypes.CDLL("libcuda.so.1")
+        version = self.ctypes.c_int()
+        self._ask("cuDriverGetVersion", self.ctypes.byref(version))
         self.version = _dotted(version.value)
         self.build: str | None = UNNAMED
 
     def devices(self) -> list[Listed]:
-        """See Framework."""
         self._ask("cuInit", 0)
-        self._ask("cuDeviceGetCount", ctypes.byref(count := ctypes.c_int()))
+        self._ask("cuDeviceGetCount", self.ctypes.byref(count := self.ctypes.c_int()))
         return [Listed(number) for number in range(count.value)]
 
     def compute(self, number: int) -> float:
         """A sum set by the device in its own memory: a kernel would need a compiler."""
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        address, result = ctypes.c_uint64(), ctypes.c_uint()
-        self._ask("cuDeviceGet", ctypes.byref(device), number)
-        self._ask("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        device, context = self.ctypes.c_int(), self.ctypes.c_void_p()
+        address, result = self.ctypes.c_uint64(), self.ctypes.c_uint()
+        self._ask("cuDeviceGet", self.ctypes.byref(device), number)
+        self._ask("cuDevicePrimaryCtxRetain", self.ctypes.byref(context), device)
         self._ask("cuCtxSetCurrent", context)
-        self._ask("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(4))
-        self._ask("cuMemsetD32_v2", address, ctypes.c_uint(int(EXPECTED)), ctypes.c_size_t(1))
-        self._ask("cuMemcpyDtoH_v2", ctypes.byref(result), address, ctypes.c_size_t(4))
+        self._ask("cuMemAlloc_v2", self.ctypes.byref(address), self.ctypes.c_size_t(4))
+        self._ask(
+            "cuMemsetD32_v2", address, self.ctypes.c_uint(int(EXPECTED)), self.ctypes.c_size_t(1)
+        )
+        self._ask("cuMemcpyDtoH_v2", self.ctypes.byref(result), address, self.ctypes.c_size_t(4))
         return float(result.value)
 
     def _ask(self, function: str, *arguments: Any) -> None:
         if code := getattr(self.cuda, function)(*arguments):
-            name, text = ctypes.c_char_p(), ctypes.c_char_p()
-            self.cuda.cuGetErrorName(code, ctypes.byref(name))
-            self.cuda.cuGetErrorString(code, ctypes.byref(text))
+            name, text = self.ctypes.c_char_p(), self.ctypes.c_char_p()
+            self.cuda.cuGetErrorName(code, self.ctypes.byref(name))
+            self.cuda.cuGetErrorString(code, self.ctypes.byref(text))
             reason = ": ".join(part.decode() for part in (name.value, text.value) if part)
             raise DriverCallError(f"{function} answers {code} {reason}".rstrip(), code)
 
 
-class PyTorch:
+class _PyTorch:
     """https://docs.pytorch.org/docs/stable/cuda.html."""
 
     def __init__(self) -> None:
@@ -106,7 +108,6 @@ class PyTorch:
         self.build: str | None = self.torch.version.cuda
 
     def devices(self) -> list[Listed]:
-        """See Framework."""
         self.torch.cuda.init()  # its error says why, while is_available() is only False
         properties = map(
             self.torch.cuda.get_device_properties, range(self.torch.cuda.device_count())
@@ -115,12 +116,11 @@ class PyTorch:
         return [Listed(n, uuid=own and str(own)) for n, own in enumerate(uuids)]
 
     def compute(self, number: int) -> float:
-        """See Framework."""
         x = self.torch.arange(COUNT, dtype=self.torch.float32, device=f"cuda:{number}")
         return float(x @ x)
 
 
-class TensorFlow:
+class _TensorFlow:
     """https://www.tensorflow.org/guide/gpu; Keras goes by what it sees."""
 
     def __init__(self) -> None:
@@ -134,7 +134,6 @@ class TensorFlow:
         self.build: str | None = info.get("cuda_version", UNNAMED) if is_cuda else NO_CUDA
 
     def devices(self) -> list[Listed]:
-        """See Framework."""
         physical = self.tf.config.list_physical_devices("GPU")
         local = import_module("tensorflow.python.client.device_lib").list_local_devices()
         pattern = "pci bus id: ([0-9a-fA-F:.]+)"
@@ -146,7 +145,6 @@ class TensorFlow:
         return [Listed(n, bus_id=bus_id) for n, bus_id in zip(numbers, bus_ids, strict=True)]
 
     def compute(self, number: int) -> float:
-        """See Framework."""
         with self.tf.device(f"/GPU:{number}"):
             x = self.tf.range(COUNT, dtype=self.tf.float32)
             result = self.tf.tensordot(x, x, 1)
@@ -155,7 +153,7 @@ class TensorFlow:
         return float(result)
 
 
-class Jax:
+class _Jax:
     """https://docs.jax.dev/en/latest/installation.html."""
 
     def __init__(self) -> None:
@@ -164,12 +162,10 @@ class Jax:
         self.build = _jax_build()
 
     def devices(self) -> list[Listed]:
-        """See Framework."""
         self.cuda_devices = self.jax.devices("cuda")
         return [Listed(self._number(device)) for device in self.cuda_devices]
 
     def compute(self, number: int) -> float:
-        """See Framework."""
         (device,) = [device for device in self.cuda_devices if self._number(device) == number]
         with self.jax.default_device(device):
             x = self.jax.numpy.arange(COUNT, dtype="float32")
@@ -180,7 +176,7 @@ class Jax:
         return int(getattr(device, "local_hardware_id", device.id))
 
 
-class CuPy:
+class _CuPy:
     """https://docs.cupy.dev/en/stable/reference/cuda.html."""
 
     def __init__(self) -> None:
@@ -191,18 +187,16 @@ class CuPy:
         self.build = NO_CUDA if is_hip else _dotted(runtime.runtimeGetVersion())
 
     def devices(self) -> list[Listed]:
-        """See Framework."""
         devices = map(self.cupy.cuda.Device, range(self.cupy.cuda.runtime.getDeviceCount()))
         return [Listed(number, bus_id=device.pci_bus_id) for number, device in enumerate(devices)]
 
     def compute(self, number: int) -> float:
-        """See Framework."""
         with self.cupy.cuda.Device(number):
             x = self.cupy.arange(COUNT, dtype="float32")
             return float(x @ x)
 
 
-class Numba:
+class _Numba:
     """https://numba.readthedocs.io/en/stable/cuda/."""
 
     def __init__(self) -> None:
@@ -214,18 +208,16 @@ class Numba:
         self.cuda: Any = import_module("numba.cuda")
 
     def devices(self) -> list[Listed]:
-        """See Framework."""
         return [Listed(gpu.id, uuid=getattr(gpu, "uuid", None)) for gpu in self.cuda.gpus]
 
     def compute(self, number: int) -> float:
-        """See Framework."""
         with self.cuda.gpus[number]:
             result = self.cuda.device_array(1, "float32")
             self.cuda.jit(_square_sum)[1, 1](result)
             return float(result.copy_to_host()[0])
 
 
-class MXNet:
+class _MXNet:
     """https://mxnet.apache.org/versions/1.9.1/api/python."""
 
     def __init__(self) -> None:
@@ -235,23 +227,21 @@ class MXNet:
         self.build: str | None = UNNAMED if is_cuda else NO_CUDA
 
     def devices(self) -> list[Listed]:
-        """See Framework."""
         return [Listed(number) for number in range(self.mx.context.num_gpus())]
 
     def compute(self, number: int) -> float:
-        """See Framework."""
         x = self.mx.nd.arange(COUNT, ctx=self.mx.gpu(number))
         return float(self.mx.nd.dot(x, x).asscalar())
 
 
 PROBES: dict[str, Callable[[], Framework]] = {
-    "driver": Driver,
-    "torch": PyTorch,
-    "tensorflow": TensorFlow,
-    "jax": Jax,
-    "cupy": CuPy,
-    "numba": Numba,
-    "mxnet": MXNet,
+    "driver": _Driver,
+    "torch": _PyTorch,
+    "tensorflow": _TensorFlow,
+    "jax": _Jax,
+    "cupy": _CuPy,
+    "numba": _Numba,
+    "mxnet": _MXNet,
 }
 
 
@@ -282,6 +272,7 @@ def ask(key: str, allowed: Collection[str], say: Callable[..., None]) -> None:
 
 def main(key: str, descriptor: int, allowed: Collection[str]) -> None:
     """Ask, and say what went wrong as well. descriptor: the answers go there."""
+    import ctypes
 
     def say(**news: Any) -> None:
         os.write(descriptor, (json.dumps(news) + "\n").encode())
@@ -300,6 +291,8 @@ def main(key: str, descriptor: int, allowed: Collection[str]) -> None:
 
 def _visible() -> list[dict[str, str | None]]:
     """The devices that the driver shows this process, by their number; they are not touched."""
+    import ctypes
+
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -310,7 +303,9 @@ def _visible() -> list[dict[str, str | None]]:
     return [_identity(cuda, number) for number in range(count.value)]
 
 
-def _identity(cuda: ctypes.CDLL, number: int) -> dict[str, str | None]:
+def _identity(cuda: CDLL, number: int) -> dict[str, str | None]:
+    import ctypes
+
     identity: dict[str, str | None] = {"uuid": None, "bus_id": None}
     device, data, bus = ctypes.c_int(), (ctypes.c_ubyte * 16)(), ctypes.create_string_buffer(32)
     if cuda.cuDeviceGet(ctypes.byref(device), number):

@@ -126,12 +126,14 @@ class Bindings:
 
     def close(self) -> None:
         """Shut NVML down. Not while a call hangs in it: that would hang as well, or crash."""
-        if not self._worker.is_stuck():
-            shutdown = self._worker.post(self._shut_down)
-            if self._start is not None:  # else nobody waited for the initialisation either
-                with suppress(DeviceError, HangError):
-                    self._worker.wait(shutdown, self._limit_s)
-        self._worker.end()
+        try:
+            if not self._worker.is_stuck():
+                shutdown = self._worker.post(self._shut_down)
+                if self._start is not None:  # else nobody waited for the initialisation either
+                    with suppress(DeviceError, HangError):
+                        self._worker.wait(shutdown, self._limit_s)
+        finally:
+            self._worker.end()
 
     def run(self, reading: Callable[..., T], *arguments: Any, limit_s: float | None = None) -> T:
         """Do a reading, some questions in a row, on the worker thread.

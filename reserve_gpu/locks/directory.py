@@ -68,7 +68,7 @@ class LockDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self.descriptor)
+        descriptors.close(self.descriptor)
 
     @contextmanager
     def mutex(self, limit_s: float = MUTEX_LIMIT_S, until: float = inf) -> Iterator[None]:
@@ -112,23 +112,23 @@ class LockDirectory:
         own: locks of this process; that others would be refused for them doesn't count here.
         Raises LockError.
         """
+        name, prefix = lock_name(uuid), _share_prefix(uuid)
         own_names = {lock.name for lock in own}
-        name = lock_name(uuid)
-        whole = None
-        if name not in own_names and (whole := self.acquire(name)) is None:
+        if name in own_names:  # it is held whole, and others are to be let in
+            return self.acquire_own(prefix, shared=True)
+        whole = self.acquire(name)
+        if whole is None:
             return self.holders.of(name)
+        is_kept = False
         try:
             if share:
-                return self.acquire_own(_share_prefix(uuid), shared=True)
-            sharer = next(self._living(_share_prefix(uuid), own_names), None)
-            if sharer is None and whole is not None:
-                lock, whole = whole, None
-                return lock
-            if sharer is None:
-                raise LockError(f"{self.path}/{name} is held by this process already.")
-            return self.holders.of(sharer)
+                return self.acquire_own(prefix, shared=True)
+            if sharer := next(self._living(prefix, own_names), None):
+                return self.holders.of(sharer)
+            is_kept = True
+            return whole
         finally:
-            if whole is not None:
+            if not is_kept:
                 whole.release()
 
     def acquire_own(self, prefix: str, *, shared: bool = False) -> Lock:

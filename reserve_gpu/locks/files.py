@@ -34,12 +34,13 @@ def open_directory(path: str) -> int:
             os.mkdir(path, DIRECTORY_MODE)
         # O_PATH: even a directory that its maker may not read yet, under umask 0777.
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(path, flags)
+        with descriptors.no_fork():
+            descriptor = descriptors.remember(os.open(path, flags))
         mode = os.fstat(descriptor).st_mode
         if mode & stat.S_ISVTX:  # else somebody made it for another purpose
             _finish(descriptor, DIRECTORY_MODE)
         elif mode & stat.S_IWOTH:
-            os.close(descriptor)
+            descriptors.close(descriptor)
             raise LockError(f"In {path} anybody can delete anybody's locks. Run: chmod 1777 {path}")
     except OSError as error:
         raise LockError(_directory_message(path, error)) from error

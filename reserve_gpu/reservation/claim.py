@@ -41,6 +41,7 @@ class Claim(NamedTuple):
     outside: the CUDA variables as somebody outside set them. held: locks that this process has
     already, by UUID. idle_mib: memory in use up to which a device is idle, None for the default.
     is_taking_back: CUDA has started, so this process itself may be on the devices.
+    candidates: the devices to try, None where that has still to be found out.
     """
 
     request: Request
@@ -50,6 +51,7 @@ class Claim(NamedTuple):
     held: Mapping[str, Lock]
     idle_mib: float | None = None
     is_taking_back: bool = False
+    candidates: Sequence[Device | Fault] | None = None
 
 
 class Locked(NamedTuple):
@@ -180,6 +182,9 @@ def _batches(claim: Claim) -> Iterator[list[Device | Fault]]:
     mutex. Where the first free one will do no GPU is touched needlessly: the first part is one GPU,
     the others what can be touched in an instant, as taking the mutex for each of many takes longer.
     """
+    if claim.candidates is not None:
+        yield [_refreshed(claim.gpus, device) for device in claim.candidates]
+        return
     candidates = limit.candidates(claim.gpus, claim.request, claim.outside)
     if not policy.first_will_do(claim.request):
         yield list(candidates)
@@ -193,6 +198,14 @@ def _batches(claim: Claim) -> Iterator[list[Device | Fault]]:
             part, touch_until = [], time.monotonic() + TOUCH_S
     if part:
         yield part
+
+
+def _refreshed(gpus: Nvml, device: Device | Fault) -> Device | Fault:
+    """The same device; what could not be used before may have come back."""
+    if isinstance(device, Device):
+        return device
+    there = gpus.devices(device.index)
+    return next((place for place in there if place.instance == device.instance), device)
 
 
 def _choose(
@@ -232,6 +245,8 @@ def _take(
         return Refusal(device, State.UNKNOWN, fault=str(error))
     if not isinstance(lock, Lock):
         return Refusal(device, State.RESERVED, holder=lock)
+    if own:  # from whole to shared, or back
+        return Locked(device, lock)
     is_kept = False
     try:
         answer = _look(claim, device, lock, ahead, limit_s)
@@ -246,15 +261,13 @@ def _look(
     claim: Claim, device: Device, lock: Lock, ahead: Sequence[Ticket], limit_s: float
 ) -> Locked | Refusal:
     """Whether the device, now locked, will do for all that others have or await of it."""
-    own = claim.held.get(device.uuid)
-    own_names = [lock.name, *([own.name] if own else [])]
-    sharers = claim.locks.sharers_of(device.uuid, own_names) if claim.request.share else ()
+    sharers = claim.locks.sharers_of(device.uuid, [lock.name]) if claim.request.share else ()
     try:
         reading = claim.gpus.usage(device, limit_s)
     except DeviceError as error:
         return Refusal(device, State.BROKEN, fault=str(error))
     state = usage.judge(reading, claim.idle_mib)
-    if own or claim.is_taking_back:  # this process itself may be on it
+    if claim.is_taking_back:  # this process itself may be on it
         return Locked(device, lock, state, reading, sharers)
     if waiting := next((ticket for ticket in ahead if ticket.could_use(device.uuid)), None):
         return Refusal(device, State.AWAITED, reading, holder=waiting.holder)

@@ -32,6 +32,7 @@ def wait_in_queue(
 
     denied: what came of the first attempt. progress: called each second, and after each look.
     """
+    claim = claim._replace(candidates=[refusal.device for refusal in denied.refusals])
     wants = _wants(denied)
     about = {**host.myself(claim.request.note), "asks": messages.asked(claim.request)}
     explain = Explainer(claim)
