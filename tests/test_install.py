@@ -1,37 +1,73 @@
 """install.sh, run as a user runs it.
 
-Two real installations by pip go into fresh virtual environments that find the dependencies of the
-tests' own. The many cases of what can stand in ipython_config.py then use the first of them,
-through a Python whose `-m pip install` has nothing left to do.
+Most tests run the real script with a virtual environment whose pip and IPython are small programs
+of their own: that pip copies a package of one line, and that IPython reads the configuration with
+IPython's own loader and then runs what `-c` says. One environment has the real pip and the real
+IPython, which it finds where these tests find theirs. Nothing is written outside `tmp_path`.
 """
 
 from __future__ import annotations
 
-import functools
 import os
-import pwd
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import venv
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from traitlets.config.loader import LazyConfigValue, PyFileConfigLoader
-
-from reserve_gpu import autoload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SHELL = shutil.which("dash") or "/bin/sh"
-IS_LOADED = "print('loaded:', 'reserve_gpu' in get_ipython().extension_manager.loaded)"
+OWN_LINE = b"get_config().InteractiveShellApp.extensions.append('reserve_gpu')\n"
+# What version 2.0.0 added to a file that it made.
+OLD_BLOCK = b"""\
+# >>> reserve_gpu (added by install.sh, which takes it away with --uninstall; new: file) >>>
+import importlib.util
+if importlib.util.find_spec("reserve_gpu"):
+    get_config().InteractiveShellApp.extensions.append("reserve_gpu")
+# <<< reserve_gpu <<<
+"""
+
+SMALL_PIP = """\
+import pathlib, shutil, sys
+packages = pathlib.Path(__file__).parent.parent
+for path in packages.glob("reserve_gpu*"):
+    shutil.rmtree(path)
+if sys.argv[1] == "install":
+    (packages / "reserve_gpu").mkdir()
+    (packages / "reserve_gpu" / "__init__.py").write_text("")
+    (packages / "reserve_gpu-2.dist-info").mkdir()
+    metadata = "Metadata-Version: 2.1\\nName: reserve_gpu\\nVersion: 2\\n"
+    (packages / "reserve_gpu-2.dist-info" / "METADATA").write_text(metadata)
+"""
+
+SMALL_IPYTHON = """\
+import importlib, os, sys, traceback, types
+from traitlets.config.loader import Config, JSONFileConfigLoader, PyFileConfigLoader
+folder = os.environ.get("IPYTHONDIR", os.path.expanduser("~/.ipython")) + "/profile_default"
+config = Config()
+for loader, name in (PyFileConfigLoader, "config.py"), (JSONFileConfigLoader, "config.json"):
+    if os.path.exists(f"{folder}/ipython_{name}"):
+        try:
+            config.merge(loader(f"ipython_{name}", folder).load_config())
+        except Exception:
+            traceback.print_exc()
+extensions = config.InteractiveShellApp.extensions
+loaded = extensions if isinstance(extensions, list) else extensions.get_value([])
+for name in loaded:
+    importlib.import_module(name)
+shell = types.SimpleNamespace(find_line_magic=lambda name: name in loaded)
+exec(sys.argv[-1], {"get_ipython": lambda: shell})
+"""
 
 
 class Home(NamedTuple):
@@ -43,33 +79,42 @@ class Home(NamedTuple):
     def config(self) -> Path:
         return self.path / ".ipython" / "profile_default" / "ipython_config.py"
 
+    @property
+    def backup(self) -> Path:
+        return self.config.with_name("ipython_config.py.before-reserve_gpu")
+
     def write(self, data: bytes) -> None:
         self.config.parent.mkdir(parents=True, exist_ok=True)
         self.config.write_bytes(data)
 
-    def tree(self) -> dict[str, bytes | None]:
-        return tree(self.path)
+    def files(self) -> dict[str, bytes]:
+        return files(self.path)
 
     def environ(self, **more: str | Path) -> dict[str, str]:
-        unwanted = ("IPYTHON", "PYTHON", "VIRTUAL_ENV", "XDG_", "COV_")
+        unwanted = ("IPYTHON", "PIP_", "PYTHON", "VIRTUAL_ENV", "XDG_", "COV_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
-        kept["TERM"] = "dumb"  # no window title from IPython 7
-        return kept | {"HOME": str(self.path)} | {name: str(value) for name, value in more.items()}
+        kept |= {"HOME": str(self.path), "TERM": "xterm", "PYTHONDONTWRITEBYTECODE": "1"}
+        return kept | {name: str(value) for name, value in more.items()}
 
 
-def tree(folder: Path) -> dict[str, bytes | None]:
-    """Every path below, with the bytes of the files."""
+def files(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file below."""
     return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
+        if path.is_file()
     }
 
 
 def install_sh(
-    *arguments: str, env: dict[str, str], script: Path = CHECKOUT / "install.sh", cwd: str = "/"
+    *arguments: str,
+    env: dict[str, str],
+    script: Path = CHECKOUT / "install.sh",
+    cwd: str | Path = "/",
+    prefix: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [SHELL, str(script), *arguments],
+        [*prefix, SHELL, str(script), *arguments],
         env=env,
         cwd=cwd,
         stdin=subprocess.DEVNULL,
@@ -86,28 +131,60 @@ def done(result: subprocess.CompletedProcess[str]) -> str:
 
 
 def refused(result: subprocess.CompletedProcess[str]) -> str:
-    """The one line it said, where it refused."""
+    """The one line it said, where it refused before it did anything."""
     assert (result.returncode, result.stdout) == (1, "")
+    return complained(result)
+
+
+def complained(result: subprocess.CompletedProcess[str]) -> str:
+    """The one line of complaint, where it did not end well."""
+    assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert line.startswith("install.sh: ")
     return line
 
 
+def packages_of(python: Path) -> Path:
+    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    return Path(subprocess.check_output([str(python), "-c", asked], text=True).strip())
+
+
+def name_of(python: Path) -> str:
+    """The name by which a block knows this Python."""
+    return str(python.parent / f"python{sysconfig.get_python_version()}")
+
+
+def link_packages(target: Path, *names: str) -> None:
+    """Let an environment have packages of this one: those named, or all but reserve_gpu."""
+    for source in (Path(entry) for entry in sys.path if entry.endswith("-packages")):
+        for entry in source.iterdir():
+            is_other = not entry.name.startswith(("reserve_gpu", "__editable__", "__pycache__"))
+            is_wanted = entry.name in names if names else is_other and entry.suffix != ".pth"
+            if is_wanted and not (target / entry.name).exists():
+                (target / entry.name).symlink_to(entry)
+
+
 def make_environment(folder: Path) -> Path:
     """Make an environment with the packages of this one, except reserve_gpu; return its Python."""
     venv.create(folder, symlinks=True)
-    python = folder / "bin" / "python"
-    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    target = Path(subprocess.check_output([str(python), "-c", asked], text=True).strip())
-    for source in (Path(entry) for entry in sys.path if entry.endswith("-packages")):
-        for entry in source.iterdir():
-            wanted = not entry.name.startswith(("reserve_gpu", "__editable__", "__pycache__"))
-            if wanted and entry.suffix != ".pth" and not (target / entry.name).exists():
-                (target / entry.name).symlink_to(entry)
-    return python
+    link_packages(packages_of(folder / "bin" / "python"))
+    return folder / "bin" / "python"
+
+
+def make_small_environment(folder: Path) -> Path:
+    """Make an environment with the small pip and the small IPython; return its Python."""
+    venv.create(folder, symlinks=True)
+    packages = packages_of(folder / "bin" / "python")
+    for name, text in (("pip", SMALL_PIP), ("IPython", SMALL_IPYTHON)):
+        (packages / name).mkdir()
+        (packages / name / "__init__.py").touch()
+        (packages / name / "__main__.py").write_text(text)
+    link_packages(packages, "traitlets")
+    return folder / "bin" / "python"
 
 
 def make_program(path: Path, *lines: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(("#!/bin/sh", *lines, "")))
     path.chmod(0o755)
     return path
@@ -119,34 +196,18 @@ def copy_checkout(folder: Path) -> Path:
     return folder
 
 
-class Installed(NamedTuple):
-    """What the one real installation left, and the Pythons of the quick cases."""
-
-    checkout: Path
-    checkout_before: dict[str, bytes | None]
-    ipython_dir: Path
-    python: Path
-    said: str
-    pip_is_done: Path  # the same Python; its pip install succeeds without doing anything
-    plain: Path  # another environment, without reserve_gpu
+def extensions(config: Path) -> list[str]:
+    """What IPython's own loader reads out of a configuration."""
+    found = PyFileConfigLoader(config.name, str(config.parent)).load_config()
+    value = found.InteractiveShellApp.extensions
+    return list(value.get_value([])) if isinstance(value, LazyConfigValue) else list(value)
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    folder = tmp_path_factory.mktemp("install")
-    checkout = copy_checkout(folder / "a checkout [with] 100% odd 'name'")
-    before = tree(checkout)
-    python = make_environment(folder / "environment")
-    ipython_dir = folder / "ipython dir"
-    env = Home(Path.home()).environ(PYTHON="environment/bin/python", IPYTHONDIR="ipython dir")
-    said = done(install_sh(env=env, script=checkout / "install.sh", cwd=str(folder)))
-    pip_is_done = make_program(
-        folder / "pip is done",
-        'case "$1 $2 $3" in "-m pip install") exit 0 ;; esac',
-        f'exec "{python}" "$@"',
-    )
-    plain = make_environment(folder / "plain")
-    return Installed(checkout, before, ipython_dir, python, said, pip_is_done, plain)
+def pythons(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The Pythons of two small environments."""
+    folder = tmp_path_factory.mktemp("small")
+    return make_small_environment(folder / "one"), make_small_environment(folder / "a 'second'")
 
 
 @pytest.fixture
@@ -156,130 +217,83 @@ def home(tmp_path: Path) -> Home:
 
 
 @pytest.fixture
-def add(installed: Installed, home: Home) -> dict[str, str]:
-    """Environment of an installation where pip has nothing to do."""
-    return home.environ(PYTHON=installed.pip_is_done)
+def python(pythons: tuple[Path, Path]) -> Path:
+    """A Python that has no reserve_gpu."""
+    for each in pythons:
+        subprocess.check_call([str(each), "-m", "pip", "uninstall"], cwd="/")
+    return pythons[0]
 
 
 @pytest.fixture
-def take_back(installed: Installed, home: Home) -> dict[str, str]:
-    """Environment of an uninstallation where pip has nothing to do."""
-    return home.environ(PYTHON=installed.plain)
+def env(python: Path, home: Home) -> dict[str, str]:
+    return home.environ(PYTHON=python)
 
 
-def run_ipython(python: Path, env: dict[str, str]) -> str:
-    command = [str(python), "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", IS_LOADED]
-    result = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, check=True)
-    return result.stdout + result.stderr
+@pytest.fixture
+def other(pythons: tuple[Path, Path], env: dict[str, str]) -> dict[str, str]:
+    """The same home, with the second Python."""
+    return env | {"PYTHON": str(pythons[1])}
 
 
-def extensions(config: Path) -> list[str]:
-    """What IPython's own loader reads out of a configuration."""
-    found = PyFileConfigLoader(config.name, str(config.parent)).load_config()
-    value = found.InteractiveShellApp.extensions
-    return list(value.get_value([])) if isinstance(value, LazyConfigValue) else list(value)
+# --- what a user sees first ----------------------------------------------------------------------
 
 
-# --- the whole of it -----------------------------------------------------------------------------
-
-
-def test_ipython_loads_it(installed: Installed) -> None:
-    """After `sh install.sh`, IPython has loaded the extension when it starts."""
-    env = Home(Path.home()).environ(IPYTHONDIR=installed.ipython_dir)
-    assert "loaded: True" in run_ipython(installed.python, env)
-
-
-def test_it_says_what_it_did(installed: Installed) -> None:
-    """The last three lines say what was installed, which file loads it, and what to type next."""
-    package, config, command = installed.said.splitlines()[-3:]
-    assert package.startswith("Installed reserve_gpu 2.")
-    assert str(installed.ipython_dir / "profile_default" / "ipython_config.py") in config
-    assert command == f"Try it: {installed.python} -m IPython -c '%reserve_gpu'"
-
-
-def test_checkout_stays_clean(installed: Installed) -> None:
-    """Building leaves nothing in the checkout, which may belong to someone else."""
-    assert tree(installed.checkout) == installed.checkout_before
-
-
-def test_other_environments_are_not_disturbed(installed: Installed) -> None:
-    """IPython of an environment without the package starts with that profile and says nothing."""
-    env = Home(Path.home()).environ(IPYTHONDIR=installed.ipython_dir)
-    assert run_ipython(installed.plain, env) == "loaded: False\n"
-
-
-def test_uninstall(tmp_path: Path) -> None:
-    """`--uninstall` removes the package and all that was made; a second one has nothing to do."""
-    python = make_environment(tmp_path / "environment")
-    before = tree(tmp_path)
-    env = Home(Path.home()).environ(PYTHON=python, IPYTHONDIR=tmp_path / "ipython")
-    done(install_sh(env=env))
-    assert "Uninstalled" in done(install_sh("--uninstall", env=env))
-    assert {path for path in tree(tmp_path) if "__pycache__" not in path} == set(before)
-    again = done(install_sh("--uninstall", env=env))
-    assert [line.split(":")[0] for line in again.splitlines()] == [
-        "Nothing to uninstall",
-        "Nothing to take out",
+@pytest.mark.process
+def test_install_and_uninstall(home: Home, env: dict[str, str], python: Path) -> None:
+    """It says what it did and what to type; again is the same; uninstalling leaves no file."""
+    lines = done(install_sh(env=env)).splitlines()
+    assert lines == [
+        f"Installing reserve_gpu into {python} ...",
+        f"Installed reserve_gpu 2 in {packages_of(python)} for {python}",
+        f"Loaded at every start of IPython by {home.config}",
+        f"Try it: \"{python}\" -m IPython -c '%reserve_gpu'",
+    ]
+    assert extensions(home.config) == ["reserve_gpu"]
+    first = home.files()
+    assert done(install_sh(env=env)).splitlines() == lines
+    assert home.files() == first
+    assert done(install_sh("--uninstall", env=env)).splitlines() == [
+        f"Uninstalled reserve_gpu from {python}; what it depends on stays installed",
+        f"Removed {home.config}, which held nothing else",
+    ]
+    assert home.files() == {}
+    assert done(install_sh("--uninstall", env=env)).splitlines() == [
+        f"Nothing to uninstall: reserve_gpu is not installed for {python}",
+        f"Nothing to take out of {home.config}",
     ]
 
 
-def install_by_hand(python: Path) -> Path:
-    """Put an older package, which can't even be imported, where pip would; return the place."""
-    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    place = Path(subprocess.check_output([str(python), "-c", asked], text=True).strip())
-    files = {
-        "reserve_gpu/__init__.py": "raise SystemExit('the older one was imported')\n",
-        "reserve_gpu-1.9.dist-info/METADATA": "Metadata-Version: 2.1\nName: x\nVersion: 1.9\n",
-        "reserve_gpu-1.9.dist-info/INSTALLER": "pip\n",
-    }
-    record = "reserve_gpu-1.9.dist-info/RECORD"
-    files |= {record: "".join(f"{name},,\n" for name in (*files, record))}
-    for name, text in files.items():
-        (place / name).parent.mkdir(exist_ok=True)
-        (place / name).write_text(text)
-    return place
+@pytest.mark.process
+def test_two_environments(home: Home, env: dict[str, str], other: dict[str, str]) -> None:
+    """Uninstalling from one environment leaves the lines for the other; the last one takes them."""
+    home.write(b"x = 1\n")
+    before = home.files()
+    done(install_sh(env=env))
+    done(install_sh(env=other))
+    names = [name_of(Path(each["PYTHON"])) for each in (env, other)]
+    both = home.config.read_text()
+    assert "".join(f"# for {name}\n" for name in names) in both
+    assert both.count("extensions.append") == 1
+    assert f"stay for\n{names[1]}\n" in done(install_sh("--uninstall", env=env))
+    assert home.config.read_text() == both.replace(f"# for {names[0]}\n", "")
+    assert extensions(home.config) == ["reserve_gpu"]
+    done(install_sh("--uninstall", env=env))
+    assert names[1] in home.config.read_text()
+    done(install_sh("--uninstall", env=other))
+    assert home.files() == before
 
 
-def test_files_in_the_way(home: Home, add: dict[str, str], tmp_path: Path) -> None:
-    """No file of the current folder or of an older package is taken for a module that it needs."""
-    cwd = tmp_path / "cwd"
-    (cwd / "reserve_gpu").mkdir(parents=True)
-    modules = ("ast", "typing", "random", "runpy", "dask", "pip", "reserve_gpu/__init__")
-    for name in modules:
-        (cwd / f"{name}.py").write_text(f"raise SystemExit('{name} of the current folder')\n")
-    assert "new file" in done(install_sh(env=add, cwd=str(cwd)))
-    python = make_environment(tmp_path / "environment")
-    place = install_by_hand(python)
-    env = home.environ(PYTHON=python)
-    assert "Uninstalled" in done(install_sh("--uninstall", env=env, cwd=str(cwd)))
-    assert list(place.glob("reserve_gpu*")) == []
-    assert not home.config.exists()
-
-
-def test_a_checkout_is_no_installation(
-    home: Home, take_back: dict[str, str], tmp_path: Path
-) -> None:
-    """What building in the checkout has left there is not taken for the installed package."""
-    checkout = copy_checkout(tmp_path / "checkout")
-    (checkout / "reserve_gpu.egg-info").mkdir()
-    (checkout / "reserve_gpu.egg-info" / "PKG-INFO").write_text("Name: reserve_gpu\nVersion: 2\n")
-    script = checkout / "install.sh"
-    said = done(install_sh("--uninstall", env=take_back, script=script, cwd=str(checkout)))
-    assert said.startswith("Nothing to uninstall")
+@pytest.mark.process
+@pytest.mark.parametrize(("option", "code"), [("-h", 0), ("--help", 0), ("uninstall", 2), ("", 2)])
+def test_usage(option: str, code: int, home: Home) -> None:
+    """The usage is printed where asked for, and where an argument is unknown; nothing is done."""
+    result = install_sh(option, env=home.environ(PATH="/usr/bin:/bin"))
+    assert result.returncode == code
+    assert "Usage: sh install.sh" in (result.stderr if code else result.stdout)
+    assert home.files() == {}
 
 
 # --- what can stand in ipython_config.py ---------------------------------------------------------
-
-PIECES = [b"\r", b"\n", b"\r\n", b"x = 1", b"#", autoload.new_file(2), autoload.BODY, autoload.HEAD]
-
-
-@settings(deadline=None, derandomize=True)
-@given(st.lists(st.sampled_from(PIECES) | st.binary()).map(b"".join))
-def test_any_bytes(data: bytes) -> None:
-    """Whatever is in a configuration, adding the lines and taking them out leaves just that."""
-    data = autoload.without(data).data
-    assert autoload.without(data + autoload.behind(data)) == (data, False, 0)
-
 
 CONFIGS = {
     "empty": b"",
@@ -287,132 +301,149 @@ CONFIGS = {
     "no line break at the end": b"c = get_config()\nc.InteractiveShell.autocall = 1",
     "a comment at the end": b"x = 1\n# c.InteractiveShellApp.extensions.append('reserve_gpu')",
     "an indented end": b"if True:\n    x = 1\n    \n",
-    "an assignment": b"c = get_config()\nc.InteractiveShellApp.extensions = ['autoreload']\n",
+    "an assignment": b"c = get_config()\nc.InteractiveShellApp.extensions = ['json']\n",
     "CRLF": b"c = get_config()\r\nc.InteractiveShell.autocall = 1\r\n",
     "CRLF without the last": b"x = 1\r\nc = get_config()",
-    "CR alone at the end": b"x = 1\nc = get_config()\r",
     "latin-1": b"# -*- coding: latin-1 -*-\nx = 'caf\xe9'\n",
     "byte order mark": b"\xef\xbb\xbfc = get_config()\n",
 }
 
 
-@pytest.mark.parametrize("before", [pytest.param(data, id=name) for name, data in CONFIGS.items()])
-def test_existing_file(
-    before: bytes, home: Home, add: dict[str, str], take_back: dict[str, str]
-) -> None:
-    """What stands in the file stays byte for byte, is added to once, and uninstall restores it."""
+@pytest.mark.full
+@pytest.mark.parametrize("before", CONFIGS.values(), ids=CONFIGS)
+def test_existing_file(before: bytes, home: Home, env: dict[str, str]) -> None:
+    """What stands in the file stays byte for byte, and is all there is after uninstalling."""
     home.write(before)
-    untouched = home.tree()
-    done(install_sh(env=add))
-    once = home.tree()
-    assert home.config.read_bytes().startswith(before)
-    assert "reserve_gpu" in extensions(home.config)
+    untouched = home.files()
+    assert "at every start" in done(install_sh(env=env))
+    once = home.files()
+    data = home.config.read_bytes()
+    assert data.startswith(before)
+    assert data.count(b"\r\n") in (0, data.count(b"\n"))
+    assert home.backup.read_bytes() == before
     assert extensions(home.config).count("reserve_gpu") == 1
-    done(install_sh(env=add))
-    assert home.tree() == once
-    done(install_sh("--uninstall", env=take_back))
-    assert home.tree() == untouched
+    done(install_sh(env=env))
+    assert home.files() == once
+    done(install_sh("--uninstall", env=env))
+    assert home.files() == untouched
 
 
-UNREADABLE = {
-    "encoding": b"x = 'caf\xe9'\n",
-    "syntax": b"this is not Python\n",
-    "null": b"x = 1\0\n",
-    "too deep": b"x = " + b"1 + " * 20_000 + b"1\n",
+BROKEN = {
+    "name": (b"d.InteractiveShell.autocall = 1\n", "NameError: name 'd' is not defined"),
+    "error": (b"raise ValueError('of mine')\n", "ValueError: of mine"),
+    "encoding": (b"x = 'caf\xe9'\n", "SyntaxError: "),
+    "syntax": (b"no Python\n", "SyntaxError: "),
+    "null": (b"x = 1\0\n", "null bytes"),
 }
 
 
-@pytest.mark.parametrize("before", UNREADABLE.values(), ids=UNREADABLE)
-def test_unreadable_file(
-    before: bytes, home: Home, add: dict[str, str], take_back: dict[str, str]
-) -> None:
-    """A file that Python cannot read is kept, added to once and given back all the same."""
+@pytest.mark.full
+@pytest.mark.parametrize(("before", "reason"), BROKEN.values(), ids=BROKEN)
+def test_broken_file(before: bytes, reason: str, home: Home, env: dict[str, str]) -> None:
+    """Where the configuration raises, it says so with the error's own words; then it is mended."""
     home.write(before)
     for _ in range(2):
-        done(install_sh(env=add))
-        data = home.config.read_bytes()
-        assert data.startswith(before)
-        assert data.count(b"extensions.append") == 1
-    done(install_sh("--uninstall", env=take_back))
-    assert home.config.read_bytes() == before
+        line = complained(install_sh(env=env))
+        assert f"does not load reserve_gpu in spite of the lines in {home.config}" in line
+        assert reason in line
+        assert home.config.read_bytes().startswith(before)
+        assert home.config.read_bytes().count(b"extensions.append") == 1
+    home.write(home.config.read_bytes().replace(before, b"pass\n"))
+    assert f"Loaded at every start of IPython by {home.config}\n" in done(install_sh(env=env))
+    home.write(home.config.read_bytes().replace(b"pass\n", before))
+    done(install_sh("--uninstall", env=env))
+    assert home.files() == {str(home.config.relative_to(home.path)): before}
 
 
-def test_no_file(home: Home, add: dict[str, str], take_back: dict[str, str]) -> None:
-    """The file and folders that it made are gone after uninstall, where nothing was put in them."""
-    done(install_sh(env=add))
-    assert extensions(home.config) == ["reserve_gpu"]
-    done(install_sh("--uninstall", env=take_back))
-    assert home.tree() == {}
-
-
-def test_made_file_that_was_added_to(
-    home: Home, add: dict[str, str], take_back: dict[str, str]
-) -> None:
+@pytest.mark.full
+def test_made_file_that_was_added_to(home: Home, env: dict[str, str]) -> None:
     """A file that it made, and the user has added to, is kept with the user's lines."""
-    done(install_sh(env=add))
-    with home.config.open("ab") as file:
-        file.write(b"x = 1\n")
-    done(install_sh("--uninstall", env=take_back))
-    assert home.config.read_bytes() == b"x = 1\n"
+    done(install_sh(env=env))
+    home.write(home.config.read_bytes() + b"x = 1\n")
+    done(install_sh("--uninstall", env=env))
+    assert list(home.files().values()) == [b"x = 1\n"]
 
 
-def test_lines_added_behind(home: Home, add: dict[str, str], take_back: dict[str, str]) -> None:
+@pytest.mark.full
+def test_lines_added_behind(home: Home, env: dict[str, str]) -> None:
     """Lines that the user wrote behind the added ones do not run into those before on uninstall."""
     home.write(b"x = 1")
-    done(install_sh(env=add))
-    with home.config.open("ab") as file:
-        file.write(b"y = 2")
-    done(install_sh("--uninstall", env=take_back))
+    done(install_sh(env=env))
+    home.write(home.config.read_bytes() + b"y = 2")
+    done(install_sh("--uninstall", env=env))
     assert home.config.read_bytes() == b"x = 1\ny = 2"
 
 
-OWN_LINES = [
-    b"c.InteractiveShellApp.extensions.append('reserve_gpu')",
-    b"c.InteractiveShellApp.extensions += ['autoreload', 'reserve_gpu']",
-    b"c.InteractiveShellApp.extensions = [\n    'reserve_gpu',\n]",
-    b"if True:\n    c.InteractiveShellApp.extensions.extend(('reserve_gpu',))",
-]
+@pytest.mark.full
+@pytest.mark.parametrize("before", [b"", b"x = 1\n"])
+def test_lines_of_the_release_before(before: bytes, home: Home, env: dict[str, str]) -> None:
+    """The lines that version 2.0.0 added get this Python's name, and go with it."""
+    home.write(before + OLD_BLOCK)
+    done(install_sh(env=env))
+    assert home.config.read_text().count(f"# for {name_of(Path(env['PYTHON']))}\n") == 1
+    assert home.config.read_bytes().count(b"append") == 1
+    home.write(before + OLD_BLOCK)
+    done(install_sh("--uninstall", env=env))
+    assert [data for data in home.files().values() if data] == ([before] if before else [])
 
 
-@pytest.mark.parametrize("line", OWN_LINES)
-def test_own_line(line: bytes, home: Home, add: dict[str, str], take_back: dict[str, str]) -> None:
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"c.InteractiveShellApp.extensions.append('reserve_gpu')",
+        b"c.InteractiveShellApp.extensions.extend(['json', 'reserve_gpu'])",
+        b"c.InteractiveShellApp.extensions = [\n    'reserve_gpu',\n]",
+    ],
+)
+def test_own_line(line: bytes, home: Home, env: dict[str, str]) -> None:
     """Where the user's own line loads the extension, nothing is added, and uninstall leaves it."""
     home.write(b"c = get_config()\n" + line + b"\n")
-    before = home.tree()
-    assert "as before" in done(install_sh(env=add))
-    assert home.tree() == before
-    assert "is your own" in done(install_sh("--uninstall", env=take_back))
-    assert home.tree() == before
+    before = home.files()
+    assert "already, by your configuration" in done(install_sh(env=env))
+    assert home.files() == before
+    assert "a line of your own" in done(install_sh("--uninstall", env=env))
+    assert home.files() == before
 
 
-def test_example_configuration_counts(home: Home, add: dict[str, str]) -> None:
+@pytest.mark.full
+def test_example_configuration(home: Home, env: dict[str, str]) -> None:
     """A copy of the checkout's ipython_config.py loads the extension and is not added to."""
     home.write((CHECKOUT / "ipython_config.py").read_bytes())
-    assert extensions(home.config) == ["reserve_gpu"]
-    before = home.tree()
-    done(install_sh(env=add))
-    assert home.tree() == before
+    before = home.files()
+    assert "already, by your configuration" in done(install_sh(env=env))
+    assert home.files() == before
 
 
-@pytest.mark.parametrize("lost", ["# <<<", "# >>>", "    get_config()"])
-def test_damaged_lines(
-    lost: str, home: Home, add: dict[str, str], take_back: dict[str, str]
-) -> None:
-    """Where the added lines were edited, uninstall removes none, names the place and exits 1."""
-    home.write(b"x = 1\n")
-    done(install_sh(env=add))
+@pytest.mark.process
+def test_json_in_the_way(home: Home, env: dict[str, str]) -> None:
+    """A list of extensions in ipython_config.json, which replaces ours, is found and named."""
+    home.write(b"")
+    json = home.config.with_suffix(".json")
+    json.write_text('{"InteractiveShellApp": {"extensions": ["json"]}}')
+    assert f"the extensions in {json} replace those" in complained(install_sh(env=env))
+    json.write_text('{"InteractiveShellApp": {"extensions": ["reserve_gpu"]}}')
+    assert f"Loaded at every start of IPython by {home.config}\n" in done(install_sh(env=env))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lost", ["# <<<", "# >>>", "both, as they are there twice"])
+def test_damaged_marks(lost: str, home: Home, env: dict[str, str]) -> None:
+    """Where a mark is gone, or there are two pairs, it says so before anything is changed."""
+    done(install_sh(env=env))
     text = home.config.read_text()
-    lines = [line for line in text.splitlines() if not line.startswith(lost)] + ["y = 2", ""]
-    home.write("\n".join(lines).encode())
-    before = home.tree()
-    result = install_sh("--uninstall", env=take_back)
-    assert result.returncode == 1
-    assert "remove them by hand" in result.stderr
-    assert home.tree() == before
+    lines = [line for line in text.splitlines() if not line.startswith(lost)]
+    home.write(("\n".join(lines) + "\n" if lost in text else text + text).encode())
+    before = home.files()
+    for arguments in ([], ["--uninstall"]):
+        assert "remove them by hand" in refused(install_sh(*arguments, env=env))
+    assert home.files() == before
+    assert (packages_of(Path(env["PYTHON"])) / "reserve_gpu").exists()
 
 
+@pytest.mark.full
 def test_links_and_modes(
-    home: Home, add: dict[str, str], take_back: dict[str, str], tmp_path: Path
+    home: Home, env: dict[str, str], other: dict[str, str], tmp_path: Path
 ) -> None:
     """A symbolic link stays one; the file behind it keeps its inode and its mode."""
     kept = tmp_path / "dotfiles.py"
@@ -421,94 +452,63 @@ def test_links_and_modes(
     inode = kept.stat().st_ino
     home.config.parent.mkdir(parents=True)
     home.config.symlink_to(kept)
-    done(install_sh(env=add))
-    assert extensions(home.config) == ["reserve_gpu"]
+    for each in (env, other):
+        done(install_sh(env=each))
+        assert extensions(home.config) == ["reserve_gpu"]
+        assert home.config.readlink() == kept
+        assert (kept.stat().st_ino, kept.stat().st_mode & 0o777) == (inode, 0o600)
+    assert home.backup.stat().st_mode & 0o777 == 0o600
+    for each in (env, other):
+        done(install_sh("--uninstall", env=each))
     assert home.config.readlink() == kept
-    assert (kept.stat().st_ino, kept.stat().st_mode & 0o777) == (inode, 0o600)
-    (backup,) = home.config.parent.glob("*.before-*")
-    assert backup.stat().st_mode & 0o777 == 0o600
-    done(install_sh("--uninstall", env=take_back))
-    assert home.config.readlink() == kept
-    assert kept.read_bytes() == b"x = 1\n"
+    assert (kept.stat().st_ino, kept.read_bytes()) == (inode, b"x = 1\n")
 
 
-def test_link_to_nothing_yet(
-    home: Home, add: dict[str, str], take_back: dict[str, str], tmp_path: Path
-) -> None:
-    """A link whose file does not exist yet is written through, and is as it was after uninstall."""
-    home.config.parent.mkdir(parents=True)
-    home.config.symlink_to(tmp_path / "later.py")
-    done(install_sh(env=add))
-    assert extensions(tmp_path / "later.py") == ["reserve_gpu"]
-    done(install_sh("--uninstall", env=take_back))
-    assert home.config.is_symlink()
-    assert not (tmp_path / "later.py").exists()
+@pytest.mark.full
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_earlier_backup(home: Home, env: dict[str, str], *, is_folder: bool) -> None:
+    """What has the name of the backup already is neither overwritten nor removed."""
+    home.write(b"x = 2")
+    home.backup.mkdir() if is_folder else home.backup.write_bytes(b"x = 1\n")
+    before = home.files()
+    done(install_sh(env=env))
+    done(install_sh("--uninstall", env=env))
+    assert home.config.read_bytes() == b"x = 2\n"
+    home.write(b"x = 2")
+    assert home.files() == before
+    assert home.backup.is_dir() == is_folder
 
 
-def test_backups(home: Home, add: dict[str, str], take_back: dict[str, str]) -> None:
-    """The file as it was is kept beside it, and no earlier copy with other text is overwritten."""
-    home.write(b"x = 2\n")
-    first = home.config.with_name("ipython_config.py.before-reserve_gpu")
-    first.write_bytes(b"x = 1\n")
-    done(install_sh(env=add))
-    second = home.config.with_name("ipython_config.py.before-reserve_gpu.2")
-    assert (first.read_bytes(), second.read_bytes()) == (b"x = 1\n", b"x = 2\n")
-    done(install_sh("--uninstall", env=take_back))
-    assert (first.exists(), second.exists()) == (True, False)
-
-
-def test_a_folder_for_a_backup(home: Home, add: dict[str, str], take_back: dict[str, str]) -> None:
-    """Something else by the name of a backup is left alone, now and on uninstall."""
-    home.write(b"x = 2\n")
-    home.config.with_name("ipython_config.py.before-reserve_gpu").mkdir()
-    before = home.tree()
-    done(install_sh(env=add))
-    copy = home.config.with_name("ipython_config.py.before-reserve_gpu.2")
-    assert copy.read_bytes() == b"x = 2\n"
-    done(install_sh("--uninstall", env=take_back))
-    assert home.tree() == before
-
-
-@pytest.mark.parametrize(
-    ("before", "blocks"),
-    [(None, 0), (b"x = 1\n", 0), (b"#" * 600, 1), (b"#" * 400, 1)],
-    ids=["new file", "backup", "half a backup", "half the lines"],
-)
-def test_no_room(
-    before: bytes | None, blocks: int, home: Home, add: dict[str, str], tmp_path: Path
-) -> None:
-    """Where the disk is full, for the lines or the backup, all is as it was, without a backup."""
+@pytest.mark.full
+@pytest.mark.parametrize("before", [None, b"x = 1\n"], ids=["new file", "old file"])
+def test_disk_full(before: bytes | None, home: Home, env: dict[str, str], tmp_path: Path) -> None:
+    """Where the lines can be written only in part, what was there before is put back."""
     if before is not None:
         home.write(before)
-    untouched = home.tree()
-    # What a file may grow to, in blocks of 512 bytes: POSIX, ulimit.
-    small = make_program(
-        tmp_path / "small",
-        f'case "$*" in *" add") ulimit -f {blocks} ;; esac',
-        f'exec "{add["PYTHON"]}" "$@"',
-    )
-    result = install_sh(env=add | {"PYTHON": str(small)})
+    half = 'case $1 in */new) head -c 40 "$1"; echo "disk full" >&2; exit 1 ;; esac'
+    make_program(tmp_path / "bin" / "cat", half, f'exec {shutil.which("cat")} "$@"')
+    result = install_sh(env=env | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
     assert result.returncode == 1
-    assert len(result.stderr.splitlines()) == 1
-    assert result.stderr.startswith("install.sh: ")
-    assert home.tree() == untouched
+    assert f"{home.config} could not be written (see above), and is as it was" in result.stderr
+    assert home.config.read_bytes() == (before or b"")
 
 
 # --- where the file is ---------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "case", ["home", "IPYTHONDIR", "relative", "tilde", "XDG", "XDG and home", "XDG link"]
 )
-def test_same_place_as_ipython(case: str, home: Home, add: dict[str, str]) -> None:
+def test_same_place_as_ipython(case: str, home: Home, env: dict[str, str]) -> None:
     """The file is where IPython.paths.get_ipython_dir says, with and without IPYTHONDIR."""
-    env = add | {"XDG_CONFIG_HOME": str(home.path / "xdg")}
     if case in ("IPYTHONDIR", "relative", "tilde"):
         start = {"IPYTHONDIR": str(home.path), "relative": "..", "tilde": "~"}[case]
         env["IPYTHONDIR"] = f"{start}/ipython dir"
     if case.startswith("XDG"):
-        (home.path / "xdg").mkdir()
+        env["XDG_CONFIG_HOME"] = str(home.path / "xdg")
         (home.path / "elsewhere").mkdir()
+        (home.path / "xdg").mkdir()
         if case == "XDG link":
             (home.path / "xdg" / "ipython").symlink_to("../elsewhere")
         else:
@@ -517,7 +517,7 @@ def test_same_place_as_ipython(case: str, home: Home, add: dict[str, str]) -> No
         (home.path / ".ipython").mkdir()
     cwd = home.path / "here"
     cwd.mkdir()
-    done(install_sh(env=env, cwd=str(cwd)))
+    install_sh(env=env, cwd=cwd)  # the small IPython does not know all these places
     asked = "from IPython.paths import get_ipython_dir; print(get_ipython_dir())"
     command = [sys.executable, "-W", "ignore", "-c", asked]
     answer = subprocess.check_output(command, env=env, cwd=cwd, text=True).strip()
@@ -529,14 +529,10 @@ def test_same_place_as_ipython(case: str, home: Home, add: dict[str, str]) -> No
 
 
 @pytest.fixture
-def never_pip(installed: Installed, home: Home, tmp_path: Path) -> dict[str, str]:
+def never_pip(python: Path, home: Home, tmp_path: Path) -> dict[str, str]:
     """Environment of an installation that must not get as far as pip."""
-    program = make_program(
-        tmp_path / "python",
-        'case "$1 $2" in "-m pip") echo "pip was called" >&2; exit 99 ;; esac',
-        f'exec "{installed.plain}" "$@"',
-    )
-    return home.environ(PYTHON=program)
+    trap = 'case "$1 $2" in "-m pip") echo "pip was called" >&2; exit 99 ;; esac'
+    return home.environ(PYTHON=make_program(tmp_path / "python", trap, f'exec "{python}" "$@"'))
 
 
 def make_folder(path: Path) -> None:
@@ -558,144 +554,110 @@ def make_loop(path: Path) -> None:
     path.symlink_to(path.name)
 
 
+def make_file_for_folder(path: Path) -> None:
+    path.parents[1].write_text("a file")
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (make_folder, "is not a file"),
-        (make_pipe, "is not a file"),
-        (make_dead_link, "leads nowhere"),
-        (make_loop, "leads nowhere"),
-        (lambda path: path.parents[1].write_text("a file"), "is not a folder"),
-        (lambda path: path.parents[2].rmdir(), "there is no folder"),
-    ],
-    ids=["folder", "pipe", "dead link", "loop", "file for folder", "no home"],
+    "make", [make_folder, make_pipe, make_dead_link, make_loop, make_file_for_folder]
 )
-def test_bad_place(
-    make: Callable[[Path], object], said: str, home: Home, never_pip: dict[str, str]
-) -> None:
-    """A configuration that cannot be written is one line, before pip is called."""
-    make(home.config)
-    names = set(home.path.parent.rglob("*"))
-    assert said in refused(install_sh(env=never_pip))
-    assert set(home.path.parent.rglob("*")) == names
-
-
-@pytest.mark.parametrize("make", [make_folder, make_pipe, make_dead_link, make_loop])
-def test_bad_place_on_uninstall(
-    make: Callable[[Path], object], home: Home, take_back: dict[str, str]
-) -> None:
-    """A configuration that nothing can have been added to does not stand in an uninstall's way."""
+def test_bad_place(make: Callable[[Path], object], home: Home, never_pip: dict[str, str]) -> None:
+    """A configuration that can't be made is one line before pip is called; uninstall needs none."""
     make(home.config)
     names = set(home.path.rglob("*"))
-    assert "Nothing to take out" in done(install_sh("--uninstall", env=take_back))
+    assert f"{home.config} cannot be made" in refused(install_sh(env=never_pip))
+    assert "Nothing to take out" in done(install_sh("--uninstall", env=never_pip))
     assert set(home.path.rglob("*")) == names
 
 
-def test_no_permission(installed: Installed) -> None:
-    """A home in which this user may not write is one line, and nothing is made."""
+def without_override() -> tuple[str, ...]:
+    """What to put before a command, so that file modes hold for it, for root as well."""
     if os.geteuid() != 0:
-        pytest.skip("needs root, to be another user")
-    nobody = pwd.getpwnam("nobody")
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        Path(folder).chmod(0o755)
-        script = copy_checkout(Path(folder, "checkout")) / "install.sh"
-        asked = ["sh", "-c", f'test -r "{script}" && "{sys.executable}" -m pip --version']
-        user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-        env = Home(Path(folder)).environ(PYTHON=sys.executable)
-        tried = subprocess.run(asked, env=env, cwd="/", capture_output=True, check=False, **user)  # type: ignore[call-overload]
-        if tried.returncode:
-            pytest.skip("needs a Python that every user can run")
-        result = subprocess.run(  # type: ignore[call-overload]
-            [SHELL, script], env=env, cwd="/", capture_output=True, text=True, check=False, **user
-        )
-        assert f"no permission to write in {folder}" in refused(result)
-        assert [path.name for path in Path(folder).iterdir()] == ["checkout"]
+        return ()
+    prefix = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")
+    try:
+        subprocess.run([*prefix, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs setpriv, as file modes do not hold for root")
+    return prefix
 
 
-OWN_LINE = b"get_config().InteractiveShellApp.extensions.append('reserve_gpu')\n"
+@pytest.mark.full
+def test_no_permission(home: Home, never_pip: dict[str, str]) -> None:
+    """A home in which this user may not write is one line, and nothing is made."""
+    prefix = without_override()
+    home.path.chmod(0o555)
+    said = refused(install_sh(env=never_pip, prefix=prefix))
+    assert f"{home.path} is no folder to write in" in said
+    assert home.files() == {}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("data", "arguments", "code", "said"),
     [
-        (OWN_LINE, [], 0, "as before"),
-        (OWN_LINE, ["--uninstall"], 0, "is your own"),
+        (OWN_LINE, [], 0, "already, by your configuration"),
+        (OWN_LINE, ["--uninstall"], 0, "a line of your own"),
         (b"x = 1\n", ["--uninstall"], 0, "Nothing to take out"),
+        (OLD_BLOCK.replace(b"import", b"# for /x\nimport", 1), ["--uninstall"], 0, "stay for\n/x"),
         (b"x = 1\n", [], 1, "no permission to change"),
-        (autoload.new_file(0), ["--uninstall"], 1, "no permission to change"),
+        (OLD_BLOCK, [], 1, "no permission to change"),
+        (OLD_BLOCK, ["--uninstall"], 1, "no permission to change"),
     ],
 )
-def test_read_only_file(data: bytes, arguments: list[str], code: int, said: str) -> None:
+def test_read_only_file(
+    data: bytes, arguments: list[str], code: int, said: str, home: Home, env: dict[str, str]
+) -> None:
     """A file that may only be read is refused where it would have to be changed, and only there."""
-    user: dict[str, Any] = {}
-    if os.geteuid() == 0:
-        nobody = pwd.getpwnam("nobody")
-        user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        home = Home(Path(folder))
-        home.path.chmod(0o755)
-        script = copy_checkout(home.path / "checkout") / "install.sh"
-        home.write(data)
-        home.config.chmod(0o444)
-        home.config.parent.chmod(0o555)
-        if not arguments:
-            (home.path / "packages" / "reserve_gpu-2.dist-info").mkdir(parents=True)
-        skips_pip = 'if [ "$1" = -m ]; then exit 0; fi'
-        bare = "-S " if arguments else ""  # where this environment's own packages are not seen
-        python = make_program(
-            home.path / "python", skips_pip, f'exec "{sys.executable}" {bare}"$@"'
-        )
-        env = home.environ(PYTHON=python, PYTHONPATH=home.path / "packages")
-        run = functools.partial(
-            subprocess.run, env=env, cwd="/", capture_output=True, text=True, check=False, **user
-        )
-        if run([python, "-c", ""]).returncode:
-            pytest.skip("needs a Python that every user can run")
-        before = home.tree()
-        result = run([SHELL, script, *arguments])
-        assert (result.returncode, said in result.stdout + result.stderr) == (code, True)
-        assert home.tree() == before
-        home.config.parent.chmod(0o755)
+    prefix = without_override()
+    home.write(data)
+    home.config.chmod(0o444)
+    home.config.parent.chmod(0o555)
+    before = home.files()
+    result = install_sh(*arguments, env=env, prefix=prefix)
+    assert (result.returncode, said in result.stdout + result.stderr) == (code, True)
+    assert not code or refused(result)
+    assert home.files() == before
 
 
-def test_pip_fails(installed: Installed, home: Home, tmp_path: Path) -> None:
+@pytest.mark.full
+def test_pip_fails(home: Home, python: Path, tmp_path: Path) -> None:
     """Where pip fails, its words are seen and the configuration is not touched."""
-    program = make_program(
-        tmp_path / "python",
-        'case "$1 $2" in "-m pip") echo "no network" >&2; exit 3 ;; esac',
-        f'exec "{installed.plain}" "$@"',
-    )
+    failing = 'case "$1 $2" in "-m pip") echo "no network" >&2; exit 3 ;; esac'
+    program = make_program(tmp_path / "python", failing, f'exec "{python}" "$@"')
     result = install_sh(env=home.environ(PYTHON=program))
     assert result.returncode == 1
     assert "no network" in result.stderr
     assert "was not touched" in result.stderr
-    assert home.tree() == {}
+    assert home.files() == {}
 
 
+@pytest.mark.full
 def test_externally_managed(home: Home, tmp_path: Path) -> None:
     """An externally managed Python is explained, with the commands that make an environment."""
     stdlib = tmp_path / "lib" / f"python{sysconfig.get_python_version()}"
     stdlib.mkdir(parents=True)
+    notice = stdlib / "EXTERNALLY-MANAGED"
     for entry in Path(os.__file__).parent.iterdir():
-        (stdlib / entry.name).symlink_to(entry)
-    (stdlib / "EXTERNALLY-MANAGED").write_text("[externally-managed]\nError=ask the distribution\n")
-    program = make_program(
-        tmp_path / "python",
-        f'PYTHONHOME="{tmp_path}" exec "{Path(sys.base_prefix, "bin", "python3")}" "$@"',
-    )
+        if entry.name != notice.name:  # opening a link to it would write into this machine's Python
+            (stdlib / entry.name).symlink_to(entry)
+    notice.write_text("[externally-managed]\nError=ask the distribution\n")
+    trap = 'case "$1 $2" in "-m pip") echo "pip was called" >&2; exit 99 ;; esac'
+    base = Path(sys.base_prefix, "bin", "python3")
+    program = make_program(tmp_path / "python", trap, f'PYTHONHOME="{tmp_path}" exec {base} "$@"')
     result = install_sh(env=home.environ(PYTHON=program))
     assert (result.returncode, result.stdout) == (1, "")
     assert "is externally managed" in result.stderr
-    assert "-m venv ~/.venvs/reserve_gpu" in result.stderr
-    assert home.tree() == {}
+    assert str(notice) in result.stderr
+    assert f'"{program}" -m venv ~/.venvs/reserve_gpu' in result.stderr
+    assert home.files() == {}
     # Who has told pip to install all the same is not stopped.
-    called = 'case "$1 $2" in "-m pip") echo "pip was called" >&2; exit 99 ;; esac'
-    forced = make_program(tmp_path / "forced", called, f'exec "{program}" "$@"')
-    env = home.environ(PYTHON=forced, PIP_BREAK_SYSTEM_PACKAGES="1")
-    result = install_sh(env=env)
+    result = install_sh(env=home.environ(PYTHON=program, PIP_BREAK_SYSTEM_PACKAGES="1"))
     assert "pip was called" in result.stderr or "has no pip" in result.stderr
 
 
+@pytest.mark.full
 def test_too_old(home: Home, tmp_path: Path) -> None:
     """A Python before 3.10 is one line that names it."""
     old = "import sys; sys.version_info = (3, 9, 18, 'final', 0); exec(sys.argv[1])"
@@ -704,40 +666,171 @@ def test_too_old(home: Home, tmp_path: Path) -> None:
     assert f"{program} is older than 3.10" in said
 
 
+@pytest.mark.full
 def test_no_pip(home: Home, tmp_path: Path) -> None:
     """A Python without pip is one line with the command that adds it."""
     venv.create(tmp_path / "bare", symlinks=True)
     python = tmp_path / "bare" / "bin" / "python"
     said = refused(install_sh(env=home.environ(PYTHON=python)))
-    assert f"{python} -m ensurepip" in said
-    assert home.tree() == {}
+    assert f'"{python}" -m ensurepip' in said
+    assert home.files() == {}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("python", ["/no/such/python", "no-such-python", "/etc/hostname", "/tmp"])
 def test_no_such_python(python: str, home: Home) -> None:
     """A PYTHON that cannot be run is one line that names it."""
     assert python in refused(install_sh(env=home.environ(PYTHON=python)))
 
 
-def test_no_python(home: Home) -> None:
+@pytest.mark.full
+def test_no_python(home: Home, tmp_path: Path) -> None:
     """No Python on PATH is one line that says what to do."""
-    assert "no Python on PATH" in refused(install_sh(env=home.environ(PATH="/nowhere")))
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("dirname", "mktemp", "rm"):
+        (tools / tool).symlink_to(shutil.which(tool) or tool)
+    assert "install Python 3.10 or newer" in refused(install_sh(env=home.environ(PATH=tools)))
 
 
-# --- options -------------------------------------------------------------------------------------
+@pytest.mark.full
+def test_first_python_on_path(home: Home, python: Path, tmp_path: Path) -> None:
+    """Without PYTHON= it is the python3 on PATH; the ipython beside it is what to type."""
+    program = make_program(tmp_path / "bin" / "python3", f'exec "{python}" "$@"')
+    make_program(tmp_path / "bin" / "ipython")
+    said = done(install_sh(env=home.environ(PATH=f"{program.parent}:{os.environ['PATH']}")))
+    assert said.startswith(f"Installing reserve_gpu into {program} ...\n")
+    assert said.endswith("\nTry it: ipython -c '%reserve_gpu'\n")
 
 
-@pytest.mark.parametrize("option", ["-h", "--help"])
-def test_help(option: str, home: Home) -> None:
-    """`--help` prints the usage and does nothing."""
-    assert done(install_sh(option, env=home.environ())).startswith("Usage: sh install.sh")
-    assert home.tree() == {}
+# --- the real pip and the real IPython -----------------------------------------------------------
+
+IS_LOADED = "print('loaded:', 'reserve_gpu' in get_ipython().extension_manager.loaded)"
 
 
-@pytest.mark.parametrize("option", ["--remove", "uninstall", ""])
-def test_unknown_argument(option: str, home: Home) -> None:
-    """An unknown argument prints the usage, exits with 2 and does nothing."""
-    result = install_sh(option, env=home.environ())
-    assert (result.returncode, result.stdout) == (2, "")
-    assert "Usage: sh install.sh" in result.stderr
-    assert home.tree() == {}
+class Installed(NamedTuple):
+    """What the one real installation left."""
+
+    checkout: Path
+    checkout_before: dict[str, bytes]
+    ipython_dir: Path
+    python: Path
+    said: str
+    offline: Path  # this Python as install.sh had it: its pip asks no network where it need not
+    plain: Path  # another environment, without reserve_gpu
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp("real")
+    checkout = copy_checkout(folder / "a checkout [with] 100% odd 'name'")
+    before = files(checkout)
+    python = make_environment(folder / "environment")
+    make_environment(folder / "plain")
+    version = metadata.version("setuptools") if find_spec("setuptools") else "0"
+    is_enough = int(version.split(".")[0]) >= 77  # as pyproject.toml wants; else pip fetches it
+    options = "--no-deps" + " --no-build-isolation --no-index" * is_enough
+    offline = make_program(
+        folder / "offline" / "python",
+        f'if [ "$2 $3" = "pip install" ]; then shift 3; set -- -m pip install {options} "$@"; fi',
+        f'exec "{python}" "$@"',
+    )
+    env = Home(folder).environ(PYTHON="offline/python", IPYTHONDIR="ipython dir")
+    said = done(install_sh(env=env, script=checkout / "install.sh", cwd=folder))
+    plain = folder / "plain" / "bin" / "python"
+    return Installed(checkout, before, folder / "ipython dir", python, said, offline, plain)
+
+
+def run_ipython(python: Path, env: dict[str, str]) -> str:
+    command = [str(python), "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", IS_LOADED]
+    env |= {"TERM": "dumb"}  # no window title from IPython 7
+    result = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, check=True)
+    return result.stdout + result.stderr
+
+
+@pytest.mark.full
+@pytest.mark.xdist_group("real installation")
+def test_ipython_loads_it(installed: Installed, home: Home) -> None:
+    """IPython loads the extension by that profile; where the package is not, it says nothing."""
+    env = home.environ(IPYTHONDIR=installed.ipython_dir)
+    assert run_ipython(installed.python, env) == "loaded: True\n"
+    assert run_ipython(installed.plain, env) == "loaded: False\n"
+
+
+@pytest.mark.full
+@pytest.mark.xdist_group("real installation")
+def test_real_installation(installed: Installed) -> None:
+    """It says which file loads what; the checkout, which may be another's, stays as it was."""
+    package, config, command = installed.said.splitlines()[-3:]
+    assert package.startswith("Installed reserve_gpu ")
+    assert str(installed.ipython_dir / "profile_default" / "ipython_config.py") in config
+    assert command == f"Try it: \"{installed.offline}\" -m IPython -c '%reserve_gpu'"
+    assert files(installed.checkout) == installed.checkout_before
+
+
+@pytest.mark.full
+@pytest.mark.xdist_group("real installation")
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("ipython_config.py", OWN_LINE, "already, by your configuration"),
+        ("ipython_config.py", b"raise ValueError('of mine')\n", "ValueError: of mine"),
+        (
+            "ipython_config.json",
+            b'{"InteractiveShellApp": {"extensions": ["autoreload"]}}',
+            "ipython_config.json replace those of",
+        ),
+        ("startup/1.py", b"1 / 0\n", "Loaded at every start"),
+        ("startup/1.py", b"__import__('os')._exit(0)\n", "does not say why"),
+    ],
+)
+def test_what_the_real_ipython_does(
+    name: str, data: bytes, said: str, installed: Installed, home: Home, tmp_path: Path
+) -> None:
+    """What it says about the user's own configuration is true of the real IPython."""
+    path = home.config.parent / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(data)
+    no_pip = 'case "$1 $2" in "-m pip") exit ;; esac'
+    program = make_program(tmp_path / "python", no_pip, f'exec "{installed.python}" "$@"')
+    result = install_sh(env=home.environ(PYTHON=program))
+    assert said in result.stdout + result.stderr
+    is_loaded = "loaded: True" in run_ipython(installed.python, home.environ())
+    assert result.returncode == (0 if is_loaded else 1)
+
+
+@pytest.mark.full
+def test_real_uninstallation(installed: Installed, home: Home, tmp_path: Path) -> None:
+    """`--uninstall` has pip remove the package, also one that can't be imported, with odd files."""
+    cwd = tmp_path / "cwd"
+    (cwd / "reserve_gpu").mkdir(parents=True)
+    for name in ("ast", "typing", "random", "runpy", "pip", "IPython", "reserve_gpu/__init__"):
+        (cwd / f"{name}.py").write_text(f"raise SystemExit('{name} of the current folder')\n")
+    python = make_environment(tmp_path / "environment")
+    place = packages_of(python)
+    package = {
+        "reserve_gpu/__init__.py": "raise SystemExit('the older one was imported')\n",
+        "reserve_gpu-1.9.dist-info/METADATA": "Metadata-Version: 2.1\nName: x\nVersion: 1.9\n",
+        "reserve_gpu-1.9.dist-info/INSTALLER": "pip\n",
+    }
+    record = "reserve_gpu-1.9.dist-info/RECORD"
+    package |= {record: "".join(f"{name},,\n" for name in (*package, record))}
+    for name, text in package.items():
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text(text)
+    home.write(OLD_BLOCK)
+    env = home.environ(PYTHON=python)
+    assert "Uninstalled" in done(install_sh("--uninstall", env=env, cwd=cwd))
+    assert list(place.glob("reserve_gpu*")) == []
+    assert not home.config.exists()
+
+
+@pytest.mark.full
+def test_a_checkout_is_no_installation(home: Home, env: dict[str, str], tmp_path: Path) -> None:
+    """What building in the checkout has left there is not taken for the installed package."""
+    checkout = copy_checkout(tmp_path / "checkout")
+    (checkout / "reserve_gpu.egg-info").mkdir()
+    (checkout / "reserve_gpu.egg-info" / "PKG-INFO").write_text("Name: reserve_gpu\nVersion: 2\n")
+    script = checkout / "install.sh"
+    said = done(install_sh("--uninstall", env=env, script=script, cwd=checkout))
+    assert said.startswith("Nothing to uninstall")

@@ -1,4 +1,10 @@
-"""Child processes that answer in lines of JSON: all at once, with a limit, none left behind."""
+"""Child processes that answer in lines of JSON: all at once, with a limit, none left behind.
+
+Each child is started and ended by a thread of its own. Ctrl-C interrupts the main thread alone, so
+it can't come between the start of a child and the place where we know of it. And a child dies with
+the thread that started it (see probes.py), which therefore waits for its end. A ThreadPoolExecutor
+would not do: Ctrl-C while it takes one of its locks would leave that locked for ever.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +12,14 @@ import json
 import os
 import signal
 import time
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from _thread import start_new_thread
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from threading import Event
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from concurrent.futures import Future
     from subprocess import Popen
 
 POLL_S = 0.05
@@ -35,6 +41,9 @@ class End(NamedTuple):
     output: str
 
 
+Message: TypeAlias = "tuple[str, End | Exception]"  # a child's name, and what came of it
+
+
 def run_all(
     commands: Mapping[str, Sequence[str]],
     environ: Mapping[str, str],
@@ -46,27 +55,35 @@ def run_all(
     commands: by name; ANSWERS in them stands for the descriptor to answer on.
     limit_s: seconds that each may take.
     progress: called now and then with the names of those that still run, and the seconds so far.
-
     Raises OSError where a process can't be started, RuntimeError where no thread can be.
     """
     start, stop = time.monotonic(), Event()
-    # Each child is started and ended by a thread of its own. Ctrl-C interrupts this thread alone,
-    # so it can't come between the start of a child and the place where we know of it. And a child
-    # dies with the thread that started it (see probes.py), which therefore waits for its end.
-    with ThreadPoolExecutor(max_workers=len(commands)) as pool:
+    messages, running, ends = SimpleQueue[Message](), list[str](), dict[str, End]()
+
+    def run(name: str) -> None:
         try:
-            futures: dict[str, Future[End]] = {}
-            for name, command in commands.items():
-                futures[name] = pool.submit(_run, command, environ, start + limit_s, stop)
-            while True:
-                done, pending = wait(futures.values(), POLL_S, FIRST_EXCEPTION)
-                if not pending or any(future.exception() for future in done):
-                    break
-                running = [name for name, future in futures.items() if future in pending]
-                progress(running, time.monotonic() - start)
-        finally:
-            stop.set()
-    return {name: future.result() for name, future in futures.items()}
+            messages.put((name, _run(commands[name], environ, start + limit_s, stop)))
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
+            messages.put((name, error))
+
+    try:
+        for name in commands:
+            running.append(name)
+            start_new_thread(run, (name,))
+        while running:
+            progress(running, time.monotonic() - start)
+            with suppress(Empty):
+                name, end = messages.get(timeout=POLL_S)
+                running.remove(name)
+                if isinstance(end, Exception):
+                    raise end
+                ends[name] = end
+    finally:
+        stop.set()
+        with suppress(Empty):  # each thread kills its child first
+            while running:
+                running.remove(messages.get(timeout=KILL_LIMIT_S + 1)[0])
+    return ends
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str], deadline: float, stop: Event) -> End:

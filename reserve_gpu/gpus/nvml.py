@@ -169,12 +169,15 @@ class Nvml:
             return self._driver.run(self._read_processes, device)
         return []
 
-    def link(self, one: Device, other: Device) -> int:
-        """How two GPUs are linked, as far as the driver can tell: one of Link, less is closer."""
+    def link(self, one: Device, other: Device, limit_s: float | None = None) -> int:
+        """How two GPUs are linked, as far as the driver can tell: one of Link, less is closer.
+
+        limit_s: as of `usage`; a driver that hangs can't tell.
+        """
         with suppress(DeviceError):
             self._require(one)
             self._require(other)
-            return self._driver.run(self._read_link, one, other)
+            return self._driver.run(self._read_link, one, other, limit_s=limit_s)
         return Link.SYSTEM
 
     def _require(self, device: Device) -> None:

@@ -198,7 +198,7 @@ class LockDirectory:
         numbered = [(int(m[1]), n) for n in self._names() if (m := pattern.fullmatch(n))]
         by_owner: dict[int, list[str]] = {}
         for _, name in sorted(numbered):
-            owner = files.owner(self.descriptor, name)
+            owner = files.sole_owner(self.descriptor, name)
             if owner is not None and len(by_owner.setdefault(owner, [])) < MOST_OF_ONE_USER:
                 by_owner[owner].append(name)
         return [name for names in by_owner.values() for name in names]

@@ -81,6 +81,14 @@ def owner(directory: int, name: str) -> int | None:
     return None
 
 
+def sole_owner(directory: int, name: str) -> int | None:
+    """The owner, if the file has no second name: anybody may have given it that."""
+    with suppress(OSError):
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        return status.st_uid if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 else None
+    return None
+
+
 def is_others(directory: int, name: str) -> bool:
     """Whether something stands there that this user did not make."""
     try:
@@ -89,7 +97,8 @@ def is_others(directory: int, name: str) -> bool:
         return False
     except OSError as error:
         raise LockError(f"{name} can't be looked at: {error.strerror}.") from error
-    return status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode)
+    is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+    return not is_own or status.st_nlink > 1
 
 
 def is_current(directory: int, name: str, descriptor: int) -> bool:

@@ -36,6 +36,7 @@ class Place:
     """The place of this process in the queue; a context manager that leaves the queue at its end.
 
     wants: UUIDs of the devices that would do. about: what others may read of this process.
+    stopped_s: who gives no sign of life for so long is passed over.
 
     The ticket's number is the machine's clock since boot, kept as the time of the file's last
     change: that can be set on a full disk too, where the record is lost. Setting it again, to the
@@ -43,9 +44,14 @@ class Place:
     """
 
     def __init__(
-        self, directory: LockDirectory, wants: Collection[str], about: Mapping[str, Any]
+        self,
+        directory: LockDirectory,
+        wants: Collection[str],
+        about: Mapping[str, Any],
+        stopped_s: float = STOPPED_S,
     ) -> None:
         self._directory = directory
+        self._stopped_s = stopped_s
         self._record = {**about, "wants": sorted(wants)}
         self._lock: Lock | None = None
         self._number = 0
@@ -58,6 +64,11 @@ class Place:
     def __exit__(self, *_: object) -> None:
         if self._lock:
             self._lock.release()
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether this process has been in the queue."""
+        return self._lock is not None
 
     def stands(self) -> bool:
         """Whether the ticket is there, for others to see."""
@@ -92,7 +103,7 @@ class Place:
         before = [t for t in tickets if (t.number, t.name) < (self._number, own)]
         now = time.monotonic()
         self._beats = {ticket.name: self._last_beat(ticket, now) for ticket in before}
-        return [t for t in before if now - self._beats[t.name][1] < STOPPED_S]
+        return [t for t in before if now - self._beats[t.name][1] < self._stopped_s]
 
     def _last_beat(self, ticket: Ticket, now: float) -> tuple[int, float]:
         beat, since = self._beats.get(ticket.name, (None, now))

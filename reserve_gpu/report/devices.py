@@ -32,7 +32,7 @@ def described(device: Device) -> str:
         device.name,
         device.vbios and f"(VBIOS {device.vbios})",
     ]
-    return " ".join(part for part in parts if part)
+    return " ".join(shown(part) for part in parts if part)
 
 
 def holder(holder: Holder, what: str = "reserved") -> str:

@@ -168,7 +168,8 @@ def _taken(
         with LockDirectory() as locks:
             texts = own.renew()
             outside, held = own.outside(), own.locks_in(locks.path)
-            claim = Claim(request, gpus, locks, outside, held, limit_mib, is_late)
+            driver = gpus.driver_version() if request.needed > 1 else None
+            claim = Claim(request, gpus, locks, outside, held, limit_mib, is_late, driver=driver)
             outcome = _outcome(own, claim, deadline, progress)
             if isinstance(outcome, Granted):
                 reservation = own.hold(outcome, request.note)

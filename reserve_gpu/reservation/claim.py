@@ -14,6 +14,7 @@ from reserve_gpu import host
 from reserve_gpu.errors import LockError
 from reserve_gpu.gpus import usage
 from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.gpus.nvml import Link
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.model import Caution, Device, Fault, Refusal, State, Ticket
 from reserve_gpu.reservation import limit, policy
@@ -42,6 +43,7 @@ class Claim(NamedTuple):
     already, by UUID. idle_mib: memory in use up to which a device is idle, None for the default.
     is_taking_back: CUDA has started, so this process itself may be on the devices.
     candidates: the devices to try, None where that has still to be found out.
+    driver: its version, where that matters.
     """
 
     request: Request
@@ -52,6 +54,7 @@ class Claim(NamedTuple):
     idle_mib: float | None = None
     is_taking_back: bool = False
     candidates: Sequence[Device | Fault] | None = None
+    driver: str | None = None
 
 
 class Locked(NamedTuple):
@@ -213,10 +216,14 @@ def _choose(
 ) -> list[Device] | None:
     readings_until = time.monotonic() + READINGS_LIMIT_S
 
+    def link(one: Device, other: Device) -> int:
+        left_s = readings_until - time.monotonic()
+        return claim.gpus.link(one, other, left_s) if left_s > 0 else Link.SYSTEM
+
     def choose() -> list[Device] | None:
         crowd = {uuid: locked.crowd for uuid, locked in taken.locked.items()}
         there = [locked.device for locked in taken.locked.values()]
-        return policy.choose(there, claim.request, crowd, claim.gpus.link)
+        return policy.choose(there, claim.request, crowd, link)
 
     for device in devices:
         left_s = max(LEAST_LIMIT_S, readings_until - time.monotonic())
@@ -233,7 +240,7 @@ def _take(
     request = claim.request
     if isinstance(device, Fault):
         return Refusal(device, State.BROKEN, fault=device.reason)
-    if reason := policy.unfit(device, request, _driver(claim, device)):
+    if reason := policy.unfit(device, request, claim.driver):
         return Refusal(device, State.UNFIT, unfit=reason)
     own = claim.held.get(device.uuid)
     if own and own.shared == request.share:
@@ -274,12 +281,6 @@ def _look(
     if policy.is_to_be_taken(claim.request, state, reading, is_shared=bool(sharers)):
         return Locked(device, lock, state, reading, sharers)
     return Refusal(device, state, reading)
-
-
-def _driver(claim: Claim, device: Device) -> str | None:
-    """The version of the driver, asked only where it matters."""
-    is_several = device.instance is not None and claim.request.needed > 1
-    return claim.gpus.driver_version() if is_several else None
 
 
 def _usage(claim: Claim, device: Device) -> Usage | None:

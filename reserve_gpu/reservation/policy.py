@@ -176,6 +176,7 @@ def next_look_s(refusals: Sequence[Refusal], *, is_lively: bool, is_told: bool) 
     """
     if is_lively:
         return LIVELY_LOOK_S
-    only_driver_knows = {State.BUSY, State.UNKNOWN, State.BROKEN, State.PROHIBITED}
+    # No notice tells of use that ends, nor that somebody ahead in the queue is stopped.
+    untold = {State.BUSY, State.UNKNOWN, State.BROKEN, State.PROHIBITED, State.AWAITED}
     states = {refusal.state for refusal in refusals}
-    return QUIET_S if is_told and states.isdisjoint(only_driver_knows) else LOOK_S
+    return QUIET_S if is_told and states.isdisjoint(untold) else LOOK_S

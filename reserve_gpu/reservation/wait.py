@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu import host
-from reserve_gpu.errors import LockError
+from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.locks.queue import Place, Wakeups
 from reserve_gpu.model import Device, State, Waiting
 from reserve_gpu.report import messages
@@ -106,11 +106,19 @@ class Explainer:
 
 
 def _look(claim: Claim, denied: Denied, place: Place) -> Granted | Denied:
-    """Try once more. What another process or a full disk is in the way of may be mended later."""
+    """Try once more; what is in the way of one who is in the queue already may be mended later.
+
+    Raises LockError where this process can't even join the queue.
+    """
     until = time.monotonic() + MUTEX_LIMIT_S
-    with suppress(LockError):
+    try:
         return attempt(claim, until, place)
-    return denied
+    except MutexHeldError:  # by one whose driver hangs, perhaps not for ever
+        return denied
+    except LockError:  # a full disk, say
+        if not place.has_joined:
+            raise
+        return denied
 
 
 def _wants(denied: Denied) -> list[str]:
