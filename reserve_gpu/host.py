@@ -66,6 +66,11 @@ def is_private(path: str) -> bool:
     return mount_point in ("", "/") or file_system in ("tmpfs", "overlay")
 
 
+def machine_name() -> str:
+    """What the machine is called; the module socket, which knows it too, takes long to load."""
+    return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "?")
+
+
 def boot_clock_ns() -> int:
     """Nanoseconds since the machine started: the same clock for all users and containers."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

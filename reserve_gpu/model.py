@@ -1,13 +1,13 @@
 """The values that are talked about: devices, what uses them, who holds them, what is asked for.
 
-All of them are plain and immutable. `None` always means "not reported", never zero. Memory is in
-MiB, and moments are in seconds since the epoch unless a name says otherwise.
+All of them are plain and immutable, and cheap to define, as every shell loads them. `None` always
+means "not reported", never zero. Memory is in MiB, and moments are in seconds since the epoch
+unless a name says otherwise.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -44,8 +44,7 @@ class Unfit(Enum):
     SECOND_INSTANCE = "this driver gives a process one MIG instance only"
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """What CUDA can use: a whole GPU, or one MIG instance of it.
 
     index: of the GPU, as NVML and nvidia-smi number it (PCI bus order).
@@ -56,7 +55,7 @@ class Device:
         instances had UUIDs.
     """
 
-    index: int
+    index: int  # type: ignore[assignment] # a tuple has a method of that name
     uuid: str
     name: str | None = None
     bus_id: str | None = None
@@ -81,14 +80,13 @@ class Device:
         return f"GPU{self.number}"
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """A place where a device should be, and why none there can be used.
 
     index, instance: as of a Device.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]
     reason: str
     instance: int | None = None
 
@@ -184,8 +182,7 @@ class Ticket(NamedTuple):
         return self.wants is None or uuid in self.wants
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """What is asked for.
 
     devices: as typed, none for "any". count: how many where none are named, None for "one, or all
@@ -195,7 +192,7 @@ class Request:
     """
 
     devices: tuple[str, ...] = ()
-    count: int | None = None
+    count: int | None = None  # type: ignore[assignment]
     min_memory_mib: float = 0.0
     model: str = ""
     exclude: tuple[str, ...] = ()

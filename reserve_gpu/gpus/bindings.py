@@ -87,6 +87,11 @@ REINSTALL = (
     "nvidia-ml-py3 nvidia-ml-py && python -m pip install nvidia-ml-py"
 )
 
+NO_THREAD = (
+    "No thread can be started to ask the NVIDIA driver with: this process may have no more of them "
+    "(ulimit -u, or the pids limit of its container)."
+)
+
 
 class DeviceError(Exception):
     """A driver call that failed. code: what NVML answered, None where it gave no answer."""
@@ -109,7 +114,10 @@ class Bindings:
     def __init__(self, limit_s: float) -> None:
         self._pynvml = import_pynvml()
         self._limit_s = limit_s
-        self._worker = Worker()
+        try:
+            self._worker = Worker()
+        except RuntimeError as error:  # Python's word for it
+            raise DriverError(NO_THREAD) from error
         self._is_initialised = False
         self._start: int | DeviceError | DriverError | None = None  # how the initialisation ended
         self._initialisation = self._worker.post(self._initialise)

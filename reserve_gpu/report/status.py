@@ -6,7 +6,6 @@ Only looks: it takes no device's lock, and what can't be read is a row that says
 from __future__ import annotations
 
 import os
-import socket
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -124,7 +123,7 @@ def look(*, idle_mib: float | None = None, limit: str | None = None) -> Status:
         reservations.waiting,
         reservations.problem,
         time=time.time(),
-        host=socket.gethostname(),
+        host=host.machine_name(),
         limit=limit,
     )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu import host
@@ -53,7 +52,7 @@ def offer(handover: Handover) -> None:
     fields = {
         "before": dict(handover.changes.before),
         "written": dict(handover.changes.written),
-        "devices": [asdict(device) for device in handover.devices],
+        "devices": [device._asdict() for device in handover.devices],
         "locks": [(lock.descriptor, lock.name, lock.shared) for lock in locks],
         "note": handover.note and handover.note[:TEXT_LIMIT],
         "reason": handover.reason and handover.reason[:REASON_LIMIT],

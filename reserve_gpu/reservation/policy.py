@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -138,7 +137,7 @@ def take_back(request: Request, seen: Sequence[Device]) -> Request | None:
     if not request.devices and request.needed != len(seen):
         return None
     uuids = tuple(device.uuid for device in seen)
-    return replace(request, devices=uuids, count=None, exclude=())
+    return request._replace(devices=uuids, count=None, exclude=())
 
 
 def is_impossible(refusals: Sequence[Refusal], request: Request) -> bool:

@@ -46,6 +46,11 @@ class Reservation:
         self.devices = tuple(devices)
         self.environ = dict(environ)
 
+    @property
+    def note(self) -> str | None:
+        """What others read beside the devices."""
+        return session().note_of(self)
+
     def release(self) -> None:
         """Let go of the devices and give the variables the values that they had before."""
         session().release(self)
@@ -154,6 +159,11 @@ class Session:
         reservation = self.reservation
         return reservation.devices if reservation else ()
 
+    def note_of(self, reservation: Reservation) -> str | None:
+        """What others read beside it, while it is held."""
+        held = self._held
+        return held.note if held and held.reservation is reservation else None
+
     def outside(self) -> dict[str, str | None]:
         """The CUDA variables as somebody outside of this package set them."""
         return self._changes.outside()
@@ -184,7 +194,11 @@ class Session:
                 return reservation, [*texts, *self._again(request.note), messages.stays(rest)]
             return None  # the same in another order
         locks = {device.uuid: self._held_locks()[device.uuid] for device in devices}
-        return self._change(devices, locks, request.note or held.note), texts
+        note = held.note if request.note is None else request.note
+        reservation = self._change(devices, locks, note)
+        if request.note is not None:
+            self._sign()
+        return reservation, texts
 
     def hold(self, granted: Granted, note: str | None) -> Reservation:
         """Hold what was taken, and nothing else: set the variables, then let go of the rest."""
