@@ -1,1 +1,1 @@
-"""What %reserve_gpu costs, side by side with what people would use instead: see __main__.py."""
+"""What %reserve_gpu costs, beside what people would use instead: see __main__.py."""

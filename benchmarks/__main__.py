@@ -1,38 +1,42 @@
-"""What %reserve_gpu costs, side by side with what people would use instead.
+"""What %reserve_gpu costs, beside what people would use instead, and whether that is little enough.
 
     python -m benchmarks [--quick] [NAME ...]
 
-Runs on the stand-in driver, in fresh processes and kernels, and prints one table: medians of this
-run, and how they compare. On another machine, or a busy one, the milliseconds are others; all ways
-are measured in turn, so the ratios stay much the same. Needs `pip install '.[test,benchmarks]'`.
+Runs on the stand-in driver, in fresh processes and kernels, and prints the section "A run" of
+docs/benchmarks.md: the machine, and a table with a row for each bar. What is compared is measured
+in turn, so on a machine that is slower or busier the ratios stay much the same.
+Needs `pip install '.[test,benchmarks]'`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import platform
 import sys
 import time
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from benchmarks import choosing, looking, many, memory, report, waiting
+from benchmarks import choosing, rush, shell, table, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-GROUPS: dict[str, Callable[..., Iterator[report.Row]]] = {
-    "process": choosing.process,
-    "kernel": choosing.kernel,
-    "start": choosing.start,
-    "slow": choosing.slow,
-    "status": looking.status,
-    "growth": looking.growth,
-    "rush": many.rush,
+GROUPS: dict[str, Callable[..., Iterator[table.Row]]] = {
+    "load": shell.load,
+    "start": shell.start,
+    "first": choosing.first,
+    "last": choosing.last,
+    "status": choosing.status,
     "handover": waiting.handover,
     "wait": waiting.wait,
-    "memory": memory.growth,
+    "memory": waiting.memory,
+    "rush": rush.rush,
 }
-NEEDED = ("GPUtil", "gpustat", "ipykernel", "jupyter_client", "nvitop")
+NEEDED = ("gpustat", "ipykernel", "jupyter_client", "nvitop")
+PACKAGES = ("ipython", "nvidia-ml-py", "gpustat", "nvitop")
 
 
 def main() -> None:
@@ -48,12 +52,22 @@ def main() -> None:
         parser.error(f"no such group: {', '.join(unknown)}; there are {', '.join(GROUPS)}")
     if missing := [name for name in NEEDED if not find_spec(name)]:
         parser.error(f"{', '.join(missing)} missing: pip install '.[test,benchmarks]'")
-    print(report.HEAD, flush=True)
+    print(f"{here()}\n\n{table.HEAD}", flush=True)
     for name in arguments.groups or GROUPS:
         start = time.monotonic()
         for row in GROUPS[name](quick=arguments.quick):
             print(row, flush=True)
         print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr)
+
+
+def here() -> str:
+    """The machine, the versions and the month, as docs/benchmarks.md says them."""
+    system = platform.freedesktop_os_release()["PRETTY_NAME"]
+    packages = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
+    cores = len(os.sched_getaffinity(0))
+    python = platform.python_version()
+    month = time.strftime("%B %Y")
+    return f"{platform.machine()}, {cores} cores, {system}, Python {python}, {packages}; {month}."
 
 
 if __name__ == "__main__":

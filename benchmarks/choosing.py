@@ -1,98 +1,65 @@
-"""From nothing to the variables set: as a whole process, in a running kernel, on a slow driver."""
+"""From nothing to the variables set, or to the status of the machine, as a whole process."""
 
 from __future__ import annotations
 
-import statistics
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks import ways
-from benchmarks.report import Bar, Row, milliseconds, rows, verdict
-from benchmarks.stage import Stage, crowd, in_kernel, in_turn, machine, stage
+from benchmarks.stage import Stage, crowd, in_turn, machine, stage
+from benchmarks.table import Row, faster, slower
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GPUS = 8
-SITUATIONS = {"first of 8 free": 0, "first 7 of 8 busy": 7, "all 8 busy": 8}
-SLOW = "".join(f"delay-first nvmlDeviceGetHandleBy{by} * 1\n" for by in ("Index_v2", "UUID"))
-FASTER = {ways.NVITOP: Bar(at_least=1.5), ways.SETGPU: Bar(at_least=8)}
-LOAD_LIMIT_MS = 3
-ONE_CELL = "reserve_gpu, loaded in the same cell"
+GPUS, MANY_GPUS = 8, 64
+STATUS = {
+    ways.OURS: ("-m", "reserve_gpu", "status"),
+    "nvitop -1": ("-m", "nvitop", "-1"),
+}
 
 
-def process(*, quick: bool) -> Iterator[Row]:
-    """The whole process, from `python` to the variables set."""
-    for what, busy in SITUATIONS.items():
-        with crowd(busy) as pids, stage(machine(GPUS, busy, pids)) as on:
-            runs = {way: partial(_as_process, on, way, busy) for way in ways.CODE}
-            bars = FASTER | {ways.FLOOR: Bar(at_most=1.5)} if not busy else {}
-            yield from rows(f"whole process, {what}", in_turn(runs, 3 if quick else 15), bars)
-
-
-def kernel(*, quick: bool) -> Iterator[Row]:
-    """The first use in a running kernel, and what `%load_ext` takes there."""
-    rounds = 3 if quick else 21
+def first(*, quick: bool) -> Iterator[Row]:
+    """The first reservation on a machine that is idle."""
     with stage(machine(GPUS)) as on:
-        loads: dict[str, list[float]] = {way: [] for way in ways.LOAD}
-        runs = {way: partial(_in_kernel, on, way, loads) for way in ways.CODE}
-        runs[ONE_CELL] = partial(_in_kernel, on, ONE_CELL, loads)
-        times = in_turn(runs, rounds)
-        for _ in range(rounds):
-            with on.kernel() as running:
-                loads[ways.IPYTHON].append(in_kernel(running, ways.LOAD[ways.IPYTHON])[0])
-    yield from rows(
-        "in a running kernel, first of 8 free", times, FASTER | {ways.FLOOR: Bar(at_most=1.25)}
-    )
-    for way, found in loads.items():
-        load_ms = statistics.median(found)
-        bar = verdict(f"at most {LOAD_LIMIT_MS} ms", is_met=load_ms <= LOAD_LIMIT_MS)
-        is_ours = way == ways.OURS
-        yield Row(
-            "`%load_ext` in a running kernel",
-            way,
-            milliseconds(load_ms),
-            bar=bar if is_ours else "",
-        )
+        runs = {way: partial(choose, on, way, GPUS, 0) for way in ways.CODE}
+        times = in_turn(runs, 3 if quick else 21)
+    ours = times[ways.OURS]
+    what = "first reservation, whole process, against"
+    yield slower(f"{what} {ways.FLOOR}", ours, times[ways.FLOOR], 1.5)
+    yield faster(f"{what} {ways.NVITOP}", ours, times[ways.NVITOP], 1.5)
+    yield faster(f"{what} {ways.SETGPU}", ours, times[ways.SETGPU], 8)
 
 
-def start(*, quick: bool) -> Iterator[Row]:
-    """The start of IPython, without the extension and with it."""
-    with stage(machine(GPUS)) as on:
-        command = ("-m", "IPython", "--no-banner", "-c", "pass")
-        runs = {
-            "without": partial(on.until_end, *command),
-            "with the extension": partial(on.until_end, *command, "--ext=reserve_gpu"),
-        }
-        yield from rows("start of IPython, and its end", in_turn(runs, 3 if quick else 21))
+def last(*, quick: bool) -> Iterator[Row]:
+    """The last of many GPUs is the first that is free; the others are in use, seen or unseen."""
+    busy = MANY_GPUS - 1
+    with crowd(busy) as everybody:
+        for users, pids in {"a process on each other": everybody, "no process seen": []}.items():
+            with stage(machine(MANY_GPUS, busy, pids)) as on:
+                both = (ways.OURS, ways.FLOOR)
+                runs = {way: partial(choose, on, way, MANY_GPUS, busy) for way in both}
+                times = in_turn(runs, 3 if quick else 21)
+            what = f"first free of {MANY_GPUS} GPUs is the last, {users}, against {ways.FLOOR}"
+            yield slower(what, times[ways.OURS], times[ways.FLOOR], 2)
 
 
-def slow(*, quick: bool) -> Iterator[Row]:
-    """A driver that takes 1 s for each GPU that it initialises; all ways at once, as they sleep."""
-    with stage(machine(GPUS, more=SLOW)) as on, ThreadPoolExecutor() as threads:
-        times: dict[str, list[float]] = {way: [] for way in ways.CODE}
-        for _ in range(1 if quick else 3):
-            found = threads.map(lambda way: _as_process(on, way, 0), ways.CODE)
-            for way, took_ms in zip(ways.CODE, found, strict=True):
-                times[way].append(took_ms)
-    yield from rows("whole process, 8 free, 1 s for each GPU initialised", times)
+def status(*, quick: bool) -> Iterator[Row]:
+    """The status of a machine of which one half is busy, with two processes on each GPU."""
+    for gpus in (GPUS, MANY_GPUS):
+        with crowd(gpus) as pids, stage(machine(gpus, gpus // 2, pids)) as on:
+            runs = {name: partial(_look, on, *command) for name, command in STATUS.items()}
+            times = in_turn(runs, 3 if quick else 15)
+        what = f"status of {gpus} GPUs, {gpus} processes, against nvitop -1"
+        yield slower(what, times[ways.OURS], times["nvitop -1"], 1)
 
 
-def _as_process(on: Stage, way: str, busy: int) -> float:
-    took_ms, answer = on.until_answer(ways.CODE[way] + ways.SAY)
-    ways.check(way, answer, GPUS, busy)
+def choose(on: Stage, way: str, gpus: int, busy: int) -> float:
+    """Milliseconds that a way to a GPU takes. Raises RuntimeError for a wrong choice."""
+    took_ms, answer = on.timed("-c", ways.CODE[way] + ways.SAY)
+    ways.check(way, answer, gpus, busy)
     return took_ms
 
 
-def _in_kernel(on: Stage, way: str, loads: dict[str, list[float]]) -> float:
-    with on.kernel() as running:
-        code = ways.CODE.get(way, "")
-        if way == ways.OURS:
-            loads[way].append(in_kernel(running, ways.LOAD[way])[0])
-            code = ways.MAGIC
-        elif way == ONE_CELL:
-            code = f"{ways.LOAD[ways.OURS]}\n{ways.MAGIC}"
-        took_ms, answer = in_kernel(running, code)
-    ways.check(way, answer, GPUS, 0)
-    return took_ms
+def _look(on: Stage, *command: str) -> float:
+    return on.timed(*command)[0]

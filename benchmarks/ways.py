@@ -5,9 +5,7 @@ Each sets CUDA_VISIBLE_DEVICES: to a GPU, or to '' where it finds none.
 
 from __future__ import annotations
 
-FLOOR, OURS, NVITOP, SETGPU, GPUTIL = (
-    "bare pynvml", "reserve_gpu", "nvitop.select", "setGPU's way", "GPUtil",
-)  # fmt: skip
+FLOOR, OURS, NVITOP, SETGPU = "bare pynvml", "reserve_gpu", "nvitop.select", "setGPU's way"
 
 # What nobody can do without: import the bindings, initialise, look at one GPU after the other until
 # one is idle. Without a lock, without a check of what can go wrong.
@@ -55,24 +53,8 @@ os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
 os.environ["CUDA_VISIBLE_DEVICES"] = str(found.index)
 """
 
-# https://github.com/anderskm/gputil; it raises where no GPU is less than half in use.
-_GPUTIL = """
-import os, GPUtil
-try:
-    found = GPUtil.getFirstAvailable()
-except RuntimeError:
-    found = []
-os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, found))
-"""
-
-IPYTHON = "IPython's storemagic"
-LOAD = {
-    way: f"get_ipython().run_line_magic('load_ext', '{extension}')"
-    for way, extension in ((OURS, "reserve_gpu"), (IPYTHON, "storemagic"))
-}
 MAGIC = "get_ipython().run_line_magic('reserve_gpu', '')"
-CODE = {FLOOR: _FLOOR, OURS: _OURS, NVITOP: _NVITOP, SETGPU: _SETGPU, GPUTIL: _GPUTIL}
+CODE = {FLOOR: _FLOOR, OURS: _OURS, NVITOP: _NVITOP, SETGPU: _SETGPU}
 SAY = '\nimport os; print(os.environ["CUDA_VISIBLE_DEVICES"], flush=True)'
 
 
@@ -82,7 +64,7 @@ def check(way: str, answer: str, gpus: int, busy: int) -> None:
     setGPU's way has no word for "none": it takes the one that is least in use.
     """
     idle = {str(index) for index in range(busy, gpus)}
-    if way in (FLOOR, OURS, GPUTIL) and idle:  # the first; others spread over those that are idle
+    if way in (FLOOR, OURS) and idle:  # the first; others spread over those that are idle
         idle = {str(busy)}
     if way == SETGPU and not idle:
         idle = {str(index) for index in range(gpus)}

@@ -248,5 +248,6 @@ def _open_standard_descriptors() -> None:
     while (number := os.open(os.devnull, os.O_RDWR)) <= LAST_STANDARD:  # the lowest that is free
         pass
     os.close(number)
-    nowhere = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+    if not (sys.stdout and sys.stderr):
+        nowhere = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere

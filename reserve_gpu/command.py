@@ -11,7 +11,6 @@ import shutil
 import signal
 import sys
 import warnings
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu import errors, options
@@ -119,8 +118,10 @@ def become(program: str, command: list[str], reason: str | None = None) -> None:
 
 def say(text: str) -> None:
     """Print on stderr, as stdout is the command's. That nobody can read it is no failure."""
-    with suppress(OSError):
+    try:
         print(text, file=sys.stderr, flush=True)
+    except OSError:  # Python would try again at its end, and end with another exit code
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def in_a_shell(text: str) -> str:

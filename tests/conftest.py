@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import signal
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.hardware import Hardware, Table, has_driver
+from tests.here import Here
 from tests.machine import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+pytest_plugins = ("tests.guard",)
 
 # The modules that an extra brings; their tests import them, or run them as programs.
 EXTRAS = {
@@ -27,9 +30,43 @@ EXTRAS = {
 }
 
 
-def pytest_configure() -> None:
-    """Under nohup SIGHUP is ignored, also by what the tests start; some prove what it does."""
+ALL_BUT_FULL = "not full"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the layers; and under nohup let SIGHUP do what some tests prove of it."""
+    config.option.markexpr = layers(config.option.markexpr, config.args)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def layers(expression: str, arguments: list[str]) -> str:
+    """The layers to run, as an expression of markers: never `full` unless that is asked for.
+
+    expression: of the option -m; by default that of pyproject.toml, and empty for all layers.
+    arguments: the paths, or tests, that pytest was given.
+    """
+    if expression == ALL_BUT_FULL and are_named(arguments):
+        return ""
+    return expression if "full" in expression or not expression else f"({expression}) and not full"
+
+
+def are_named(arguments: list[str]) -> bool:
+    """Whether it is single tests that were asked for, as `tests/test_x.py::test_y`."""
+    return all("::" in argument for argument in arguments)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """As many processes as there are cores for us; for single tests none besides this one."""
+    return 0 if are_named(config.args) else len(os.sched_getaffinity(0))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests on a real GPU in one process: it keeps the GPU, and prints the table."""
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.xdist_group("gpu"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -40,26 +77,45 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"needs the extra `{name}`")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let the tests marked `gpu` be tried without one."""
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Let the tests marked `gpu` be tried without one, and all of them without pytest-xdist."""
     parser.addoption(
         "--gpu-stand-in",
         action="store_true",
         help="run the tests marked gpu on the stand-in driver: it confirms nothing",
     )
+    if not pluginmanager.hasplugin("xdist"):  # pyproject.toml has options of its
+        for option in ("--numprocesses", "--dist"):
+            parser.addoption(option, help="of pytest-xdist; without it nothing")
 
 
 TABLE = pytest.StashKey[Table]()
+TEXT = pytest.StashKey[str]()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand the table of the hardware to the process that prints it."""
+    config = session.config
+    if table := config.stash.get(TABLE, None):
+        config.stash[TEXT] = str(table)
+        if hasattr(config, "workeroutput"):
+            config.workeroutput["table"] = str(table)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Receive the table from a process of pytest-xdist."""
+    if text := getattr(node, "workeroutput", {}).get("table"):
+        node.config.stash[TEXT] = text
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Print what the hardware said, as docs/hardware.md has it."""
-    table = config.stash.get(TABLE, None)
-    if table:
+    if text := config.stash.get(TEXT, None):
         terminalreporter.section("docs/hardware.md")
-        terminalreporter.write_line(str(table))
+        terminalreporter.write_line(text)
 
 
 @pytest.fixture(scope="session")
@@ -90,6 +146,13 @@ def table(request: pytest.FixtureRequest, hardware: Hardware) -> Table:
 def machine(tmp_path: Path) -> Machine:
     """A machine with two idle GPUs."""
     return Machine(tmp_path)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Here]:
+    """A machine with two idle GPUs, and the test process is on it."""
+    with Here(tmp_path) as machine:
+        yield machine
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from tests import driver
 
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 60
+# Of the person who runs the tests, and no affair of theirs.
+FOREIGN = ("CUDA_", "RESERVE_GPU_", "JUPYTER", "JPY_", "VIRTUAL_ENV", "PYTHONUNBUFFERED")
 # For a child to run: it has the mutex until it ends.
 TAKE_THE_MUTEX = (
-    "from reserve_gpu.locks import LockDirectory\n"
+    "from reserve_gpu.locks.directory import LockDirectory\n"
     "directory = LockDirectory().__enter__(); mutex = directory.mutex(); mutex.__enter__()"
 )
 
@@ -43,7 +46,7 @@ class Machine:
         self.log = folder / "calls.log"
         self.locks = folder / "locks"
         self.home = folder / "home"
-        self.home.mkdir()
+        self.home.mkdir(exist_ok=True)  # the fixtures `machine` and `here` of a test are one
         self.use("two")
 
     def use(self, name: str) -> None:
@@ -62,11 +65,7 @@ class Machine:
 
     def environ(self, **extra: str) -> dict[str, str]:
         """The environment of a process on this machine."""
-        kept = {
-            k: v
-            for k, v in os.environ.items()
-            if not k.startswith(("CUDA_", "RESERVE_GPU_", "JUPYTER", "JPY_", "VIRTUAL_ENV"))
-        }
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
         base = kept | {
             "HOME": str(self.home),
             "IPYTHONDIR": str(self.home / ".ipython"),
@@ -212,7 +211,8 @@ class Kernel:
     def __init__(self, environ: Mapping[str, str], folder: Path) -> None:
         from jupyter_client.manager import KernelManager
 
-        self.manager = KernelManager(kernel_name="python3")
+        connection = folder / f"kernel-{uuid4()}.json"  # else it stands in the person's home
+        self.manager = KernelManager(kernel_name="python3", connection_file=str(connection))
         self.manager.start_kernel(env=dict(environ), cwd=str(folder))
         self.client = self._connect()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import pty
@@ -10,83 +9,88 @@ import select
 import signal
 import subprocess
 import sys
-import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import reserve_gpu
+from reserve_gpu import command, errors
+from reserve_gpu.reservation import handover
+from tests.commandline import CommandLine
+from tests.frameworks import STANDINS, installed
+from tests.locked import held
 from tests.machine import LIMIT_S, ROOT, Child, program
-from tests.test_check import STANDINS
-from tests.test_forks import is_running, living
+from tests.processes import US, is_running, living, queue, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from tests.machine import Machine
+    from tests.here import Here
 
-US = (sys.executable, "-m", "reserve_gpu")
 RESERVED = """\
 Reserving GPU0: 0000:01:00.0 16x GeForce GTX 1050 Ti (VBIOS 86.07.22.00.A8)
 CUDA_DEVICE_MEMORY = '4038'
 CUDA_DEVICE_ORDER = 'PCI_BUS_ID'
 CUDA_VISIBLE_DEVICES = '0'
 """
+WAITING = "Waiting for a GPU, next in the queue"
 
 
-def run(machine: Machine, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    """`reserve-gpu run WORDS`, to its end."""
-    return machine.command(*US, "run", *words, **extra)
+@pytest.fixture
+def typed(here: Here, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """`reserve-gpu` on the machine of this process."""
+    return CommandLine(capsys)
+
+
+def run(here: Here, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    """`reserve-gpu run WORDS` in a process of its own, to its end."""
+    return here.command(*US, "run", *words, **extra)
 
 
 @contextmanager
-def child(machine: Machine, *options: str, **extra: str) -> Iterator[Child]:
+def started(here: Here, *options: str, **extra: str) -> Iterator[Child]:
     """A Python process started by `reserve-gpu run OPTIONS --`; killed at the end."""
-    one = Child(machine.environ(**extra), machine.folder, *US, "run", *options, "--")
+    child = Child(here.environ(**extra), here.folder, *US, "run", *options, "--")
     try:
-        yield one
+        yield child
     finally:
-        one.kill()
+        child.kill()
 
 
 @contextmanager
 def waiter(
-    machine: Machine, *words: str, stderr: int = subprocess.PIPE, **extra: str
+    here: Here, *words: str, stderr: int = subprocess.PIPE, **extra: str
 ) -> Iterator[subprocess.Popen[str]]:
     """`reserve-gpu run --wait WORDS`, which has told a pipe that it waits; killed at the end."""
     process = subprocess.Popen(
-        [*US, "run", "--wait", *words], env=machine.environ(**extra), cwd=machine.folder, text=True,
+        [*US, "run", "--wait", *words], env=here.environ(**extra), cwd=here.folder, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
     )  # fmt: skip
     try:
         if process.stderr:
-            assert process.stderr.readline().startswith("Waiting for a GPU, next in line")
+            assert process.stderr.readline().startswith(WAITING)
         yield process
     finally:
         process.kill()
         process.communicate()
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def free(machine: Machine) -> list[int]:
-    """The GPUs that nobody holds."""
-    with machine.child() as asker:
-        shown = asker.run("[r.device.index for r in reserve_gpu.status().rows if not r.holders]")
-        assert isinstance(shown.value, list), shown
-        return shown.value
+@contextmanager
+def both(here: Here) -> Iterator[ExitStack]:
+    """Both GPUs are somebody else's, until the end or until the stack is closed."""
+    with ExitStack() as rivals:
+        for number in "01":
+            rivals.enter_context(here.rival(number))
+        yield rivals
 
 
 @pytest.fixture
-def script(machine: Machine) -> str:
+def script(here: Here) -> str:
     """The `reserve-gpu` that pip makes of the entry point, in a directory of its own."""
-    folder = machine.folder / "bin"
+    folder = here.folder / "bin"
     folder.mkdir()
     path = folder / "reserve-gpu"
     path.write_text(
@@ -99,89 +103,99 @@ def script(machine: Machine) -> str:
 # -- the command is the process ------------------------------------------------------------------
 
 
-def test_the_command_is_the_process(machine: Machine) -> None:
+@pytest.mark.process
+def test_the_command_is_the_process(here: Here) -> None:
     """The command has the pid that was started, our own as its parent, and nothing beside it."""
-    with child(machine) as command:
-        assert command.pid == command.process.pid
-        assert command.run("os.getppid()").value == os.getpid()
-        assert command.run("open('/proc/self/task/%d/children' % os.getpid()).read()").value == ""
-        assert command.visible() == "0"
-        assert free(machine) == [1]
-        command.kill()
-        assert free(machine) == [0, 1]
+    with started(here) as child:
+        assert child.pid == child.process.pid
+        assert child.run("os.getppid()").value == os.getpid()
+        assert child.run("open('/proc/self/task/%d/children' % os.getpid()).read()").value == ""
+        assert child.visible() == "0"
+        assert held(here) == [0]
+        child.kill()
+        assert held(here) == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["reserve-gpu", "python -m reserve_gpu"])
-def test_stdout_is_the_commands_own(machine: Machine, script: str, name: str) -> None:
+def test_stdout_is_the_commands_own(here: Here, script: str, name: str) -> None:
     """What a reservation prints goes to stderr, to the letter; stdin and stdout are untouched."""
     ours = (script,) if name == "reserve-gpu" else US
     done = subprocess.run(
         [*ours, "run", "--", "sh", "-c", "cat; echo $0 $CUDA_VISIBLE_DEVICES; exit 7", "--", "-n"],
-        env=machine.environ(), cwd=machine.folder, text=True, capture_output=True, input="told\n",
+        env=here.environ(), cwd=here.folder, text=True, capture_output=True, input="told\n",
         check=False, timeout=LIMIT_S,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (7, "told\n-- 0\n", RESERVED)
 
 
-@pytest.mark.parametrize("number", ["KILL", "TERM", "INT", "PIPE", "XFSZ"])
-def test_signals_are_the_commands_own(machine: Machine, number: str) -> None:
-    """A command ends by a signal as it would without us: what Python ignores, it does not."""
-    done = run(machine, "--", "sh", "-c", f"kill -{number} $$; sleep 1")
+@pytest.mark.process
+@pytest.mark.parametrize("before", [(), ("nohup",)], ids=["", "nohup"])
+def test_signals_are_as_they_were(here: Here, before: tuple[str, ...]) -> None:
+    """A command ignores, catches and blocks the signals that it would without us, and no other."""
+    ask = ("grep", "-E", "^Sig(Blk|Ign|Cgt)", "/proc/self/status")
+    expected = here.command(*before, *ask).stdout
+    assert expected.count("\n") == 3
+    assert here.command(*before, *US, "run", "--", *ask).stdout == expected
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", ["INT", "PIPE"])
+def test_signals_are_the_commands_own(here: Here, number: str) -> None:
+    """A command ends by a signal as it would without us: also by one that Python ignores."""
+    done = run(here, "--", "sh", "-c", f"kill -{number} $$; sleep 1")
     assert done.returncode == -getattr(signal, f"SIG{number}")
-    assert free(machine) == [0, 1]
+    assert held(here) == []
 
 
-def test_ignored_signals_stay_ignored(machine: Machine) -> None:
-    """Under nohup a command still ignores SIGHUP."""
-    done = machine.command("nohup", *US, "run", "--", "sh", "-c", "kill -HUP $$; echo alive")
-    assert done.stdout == "alive\n"
-
-
-def test_stopped_and_continued(machine: Machine) -> None:
+@pytest.mark.process
+def test_stopped_and_continued(here: Here) -> None:
     """A stopped command keeps its GPU and goes on where it was."""
-    with child(machine) as command:
-        command.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, command.pid, os.WSTOPPED | os.WNOWAIT)
-        assert free(machine) == [1]
-        command.process.send_signal(signal.SIGCONT)
-        assert command.run("1 + 1").value == 2
+    with started(here) as child:
+        child.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        assert held(here) == [0]
+        child.process.send_signal(signal.SIGCONT)
+        assert child.run("1 + 1").value == 2
 
 
-def test_a_script_that_uses_low_descriptors_keeps_the_gpu(machine: Machine) -> None:
+@pytest.mark.process
+def test_a_script_that_uses_low_descriptors_keeps_the_gpu(here: Here) -> None:
     """A shell script that opens descriptors by number, as many do, does not close the lock."""
     opens = "".join(f"exec {number}>file; " for number in range(3, 10))
     again = "env -u CUDA_VISIBLE_DEVICES -u RESERVE_GPU_HELD"
     us = " ".join(US)
-    done = run(machine, "0", "--", "sh", "-c", f"{opens}{again} {us} run 0 -- echo mine too")
+    done = run(here, "0", "--", "sh", "-c", f"{opens}{again} {us} run 0 -- echo mine too")
     assert "mine too" not in done.stdout
     assert "reserved by" in done.stderr
 
 
-def test_a_job_in_the_background_keeps_the_gpu(machine: Machine) -> None:
+@pytest.mark.process
+def test_a_job_in_the_background_keeps_the_gpu(here: Here, typed: CommandLine) -> None:
     """What a command leaves running keeps its GPU, and is named as the holder, until it ends."""
-    done = run(machine, "--", "sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!")
+    done = run(here, "--", "sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!")
     job = int(done.stdout)
     with living(job):
-        status = machine.command(*US, "status")
-        assert f"(pid {job})" in status.stdout
-        assert free(machine) == [1]
+        assert f"(pid {job})" in typed("status").stdout
+        assert held(here) == [0]
     wait_for(lambda: not is_running(job))
-    assert free(machine) == [0, 1]
+    assert held(here) == []
 
 
-def test_nothing_of_ours_is_open_in_the_command(machine: Machine) -> None:
-    """A command has the lock of each GPU beside its standard descriptors, and no other file."""
+@pytest.mark.process
+def test_nothing_of_ours_is_open_in_the_command(here: Here) -> None:
+    """A command has the lock of each GPU beside its standard descriptors, and nothing else."""
     code = "import os\nfor n in range(3, 200):\n try: print(os.readlink(f'/proc/self/fd/{n}'))\n"
     code += " except OSError: pass"
-    before = set(machine.python(code).stdout.splitlines())
-    with_us = set(run(machine, "-n", "2", "--", sys.executable, "-c", code).stdout.splitlines())
-    paths = {path for path in with_us - before if not path.startswith("socket:")}
-    assert {Path(path).parent for path in paths} == {machine.locks}
-    assert (len(paths), len(with_us - before)) == (2, 4)  # each lock with its witness
+    before = set(here.python(code).stdout.splitlines())
+    with_us = set(run(here, "-n", "2", "--", sys.executable, "-c", code).stdout.splitlines())
+    locks = {str(here.locks / f"{here.uuid(number)}.lock") for number in "01"}
+    assert with_us - before == locks
 
 
-@pytest.mark.parametrize("words", [["run"], ["run", "--wait"]])
-def test_closed_standard_descriptors_stay_closed(machine: Machine, words: list[str]) -> None:
+@pytest.mark.process
+@pytest.mark.parametrize("words", [["run"], ["run", "--wait"], ["status"]])
+def test_closed_standard_descriptors_stay_closed(here: Here, words: list[str]) -> None:
     """Where stdin, stdout and stderr are closed no lock comes to stand in for one of them."""
     code = """if True:
         import os, reserve_gpu
@@ -189,17 +203,19 @@ def test_closed_standard_descriptors_stay_closed(machine: Machine, words: list[s
         locked = [n for n in found if os.readlink(f"/proc/self/fd/{n}").endswith(".lock")]
         open("out.txt", "w").write(f"{min(found) > 2} {min(locked) > 2} {reserve_gpu.current()!r}")
     """
+    runs = words[0] == "run"
+    to_run = ("--", sys.executable, "-c", code) if runs else ()
     closed = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "-")
-    machine.command(*closed, *US, *words, "--", sys.executable, "-c", code)
-    assert (machine.folder / "out.txt").read_text() == "True True <Reservation of GPU0>"
-    assert machine.command(*closed, *US, "status").returncode == 0
+    assert here.command(*closed, *US, *words, *to_run).returncode == 0
+    if runs:
+        assert (here.folder / "out.txt").read_text() == "True True <Reservation of GPU0>"
 
 
 # -- what can't be run ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "text"),
+    ("name", "code", "text"),
     [
         ("nosuch", 127, "There is no command nosuch."),
         ("./nosuch", 127, "There is no command ./nosuch."),
@@ -211,185 +227,269 @@ def test_closed_standard_descriptors_stay_closed(machine: Machine, words: list[s
     ],
 )
 def test_a_command_that_cannot_be_run_reserves_nothing(
-    machine: Machine, command: str, code: int, text: str
+    here: Here, typed: CommandLine, name: str, code: int, text: str
 ) -> None:
     """A command that can't be found or run is told of before anything is asked of the driver."""
-    (machine.folder / "plain").touch()
-    (machine.folder / "folder").mkdir()
-    done = run(machine, "--wait", "--", command, PYTHONIOENCODING="utf-8")
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", f"{text}\n")
-    assert machine.calls() == []
-    assert not machine.locks.exists()
+    (here.folder / "plain").touch()
+    (here.folder / "folder").mkdir()
+    done = typed("run", "--wait", "--", name)
+    assert (done.code, done.stdout, done.stderr) == (code, "", f"{text}\n")
+    assert here.calls() == []
+    assert not here.locks.exists()
 
 
-def test_a_script_without_a_first_line(machine: Machine) -> None:
+@pytest.mark.process
+def test_a_script_without_a_first_line(here: Here) -> None:
     """A file that the system can't execute is told of with the remedy, and its GPU is free."""
-    path = machine.folder / "script"
+    path = here.folder / "script"
     path.write_text("echo hello\n")
     path.chmod(0o755)
-    done = run(machine, "--", "./script")
+    done = run(here, "--", "./script")
     assert done.returncode == 126
     assert done.stderr.splitlines()[-1] == (
-        f"./script can't be run: {os.strerror(errno.ENOEXEC)}. "
-        "A script needs a first line such as #!/bin/sh."
+        "./script can't be run: Exec format error. A script needs a first line such as #!/bin/sh."
     )
-    assert free(machine) == [0, 1]
+    assert held(here) == []
+
+
+BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ...] -- COMMAND ..."
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "text"),
+    ("words", "text"),
     [
-        ("run", 2, "There is no command to run"),
-        ("run --", 2, "There is no command to run"),
-        ("run -n x -- true", 2, "See reserve-gpu run --help"),
-        ("run --nonsense -- true", 2, "See reserve-gpu --help"),
-        ("run nonsense -- true", 2, "'nonsense' names no GPU"),
-        ("run --wait soon -- true", 2, "'soon' is no duration"),
-        ("run 7 -- true", 2, "There is no GPU7"),
-        ("run -n 9 -- true", 2, "9"),
-        ("run 0 true", 2, "Put -- before the command"),
-        ("run --wait true", 2, "Put -- before the command"),
-        ("run --exclude 0 true", 2, "Put -- before the command"),
-        ("", 2, "See reserve-gpu --help"),
-        ("nonsense", 2, "See reserve-gpu --help"),
-        ("status --nonsense", 2, "See reserve-gpu --help"),
-        ("status -- true", 2, "See reserve-gpu --help"),
+        ("run", "There is no command to run"),
+        ("run --", "There is no command to run"),
+        ("run 0 --", "There is no command to run"),
+        ("run -n x -- true", "See reserve-gpu run --help"),
+        ("run --nonsense -- true", "See reserve-gpu --help"),
+        ("run nonsense -- true", "'nonsense' names no GPU"),
+        ("run --wait soon -- true", "'soon' is no duration"),
+        ("run 7 -- true", "There is no GPU7"),
+        ("run -n 9 -- true", "9"),
+        ("", "See reserve-gpu --help"),
+        ("nonsense", "See reserve-gpu --help"),
+        ("status --nonsense", "See reserve-gpu --help"),
+        ("status -- true", "See reserve-gpu --help"),
+        ("kernel", "See reserve-gpu kernel --help"),
     ],
 )
-def test_usage(machine: Machine, words: str, code: int, text: str) -> None:
+def test_usage(typed: CommandLine, words: str, text: str) -> None:
     """A request that makes no sense is told in one line, with exit code 2."""
-    done = machine.command(*US, *words.split())
-    assert (done.returncode, done.stdout) == (code, "")
+    done = typed(*words.split())
+    assert (done.code, done.stdout) == (2, "")
     assert text in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    "words", ["-- env", "env", "-n 1 env", "-n1 env", "--note=0 env", "--share env", "-- env --"]
+    ("words", "argv"),
+    [
+        ("-- env", "env"),
+        ("-- env --", "env --"),
+        ("-- env -- -n 2", "env -- -n 2"),
+        ("0 -n 1 --wait -- env --help", "env --help"),
+        ("env", "env"),
+        ("env -n 2 --wait", "env -n 2 --wait"),
+        ("env 1", "env 1"),
+        ("--exclude 1 -- env 0", "env 0"),
+    ],
 )
-def test_where_the_command_begins(machine: Machine, words: str) -> None:
-    """After `--`, or where it is clear without, the command begins."""
-    done = run(machine, *words.split())
-    assert done.returncode in (0, 127), done.stderr
-    assert "Reserving GPU0" in done.stderr
-    if not words.endswith("--"):
-        assert "CUDA_VISIBLE_DEVICES=0\n" in done.stdout
+def test_where_the_command_begins(typed: CommandLine, words: str, argv: str) -> None:
+    """The command is what follows the first `--`; or all, if it begins with the command."""
+    done = typed("run", *words.split())
+    assert done.argv == argv.split(), done.stderr
+    assert done.stderr == RESERVED
+    assert done.visible == "0"
 
 
-@pytest.mark.parametrize("words", ["--help", "run --help", "status --help", "run --wait --help"])
-def test_help(machine: Machine, words: str) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        "0 env", "1:0 env", "1,3 env", "GPU-8f2a env", "0000:01:00.0 env", "-n 1 env", "-n1 env",
+        "--note=0 env", "--share env", "--wait env", "--exclude 0 env", "--nonsense env",
+    ],
+)  # fmt: skip
+def test_a_command_after_options_or_devices_needs_a_sign(
+    here: Here, typed: CommandLine, words: str
+) -> None:
+    """Behind an option or a device a command needs `--` before it: it is not guessed."""
+    done = typed("run", *words.split())
+    assert (done.code, done.stderr) == (2, f"{BEFORE}\n")
+    assert here.calls() == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--help", "run --help", "run -h", "run --wait --help", "run --help env", "status --help",
+        "check --help", "kernel --help", "kernel install --help",
+    ],
+)  # fmt: skip
+def test_help(here: Here, typed: CommandLine, words: str) -> None:
     """--help tells of each command what there is to know, and touches no GPU."""
-    done = machine.command(*US, *words.split())
-    assert (done.returncode, done.stderr) == (0, "")
+    done = typed(*words.split())
+    assert (done.code, done.stderr, done.argv) == (0, "", None)
     assert done.stdout.startswith("usage: reserve-gpu")
-    assert machine.calls() == []
+    assert "kernel start" not in done.stdout
+    assert here.calls() == []
     if words == "run --help":
         assert "exit codes:" in done.stdout
         assert "--min-memory SIZE" in done.stdout
 
 
+def test_version(typed: CommandLine) -> None:
+    """--version is one line."""
+    done = typed("--version")
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout.startswith("reserve-gpu")
+    assert done.stdout.count("\n") == 1
+
+
+OLD_KERNEL = (
+    "kernel start 0 1:0 --count=2 --min-memory=16GB --name=A100 --exclude=3 --exclude=4 "
+    "--wait=10s --share --note=mine --"
+)
+KERNEL = ("python", "-m", "ipykernel_launcher", "-f", "{connection_file}", "--ext", "reserve_gpu")
+
+
+@pytest.mark.parametrize("words", ["kernel start --", OLD_KERNEL])
+def test_words_of_installed_kernels(here: Here, typed: CommandLine, words: str) -> None:
+    """A kernel that an earlier version has installed starts, with every option that it may have.
+
+    With the second words there is no GPU that would do.
+    """
+    done = typed(*words.split(), *KERNEL)
+    assert done.argv == list(KERNEL)
+    assert done.visible == ("" if words == OLD_KERNEL else "0")
+    assert "unrecognized" not in done.stderr
+
+
 # -- no GPU ---------------------------------------------------------------------------------------
 
 
-def test_nothing_free(machine: Machine) -> None:
+def test_nothing_free(here: Here, typed: CommandLine) -> None:
     """Where no GPU is free nothing is run, and what can be done is said in a shell's words."""
-    with machine.child() as holder:
-        holder.reserve("[0, 1]")
-        done = run(machine, "--", "echo", "ran")
-    assert (done.returncode, done.stdout) == (75, "")
+    with both(here):
+        done = typed("run", "--", "echo", "ran")
+    assert (done.code, done.stdout, done.argv) == (75, "", None)
     first, *devices, last = done.stderr.splitlines()
     assert first == "No free GPU devices: 2 of 2 are in use."
-    assert all(f"(pid {holder.pid})" in line for line in devices)
-    assert last == (
-        "Wait in line with reserve-gpu run --wait, or share one with reserve-gpu run 0 --share."
-    )
+    assert [line[:20] for line in devices] == ["  GPU0: reserved by ", "  GPU1: reserved by "]
+    assert all(f"rival.ipynb (pid {os.getpid()})" in line for line in devices)
+    assert last.startswith("GPU0 is reserved but idle: ask ")
+    assert last.endswith(" Or wait in the queue with reserve-gpu run --wait.")
+    assert "--share" not in done.stderr
 
 
-def test_the_wait_ran_out(machine: Machine) -> None:
+def test_the_wait_ran_out(here: Here, typed: CommandLine) -> None:
     """A wait that runs out is exit code 75."""
-    with machine.child() as holder:
-        holder.reserve("[0, 1]")
-        done = run(machine, "--wait", "0.1", "--", "echo", "ran")
-    assert (done.returncode, done.stdout) == (75, "")
+    with both(here):
+        done = typed("run", "--wait", "0.1", "--", "echo", "ran")
+    assert (done.code, done.argv) == (75, None)
     assert "Waited for 0.1 s. No free GPU devices" in done.stderr
 
 
-def test_no_driver(machine: Machine) -> None:
+DRIVER_NOT_LOADED = "fail nvmlInitWithFlags * 9"
+
+
+def test_no_driver(here: Here, typed: CommandLine) -> None:
     """Without a driver it is exit code 69; with --optional the command runs as it would have."""
-    extra = {"LD_LIBRARY_PATH": "", "CUDA_VISIBLE_DEVICES": "3"}
-    done = run(machine, "--", "echo", "ran", **extra)
-    assert (done.returncode, done.stdout) == (69, "")
-    assert machine.command(*US, "status", **extra).returncode == 69
-    done = run(machine, "--optional", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES", **extra)
-    assert (done.returncode, done.stdout) == (0, "3\n")
+    here.add(DRIVER_NOT_LOADED)
+    os.environ["CUDA_VISIBLE_DEVICES"] = "3"
+    for words in (["run", "--", "env"], ["status"], ["status", "--json"]):
+        done = typed(*words)
+        assert (done.code, done.stdout, done.argv) == (69, "", None)
+    done = typed("run", "--optional", "--", "env")
+    assert (done.argv, done.visible) == (["env"], "3")
     assert done.stderr.splitlines()[-1] == "Going on without a GPU."
 
 
-def test_optional(machine: Machine) -> None:
+def test_optional(here: Here, typed: CommandLine) -> None:
     """With --optional a command runs without a GPU, none visible to it, and the reason is said."""
-    with machine.child() as holder:
-        holder.reserve("[0, 1]")
-        command = ("sh", "-c", "echo [$CUDA_VISIBLE_DEVICES]")
-        done = run(machine, "--optional", "--", *command)
-        assert (done.returncode, done.stdout) == (0, "[]\n")
-        assert done.stderr.startswith("No free GPU devices")
-        assert done.stderr.endswith("CUDA_VISIBLE_DEVICES = ''\nGoing on without a GPU.\n")
+    with both(here):
+        done = typed("run", "--optional", "--", "env")
+    assert (done.argv, done.visible) == (["env"], "")
+    assert done.stderr.startswith("No free GPU devices")
+    assert done.stderr.endswith("CUDA_VISIBLE_DEVICES = ''\nGoing on without a GPU.\n")
 
 
-def test_a_python_that_goes_on_without_can_reserve_later(machine: Machine) -> None:
+@pytest.mark.process
+def test_a_python_that_goes_on_without_can_reserve_later(here: Here) -> None:
     """The emptiness that --optional left is no limit to what the same process asks for later."""
-    with machine.child() as holder:
-        holder.reserve("[0, 1]")
-        with child(machine, "--optional") as command:
-            assert command.visible() == ""
-            holder.kill()
-            assert command.reserve().value == "0"
-            command.run("reserve_gpu.release()")
-            assert command.visible() is None
+    with both(here) as rivals, started(here, "--optional") as child:
+        assert child.visible() == ""
+        rivals.close()
+        assert child.reserve().value == "0"
+        child.run("reserve_gpu.release()")
+        assert child.visible() is None
 
 
-def test_no_lock_directory(machine: Machine) -> None:
+def test_no_lock_directory(here: Here, typed: CommandLine) -> None:
     """A lock directory that can't be used is exit code 78 and one line."""
-    done = run(machine, "--", "true", RESERVE_GPU_LOCK_DIR="/dev/null/x")
-    assert (done.returncode, done.stderr.count("\n")) == (78, 1)
+    os.environ["RESERVE_GPU_LOCK_DIR"] = "/dev/null/x"
+    done = typed("run", "--", "true")
+    assert (done.code, done.argv, done.stderr.count("\n")) == (78, None, 1)
     assert "RESERVE_GPU_LOCK_DIR" in done.stderr
 
 
-def test_a_warning_is_a_line(machine: Machine) -> None:
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (errors.ReserveGPUError, 70),
+        (errors.RequestError, 2),
+        (errors.ImpossibleError, 2),
+        (errors.TooLateError, 70),
+        (errors.NoFreeDeviceError, 75),
+        (errors.WaitTimeoutError, 75),
+        (errors.ReservedAboveError, 75),
+        (errors.DriverError, 69),
+        (errors.NoDriverError, 69),
+        (errors.LockError, 78),
+        (errors.MutexHeldError, 75),
+    ],
+)
+def test_exit_codes(kind: type[errors.ReserveGPUError], code: int) -> None:
+    """Each error has its exit code: 75 where another try may do, 69 and 78 where none will."""
+    assert command.exit_code(kind("text")) == code
+
+
+def test_a_warning_is_a_line(here: Here, typed: CommandLine) -> None:
     """A named GPU that is in use is taken with a warning on stderr."""
-    machine.use("busy")
-    done = run(machine, "0", "--", "true")
-    assert done.returncode == 0
+    here.use("busy")
+    done = typed("run", "0", "--", "true")
+    assert done.argv == ["true"]
     assert done.stderr.startswith("Warning: You asked for GPU0: it is busy")
-    assert "Reserving GPU0" in done.stderr
+    assert "\nReserving GPU0" in done.stderr
 
 
 # -- waiting --------------------------------------------------------------------------------------
 
 
-def test_a_wait_in_a_log(machine: Machine) -> None:
+@pytest.mark.process
+def test_a_wait_in_a_log(here: Here) -> None:
     """Without a terminal a wait is plain lines on stderr, and then the command runs."""
-    with machine.child() as holder:
-        holder.reserve("[0, 1]")
-        with waiter(machine, "--", "echo", "ran") as process:
-            holder.kill()
-            out, said = process.communicate(timeout=LIMIT_S)
+    with both(here) as rivals, waiter(here, "--", "echo", "ran") as process:
+        rivals.close()
+        out, said = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, out) == (0, "ran\n")
     assert said == RESERVED
 
 
-def test_a_wait_on_a_terminal(machine: Machine) -> None:
+@pytest.mark.process
+def test_a_wait_on_a_terminal(here: Here) -> None:
     """On a terminal a wait is one line on stderr that is replaced, and gone at the end."""
     terminal, end = pty.openpty()
     said = b""
-    with machine.child() as holder:
-        holder.reserve("[0, 1]")
-        with waiter(machine, "--", "echo", "ran", stderr=end, TERM="vt100") as process:
-            os.close(end)
-            while b"Waiting" not in said:
-                said += os.read(terminal, 4096)
-            holder.kill()
-            assert process.communicate(timeout=LIMIT_S)[0] == "ran\n"
+    with (
+        both(here) as rivals,
+        waiter(here, "--", "echo", "ran", stderr=end, TERM="vt100") as process,
+    ):
+        os.close(end)
+        while b"Waiting" not in said:
+            said += os.read(terminal, 4096)
+        rivals.close()
+        assert process.communicate(timeout=LIMIT_S)[0] == "ran\n"
     with suppress(OSError):
         while select.select([terminal], [], [], LIMIT_S)[0]:
             said += os.read(terminal, 4096)
@@ -401,72 +501,84 @@ def test_a_wait_on_a_terminal(machine: Machine) -> None:
     assert "\x1b" not in after
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("number", "code"), [("SIGINT", 130), ("SIGTERM", -signal.SIGTERM), ("SIGHUP", -signal.SIGHUP)]
 )
-def test_a_signal_ends_a_wait(machine: Machine, number: str, code: int) -> None:
-    """A signal ends a wait at once, without a traceback, with nothing held and nobody in line."""
-    with machine.child() as holder:
-        holder.reserve("[0, 1]")
-        with waiter(machine, "--", "echo", "ran") as process:
-            process.send_signal(getattr(signal, number))
-            out, said = process.communicate(timeout=LIMIT_S)
+def test_a_signal_ends_a_wait(here: Here, number: str, code: int) -> None:
+    """A signal ends a wait at once, without a traceback; nothing is held, and nobody waits."""
+    with both(here), waiter(here, "--", "echo", "ran") as process:
+        assert len(queue(here)) == 1
+        process.send_signal(getattr(signal, number))
+        out, said = process.communicate(timeout=LIMIT_S)
         assert (process.returncode, out) == (code, "")
         assert "Traceback" not in said
-        assert not holder.run("reserve_gpu.status().waiting").value
-    assert free(machine) == [0, 1]
+        assert not queue(here)
+    assert held(here) == []
 
 
-@pytest.mark.parametrize("words", [["run", "--", "true"], ["status"], ["run", "9", "--", "true"]])
-def test_nobody_reads(machine: Machine, words: list[str]) -> None:
-    """Closed pipes for stdout and stderr cause no traceback, and keep no command from running."""
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("words", "closed", "code"),
+    [
+        ("run -- true", "stderr", 0),
+        ("run 9 -- true", "stderr", 2),
+        ("status", "stdout", -signal.SIGPIPE),
+    ],
+)
+def test_nobody_reads(here: Here, words: str, closed: str, code: int) -> None:
+    """A pipe that nobody reads causes no traceback, and keeps no command from running."""
     reader, writer = os.pipe()
     os.close(reader)
-    for out, error in ((writer, subprocess.PIPE), (subprocess.PIPE, writer)):
-        process = subprocess.Popen(
-            [*US, *words], env=machine.environ(), cwd=machine.folder, text=True,
-            stdin=subprocess.DEVNULL, stdout=out, stderr=error,
-        )  # fmt: skip
-        _, said = process.communicate(timeout=LIMIT_S)
-        assert "Traceback" not in (said or "")
-        assert "Broken" not in (said or "")
-        if words[:2] == ["run", "--"]:
-            assert process.returncode == 0
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, closed: writer}
+    process = subprocess.Popen(
+        [*US, *words.split()], env=here.environ(), cwd=here.folder, text=True,
+        stdin=subprocess.DEVNULL, **pipes,
+    )  # fmt: skip
     os.close(writer)
+    texts = process.communicate(timeout=LIMIT_S)
+    assert [text for text in texts if text] == []
+    assert process.returncode == code
 
 
 # -- the reservation goes on in the command -------------------------------------------------------
 
 
-def test_a_python_command_has_the_reservation(machine: Machine) -> None:
+@pytest.mark.process
+def test_a_python_command_has_the_reservation(here: Here) -> None:
     """A Python command holds what it was started with: asking says so again, release frees it."""
-    with child(machine, "-n", "2", "--note", "mine", CUDA_VISIBLE_DEVICES="0,1") as command:
-        assert command.run("repr(reserve_gpu.current())").value == "<Reservation of GPU0 and GPU1>"
-        assert command.reserve("count=2").value == "0,1"
-        assert command.run("reserve_gpu.current().note").value == "mine"
-        assert free(machine) == []
-        released = command.run("[d.label for d in reserve_gpu.release()]")
+    with started(here, "-n", "2", "--note", "mine", CUDA_VISIBLE_DEVICES="0,1") as child:
+        assert child.run("repr(reserve_gpu.current())").value == "<Reservation of GPU0 and GPU1>"
+        assert child.reserve("count=2").value == "0,1"
+        assert child.run("reserve_gpu.current().note").value == "mine"
+        assert held(here) == [0, 1]
+        released = child.run("[d.label for d in reserve_gpu.release()]")
         assert released.value == ["GPU0", "GPU1"]
-        assert command.visible() == "0,1"  # the limit from outside stands again
-        assert command.run("os.environ.get('CUDA_DEVICE_MEMORY')").value is None
-        assert free(machine) == [0, 1]
-        assert command.run("reserve_gpu.current()").value is None
+        assert child.visible() == "0,1"  # the limit from outside stands again
+        assert child.run("os.environ.get('CUDA_DEVICE_MEMORY')").value is None
+        assert held(here) == []
+        assert child.run("reserve_gpu.current()").value is None
 
 
-def test_another_gpu_can_be_asked_for(machine: Machine) -> None:
-    """What a command was started with can be given for another GPU; its limit is the outer one."""
-    with child(machine) as command:
-        assert command.reserve("1").value == "1"
-        assert free(machine) == [0]
+@pytest.mark.process
+def test_another_gpu_can_be_asked_for(here: Here) -> None:
+    """What a command was started with can be given for another GPU, or for less of it."""
+    with started(here) as child:
+        assert child.reserve("1").value == "1"
+        assert held(here) == [1]
+        assert child.reserve("[0, 1]").value == "0,1"
+        assert child.reserve("count=1").value == "0"
+        assert held(here) == [0]
 
 
-def test_a_with_does_not_end_it(machine: Machine) -> None:
+@pytest.mark.process
+def test_a_with_does_not_end_it(here: Here) -> None:
     """A `with` in the command is an inner one: the command line's reservation outlives it."""
-    with child(machine) as command:
+    with started(here) as child:
         for _ in range(2):
-            assert command.run("with reserve_gpu.reserve(): pass").error is None
-        assert free(machine) == [1]
-        assert command.visible() == "0"
+            assert child.run("with reserve_gpu.reserve(): pass").error is None
+        assert held(here) == [0]
+        assert child.visible() == "0"
 
 
 CHILDREN = [
@@ -475,197 +587,249 @@ CHILDREN = [
 ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("start", CHILDREN, ids=["exec", "fork"])
-def test_children_of_an_adopting_command_do_not_keep_the_gpu(machine: Machine, start: str) -> None:
+def test_children_of_an_adopting_command_do_not_keep_the_gpu(here: Here, start: str) -> None:
     """Once a Python command has looked at its reservation, its children have no part in it."""
-    with child(machine) as command:
-        command.run("reserve_gpu.current()")
-        with living(command.run(start).value):
-            command.kill()
-            assert free(machine) == [0, 1]
+    with started(here) as child:
+        child.run("reserve_gpu.current()")
+        with living(child.run(start).value):
+            child.kill()
+            assert held(here) == []
 
 
-def test_sharing_goes_on(machine: Machine) -> None:
+@pytest.mark.process
+def test_sharing_goes_on(here: Here) -> None:
     """Two commands that share a GPU both hold it, each for as long as it runs."""
-    with child(machine, "--share", "0") as first, child(machine, "--share", "0") as second:
-        for command in (first, second):
-            assert command.reserve("0, share=True").value == "0"
+    with started(here, "--share", "0") as first, started(here, "--share", "0") as second:
+        for child in (first, second):
+            assert child.reserve("0, share=True").value == "0"
         first.kill()
-        assert free(machine) == [1]
+        assert held(here) == [0]
         second.run("reserve_gpu.release()")
-        assert free(machine) == [0, 1]
+        assert held(here) == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("look", ["None", "reserve_gpu.current()"])
-def test_a_deleted_lock_file_frees_nothing(machine: Machine, look: str) -> None:
-    """Though somebody deletes its lock file a command holds its GPU, before it looks and after."""
-    with child(machine, "0") as command, machine.child() as other:
-        command.run(look)
-        (path,) = machine.locks.glob("GPU*.lock")
-        path.unlink()
-        refused = other.reserve("0")
-        assert refused.error == "NoFreeDeviceError"
-        assert f"(pid {command.pid})" in refused.text
-        command.kill()
-        assert other.reserve("0").value == "0"
+def test_a_deleted_lock_file_is_locked_anew(here: Here, look: str) -> None:
+    """Where somebody has deleted its lock file a command reserves its GPU anew, if nobody has."""
+    with started(here, "0") as child:
+        child.run(look)
+        (here.locks / f"{here.uuid('0')}.lock").unlink()
+        assert held(here) == []
+        assert child.reserve("0").value == "0"
+        assert held(here) == [0]
 
 
-def test_ipython_has_the_reservation(machine: Machine) -> None:
+@pytest.mark.process
+@pytest.mark.ipython
+def test_ipython_has_the_reservation(here: Here) -> None:
     """%reserve_gpu in a shell that was started with a GPU prints the same GPU again."""
-    lines = "%reserve_gpu\n!echo $CUDA_VISIBLE_DEVICES\n%reserve_gpu --release"
+    lines = "%reserve_gpu\nseen = !echo $CUDA_VISIBLE_DEVICES\nprint(seen)\n%reserve_gpu --release"
     shell = ("-m", "IPython", "--no-banner", "--colors=NoColor", "--ext=reserve_gpu", "-c", lines)
-    done = run(machine, "--", sys.executable, *shell)
+    done = run(here, "--", sys.executable, *shell)
     assert done.stderr == RESERVED
-    assert done.stdout.startswith(f"{RESERVED}0\nReleased GPU0.\n"), done.stdout
+    assert done.stdout.startswith(f"{RESERVED}['0']\nReleased GPU0.\n"), done.stdout
     assert "CUDA_VISIBLE_DEVICES is not set" in done.stdout
 
 
-def test_loading_the_extension_adopts(machine: Machine) -> None:
+@pytest.mark.process
+@pytest.mark.ipython
+def test_loading_the_extension_adopts(here: Here) -> None:
     """A shell that loads the extension keeps the GPU to itself before it starts its first child."""
-    with child(machine) as command:
-        command.run("import IPython; IPython.InteractiveShell().run_line_magic")
-        command.run("shell = IPython.get_ipython() or IPython.InteractiveShell.instance()")
-        assert command.run("shell.extension_manager.load_extension('reserve_gpu')").value is None
-        with living(command.run(CHILDREN[0]).value):
-            command.kill()
-            assert free(machine) == [0, 1]
+    with started(here) as child:
+        child.run("import IPython; shell = IPython.core.interactiveshell.InteractiveShell()")
+        assert child.run("shell.extension_manager.load_extension('reserve_gpu')").value is None
+        with living(child.run(CHILDREN[0]).value):
+            child.kill()
+            assert held(here) == []
 
 
 HELD: dict[str, Any] = {"before": {}, "written": {}, "note": None, "reason": None}
 
 
-def forgeries() -> dict[str, str]:
-    """What RESERVE_GPU_HELD may say without being true; PID is the process's own."""
-    device = {"index": 0, "uuid": "GPU-x"}
-    held = HELD | {"devices": [device], "locks": [[3, -1, False]]}
-    texts = {
-        "closed": held | {"locks": [[99, -1, False]]},
-        "another file": held | {"locks": [[1, -1, False]]},
-        "not locked": held,
-        "a lock of another file": held | {"locks": [[4, -1, False]]},
-        "negative": held | {"locks": [[-1, -1, False]]},
-        "enormous": held | {"locks": [[1 << 80, -1, False]]},
-        "no number": held | {"locks": [["3", -1, False]]},
-        "other lengths": held | {"locks": []},
-        "no device": held | {"devices": [7]},
-        "another field": held | {"devices": [device | {"nonsense": 1}]},
-        "another type": held | {"devices": [device | {"name": 1}]},
-        "a path": held | {"devices": [device | {"uuid": "../../etc/passwd"}]},
-        "no text": held | {"note": 1},
-        "a list": [],
-        "huge": held | {"note": "x" * 110_000},
-    }
-    known = {name: f"PID {json.dumps(told)}" for name, told in texts.items()}
-    return known | {
-        "empty": "",
-        "rubbish": "PID rubbish",
-        "deep": "PID " + "[" * 50_000,
-        "no pid": json.dumps(held),
-        "another pid": f"1 {json.dumps(held)}",
-        "a large pid": "9" * 5000,
-        "surrogates": "PID \udcff\udcfe",
-    }
+def left(**changes: Any) -> dict[str, Any]:
+    """What a process that held the device GPU-x would leave to its next program."""
+    fields = {"devices": [{"index": 0, "uuid": "GPU-x"}], "locks": [["LOCK", "GPU-x.lock", False]]}
+    return {**HELD, **fields, **changes}
 
 
-def test_forgeries_are_ignored(machine: Machine) -> None:
+# What RESERVE_GPU_HELD may say. PID is the process's own, "LOCK" the descriptor of GPU-x.lock,
+# locked, "FREE" one of the same file, not locked, and "OTHER" one of another file, locked.
+TRUE = f"PID {json.dumps(left())}"
+DEVICE = {"index": 0, "uuid": "GPU-x"}
+UNTRUE = {
+    "closed": left(locks=[[999, "GPU-x.lock", False]]),
+    "another file": left(locks=[["OTHER", "GPU-x.lock", False]]),
+    "another name": left(locks=[["LOCK", "other.lock", False]]),
+    "no name": left(locks=[["LOCK", -1, False]]),
+    "not locked": left(locks=[["FREE", "GPU-x.lock", False]]),
+    "negative": left(locks=[[-1, "GPU-x.lock", False]]),
+    "enormous": left(locks=[[1 << 80, "GPU-x.lock", False]]),
+    "no number": left(locks=[["3", "GPU-x.lock", False]]),
+    "other lengths": left(locks=[]),
+    "no device": left(devices=[7]),
+    "another field": left(devices=[DEVICE | {"nonsense": 1}]),
+    "another type": left(devices=[DEVICE | {"name": 1}]),
+    "no text": left(note=1),
+    "a list": [],
+    "huge": left(note="x" * 110_000),
+}
+FORGERIES = {name: f"PID {json.dumps(fields)}" for name, fields in UNTRUE.items()} | {
+    "empty": "",
+    "rubbish": "PID rubbish",
+    "deep": "PID " + "[" * 50_000,
+    "no pid": json.dumps(left()),
+    "another pid": f"1 {json.dumps(left())}",
+    "a large pid": "9" * 5000,
+    "surrogates": "PID \udcff\udcfe",
+}
+
+
+@contextmanager
+def forged(here: Here, text: str) -> Iterator[None]:
+    """Let the environment say so of this process, which has the lock of GPU-x, and of other."""
+    here.locks.mkdir(mode=0o1777)
+    paths = [here.locks / name for name in ("GPU-x.lock", "GPU-x.lock", "other.lock")]
+    files = [os.open(path, os.O_RDWR | os.O_CREAT, 0o666) for path in paths]
+    lock, _, other = files
+    for file in (lock, other):
+        flock(file, LOCK_EX | LOCK_NB)
+    for name, file in zip(("LOCK", "FREE", "OTHER"), files, strict=True):
+        text = text.replace(f'"{name}"', str(file))
+    os.environ["RESERVE_GPU_HELD"] = text.replace("PID", str(os.getpid()))
+    try:
+        yield
+    finally:
+        del os.environ["RESERVE_GPU_HELD"]
+        for file in files:
+            with suppress(OSError):  # adopted, and closed already
+                os.close(file)
+
+
+def test_what_is_true_is_adopted(here: Here) -> None:
+    """What the environment says of a reservation is believed where the kernel confirms it."""
+    with forged(here, TRUE):
+        given = handover.received()
+        assert given
+        assert [device.uuid for device in given.devices] == ["GPU-x"]
+        given.locks["GPU-x"].release()
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_forgeries_are_ignored(here: Here, name: str) -> None:
     """What the environment says of a reservation is ignored without a word where it is not so."""
-    machine.locks.mkdir()
-    (machine.locks / "GPU-x.lock").touch()
+    with forged(here, FORGERIES[name]):
+        assert handover.received() is None
+
+
+@pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd"])
+def test_a_lock_is_in_the_lock_directory(here: Here, path: str) -> None:
+    """No other folder's file is taken for a lock, whatever path the environment gives."""
+    with forged(here, f"PID {json.dumps(left(locks=[['LOCK', path, False]]))}"):
+        assert handover.received() is None
+
+
+@pytest.mark.process
+def test_a_forgery_keeps_nobody_from_reserving(here: Here) -> None:
+    """A program that was told of a reservation that is none makes its own, as if nothing was."""
     code = """if True:
         import os, sys, reserve_gpu
-        from reserve_gpu import reservation
-        from fcntl import LOCK_EX, flock
-        os.dup2(os.open(sys.argv[1], os.O_RDWR), 3)
-        os.dup2(os.open("another", os.O_RDWR | os.O_CREAT), 4)
-        flock(4, LOCK_EX)
-        told = os.fsencode(sys.argv[2]).replace(b"PID", b"%d" % os.getpid())
-        os.environb[b"RESERVE_GPU_HELD"] = told
+        os.environ["RESERVE_GPU_HELD"] = sys.argv[1].replace("PID", str(os.getpid()))
         print(reserve_gpu.current(), reserve_gpu.reserve().devices[0].label)
     """
-    for name, text in forgeries().items():
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(machine.locks / "GPU-x.lock"), text],
-            env=machine.environ(), cwd=machine.folder, text=True, capture_output=True,
-            check=False, timeout=LIMIT_S,
-        )  # fmt: skip
-        assert (done.stdout, done.stderr) == ("None GPU0\n", ""), name
+    done = here.command(sys.executable, "-c", code, FORGERIES["closed"])
+    assert (done.stdout, done.stderr) == ("None GPU0\n", "")
 
 
-def test_a_lock_of_another_opening_is_not_adopted(machine: Machine) -> None:
+def test_a_lock_of_another_opening_is_not_adopted(here: Here) -> None:
     """A descriptor of a GPU's lock file is nothing, though the same file is locked by another."""
-    with machine.child() as holder, machine.child() as forger:
-        holder.reserve("0")
-        (path,) = machine.locks.glob("GPU*.lock")
-        uuid = path.name.removesuffix(".lock")
-        told = HELD | {"devices": [{"index": 0, "uuid": uuid}]}
-        forger.run(f"lock = os.open({str(path)!r}, os.O_RDWR)")
-        forger.run(f"told = {told!r} | {{'locks': [[lock, -1, False]]}}; import json")
-        forger.run("os.environ['RESERVE_GPU_HELD'] = f'{os.getpid()} {json.dumps(told)}'")
-        assert forger.run("reserve_gpu.current()").value is None
-        assert forger.reserve("0").error == "NoFreeDeviceError"
+    name = f"{here.uuid('0')}.lock"
+    with here.rival("0"):
+        file = os.open(here.locks / name, os.O_RDWR)
+        device = {"index": 0, "uuid": here.uuid("0")}
+        told = HELD | {"devices": [device], "locks": [[file, name, False]]}
+        os.environ["RESERVE_GPU_HELD"] = f"{os.getpid()} {json.dumps(told)}"
+        assert handover.received() is None
+        os.close(file)
 
 
 # -- processes below the command ------------------------------------------------------------------
 
 
-def test_below_a_command_that_holds_it(machine: Machine) -> None:
+@pytest.mark.process
+def test_below_a_command_that_holds_it(here: Here) -> None:
     """Another process below the command is told that the GPU is set for it; nothing is changed."""
     inner = "import reserve_gpu, os\ntry: reserve_gpu.reserve(wait=True)\n"
     inner += "except reserve_gpu.NoFreeDeviceError as error: print(error)\n"
     inner += "print(os.environ['CUDA_VISIBLE_DEVICES'])"
-    (machine.folder / "inner.py").write_text(inner)
+    (here.folder / "inner.py").write_text(inner)
     shell = f"echo $$; {sys.executable} inner.py; {' '.join(US)} run -- true; echo $?"
-    done = run(machine, "--", "sh", "-c", shell)
+    done = run(here, "--", "sh", "-c", shell)
     pid, *told, visible, code = done.stdout.splitlines()
     assert told[0].startswith("GPU0 is reserved already, for all that the holder has started")
     assert f"(pid {pid})" in told[1]
     assert "leave out %reserve_gpu here" in told[2]
-    assert "%reserve_gpu 0 --share" in told[2]
+    assert "leave out reserve-gpu run here" in done.stderr
+    assert "--share" not in done.stdout + done.stderr
     assert (visible, code) == ("0", "75")
 
 
-def test_below_with_optional_and_share(machine: Machine) -> None:
-    """Below a command `--optional` goes on with what is set, and `--share` takes part in it."""
+@pytest.mark.process
+def test_below_with_optional_and_share(here: Here) -> None:
+    """Below a command `--optional` goes on with what is set; sharing takes both."""
     ours = " ".join(US)
-    shell = f"{ours} run --optional -- printenv CUDA_VISIBLE_DEVICES\n"
-    shell += f"{ours} run --share -- printenv CUDA_VISIBLE_DEVICES"
-    done = run(machine, "1", "--", "sh", "-c", shell)
-    assert done.stdout == "1\n1\n", done.stderr
+    show = "printenv CUDA_VISIBLE_DEVICES"
+    shell = f"{ours} run --optional -- {show}\n{ours} run --share -- {show}; echo $?"
+    done = run(here, "1", "--", "sh", "-c", shell)
+    assert done.stdout == "1\n75\n", done.stderr
     assert "Going on with CUDA_VISIBLE_DEVICES = '1'" in done.stderr
+    done = run(here, "--share", "1", "--", "sh", "-c", f"{ours} run --share -- {show}")
+    assert done.stdout == "1\n", done.stderr
 
 
 # -- where it is used -----------------------------------------------------------------------------
 
 
-def test_ranks_each_take_one(machine: Machine) -> None:
+@pytest.mark.process
+def test_ranks_each_take_one(here: Here) -> None:
     """Four commands at the same moment, as mpirun starts its ranks, get four GPUs."""
-    machine.use("eight")
-    ranks = [Child(machine.environ(), machine.folder, *US, "run", "--") for _ in range(4)]
-    try:
-        assert sorted(rank.visible() for rank in ranks) == ["0", "1", "2", "3"]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    here.use("eight")
+    shell = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES; read line")
+    ranks = [
+        subprocess.Popen(
+            [*US, "run", "--", *shell], env=here.environ(), cwd=here.folder, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )
+        for _ in range(4)
+    ]  # fmt: skip
+    lines = [rank.stdout.readline() for rank in ranks if rank.stdout]
+    for rank in ranks:
+        rank.communicate()
+    assert sorted(lines) == ["0\n", "1\n", "2\n", "3\n"]
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not program("make"), reason="there is no make")
-def test_in_a_makefile(machine: Machine, script: str) -> None:
+def test_in_a_makefile(here: Here, script: str) -> None:
     """Two jobs of one make, side by side, have a GPU each and wait for one if need be."""
-    (machine.folder / "Makefile").write_text(
+    (here.folder / "Makefile").write_text(
         "all: a b c\na b c:\n"
         "\t@reserve-gpu run --wait -- sh -c 'echo $@ on $$CUDA_VISIBLE_DEVICES'\n"
     )
     path = f"{Path(script).parent}:{os.environ['PATH']}"
-    done = machine.command("make", "-s", "-j3", "all", PATH=path)
+    done = here.command("make", "-s", "-j3", "all", PATH=path)
     assert done.returncode == 0, done.stderr
     assert sorted(line.split()[0] for line in done.stdout.splitlines()) == ["a", "b", "c"]
     assert {line.split()[2] for line in done.stdout.splitlines()} <= {"0", "1"}
 
 
-def test_as_cron_runs_it(machine: Machine, script: str) -> None:
+@pytest.mark.process
+def test_as_cron_runs_it(here: Here, script: str) -> None:
     """With hardly an environment, no terminal and an ASCII locale it does the same."""
     kept = ("LD_LIBRARY_PATH", "STAND_IN_SCENARIO", "STAND_IN_LOG", "RESERVE_GPU_LOCK_DIR")
-    environ = {k: v for k, v in machine.environ().items() if k in kept}
+    environ = {k: v for k, v in here.environ().items() if k in kept}
     environ |= {"PYTHONPATH": str(ROOT), "LC_ALL": "C"}
     for words in (["run", "--", "printenv", "CUDA_VISIBLE_DEVICES"], ["status"]):
         done = subprocess.run(
@@ -676,59 +840,76 @@ def test_as_cron_runs_it(machine: Machine, script: str) -> None:
         assert done.stdout.startswith("0\n" if words[0] == "run" else "2 of 2 GPUs are free")
 
 
-def test_status(machine: Machine) -> None:
+def test_status(here: Here, typed: CommandLine) -> None:
     """`status` shows what %reserve_gpu --status shows, and --json the same for programs."""
-    with machine.child() as holder:
-        holder.reserve("1")
-        text = machine.command(*US, "status")
-        found = machine.command(*US, "status", "--json")
-    assert (text.returncode, text.stderr, found.returncode, found.stderr) == (0, "", 0, "")
-    assert f"(pid {holder.pid})" in text.stdout
+    with here.rival("1"):
+        text, told = typed("status"), typed("status", "--json")
+        expected = reserve_gpu.status()
+    assert (text.code, text.stderr, told.code, told.stderr) == (0, "", 0, "")
+    assert f"rival.ipynb (pid {os.getpid()})" in text.stdout
     assert "\x1b" not in text.stdout
-    assert json.loads(found.stdout)
+    shown = json.loads(told.stdout)
+    assert shown["devices"] == json.loads(json.dumps(expected.to_dict()["devices"]))
 
 
-def test_check(machine: Machine) -> None:
-    """`check` says whether a framework would use what the command was given, also by exit code."""
-    machine.use("two")
+@pytest.mark.process
+def test_check(here: Here, typed: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`check` says whether a framework would use what is reserved, also by its exit code."""
+    installed(monkeypatch, "torch")
+    unreserved = typed("check")
+    assert unreserved.code == 0
+    assert "in a shell: reserve-gpu run -- reserve-gpu check" in unreserved.stdout
+    reserve_gpu.reserve("1")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    does_not = typed("check", "--json")
+    assert does_not.code == 1
+    assert json.loads(does_not.stdout)["is_well"] is False
+
+
+@pytest.mark.full
+@pytest.mark.process
+def test_check_below_run(here: Here) -> None:
+    """`reserve-gpu run -- reserve-gpu check` says whether a command's GPU would be used."""
     standins = {"PYTHONPATH": STANDINS}  # whatever is installed here
-    fits = machine.command(*US, "run", "1", "--", *US, "check", **standins)
+    fits = here.command(*US, "run", "1", "--", *US, "check", **standins)
     assert (fits.returncode, "Reserved: GPU1." in fits.stdout) == (0, True), fits
     changed = ("env", "CUDA_VISIBLE_DEVICES=0", *US, "check", "--json")
-    does_not = machine.command(*US, "run", "1", "--", *changed, **standins)
+    does_not = here.command(*US, "run", "1", "--", *changed, **standins)
     assert json.loads(does_not.stdout)
     assert does_not.returncode == 1, does_not
 
 
+@pytest.mark.full
 @pytest.mark.needs("frameworks")
-def test_torchrun(machine: Machine) -> None:
+def test_torchrun(here: Here) -> None:
     """Each rank of a torchrun sees the GPUs that it was started with."""
-    (machine.folder / "rank.py").write_text(
+    (here.folder / "rank.py").write_text(
         "import os, torch\nprint(os.environ['LOCAL_RANK'], os.environ['CUDA_VISIBLE_DEVICES'])\n"
     )
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "rank.py")
-    done = run(machine, "-n", "2", "--", *torchrun)
+    done = run(here, "-n", "2", "--", *torchrun)
     assert sorted(done.stdout.splitlines()) == ["0 0,1", "1 0,1"], done.stderr
-    assert free(machine) == [0, 1]
+    assert held(here) == []
 
 
+@pytest.mark.full
 @pytest.mark.needs("engines")
-def test_jupyterhub(machine: Machine, script: str) -> None:
+def test_jupyterhub(here: Here, script: str) -> None:
     """A server that JupyterHub's spawner starts so is the process that it polls and stops."""
-    server = machine.folder / "server.py"
+    server = here.folder / "server.py"
     server.write_text(
         "import os, signal, sys\n"
         "with open('started', 'w') as pipe:\n"
         "    print(os.getpid(), os.environ['CUDA_VISIBLE_DEVICES'], sys.argv[0], file=pipe)\n"
         "signal.pause()\n"
     )
-    os.mkfifo(machine.folder / "started")
+    os.mkfifo(here.folder / "started")
     path = f"{Path(script).parent}:{os.environ['PATH']}"
-    command = ("reserve-gpu", "run", "--", sys.executable, "server.py")
-    done = machine.command(sys.executable, str(ROOT / "tests" / "hub.py"), *command, PATH=path)
+    words = ("reserve-gpu", "run", "--", sys.executable, "server.py")
+    done = here.command(sys.executable, str(ROOT / "tests" / "hub.py"), *words, PATH=path)
     pid, running, *told, stopped = done.stdout.split()
     assert (running, told, stopped) == ("None", [pid, "0", "server.py"], "False"), done.stderr
-    assert free(machine) == [0, 1]
+    assert held(here) == []
 
 
 COMPLETIONS = [
@@ -740,20 +921,22 @@ COMPLETIONS = [
 ]
 
 
+@pytest.mark.process
 @pytest.mark.needs("completion")
-@pytest.mark.parametrize(("typed", "expected"), COMPLETIONS)
-def test_completion(machine: Machine, script: str, typed: str, expected: set[str]) -> None:
+@pytest.mark.parametrize(("line", "expected"), COMPLETIONS)
+def test_completion(here: Here, script: str, line: str, expected: set[str]) -> None:
     """A shell that asks by argcomplete's protocol is told the commands and their options."""
-    extra = {"_ARGCOMPLETE": "1", "COMP_LINE": typed, "COMP_POINT": str(len(typed))}
+    extra = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
     extra |= {"_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_SHELL": "bash"}
-    done = machine.command("sh", "-c", f"exec {script} 8>&1 9>/dev/null", **extra)
+    done = here.command("sh", "-c", f"exec {script} 8>&1 9>/dev/null", **extra)
     found = {word for word in done.stdout.split("\n") if word and not word.startswith("-h")}
     assert found - {"--help", "--version"} == expected
-    assert machine.calls() == []
+    assert here.calls() == []
 
 
+@pytest.mark.process
 @pytest.mark.needs("completion")
-def test_a_shell_completes(machine: Machine, script: str) -> None:
+def test_a_shell_completes(here: Here, script: str) -> None:
     """A bash with argcomplete's line in it completes a subcommand as it is typed."""
     register = Path(sys.executable).with_name("register-python-argcomplete")
     code = f"""
@@ -764,5 +947,5 @@ def test_a_shell_completes(machine: Machine, script: str) -> None:
         echo "${{COMPREPLY[@]}}"
     """
     path = f"{Path(script).parent}:{os.environ['PATH']}"
-    done = machine.command("bash", "-c", code, PATH=path)
+    done = here.command("bash", "-c", code, PATH=path)
     assert done.stdout == "status \n", done.stderr

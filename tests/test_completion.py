@@ -1,16 +1,24 @@
-"""What Tab offers behind %reserve_gpu, in real shells and kernels."""
+"""What Tab offers behind %reserve_gpu, in real shells; in a kernel: test_kernels.py."""
 
 from __future__ import annotations
 
-import json
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from typing import TYPE_CHECKING
 
 import IPython
 import pytest
+from IPython.core.completer import provisionalcompleter
+
+from reserve_gpu.jupyter.completion import FRESH_S
+from tests.shell import printed
 
 if TYPE_CHECKING:
-    from tests.machine import Kernel, Machine
+    from tests.here import Here
+    from tests.shell import Shell
+
+pytestmark = pytest.mark.ipython
 
 MIXED = """
 gpu
@@ -34,40 +42,30 @@ OPTIONS = [
 # Before 8.6 IPython adds to what is offered Python's own names; ours are there all the same.
 IS_OLD = IPython.version_info < (8, 6)
 
-ASK = """
-import json, sys
-from IPython.core.completer import provisionalcompleter
-before = set(sys.modules)
-shell = get_ipython()
-answers = []
-with provisionalcompleter():
-    for line in json.loads({lines!r}):
-        found = list(shell.Completer.completions(line, len(line)))
-        answers.append([line[:each.start] + each.text for each in found])
-print(json.dumps(answers))
-"""
+
+def shell_of(here: Here) -> Shell:
+    """A shell without Jedi, which knows Python alone and takes seconds to load."""
+    shell = here.shell()
+    shell.shell.Completer.use_jedi = False
+    return shell
 
 
-def offered(machine: Machine, *lines: str, before: str = "", **extra: str) -> list[list[str]]:
-    """What each line may become, in a fresh shell."""
-    done = machine.ipython(before, ASK.format(lines=json.dumps(lines)), **extra)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    found: list[list[str]] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def ours(line: str, texts: list[str]) -> list[str]:
-    return [line + text for text in texts]
+def offered(shell: Shell, line: str) -> list[str]:
+    """What the line may become by Tab, which says nothing besides."""
+    output = StringIO()
+    with redirect_stdout(output), redirect_stderr(output), printed(), provisionalcompleter():
+        found = list(shell.shell.Completer.completions(line, len(line)))
+    assert output.getvalue() == ""
+    return [line[: each.start] + each.text for each in found]
 
 
 @pytest.mark.parametrize("magic", ["%reserve_gpu", "reserve_gpu", "  %reserve_gpu"])
-def test_options(machine: Machine, magic: str) -> None:
+def test_options(here: Here, magic: str) -> None:
     """Tab offers all options, with the percent sign and without, and completes a begun one."""
-    everything, begun = offered(machine, f"{magic} --", f"{magic} 0 --na")
-    wanted = ours(f"{magic} ", OPTIONS)
+    shell = shell_of(here)
+    everything, wanted = offered(shell, f"{magic} --"), [f"{magic} {text}" for text in OPTIONS]
     assert set(wanted) <= set(everything) if IS_OLD else wanted == everything
-    assert begun == [f"{magic} 0 --name"]
+    assert offered(shell, f"{magic} 0 --na") == [f"{magic} 0 --name"]
 
 
 CASES = [
@@ -94,23 +92,23 @@ CASES = [
 @pytest.mark.skipif(
     IS_OLD, reason="IPython before 8.6 mixes Python's own names into what it offers"
 )
-def test_devices_and_values(machine: Machine) -> None:
+def test_devices_and_values(here: Here) -> None:
     """Tab offers the devices of this machine by each of their names, and values that occur here."""
-    machine.write(MIXED)
-    found = offered(machine, *(line for line, _ in CASES))
-    for (line, texts), lines in zip(CASES, found, strict=True):
+    here.write(MIXED)
+    shell = shell_of(here)
+    for line, texts in CASES:
         start = line[: max(line.rfind(" "), line.rfind("\n")) + 1]
-        assert lines == ours(start, texts), line
+        assert offered(shell, line) == [start + text for text in texts], line
 
 
 @pytest.mark.skipif(not IS_OLD, reason="the way of IPython before 8.6")
-def test_devices_in_an_old_shell(machine: Machine) -> None:
+def test_devices_in_an_old_shell(here: Here) -> None:
     """An old IPython offers devices and values too, beside Python's own names."""
-    machine.write(MIXED)
-    lines = ["%reserve_gpu ", "%reserve_gpu 0,", "%reserve_gpu --name 'gef"]
-    some, more, name = offered(machine, *lines)
-    assert {"%reserve_gpu 0", "%reserve_gpu 2:5"} <= set(some)
-    assert "%reserve_gpu 0,2:0" in more
+    here.write(MIXED)
+    shell = shell_of(here)
+    assert {"%reserve_gpu 0", "%reserve_gpu 2:5"} <= set(offered(shell, "%reserve_gpu "))
+    assert "%reserve_gpu 0,2:0" in offered(shell, "%reserve_gpu 0,")
+    name = offered(shell, "%reserve_gpu --name 'gef")
     assert "%reserve_gpu --name 'GeForce RTX 2080 Ti'" in name
 
 
@@ -127,59 +125,44 @@ def test_devices_in_an_old_shell(machine: Machine) -> None:
         ("%unload_ext reserve_gpu", "%reserve_gpu --stat"),
     ],
 )
-def test_what_is_not_the_magic(machine: Machine, before: str, line: str) -> None:
+def test_what_is_not_the_magic(here: Here, before: str, line: str) -> None:
     """No option is offered for Python that only looks like the magic, nor once that is unloaded."""
-    (found,) = offered(machine, line, before=before)
-    assert not any(text.endswith("--status") for text in found)
+    shell = shell_of(here)
+    shell.run(before)
+    assert not any(text.endswith("--status") for text in offered(shell, line))
 
 
-def test_loading_again_offers_nothing_twice(machine: Machine) -> None:
+def test_loading_again_offers_nothing_twice(here: Here) -> None:
     """An extension that was loaded again offers everything once."""
-    (found,) = offered(machine, "%reserve_gpu --stat", before="%reload_ext reserve_gpu")
-    assert found.count("%reserve_gpu --status") == 1
+    shell = shell_of(here)
+    shell.run("%reload_ext reserve_gpu")
+    assert offered(shell, "%reserve_gpu --stat").count("%reserve_gpu --status") == 1
 
 
-def complete(kernel: Kernel, code: str) -> dict[str, Any]:
-    reply: dict[str, Any] = kernel.client.complete(code, len(code), reply=True, timeout=30)
-    return reply["content"]  # type: ignore[no-any-return]
+def test_tab_takes_nothing(here: Here) -> None:
+    """Tab takes no lock, and asks the driver once for what is typed in one go."""
+    shell = shell_of(here)
+    start = time.monotonic()
+    for line in ("%reserve_gpu ", "%reserve_gpu 0,", "%reserve_gpu --name "):
+        assert len(offered(shell, line)) > 0
+    is_slow = time.monotonic() - start > FRESH_S
+    assert here.calls().count("nvmlInitWithFlags") == 1 or is_slow
+    assert not here.locks.exists()
 
 
-def test_in_a_kernel(machine: Machine) -> None:
-    """A kernel answers a front end's request to complete, and takes no lock and no GPU for it."""
-    with machine.kernel() as kernel:
-        for code in ("%reserve_gpu --stat", "x = 1\nreserve_gpu --stat"):
-            content = complete(kernel, code)
-            assert content["status"] == "ok"
-            assert "--status" in content["matches"]
-            assert (content["cursor_start"], content["cursor_end"]) == (len(code) - 6, len(code))
-        assert {"0", "1"} <= set(complete(kernel, "%reserve_gpu ")["matches"])
-    assert not machine.locks.exists()
+@pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetMigMode"])
+def test_a_driver_that_hangs(here: Here, function: str) -> None:
+    """A driver that does not answer is not waited for, nor asked again, and Tab offers options."""
+    here.write(f"gpu\ngpu\ndelay {function} * 3600")
+    shell = shell_of(here)
+    for _ in range(4):
+        assert "%reserve_gpu --status" in offered(shell, "%reserve_gpu ")
+    assert [call.split()[0] for call in here.calls()].count(function) == 1
 
 
-@pytest.mark.parametrize("scenario", ["delay nvmlInitWithFlags", "delay nvmlDeviceGetMigMode"])
-def test_a_driver_that_hangs(machine: Machine, scenario: str) -> None:
-    """A driver that does not answer costs Tab a moment, once, and it offers what it knows."""
-    machine.write(f"gpu\ngpu\n{scenario} * 100000")
-    with machine.kernel() as kernel:
-        start = time.monotonic()
-        for _ in range(4):
-            assert "--status" in complete(kernel, "%reserve_gpu ")["matches"]
-        assert time.monotonic() - start < 4 * 2
-        calls = [call for call in machine.calls() if call.startswith(scenario.split()[1])]
-        assert len(calls) == 1
-
-
-def test_without_a_driver(machine: Machine) -> None:
+def test_without_a_driver(here: Here) -> None:
     """Where there is no driver Tab offers the options, and says nothing."""
-    (found,) = offered(machine, "%reserve_gpu ", LD_LIBRARY_PATH="")
-    assert {"%reserve_gpu --status", "%reserve_gpu --wait"} <= set(found)
-
-
-def test_loading_the_extension_loads_nothing_for_it(machine: Machine) -> None:
-    """What completes is loaded at the first Tab behind the magic, not before."""
-    done = machine.ipython(
-        "import sys; shell = get_ipython()",
-        "shell.complete('', 'pri', 3); print('reserve_gpu.completion' in sys.modules)",
-        "shell.complete('', '%reserve_gpu ', 13); print('reserve_gpu.completion' in sys.modules)",
+    here.add("fail nvmlInitWithFlags * 9")  # NVML_ERROR_DRIVER_NOT_LOADED
+    assert {"%reserve_gpu --status", "%reserve_gpu --wait"} <= set(
+        offered(shell_of(here), "%reserve_gpu ")
     )
-    assert done.stdout == "False\nTrue\n"

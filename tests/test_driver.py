@@ -1,249 +1,220 @@
-"""What the stand-in driver does: real child processes, the official bindings, plain ctypes."""
+"""What the stand-in driver does: the official bindings and plain ctypes, here and in processes."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from ctypes import byref, c_char, c_uint, c_uint64, c_void_p
 from pathlib import Path
 from textwrap import dedent
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pynvml
 import pytest
 
 from tests import driver
+from tests.forker import Forker
+from tests.machine import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-ROOT = Path(__file__).parent.parent
+    from tests.here import Here
+    from tests.machine import Child, Machine
 
-# A child that answers one line of Python after the other; an NVML error is answered as its code.
-CHILD = """
-import ctypes, os, signal, sys, threading, time
-from ctypes import byref, c_char, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from pynvml import *
-from pynvml import _nvmlGetFunctionPointer as nvml
-cuda = ctypes.CDLL("libcuda.so.1")
-
-def gpu(index):
-    return nvmlDeviceGetHandleByIndex(index)
-
-def instance(index, slot):
-    return nvmlDeviceGetMigDeviceHandleByIndex(gpu(index), slot)
-
-def ask(function, *arguments, type=c_int):
-    answer = type()
-    code = getattr(cuda, function)(byref(answer), *arguments)
-    return f"code {code}" if code else answer.value
-
-def uuid(ordinal):
-    raw = (c_char * 16)()
-    cuda.cuDeviceGetUuid_v2(raw, ordinal)
-    return bytes(raw).hex()
-
-def bus(ordinal):
-    raw = (c_char * 16)()
-    cuda.cuDeviceGetPCIBusId(raw, 16, ordinal)
-    return int(raw.value[5:7], 16)
-
-for line in sys.stdin:
-    try:
-        try:
-            answer = eval(line)
-        except SyntaxError:
-            answer = exec(line)
-    except NVMLError as error:
-        answer = f"error {error.value}"
-    print(answer, flush=True)
-"""
-
-
-class Session:
-    """A child process on the stand-in's machine."""
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", CHILD],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def ask(self, line: str) -> str:
-        assert self.process.stdin
-        assert self.process.stdout
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline().rstrip("\n")
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
-class Machine:
-    """A scenario file that can be rewritten, and the children that live on it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "scenario.txt"
-        self.log = folder / "log"
-        self.sessions: list[Session] = []
-
-    def be(self, text: str) -> Machine:
-        fresh = self.path.with_suffix(".new")
-        fresh.write_text(dedent(text))
-        fresh.rename(self.path)
-        return self
-
-    def child(self, **variables: str) -> Session:
-        base = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_")}
-        made = driver.environment(self.path, log=self.log, base=base | variables)
-        self.sessions.append(Session(made))
-        return self.sessions[-1]
-
-    def nvml(self) -> Session:
-        child = self.child()
-        assert child.ask("nvmlInit()") == "None"
-        return child
+SCENARIOS = sorted(path.stem for path in driver.SCENARIOS.glob("*.txt"))
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path)
-    yield made
-    for session in made.sessions:
-        session.end()
+def nvml(here: Here) -> Iterator[Here]:
+    """The machine, with NVML initialised."""
+    pynvml.nvmlInit()
+    yield here
+    pynvml.nvmlShutdown()
 
 
-def scenario(name: str) -> str:
-    return (driver.SCENARIOS / f"{name}.txt").read_text()
+@pytest.fixture(scope="module")
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    with Forker(tmp_path_factory.mktemp("forker")) as forker:
+        yield forker
+
+
+def gpu(index: int) -> Any:
+    return pynvml.nvmlDeviceGetHandleByIndex(index)
+
+
+def instance(index: int, slot: int) -> Any:
+    return pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu(index), slot)
+
+
+def code(function: Callable[..., Any], *arguments: Any) -> int:
+    """The number of the error that a call of the bindings ends with, 0 for none."""
+    try:
+        function(*arguments)
+    except pynvml.NVMLError as error:
+        return int(error.value)
+    return 0
+
+
+def name(handle: Any) -> Any:
+    return pynvml.nvmlDeviceGetName(handle)
+
+
+def mib(memory: Any, *parts: str) -> list[int]:
+    return [getattr(memory, part) >> 20 for part in parts]
+
+
+def computing(handle: Any) -> list[int]:
+    """The pids of the compute processes."""
+    return [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
 
 
 # ---- the machine ---------------------------------------------------------------------------
 
 
-def test_without_a_scenario_there_is_no_driver(machine: Machine) -> None:
+@pytest.mark.process
+def test_without_a_scenario_there_is_no_driver(forker: Forker) -> None:
     """Without a scenario NVML answers that no driver is loaded and CUDA that there is no device."""
-    child = machine.be("").child()
-    child.ask("del os.environ['STAND_IN_SCENARIO']")
-    assert child.ask("nvmlInit()") == "error 9"
-    assert child.ask("cuda.cuInit(0)") == "100"
+    codes = forker.ask("[ctypes.CDLL('libnvidia-ml.so.1').nvmlInit_v2(), cuda.cuInit(0)]", {})
+    assert codes == [9, 100]
 
 
-def test_scenario_is_read_again(machine: Machine) -> None:
+def test_scenario_is_read_again(nvml: Here) -> None:
     """A running process sees the machine change."""
-    child = machine.be("gpu").nvml()
-    assert child.ask("nvmlDeviceGetCount()") == "1"
-    machine.be("gpu\ngpu\n  name Second")
-    assert child.ask("nvmlDeviceGetCount()") == "2"
-    assert child.ask("nvmlDeviceGetName(gpu(1))") == "Second"
+    assert pynvml.nvmlDeviceGetCount() == 2
+    nvml.write("gpu\ngpu\ngpu\n  name Third")
+    assert pynvml.nvmlDeviceGetCount() == 3
+    assert name(gpu(2)) == "Third"
 
 
-def test_gpu_that_goes_away_is_lost(machine: Machine) -> None:
+def test_gpu_that_goes_away_is_lost(nvml: Here) -> None:
     """The handle of a GPU that is no longer described answers that the GPU is lost."""
-    child = machine.be("gpu\ngpu").nvml()
-    child.ask("kept = gpu(1)")
-    machine.be("gpu")
-    assert child.ask("nvmlDeviceGetName(kept)") == "error 15"
-    assert child.ask("gpu(1)") == "error 2"
+    kept = gpu(1)
+    nvml.write("gpu")
+    assert code(name, kept) == 15
+    assert code(gpu, 1) == 2
 
 
-def test_unreadable_scenario_keeps_the_machine(machine: Machine) -> None:
+def test_unreadable_scenario_keeps_the_machine(nvml: Here) -> None:
     """A scenario that is gone for a moment leaves the machine as it was."""
-    child = machine.be("gpu").nvml()
-    machine.path.unlink()
-    assert child.ask("nvmlDeviceGetCount()") == "1"
+    assert pynvml.nvmlDeviceGetCount() == 2
+    nvml.scenario.unlink()
+    assert pynvml.nvmlDeviceGetCount() == 2
+    nvml.use("two")
 
 
-def test_threads_survive_a_changing_scenario(machine: Machine) -> None:
+def test_threads_survive_a_changing_scenario(nvml: Here) -> None:
     """Calls from many threads see the old or the new machine, never a mixture."""
     texts = [f"gpu\n  name {letter * 60}" for letter in "AB"]
-    child = machine.be(texts[0]).nvml()
-    child.ask("names, stop, handle = set(), threading.Event(), gpu(0)")
-    child.ask("look = lambda: [names.add(nvmlDeviceGetName(handle)) for _ in iter(stop.is_set, 1)]")
-    child.ask("threads = [threading.Thread(target=look) for _ in range(4)]")
-    child.ask("[thread.start() for thread in threads]")
-    for turn in range(200):
-        machine.be(texts[turn % 2])
-    child.ask("stop.set()")
-    child.ask("[thread.join() for thread in threads]")
-    assert child.ask("sorted(names)") == str(["A" * 60, "B" * 60])
+    nvml.write(texts[0])
+    names, stop, handle = set[str](), threading.Event(), gpu(0)
+
+    def look() -> None:
+        while not stop.is_set():
+            names.add(name(handle))
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    turn = 0
+    while turn < 60 or len(names) < 2:
+        nvml.write(texts[turn % 2])
+        turn += 1
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert names == {"A" * 60, "B" * 60}
 
 
+@pytest.mark.full
 def test_calls_do_not_use_up_memory(machine: Machine) -> None:
     """Ten thousand calls and re-reads leave the process as big as it was."""
-    child = machine.be("gpu\n  compute 1 1").nvml()
-    child.ask("import resource; size = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss")
-    child.ask("del os.environ['STAND_IN_LOG']")
-    child.ask("use = lambda n: [nvmlDeviceGetComputeRunningProcesses(gpu(0)) for _ in range(n)]")
-    child.ask("(use(1000), None)[1]")
-    child.ask("before = size()")
-    child.ask("(len(use(1)), [use(1) for _ in range(10000)] and None)[1]")
-    assert int(child.ask("size() - before")) < 1024
+    machine.write("gpu\n  compute 1 1")
+    code = """
+        import os, resource
+        from pynvml import *
+        def use(times):
+            for _ in range(times):
+                nvmlDeviceGetComputeRunningProcesses(nvmlDeviceGetHandleByIndex(0))
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        nvmlInit()
+        before = use(1000)
+        os.utime(os.environ["STAND_IN_SCENARIO"])
+        print(use(10000) - before)
+    """
+    environ = machine.environ()
+    del environ["STAND_IN_LOG"]
+    done = subprocess.check_output([sys.executable, "-c", dedent(code)], env=environ, text=True)
+    assert int(done) < 1024
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("gpu\n  colour red", "2: unknown word 'colour'"),
-        ("  name Nothing", "1: 'name' before any gpu"),
-        ("# fine\n\ngpu\n  memory lots", "4: 'lots' is not a number from 0 to 2147483647"),
-        ("gpu\n  gi 7", "2: 'gi' belongs to an instance"),
-        ("gpu\n  mode lazy", "2: unknown word 'lazy'"),
-        ("gpu\n  compute 12", "2: the memory in MiB is missing"),
-        ("gpu\n  bus 3", "2: '3' is not like 0000:03:00.0"),
-        ("gpu\n  name", "2: text is missing"),
-        ("gpu\n" * 65, "65: more than 64 GPUs"),
-        ("gpu\n" + "  mps 1 1\n" * 2049, "2050: more than 2048 processes"),
-    ],
-)
-def test_mistake_ends_the_process(machine: Machine, text: str, message: str) -> None:
+MISTAKES = [
+    ("gpu\n  colour red", "2: unknown word 'colour'"),
+    ("  name Nothing", "1: 'name' before any gpu"),
+    ("# fine\n\ngpu\n  memory lots", "4: 'lots' is not a number from 0 to 2147483647"),
+    ("gpu\n  gi 7", "2: 'gi' belongs to an instance"),
+    ("gpu\n  mode lazy", "2: unknown word 'lazy'"),
+    ("gpu\n  compute 12", "2: the memory in MiB is missing"),
+    ("gpu\n  bus 3", "2: '3' is not like 0000:03:00.0"),
+    ("gpu\n  name", "2: text is missing"),
+    ("gpu\n" * 65, "65: more than 64 GPUs"),
+    ("gpu\n" + "  mps 1 1\n" * 2049, "2050: more than 2048 processes"),
+]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("text", "message"), MISTAKES)
+def test_mistake_ends_the_process(
+    machine: Machine, forker: Forker, text: str, message: str
+) -> None:
     """A mistake in the scenario ends the process with the place and the reason."""
-    code = "import pynvml; pynvml.nvmlInit()"
-    made = driver.environment(machine.be(text).path)
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=made, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == -signal.SIGABRT
-    assert result.stderr == f"stand-in driver: {machine.path}:{message}\n"
+    machine.write(text)
+    call = "ctypes.CDLL('libnvidia-ml.so.1').nvmlInit_v2()"
+    _, error, stderr, status = forker.run(call, machine.environ())
+    assert (error, status) == ("no answer", -signal.SIGABRT)
+    assert stderr == f"stand-in driver: {machine.scenario}:{message}\n"
 
 
 # ---- NVML ----------------------------------------------------------------------------------
 
 
-def test_initialisations_are_counted(machine: Machine) -> None:
+def test_initialisations_are_counted(here: Here) -> None:
     """Each initialisation wants its own shutdown; before and after nothing else works."""
-    child = machine.be("gpu").child()
-    child.ask("shutdown = lambda: nvml('nvmlShutdown')()")
-    child.ask("nvmlInit(); nvmlInit()")
-    assert [child.ask("shutdown()") for _ in range(3)] == ["0", "0", "1"]
-    assert child.ask("nvmlDeviceGetCount()") == "error 1"
+    library = driver.load()
+    pynvml.nvmlInit()
+    pynvml.nvmlInit()
+    assert [library.nvmlShutdown() for _ in range(3)] == [0, 0, 1]
+    assert code(pynvml.nvmlDeviceGetCount) == 1
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "nvml('nvmlDeviceGetCount_v2')(None)",
-        "nvml('nvmlDeviceGetName')(gpu(0), None, 96)",
-        "nvml('nvmlDeviceGetName')(None, byref(c_uint()), 96)",
-        "nvml('nvmlDeviceGetName')(c_void_p(4711), byref(c_uint()), 96)",
-        "nvml('nvmlDeviceGetMemoryInfo')(gpu(0), None)",
-        "nvml('nvmlDeviceGetPciInfo_v3')(gpu(0), None)",
-        "nvml('nvmlDeviceGetComputeRunningProcesses_v3')(gpu(0), None, None)",
-        "nvml('nvmlDeviceGetHandleByUUID')(None, byref(c_void_p()))",
-        "nvml('nvmlDeviceGetHandleByIndex_v2')(0, None)",
-        "nvml('nvmlDeviceGetHandleByIndex_v2')(1, byref(c_void_p()))",
-    ],
-)
-def test_bad_arguments(machine: Machine, call: str) -> None:
+BAD: dict[str, Callable[[Any], int]] = {
+    "no room for the count": lambda nvml: nvml.nvmlDeviceGetCount_v2(None),
+    "no room for the name": lambda nvml: nvml.nvmlDeviceGetName(gpu(0), None, 96),
+    "no handle": lambda nvml: nvml.nvmlDeviceGetName(None, byref(c_uint()), 96),
+    "a bad handle": lambda nvml: nvml.nvmlDeviceGetName(c_void_p(4711), byref(c_uint()), 96),
+    "no room for memory": lambda nvml: nvml.nvmlDeviceGetMemoryInfo(gpu(0), None),
+    "no room for the bus id": lambda nvml: nvml.nvmlDeviceGetPciInfo_v3(gpu(0), None),
+    "no room for processes": lambda nvml: nvml.nvmlDeviceGetComputeRunningProcesses_v3(
+        gpu(0), None, None
+    ),
+    "no UUID": lambda nvml: nvml.nvmlDeviceGetHandleByUUID(None, byref(c_void_p())),
+    "no room for the handle": lambda nvml: nvml.nvmlDeviceGetHandleByIndex_v2(0, None),
+    "beyond the last": lambda nvml: nvml.nvmlDeviceGetHandleByIndex_v2(2, byref(c_void_p())),
+}
+
+
+@pytest.mark.parametrize("call", BAD.values(), ids=BAD.keys())
+def test_bad_arguments(nvml: Here, call: Callable[[Any], int]) -> None:
     """A null pointer, a bad handle and an index out of range are invalid arguments."""
-    assert machine.be("gpu").nvml().ask(call) == "2"
+    assert call(driver.load()) == 2
 
 
 @pytest.mark.parametrize(
@@ -257,170 +228,165 @@ def test_bad_arguments(machine: Machine, call: str) -> None:
         ("nvmlDeviceGetBAR1MemoryInfo", "c_nvmlBAR1Memory_t"),
     ],
 )
-def test_structs_have_the_size_of_the_bindings(
-    machine: Machine, function: str, struct: str
-) -> None:
+def test_structs_have_the_size_of_the_bindings(nvml: Here, function: str, struct: str) -> None:
     """A call writes as many bytes as the struct of the official bindings has, and no more."""
-    child = machine.be("gpu").nvml()
-    child.ask(f"size = ctypes.sizeof({struct})")
-    child.ask("room = bytearray(b'\\xaa' * 4096); raw = (c_char * 4096).from_buffer(room)")
-    child.ask("room[:4] = nvmlMemory_v2.to_bytes(4, 'little')")
-    assert child.ask(f"nvml('{function}')(gpu(0), raw)") == "0"
-    assert child.ask("len(bytes(room).rstrip(b'\\xaa')) == size") == "True"
+    room = bytearray(b"\xaa" * 4096)
+    raw = (c_char * 4096).from_buffer(room)
+    room[:4] = pynvml.nvmlMemory_v2.to_bytes(4, "little")
+    assert getattr(driver.load(), function)(gpu(0), raw) == 0
+    assert len(bytes(room).rstrip(b"\xaa")) == ctypes.sizeof(getattr(pynvml, struct))
 
 
 @pytest.mark.parametrize("kind", ["Compute", "Graphics", "MPSCompute"])
 @pytest.mark.parametrize(("suffix", "size"), [("", 16), ("_v2", 24), ("_v3", 24)])
-def test_process_structs(machine: Machine, kind: str, suffix: str, size: int) -> None:
+def test_process_structs(nvml: Here, kind: str, suffix: str, size: int) -> None:
     """Processes come in 16 bytes in the first version and in 24 in the others."""
     word = {"Compute": "compute", "Graphics": "graphics", "MPSCompute": "mps"}[kind]
-    child = machine.be(f"gpu\n  {word} 11 1\n  {word} 22 2").nvml()
-    child.ask("room = (c_uint64 * 64)(*[0xaaaa] * 64); count = c_uint(9)")
-    call = f"nvml('nvmlDeviceGet{kind}RunningProcesses{suffix}')(gpu(0), byref(count), room)"
-    assert child.ask(call) == "0"
-    assert child.ask("count.value") == "2"
+    nvml.write(f"gpu\n  {word} 11 1\n  {word} 22 2")
+    room, count = (c_uint64 * 64)(*[0xAAAA] * 64), c_uint(9)
+    function = getattr(driver.load(), f"nvmlDeviceGet{kind}RunningProcesses{suffix}")
+    assert function(gpu(0), byref(count), room) == 0
+    assert count.value == 2
     at = size // 8
-    assert child.ask(f"[room[i] % 2**32 for i in (0, {at})]") == "[11, 22]"
-    assert child.ask(f"[room[i] >> 20 for i in (1, {at + 1})]") == "[1, 2]"
-    assert child.ask(f"room[{2 * at}]") == str(0xAAAA)
+    assert [room[i] % 2**32 for i in (0, at)] == [11, 22]
+    assert [room[i] >> 20 for i in (1, at + 1)] == [1, 2]
+    assert room[2 * at] == 0xAAAA
 
 
-def test_memory(machine: Machine) -> None:
+def test_memory(nvml: Here) -> None:
     """Version 1 counts the reserve as used, version 2 apart; listed processes count in both."""
-    child = machine.be(
+    nvml.write(
         "gpu\n memory 4000\n reserved 300\n used 10\n compute 1 500\n graphics 2 20\n compute 3 -"
-    ).nvml()
-    child.ask("mib = lambda m, *names: [getattr(m, name) >> 20 for name in names]")
-    v1 = "mib(nvmlDeviceGetMemoryInfo(gpu(0)), 'total', 'used', 'free')"
-    v2 = "mib(nvmlDeviceGetMemoryInfo(gpu(0), nvmlMemory_v2), 'total', 'reserved', 'used', 'free')"
-    assert child.ask(v1) == "[4000, 830, 3170]"
-    assert child.ask(v2) == "[4000, 300, 530, 3170]"
-    assert child.ask("nvmlDeviceGetMemoryInfo(gpu(0), 0x01000028)") == "error 25"
-    machine.be("gpu\n memory none")
-    assert (child.ask(v1), child.ask(v2)) == ("error 3", "error 3")
-
-
-def test_count_only_query(machine: Machine) -> None:
-    """A process query without room answers how many there are, or success where there is none."""
-    child = machine.be("gpu\n compute 1 1\n compute 2 1\ngpu").nvml()
-    child.ask(
-        "def ask(i, n): c = c_uint(n); return nvml('nvmlDeviceGetComputeRunningProcesses_v3')("
-        "gpu(i), byref(c), None), c.value"
     )
-    assert child.ask("ask(0, 0)") == "(7, 2)"
-    assert child.ask("ask(0, 1)") == "(7, 2)"
-    assert child.ask("ask(1, 0)") == "(0, 0)"
+    read = pynvml.nvmlDeviceGetMemoryInfo
+    assert mib(read(gpu(0)), "total", "used", "free") == [4000, 830, 3170]
+    v2 = read(gpu(0), pynvml.nvmlMemory_v2)
+    assert mib(v2, "total", "reserved", "used", "free") == [4000, 300, 530, 3170]
+    assert code(read, gpu(0), 0x01000028) == 25
+    nvml.write("gpu\n memory none")
+    assert (code(read, gpu(0)), code(read, gpu(0), pynvml.nvmlMemory_v2)) == (3, 3)
 
 
-def test_big_machine(machine: Machine) -> None:
+def test_count_only_query(nvml: Here) -> None:
+    """A process query without room answers how many there are, or success where there is none."""
+    nvml.write("gpu\n compute 1 1\n compute 2 1\ngpu")
+
+    def ask(index: int, room: int) -> tuple[int, int]:
+        count = c_uint(room)
+        function = driver.load().nvmlDeviceGetComputeRunningProcesses_v3
+        return function(gpu(index), byref(count), None), count.value
+
+    assert [ask(0, 0), ask(0, 1), ask(1, 0)] == [(7, 2), (7, 2), (0, 0)]
+
+
+def test_big_machine(nvml: Here) -> None:
     """Each of 64 GPUs lists its own processes, a thousand in all, and an instance its own."""
     counts = [20] * 50 + [0] * 14
     parts = ["gpu" + "\n  compute 7 1" * count for count in counts]
-    instance = "\n  mig on\n  graphics 9 1\n  instance 3" + "\n    compute 8 1" * 5
-    child = machine.be("\n".join(parts) + instance).nvml()
-    look = "[len(nvmlDeviceGetComputeRunningProcesses(gpu(i))) for i in range(63)]"
-    assert child.ask(look) == str(counts[:63])
-    look = "[p.pid for p in nvmlDeviceGetComputeRunningProcesses(instance(63, 3))]"
-    assert child.ask(look) == str([8] * 5)
-    assert child.ask("nvmlDeviceGetMemoryInfo(gpu(63)).used >> 20") == "6"
+    part = "\n  mig on\n  graphics 9 1\n  instance 3" + "\n    compute 8 1" * 5
+    nvml.write("\n".join(parts) + part)
+    assert [len(computing(gpu(index))) for index in range(63)] == counts[:63]
+    assert computing(instance(63, 3)) == [8] * 5
+    assert mib(pynvml.nvmlDeviceGetMemoryInfo(gpu(63)), "used") == [6]
 
 
-def test_memory_of_a_process_may_be_unknown(machine: Machine) -> None:
+def test_memory_of_a_process_may_be_unknown(nvml: Here) -> None:
     """A process's memory given as `-` is not available."""
-    child = machine.be("gpu\n compute 12 -").nvml()
-    look = "[(p.pid, p.usedGpuMemory) for p in nvmlDeviceGetComputeRunningProcesses(gpu(0))]"
-    assert child.ask(look) == "[(12, None)]"
+    nvml.write("gpu\n compute 12 -")
+    (process,) = pynvml.nvmlDeviceGetComputeRunningProcesses(gpu(0))
+    assert (process.pid, process.usedGpuMemory) == (12, None)
 
 
-def test_process_until_dead(machine: Machine) -> None:
+@pytest.mark.process
+def test_process_until_dead(nvml: Here) -> None:
     """A process marked `until-dead` is listed, and its memory counted, while it lives."""
     guest = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
-    child = machine.be(f"gpu\n compute {guest.pid} 500 until-dead").nvml()
-    look = (
-        "(len(nvmlDeviceGetComputeRunningProcesses(gpu(0))), "
-        "nvmlDeviceGetMemoryInfo(gpu(0)).used >> 20)"
-    )
-    assert child.ask(look) == "(1, 500)"
+    nvml.write(f"gpu\n compute {guest.pid} 500 until-dead")
+
+    def seen() -> tuple[list[int], list[int]]:
+        return computing(gpu(0)), mib(pynvml.nvmlDeviceGetMemoryInfo(gpu(0)), "used")
+
+    assert seen() == ([guest.pid], [500])
     guest.kill()
     os.waitid(os.P_PID, guest.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet buried
-    assert child.ask(look) == "(0, 0)"
+    assert seen() == ([], [0])
     guest.communicate()
-    assert child.ask(look) == "(0, 0)"
+    assert seen() == ([], [0])
 
 
-def test_finding_a_gpu(machine: Machine) -> None:
+def test_finding_a_gpu(nvml: Here) -> None:
     """A GPU is found by its UUID and by its bus id in either form."""
-    child = machine.be("gpu\ngpu\n bus 0001:3b:00.0\n uuid GPU-abc").nvml()
-    child.ask("index = nvmlDeviceGetIndex")
-    assert child.ask("index(nvmlDeviceGetHandleByUUID('GPU-abc'))") == "1"
-    assert child.ask("index(nvmlDeviceGetHandleByPciBusId('00000001:3B:00.0'))") == "1"
-    assert child.ask("index(nvmlDeviceGetHandleByPciBusId('0001:3b:00'))") == "1"
-    assert child.ask("nvmlDeviceGetHandleByUUID('GPU-ab')") == "error 6"
-    assert child.ask("nvmlDeviceGetHandleByPciBusId('0000:3b:00.0')") == "error 6"
-    assert child.ask("nvmlDeviceGetPciInfo(gpu(1)).busIdLegacy") == "0001:3B:00.0"
-    assert child.ask("nvmlDeviceGetPciInfo(gpu(1)).busId") == "00000001:3B:00.0"
+    nvml.write("gpu\ngpu\n bus 0001:3b:00.0\n uuid GPU-abc")
+    by_uuid, by_bus = pynvml.nvmlDeviceGetHandleByUUID, pynvml.nvmlDeviceGetHandleByPciBusId
+    handles = [by_uuid("GPU-abc"), by_bus("00000001:3B:00.0"), by_bus("0001:3b:00")]
+    assert [pynvml.nvmlDeviceGetIndex(handle) for handle in handles] == [1, 1, 1]
+    assert (code(by_uuid, "GPU-ab"), code(by_bus, "0000:3b:00.0")) == (6, 6)
+    pci = pynvml.nvmlDeviceGetPciInfo(gpu(1))
+    assert (pci.busIdLegacy, pci.busId) == ("0001:3B:00.0", "00000001:3B:00.0")
 
 
-def test_count_may_lie(machine: Machine) -> None:
+def test_count_may_lie(nvml: Here) -> None:
     """GPUs counted beyond those described may not be opened, those beyond the count not named."""
-    child = machine.be("count 3\ngpu").nvml()
-    assert child.ask("nvmlDeviceGetCount()") == "3"
-    assert child.ask("gpu(2)") == "error 4"
-    machine.be("count 1\ngpu\ngpu")
-    assert child.ask("gpu(1)") == "error 2"
+    nvml.write("count 3\ngpu")
+    assert pynvml.nvmlDeviceGetCount() == 3
+    assert code(gpu, 2) == 4
+    nvml.write("count 1\ngpu\ngpu")
+    assert code(gpu, 1) == 2
 
 
-def test_mig(machine: Machine) -> None:
+def test_mig(nvml: Here) -> None:
     """Instances lie at their slots, answer for themselves, and have their GPU's index."""
-    child = machine.be(scenario("mig")).nvml()
-    assert child.ask("[nvmlDeviceGetMigMode(gpu(i))[0] for i in range(3)]") == "[0, 1, 1]"
-    assert child.ask("[nvmlDeviceGetMaxMigDeviceCount(gpu(i)) for i in range(3)]") == "[0, 7, 7]"
-    assert child.ask("instance(1, 1)") == "error 6"
-    assert child.ask("instance(1, 7)") == "error 2"
-    assert child.ask("nvmlDeviceGetName(instance(1, 2))") == "NVIDIA A100-SXM4-40GB MIG 2g.10gb"
-    assert child.ask("nvmlDeviceGetMemoryInfo(instance(1, 2)).total >> 20") == "9856"
-    assert child.ask("nvmlDeviceGetIndex(instance(1, 5))") == "1"
-    assert child.ask("nvmlDeviceGetGpuInstanceId(instance(1, 5))") == "1"
-    assert child.ask("nvmlDeviceIsMigDeviceHandle(instance(1, 5)).value") == "1"
-    child.ask("parent = nvmlDeviceGetDeviceHandleFromMigDeviceHandle(instance(1, 5))")
-    assert child.ask("nvmlDeviceGetUUID(parent) == nvmlDeviceGetUUID(gpu(1))") == "True"
-    child.ask("uuid = nvmlDeviceGetUUID(instance(1, 5))")
-    assert child.ask("uuid[:4], nvmlDeviceGetUUID(nvmlDeviceGetHandleByUUID(uuid)) == uuid") == (
-        "('MIG-', True)"
-    )
+    nvml.use("mig")
+    assert [pynvml.nvmlDeviceGetMigMode(gpu(i))[0] for i in range(3)] == [0, 1, 1]
+    assert [pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu(i)) for i in range(3)] == [0, 7, 7]
+    assert (code(instance, 1, 1), code(instance, 1, 7)) == (6, 2)
+    assert name(instance(1, 2)) == "NVIDIA A100-SXM4-40GB MIG 2g.10gb"
+    assert mib(pynvml.nvmlDeviceGetMemoryInfo(instance(1, 2)), "total") == [9856]
+    last = instance(1, 5)
+    assert pynvml.nvmlDeviceGetIndex(last) == 1
+    assert pynvml.nvmlDeviceGetGpuInstanceId(last) == 1
+    assert pynvml.nvmlDeviceIsMigDeviceHandle(last).value == 1
+    parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(last)
+    assert pynvml.nvmlDeviceGetUUID(parent) == pynvml.nvmlDeviceGetUUID(gpu(1))
+    uuid = pynvml.nvmlDeviceGetUUID(last)
+    assert uuid.startswith("MIG-")
+    assert pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByUUID(uuid)) == uuid
 
 
-def test_mig_parent_says_little(machine: Machine) -> None:
+def test_mig_parent_says_little(nvml: Here) -> None:
     """A split GPU answers for processes no permission, for utilisation not supported."""
-    child = machine.be("gpu\n mig on\n instance 0\n compute 5 100\n gi 3\ngpu\n mig none").nvml()
-    assert child.ask("nvmlDeviceGetComputeRunningProcesses(gpu(0))") == "error 4"
-    assert child.ask("nvmlDeviceGetUtilizationRates(gpu(0))") == "error 3"
-    child.ask("[p] = nvmlDeviceGetComputeRunningProcesses(instance(0, 0))")
-    assert child.ask("p.pid, p.gpuInstanceId, p.computeInstanceId") == "(5, 3, 0)"
-    assert child.ask("nvmlDeviceGetMemoryInfo(gpu(0)).used >> 20") == "100"
-    assert child.ask("nvmlDeviceGetMigMode(gpu(1))") == "error 3"
+    nvml.write("gpu\n mig on\n instance 0\n compute 5 100\n gi 3\ngpu\n mig none")
+    assert code(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu(0)) == 4
+    assert code(pynvml.nvmlDeviceGetUtilizationRates, gpu(0)) == 3
+    (process,) = pynvml.nvmlDeviceGetComputeRunningProcesses(instance(0, 0))
+    assert (process.pid, process.gpuInstanceId, process.computeInstanceId) == (5, 3, 0)
+    assert mib(pynvml.nvmlDeviceGetMemoryInfo(gpu(0)), "used") == [100]
+    assert code(pynvml.nvmlDeviceGetMigMode, gpu(1)) == 3
 
 
-def test_topology(machine: Machine) -> None:
+def level(one: int, other: int) -> Any:
+    return pynvml.nvmlDeviceGetTopologyCommonAncestor(gpu(one), gpu(other))
+
+
+def test_topology(nvml: Here) -> None:
     """Links are symmetric; where none is given, the socket tells node from system."""
-    child = machine.be(scenario("eight")).nvml()
-    child.ask("level = lambda a, b: nvmlDeviceGetTopologyCommonAncestor(gpu(a), gpu(b))")
-    child.ask("linked = lambda a, b: nvmlDeviceGetP2PStatus(gpu(a), gpu(b), 2)")
-    assert child.ask("[level(0, i) for i in (0, 1, 3, 4)]") == "[0, 40, 40, 50]"
-    assert child.ask("[linked(*pair) for pair in ((0, 1), (1, 0), (1, 2))]") == "[0, 0, 5]"
-    assert child.ask("[nvmlDeviceGetNvLinkState(gpu(0), link) for link in (0, 1)]") == "[1, 0]"
-    assert child.ask("nvmlDeviceGetNvLinkRemotePciInfo(gpu(0), 0).bus") == "2"
-    machine.be("gpu\n link 1 switch\n link 2 host\ngpu\ngpu\n link 1 switches")
-    assert child.ask("level(1, 0), level(2, 0), level(1, 2)") == "(10, 30, 20)"
-    assert child.ask("nvmlDeviceGetNvLinkState(gpu(0), 0)") == "error 3"
+    nvml.use("eight")
+    assert [level(0, other) for other in (0, 1, 3, 4)] == [0, 40, 40, 50]
+    pairs = ((0, 1), (1, 0), (1, 2))
+    assert [pynvml.nvmlDeviceGetP2PStatus(gpu(a), gpu(b), 2) for a, b in pairs] == [0, 0, 5]
+    assert [pynvml.nvmlDeviceGetNvLinkState(gpu(0), link) for link in (0, 1)] == [1, 0]
+    assert pynvml.nvmlDeviceGetNvLinkRemotePciInfo(gpu(0), 0).bus == 2
+    nvml.write("gpu\n link 1 switch\n link 2 host\ngpu\ngpu\n link 1 switches")
+    assert (level(1, 0), level(2, 0), level(1, 2)) == (10, 30, 20)
+    assert code(pynvml.nvmlDeviceGetNvLinkState, gpu(0), 0) == 3
 
 
 # ---- failures and delays -------------------------------------------------------------------
 
 
-def test_failures(machine: Machine) -> None:
+def test_failures(nvml: Here) -> None:
     """A rule fails one function for one GPU, one instance or everybody."""
-    child = machine.be(
+    nvml.write(
         """
         gpu
         gpu
@@ -431,71 +397,91 @@ def test_failures(machine: Machine) -> None:
         fail nvmlDeviceGetUUID 1:1 4
         fail nvmlDeviceGetMinorNumber * 3
         fail nvmlDeviceGetMigDeviceHandleByIndex 1:0 15
+        fail nvmlInitWithFlags * 18
         """
-    ).nvml()
-    assert child.ask("nvmlDeviceGetName(gpu(0))") == "error 999"
-    assert child.ask("nvmlDeviceGetName(gpu(1))") == "NVIDIA Stand-in"
-    assert child.ask("nvmlDeviceGetUUID(gpu(1))")[:4] == "GPU-"
-    assert child.ask("nvmlDeviceGetUUID(instance(1, 1))") == "error 4"
-    assert child.ask("nvmlDeviceGetMinorNumber(gpu(1))") == "error 3"
-    assert child.ask("instance(1, 0)") == "error 15"
-    machine.be("gpu\nfail nvmlInitWithFlags * 18")
-    assert machine.child().ask("nvmlInit()") == "error 18"
+    )
+    assert code(name, gpu(0)) == 999
+    assert name(gpu(1)) == "NVIDIA Stand-in"
+    assert pynvml.nvmlDeviceGetUUID(gpu(1)).startswith("GPU-")
+    assert code(pynvml.nvmlDeviceGetUUID, instance(1, 1)) == 4
+    assert code(pynvml.nvmlDeviceGetMinorNumber, gpu(1)) == 3
+    assert code(instance, 1, 0) == 15
+    assert code(pynvml.nvmlInit) == 18
 
 
-def test_delay_is_not_cut_short(machine: Machine) -> None:
+@pytest.mark.process
+def test_delay_is_not_cut_short(machine: Machine, forker: Forker) -> None:
     """A delayed call takes its time, whatever signals arrive."""
-    child = machine.be("gpu\ndelay nvmlDeviceGetName * 0.3").nvml()
-    child.ask("signal.signal(signal.SIGALRM, lambda *_: None)")
-    child.ask("signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)")
-    child.ask("handle, start = gpu(0), time.monotonic()")
-    child.ask("nvmlDeviceGetName(handle)")
-    assert float(child.ask("time.monotonic() - start")) >= 0.3
+    machine.write("gpu\ndelay nvmlInitWithFlags * 0.2")
+    call = """
+import pynvml, signal, time
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+start = time.monotonic()
+pynvml.nvmlInit()
+time.monotonic() - start
+"""
+    assert forker.ask(call, machine.environ()) >= 0.2
 
 
-def test_delay_lets_others_pass(machine: Machine) -> None:
-    """While one call waits, another thread's call is answered."""
-    child = machine.be("gpu\ndelay nvmlDeviceGetName * 3600").nvml()
-    child.ask("handle = gpu(0)")
-    child.ask("slow = threading.Thread(target=nvmlDeviceGetName, args=[handle])")
-    child.ask("slow.start()")
-    child.ask("while 'GetName' not in open(os.environ['STAND_IN_LOG']).read(): time.sleep(0.01)")
-    assert child.ask("nvmlDeviceGetIndex(handle)") == "0"
-    assert child.ask("slow.is_alive()") == "True"
+def test_delay_lets_others_pass(nvml: Here) -> None:
+    """While one call waits another thread's is answered; it ends early if the scenario goes."""
+    nvml.write("gpu\ndelay nvmlDeviceGetName * 3600")
+    handle = gpu(0)
+    slow = threading.Thread(target=name, args=[handle], daemon=True)
+    slow.start()
+    while "nvmlDeviceGetName 0" not in nvml.calls():
+        time.sleep(0.001)
+    assert pynvml.nvmlDeviceGetIndex(handle) == 0
+    assert slow.is_alive()
+    nvml.scenario.unlink()
+    slow.join(60)
+    assert not slow.is_alive()
+    nvml.use("two")
 
 
-def test_first_delay_is_once_for_each_device(machine: Machine) -> None:
+def test_first_delay_is_once_for_each_device(nvml: Here) -> None:
     """`delay-first` delays a device's first call in a process, and no other."""
     rule = "delay-first nvmlDeviceGetHandleByIndex_v2"
-    child = machine.be(f"gpu\ngpu\n{rule} * 0.2").nvml()
-    child.ask("start = time.monotonic()")
-    child.ask("gpu(0)")
-    child.ask("gpu(1)")
-    assert float(child.ask("time.monotonic() - start")) >= 0.4
-    machine.be(f"gpu\ngpu\n{rule} * 3600")
-    assert "c_nvmlDevice" in child.ask("gpu(0)")
+    nvml.write(f"gpu\ngpu\n{rule} * 0.1")
+    start = time.monotonic()
+    gpu(0)
+    gpu(1)
+    assert time.monotonic() - start >= 0.2
+    nvml.write(f"gpu\ngpu\n{rule} * 3600")
+    assert gpu(0)
 
 
+@pytest.mark.process
 def test_missing_function(machine: Machine) -> None:
     """A missing function is not in the library, its other versions are."""
-    child = machine.be("gpu\nmissing nvmlDeviceGetComputeRunningProcesses_v3").nvml()
-    assert child.ask("nvmlDeviceGetComputeRunningProcesses_v3(gpu(0))") == "error 13"
-    assert child.ask("nvmlDeviceGetComputeRunningProcesses_v2(gpu(0))") == "[]"
+    machine.write("gpu\nmissing nvmlDeviceGetComputeRunningProcesses_v3")
+    with machine.child() as child:
+        child.run("import pynvml; pynvml.nvmlInit(); gpu = pynvml.nvmlDeviceGetHandleByIndex(0)")
+        missing = child.run("pynvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu)")
+        assert missing.error == "NVMLError_FunctionNotFound"
+        assert child.run("pynvml.nvmlDeviceGetComputeRunningProcesses_v2(gpu)").value == []
 
 
 def test_function_that_does_not_exist(machine: Machine) -> None:
     """A rule about a function that the stand-in doesn't have is an error, not a silent nothing."""
-    machine.be("gpu\nfail nvmlDeviceGetNames * 1")
+    machine.write("gpu\nfail nvmlDeviceGetNames * 1")
     with pytest.raises(ValueError, match="has no function nvmlDeviceGetNames"):
-        driver.environment(machine.path)
+        driver.environment(machine.scenario)
 
 
-def test_log(machine: Machine) -> None:
+@pytest.mark.process
+def test_log(machine: Machine, forker: Forker) -> None:
     """The log has the process, the function and the device of every call."""
-    child = machine.be("gpu\n mig on\n instance 0").nvml()
-    child.ask("nvmlDeviceGetName(instance(0, 0))")
-    child.ask("cuda.cuInit(0)")
-    pid = child.process.pid
+    machine.write("gpu\n mig on\n instance 0")
+    code = """
+from pynvml import *
+nvmlInit()
+nvmlDeviceGetName(nvmlDeviceGetMigDeviceHandleByIndex(nvmlDeviceGetHandleByIndex(0), 0))
+cuda.cuInit(0)
+os.getpid()
+"""
+    pid = forker.ask(code, machine.environ())
     assert machine.log.read_text().splitlines() == [
         f"{pid} nvmlInitWithFlags",
         f"{pid} nvmlDeviceGetHandleByIndex_v2 0",
@@ -507,44 +493,71 @@ def test_log(machine: Machine) -> None:
 
 # ---- CUDA ----------------------------------------------------------------------------------
 
-ALL_BUT_INIT = [
-    "cuda.cuDeviceGetCount(byref(c_int()))",
-    "cuda.cuDeviceGet(byref(c_int()), 0)",
-    "cuda.cuCtxGetCurrent(byref(c_void_p()))",
-    "cuda.cuDevicePrimaryCtxRetain(byref(c_void_p()), 0)",
-]
+CUDA = """
+from ctypes import byref, c_char, c_int, c_size_t, c_uint64, c_void_p
+
+def ask(function, *arguments, type=c_int):
+    answer = type()
+    code = getattr(cuda, function)(byref(answer), *arguments)
+    return f"code {code}" if code else answer.value
+"""
+BEFORE_INIT = """
+calls = {
+    "count": lambda: cuda.cuDeviceGetCount(byref(c_int())),
+    "device": lambda: cuda.cuDeviceGet(byref(c_int()), 0),
+    "current": lambda: cuda.cuCtxGetCurrent(byref(c_void_p())),
+    "context": lambda: cuda.cuDevicePrimaryCtxRetain(byref(c_void_p()), 0),
+}
+before = [call() for call in calls.values()]
+version, started = ask("cuDriverGetVersion"), cuda.cuInit(0)
+before, version, started, [call() for call in calls.values()]
+"""
 
 
-@pytest.mark.parametrize("call", ALL_BUT_INIT)
-def test_before_init(machine: Machine, call: str) -> None:
+def ask_cuda(forker: Forker, machine: Machine, code: str, **extra: str) -> Any:
+    """The value of the last line of code, in a process in which CUDA has not started."""
+    return forker.ask(f"{CUDA}\n{dedent(code)}", machine.environ(**extra))
+
+
+@pytest.mark.process
+def test_before_init(machine: Machine, forker: Forker) -> None:
     """Before cuInit every call but that for the version answers 3."""
-    child = machine.be("cuda 12080\ngpu").child()
-    assert child.ask(call) == "3"
-    assert child.ask("ask('cuDriverGetVersion')") == "12080"
-    child.ask("cuda.cuInit(0)")
-    assert child.ask(call) == "0"
+    machine.write("cuda 12080\ngpu")
+    before, version, started, after = ask_cuda(forker, machine, BEFORE_INIT)
+    assert (before, after) == ([3] * 4, [0] * 4)
+    assert (version, started) == (12080, 0)
 
 
-def test_failed_init_can_be_tried_again(machine: Machine) -> None:
+@pytest.mark.process
+def test_failed_init_can_be_tried_again(machine: Machine, forker: Forker) -> None:
     """A failed cuInit leaves CUDA uninitialised and reads afresh next time; a good one is final."""
-    child = machine.be("gpu\ngpu").child(CUDA_VISIBLE_DEVICES="")
-    assert child.ask("cuda.cuInit(0)") == "100"
-    assert child.ask("cuda.cuDeviceGetCount(byref(c_int()))") == "3"
-    child.ask("os.environ['CUDA_VISIBLE_DEVICES'] = '1'")
-    assert child.ask("cuda.cuInit(0), ask('cuDeviceGetCount')") == "(0, 1)"
-    child.ask("os.environ['CUDA_VISIBLE_DEVICES'] = '0,1'")
-    assert child.ask("cuda.cuInit(0), ask('cuDeviceGetCount')") == "(0, 1)"
+    code = """
+        answers = [[cuda.cuInit(0), cuda.cuDeviceGetCount(byref(c_int()))]]
+        for value in ("1", "0,1"):
+            os.environ["CUDA_VISIBLE_DEVICES"] = value
+            answers.append([cuda.cuInit(0), ask("cuDeviceGetCount")])
+        answers
+    """
+    answers = ask_cuda(forker, machine, code, CUDA_VISIBLE_DEVICES="")
+    assert answers == [[100, 3], [0, 1], [0, 1]]
 
 
-def test_forked_child(machine: Machine) -> None:
+@pytest.mark.process
+def test_forked_child(machine: Machine, forker: Forker) -> None:
     """The forked child of a process that has started CUDA gets 3 from everything, cuInit too."""
-    child = machine.be("gpu").child()
-    fork = "os.waitpid(os.fork() or os._exit({}), 0)[1] >> 8"
-    assert child.ask(fork.format("cuda.cuInit(0) + 50")) == "50"
-    child.ask("cuda.cuInit(0)")
-    assert child.ask(fork.format("cuda.cuInit(0) + 50")) == "53"
-    assert child.ask(fork.format("cuda.cuDeviceGetCount(byref(c_int())) + 50")) == "53"
-    assert child.ask("ask('cuDeviceGetCount')") == "1"
+    code = """
+        def in_fork(function, *arguments):
+            pid = os.fork()
+            if not pid:
+                os._exit(50 + function(*arguments))
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) - 50
+
+        before = in_fork(cuda.cuInit, 0)
+        cuda.cuInit(0)
+        after = [in_fork(cuda.cuInit, 0), in_fork(cuda.cuDeviceGetCount, byref(c_int()))]
+        before, after, ask("cuDeviceGetCount")
+    """
+    assert ask_cuda(forker, machine, code) == [0, [3, 3], 2]
 
 
 TWO = "gpu\n uuid GPU-aa11\ngpu\n uuid GPU-aa22\n"
@@ -565,10 +578,23 @@ MACHINES = {
     "mig": MIG,
     "new mig": f"driver 570.86{MIG}",
 }
+VISIBLE = """
+def device(ordinal):
+    '''The bus of a GPU, or the start of the UUID of an instance.'''
+    raw = (c_char * 16)()
+    cuda.cuDeviceGetUuid_v2(raw, ordinal)
+    if bytes(raw).hex()[:4] in ("cc11", "cc33"):
+        return bytes(raw).hex()[:4]
+    cuda.cuDeviceGetPCIBusId(raw, 16, ordinal)
+    return int(raw.value[5:7], 16)
+
+cuda.cuInit(0) or [device(ordinal) for ordinal in range(ask("cuDeviceGetCount"))]
+"""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
-    ("name", "visible", "expected"),
+    ("kind", "visible", "expected"),
     [
         ("two", None, [1, 2]),
         ("two", "", []),
@@ -592,36 +618,30 @@ MACHINES = {
         ("two", "99999999999999999999", []),
         ("prohibited", None, [1]),
         ("prohibited", "1", []),
-        ("mig", None, ["MIG-cc11"]),
+        ("mig", None, ["cc11"]),
         ("mig", "0", [1]),
-        ("mig", "1", ["MIG-cc11"]),
+        ("mig", "1", ["cc11"]),
         ("mig", "2", []),
-        ("mig", "MIG-cc33", ["MIG-cc33"]),
-        ("mig", "MIG-cc3", ["MIG-cc33"]),
+        ("mig", "MIG-cc33", ["cc33"]),
+        ("mig", "MIG-cc3", ["cc33"]),
         ("mig", "MIG-cc", []),
-        ("mig", "0,MIG-cc33", ["MIG-cc33"]),
-        ("mig", "MIG-cc33,MIG-cc11", ["MIG-cc33"]),
-        ("new mig", "MIG-cc33,MIG-cc11", ["MIG-cc33", "MIG-cc11"]),
-        ("new mig", None, ["MIG-cc11", "MIG-cc33"]),
+        ("mig", "0,MIG-cc33", ["cc33"]),
+        ("mig", "MIG-cc33,MIG-cc11", ["cc33"]),
+        ("new mig", "MIG-cc33,MIG-cc11", ["cc33", "cc11"]),
+        ("new mig", None, ["cc11", "cc33"]),
         ("new mig", "1,MIG-cc11", []),
     ],
 )
 def test_visible_devices(
-    machine: Machine, name: str, visible: str | None, expected: list[int | str]
+    machine: Machine, forker: Forker, kind: str, visible: str | None, expected: list[int | str]
 ) -> None:
     """CUDA_VISIBLE_DEVICES means what CUDA's documentation says (seen by bus, or instance)."""
-    variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    child = machine.be(MACHINES[name]).child(**variables)
-    assert child.ask("cuda.cuInit(0)") == ("0" if expected else "100")
-    if expected:
-        assert child.ask("ask('cuDeviceGetCount')") == str(len(expected))
-    for ordinal, device in enumerate(expected):
-        if isinstance(device, int):
-            assert child.ask(f"bus({ordinal})") == str(device)
-        else:
-            assert child.ask(f"uuid({ordinal})")[:4] == device.removeprefix("MIG-")
+    machine.write(MACHINES[kind])
+    extra = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert ask_cuda(forker, machine, VISIBLE, **extra) == (expected or 100)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("order", "expected"),
     [
@@ -630,80 +650,104 @@ def test_visible_devices(
         ("PCI_BUS_ID", [1, 2, 3, 4]),
     ],
 )
-def test_device_order(machine: Machine, order: str | None, expected: list[int]) -> None:
+def test_device_order(
+    machine: Machine, forker: Forker, order: str | None, expected: list[int]
+) -> None:
     """CUDA counts the fastest first unless told to go by the bus."""
-    variables = {} if order is None else {"CUDA_DEVICE_ORDER": order}
-    child = machine.be(scenario("mixed")).child(**variables)
-    child.ask("cuda.cuInit(0)")
-    assert child.ask("[bus(ordinal) for ordinal in range(4)]") == str(expected)
+    machine.use("mixed")
+    extra = {} if order is None else {"CUDA_DEVICE_ORDER": order}
+    assert ask_cuda(forker, machine, VISIBLE, **extra) == expected
 
 
-def test_cuda_devices_are_those_of_nvml(machine: Machine) -> None:
+@pytest.mark.process
+def test_cuda_devices_are_those_of_nvml(machine: Machine, forker: Forker) -> None:
     """Name, UUID and memory are the same through CUDA and through NVML."""
-    child = machine.be(scenario("two")).nvml()
-    child.ask("cuda.cuInit(0)")
-    child.ask("name = (c_char * 100)(); cuda.cuDeviceGetName(name, 100, 1)")
-    assert child.ask("name.value.decode()") == "GeForce GTX 1050 Ti"
-    assert child.ask("nvmlDeviceGetUUID(gpu(1)).replace('-', '') == 'GPU' + uuid(1)") == "True"
-    assert child.ask("ask('cuDeviceTotalMem_v2', 1, type=c_size_t) >> 20") == "4038"
-    assert child.ask("[ask('cuDeviceGetAttribute', which, 1) for which in (75, 76, 33)]") == (
-        "[6, 1, 2]"
-    )
+    code = """
+        import pynvml
+        pynvml.nvmlInit()
+        cuda.cuInit(0)
+        name, raw = (c_char * 100)(), (c_char * 16)()
+        cuda.cuDeviceGetName(name, 100, 1)
+        cuda.cuDeviceGetUuid_v2(raw, 1)
+        uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(1))
+        attributes = [ask("cuDeviceGetAttribute", which, 1) for which in (75, 76, 33)]
+        memory = ask("cuDeviceTotalMem_v2", 1, type=c_size_t) >> 20
+        name.value.decode(), uuid.replace("-", "") == "GPU" + bytes(raw).hex(), memory, attributes
+    """
+    assert ask_cuda(forker, machine, code) == ["GeForce GTX 1050 Ti", True, 4038, [6, 1, 2]]
 
 
-def test_memory_round_trip(machine: Machine) -> None:
+@pytest.mark.process
+def test_memory_round_trip(machine: Machine, forker: Forker) -> None:
     """What is copied to the device and back is the same; more than there is can't be had."""
-    child = machine.be("gpu\n memory 100").child()
-    child.ask("cuda.cuInit(0)")
-    child.ask("context = c_void_p(); cuda.cuDevicePrimaryCtxRetain(byref(context), 0)")
-    child.ask("allocate = lambda mib: ask('cuMemAlloc_v2', c_size_t(mib << 20), type=c_uint64)")
-    assert child.ask("allocate(1)") == "code 201"
-    assert child.ask("cuda.cuCtxSetCurrent(context)") == "0"
-    assert child.ask("allocate(101)") == "code 2"
-    child.ask("there = c_uint64(allocate(60))")
-    assert child.ask("allocate(60)") == "code 2"
-    assert child.ask("cuda.cuMemcpyHtoD_v2(there, b'hello', c_size_t(5))") == "0"
-    child.ask("back = (c_char * 5)()")
-    assert child.ask("cuda.cuMemcpyDtoH_v2(back, there, c_size_t(5)), back.value") == (
-        "(0, b'hello')"
-    )
-    assert child.ask("cuda.cuMemcpyDtoH_v2(back, there, c_size_t(61 << 20))") == "1"
-    assert child.ask("cuda.cuMemFree_v2(there), cuda.cuMemFree_v2(there)") == "(0, 1)"
+    machine.write("gpu\n memory 100")
+    code = """
+        def allocate(mib):
+            return ask("cuMemAlloc_v2", c_size_t(mib << 20), type=c_uint64)
+
+        cuda.cuInit(0)
+        context = c_void_p()
+        cuda.cuDevicePrimaryCtxRetain(byref(context), 0)
+        before = [allocate(1), cuda.cuCtxSetCurrent(context), allocate(101)]
+        there, back = c_uint64(allocate(60)), (c_char * 5)()
+        answers = [
+            allocate(60),
+            cuda.cuMemcpyHtoD_v2(there, b"hello", c_size_t(5)),
+            cuda.cuMemcpyDtoH_v2(back, there, c_size_t(5)),
+            back.value.decode(),
+            cuda.cuMemcpyDtoH_v2(back, there, c_size_t(61 << 20)),
+            cuda.cuMemFree_v2(there),
+            cuda.cuMemFree_v2(there),
+        ]
+        before, answers
+    """
+    before, answers = ask_cuda(forker, machine, code)
+    assert before == ["code 201", 0, "code 2"]
+    assert answers == ["code 2", 0, 0, "hello", 1, 0, 1]
 
 
-LOOK = "[(p.pid, p.usedGpuMemory >> 20) for p in nvmlDeviceGetComputeRunningProcesses(gpu({}))]"
+def listed(handle: Any) -> list[tuple[int, int]]:
+    processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    return [(process.pid, process.usedGpuMemory >> 20) for process in processes]
 
 
-def test_contexts_are_seen_by_everybody(machine: Machine) -> None:
+def start_cuda(child: Child) -> None:
+    assert not child.run(f"import ctypes; cuda = ctypes.CDLL('libcuda.so.1')\n{CUDA}").error
+    assert child.run("cuda.cuInit(0)").value == 0
+
+
+@pytest.mark.process
+def test_contexts_are_seen_by_everybody(nvml: Here) -> None:
     """A process with a CUDA context shows in NVML with its memory until it dies, if by kill -9."""
-    (machine.path.parent / "contexts").mkdir()
-    watcher = machine.be("contexts contexts\ngpu\ngpu").nvml()
-    child = machine.child(CUDA_VISIBLE_DEVICES="1")
-    child.ask("cuda.cuInit(0)")
-    assert watcher.ask(LOOK.format(1)) == "[]"
-    child.ask("context = c_void_p(); cuda.cuCtxCreate_v2(byref(context), 0, 0)")
-    assert watcher.ask(LOOK.format(1)) == f"[({child.process.pid}, 300)]"
-    child.ask("there = c_uint64(ask('cuMemAlloc_v2', c_size_t(64 << 20), type=c_uint64))")
-    assert watcher.ask(LOOK.format(1)) == f"[({child.process.pid}, 364)]"
-    assert watcher.ask(LOOK.format(0)) == "[]"
-    assert watcher.ask("nvmlDeviceGetMemoryInfo(gpu(1)).used >> 20") == "364"
-    child.end()
-    assert watcher.ask(LOOK.format(1)) == "[]"
+    (nvml.folder / "contexts").mkdir()
+    nvml.write("contexts contexts\ngpu\ngpu")
+    with nvml.child(CUDA_VISIBLE_DEVICES="1") as child:
+        start_cuda(child)
+        assert listed(gpu(1)) == []
+        child.run("context = c_void_p(); cuda.cuCtxCreate_v2(byref(context), 0, 0)")
+        assert listed(gpu(1)) == [(child.pid, 300)]
+        child.run("there = c_uint64(ask('cuMemAlloc_v2', c_size_t(64 << 20), type=c_uint64))")
+        assert listed(gpu(1)) == [(child.pid, 364)]
+        assert listed(gpu(0)) == []
+        assert mib(pynvml.nvmlDeviceGetMemoryInfo(gpu(1)), "used") == [364]
+    assert listed(gpu(1)) == []
 
 
-def test_released_context_is_gone(machine: Machine) -> None:
+@pytest.mark.process
+def test_released_context_is_gone(nvml: Here) -> None:
     """A context that is let go is no longer listed, and a primary one counts its users."""
-    child = machine.be(f"contexts {machine.path.parent}\ngpu").nvml()
-    child.ask("cuda.cuInit(0)")
-    listed = f"[({child.process.pid}, 300)]"
-    for _ in range(2):
-        child.ask("cuda.cuDevicePrimaryCtxRetain(byref(c_void_p()), 0)")
-        assert child.ask(LOOK.format(0)) == listed
-    assert child.ask("cuda.cuDevicePrimaryCtxRelease_v2(0)") == "0"
-    assert child.ask(LOOK.format(0)) == listed
-    assert child.ask("cuda.cuDevicePrimaryCtxRelease_v2(0)") == "0"
-    assert child.ask(LOOK.format(0)) == "[]"
-    assert child.ask("cuda.cuDevicePrimaryCtxRelease_v2(0)") == "201"
+    nvml.write(f"contexts {nvml.folder}\ngpu")
+    with nvml.child() as child:
+        start_cuda(child)
+        for _ in range(2):
+            child.run("cuda.cuDevicePrimaryCtxRetain(byref(c_void_p()), 0)")
+            assert listed(gpu(0)) == [(child.pid, 300)]
+        release = "cuda.cuDevicePrimaryCtxRelease_v2(0)"
+        assert child.run(release).value == 0
+        assert listed(gpu(0)) == [(child.pid, 300)]
+        assert child.run(release).value == 0
+        assert listed(gpu(0)) == []
+        assert child.run(release).value == 201
 
 
 # ---- building and running ------------------------------------------------------------------
@@ -713,13 +757,13 @@ def test_exports_are_those_of_the_libraries() -> None:
     """The names that the builder knows are exactly those that the libraries export."""
     if not shutil.which("nm"):
         pytest.skip("no nm here to read the libraries with")
-    found = set[str]()
+    names = set[str]()
     for soname in driver.LIBRARIES:
         listing = subprocess.check_output(
             ["nm", "-D", "--defined-only", str(driver.build() / soname)], text=True
         )
-        found |= {line.split()[-1] for line in listing.splitlines()}
-    assert found == driver.exports()
+        names |= {line.split()[-1] for line in listing.splitlines()}
+    assert names == driver.exports()
 
 
 def python(code: str, *arguments: str, **variables: str) -> str:
@@ -730,14 +774,12 @@ def python(code: str, *arguments: str, **variables: str) -> str:
 @pytest.mark.parametrize("soname", driver.LIBRARIES)
 def test_loaded_library_is_found_by_name(soname: str) -> None:
     """A library that was loaded by its path is found again by its name."""
-    code = """
-        import ctypes, os, sys
-        loaded = ctypes.CDLL(sys.argv[1])
-        print(ctypes.CDLL(sys.argv[2], os.RTLD_NOLOAD)._handle == loaded._handle)
-    """
-    assert python(code, str(driver.build() / soname), soname) == "True\n"
+    driver.load()
+    loaded = ctypes.CDLL(str(driver.build() / soname))
+    assert ctypes.CDLL(soname, os.RTLD_NOLOAD)._handle == loaded._handle
 
 
+@pytest.mark.full
 def test_several_may_build_at_once(tmp_path: Path) -> None:
     """Builders that start together end with the same whole libraries, and leave nothing else."""
     code = """
@@ -755,6 +797,7 @@ def test_several_may_build_at_once(tmp_path: Path) -> None:
     assert {path.name for path in built.glob("*.so.1")} == set(driver.LIBRARIES)
 
 
+@pytest.mark.full
 def test_build_without_a_compiler_of_the_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -762,6 +805,7 @@ def test_build_without_a_compiler_of_the_system(
     if not importlib.util.find_spec("ziglang"):
         pytest.skip("ziglang is not installed")
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     built = driver.build(tmp_path / "cache", missing=["nvmlDeviceGetName"])
     code = """
         import ctypes
@@ -781,6 +825,7 @@ def run_driver(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.process
 def test_command_line() -> None:
     """A command runs on a scenario's machine; its exit status is its own."""
     result = run_driver("two", "--", "sh", "-c", "echo $STAND_IN_SCENARIO; exit 7")
@@ -788,13 +833,16 @@ def test_command_line() -> None:
     assert result.stdout == f"{driver.SCENARIOS / 'two.txt'}\n"
 
 
+@pytest.mark.process
 def test_command_line_lists_scenarios() -> None:
     """Without arguments the scenarios are listed, each with its first comment."""
-    assert run_driver().stdout == run_driver("--list").stdout
-    names = [line.split()[0] for line in run_driver().stdout.splitlines()]
-    assert names == sorted(path.stem for path in driver.SCENARIOS.glob("*.txt"))
+    listing = run_driver().stdout
+    assert listing == run_driver("--list").stdout
+    assert [line.split()[0] for line in listing.splitlines()] == SCENARIOS
+    assert "Two GTX 1050 Ti, both idle." in listing
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -811,16 +859,20 @@ def test_command_line_mistakes(arguments: list[str], message: str) -> None:
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in driver.SCENARIOS.glob("*.txt")))
-def test_scenarios_are_valid(machine: Machine, name: str) -> None:
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_scenarios_are_valid(here: Here, scenario: str) -> None:
     """Every scenario at hand can be read."""
-    assert int(machine.be(scenario(name)).nvml().ask("nvmlDeviceGetCount()")) > 0
+    here.use(scenario)
+    pynvml.nvmlInit()
+    assert pynvml.nvmlDeviceGetCount() > 0
+    pynvml.nvmlShutdown()
 
 
 def other_tool(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
+@pytest.mark.full
 @pytest.mark.needs("benchmarks")
 def test_gpustat_sees_the_machine() -> None:
     """Gpustat shows the processes, and a lost card as one."""
@@ -832,6 +884,7 @@ def test_gpustat_sees_the_machine() -> None:
     assert "GPU is lost" in lost.stdout
 
 
+@pytest.mark.full
 @pytest.mark.needs("benchmarks")
 def test_nvitop_sees_the_machine() -> None:
     """Nvitop shows GPUs, instances and processes without a complaint."""

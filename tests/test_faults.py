@@ -1,12 +1,15 @@
 """A fault matrix: every driver function that a reservation calls x every error code there is.
 
 Generated: the functions come from the stand-in driver's log of each kind of reservation, the codes
-from the bindings. One child process works through a whole matrix, as the stand-in driver reads its
-scenario again at every call.
+from the bindings. All of it happens in the test process, as the stand-in driver reads its scenario
+again at every call. A sample of the kinds and codes is tried at every run, all of them with
+`pytest -m full`.
 """
 
 from __future__ import annotations
 
+import os
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,13 +17,15 @@ from typing import TYPE_CHECKING
 import pynvml
 import pytest
 
-from tests.machine import Machine
+import reserve_gpu
+from tests import driver
+from tests.here import Here
+from tests.reserving import refused, variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
-
-    from tests.machine import Child
+    from typing import Any
 
     Fault = tuple[tuple[str, ...], str, int]  # functions, where (`0`, `0:0`, `*`), code
 
@@ -94,7 +99,7 @@ class Kind:
     considers: those that a failure must speak of. needs: functions that the choice rests on.
     """
 
-    arguments: str = ""
+    wishes: dict[str, Any] = field(default_factory=dict)
     scenario: str = WHOLE
     serves: str = "0"
     may: str = "03"
@@ -104,7 +109,10 @@ class Kind:
     environ: dict[str, str] = field(default_factory=dict)
 
     def labels(self, numbers: str) -> list[str]:
-        return [f"GPU{number}{':0' if self.instances else ''}" for number in numbers]
+        return [f"GPU{number}" for number in self.numbers(numbers)]
+
+    def numbers(self, numbers: str) -> list[str]:
+        return [f"{number}:0" if self.instances else number for number in numbers]
 
 
 UUIDS = {"CUDA_VISIBLE_DEVICES": "GPU-d,GPU-c,GPU-b,GPU-a"}
@@ -112,54 +120,25 @@ SEVERAL = "driver 570.86.15\n"  # the first that allow several instances in a pr
 
 KINDS = {
     "any": Kind(),
-    "two": Kind("count=2", serves="03"),
+    "two": Kind({"count": 2}, serves="03"),
     "filtered": Kind(
-        "min_memory='30GB', name='a100', exclude='1'", considers="023", needs=("nvmlDeviceGetName",)
+        {"min_memory": "30GB", "name": "a100", "exclude": "1"},
+        considers="023",
+        needs=("nvmlDeviceGetName",),
     ),
-    "index": Kind("'0'", may="0", considers="0"),
-    "uuid": Kind("'GPU-a'", may="0", considers="0"),
-    "share": Kind("share=True", may="0123"),
+    "index": Kind({"devices": "0"}, may="0", considers="0"),
+    "uuid": Kind({"devices": "GPU-a"}, may="0", considers="0"),
+    "share": Kind({"share": True}),
     "nothing free": Kind(scenario=FULL, serves="", may=""),
     "old driver": Kind(scenario=OLD + WHOLE),
-    "fence": Kind(environ=UUIDS),
+    "limit": Kind(environ=UUIDS),
     "instance": Kind(scenario=MIG, instances=True),
-    "two instances": Kind("count=2", SEVERAL + MIG, serves="03", instances=True),
+    "two instances": Kind({"count": 2}, SEVERAL + MIG, serves="03", instances=True),
 }
-
-# Runs one reservation after the other, each with its own faults.
-RUN = """
-import warnings
-import pynvml
-
-def variables():
-    return {k: v for k, v in os.environ.items() if k.startswith("CUDA_")}
-
-def tell(text, arguments):
-    with open(scenario + ".new", "w") as draft:
-        draft.write(text)
-    os.replace(scenario + ".new", scenario)
-    before = variables()
-    told = {"devices": [], "error": "", "text": ""}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", reserve_gpu.ReserveGPUWarning)
-        try:
-            found = eval(f"reserve_gpu.reserve({arguments})")
-            told["devices"] = [device.label for device in found.devices]
-        except BaseException as error:
-            ours = isinstance(error, reserve_gpu.ReserveGPUError)
-            told |= {"error": type(error).__name__, "text": str(error), "ours": ours}
-    told["visible"] = os.environ.get("CUDA_VISIBLE_DEVICES")
-    told["changed"] = before != variables()
-    reserve_gpu.release()
-    told["restored"] = before == variables()
-    return told
-"""
-TEXTS = """
-pynvml.nvmlInit()
-texts = [str(pynvml.NVMLError(code)).rstrip(".") for code in {}]
-pynvml.nvmlShutdown()
-texts
-"""
+# What is tried at every run: kinds that between them call every function, and codes that mean
+# different things.
+SAMPLE = ("any", "two instances")
+SAMPLE_CODES = [NOT_SUPPORTED, 15, 999]
 
 
 @dataclass(frozen=True)
@@ -196,80 +175,115 @@ class Case:
         """Whether the message gives this error, or that function, as the cause for the device."""
         lines = [x for line in self.text.splitlines() for x in line.split("; ") if label in x]
         named = [function.removesuffix("_v2").removesuffix("_v3") for function in self.functions]
-        answers = [said for name, code, said in ANSWERS if name in named and code == self.code]
+        answers = [words for name, code, words in ANSWERS if name in named and code == self.code]
         answers += ["without a name"] if "nvmlDeviceGetName" in named else []
         return any(cause in line for line in lines for cause in [error, *named, *answers])
 
 
 class Bench:
-    """A machine for one kind of reservation, and a process that makes one after the other."""
+    """A machine on which one kind of reservation is made again and again."""
 
-    def __init__(self, machine: Machine, kind: Kind, child: Child) -> None:
-        self.machine, self.kind, self.child = machine, kind, child
-        assert not child.run(f"scenario = {str(machine.scenario)!r}\n{RUN}").error
-        self.errors = dict(zip(CODES, child.run(TEXTS.format(CODES)).value, strict=True))
+    def __init__(self, here: Here, kind: Kind) -> None:
+        self._here, self.kind = here, kind
 
-    def run(self, faults: Iterable[Fault]) -> list[Case]:
-        """Make a reservation under each of the faults."""
-        faults = list(faults)
-        texts = [
-            self.kind.scenario + "".join(f"fail {f} {where} {code}\n" for f in functions)
-            for functions, where, code in faults
-        ]
-        arguments = self.kind.arguments
-        answer = self.child.run(f"[tell(text, {arguments!r}) for text in {texts!r}]")
-        assert not answer.error, answer.text
-        return [Case(*fault, **told) for fault, told in zip(faults, answer.value, strict=True)]
+    def run(self, fault: Fault = NO_FAULT) -> Case:
+        """Make a reservation under the fault, and release it."""
+        functions, where, code = fault
+        fails = "".join(f"fail {function} {where} {code}\n" for function in functions)
+        self._here.write(self.kind.scenario + fails)
+        before = variables()
+        devices, error, text, ours = [], "", "", True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", reserve_gpu.ReserveGPUWarning)
+            try:
+                reservation = reserve_gpu.reserve(**self.kind.wishes)
+                devices = [device.label for device in reservation.devices]
+            except Exception as raised:
+                ours = isinstance(raised, reserve_gpu.ReserveGPUError)
+                error, text = type(raised).__name__, str(raised)
+        visible, is_changed = os.environ.get("CUDA_VISIBLE_DEVICES"), before != variables()
+        reserve_gpu.release()
+        if functions == ("nvmlShutdown",) and code:  # what failed once is done after it
+            self._here.write(self.kind.scenario)
+            assert driver.load().nvmlShutdown() == 0
+        return Case(*fault, devices, error, text, visible, is_changed, before == variables(), ours)
 
     def asked(self) -> dict[str, set[str]]:
         """The functions that such a reservation calls, each with the devices that it is about.
 
         No log is written after this one: it would take as long as the rest.
         """
-        self.run([NO_FAULT])
-        self.child.run("del os.environ['STAND_IN_LOG']")
+        self.run()
+        del os.environ["STAND_IN_LOG"]
         asked: dict[str, set[str]] = {}
-        for line in self.machine.log.read_text().splitlines():
-            pid, function, *where = line.split()
-            if pid == str(self.child.pid) and function.startswith("nvml"):
-                asked.setdefault(function, set()).update(where)
+        for call in self._here.calls():
+            function, *where = call.split()
+            asked.setdefault(function, set()).update(where)
         return asked
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Every function x every code x one device and all, for one kind of reservation."""
+    """Every function x the codes x one device and all, for one kind of reservation.
+
+    plain: what it comes to without a fault. asked: the functions, each with its devices.
+    errors: what the driver calls each code.
+    """
 
     kind: Kind
-    bench: Bench
+    codes: list[int]
+    plain: Case
     asked: dict[str, set[str]]
+    errors: dict[int, str]
     cases: list[Case]
 
 
 @contextmanager
 def bench_of(folder: Path, kind: Kind) -> Iterator[Bench]:
-    machine = Machine(folder)
-    machine.write(kind.scenario)
-    with machine.child() as neighbour, machine.child(**kind.environ) as child:
-        assert not neighbour.reserve(f"'{kind.labels('2')[0]}'").error
-        yield Bench(machine, kind, child)
+    with Here(folder) as here:
+        here.write(kind.scenario)
+        os.environ.update(kind.environ)
+        (neighbours,) = kind.numbers("2")
+        with here.rival(neighbours):
+            yield Bench(here, kind)
 
 
-@pytest.fixture(params=KINDS, scope="module")
-def matrix(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Matrix]:
-    kind = KINDS[request.param]
+def texts(codes: Iterable[int]) -> dict[int, str]:
+    """What the driver calls each error."""
+    pynvml.nvmlInit()
+    try:
+        return {code: str(pynvml.NVMLError(code)).rstrip(".") for code in codes}
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def of_kind(name: str, codes: list[int], *marks: pytest.MarkDecorator) -> Any:
+    """A matrix to try; all of its tests run in one process, as making it is what takes time."""
+    group = pytest.mark.xdist_group(f"faults {name} {len(codes)}")
+    label = name if codes == CODES else f"{name}, sample"
+    return pytest.param((KINDS[name], codes), marks=[group, *marks], id=label)
+
+
+@pytest.fixture(
+    params=[
+        *(of_kind(name, SAMPLE_CODES) for name in SAMPLE),
+        *(of_kind(name, CODES, pytest.mark.full) for name in KINDS),
+    ],
+    scope="module",
+)
+def matrix(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Matrix:
+    kind, codes = request.param
     with bench_of(tmp_path_factory.mktemp("faults"), kind) as bench:
         asked = bench.asked()
         faults = [
             ((function,), where, code)
             for function, places in asked.items()
             for where in sorted({"*"} | places & {"0", "0:0"})
-            for code in CODES
+            for code in codes
             if (function, code) not in UNTRUE or not kind.instances
         ]
-        yield Matrix(kind, bench, asked, bench.run(faults))
+        cases = [bench.run(fault) for fault in faults]
+        return Matrix(kind, codes, bench.run(), asked, texts(codes), cases)
 
 
 def check(cases: Iterable[Case], is_right: Callable[[Case], bool]) -> None:
@@ -282,8 +296,7 @@ def check(cases: Iterable[Case], is_right: Callable[[Case], bool]) -> None:
 
 def test_matrix_means_something(matrix: Matrix) -> None:
     """Without a fault it is given what it should, and it asks for what makes and tells a device."""
-    (plain,) = matrix.bench.run([NO_FAULT])
-    assert plain.devices == matrix.kind.labels(matrix.kind.serves)
+    assert matrix.plain.devices == matrix.kind.labels(matrix.kind.serves)
     assert set(matrix.asked) >= {
         "nvmlInitWithFlags", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"
     }  # fmt: skip
@@ -338,11 +351,11 @@ def test_what_is_not_offered_costs_nothing(matrix: Matrix) -> None:
 
 def test_messages(matrix: Matrix) -> None:
     """A failure names each device that was considered, and the cause where it is a fault."""
-    kind, bench = matrix.kind, matrix.bench
+    kind = matrix.kind
     considered = [f"GPU{number}" for number in kind.considers]
 
     def is_right(case: Case) -> bool:
-        error = bench.errors[case.code]
+        error = matrix.errors[case.code]
         if case.error in ("DriverError", "NoDriverError"):
             return error in case.text
         return all(label in case.text for label in considered) and (
@@ -375,32 +388,31 @@ def test_driver_errors(matrix: Matrix) -> None:
         for case in matrix.cases
         if case.where == "*" and case.functions[0] in ("nvmlInitWithFlags", "nvmlDeviceGetCount_v2")
     ]
-    assert len(cases) == 2 * len(CODES)
+    assert len(cases) == 2 * len(matrix.codes)
     check(cases, is_right)
 
 
-def test_unreadable_is_not_idle(tmp_path: Path) -> None:
+def unreadable(asked: Iterable[str]) -> tuple[str, ...]:
+    functions = (*asked, "nvmlDeviceGetMemoryInfo")
+    return tuple(name for name in functions if any(reading in name for reading in READINGS))
+
+
+@pytest.mark.parametrize("codes", [SAMPLE_CODES, pytest.param(CODES, marks=pytest.mark.full)])
+def test_unreadable_is_not_idle(tmp_path: Path, codes: list[int]) -> None:
     """With neither memory nor processes readable a device is not given, but the next one is."""
     with bench_of(tmp_path, KINDS["any"]) as bench:
-        readings = tuple(f for f in (*bench.asked(), "nvmlDeviceGetMemoryInfo") if is_reading(f))
-        cases = bench.run((readings, where, code) for where in "0*" for code in CODES)
-        check(cases[: len(CODES)], lambda case: case.devices == ["GPU3"])
-        check(cases[len(CODES) :], lambda case: case.error == "NoFreeDeviceError")
+        readings = unreadable(bench.asked())
+        of_first, of_all = ([bench.run((readings, where, c)) for c in codes] for where in "0*")
+    check(of_first, lambda case: case.devices == ["GPU3"])
+    check(of_all, lambda case: case.error == "NoFreeDeviceError")
 
 
-def is_reading(function: str) -> bool:
-    return any(reading in function for reading in READINGS)
-
-
-def test_no_count(machine: Machine) -> None:
+def test_no_count(here: Here) -> None:
     """A driver without a GPU, and one that counts more than it lets us open, are told apart."""
-    with machine.child() as child:
-        machine.write("count 0\n")
-        none = child.reserve()
-        assert none.error == "DriverError"
-        assert "no GPU" in none.text
-        machine.write(f"count 3\n{GPU.format('a')}{BUSY.format(9000)}")
-        more = child.reserve()
-        assert more.error == "NoFreeDeviceError"
-        for label in ("GPU0: busy", "GPU1: Insufficient Permissions", "GPU2: Insufficient"):
-            assert label in more.text
+    here.write("count 0\n")
+    with pytest.raises(reserve_gpu.DriverError, match="no GPU"):
+        reserve_gpu.reserve()
+    here.write(f"count 3\n{GPU.format('a')}{BUSY.format(9000)}")
+    text = refused()
+    for label in ("GPU0: busy", "GPU1: Insufficient Permissions", "GPU2: Insufficient"):
+        assert label in text

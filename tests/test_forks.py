@@ -255,7 +255,7 @@ def test_a_forked_child_can_reserve_for_itself(machine: Machine) -> None:
 
 WHILE_RESERVING = """
 import signal, threading
-from reserve_gpu.locks import LockDirectory
+from reserve_gpu.locks.directory import LockDirectory
 stop = threading.Event()
 def lock_and_release():
     with LockDirectory() as directory:
@@ -301,7 +301,7 @@ def test_a_fork_in_one_thread_while_another_locks(machine: Machine) -> None:
 # The interpreter calls the hook when the new file is open and nobody has taken note of that.
 FORK_AT_THE_WORST_MOMENT = """
 import signal, threading
-from reserve_gpu.locks import LockDirectory
+from reserve_gpu.locks.directory import LockDirectory
 opened, forked, pids = threading.Event(), threading.Event(), []
 def hook(event, arguments):
     if event == "os.chmod" and arguments[1] == 0o666:

@@ -3,151 +3,149 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import platform
 import shutil
 import stat
 import subprocess
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reserve_gpu.errors import LockError
-from reserve_gpu.locks import MUTEX, LockDirectory
-from tests.machine import Child, Machine
+import reserve_gpu
+from reserve_gpu.errors import LockError, MutexHeldError
+from reserve_gpu.locks import descriptors
+from reserve_gpu.locks.directory import MUTEX, LockDirectory
+from reserve_gpu.locks.lock import Lock, kernel_device
+from reserve_gpu.model import State
+from tests.locked import (
+    OBSTACLES,
+    have,
+    held,
+    is_locked,
+    locked,
+    obstacles,
+    obstructed,
+    opened,
+    watched,
+)
+from tests.machine import TAKE_THE_MUTEX, Child, Machine
+from tests.reserving import got, of_gpu, refused, variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
+
+    from tests.here import Here
 
 UUIDS = [f"GPU-0000000{number}-0000-4000-8000-000000000000" for number in range(2)]
 SCENARIO = "\n".join(f"gpu\n  uuid {uuid}" for uuid in UUIDS)
 GPU0 = f"{UUIDS[0]}.lock"
-SHARED_GPU0 = f"{UUIDS[0]}.shared"
-PRECIOUS = b"years of work\n"
+SHARED = pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    """A machine with two idle GPUs of known UUIDs, and an empty lock directory."""
-    machine = Machine(tmp_path)
-    machine.write(SCENARIO)
-    machine.locks.mkdir()
-    machine.locks.chmod(0o1777)
-    return machine
+def two(here: Here) -> Here:
+    """Two idle GPUs of known UUIDs, and an empty lock directory; the test process is there."""
+    here.write(SCENARIO)
+    here.locks.mkdir()
+    here.locks.chmod(0o1777)
+    return here
 
 
-@pytest.fixture
-def precious(machine: Machine) -> Path:
-    path = machine.folder / "precious.txt"
-    path.write_bytes(PRECIOUS)
-    return path
+def modes(folder: Path) -> dict[str, int]:
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
 
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def inodes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_ino for path in folder.iterdir()}
 
 
 # -- what may stand in the place of a file --------------------------------------------------------
 
-# What stands in the place of a lock file, and how it comes there.
-OBSTACLES: dict[str, Callable[[Path], object]] = {
-    "link": lambda path: path.symlink_to("../precious.txt"),
-    "dangling link": lambda path: path.symlink_to("../nowhere"),
-    "link to itself": lambda path: path.symlink_to(path.name),
-    "second name of a file": lambda path: path.hardlink_to(path.parent.parent / "precious.txt"),
-    "directory": lambda path: path.mkdir(),
-    "pipe": os.mkfifo,
-    "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o666),
-    "device node": lambda path: os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3)),
-}
-obstacles = pytest.mark.parametrize(
-    "obstacle",
-    [pytest.param(o, marks=needs_root if o == "device node" else ()) for o in OBSTACLES],
-)
-
-
-@contextmanager
-def obstructed(machine: Machine, precious: Path, name: str, obstacle: str) -> Iterator[Path]:
-    """Have something else where that lock file should be; it and the precious file must survive."""
-    path = machine.locks / name
-    OBSTACLES[obstacle](path)
-    before = path.lstat()
-    yield path
-    after = path.lstat()
-    assert (after.st_mode, after.st_ino) == (before.st_mode, before.st_ino)
-    assert precious.read_bytes() == PRECIOUS
-    assert not precious.with_name("nowhere").exists()
-    path.rmdir() if obstacle == "directory" else path.unlink()
-
 
 @obstacles
-@pytest.mark.parametrize("name", [GPU0, SHARED_GPU0])
-def test_an_obstacle_in_place_of_a_lock_costs_that_gpu_alone(
-    machine: Machine, precious: Path, name: str, obstacle: str
-) -> None:
+def test_an_obstacle_in_place_of_a_lock_costs_that_gpu_alone(two: Here, obstacle: str) -> None:
     """What is no lock file is neither followed nor written; it is named, its GPU skipped."""
-    with obstructed(machine, precious, name, obstacle) as path, machine.child() as child:
-        assert child.reserve().value == "1"
-        assert child.run("reserve_gpu.release()").error is None
-        refused = child.reserve("0")
-    assert refused.error == "NoFreeDeviceError"
-    assert f"GPU0: unknown: {path} is " in refused.text or f"{path} can't be" in refused.text
-    assert "link" not in obstacle or "is a link" in refused.text
+    path = two.locks / GPU0
+    with obstructed(path, obstacle):
+        assert got() == "1"
+        reserve_gpu.release()
+        text = of_gpu(refused("0"))
+        (row, _) = reserve_gpu.status().rows
+    assert text.startswith((f"unknown: {path} is ", f"unknown: {path} can't be"))
+    assert "link" not in obstacle or "is a link" in text
+    assert row.state is State.UNKNOWN
+    assert str(path) in (row.reason or "")
 
 
 @obstacles
-def test_an_obstacle_in_place_of_the_mutex_is_an_error(
-    machine: Machine, precious: Path, obstacle: str
-) -> None:
+def test_an_obstacle_in_place_of_the_mutex_is_an_error(two: Here, obstacle: str) -> None:
     """What stands in place of the mutex stops a reservation, changes no variable, and is named."""
-    with obstructed(machine, precious, MUTEX, obstacle) as path, machine.child() as child:
-        refused = child.reserve()
-        assert child.visible() is None
-    assert refused.error == "LockError"
-    assert str(path) in refused.text
+    path = two.locks / MUTEX
+    with obstructed(path, obstacle), pytest.raises(LockError) as caught:
+        reserve_gpu.reserve()
+    assert str(path) in str(caught.value)
+    assert variables() == {}
 
 
-def test_the_magic_shows_no_traceback(machine: Machine, precious: Path) -> None:
+@pytest.mark.ipython
+@pytest.mark.parametrize(("name", "error"), [(GPU0, "NoFreeDeviceError"), (MUTEX, "LockError")])
+def test_the_magic_shows_no_traceback(two: Here, name: str, error: str) -> None:
     """In a notebook each obstacle in place of a lock or of the mutex is a short message."""
-    with machine.kernel() as kernel:
-        for obstacle in OBSTACLES:
-            if obstacle == "device node" and os.geteuid():
-                continue
-            for name, error in ((GPU0, "NoFreeDeviceError"), (MUTEX, "LockError")):
-                (machine.locks / name).unlink(missing_ok=True)
-                with obstructed(machine, precious, name, obstacle):
-                    cell = kernel.run("%reserve_gpu 0")
-                assert cell.error == error, f"{obstacle}: {cell.traceback}"
-                shown = "\n".join(cell.traceback)
-                assert "Traceback" not in shown
-                assert ".py" not in shown
+    shell = two.shell()
+    for obstacle in OBSTACLES:
+        if obstacle == "device node" and os.geteuid():
+            continue
+        with obstructed(two.locks / name, obstacle):
+            cell = shell.run("%reserve_gpu 0")
+        assert cell.error == error, f"{obstacle}: {cell.traceback}"
+        lines = "\n".join(cell.traceback)
+        assert "Traceback" not in lines
+        assert ".py" not in lines
 
 
-def test_files_are_for_all_whatever_the_umask(machine: Machine) -> None:
-    """Lock files have mode 0666 and the directory 1777, also where the umask is 077."""
-    machine.locks.rmdir()
-    with machine.child() as child:
-        child.run("os.umask(0o077)")
-        assert child.reserve("count=2").value == "0,1"
-    assert stat.S_IMODE(machine.locks.stat().st_mode) == 0o1777
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in machine.locks.iterdir()}
-    assert modes == dict.fromkeys((MUTEX, *(f"{uuid}.lock" for uuid in UUIDS)), 0o666)
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o777], ids=oct)
+def test_files_are_for_all_whatever_the_umask(two: Here, umask: int) -> None:
+    """Lock files have mode 0666 and the directory 1777, sharers' 0644, whatever the umask."""
+    two.locks.rmdir()
+    before = os.umask(umask)
+    try:
+        assert got(count=2) == "0,1"
+        assert got("0", share=True) == "0"
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(two.locks.stat().st_mode) == 0o1777
+    own = f"{UUIDS[0]}.share-{os.geteuid()}-0.lock"
+    all_ = dict.fromkeys((MUTEX, *(f"{uuid}.lock" for uuid in UUIDS)), 0o666)
+    assert modes(two.locks) == {**all_, own: 0o644}
 
 
-def test_files_are_never_deleted(machine: Machine) -> None:
-    """The files of a lock and of the mutex stay the same through release, death and reservation."""
-    with machine.child() as child:
-        child.reserve()
-        before = {path.name: path.stat().st_ino for path in machine.locks.iterdir()}
-        child.run("reserve_gpu.release()")
-        child.reserve()
-    with machine.child() as child:
-        child.reserve()
-        after = {path.name: path.stat().st_ino for path in machine.locks.iterdir()}
-    assert before == after
+def test_files_are_never_deleted(two: Here) -> None:
+    """The files of a lock and of the mutex stay the same through release and reservation."""
+    reserve_gpu.reserve()
+    before = inodes(two.locks)
+    for _ in range(2):
+        reserve_gpu.release()
+        assert inodes(two.locks) == before
+        reserve_gpu.reserve()
+        assert inodes(two.locks) == before
+
+
+@pytest.mark.process
+def test_the_file_of_a_killed_holder_is_used_again(two: Here) -> None:
+    """What a holder that was killed has left is taken by the next one, under the same name."""
+    with two.child() as child:
+        assert child.reserve().value == "0"
+        before = inodes(two.locks)
+        assert held(two) == [0]
+    assert held(two) == []
+    assert (two.locks / GPU0).read_bytes()  # who it was is still written there
+    assert got() == "0"
+    assert inodes(two.locks) == before
 
 
 # -- the directory --------------------------------------------------------------------------------
@@ -160,91 +158,210 @@ def link_to_elsewhere(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "says"),
     [
-        pytest.param(link_to_elsewhere, id="link"),
-        pytest.param(lambda path: path.symlink_to("nowhere"), id="dangling link"),
-        pytest.param(lambda path: path.write_bytes(PRECIOUS), id="file"),
-        pytest.param(os.mkfifo, id="pipe"),
-        pytest.param(lambda path: path.parent.rmdir(), id="no parent"),
+        pytest.param(link_to_elsewhere, "is a link or no directory", id="link"),
+        pytest.param(lambda path: path.symlink_to("no"), "is a link", id="dangling link"),
+        pytest.param(lambda path: path.write_bytes(b"years"), "is a link or no", id="file"),
+        pytest.param(os.mkfifo, "is a link or no directory", id="pipe"),
+        pytest.param(lambda path: path.parent.rmdir(), "No such file", id="no parent"),
     ],
 )
 def test_a_lock_directory_that_is_none_is_an_error(
-    machine: Machine, make: Callable[[Path], object]
+    here: Here, make: Callable[[Path], object], says: str
 ) -> None:
     """What is no directory, or a link to one, is left as it is; it and the way out are named."""
-    parent = machine.folder / "parent"
+    parent = here.folder / "parent"
     parent.mkdir()
     path = parent / "locks"
     make(path)
-    before = [(p.name, p.lstat().st_mode, p.lstat().st_size) for p in machine.folder.rglob("*")]
-    done = machine.ipython("%reserve_gpu", RESERVE_GPU_LOCK_DIR=str(path))
-    after = [(p.name, p.lstat().st_mode, p.lstat().st_size) for p in machine.folder.rglob("*")]
-    shown = done.stdout + done.stderr
-    assert done.returncode == 1
-    assert str(path) in shown
-    assert "RESERVE_GPU_LOCK_DIR" in shown
-    assert "Traceback" not in shown
-    known = {name for name, _, _ in before} - {"calls.log", "home"}
-    assert [a for a in after if a[0] in known] == [b for b in before if b[0] in known]
+    os.environ["RESERVE_GPU_LOCK_DIR"] = str(path)
+    before = everything(parent)
+    with pytest.raises(LockError) as caught:
+        reserve_gpu.reserve()
+    assert everything(parent) == before
+    assert variables() == {}
+    text = str(caught.value)
+    assert str(path) in text
+    assert says in text
+    assert "Set RESERVE_GPU_LOCK_DIR to" in text
+    assert (reserve_gpu.status().problem or "") == text
 
 
-@contextmanager
-def mounted(machine: Machine, script: str) -> Iterator[Child]:
-    """A child that alone sees what the script mounts; $L in it is the lock directory."""
+def everything(folder: Path) -> list[tuple[str, int, int]]:
+    return [(p.name, p.lstat().st_mode, p.lstat().st_size) for p in sorted(folder.rglob("*"))]
+
+
+def test_a_directory_where_anybody_can_delete_is_an_error(two: Here) -> None:
+    """A directory open to all, without the sticky bit, is refused; how to mend it is said."""
+    two.locks.chmod(0o777)
+    with pytest.raises(LockError, match=f"anybody can delete .* chmod 1777 {two.locks}"):
+        reserve_gpu.reserve()
+    assert modes(two.locks) == {}
+    two.locks.chmod(0o1777)
+    assert got() == "0"
+
+
+def test_a_private_directory_stays_private(here: Here) -> None:
+    """A directory that was made for another purpose serves as it is: its mode is not changed."""
+    private = here.folder / "private"
+    private.mkdir(mode=0o700)
+    os.environ["RESERVE_GPU_LOCK_DIR"] = str(private)
+    assert got() == "0"
+    assert private.stat().st_mode & 0o7777 == 0o700
+
+
+def test_a_relative_directory_is_refused(here: Here) -> None:
+    """A relative lock directory, another one in every working directory, is an error."""
+    os.environ["RESERVE_GPU_LOCK_DIR"] = "somewhere"
+    with pytest.raises(LockError, match="'somewhere' must be an absolute path"):
+        reserve_gpu.reserve()
+    assert not (here.folder / "somewhere").exists()
+
+
+def test_the_home_directory_is_understood(here: Here) -> None:
+    """`~` stands for the home directory, and two spellings of a path mean one directory."""
+    os.environ["RESERVE_GPU_LOCK_DIR"] = "~/locks/../locks//"
+    assert got() == "0"
+    os.environ["RESERVE_GPU_LOCK_DIR"] = str(here.home / "locks")
+    assert got(count=2) == "0,1"  # what is held there counts as held
+
+
+def test_a_name_can_not_leave_the_directory(tmp_path: Path) -> None:
+    """A UUID that is none, from whatever driver, names no file outside of the lock directory."""
+    with LockDirectory(str(tmp_path / "locks")) as directory:
+        for name in ("../a.lock", "/a.lock", ".lock", "a/b.lock"):
+            with pytest.raises(LockError, match="name"):
+                directory.acquire(name)
+        with directory.mutex(), pytest.raises(LockError, match="name"):
+            directory.take("../../a", share=False)
+    assert not list(tmp_path.parent.rglob("*a.lock"))
+
+
+@pytest.mark.full
+def test_a_lock_directory_removed_before_the_lock(tmp_path: Path) -> None:
+    """A directory that disappears once it is open is an error, not a lock that nobody sees."""
+    path = tmp_path / "locks"
+    with LockDirectory(str(path)) as directory:
+        path.rmdir()
+        with pytest.raises(LockError, match="locks"):
+            directory.acquire("a.lock")
+
+
+# -- file systems ---------------------------------------------------------------------------------
+
+MOUNTS = {
+    "ro": "-o size=1m,mode=1777",
+    "used": "-o size=1m,mode=1777",
+    "full": "-o size=8k,mode=1777",
+    "inodes": "-o nr_inodes=1,mode=1777",
+    "lower": "-o mode=0755",
+    "upper": "-o mode=0755",
+}
+
+
+def needs_mounts() -> None:
     if os.geteuid() or subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
         pytest.skip("mounts need root, and a system that allows them")
-    script = f'L="{machine.locks}"; set -e; {script}\nexec "$@"'
-    child = Child(machine.environ(), machine.folder, "unshare", "--mount", "sh", "-c", script, "sh")
+
+
+@pytest.fixture(scope="module")
+def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    """A child that alone sees some file systems, in the folders of MOUNTS."""
+    needs_mounts()
+    machine = Machine(tmp_path_factory.mktemp("mounted"))
+    machine.write(SCENARIO)
+    lines = [f"mkdir {name}; mount -t tmpfs {how} none {name}" for name, how in MOUNTS.items()]
+    files = " ".join(f"used/{name}.lock" for name in (*UUIDS, "mutex"))
+    lines += [
+        f"touch {files}; chmod 666 {files}",
+        "mount -o remount,ro ro; mount -o remount,ro used; head -c 8192 /dev/zero >full/full",
+        "mkdir lower/l upper/u upper/w overlay",
+        (
+            "mount -t overlay -o lowerdir=lower/l,upperdir=upper/u,workdir=upper/w,xino=off none "
+            "overlay || touch no-overlay"
+        ),
+    ]
+    script = "\n".join(["set -e", *lines, 'exec "$@"'])
+    prefix = ("unshare", "--mount", "sh", "-c", script, "sh")
+    child = Child(machine.environ(), machine.folder, *prefix)
     try:
         yield child
     finally:
         child.kill()
 
 
-READ_ONLY = 'mount --bind "$L" "$L"; mount -o remount,bind,ro "$L"'
+@contextmanager
+def locks_in(child: Child, name: str) -> Iterator[None]:
+    """Have the child use a folder for its locks."""
+    child.run(f"os.environ['RESERVE_GPU_LOCK_DIR'] = os.path.abspath({name!r})")
+    yield
+    assert child.run("reserve_gpu.release()").error is None
 
 
-@pytest.mark.parametrize("files", ["no files", "lock files"])
-def test_a_read_only_lock_directory_is_an_error(machine: Machine, files: str) -> None:
-    """On a read-only file system nothing is reserved, and that is said."""
-    if files == "lock files":
-        with machine.child() as child:
-            assert child.reserve().value == "0"
-    with mounted(machine, READ_ONLY) as child:
-        refused = child.reserve()
-        assert child.visible() is None
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("folder", "code"), [("ro", errno.EROFS), ("used", errno.EROFS), ("inodes", errno.ENOSPC)]
+)
+def test_a_directory_that_takes_no_lock_is_an_error(mounted: Child, folder: str, code: int) -> None:
+    """On a read-only file system, or where no file can be made, nothing is reserved; it is said."""
+    with locks_in(mounted, folder):
+        refused = mounted.reserve()
+        assert mounted.visible() is None
     assert refused.error == "LockError"
-    assert str(machine.locks) in refused.text
-    assert os.strerror(errno.EROFS) in refused.text
+    assert f"/{folder}" in refused.text
+    assert os.strerror(code) in refused.text
 
 
-def test_a_full_lock_directory_loses_the_record_not_the_lock(machine: Machine) -> None:
+@pytest.mark.process
+def test_a_full_lock_directory_loses_the_record_not_the_lock(mounted: Child) -> None:
     """Where no byte more can be written the lock holds, and the kernel names the holder."""
-    fill = 'mount -t tmpfs -o size=8k,mode=1777 none "$L"; head -c 8192 /dev/zero >"$L/full"'
-    with mounted(machine, fill) as child:
-        assert child.reserve().value == "0"
-        other = (
-            "import subprocess; subprocess.run([sys.executable, '-c', "
-            "'import reserve_gpu; reserve_gpu.reserve(0)'], stderr=subprocess.PIPE, text=True, "
-            "env={k: v for k, v in os.environ.items() if not k.startswith('CUDA')}).stderr"
-        )
-        told = child.run(other).value
-        assert "NoFreeDeviceError" in told
-        assert f"pid {child.pid}" in told
-        assert child.run("reserve_gpu.release()").error is None
+    ask = (
+        "import subprocess; subprocess.run([sys.executable, '-c', "
+        "'import reserve_gpu; reserve_gpu.reserve(0)'], stderr=subprocess.PIPE, text=True, "
+        "env={k: v for k, v in os.environ.items() if not k.startswith('CUDA')}).stderr"
+    )
+    with locks_in(mounted, "full"):
+        assert mounted.reserve().value == "0"
+        text = mounted.run(ask).value
+    assert "NoFreeDeviceError" in text
+    assert f"pid {mounted.pid}" in text
 
 
-def test_a_directory_that_takes_no_file_more_is_an_error(machine: Machine) -> None:
-    """Where no lock file can be made nothing is reserved, and the cause is named."""
-    with mounted(machine, 'mount -t tmpfs -o nr_inodes=1,mode=1777 none "$L"') as child:
-        refused = child.reserve()
-    assert refused.error == "LockError"
-    assert os.strerror(errno.ENOSPC) in refused.text
+@pytest.mark.process
+def test_where_stat_and_the_list_of_locks_differ(mounted: Child) -> None:
+    """On a file system that the kernel's list calls by another number a holder is named as well."""
+    if mounted.run("os.path.exists('no-overlay')").value:
+        pytest.skip("this system allows no overlay")
+    look = """
+from reserve_gpu.locks.directory import LockDirectory, lock_name
+from reserve_gpu.locks.lock import kernel_device
+with LockDirectory() as directory, directory.mutex():
+    holders = directory.holders_of(reserve_gpu.current().devices[0].uuid)
+    number = os.stat(directory.path + "/mutex.lock").st_dev
+    called = kernel_device(directory._mutex.descriptor)
+[[(h.pid, h.seen) for h in holders], called, f"{os.major(number):02x}:{os.minor(number):02x}"]
+"""
+    with locks_in(mounted, "overlay"):
+        for share in (False, True):
+            assert mounted.reserve(f"0, share={share}").value == "0"
+            holders, called, number = mounted.run(look).value
+            assert called != number
+            assert holders == [[mounted.pid, True]]
+
+
+def test_the_list_of_locks_calls_a_file_system(tmp_path: Path) -> None:
+    """What the kernel calls the file system of a locked file stands in its list of locks."""
+    with have(tmp_path / "a.lock") as descriptor:
+        device = kernel_device(descriptor)
+        expected = f" {os.getpid()} {device}:{os.fstat(descriptor).st_ino} "
+        assert expected in Path("/proc/locks").read_text()
+    with (tmp_path / "a.lock").open() as file:
+        assert kernel_device(file.fileno()) is None
 
 
 # A filter that lets the kernel answer flock(2) in this process as a file system without it does:
-# https://www.kernel.org/doc/html/latest/userspace-api/seccomp_filter.html
+# https://www.kernel.org/doc/html/latest/userspace-api/seccomp_filter.html. The last one counts.
 WITHOUT_FLOCK = """
 import ctypes, struct
 refuse, allow = (0x06, 0, 0, 0x50000 | {code}), (0x06, 0, 0, 0x7FFF0000)
@@ -257,141 +374,22 @@ prctl(38, 1, 0, 0, 0) or prctl(22, 2, program, 0, 0)
 FLOCK = {"x86_64": 73, "aarch64": 32}
 
 
+@pytest.mark.process
 @pytest.mark.skipif(platform.machine() not in FLOCK, reason="only on x86-64 and 64-bit ARM")
-@pytest.mark.parametrize("code", ["EOPNOTSUPP", "ENOLCK", "EINVAL", "ENOSYS"])
-def test_a_file_system_without_flock_is_an_error(machine: Machine, code: str) -> None:
+def test_a_file_system_without_flock_is_an_error(machine: Machine) -> None:
     """Where files can't be locked nothing is reserved, and the way out is named."""
     with machine.child() as child:
-        number = getattr(errno, code)
-        filtered = child.run(
-            WITHOUT_FLOCK.format(number=FLOCK[platform.machine()], code=number)
-        ).value
-        if filtered != 0:
-            pytest.skip("this system allows no seccomp filter")
-        refused = child.reserve()
-        assert child.visible() is None
-    assert refused.error == "LockError"
-    assert str(machine.locks) in refused.text
-    assert "RESERVE_GPU_LOCK_DIR" in refused.text
-
-
-def test_a_lock_directory_removed_under_the_holder(machine: Machine) -> None:
-    """The holder keeps what it has, and shows it again to others when its cell is run again."""
-    with machine.child() as holder, machine.child() as other:
-        assert holder.reserve().value == "0"
-        shutil.rmtree(machine.locks)
-        assert holder.run("reserve_gpu.current().devices[0].label").value == "GPU0"
-        assert holder.reserve().value == "0"
-        assert stat.S_IMODE(machine.locks.stat().st_mode) == 0o1777
-        refused = other.reserve("0")
-        assert refused.error == "NoFreeDeviceError"
-        assert f"pid {holder.pid}" in refused.text
-        holder.run("reserve_gpu.release()")
-        assert other.reserve("0").value == "0"
-
-
-@pytest.mark.parametrize("gone", ["file", "directory"])
-@pytest.mark.parametrize("share", [False, True], ids=["alone", "shared"])
-def test_a_deleted_lock_frees_nothing(machine: Machine, gone: str, *, share: bool) -> None:
-    """Without its lock file a GPU is still its holder's, for who asks and for who only looks."""
-    look = "[(r.state, [h.pid for h in r.holders]) for r in reserve_gpu.status().rows][0]"
-    with machine.child() as holder, machine.child() as other:
-        assert holder.reserve(f"0, share={share}").value == "0"
-        if gone == "file":
-            (path,) = machine.locks.glob("*.shared" if share else "GPU-*.lock")
-            path.unlink()
-        else:
-            shutil.rmtree(machine.locks)
-        assert other.run(look).value == ["reserved", [holder.pid]]
-        refused = other.reserve("0")
-        assert refused.error == "NoFreeDeviceError"
-        assert f"pid {holder.pid}" in refused.text
-        assert holder.reserve(f"0, share={share}").value == "0"
-        holder.run("reserve_gpu.release()")
-        assert other.reserve("0").value == "0"
-
-
-def test_a_file_locked_in_the_place_of_a_deleted_one(machine: Machine) -> None:
-    """Who asks again for a GPU whose new lock file another process keeps locked is told which."""
-    with machine.child() as holder, machine.child() as other:
-        assert holder.reserve("0").value == "0"
-        (path,) = machine.locks.glob("GPU-*.lock")
-        path.unlink()
-        other.run(
-            f"import fcntl; file = open({str(path)!r}, 'w'); os.chmod(file.fileno(), 0o666); "
-            "fcntl.flock(file, fcntl.LOCK_EX)"
-        )
-        told = holder.reserve("0")
-        assert told.error == "LockError"
-        assert f"pid {other.pid}" in told.text
-        assert holder.run("reserve_gpu.release()").error is None
-
-
-def test_where_there_are_no_such_sockets_the_file_decides(machine: Machine) -> None:
-    """In a network namespace of its own a process still sees who has the file locked."""
-    alone = ("unshare", "--net")
-    if os.geteuid() or subprocess.run([*alone, "true"], check=False).returncode:
-        pytest.skip("namespaces need root, and a system that allows them")
-    child = Child(machine.environ(), machine.folder, *alone)
-    try:
-        with machine.child() as holder:
-            assert holder.reserve("0").value == "0"
-            assert child.reserve("0").error == "NoFreeDeviceError"
-            assert child.reserve().value == "1"
-            assert holder.reserve("1").error == "NoFreeDeviceError"
-    finally:
-        child.kill()
-
-
-def test_a_lock_directory_removed_before_the_lock(tmp_path: Path) -> None:
-    """A directory that disappears once it is open is an error, not a lock that nobody sees."""
-    path = tmp_path / "locks"
-    with LockDirectory(str(path)) as directory:
-        path.rmdir()
-        with pytest.raises(LockError, match="locks"):
-            directory.acquire("a.lock")
-
-
-# The interpreter calls the hook before each flock(2): when a file is open and not yet locked.
-REPLACING = """
-import pathlib
-from reserve_gpu.locks import LockDirectory
-path, left = pathlib.Path(os.environ["RESERVE_GPU_LOCK_DIR"], "a.lock"), [{times}]
-def replace(event, arguments):
-    if event == "fcntl.flock" and left[0]:
-        left[0] -= 1
-        draft = path.with_name("draft")
-        draft.touch()
-        draft.replace(path)
-sys.addaudithook(replace)
-def acquire():
-    with LockDirectory() as directory:
-        return directory.acquire("a.lock")
-lock = acquire()
-"""
-
-
-def test_a_file_replaced_while_it_is_locked(machine: Machine) -> None:
-    """A lock is held on the file that others will find, though another was opened at first."""
-    with machine.child() as child:
-        assert child.run(REPLACING.format(times=3)).error is None
-        inode = (machine.locks / "a.lock").stat().st_ino
-        assert (child.pid, inode) in kernel_locks()
-
-
-def test_a_file_replaced_again_and_again_is_an_error(machine: Machine) -> None:
-    """Who can never lock the file that others find gives up and says so."""
-    with machine.child() as child:
-        refused = child.run(REPLACING.format(times=1 << 30))
-    assert refused.error == "LockError"
-    assert str(machine.locks / "a.lock") in refused.text
-
-
-def kernel_locks() -> set[tuple[int, int]]:
-    """Pid and inode of every flock on this machine."""
-    with open("/proc/locks", encoding="ascii") as lines:
-        fields = [line.split() for line in lines]
-    return {(int(f[4]), int(f[5].rpartition(":")[2])) for f in fields if f[1] == "FLOCK"}
+        for code in (errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL, errno.ENOSYS):
+            number = FLOCK[platform.machine()]
+            if child.run(WITHOUT_FLOCK.format(number=number, code=code)).value != 0:
+                pytest.skip("this system allows no seccomp filter")
+            refused = child.reserve()
+            assert child.visible() is None
+            assert refused.error == "LockError"
+            assert (
+                f"{machine.locks}/mutex.lock can't be locked: {os.strerror(code)}" in refused.text
+            )
+            assert "put the lock directory on a local one" in refused.text
 
 
 # Modes of /run/lock, /dev/shm and /tmp, and where the locks go.
@@ -403,44 +401,270 @@ PLACES = [
     ("0755 0755 0755", None),
 ]
 MOUNT = """
-import subprocess, reserve_gpu.locks, reserve_gpu.settings
-def mount(path, mode):
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode={mode}", "none", path], check=True)
-mount("/run", "0755")
+import subprocess
+import pynvml
+from reserve_gpu.locks.directory import LockDirectory, default_path
+for path in ("/run", "/dev/shm", "/tmp"):
+    subprocess.run(["mount", "-t", "tmpfs", "none", path], check=True)
 os.mkdir("/run/lock")
-for path, mode in zip(("/run/lock", "/dev/shm", "/tmp"), %r.split()): mount(path, mode)
+del os.environ["RESERVE_GPU_LOCK_DIR"]
+def at(modes):
+    for path, mode in zip(("/run/lock", "/dev/shm", "/tmp"), modes.split()):
+        os.chmod(path, int(mode, 8))
+    return default_path()
 """
 
 
-@pytest.mark.parametrize(("modes", "expected"), PLACES)
-def test_the_default_directory_is_where_all_may_write(
-    machine: Machine, modes: str, expected: str | None
-) -> None:
+@pytest.mark.process
+def test_the_default_directory_is_where_all_may_write(machine: Machine) -> None:
     """The first of the common places that is world-writable and sticky is taken, if one is."""
-    with mounted(machine, "") as child:
-        assert child.run(f"del os.environ['RESERVE_GPU_LOCK_DIR']{MOUNT % modes}").error is None
-        found = child.run("reserve_gpu.locks.default_path()")
-        assert found.value == expected
-        assert (found.error == "LockError") == (expected is None)
-        if expected is None:
-            assert "RESERVE_GPU_LOCK_DIR" in found.text
-        configured = (
-            "os.environ['RESERVE_GPU_LOCK_DIR'] = '/else'; reserve_gpu.locks.default_path()"
-        )
-        assert child.run(configured).value == "/else"
-
-
-def test_by_default_locks_are_in_a_common_place(machine: Machine) -> None:
-    """With nothing configured a reservation is in /run/lock, for everybody."""
-    with mounted(machine, "") as child:
-        child.run("import pynvml")
-        assert child.run(MOUNT % "1777 1777 0755").error is None
-        child.run("del os.environ['RESERVE_GPU_LOCK_DIR']")
-        assert child.run("os.listdir('/run/lock')").value == []
-        child.run("from reserve_gpu.locks import LockDirectory, default_path")
-        child.run("with LockDirectory(default_path()) as d: d.acquire('a.lock')")
+    needs_mounts()
+    child = Child(machine.environ(), machine.folder, "unshare", "--mount")
+    try:
+        assert child.run(MOUNT).error is None
+        for places, expected in PLACES:
+            answer = child.run(f"at({places!r})")
+            assert answer.value == expected
+            assert (answer.error == "LockError") == (expected is None)
+            assert expected or "RESERVE_GPU_LOCK_DIR" in answer.text
+        assert child.run("at('1777 1777 1777'); os.listdir('/run/lock')").value == []
+        child.run("with LockDirectory() as directory: directory.acquire('a.lock')")
         made = child.run("[oct(os.stat('/run/lock/reserve_gpu').st_mode), os.listdir('/run/lock')]")
-    assert made.value == ["0o41777", ["reserve_gpu"]]
+        assert made.value == ["0o41777", ["reserve_gpu"]]
+        configured = "os.environ['RESERVE_GPU_LOCK_DIR'] = '/else'; default_path()"
+        assert child.run(configured).value == "/else"
+    finally:
+        child.kill()
+
+
+# -- files that somebody deletes or replaces ------------------------------------------------------
+
+
+def the_file(here: Here, *, share: bool) -> Path:
+    """The file that the holder of GPU 0 has locked."""
+    return here.locks / (f"{UUIDS[0]}.share-{os.geteuid()}-0.lock" if share else GPU0)
+
+
+def replace(path: Path) -> None:
+    draft = path.with_name("draft")
+    draft.touch()
+    draft.replace(path)
+
+
+GONE: dict[str, Callable[[Path], object]] = {
+    "file": Path.unlink,
+    "renamed": lambda path: path.rename(path.with_name("old")),
+    "replaced": replace,
+    "directory": lambda path: shutil.rmtree(path.parent),
+}
+ANEW = "Somebody deleted or replaced {path}, the lock of GPU0. It is locked anew"
+
+
+@pytest.mark.parametrize("gone", GONE)
+@SHARED
+def test_a_deleted_lock_frees_nothing(two: Here, gone: str, *, share: bool) -> None:
+    """Whose lock file was deleted or replaced locks the new one at its next call, and says so."""
+    reservation = reserve_gpu.reserve("0", share=share, note="mine")
+    path = the_file(two, share=share)
+    GONE[gone](path)
+    with pytest.warns(reserve_gpu.ReserveGPUWarning) as caught:
+        assert reserve_gpu.reserve("0", share=share) is reservation
+    assert [str(warning.message) for warning in caught] == [
+        f"{ANEW.format(path=path)}, and GPU0 is still reserved for this kernel."
+    ]
+    assert is_locked(path)
+    assert json.loads(path.read_bytes())["note"] == "mine"
+    assert stat.S_IMODE(two.locks.stat().st_mode) == 0o1777
+    with pytest.raises(AssertionError), two.rival("0"):
+        pass
+    assert (reserve_gpu.current(), variables()["CUDA_VISIBLE_DEVICES"]) == (reservation, "0")
+    reserve_gpu.reserve("0", share=share)  # it is said once
+    reserve_gpu.release()
+    assert held(two) == []
+
+
+@pytest.mark.ipython
+@SHARED
+def test_a_deleted_lock_is_locked_anew_by_the_next_cell(two: Here, *, share: bool) -> None:
+    """At the end of any cell a lock whose file was deleted is locked anew, and a line says so."""
+    shell = two.shell()
+    shell.run(f"%reserve_gpu 0 {'--share' if share else ''}")
+    path = the_file(two, share=share)
+    with opened(MUTEX) as times:
+        assert shell.run("1").stdout == shell.run("1").stderr == ""
+    assert times == []  # as long as nothing is amiss nobody else is held up
+    path.unlink()
+    cell = shell.run("x = 1")
+    assert ANEW.format(path=path) in cell.stdout + cell.stderr
+    assert held(two) == [0]
+    cell = shell.run("x = 2")
+    assert cell.stdout + cell.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("then", "left"),
+    [({"devices": "0,1"}, [0, 1]), ({"devices": "0"}, [0]), ({"devices": "1"}, [1])],
+)
+def test_one_of_several_is_locked_anew(two: Here, then: dict[str, Any], left: list[int]) -> None:
+    """Of several locks the one whose file was deleted is taken anew, whatever is asked for next."""
+    reserve_gpu.reserve("0,1")
+    two_inode = (two.locks / f"{UUIDS[1]}.lock").stat().st_ino
+    (two.locks / GPU0).unlink()
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="the lock of GPU0") as caught:
+        reserve_gpu.reserve(**then)
+    assert len(caught) == 1
+    assert held(two) == left
+    assert (two.locks / f"{UUIDS[1]}.lock").stat().st_ino == two_inode
+
+
+def test_asking_for_more_locks_anew_as_well(two: Here) -> None:
+    """Who asks for one more GPU keeps the first, also where its lock file was deleted."""
+    reserve_gpu.reserve("0")
+    (two.locks / GPU0).unlink()
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="the lock of GPU0"):
+        assert got("0,1") == "0,1"
+    assert held(two) == [0, 1]
+
+
+@SHARED
+@pytest.mark.parametrize("other", ["holder", "sharer", "stranger"])
+def test_what_another_has_locked_meanwhile_is_lost(two: Here, other: str, *, share: bool) -> None:
+    """Who has the new file of a deleted lock has the GPU: its old holder is told who that is."""
+    if share and other == "sharer":
+        pytest.skip("they share it")
+    reservation = reserve_gpu.reserve("0", share=share)
+    before = variables()
+    path = the_file(two, share=share)
+    path.unlink()
+    whole = two.locks / GPU0
+    taken = have(whole) if other == "stranger" else two.rival("0", share=other == "sharer")
+    with taken:
+        for devices in (None, "0", "0,1"):
+            with pytest.raises(LockError) as caught:
+                reserve_gpu.reserve(devices, share=share)
+            text = str(caught.value)
+            assert f"Somebody deleted {path}, the lock of GPU0, and the device is now" in text
+            assert f"(pid {os.getpid()})" in text
+            assert variables() == before
+        assert reserve_gpu.current() is reservation
+        reservation.release()
+        assert held(two) == [0]
+    assert held(two) == []
+
+
+@pytest.mark.ipython
+def test_a_lost_lock_is_said_after_a_cell(two: Here) -> None:
+    """Whose lock another process has by now is told at the end of the next cell."""
+    shell = two.shell()
+    shell.run("%reserve_gpu 0")
+    (two.locks / GPU0).unlink()
+    with two.rival("0"):
+        cell = shell.run("x = 1")
+    assert "the device is now reserved by" in cell.stdout + cell.stderr
+    assert cell.error is None
+
+
+@pytest.mark.process
+def test_a_lock_that_another_process_takes_over(two: Here) -> None:
+    """The process that has taken a GPU meanwhile is named by its pid."""
+    reserve_gpu.reserve("0")
+    (two.locks / GPU0).unlink()
+    with two.child() as other:
+        assert other.reserve("0").value == "0"
+        with pytest.raises(LockError, match=rf"\(pid {other.pid}\)"):
+            reserve_gpu.reserve()
+
+
+@contextmanager
+def replacing(path: Path, times: int) -> Iterator[None]:
+    """Replace a file as often when it is to be locked: it is open then, and not yet locked."""
+    left = [times]
+
+    def replace_now(event: str, _: object) -> None:
+        if event == "fcntl.flock" and left[0]:
+            left[0] -= 1
+            replace(path)
+
+    with watched(replace_now):
+        yield
+
+
+def test_a_file_replaced_while_it_is_locked(tmp_path: Path) -> None:
+    """A lock is held on the file that others will find, though another was opened at first."""
+    path = tmp_path / "a.lock"
+    with LockDirectory(str(tmp_path)) as directory:
+        with replacing(path, times=3):
+            lock = directory.acquire("a.lock")
+        assert lock
+        assert lock.stands()
+        assert is_locked(path)
+        lock.release()
+
+
+def test_a_file_replaced_again_and_again_is_an_error(tmp_path: Path) -> None:
+    """Who can never lock the file that others find gives up and says so."""
+    path = tmp_path / "a.lock"
+    expected = pytest.raises(LockError, match=rf"{path} is replaced again and again")
+    with LockDirectory(str(tmp_path)) as directory, replacing(path, times=1 << 30), expected:
+        directory.acquire("a.lock")
+
+
+# -- the lock decides -----------------------------------------------------------------------------
+
+# For a child: locks that come and go, until it is killed.
+CHURN = """
+import fcntl
+files = [open(f"churn-{number}", "w") for number in range(300)]
+os.write(1, b"on")
+while True:
+    for file in files: fcntl.flock(file, fcntl.LOCK_EX)
+    for file in files: fcntl.flock(file, fcntl.LOCK_UN)
+"""
+MISSES, LOOKS = 5, 2000  # one look in 70 misses a lock, on a machine with several cores
+
+
+@pytest.mark.process
+@SHARED
+def test_a_lock_that_the_list_of_locks_misses(two: Here, *, share: bool) -> None:
+    """A holder counts though the kernel's list, while other locks come and go, may leave it out."""
+    code = f"import os\n{CHURN}"
+    misses = 0
+    with (
+        two.running(
+            sys.executable, "-c", code, environ=two.environ(), stdout=subprocess.PIPE
+        ) as churn,
+        two.rival("0", share=share),
+        LockDirectory() as directory,
+    ):
+        assert churn.stdout
+        assert churn.stdout.read(2) == b"on"
+        inode = f":{the_file(two, share=share).stat().st_ino} "
+        for _ in range(LOOKS):
+            misses += inode not in Path("/proc/locks").read_text()
+            with directory.mutex():
+                assert len(directory.holders_of(UUIDS[0])) == 1
+                assert not isinstance(directory.take(UUIDS[0], share=False), Lock)
+            if misses >= MISSES:
+                break
+        churn.stdout.close()
+
+
+@pytest.mark.process
+@SHARED
+def test_a_lock_that_the_list_of_locks_does_not_show(two: Here, *, share: bool) -> None:
+    """In a container, where the list shows no lock from outside, a GPU that is held is not free."""
+    container = ("unshare", "--pid", "--mount-proc", "--kill-child")
+    if os.geteuid() or subprocess.run([*container, "true"], check=False).returncode:
+        pytest.skip("namespaces need root, and a system that allows them")
+    with two.rival("0", share=share):
+        child = Child(two.environ(), two.folder, *container)
+        try:
+            assert child.reserve("0").error == "NoFreeDeviceError"
+            assert child.reserve().value == "1"
+            with pytest.raises(AssertionError), two.rival("1", share=share):
+                pass
+        finally:
+            child.kill()
 
 
 # -- records --------------------------------------------------------------------------------------
@@ -473,128 +697,110 @@ RECORDS = {
 }
 
 
-@contextmanager
-def held(path: Path, content: bytes) -> Iterator[None]:
-    """This very process holds the lock, and the file says what it says."""
-    with path.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        file.write(content)
-        file.flush()
-        yield
-    assert path.read_bytes() == content
-
-
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_record_is_shown_safely_and_changes_nothing(machine: Machine, name: str) -> None:
+@SHARED
+def test_a_record_is_shown_safely_and_changes_nothing(two: Here, name: str, *, share: bool) -> None:
     """Whatever a record says, the pid is the kernel's and the text a plain, short line."""
-    with machine.child() as child, held(machine.locks / GPU0, RECORDS[name]):
-        refused = child.reserve("0")
-        assert child.reserve().value == "1"
-    assert refused.error == "NoFreeDeviceError"
-    [line] = [line for line in refused.text.split("\n") if "GPU0:" in line]
+    path = the_file(two, share=share)
+    with have(path, RECORDS[name]):
+        text = refused("0")
+        assert got() == "1"
+        assert path.read_bytes() == RECORDS[name]
+    line = of_gpu(text)
     assert f"pid {os.getpid()}" in line
     assert line.isprintable()
     assert len(line) < 300
-    assert "GPU1: free" not in refused.text.split("\n")
+    assert "GPU1: free" not in text.split("\n")
 
 
-def test_a_record_that_names_another_process_is_not_believed(machine: Machine) -> None:
+def test_a_record_that_names_another_process_is_not_believed(two: Here) -> None:
     """The pid in a record is neither shown nor believed where the kernel knows better."""
-    claimed = record(pid=1)
-    with machine.child() as child, held(machine.locks / GPU0, claimed):
-        text = child.reserve("0").text
+    with have(two.locks / GPU0, record(pid=1)):
+        text = refused("0")
     assert f"pid {os.getpid()}" in text
     assert "pid 1)" not in text
     assert "unconfirmed" in text
 
 
-def test_the_user_of_a_process_is_whom_the_system_names(machine: Machine) -> None:
+def test_the_user_of_a_process_is_whom_the_system_names(two: Here) -> None:
     """A record can't put a reservation down to another user than the one whose process holds it."""
-    with machine.child() as child, held(machine.locks / GPU0, record(user="mallory")):
-        text = child.reserve("0").text
+    with have(two.locks / GPU0, record(user="mallory")):
+        text = refused("0")
     assert f"pid {os.getpid()}" in text
     assert "mallory" not in text
 
 
-def test_a_record_without_a_lock_is_a_free_gpu(machine: Machine) -> None:
+@SHARED
+def test_a_record_without_a_lock_is_a_free_gpu(two: Here, *, share: bool) -> None:
     """What a dead holder left written, or somebody else wrote, reserves nothing."""
-    (machine.locks / GPU0).write_bytes(record(pid=os.getppid()))
-    with machine.child() as child:
-        assert child.reserve().value == "0"
+    the_file(two, share=share).write_bytes(record(pid=os.getppid()))
+    assert got() == "0"
 
 
-def test_a_record_is_readable_while_the_lock_is_held(machine: Machine) -> None:
+def test_a_record_is_readable_while_the_lock_is_held(two: Here) -> None:
     """The file names the holder, in JSON for whoever looks, and is empty once it is free."""
-    with machine.child() as child:
-        child.reserve()
-        said = json.loads((machine.locks / GPU0).read_bytes())
-        assert said["pid"] == child.pid
-        child.run("reserve_gpu.release()")
-        assert (machine.locks / GPU0).read_bytes() == b""
+    reserve_gpu.reserve(note="x" * 5000)
+    written = json.loads((two.locks / GPU0).read_bytes())
+    assert written["pid"] == os.getpid()
+    assert 100 < len(written["note"]) < 1000
+    reserve_gpu.release()
+    assert (two.locks / GPU0).read_bytes() == b""
 
 
 # -- the mutex ------------------------------------------------------------------------------------
 
-TAKE_MUTEX = """
-from reserve_gpu.locks import LockDirectory
-directory = LockDirectory().__enter__()
-mutex = directory.mutex()
-mutex.__enter__()
-"""
 
-
-def test_who_waits_too_long_for_the_mutex_is_told_who_has_it(machine: Machine) -> None:
+def test_who_waits_too_long_for_the_mutex_is_told_who_has_it(two: Here) -> None:
     """The mutex is waited for up to a limit; the error names the process that has it."""
-    with machine.child() as child, LockDirectory(str(machine.locks)) as directory:
-        assert child.run(TAKE_MUTEX).error is None
-        mutex = directory.mutex(limit_s=0.05)
-        with pytest.raises(LockError, match=rf"\b{child.pid}\b"):
-            mutex.__enter__()
+    expected = pytest.raises(MutexHeldError, match=rf"process {os.getpid()} of \w+")
+    with LockDirectory() as first, LockDirectory() as second, first.mutex(), expected:
+        second.mutex(limit_s=0.05).__enter__()
 
 
+@pytest.mark.process
 def test_the_mutex_of_a_killed_process_is_free(machine: Machine) -> None:
     """Who waits for the mutex gets it when its holder is killed with -9."""
     with machine.child() as holder, machine.child() as waiter:
-        assert holder.run(TAKE_MUTEX).error is None
+        assert holder.run(TAKE_THE_MUTEX).error is None
         waiter.send("reserve_gpu.reserve().environ['CUDA_VISIBLE_DEVICES']")
         holder.kill()
         assert waiter.answer().value == "0"
 
 
-def test_the_mutex_is_let_go_of_whatever_happens_under_it(machine: Machine) -> None:
+def test_the_mutex_is_let_go_of_whatever_happens_under_it(two: Here) -> None:
     """A reservation that fails, in whatever way, leaves the mutex free."""
-    with machine.child() as child, LockDirectory(str(machine.locks)) as directory:
-        with held(machine.locks / GPU0, b""):
-            assert child.reserve("0").error == "NoFreeDeviceError"
-        assert child.reserve("count=9").error == "ImpossibleError"
-        with pytest.raises(ZeroDivisionError), directory.mutex(limit_s=0):
-            raise ZeroDivisionError
-        with directory.mutex(limit_s=0):
-            pass
+    with have(two.locks / GPU0):
+        refused("0")
+        assert locked(two.locks) == {GPU0}
+    with pytest.raises(reserve_gpu.ImpossibleError):
+        reserve_gpu.reserve(count=9)
+    with LockDirectory() as directory, pytest.raises(ZeroDivisionError), directory.mutex():
+        raise ZeroDivisionError
+    assert locked(two.locks) == set()
 
 
-def test_a_name_can_not_leave_the_directory(tmp_path: Path) -> None:
-    """A UUID that is none, from whatever driver, names no file outside of the lock directory."""
-    with LockDirectory(str(tmp_path / "locks")) as directory:
-        for name in ("../a.lock", "/a.lock", ".lock", "a/b.lock"):
-            with pytest.raises(LockError, match="name"):
-                directory.acquire(name)
-    assert not list(tmp_path.rglob("*.lock"))
+# -- descriptors ----------------------------------------------------------------------------------
 
 
-def test_a_private_directory_stays_private(machine: Machine) -> None:
-    """A directory that was made for another purpose serves as it is: its mode is not changed."""
-    private = machine.folder / "private"
-    private.mkdir(mode=0o700)
-    with machine.child(RESERVE_GPU_LOCK_DIR=str(private)) as child:
-        assert child.reserve().value == "0"
-    assert private.stat().st_mode & 0o7777 == 0o700
+def test_a_number_that_came_to_mean_another_file(two: Here) -> None:
+    """After other code has closed all descriptors, what has their numbers is not touched."""
+    reserve_gpu.reserve("0", note="mine")
+    number = next(n for n in descriptors._opened if is_the_file(n, two.locks / GPU0))
+    before = (two.locks / GPU0).read_bytes()
+    os.close(number)
+    letter = two.folder / "letter.txt"
+    letter.write_text("dear all")
+    opened = os.open(letter, os.O_RDWR)
+    if opened != number:
+        os.dup2(opened, number)
+        os.close(opened)
+    assert reserve_gpu.current() is None
+    assert reserve_gpu.release() == ()
+    assert letter.read_text() == "dear all"
+    assert (two.locks / GPU0).read_bytes() == before
+    os.close(number)  # it is still open
+    assert variables() == {}
 
 
-def test_a_relative_directory_is_refused(machine: Machine) -> None:
-    """A relative lock directory, another one in every working directory, is an error."""
-    with machine.child(RESERVE_GPU_LOCK_DIR="somewhere") as child:
-        refused = child.reserve()
-    assert refused.error == "LockError"
-    assert "absolute" in refused.text
-    assert not (machine.folder / "somewhere").exists()
+def is_the_file(number: int, path: Path) -> bool:
+    return os.path.samestat(os.fstat(number), path.stat())

@@ -21,15 +21,20 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from reserve_gpu.errors import LockError
-from reserve_gpu.locks import LockDirectory
+import reserve_gpu
+from reserve_gpu import host
+from reserve_gpu.errors import DriverError, ImpossibleError, LockError, RequestError
+from reserve_gpu.locks.directory import LockDirectory
 from tests import driver
+from tests.forker import Forker
 from tests.machine import LIMIT_S, ROOT, Child, Machine, program
+from tests.reserving import got, of_gpu, refused, variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+    from tests.here import Here
+
 VARIABLES = "{k: v for k, v in os.environ.items() if k[:5] == 'CUDA_'}"
 WARNINGS = """
 import warnings
@@ -38,18 +43,17 @@ with warnings.catch_warnings(record=True) as caught:
     reserve_gpu.reserve({})
 [str(w.message) for w in caught]
 """
-PRINT_VARIABLES = f"import json, os; print(json.dumps({VARIABLES}))"
 
 CONTAINER = ("unshare", "--pid", "--mount-proc", "--kill-child")
 OWN_MOUNTS = ("unshare", "--mount")
 
 on_a_host = pytest.mark.skipif(
-    os.stat("/proc/self/ns/pid").st_ino != INITIAL_PID_NAMESPACE,
+    host.pid_namespace() != host.INITIAL_PID_NAMESPACE,
     reason="in a container an empty process list proves nothing",
 )
 
 
-def variables(child: Child) -> Any:
+def variables_in(child: Child) -> Any:
     return child.run(VARIABLES).value
 
 
@@ -73,6 +77,21 @@ def pid_outside(child: Child) -> int:
     return process.pid
 
 
+@pytest.fixture(scope="module")
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    with Forker(tmp_path_factory.mktemp("forker")) as forker:
+        yield forker
+
+
+def held(forker: Forker) -> list[str]:
+    """The labels of what this process holds, which must be just what CUDA shows, in order."""
+    reservation = reserve_gpu.current()
+    assert reservation
+    uuids = [device.uuid[4:] for device in reservation.devices]
+    assert forker.cuda(os.environ) == uuids
+    return [device.label for device in reservation.devices]
+
+
 # What CUDA enumerates with the variables that a child has now: the UUIDs, without what they are of.
 CUDA_SEES = """
 import subprocess
@@ -85,19 +104,12 @@ for ordinal in range(count.value):
     print(uuid.UUID(bytes=bytes(raw)))
 '''], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
 """
-HELD = "[[d.label, d.uuid[4:]] for d in reserve_gpu.current().devices]"
-
-
-def held(child: Child) -> list[str]:
-    """The labels of what the child holds, which must be just what CUDA shows to it, in order."""
-    found = child.run(HELD).value
-    assert child.run(CUDA_SEES).value == [uuid for _, uuid in found]
-    return [label for label, _ in found]
 
 
 # -- containers ------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_in_a_container_memory_decides(machine: Machine) -> None:
     """Where others' processes can't be seen, a GPU whose memory is in use is busy all the same."""
     machine.use("container")
@@ -106,6 +118,7 @@ def test_in_a_container_memory_decides(machine: Machine) -> None:
         assert child.reserve().value == "2"
 
 
+@pytest.mark.process
 def test_a_listed_pid_is_not_looked_up_in_a_container(machine: Machine) -> None:
     """A compute process counts, but its pid is not taken for a process of this container."""
     machine.use("container")
@@ -119,6 +132,7 @@ def test_a_listed_pid_is_not_looked_up_in_a_container(machine: Machine) -> None:
         assert "root" not in line
 
 
+@pytest.mark.process
 def test_a_container_without_a_reading(machine: Machine) -> None:
     """With neither memory nor processes to go by a GPU is not picked but can be named."""
     machine.write("gpu\n  memory none")
@@ -128,10 +142,12 @@ def test_a_container_without_a_reading(machine: Machine) -> None:
         assert "GPU0: unknown" in refused.text
         assert "%reserve_gpu 0" in refused.text
         assert any("unknown" in text for text in child.run(WARNINGS.format("0")).value)
-        assert held(child) == ["GPU0"]
-        assert "CUDA_DEVICE_MEMORY" not in variables(child)
+        uuid = child.run("reserve_gpu.current().devices[0].uuid").value
+        assert child.run(CUDA_SEES).value == [uuid[4:]]
+        assert "CUDA_DEVICE_MEMORY" not in variables_in(child)
 
 
+@pytest.mark.process
 def test_a_holder_in_a_container_is_seen_from_outside(machine: Machine) -> None:
     """Outside, the holder is named by the pid that it has there, not by the one that it knows."""
     with behind(machine, *CONTAINER) as holder, machine.child() as other:
@@ -143,6 +159,7 @@ def test_a_holder_in_a_container_is_seen_from_outside(machine: Machine) -> None:
         assert other.reserve().value == "1"
 
 
+@pytest.mark.process
 def test_a_holder_elsewhere_is_not_taken_for_a_local_process(machine: Machine) -> None:
     """In a container, a holder outside or in another one is said to be elsewhere, not looked up."""
     with (
@@ -171,6 +188,7 @@ MOUNTS = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("script", "path", "alone"), MOUNTS.values(), ids=MOUNTS.keys())
 def test_a_container_of_its_own_is_told(
     machine: Machine, script: str, path: str, *, alone: bool
@@ -191,12 +209,13 @@ def test_a_container_of_its_own_is_told(
 
 
 @on_a_host
-def test_a_host_is_not_told_of_containers(machine: Machine) -> None:
+def test_a_host_is_not_told_of_containers(here: Here) -> None:
     """Outside of containers there is no such warning."""
-    with machine.child() as child:
-        assert child.run(WARNINGS.format("")).value == []
+    assert got() == "0"  # a warning would be an error here
 
 
+@pytest.mark.process
+@pytest.mark.ipython
 def test_the_magic_tells_a_container_in_one_line(machine: Machine) -> None:
     """In a notebook the warning is one line on stderr, beside the usual output."""
     with behind(machine, *CONTAINER) as child:
@@ -227,6 +246,7 @@ def private_tmp(machine: Machine) -> str:
     )
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not program("nsenter"), reason="needs nsenter")
 def test_a_service_with_private_tmp_uses_the_shells_locks(machine: Machine) -> None:
     """A service with a /tmp of its own finds reserved what a shell reserved, and the reverse."""
@@ -250,23 +270,24 @@ def test_a_service_with_private_tmp_uses_the_shells_locks(machine: Machine) -> N
 # -- Slurm, Ray, and whoever else set CUDA_VISIBLE_DEVICES -----------------------------------------
 
 
-def test_a_slurm_job_in_a_cgroup(machine: Machine) -> None:
+@pytest.mark.process
+def test_a_slurm_job_in_a_cgroup(
+    here: Here, forker: Forker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Inside a cgroup GPUs have other numbers, but the same locks as on the node outside."""
-    machine.use("slurm")
-    job = {
-        "STAND_IN_SCENARIO": str(driver.SCENARIOS / "slurmjob.txt"),
-        "CUDA_VISIBLE_DEVICES": "0,1",
-    }
-    with machine.child() as node, machine.child(**job) as child:
+    here.use("slurm")
+    with here.child() as node:
+        node_scenario = str(driver.SCENARIOS / "slurm.txt")
+        node.run(f"os.environ['STAND_IN_SCENARIO'] = {node_scenario!r}")
+        here.use("slurmjob")
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
         assert node.reserve().value == "2"
-        refused = child.reserve("0")
-        assert refused.error == "NoFreeDeviceError"
-        assert f"pid {node.pid}" in refused.text
-        assert child.reserve().value == "1"
-        assert held(child) == ["GPU1"]
-        assert f"pid {child.pid}" in node.reserve("3").text
-        child.run("reserve_gpu.release()")
-        assert variables(child) == {"CUDA_VISIBLE_DEVICES": "0,1"}
+        assert f"pid {node.pid}" in of_gpu(refused("0"))
+        assert got() == "1"
+        assert held(forker) == ["GPU1"]
+        assert f"pid {os.getpid()}" in node.reserve("3").text
+    reserve_gpu.release()
+    assert variables() == {"CUDA_VISIBLE_DEVICES": "0,1"}
 
 
 BUS, FASTEST = "PCI_BUS_ID", "FASTEST_FIRST"
@@ -274,76 +295,80 @@ C, D = (f"GPU-51000000-0000-4000-8000-00000000000{end}" for end in "cd")  # of s
 
 # Scenario, CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER as somebody set them, what is asked for, and
 # what must be reserved: labels, or the error.
-FENCES = [
-    ("slurm", "2,3", BUS, "", "GPU2"),  # Slurm without cgroups
-    ("slurm", "3,2", BUS, "count=2", "GPU2 GPU3"),
-    ("slurm", "3,2", BUS, "[3, 2]", "GPU3 GPU2"),
-    ("slurm", "0", "", "", "GPU2"),  # CUDA's own order: the A100s first
-    ("slurm", "1", FASTEST, "", "GPU3"),
-    ("slurm", "2", "", "", "NoFreeDeviceError"),  # GPU0, which is busy
-    ("slurm", "0,1", BUS, "", "NoFreeDeviceError"),  # both are busy
-    ("slurm", "0,1", BUS, "2", "RequestError"),
-    ("slurm", D, "", "", "GPU3"),  # Ray or Kubernetes, by UUID
-    ("slurm", f"{D},{C}", BUS, "count=2", "GPU2 GPU3"),
-    ("slurm", D[:-3], "", "", "NoFreeDeviceError"),  # the start of all four
-    ("slurm", f"{C},junk,{D}", "", "count=2", "ImpossibleError"),
-    ("slurm", f"{C},junk,{D}", "", "", "GPU2"),
-    ("slurm", f"{C},{C}", "", "", "NoFreeDeviceError"),
-    ("slurm", f"2,{C}", BUS, "", "NoFreeDeviceError"),  # one GPU by two names
-    ("slurm", "", "", "", "NoFreeDeviceError"),
-    ("slurm", "-1", "", "", "NoFreeDeviceError"),
-    ("slurmjob", "2,3", BUS, "", "NoFreeDeviceError"),  # the node's numbers in a cgroup
-    ("mig", "{uuid[1:2]}", "", "", "GPU1:2"),  # Slurm or Kubernetes with MIG
-    ("mig", "{uuid[1:5]},{uuid[1:2]}", "", "", "GPU1:2"),
-    ("mig", "{uuid[1:2]}", "", "'1:0'", "RequestError"),
-    ("mig570", "{uuid[1:4]},{uuid[1:1]}", "", "count=2", "GPU1:1 GPU1:4"),
-    ("mig570", "{uuid[1:4]},{uuid[1:1]}", "", "['1:4', '1:1']", "GPU1:4 GPU1:1"),
+LIMITS: list[tuple[str, str, str, dict[str, Any], str]] = [
+    ("slurm", "2,3", BUS, {}, "GPU2"),  # Slurm without cgroups
+    ("slurm", "3,2", BUS, {"count": 2}, "GPU2 GPU3"),
+    ("slurm", "3,2", BUS, {"devices": [3, 2]}, "GPU3 GPU2"),
+    ("slurm", "0", "", {}, "GPU2"),  # CUDA's own order: the A100s first
+    ("slurm", "1", FASTEST, {}, "GPU3"),
+    ("slurm", "2", "", {}, "NoFreeDeviceError"),  # GPU0, which is busy
+    ("slurm", "0,1", BUS, {}, "NoFreeDeviceError"),  # both are busy
+    ("slurm", "0,1", BUS, {"devices": 2}, "RequestError"),
+    ("slurm", D, "", {}, "GPU3"),  # Ray or Kubernetes, by UUID
+    ("slurm", f"{D},{C}", BUS, {"count": 2}, "GPU2 GPU3"),
+    ("slurm", D[:-3], "", {}, "NoFreeDeviceError"),  # the start of all four
+    ("slurm", f"{C},junk,{D}", "", {"count": 2}, "ImpossibleError"),
+    ("slurm", f"{C},junk,{D}", "", {}, "GPU2"),
+    ("slurm", f"{C},{C}", "", {}, "NoFreeDeviceError"),
+    ("slurm", f"2,{C}", BUS, {}, "NoFreeDeviceError"),  # one GPU by two names
+    ("slurm", "", "", {}, "NoFreeDeviceError"),
+    ("slurm", "-1", "", {}, "NoFreeDeviceError"),
+    ("slurmjob", "2,3", BUS, {}, "NoFreeDeviceError"),  # the node's numbers in a cgroup
+    ("mig", "{uuid[1:2]}", "", {}, "GPU1:2"),  # Slurm or Kubernetes with MIG
+    ("mig", "{uuid[1:5]},{uuid[1:2]}", "", {}, "GPU1:2"),
+    ("mig", "{uuid[1:2]}", "", {"devices": "1:0"}, "RequestError"),
+    ("mig570", "{uuid[1:4]},{uuid[1:1]}", "", {"count": 2}, "GPU1:1 GPU1:4"),
+    ("mig570", "{uuid[1:4]},{uuid[1:1]}", "", {"devices": ["1:4", "1:1"]}, "GPU1:4 GPU1:1"),
 ]
-ALL_UUIDS = """
-from reserve_gpu.nvml import Nvml
-with Nvml() as nvml:
-    found = {d.label[3:]: getattr(d, 'uuid', '') for d in nvml.walk()}
-found
-"""
 
 
-@pytest.mark.parametrize(("scenario", "value", "order", "wanted", "expected"), FENCES)
+@pytest.mark.process
+@pytest.mark.parametrize(("scenario", "value", "order", "wishes", "expected"), LIMITS)
 def test_a_fence(
-    machine: Machine, scenario: str, value: str, order: str, wanted: str, expected: str
+    here: Here,
+    forker: Forker,
+    monkeypatch: pytest.MonkeyPatch,
+    scenario: str,
+    value: str,
+    order: str,
+    wishes: dict[str, Any],
+    expected: str,
 ) -> None:
     """What is reserved is inside an inherited value, and CUDA then sees that and nothing else."""
-    machine.use(scenario)
-    with machine.child() as child:
-        uuids = child.run(ALL_UUIDS).value
-        for name, uuid in uuids.items():
-            value = value.replace(f"{{uuid[{name}]}}", uuid)
-        before = {"CUDA_VISIBLE_DEVICES": value} | ({"CUDA_DEVICE_ORDER": order} if order else {})
-        child.run(f"os.environ.update({before!r})")
-        seen_before = child.run(CUDA_SEES).value
-        answer = child.reserve(wanted)
-        if expected.endswith("Error"):
-            assert answer.error == expected
-            assert f"CUDA_VISIBLE_DEVICES='{value[:40]}" in answer.text
-            closed = before | {"CUDA_VISIBLE_DEVICES": ""}
-            assert variables(child) == (closed if expected == "NoFreeDeviceError" else before)
-        else:
-            assert answer.error is None, answer.text
-            assert held(child) == expected.split()
-            if scenario != "mig":  # with an old driver CUDA shows but one of several instances
-                assert set(child.run(CUDA_SEES).value) <= set(seen_before)
-        child.run("reserve_gpu.release()")
-        assert variables(child) == before
+    here.use(scenario)
+    value = re.sub(r"{uuid\[([0-9:]+)\]}", lambda match: here.uuid(match[1]), value)
+    before = {"CUDA_VISIBLE_DEVICES": value} | ({"CUDA_DEVICE_ORDER": order} if order else {})
+    for name, text in before.items():
+        monkeypatch.setenv(name, text)
+    seen_before = forker.cuda(os.environ)
+    if expected.endswith("Error"):
+        with pytest.raises(reserve_gpu.ReserveGPUError) as caught:
+            reserve_gpu.reserve(**wishes)
+        assert type(caught.value).__name__ == expected
+        assert f"CUDA_VISIBLE_DEVICES='{value[:40]}" in str(caught.value)
+        closed = before | {"CUDA_VISIBLE_DEVICES": ""}
+        assert variables() == (closed if expected == "NoFreeDeviceError" else before)
+    else:
+        reserve_gpu.reserve(**wishes)
+        assert held(forker) == expected.split()
+        if scenario != "mig":  # with an old driver CUDA shows but one of several instances
+            assert set(forker.cuda(os.environ)) <= set(seen_before)
+    reserve_gpu.release()
+    assert variables() == before
 
 
-def test_no_gpu_is_said_to_be_the_fences_doing(machine: Machine) -> None:
+@pytest.mark.parametrize("value", ["", "-1"])
+def test_no_gpu_is_said_to_be_the_limits_doing(
+    here: Here, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
     """Where an inherited value shows no GPU at all, the error says so and quotes it."""
-    for value in ("", "-1"):
-        with machine.child(CUDA_VISIBLE_DEVICES=value) as child:
-            text = child.reserve().text
-            assert f"CUDA_VISIBLE_DEVICES={value!r}" in text
-            assert "no GPU at all" in text
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    text = refused()
+    assert f"CUDA_VISIBLE_DEVICES={value!r}" in text
+    assert "no GPU at all" in text
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("trouble", ["fail cuInit * 999", "no library"])
 def test_numbers_that_only_cuda_knows(machine: Machine, trouble: str, tmp_path: Path) -> None:
     """On mixed models, where CUDA can't be asked what a number means, the way out is named."""
@@ -361,73 +386,70 @@ def test_numbers_that_only_cuda_knows(machine: Machine, trouble: str, tmp_path: 
         assert refused.error == "RequestError"
         assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in refused.text
         assert "UUID" in refused.text
-        assert variables(child) == before
+        assert variables_in(child) == before
         child.run("os.environ['CUDA_DEVICE_ORDER'] = 'PCI_BUS_ID'")
         assert child.reserve().value == "1"
 
 
-def test_numbers_on_a_machine_where_one_model_is_split(machine: Machine) -> None:
-    """A split GPU counts as a model: a number is refused, or means what CUDA means by it."""
-    machine.use("mig570")  # CUDA's first is the split A100, the bus's first the T4
-    with machine.child(CUDA_VISIBLE_DEVICES="0") as child:
-        seen = child.run(CUDA_SEES).value
-        answer = child.reserve()
-        if answer.error:
-            assert answer.error == "RequestError"
-            assert "CUDA_DEVICE_ORDER" in answer.text
-        else:
-            held(child)
-            assert set(child.run(CUDA_SEES).value) <= set(seen)
+@pytest.mark.process
+def test_numbers_on_a_machine_where_one_model_is_split(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A split GPU counts as a model: a number is refused, as only CUDA knows what it means."""
+    here.use("mig570")  # CUDA's first is the split A100, the bus's first the T4
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(RequestError, match="CUDA_DEVICE_ORDER"):
+        reserve_gpu.reserve()
 
 
 # -- MIG -------------------------------------------------------------------------------------------
 
 # Scenario, what is asked for, and what is reserved, or the error and what it must say.
-INSTANCES = [
-    ("mig", "", "GPU0", ""),
-    ("mig", "'1:2'", "GPU1:2", ""),
-    ("mig", "exclude=0", "GPU1:0", ""),
-    ("mig", "min_memory='18GB', name='MIG'", "GPU1:5", ""),
-    ("mig", "['1:0', '1:2']", "ImpossibleError", "550.54.15"),
-    ("mig", "count=2", "NoFreeDeviceError", "can use only one"),  # GPU2 may be made whole again
-    ("mig", "[0, '1:0']", "RequestError", "GPU1:0 a MIG instance"),
-    ("mig", "1", "RequestError", "1:0, 1:2, 1:5"),
-    ("mig", "2", "NoFreeDeviceError", "GPU2: MIG is on, but it has no"),
-    ("mig570", "['1:4', '1:1']", "GPU1:4 GPU1:1", ""),
-    ("mig570", "count=2", "GPU1:1 GPU1:3", ""),
-    ("mig570", "count=3", "GPU1:1 GPU1:3 GPU1:4", ""),
-    ("mig570", "count=2, share=True", "GPU1:1 GPU1:3", ""),
-    ("mig570", "[0, '1:1']", "RequestError", "GPU1:1 a MIG instance"),
-    ("mig570", "count=4", "ImpossibleError", "MIG"),  # four are free, but not four of a kind
+INSTANCES: list[tuple[str, dict[str, Any], str, str]] = [
+    ("mig", {}, "GPU0", ""),
+    ("mig", {"devices": "1:2"}, "GPU1:2", ""),
+    ("mig", {"exclude": 0}, "GPU1:0", ""),
+    ("mig", {"min_memory": "18GB", "name": "MIG"}, "GPU1:5", ""),
+    ("mig", {"devices": ["1:0", "1:2"]}, "ImpossibleError", "can use only one"),
+    ("mig", {"count": 2}, "NoFreeDeviceError", "can use only one"),  # GPU2 may be made whole again
+    ("mig", {"devices": [0, "1:0"]}, "RequestError", "GPU1:0 a MIG instance"),
+    ("mig", {"devices": 1}, "RequestError", "1:0, 1:2, 1:5"),
+    ("mig", {"devices": 2}, "NoFreeDeviceError", "GPU2: MIG is on, but it has no"),
+    ("mig570", {"devices": ["1:4", "1:1"]}, "GPU1:4 GPU1:1", ""),
+    ("mig570", {"count": 2}, "GPU1:1 GPU1:3", ""),
+    ("mig570", {"count": 3}, "GPU1:1 GPU1:3 GPU1:4", ""),
+    ("mig570", {"count": 2, "share": True}, "GPU1:1 GPU1:3", ""),
+    ("mig570", {"devices": [0, "1:1"]}, "RequestError", "GPU1:1 a MIG instance"),
+    ("mig570", {"count": 4}, "ImpossibleError", "MIG"),  # four are free, but not four of a kind
 ]
 
 
-@pytest.mark.parametrize(("scenario", "wanted", "expected", "said"), INSTANCES)
-def test_instances(machine: Machine, scenario: str, wanted: str, expected: str, said: str) -> None:
+@pytest.mark.process
+@pytest.mark.parametrize(("scenario", "wishes", "expected", "words"), INSTANCES)
+def test_instances(
+    here: Here, forker: Forker, scenario: str, wishes: dict[str, Any], expected: str, words: str
+) -> None:
     """CUDA sees just the GPUs or instances that were reserved; what it can't show is refused."""
-    machine.use(scenario)
-    with machine.child() as child:
-        answer = child.reserve(wanted)
-        if expected.endswith("Error"):
-            assert (answer.error, answer.value) == (expected, None)
-            assert said in answer.text
-            assert "CUDA_DEVICE_ORDER" not in variables(child)
-        else:
-            assert answer.error is None, answer.text
-            assert held(child) == expected.split()
+    here.use(scenario)
+    if not expected.endswith("Error"):
+        reserve_gpu.reserve(**wishes)
+        assert held(forker) == expected.split()
+        return
+    with pytest.raises(reserve_gpu.ReserveGPUError, match=re.escape(words)) as caught:
+        reserve_gpu.reserve(**wishes)
+    assert type(caught.value).__name__ == expected
+    assert "CUDA_DEVICE_ORDER" not in variables()
 
 
-def test_an_instance_by_its_uuid(machine: Machine) -> None:
+def test_an_instance_by_its_uuid(here: Here) -> None:
     """An instance is also named by its UUID or a start of it, and reserved for all who look."""
-    machine.use("mig")
-    with machine.child() as child, machine.child() as other:
-        uuid = child.run(ALL_UUIDS).value["1:5"]
-        assert child.reserve(repr(uuid[:-2])).value == uuid
-        assert variables(child)["CUDA_DEVICE_MEMORY"] == "19968"
-        refused = other.reserve("'1:5'")
-        assert refused.error == "NoFreeDeviceError"
-        assert "GPU1:5: reserved by" in refused.text
-        assert f"pid {child.pid}" in refused.text
+    here.use("mig")
+    uuid = here.uuid("1:5")
+    with here.rival("1:5"):
+        for spelling in (uuid, uuid[:-2], "1:5"):
+            assert "reserved by" in of_gpu(refused(spelling), "1:5")
+    assert got(uuid[:-2]) == uuid
+    assert variables()["CUDA_DEVICE_MEMORY"] == "19968"
 
 
 # -- WSL2, Google Colab ----------------------------------------------------------------------------
@@ -445,6 +467,7 @@ mount -t overlay overlay -o lowerdir=/usr/lib,upperdir=/mnt/new,workdir=/mnt/wor
 mkdir -p {WSL_LIBRARIES}; cp {libraries}/libnvidia-ml.so.1 {WSL_LIBRARIES}"""
 
 
+@pytest.mark.process
 def test_wsl2(machine: Machine) -> None:
     """Under WSL2 the library is found where it is, and memory decides, whatever the lists say."""
     machine.use("wsl2")
@@ -463,6 +486,7 @@ def test_wsl2(machine: Machine) -> None:
         assert child.reserve().value == "1"
 
 
+@pytest.mark.process
 def test_colab(machine: Machine) -> None:
     """In Colab's container, without process lists, the one GPU is had; if in use, it is said."""
     machine.use("colab")
@@ -479,37 +503,32 @@ def test_colab(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scenario", "said"), [("r470", "pid 4321"), ("r440", "1 compute process")]
+    ("scenario", "words"), [("r470", "pid 4321"), ("r440", "1 compute process")]
 )
-def test_old_drivers(machine: Machine, scenario: str, said: str) -> None:
+def test_old_drivers(here: Here, scenario: str, words: str) -> None:
     """A driver without today's queries gives right answers by those that it has."""
-    machine.use(scenario)
-    with machine.child() as child:
-        assert child.reserve().value == "1"
-        assert variables(child)["CUDA_DEVICE_MEMORY"] == "16160"
-        assert said in child.reserve("count=2").text
+    here.use(scenario)
+    assert words in of_gpu(refused(count=2))
+    assert got() == "1"
+    assert variables()["CUDA_DEVICE_MEMORY"] == "16160"
 
 
-def test_drivers_that_get_a_struct_wrong(machine: Machine) -> None:
+def test_drivers_that_get_a_struct_wrong(here: Here) -> None:
     """Processes are listed by the second query; drivers 535.43 to 535.98 break the third one."""
-    machine.write("gpu\n  graphics 1100 350\n  compute 4321 3500\n  mps 777 100")
-    with machine.child() as child:
-        assert "pid 4321, 3.4 GiB" in child.reserve().text
-    functions = {call.split()[0] for call in machine.calls()}
+    here.write("gpu\n  graphics 1100 350\n  compute 4321 3500\n  mps 777 100")
+    assert "pid 4321, 3.4 GiB" in of_gpu(refused())
+    functions = {call.split()[0] for call in here.calls()}
     assert "nvmlDeviceGetComputeRunningProcesses_v2" in functions
     assert "nvmlDeviceGetGraphicsRunningProcesses_v2" in functions
     assert "nvmlDeviceGetGraphicsRunningProcesses_v3" not in functions  # of others: the count alone
 
 
-def test_ancient_driver(machine: Machine) -> None:
+def test_ancient_driver(here: Here) -> None:
     """A driver that lacks even the initialisation of today's bindings is one line."""
-    machine.write("missing nvmlInitWithFlags\ngpu")
-    with machine.child() as child:
-        refused = child.reserve()
-        assert refused.error == "DriverError"
-        assert "update the driver" in refused.text.lower()
-        assert "\n" not in refused.text
-        assert variables(child) == {}
+    here.write("missing nvmlInitWithFlags\ngpu")
+    with pytest.raises(DriverError, match=r"^[^\n]*Update the driver[^\n]*$"):
+        reserve_gpu.reserve()
+    assert variables() == {}
 
 
 # What may stand in an environment beside nvidia-ml-py, or in its place; whether it serves.
@@ -556,6 +575,8 @@ def installing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, A
             pip.communicate()
 
 
+@pytest.mark.full
+@pytest.mark.xdist_group("bindings")
 @pytest.mark.parametrize(("name", "serves"), BINDINGS.items())
 def test_bindings(
     machine: Machine, installing: dict[str, Any], name: str, *, serves: bool | None
@@ -575,6 +596,7 @@ def test_bindings(
         assert "deprecated" not in done.stderr
 
 
+@pytest.mark.full
 def test_the_command_mends_it(machine: Machine) -> None:
     """The command that is named where old bindings are in the way makes the same script work."""
     environment = machine.folder / "environment"
@@ -635,6 +657,8 @@ def elsewhere(machine: Machine, system: str, **extra: str) -> dict[str, tuple[st
     return {cell: (error, text) for cell, error, text in answers}
 
 
+@pytest.mark.process
+@pytest.mark.ipython
 @pytest.mark.parametrize(
     ("system", "has_driver"), [("win32", False), ("win32", True), ("darwin", False)]
 )
@@ -664,51 +688,47 @@ def test_other_systems(machine: Machine, system: str, *, has_driver: bool) -> No
 # -- GPUs in trouble, without a memory reading, with a desktop -------------------------------------
 
 
-def test_gpus_in_trouble(machine: Machine) -> None:
+def test_gpus_in_trouble(here: Here) -> None:
     """Of eight GPUs the one without trouble is served; where it is gone each says its trouble."""
-    machine.use("trouble")
-    with machine.child() as child, machine.child() as other:
-        assert child.reserve().value == "7"
-        refused = other.reserve()
-        assert refused.error == "NoFreeDeviceError"
-        lines = refused.text.splitlines()[1:9]
-        for index, cause in enumerate(
-            ["lost", "Permission", "Unknown Error", "prohibited", "4321", "777", "MIG", child.pid]
-        ):
-            assert lines[index].startswith(f"  GPU{index}: ")
-            assert str(cause) in lines[index]
-        for index in (3, 4):  # CUDA would refuse to let us in
-            assert other.reserve(str(index)).error == "NoFreeDeviceError"
+    here.use("trouble")
+    causes = ["lost", "Permission", "Unknown Error", "prohibited", "4321", "777", "MIG"]
+    with here.rival("7"):
+        text = refused()
+    for index, cause in enumerate([*causes, "rival.ipynb"]):
+        assert cause in of_gpu(text, str(index))
+    for index in (3, 4):  # CUDA would refuse to let us in
+        assert of_gpu(refused(index), str(index))
+    assert got() == "7"
 
 
 @on_a_host
-def test_without_a_memory_reading(machine: Machine) -> None:
+def test_without_a_memory_reading(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes decide; CUDA_DEVICE_MEMORY is not set, and comes back with the release."""
-    machine.use("gb10")
-    with machine.child(CUDA_DEVICE_MEMORY="7") as child:
-        assert child.reserve().value == "1"
-        assert "CUDA_DEVICE_MEMORY" not in variables(child)
-        assert "4321" in child.reserve("count=2").text
-        child.run("reserve_gpu.release()")
-        assert variables(child) == {"CUDA_DEVICE_MEMORY": "7"}
-        assert "can't be had" in child.reserve("min_memory=1").text
+    here.use("gb10")
+    monkeypatch.setenv("CUDA_DEVICE_MEMORY", "7")
+    assert got() == "1"
+    assert "CUDA_DEVICE_MEMORY" not in variables()
+    assert "4321" in of_gpu(refused(count=2))
+    reserve_gpu.release()
+    assert variables() == {"CUDA_DEVICE_MEMORY": "7"}
+    with pytest.raises(ImpossibleError, match="can't be had"):
+        reserve_gpu.reserve(min_memory=1)
 
 
-def test_a_desktop_is_idle(machine: Machine) -> None:
+def test_a_desktop_is_idle(here: Here) -> None:
     """Xorg and a browser with 2 GB of graphics memory on GPU 0 do not make it busy."""
-    machine.use("desktop")
-    with machine.child() as child:
-        assert child.reserve().value == "0"
+    here.use("desktop")
+    assert got() == "0"
 
 
-def test_memory_of_nobody(machine: Machine) -> None:
+def test_memory_of_nobody(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that no process accounts for makes a GPU busy, above a threshold that can be set."""
-    machine.use("orphan")
-    with machine.child() as child:
-        assert child.reserve().value == "1"
-        assert "GPU0: busy, 2.9 GiB in use by no process" in child.reserve("count=2").text
-    with machine.child(RESERVE_GPU_IDLE_MEMORY="3GiB") as child:
-        assert child.reserve().value == "0"
+    here.use("orphan")
+    assert of_gpu(refused(count=2)).startswith("busy, 2.9 GiB in use by no process")
+    assert got() == "1"
+    reserve_gpu.release()
+    monkeypatch.setenv("RESERVE_GPU_IDLE_MEMORY", "3GiB")
+    assert got() == "0"
 
 
 # -- a driver that hangs ---------------------------------------------------------------------------
@@ -732,35 +752,45 @@ def hanging(machine: Machine, script: str) -> Iterator[Child]:
     scenario.write_text(script)
     (function,) = (line.split()[1] for line in script.splitlines() if line.startswith("delay"))
     with machine.child(STAND_IN_SCENARIO=str(scenario)) as child:
-        child.send("reserve_gpu.reserve()")
+        child.send("reserve_gpu.reserve().environ['CUDA_VISIBLE_DEVICES']")
         wait_for_call(machine, child.pid, function)
         yield child
 
 
-def test_a_hang_before_the_mutex_blocks_nobody(machine: Machine) -> None:
+@pytest.mark.process
+def test_a_hang_before_the_mutex_blocks_nobody(here: Here) -> None:
     """Who hangs while a GPU is touched for the first time does not keep others from any GPU."""
-    script = "delay nvmlDeviceGetMemoryInfo_v2 0 100000\ngpu\ngpu"
-    with hanging(machine, script), machine.child() as child:
-        assert child.reserve("'0,1'").value == "0,1"
+    with hanging(here, "delay nvmlDeviceGetMemoryInfo_v2 0 100000\ngpu\ngpu"):
+        assert got("0,1") == "0,1"
 
 
-def test_a_hang_under_the_mutex_is_told_with_its_pid(machine: Machine) -> None:
-    """Who waits in vain for one that hangs is told its pid; once that is killed all is free."""
+@pytest.mark.process
+def test_a_hang_under_the_mutex_is_told_with_its_pid(here: Here) -> None:
+    """Who waits in vain for one that hangs is told its pid; that passes the GPU over in the end."""
     script = (driver.SCENARIOS / "hang.txt").read_text()
-    with hanging(machine, script) as child, LockDirectory(str(machine.locks)) as directory:
+    with hanging(here, script) as child, LockDirectory(str(here.locks)) as directory:
         with pytest.raises(LockError, match=rf"\b{child.pid}\b"):
             directory.mutex(limit_s=0.05).__enter__()
+        answer = child.answer()
+        assert answer.value == "1", answer
+        assert got("0") == "0"
+
+
+@pytest.mark.process
+def test_killing_one_that_hangs_frees_all(here: Here) -> None:
+    """Once a process that hangs under the mutex is killed everything can be reserved."""
+    with hanging(here, (driver.SCENARIOS / "hang.txt").read_text()) as child:
         child.kill()
-        with machine.child() as other:
-            assert other.reserve("'0,1'").value == "0,1"
+        assert got("0,1") == "0,1"
 
 
+@pytest.mark.process
 def test_a_hang_in_another_container_names_no_process_of_this_one(machine: Machine) -> None:
     """In a container, who hangs outside is not said to be the local process of the same pid."""
     script = (driver.SCENARIOS / "hang.txt").read_text()
-    with hanging(machine, script) as child, behind(machine, *CONTAINER) as contained:
+    with behind(machine, *CONTAINER) as contained, hanging(machine, script) as child:
         told = contained.run(
-            "from reserve_gpu.locks import LockDirectory\n"
+            "from reserve_gpu.locks.directory import LockDirectory\n"
             "with LockDirectory() as directory, directory.mutex(limit_s=0.05): pass"
         )
         assert told.error == "MutexHeldError"
@@ -768,19 +798,20 @@ def test_a_hang_in_another_container_names_no_process_of_this_one(machine: Machi
         assert not any(str(pid) in told.text for pid in (1, child.pid))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "function", ["nvmlInitWithFlags", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeMode"]
 )
-def test_interrupting_a_script_that_hangs(machine: Machine, function: str) -> None:
+def test_interrupting_a_script_that_hangs(here: Here, function: str) -> None:
     """Ctrl-C ends a Python script that hangs in the driver, and frees all that it had taken."""
-    scenario = machine.folder / "hanging.txt"
+    scenario = here.folder / "hanging.txt"
     scenario.write_text(f"delay {function} * 100000\ngpu\ngpu")
     process = subprocess.Popen(
-        [sys.executable, "-c", RESERVE], env=machine.environ(STAND_IN_SCENARIO=str(scenario)),
+        [sys.executable, "-c", RESERVE], env=here.environ(STAND_IN_SCENARIO=str(scenario)),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        wait_for_call(machine, process.pid, function)
+        wait_for_call(here, process.pid, function)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=LIMIT_S)
     finally:
@@ -788,177 +819,184 @@ def test_interrupting_a_script_that_hangs(machine: Machine, function: str) -> No
         process.wait()
     assert "KeyboardInterrupt" in stderr
     assert process.returncode == -signal.SIGINT
-    with machine.child() as other:
-        assert other.reserve("'0,1'").value == "0,1"
+    assert got("0,1") == "0,1"
 
 
 # -- going on without ------------------------------------------------------------------------------
 
 BEFORE = {"CUDA_VISIBLE_DEVICES": "0,1", "CUDA_DEVICE_MEMORY": "7"}
 CLOSED = {"CUDA_VISIBLE_DEVICES": ""}
-# Scenario, more environment, what is asked for, the variables then, and what is said.
-OPTIONAL = {
-    "a GPU is there": ("gpu\ngpu", {}, "", "0", "Reserving GPU0"),
-    "no driver": ("gpu\nfail nvmlInitWithFlags * 9", {}, "", BEFORE, "kernel module"),
-    "nothing free": ("gpu\n compute 1 500", {}, "", CLOSED, "GPU0: busy"),
-    "no lock directory": ("gpu", {"RESERVE_GPU_LOCK_DIR": "/proc/no"}, "", CLOSED, "/proc/no"),
+# Scenario, more environment, the variables then, and what is said.
+OPTIONAL: dict[str, tuple[str, dict[str, str], str | dict[str, str], str]] = {
+    "a GPU is there": ("gpu\ngpu", {}, "0", "Reserving GPU0"),
+    "no driver": ("gpu\nfail nvmlInitWithFlags * 9", {}, BEFORE, "kernel module"),
+    "nothing free": ("gpu\n compute 1 500", {}, CLOSED, "GPU0: busy"),
+    "no lock directory": ("gpu", {"RESERVE_GPU_LOCK_DIR": "/proc/no"}, CLOSED, "/proc/no"),
 }
 
 
+@pytest.mark.ipython
 @pytest.mark.parametrize(
-    ("scenario", "extra", "arguments", "expected", "said"), OPTIONAL.values(), ids=OPTIONAL.keys()
+    ("scenario", "extra", "expected", "words"), OPTIONAL.values(), ids=OPTIONAL.keys()
 )
 def test_optional(
-    machine: Machine,
+    here: Here,
+    monkeypatch: pytest.MonkeyPatch,
     scenario: str,
     extra: dict[str, str],
-    arguments: str,
     expected: str | dict[str, str],
-    said: str,
+    words: str,
 ) -> None:
     """With --optional a notebook goes on, with no GPU to land on by mistake, and says why."""
-    machine.write(scenario)
+    here.write(scenario)
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if expected == "0" else {}
-    done = machine.ipython(
-        f"%reserve_gpu --optional {arguments}", PRINT_VARIABLES, **BEFORE, **order, **extra
-    )
-    assert (done.returncode, done.stderr.count("Traceback")) == (0, 0)
-    assert said in done.stdout
-    after = json.loads(done.stdout.splitlines()[-1])
+    for name, text in {**BEFORE, **order, **extra}.items():
+        monkeypatch.setenv(name, text)
+    cell = here.shell().run("%reserve_gpu --optional")
+    assert cell.error is None
+    assert words in cell.stdout + cell.stderr
     if isinstance(expected, str):
-        assert after["CUDA_VISIBLE_DEVICES"] == expected
+        assert variables()["CUDA_VISIBLE_DEVICES"] == expected
     else:
-        assert after == expected
-        assert "Going on without a GPU." in done.stdout
+        assert variables() == expected
+        assert "Going on without a GPU." in cell.stdout + cell.stderr
 
 
 # -- choosing --------------------------------------------------------------------------------------
 
-CHOICES = [
-    ("eight", "count=2", "0,1"),
-    ("eight", "count=3, exclude='GPU1 GPU2'", "0,4,5"),
-    ("mixed", "min_memory='9GB'", "1"),
-    ("mixed", "min_memory='12GiB'", "3"),
-    ("mixed", "name='rtx'", "1"),
-    ("mixed", "name='RTX', exclude=1", "3"),
-    ("mixed", "exclude=[0, 1]", "2"),
-    ("mixed", "count=2, name='GeForce', min_memory='10000'", "1,3"),
+CHOICES: list[tuple[str, dict[str, Any], str]] = [
+    ("eight", {"count": 2}, "0,1"),
+    ("eight", {"count": 3, "exclude": "GPU1 GPU2"}, "0,4,5"),
+    ("mixed", {"min_memory": "9GB"}, "1"),
+    ("mixed", {"min_memory": "12GiB"}, "3"),
+    ("mixed", {"name": "rtx"}, "1"),
+    ("mixed", {"name": "RTX", "exclude": 1}, "3"),
+    ("mixed", {"exclude": [0, 1]}, "2"),
+    ("mixed", {"count": 2, "name": "GeForce", "min_memory": "10000"}, "1,3"),
 ]
 
 
-@pytest.mark.parametrize(("scenario", "wanted", "visible"), CHOICES)
-def test_choosing(machine: Machine, scenario: str, wanted: str, visible: str) -> None:
+@pytest.mark.parametrize(("scenario", "wishes", "visible"), CHOICES)
+def test_choosing(here: Here, scenario: str, wishes: dict[str, Any], visible: str) -> None:
     """A GPU is had by number, memory, text in the name, and what it must not be."""
-    machine.use(scenario)
-    with machine.child() as child:
-        answer = child.reserve(wanted)
-        if "GPU1 GPU2" in wanted:  # any three of which two are a pair
-            assert answer.value is not None
-            assert not {"1", "2"} & set(answer.value.split(","))
-        else:
-            assert answer.value == visible, answer.text
+    here.use(scenario)
+    chosen = got(**wishes)
+    if wishes.get("exclude") == "GPU1 GPU2":  # any three of which two are a pair
+        assert not {"1", "2"} & set(chosen.split(","))
+    else:
+        assert chosen == visible
 
 
-def test_two_of_eight_are_a_pair(machine: Machine) -> None:
+def test_two_of_eight_are_a_pair(here: Here) -> None:
     """Of the free GPUs two that NVLink connects come before the two that come first."""
-    machine.use("eight")
-    with machine.child() as other, machine.child() as child:
-        assert other.reserve("[0, 3]").value == "0,3"
-        assert child.reserve("count=2").value == "4,5"
+    here.use("eight")
+    with here.rival("0"), here.rival("3"):
+        assert got(count=2) == "4,5"
 
 
-def test_an_excluded_index_is_not_touched(machine: Machine) -> None:
+def test_an_excluded_index_is_not_touched(here: Here) -> None:
     """Not one call is made about a GPU that is excluded by its index."""
-    machine.use("eight")
-    with machine.child() as child:
-        assert child.reserve("exclude='0,1'").value == "2"
-    assert {call.partition(" ")[2] for call in machine.calls()} == {"", "2"}
+    here.use("eight")
+    assert got(exclude="0,1") == "2"
+    assert {call.partition(" ")[2] for call in here.calls()} == {"", "2"}
 
 
 # What can never be had, and what must be said of it.
-IMPOSSIBLE = [
-    ("eight", "count=9", ["9 GPUs", "Of 8"]),
-    ("mixed", "min_memory='80GB'", ["74.5 GiB", "GPU3 has 24.0 GiB"]),
-    ("mixed", "name='H100'", ["H100", "GPU1 is a NVIDIA GeForce RTX 2080 Ti"]),
-    ("mixed", "count=3, min_memory='10GB'", ["3 GPUs", "GPU1, GPU3"]),
-    ("two", "count=2, exclude=0", ["2 GPUs"]),
-    ("two", "exclude=[0, 1]", ["exclude"]),
-    ("two", "exclude=7", ["GPU7"]),
-    ("two", "0, exclude=0", ["GPU0"]),
+IMPOSSIBLE: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("eight", {"count": 9}, ["9 GPUs", "Of 8"]),
+    ("mixed", {"min_memory": "80GB"}, ["74.5 GiB", "GPU3 has 24.0 GiB"]),
+    ("mixed", {"name": "H100"}, ["H100", "GPU1 is a NVIDIA GeForce RTX 2080 Ti"]),
+    ("mixed", {"count": 3, "min_memory": "10GB"}, ["3 GPUs", "GPU1, GPU3"]),
+    ("two", {"count": 2, "exclude": 0}, ["2 GPUs"]),
+    ("two", {"exclude": [0, 1]}, ["exclude"]),
+    ("two", {"exclude": 7}, ["GPU7"]),
+    ("two", {"devices": 0, "exclude": 0}, ["GPU0"]),
 ]
 
 
-@pytest.mark.parametrize(("scenario", "wanted", "said"), IMPOSSIBLE)
-def test_the_impossible(machine: Machine, scenario: str, wanted: str, said: list[str]) -> None:
+@pytest.mark.parametrize(("scenario", "wishes", "words"), IMPOSSIBLE)
+def test_the_impossible(
+    here: Here, monkeypatch: pytest.MonkeyPatch, scenario: str, wishes: dict[str, Any],
+    words: list[str],
+) -> None:  # fmt: skip
     """What no state of the machine could satisfy is one line with what there is, and no more."""
-    machine.use(scenario)
-    with machine.child(**BEFORE, CUDA_DEVICE_ORDER="PCI_BUS_ID") as child:
-        child.run("del os.environ['CUDA_VISIBLE_DEVICES']")
-        before = variables(child)
-        refused = child.reserve(wanted)
-        assert refused.error in ("ImpossibleError", "RequestError"), refused
-        assert all(part in refused.text for part in said), refused.text
-        assert "\n" not in refused.text
-        assert variables(child) == before
+    here.use(scenario)
+    monkeypatch.setenv("CUDA_DEVICE_MEMORY", "7")
+    with pytest.raises(RequestError) as caught:
+        reserve_gpu.reserve(**wishes)
+    assert all(part in str(caught.value) for part in words), caught.value
+    assert "\n" not in str(caught.value)
+    assert variables() == {"CUDA_DEVICE_MEMORY": "7"}
 
 
-def test_the_possible_that_is_not_free_is_not_impossible(machine: Machine) -> None:
+def test_the_possible_that_is_not_free_is_not_impossible(here: Here) -> None:
     """Where enough GPUs fit but not enough are free, the request may be repeated later."""
-    machine.use("mixed")
-    with machine.child() as other, machine.child() as child:
-        other.reserve("3")
-        refused = child.reserve("count=2, min_memory='10GB'")
-        assert refused.error == "NoFreeDeviceError"
-        assert f"pid {other.pid}" in refused.text
-        assert "GPU0: has 8.0 GiB" in refused.text
+    here.use("mixed")
+    with here.rival("3"):
+        text = refused(count=2, min_memory="10GB")
+    assert "rival.ipynb" in of_gpu(text, "3")
+    assert of_gpu(text, "0") == "has 8.0 GiB"
 
 
-def test_two_share_and_keep_others_out(machine: Machine) -> None:
+def test_two_share_and_keep_others_out(here: Here) -> None:
     """Two who share a GPU have it together; who wants it alone waits until both are gone."""
-    machine.write("gpu")
-    with machine.child() as one, machine.child() as two, machine.child() as alone:
-        assert one.reserve("share=True").value == "0"
-        assert two.reserve("0, share=True").value == "0"
-        for leaver in (one, two):
-            assert alone.reserve().error == "NoFreeDeviceError"
-            assert alone.reserve("0").error == "NoFreeDeviceError"
-            leaver.kill()
-        assert alone.reserve().value == "0"
+    here.write("gpu")
+    with here.rival(share=True):
+        with pytest.warns(reserve_gpu.ReserveGPUWarning, match="rival.ipynb"):
+            assert got(share=True) == "0"
+        reserve_gpu.release()
+        with here.rival(share=True):
+            for arguments in ((), ("0",)):
+                assert "rival.ipynb" in of_gpu(refused(*arguments))
+        assert "rival.ipynb" in of_gpu(refused())
+    assert got() == "0"
 
 
-def test_sharing_with_an_exclusive_holder(machine: Machine) -> None:
-    """A reserved GPU can be shared, with a warning that names its holder, who keeps it."""
-    machine.write("gpu")
-    with machine.child() as holder, machine.child() as sharer, machine.child() as third:
-        holder.reserve("note='long job'")
-        (warning, *_) = sharer.run(WARNINGS.format("share=True")).value
-        assert f"pid {holder.pid}" in warning
-        assert "long job" in warning
-        holder.run("reserve_gpu.release()")
-        assert f"pid {sharer.pid}" in third.reserve().text
+def test_sharing_takes_two(here: Here) -> None:
+    """Who reserved a GPU for themselves shares it with nobody: its holder and the queue are named.
+
+    No way out that is named takes the GPU from its holder.
+    """
+    here.write("gpu")
+    with here.rival(note="long job"):
+        for wishes in ({"share": True}, {"devices": "0", "share": True}):
+            text = refused(**wishes)
+            assert "rival.ipynb" in of_gpu(text)
+            assert "long job" in of_gpu(text)
+            assert "%reserve_gpu --wait" in text
+            assert "%reserve_gpu 0" not in text
+            assert "--share" not in text
 
 
-def test_sharing_prefers_the_free_then_the_emptiest(machine: Machine) -> None:
-    """Who shares any GPU gets a free one; if there is none, that with least memory in use."""
-    machine.write("gpu\n compute 1 5000\ngpu\n compute 2 3000\ngpu\n used 10\ngpu\n used 200")
-    with machine.child() as one, machine.child() as two, machine.child() as three:
-        assert one.reserve("share=True").value == "2"
-        assert two.reserve("share=True").value == "3"
-        assert three.reserve("share=True").value == "2"
-        two.kill()
-        three.run("reserve_gpu.release()")
-        one.kill()
-        machine.write("gpu\n compute 1 5000\ngpu\n compute 2 3000")
-        assert three.reserve("share=True").value == "1"
+def test_sharing_prefers_the_free_then_the_emptiest(here: Here) -> None:
+    """Who shares any GPU gets a free one; if there is none, of the shared that with least memory.
+
+    A GPU that is in use by somebody who does not share it is never picked.
+    """
+    here.write("gpu\n compute 1 50\ngpu\n compute 2 3000\ngpu\n used 10\ngpu\n used 200")
+    with here.rival("1", share=True):
+        assert got(share=True) == "2"
+        reserve_gpu.release()
+        with here.rival("2", share=True):
+            assert got(share=True) == "3"
+            reserve_gpu.release()
+            with here.rival("3"), pytest.warns(reserve_gpu.ReserveGPUWarning, match="GPU2"):
+                assert got(share=True) == "2"
+            reserve_gpu.release()
+        with here.rival("2"), here.rival("3"):
+            with pytest.warns(reserve_gpu.ReserveGPUWarning, match="GPU1: it is busy"):
+                assert got(share=True) == "1"
+            reserve_gpu.release()
 
 
-def test_a_note_is_read_by_others(machine: Machine) -> None:
+@pytest.mark.process
+def test_a_note_is_read_by_others(here: Here) -> None:
     """The note stands beside the reservation for whoever finds the GPU taken."""
-    with machine.child() as one, machine.child() as other:
-        one.reserve("0, note='till noon, call 123'")
-        assert "till noon, call 123" in other.reserve("0").text
-        one.reserve("0, note='till two'")
-        assert "till two" in other.reserve("0").text
+    with here.child() as holder:
+        holder.reserve("0, note='till noon, call 123'")
+        assert "till noon, call 123" in of_gpu(refused("0"))
+        holder.reserve("0, note='till two'")
+        assert "till two" in of_gpu(refused("0"))
 
 
 # -- README ----------------------------------------------------------------------------------------

@@ -1,23 +1,28 @@
-"""%reserve_gpu in real IPython shells."""
+"""%reserve_gpu in real IPython shells, most of them in the test process."""
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import shutil
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
 from reserve_gpu.options import MAGIC, REQUEST, magic_parser
+from tests.locked import held
 from tests.machine import ROOT
+from tests.reserving import variables
 
 if TYPE_CHECKING:
     import subprocess
 
-    from tests.machine import Machine
+    from tests.here import Here
+    from tests.machine import Cell, Machine
+    from tests.shell import Shell
+
+pytestmark = pytest.mark.ipython
 
 # Two GPUs whose UUIDs begin alike, with a letter in a bus id, and two that need nothing said.
 FOUR = """
@@ -52,39 +57,25 @@ CUDA_DEVICE_ORDER = 'PCI_BUS_ID'
 CUDA_VISIBLE_DEVICES = '1,0'
 """
 
-# Runs the cells of its first argument one after the other, also after an error.
-RUNNER = """
-import json, os, sys
-from IPython.utils.capture import capture_output
-answers = []
-for cell in json.loads(sys.argv[1]):
-    with capture_output() as shown:
-        result = get_ipython().run_cell(cell)
-    error = result.error_before_exec or result.error_in_exec
-    answers.append({
-        "stdout": shown.stdout, "stderr": shown.stderr, "error": error and type(error).__name__,
-        "cuda": {k: v for k, v in os.environ.items() if k.startswith("CUDA_")},
-    })
-print(json.dumps(answers))
-"""
+
+def run(shell: Shell, code: str) -> Cell:
+    """Run a cell; what it shows is less the warning that is due where tests run in a container."""
+    cell = shell.run(code)
+    cell.stderr = without_container(cell.stderr)
+    return cell
 
 
-@dataclass
-class Shown:
-    """What a cell showed, and the CUDA variables after it."""
+def without_container(text: str) -> str:
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("Warning: this container"))
 
-    stdout: str
-    stderr: str
-    error: str | None
-    cuda: dict[str, str]
 
-    @property
-    def visible(self) -> str | None:
-        return self.cuda.get("CUDA_VISIBLE_DEVICES")
+def visible() -> str | None:
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def ipython(machine: Machine, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    """Run IPython with these arguments and nothing loaded."""
+    """Run IPython as a program, with nothing loaded."""
     done = machine.command(
         *(sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "--no-term-title"),
         *arguments,
@@ -94,74 +85,183 @@ def ipython(machine: Machine, *arguments: str, **extra: str) -> subprocess.Compl
     return done
 
 
-def loaded(machine: Machine, *lines: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    """Run lines in IPython with the extension loaded, up to the first error."""
-    return ipython(machine, "--ext=reserve_gpu", "-c", "\n".join(lines), **extra)
+# -- what is printed -------------------------------------------------------------------------------
 
 
-def without_container(text: str) -> str:
-    """The text less the warning that is due where the tests themselves run in a container."""
-    lines = text.splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith("Warning: this container"))
-
-
-def run_cells(machine: Machine, *cells: str, **extra: str) -> list[Shown]:
-    """Run cells in one fresh IPython with the extension loaded, each whether or not one failed."""
-    script = machine.folder / "runner.py"
-    script.write_text(RUNNER)
-    done = ipython(machine, "--ext=reserve_gpu", str(script), json.dumps(cells), **extra)
-    assert done.stdout, done.stderr
-    shown = [Shown(**answer) for answer in json.loads(done.stdout)]
-    for one in shown:
-        one.stderr = without_container(one.stderr)
-    return shown
-
-
-def configure(machine: Machine, *lines: str) -> None:
-    """Give the machine's user the example configuration, with more lines at its end."""
-    profile = machine.home / ".ipython" / "profile_default"
-    profile.mkdir(parents=True)
-    target = shutil.copy(ROOT / "ipython_config.py", profile)
-    with open(target, "a", encoding="utf-8") as file:
-        file.write("\n".join(["", *lines, ""]))
-
-
-# -- loading and output ----------------------------------------------------------------------------
-
-
-def test_load_ext_gives_the_magic(machine: Machine) -> None:
+def test_load_ext_gives_the_magic(here: Here) -> None:
     """After %load_ext, %reserve_gpu prints the device and its variables to the letter."""
-    done = ipython(machine, "-c", "%load_ext reserve_gpu\n%reserve_gpu")
-    assert (done.stdout, done.stderr, done.returncode) == (ONE_DEVICE, "", 0)
+    shell = here.shell()
+    shell.run("%unload_ext reserve_gpu")
+    cell = run(shell, "%load_ext reserve_gpu\n%reserve_gpu")
+    assert (cell.stdout, cell.stderr, cell.error) == (ONE_DEVICE, "", None)
 
 
-def test_example_configuration_gives_the_magic(machine: Machine) -> None:
-    """With the repository's ipython_config.py in the profile the magic is there at the start."""
-    configure(machine)
-    done = ipython(machine, "-c", "%reserve_gpu")
-    assert (done.stdout, done.stderr, done.returncode) == (ONE_DEVICE, "", 0)
+def test_two_devices_get_a_line_each(here: Here) -> None:
+    """Several devices have a line each and share the variables, in the order that was asked for."""
+    cell = run(here.shell(), "%reserve_gpu 1,0")
+    assert (cell.stdout, cell.stderr, cell.error) == (TWO_DEVICES, "", None)
 
 
-def test_ext_gives_the_magic_and_two_devices_get_a_line_each(machine: Machine) -> None:
-    """With --ext too; several devices have a line each and share the variables, in order."""
-    done = loaded(machine, "%reserve_gpu 1,0")
-    assert (done.stdout, done.stderr, done.returncode) == (TWO_DEVICES, "", 0)
-
-
-def test_without_the_extension_there_is_no_magic(machine: Machine) -> None:
-    """Nothing adds the magic to a shell that did not ask for it."""
-    done = ipython(machine, "-c", "import reserve_gpu\n%reserve_gpu")
-    assert "not found" in done.stderr
-
-
-def test_what_the_driver_does_not_say_is_left_out(machine: Machine) -> None:
+def test_what_the_driver_does_not_say_is_left_out(here: Here) -> None:
     """An unreported link width leaves no gap in the line, an unreported memory sets no variable."""
-    machine.write("gpu\n name X\n width none\n memory none\ngpu\n name Y")
-    done = loaded(machine, "%reserve_gpu 0,1", CUDA_DEVICE_MEMORY="1")
-    first, second, *rest = done.stdout.splitlines()
+    here.write("gpu\n name X\n width none\n memory none\ngpu\n name Y")
+    os.environ["CUDA_DEVICE_MEMORY"] = "1"
+    first, second, *rest = run(here.shell(), "%reserve_gpu 0,1").stdout.splitlines()
     assert first.startswith("Reserving GPU0: 0000:01:00.0 X (VBIOS ")
     assert second.startswith("Reserving GPU1: 0000:02:00.0 16x Y (VBIOS ")
     assert rest == ["CUDA_DEVICE_ORDER = 'PCI_BUS_ID'", "CUDA_VISIBLE_DEVICES = '0,1'"]
+    assert "CUDA_DEVICE_MEMORY" not in os.environ
+
+
+def test_a_named_busy_device_warns_on_stderr(here: Here) -> None:
+    """A busy device that is named is reserved, with one warning line that names the process."""
+    here.use("busy")
+    cell = run(here.shell(), "%reserve_gpu 0")
+    assert (cell.stdout, visible()) == (ONE_DEVICE, "0")
+    (warning,) = cell.stderr.splitlines()
+    assert warning.startswith("Warning: You asked for GPU0: it is busy")
+    assert "4321" in warning
+
+
+def test_who_shares_is_told_of_the_others(here: Here) -> None:
+    """--share warns of those who share the GPU that was taken, and of no other GPU's holders."""
+    shell = here.shell()
+    with here.rival("0", share=True, note="the thesis"):
+        assert run(shell, "%reserve_gpu --share").stderr == ""  # one that is free comes first
+        shell.run("%reserve_gpu --release")
+        with here.rival("1"):
+            cell = run(shell, "%reserve_gpu --share")
+    assert visible() == "0"
+    (warning,) = cell.stderr.splitlines()
+    assert warning.startswith("Warning: You share GPU0: it is ")
+    assert "rival.ipynb" in warning
+    assert "the thesis" in warning
+
+
+def test_nothing_free(here: Here) -> None:
+    """Where nothing is free the cell fails with the reason for each device, and no traceback."""
+    here.use("busy")
+    cell = here.shell().run("%reserve_gpu\nprint('went on')")
+    assert (cell.error, cell.stdout) == ("NoFreeDeviceError", "")
+    first, *devices, _, last = cell.traceback
+    assert first == "No free GPU devices: 2 of 2 are in use."
+    assert [line.split(":")[0] for line in devices] == ["  GPU0", "  GPU1"]
+    assert "4321" in devices[0]
+    assert last == "CUDA_VISIBLE_DEVICES = ''"
+    text = "\n".join(cell.traceback)
+    assert not any(sign in text for sign in ("Traceback", "File ", "---->", "Error:", "\x1b"))
+
+
+def test_who_has_it_is_named(here: Here) -> None:
+    """A GPU that somebody has reserved is said to be, with the notebook and its pid."""
+    with here.rival("0"), here.rival("1"):
+        cell = here.shell().run("%reserve_gpu")
+    assert cell.traceback[1].startswith("  GPU0: reserved by ")
+    assert f"rival.ipynb (pid {os.getpid()})" in cell.traceback[1]
+
+
+# -- what a request changes ------------------------------------------------------------------------
+
+
+def test_fails_closed_and_recovers(here: Here) -> None:
+    """Nothing free: no GPU is visible, until one can be had or --release undoes the failure."""
+    before = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_MEMORY": "7"}
+    os.environ.update(before)
+    here.write("gpu\n  compute 4321 3500\n")
+    shell = here.shell()
+    for _ in range(2):  # the second failure does not take the first one's '' for the limit
+        assert shell.run("%reserve_gpu").error == "NoFreeDeviceError"
+        assert variables() == {"CUDA_VISIBLE_DEVICES": ""}
+    shell.run("%reserve_gpu --release")
+    assert variables() == before
+    shell.run("%reserve_gpu")
+    here.write("gpu\n  memory 4038\n")
+    assert shell.run("%reserve_gpu").error is None
+    assert variables() == {
+        "CUDA_VISIBLE_DEVICES": "0",
+        "CUDA_DEVICE_MEMORY": "4038",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+    shell.run("%reserve_gpu --release")
+    assert variables() == before
+
+
+def test_release_gives_the_variables_back(here: Here) -> None:
+    """--release says what it let go of and restores each variable; twice is no error."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+    shell = here.shell()
+    shell.run("%reserve_gpu")
+    assert held(here) == [1]
+    first, second = (run(shell, "%reserve_gpu --release") for _ in range(2))
+    unset = "CUDA_DEVICE_MEMORY is not set\nCUDA_DEVICE_ORDER is not set\n"
+    assert first.stdout == f"Released GPU1.\n{unset}CUDA_VISIBLE_DEVICES = '1'\n"
+    assert second.stdout.startswith("This kernel holds no GPU.\n")
+    assert (second.error, second.stderr) == (None, "")
+    assert (variables(), held(here)) == ({"CUDA_VISIBLE_DEVICES": "1"}, [])
+
+
+@pytest.mark.parametrize(
+    ("wish", "kept", "order"),
+    [
+        ("3", [3], "3"),
+        ("-n 1", [1], "1"),
+        ("--exclude 1", [3], "3"),
+        ("3,1", [1, 3], "3,1"),
+        ("", [1, 3], "1,3"),
+    ],
+)
+def test_a_smaller_wish(here: Here, wish: str, kept: list[int], order: str) -> None:
+    """A cell that asks for less than is held keeps that and lets go of the rest; a bare one not."""
+    here.write(FOUR)
+    shell = here.shell()
+    shell.run("%reserve_gpu 1,3")
+    cell = run(shell, f"%reserve_gpu {wish}")
+    assert (cell.error, cell.stderr) == (None, "")
+    assert cell.stdout.endswith(f"\nCUDA_VISIBLE_DEVICES = '{order}'\n")
+    assert (visible(), held(here)) == (order, kept)
+
+
+def test_the_end_of_a_cell_mends_a_deleted_lock(here: Here) -> None:
+    """After a cell in which somebody deleted the lock file, one line says that it is locked anew."""
+    shell = here.shell()
+    shell.run("%reserve_gpu 1")
+    lock = here.locks / f"{here.uuid('1')}.lock"
+    assert run(shell, "1").stderr == ""
+    lock.unlink()
+    cell = run(shell, "print('worked')")
+    assert (cell.stdout, cell.error) == ("worked\n", None)
+    (warning,) = cell.stderr.splitlines()
+    assert warning.startswith(f"Warning: Somebody deleted or replaced {lock}, the lock of GPU1.")
+    assert held(here) == [1]
+    assert run(shell, "1").stderr == ""
+
+
+def test_the_end_of_a_cell_tells_of_a_lost_lock(here: Here) -> None:
+    """Where another process took the GPU after its lock was deleted, each cell's end says whose."""
+    shell = here.shell()
+    shell.run("%reserve_gpu 1")
+    (here.locks / f"{here.uuid('1')}.lock").unlink()
+    with here.rival("1"):
+        for _ in range(2):
+            cell = run(shell, "print('worked')")
+            assert (cell.stdout, cell.error) == ("worked\n", None)
+            (warning,) = cell.stderr.splitlines()
+            assert "the device is now reserved by" in warning
+            assert "rival.ipynb" in warning
+
+
+def test_going_on_with_what_is_held(here: Here) -> None:
+    """--optional says which GPU stays where the kernel holds one, else that there is none."""
+    shell = here.shell()
+    shell.run("%reserve_gpu 1")
+    with here.rival("0"):
+        cell = shell.run("%reserve_gpu 0 --optional")
+        assert cell.stdout.endswith("\nGoing on with GPU1, as before.\n")
+        assert (cell.error, visible()) == (None, "1")
+        shell.run("%reserve_gpu --release")
+        cell = shell.run("%reserve_gpu 0 --optional")
+        assert cell.stdout.endswith("\nGoing on without a GPU.\n")
+        assert (cell.error, visible()) == (None, "")
 
 
 # -- arguments -------------------------------------------------------------------------------------
@@ -184,14 +284,15 @@ NAMES = [
 ]
 
 
-def test_devices_by_name(machine: Machine) -> None:
+def test_devices_by_name(here: Here) -> None:
     """An index, a list, a UUID, its unique prefix, a bus id mean that device, order kept."""
-    machine.write(FOUR)
-    answers = run_cells(machine, *(f"%reserve_gpu {name}" for name, _, _ in NAMES))
-    for (name, visible, memory), shown in zip(NAMES, answers, strict=True):
-        assert shown.error is None, (name, shown.stderr)
-        assert (shown.visible, shown.cuda["CUDA_DEVICE_MEMORY"]) == (visible, memory), name
-        assert shown.stdout.count("Reserving ") == len(visible.split(",")), name
+    here.write(FOUR)
+    shell = here.shell()
+    for name, numbers, memory in NAMES:
+        cell = run(shell, f"%reserve_gpu {name}")
+        assert cell.error is None, (name, cell.stderr)
+        assert (visible(), os.environ["CUDA_DEVICE_MEMORY"]) == (numbers, memory), name
+        assert cell.stdout.count("Reserving ") == len(numbers.split(",")), name
 
 
 # Each with a part of the one line that it must be answered with.
@@ -258,281 +359,49 @@ RUBBISH = [
         ),
     ],
 )
-def test_rubbish_is_one_line_and_changes_nothing(machine: Machine, before: dict[str, str]) -> None:
+def test_rubbish_is_one_line_and_changes_nothing(here: Here, before: dict[str, str]) -> None:
     """A bad argument is one line on stderr that stops a run; no variable is touched."""
-    machine.write(FOUR)
-    cells = [f"%reserve_gpu {line}" for line, _ in RUBBISH]
-    for (line, part), shown in zip(RUBBISH, run_cells(machine, *cells, **before), strict=True):
-        assert shown.error == "UsageError", (line, shown)
-        assert shown.stderr.startswith("UsageError: "), line
-        assert len(shown.stderr.splitlines()) == 1, line
-        assert part in shown.stderr, line
-        assert "\x1b" not in shown.stderr, line
-        assert len(shown.stderr) < 400, line
-        assert shown.stdout == "", line
-        assert shown.cuda == before, line
+    here.write(FOUR)
+    os.environ.update(before)
+    shell = here.shell()
+    for line, part in RUBBISH:
+        cell = run(shell, f"%reserve_gpu {line}")
+        assert cell.error == "UsageError", (line, cell)
+        assert cell.stderr.startswith("UsageError: "), line
+        assert len(cell.stderr.splitlines()) == 1, line
+        assert part in cell.stderr, line
+        assert "\x1b" not in cell.stderr, line
+        assert len(cell.stderr) < 400, line
+        assert cell.stdout == "", line
+        assert (variables(), held(here)) == (before, []), line
 
 
-def test_rubbish_leaves_a_reservation_alone(machine: Machine) -> None:
+def test_rubbish_leaves_a_reservation_alone(here: Here) -> None:
     """A bad argument after a good one changes neither the reservation nor its variables."""
-    good, *others = run_cells(
-        machine,
-        "%reserve_gpu 1",
-        "%reserve_gpu 7",
-        "%reserve_gpu 0,0",
-        "%reserve_gpu 'x",
-        "%reserve_gpu",
-    )
-    assert good.visible == "1"
-    assert [shown.cuda for shown in others] == [good.cuda] * 4
-    assert others[-1].stdout == good.stdout
+    shell = here.shell()
+    good = shell.run("%reserve_gpu 1")
+    before = variables()
+    for line in ("7", "0,0", "'x"):
+        assert shell.run(f"%reserve_gpu {line}").error == "UsageError"
+        assert (variables(), held(here)) == (before, [1])
+    assert shell.run("%reserve_gpu").stdout == good.stdout
 
 
-def test_release_gives_the_variables_back(machine: Machine) -> None:
-    """--release says what it let go of and restores each variable; twice is no error."""
-    taken, first, second = run_cells(
-        machine, "%reserve_gpu", "%reserve_gpu --release", "%reserve_gpu --release",
-        CUDA_VISIBLE_DEVICES="1",
-    )  # fmt: skip
-    assert taken.visible == "1"
-    assert "GPU1" in first.stdout
-    assert "CUDA_VISIBLE_DEVICES = '1'" in first.stdout
-    assert first.cuda == second.cuda == {"CUDA_VISIBLE_DEVICES": "1"}
-    assert (second.error, second.stderr) == (None, "")
-    assert "GPU1" not in second.stdout
-
-
-def test_named_busy_device_warns_on_stderr(machine: Machine) -> None:
-    """A busy device that is named is reserved, with one warning line that names the process."""
-    machine.use("busy")
-    (shown,) = run_cells(machine, "%reserve_gpu 0")
-    assert shown.visible == "0"
-    assert shown.stdout == ONE_DEVICE
-    (warning,) = shown.stderr.splitlines()
-    assert "GPU0" in warning
-    assert "4321" in warning
-
-
-def test_failure_stops_ipython(machine: Machine) -> None:
-    """Where nothing is free `ipython -c` says why, without a traceback, and exits with 1."""
-    machine.use("busy")
-    done = loaded(machine, "%reserve_gpu", "print('went on')")
-    assert done.returncode == 1
-    shown = (done.stdout + done.stderr).splitlines()
-    assert shown[0] == "No free GPU devices: 2 of 2 are in use."
-    assert [line.split(":")[0] for line in shown[1:3]] == ["  GPU0", "  GPU1"]
-    assert shown[-1] == "CUDA_VISIBLE_DEVICES = ''"
-    assert "went on" not in shown
-    assert "Traceback" not in done.stdout + done.stderr
-
-
-# -- help and settings -----------------------------------------------------------------------------
-
-
-def test_question_mark_shows_the_usage(machine: Machine) -> None:
-    """`%reserve_gpu?` shows every option that the parser knows."""
-    done = loaded(machine, "%reserve_gpu?")
-    assert "%reserve_gpu [" in done.stdout
-    assert "DEVICE" in done.stdout
-    assert "--release" in done.stdout
-    assert "PCI bus id" in done.stdout
-
-
-def test_config_shows_and_changes_the_settings(machine: Machine) -> None:
-    """`%config ReserveGPU` shows both settings, and what it sets holds for the next reservation."""
-    machine.write("gpu\n memory 4096\n used 700")
-    other = machine.folder / "other"
-    listed, default, _, _, after, _, back = run_cells(
-        machine,
-        "%config ReserveGPU",
-        "%reserve_gpu",
-        "%config ReserveGPU.idle_memory = '800MiB'",
-        f"%config ReserveGPU.lock_directory = {str(other)!r}",
-        "%reserve_gpu",
-        "%reserve_gpu --release\n%config ReserveGPU.idle_memory = ''",
-        "%reserve_gpu",
-    )
-    assert "ReserveGPU.idle_memory" in listed.stdout
-    assert str(machine.locks) in listed.stdout
-    assert default.error == "NoFreeDeviceError"
-    assert after.error is None
-    assert after.visible == "0"
-    assert [path.name for path in other.glob("GPU-*")]
-    assert back.error == "NoFreeDeviceError"
-
-
-def test_what_a_kernel_starts_has_its_settings(machine: Machine) -> None:
-    """A child process of a shell uses the lock directory and threshold that %config set there."""
-    cells = [
-        f"%config ReserveGPU.lock_directory = {str(machine.folder / 'other')!r}",
-        "%config ReserveGPU.idle_memory = '800MiB'",
-        "!echo $RESERVE_GPU_LOCK_DIR $RESERVE_GPU_IDLE_MEMORY",
-    ]
-    assert loaded(machine, *cells).stdout.split() == [str(machine.folder / "other"), "800MiB"]
-
-
-def test_bad_threshold_is_refused(machine: Machine) -> None:
-    """A threshold that is no size is refused in one line and the one before stays."""
-    _, refused, kept = run_cells(
-        machine,
-        "%config ReserveGPU.idle_memory = '2GB'",
-        "%config ReserveGPU.idle_memory = 'lots'",
-        "import os; print(os.environ['RESERVE_GPU_IDLE_MEMORY'])",
-    )
-    assert len((refused.stdout + refused.stderr).splitlines()) == 1
-    assert "'lots'" in refused.stdout + refused.stderr
-    assert kept.stdout == "2GB\n"
-
-
-def test_settings_come_from_the_configuration_file(machine: Machine) -> None:
-    """A configuration file sets both; an environment variable prevails over it."""
-    machine.write("gpu\n memory 4096\n used 700")
-    other = machine.folder / "other"
-    configure(
-        machine,
-        "c.ReserveGPU.idle_memory = '800MiB'",
-        f"c.ReserveGPU.lock_directory = {str(other)!r}",
-    )
-    assert ipython(machine, "-c", "%reserve_gpu", RESERVE_GPU_LOCK_DIR="").returncode == 0
-    assert other.is_dir()
-    assert not machine.locks.exists()
-    assert ipython(machine, "-c", "%reserve_gpu").returncode == 0
-    assert machine.locks.is_dir()
-    assert ipython(machine, "-c", "%reserve_gpu", RESERVE_GPU_IDLE_MEMORY="1MiB").returncode == 1
-
-
-@pytest.mark.parametrize("where", ["environment", "file"])
-def test_bad_threshold_outside_is_no_traceback(machine: Machine, where: str) -> None:
-    """A bad threshold in the environment or a configuration file is said without a traceback."""
-    if where == "file":
-        configure(machine, "c.ReserveGPU.idle_memory = 'lots'")
-        done = ipython(machine, "-c", "%reserve_gpu")
-    else:
-        done = loaded(machine, "%reserve_gpu", RESERVE_GPU_IDLE_MEMORY="lots")
-    assert "Traceback" not in done.stdout + done.stderr
-    assert "'lots'" in done.stdout + done.stderr
-    assert "Reserving" not in done.stdout
-
-
-# -- loading, unloading, and what stays untouched --------------------------------------------------
-
-
-def test_unload_and_reload_keep_the_reservation(machine: Machine) -> None:
-    """Unloading takes magic and settings away, reloading brings both back; the GPU is kept."""
-    taken, reloaded, _, gone, settings, _, again, settings_again = run_cells(
-        machine,
-        "%reserve_gpu 1",
-        "%reload_ext reserve_gpu\n%reserve_gpu",
-        "%unload_ext reserve_gpu",
-        "%reserve_gpu",
-        "%config ReserveGPU",
-        "%load_ext reserve_gpu",
-        "%reserve_gpu",
-        "%config ReserveGPU.idle_memory",
-    )
-    assert reloaded.stdout == again.stdout == taken.stdout
-    assert (gone.error, settings.error) == ("UsageError", "UsageError")
-    assert gone.cuda == taken.cuda == again.cuda
-    assert settings_again.error is None
-
-
-def test_unloaded_shell_still_holds_its_gpu(machine: Machine) -> None:
-    """While a shell that unloaded the extension lives, nobody else gets its GPU."""
-    lines = [
-        "import os, reserve_gpu",
-        "%reserve_gpu 0",
-        "%unload_ext reserve_gpu",
-        "os.system(ask)",
-    ]
-    ask = f"{sys.executable} -c 'import reserve_gpu; print(reserve_gpu.reserve().environ)'"
-    done = loaded(machine, f"ask = {ask!r}", *lines, CUDA_VISIBLE_DEVICES="0,1")
-    assert "Reserving GPU0" in done.stdout
-    # what the shell starts is fenced in by its CUDA_VISIBLE_DEVICES='0', and '0' is held
-    assert "reserved by" in done.stderr
-
-
-def test_loading_is_light(machine: Machine) -> None:
-    """Loading the extension imports hardly more than itself, and calls no driver."""
-    done = machine.python(
-        "import sys, IPython\n"
-        "from IPython.core.interactiveshell import InteractiveShell\n"
-        "shell = InteractiveShell.instance()\n"
-        "before = set(sys.modules)\n"
-        "shell.run_line_magic('load_ext', 'reserve_gpu')\n"
-        "print(*set(sys.modules) - before)"
-    )
-    fresh = set(done.stdout.split())
-    ours = {name for name in fresh if name.startswith("reserve_gpu")}
-    assert ours == {"reserve_gpu", "reserve_gpu.magic", "reserve_gpu.settings"}
-    assert not fresh & {"pynvml", "psutil", "rich", "ctypes", "subprocess", "asyncio"}
-    assert machine.calls() == []
-
-
-@pytest.mark.parametrize("how", ["by hand", "by itself"])
-def test_the_rest_is_loaded_after_a_cell_that_loads(machine: Machine, how: str) -> None:
-    """A shell loads what a reservation needs after the cell that loads the extension, or never."""
-    load = {
-        "by hand": "shell.run_cell('%load_ext reserve_gpu')",
-        "by itself": "shell.run_line_magic('load_ext', 'reserve_gpu'); shell.run_cell('1')",
-    }
-    done = machine.python(
-        "import sys\n"
-        "from IPython.core.interactiveshell import InteractiveShell\n"
-        "shell = InteractiveShell.instance()\n"
-        "before = set(sys.modules)\n"
-        f"{load[how]}\n"
-        "print(*set(sys.modules) - before)"
-    )
-    fresh = set(done.stdout.split())
-    needed = {"reserve_gpu.commands", "reserve_gpu.attempt", "reserve_gpu.nvml"}
-    assert fresh & needed == (needed if how == "by hand" else set())
-    assert not fresh & {"pynvml", "psutil", "rich", "ctypes"}
-    assert machine.calls() == []
-
-
-def test_namespace_stays_the_persons(machine: Machine) -> None:
-    """%reserve_gpu puts nothing into the user's namespace, and its value is None."""
-    done = loaded(
-        machine,
-        "import reserve_gpu as _seen; before = None; after = None; before = set(globals())",
-        "%reserve_gpu",
-        "after = set(globals())",
-        "print(after - before)",
-        "value = %reserve_gpu",
-        "print(value)",
-    )
-    assert done.stdout.splitlines()[-1] == "None"
-    assert "set()" in done.stdout.splitlines()
-
-
-def test_a_comment_is_no_argument(machine: Machine) -> None:
+def test_a_comment_is_no_argument(here: Here) -> None:
     """What stands behind # is a comment, as in Python."""
-    done = machine.ipython("%reserve_gpu 1  # the one with the fan")
-    assert "CUDA_VISIBLE_DEVICES = '1'" in done.stdout
-
-
-def test_going_on_with_what_is_held(machine: Machine) -> None:
-    """--optional says which GPU stays, where the kernel holds one."""
-    done = machine.ipython("%reserve_gpu 1", "%reserve_gpu -n 3 --optional")
-    assert "Going on with GPU1" in done.stdout
-    assert "without" not in done.stdout
-
-
-def test_sharing_warns_of_what_was_taken_alone(machine: Machine) -> None:
-    """--share warns of the use of the GPU that was taken, not of those that were not."""
-    machine.use("busy")
-    done = machine.ipython("%reserve_gpu --share")
-    assert "CUDA_VISIBLE_DEVICES = '1'" in done.stdout
-    assert [line[:22] for line in done.stderr.splitlines()] == ["Warning: You share GPU"]
+    here.shell().run("%reserve_gpu 1  # the one with the fan")
+    assert visible() == "1"
 
 
 # -- the manual page -------------------------------------------------------------------------------
 
 
-def test_the_manual_page(machine: Machine) -> None:
-    """%reserve_gpu? is a sentence, each option with its meaning, and four examples that parse."""
-    done = loaded(machine, "%reserve_gpu?", COLUMNS="80")
-    page = done.stdout.partition("Docstring:\n")[2]
+def test_the_manual_page(here: Here) -> None:
+    """%reserve_gpu? and --help are a sentence, each option, and four examples that parse."""
+    os.environ["COLUMNS"] = "80"
+    shell = here.shell()
+    page = shell.run("%reserve_gpu --help").stdout.rstrip("\n")
+    assert page in shell.run("%reserve_gpu?").stdout.partition("Docstring:\n")[2]
     assert page.startswith("Reserve a GPU for this kernel, and set the CUDA variables")
     for option in (*REQUEST, *MAGIC):
         flag = option.flags[-1] if option.flags != ("devices",) else "DEVICE"
@@ -544,3 +413,178 @@ def test_the_manual_page(machine: Machine) -> None:
     for example in examples:
         magic_parser().parse_args(example.split())
     assert max(map(len, page.splitlines())) < 100
+    assert held(here) == []
+
+
+def test_the_manual_page_says_that_sharing_takes_two(here: Here) -> None:
+    """The help of --share says that a GPU reserved without it is shared with nobody."""
+    page = here.shell().run("%reserve_gpu --help").stdout
+    (text,) = re.findall(r"^  --share(.*?)^  -", page, re.MULTILINE | re.DOTALL)
+    assert " ".join(text.split()) == (
+        "together with others who share it (a GPU reserved without --share is shared with nobody)"
+    )
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+def test_config_shows_and_changes_the_settings(here: Here) -> None:
+    """`%config ReserveGPU` shows both settings, and what it sets holds for the next reservation."""
+    here.write("gpu\n memory 4096\n used 700")
+    other, shell = here.folder / "other", here.shell()
+    shown = shell.run("%config ReserveGPU").stdout
+    assert "ReserveGPU.idle_memory" in shown
+    assert str(here.locks) in shown
+    assert shell.run("%reserve_gpu").error == "NoFreeDeviceError"
+    shell.run("%config ReserveGPU.idle_memory = '800MiB'")
+    shell.run(f"%config ReserveGPU.lock_directory = {str(other)!r}")
+    assert shell.run("%reserve_gpu").error is None
+    assert visible() == "0"
+    assert [path.name for path in other.glob("GPU-*")]
+    shell.run("%reserve_gpu --release\n%config ReserveGPU.idle_memory = ''")
+    assert shell.run("%reserve_gpu").error == "NoFreeDeviceError"
+
+
+def test_what_a_kernel_starts_has_its_settings(here: Here) -> None:
+    """What %config sets is in the environment of what the shell starts, until it is set to ''."""
+    shell = here.shell()
+    shell.run("%config ReserveGPU.lock_directory = '/tmp/other'")
+    shell.run("%config ReserveGPU.idle_memory = 500")
+    names = ("RESERVE_GPU_LOCK_DIR", "RESERVE_GPU_IDLE_MEMORY")
+    assert [os.environ.get(name) for name in names] == ["/tmp/other", "500"]
+    shell.run("%config ReserveGPU.lock_directory = ''\n%config ReserveGPU.idle_memory = ''")
+    assert [os.environ.get(name) for name in names] == [None, None]
+
+
+def test_a_bad_threshold_is_refused(here: Here, caplog: pytest.LogCaptureFixture) -> None:
+    """A threshold that is no size is refused in one line and the one before stays."""
+    shell = here.shell()
+    shell.run("%config ReserveGPU.idle_memory = '2GB'")
+    shell.run("%config ReserveGPU.idle_memory = 'lots'")
+    (text,) = caplog.messages  # where IPython sends it, which a notebook shows on stderr
+    assert text.startswith("'lots' is no size.")
+    assert len(text.splitlines()) == 1
+    assert os.environ["RESERVE_GPU_IDLE_MEMORY"] == "2GB"
+
+
+@pytest.mark.parametrize("where", ["environment", "configuration"])
+def test_a_bad_threshold_outside_is_no_traceback(here: Here, where: str) -> None:
+    """A bad threshold from outside is said in one line by the first reservation, not at loading."""
+    shell = here.shell()
+    if where == "environment":
+        os.environ["RESERVE_GPU_IDLE_MEMORY"] = "lots"
+    else:
+        shell.shell.config.ReserveGPU.idle_memory = "lots"
+    cell = run(shell, "%reload_ext reserve_gpu")
+    assert (cell.stdout, cell.stderr, cell.error) == ("", "", None)
+    cell = run(shell, "%reserve_gpu")
+    assert (cell.stdout, cell.error) == ("", "UsageError")
+    assert len(cell.stderr.splitlines()) == 1
+    assert "'lots'" in cell.stderr
+
+
+@pytest.mark.process
+def test_example_configuration_gives_the_magic(machine: Machine) -> None:
+    """With the repository's ipython_config.py in the profile, magic and settings are there."""
+    machine.write("gpu\n memory 4096\n used 700")
+    other = machine.folder / "other"
+    profile = machine.home / ".ipython" / "profile_default"
+    profile.mkdir(parents=True)
+    shutil.copy(ROOT / "ipython_config.py", profile)
+    with (profile / "ipython_config.py").open("a") as file:
+        file.write("\nc.ReserveGPU.idle_memory = '800MiB'\n")
+        file.write(f"c.ReserveGPU.lock_directory = {str(other)!r}\n")
+    done = ipython(machine, "-c", "%reserve_gpu", RESERVE_GPU_LOCK_DIR="")
+    assert done.stdout.startswith("Reserving GPU0: "), done.stderr
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert [path.name for path in other.glob("GPU-*")]
+    assert not machine.locks.exists()
+
+
+def test_the_environment_prevails_over_a_configuration(here: Here) -> None:
+    """An environment variable that is set when the extension is loaded prevails over a file."""
+    shell = here.shell()
+    shell.shell.config.ReserveGPU.idle_memory = "1MiB"
+    shell.shell.config.ReserveGPU.lock_directory = str(here.folder / "other")
+    os.environ["RESERVE_GPU_IDLE_MEMORY"] = "900MiB"
+    shell.run("%reload_ext reserve_gpu\n%reserve_gpu")
+    assert os.environ["RESERVE_GPU_IDLE_MEMORY"] == "900MiB"
+    assert held(here) == [0]
+    assert not (here.folder / "other").exists()
+
+
+# -- loading, unloading, and what stays untouched --------------------------------------------------
+
+
+@pytest.mark.process
+def test_ext_gives_the_magic_and_a_failure_stops_ipython(machine: Machine) -> None:
+    """After `ipython --ext`, a cell that gets no GPU ends `-c` with 1, and nothing after it runs."""
+    machine.use("busy")
+    done = ipython(machine, "--ext=reserve_gpu", "-c", "%reserve_gpu\nprint('went on')")
+    assert done.returncode == 1
+    shown = (done.stdout + done.stderr).splitlines()
+    assert shown[0] == "No free GPU devices: 2 of 2 are in use."
+    assert shown[-1] == "CUDA_VISIBLE_DEVICES = ''"
+    assert "went on" not in shown
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_unload_and_reload_keep_the_reservation(here: Here) -> None:
+    """Unloading takes magic and settings away, reloading brings both back; the GPU is kept."""
+    shell = here.shell()
+    taken = shell.run("%reserve_gpu 1")
+    assert shell.run("%reload_ext reserve_gpu\n%reserve_gpu").stdout == taken.stdout
+    before = variables()
+    shell.run("%unload_ext reserve_gpu")
+    cell = shell.run("import reserve_gpu\n%reserve_gpu")
+    assert cell.error == "UsageError"
+    assert "not found" in cell.stderr
+    assert shell.run("%config ReserveGPU").error == "UsageError"
+    assert (variables(), held(here)) == (before, [1])
+    shell.run("%load_ext reserve_gpu")
+    assert shell.run("%reserve_gpu").stdout == taken.stdout
+    assert shell.run("%config ReserveGPU.idle_memory").error is None
+
+
+def test_loading_again_tells_nothing_twice(here: Here) -> None:
+    """An extension that was loaded again looks after its locks once at the end of a cell."""
+    shell = here.shell()
+    shell.run("%reload_ext reserve_gpu\n%reserve_gpu 1")
+    (here.locks / f"{here.uuid('1')}.lock").unlink()
+    with here.rival("1"):
+        assert run(shell, "1").stderr.count("the device is now reserved by") == 1
+        shell.run("%unload_ext reserve_gpu")
+        assert run(shell, "1").stderr == ""
+
+
+@pytest.mark.process
+def test_loading_is_light(machine: Machine) -> None:
+    """Loading the extension loads nothing heavy and asks no driver; Tab's part waits for a Tab."""
+    done = machine.python(
+        "import os, sys, IPython\n"
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        "shell.Completer.use_jedi = False\n"
+        "before = set(sys.modules)\n"
+        "shell.run_cell('%load_ext reserve_gpu')\n"
+        "print(*set(sys.modules) - before)\n"
+        "print(os.path.exists(os.environ['STAND_IN_LOG']))\n"
+        "for text in ('pri', '%reserve_gpu '):\n"
+        "    shell.complete('', text, len(text))\n"
+        "    print('reserve_gpu.jupyter.completion' in sys.modules)"
+    )
+    fresh, has_asked, *has_completion = done.stdout.splitlines()
+    assert "reserve_gpu.magic" in fresh.split(), done.stderr
+    heavy = {"pynvml", "psutil", "rich", "ctypes", "subprocess", "asyncio"}
+    assert not set(fresh.split()) & heavy
+    assert (has_asked, has_completion) == ("False", ["False", "True"])
+    assert not machine.locks.exists()
+
+
+def test_namespace_stays_the_persons(here: Here) -> None:
+    """%reserve_gpu puts nothing into the user's namespace, and its value is None."""
+    shell = here.shell()
+    names = set(shell.shell.user_ns)
+    shell.run("%load_ext reserve_gpu\n%reserve_gpu\n%reserve_gpu --release")
+    assert {name for name in set(shell.shell.user_ns) - names if not name.startswith("_i")} == set()
+    assert shell.run("value = %reserve_gpu\nprint(value)").stdout.endswith("\nNone\n")

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reserve_gpu import names
-from reserve_gpu.device import Device, Fault
-from reserve_gpu.errors import RequestError
-from reserve_gpu.text import shown
+from reserve_gpu.errors import RequestError, shown
+from reserve_gpu.gpus import names
+from reserve_gpu.model import Device, Fault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -191,8 +190,33 @@ def test_require_distinct(found: list[Device | Fault], twice: str | None) -> Non
     if twice is None:
         names.require_distinct(found)
         return
-    with pytest.raises(RequestError, match=f"{twice} "):
+    with pytest.raises(RequestError, match=f"^{twice} is named twice"):
         names.require_distinct(found)
+
+
+@pytest.mark.parametrize(
+    ("found", "is_mixed"),
+    [
+        ([], False),
+        ([A, B], False),
+        ([C, D], False),
+        ([C, BROKEN], False),
+        ([A, LOST], False),
+        ([A, C], True),
+        ([D, B], True),
+        ([LOST, D], True),
+        ([A, BROKEN], True),
+    ],
+)
+def test_require_one_kind(found: list[Device | Fault], *, is_mixed: bool) -> None:
+    """Whole GPUs and MIG instances together are refused, and one of each is named."""
+    if not is_mixed:
+        names.require_one_kind(found)
+        return
+    with pytest.raises(RequestError, match="CUDA gives a process one") as caught:
+        names.require_one_kind(found)
+    for device in found:
+        assert device.label in str(caught.value)
 
 
 # -- as CUDA reads them ----------------------------------------------------------------------------
@@ -274,6 +298,35 @@ def test_numbers_within(listed: list[int], count: int, expected: list[int]) -> N
     devices: list[Device | Fault] = [Device(index, f"GPU-{index}") for index in range(count)]
     visible = names.visible(listed, devices, list(range(count)))
     assert visible == [devices[index] for index in expected]
+
+
+@pytest.mark.parametrize(
+    ("uuid", "bare"),
+    [
+        ("GPU-8F2A-11", "8f2a-11"),
+        ("MIG-8f2a-11", "8f2a-11"),
+        ("8f2a-11", "8f2a-11"),
+        ("MIG-GPU-8f2a/7/0", "8f2a/7/0"),  # before driver 470
+    ],
+)
+def test_bare_uuid(uuid: str, bare: str) -> None:
+    """CUDA gives a UUID as sixteen bytes: without a word before it, in small letters."""
+    assert names.bare_uuid(uuid) == bare
+
+
+@pytest.mark.parametrize(
+    ("device", "model"),
+    [
+        (Device(0, "GPU-a", name="Tesla T4"), "Tesla T4"),
+        (Device(0, "GPU-a", name="A MIG thing"), "A MIG thing"),
+        (Device(0, "GPU-a"), ""),
+        (Device(0, "MIG-a", name="NVIDIA A100 MIG 1g.5gb", instance=0), "NVIDIA A100"),
+        (Device(0, "MIG-a", name="Odd", instance=0), "Odd"),
+    ],
+)
+def test_model(device: Device, model: str) -> None:
+    """An instance is of the model of its GPU."""
+    assert names.model(device) == model
 
 
 # -- foreign text ----------------------------------------------------------------------------------

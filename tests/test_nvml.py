@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes.util
 import os
+import sys
+import time
 from typing import TYPE_CHECKING, Any
 
+import pynvml
 import pytest
 
+import reserve_gpu
+from reserve_gpu import host
+from reserve_gpu.errors import DriverError, NoDriverError, NoFreeDeviceError, RequestError
+from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.gpus.nvml import GPU_LIMIT, MIG_LIMIT, Link, Nvml
+from reserve_gpu.model import ComputeMode, Device, Fault, State
+from tests.reserving import got, of_gpu, refused, variables
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from tests.here import Here
     from tests.machine import Child, Machine
-
-INITIAL_PID_NAMESPACE = 0xEFFFFFFC
-# Elsewhere, in a container, an empty process list proves nothing.
-SEES_ALL = os.stat("/proc/self/ns/pid").st_ino == INITIAL_PID_NAMESPACE
 
 QUERIES = [f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Compute", "Graphics", "MPSCompute")]
 NO_V3 = "".join(f"missing {query}_v3\n" for query in QUERIES)
 NO_V2 = "".join(f"missing {query}_v2\n" for query in QUERIES)
 NO_MEMORY_V2 = "missing nvmlDeviceGetMemoryInfo_v2\n"
-VARIABLES = "{k: v for k, v in os.environ.items() if k[:5] == 'CUDA_'}"
+HANGING_S = 0.1  # a call that takes longer hangs
 
 
 def processes_fail(code: int) -> str:
@@ -31,14 +41,14 @@ def processes_fail(code: int) -> str:
     )
 
 
-def ask_nvml(child: Child, expression: str, limit_s: float = 20.0) -> Any:
-    """The value of an expression with our `nvml` open."""
-    answer = child.run(
-        "from reserve_gpu.nvml import Nvml\n"
-        f"with Nvml(limit_s={limit_s}) as nvml:\n    value = {expression}\nvalue"
-    )
-    assert answer.error is None, answer.text
-    return answer.value
+def walk(limit_s: float = 20.0) -> list[Device | Fault]:
+    """All devices of the machine, in a conversation of its own."""
+    with Nvml(limit_s) as nvml:
+        return list(nvml.walk())
+
+
+def labels(devices: Sequence[Device | Fault]) -> list[str]:
+    return [device.label for device in devices]
 
 
 # -- idle or not -----------------------------------------------------------------------------------
@@ -69,196 +79,360 @@ IDLE = {
     ),
 }
 
-# With what must be said of it.
+# With the state that it is refused for, and what must be said of it.
 BUSY = {
-    "a compute process": ("gpu\n compute 4321 3500", "pid 4321"),
-    "a compute process of unknown memory": ("gpu\n compute 4321 -", "pid 4321"),
+    "a compute process": ("gpu\n compute 4321 3500", State.BUSY, "pid 4321"),
+    "a compute process of unknown memory": ("gpu\n compute 4321 -", State.BUSY, "pid 4321"),
     "a compute process beside a desktop": (
-        "gpu\n memory 10240\n graphics 1 2000\n compute 4321 10",
-        "pid 4321",
+        "gpu\n memory 10240\n graphics 1 2000\n compute 4321 10", State.BUSY, "pid 4321",
     ),
-    "a compute process, before 510": (f"{NO_V3}gpu\n compute 4321 10", "pid 4321"),
-    "a compute process, before 450": (f"{NO_V3}{NO_V2}gpu\n compute 4321 10", "1 compute process"),
-    "an MPS client": ("gpu\n mps 777 100", "777"),
-    "memory of nobody": ("gpu\n memory 81920\n used 1100", "1.1 GiB in use by no process"),
-    "memory of nobody on a small card": ("gpu\n memory 4096\n used 210", "210 MiB in use by no"),
+    "a compute process, before 510": (f"{NO_V3}gpu\n compute 4321 10", State.BUSY, "pid 4321"),
+    "a compute process, before 450": (
+        f"{NO_V3}{NO_V2}gpu\n compute 4321 10", State.BUSY, "1 compute process",
+    ),
+    "an MPS client": ("gpu\n mps 777 100", State.BUSY, "777"),
+    "memory of nobody": (
+        "gpu\n memory 81920\n used 1100", State.BUSY, "1.1 GiB in use by no process",
+    ),
+    "memory of nobody on a small card": (
+        "gpu\n memory 4096\n used 210", State.BUSY, "210 MiB in use by no",
+    ),
     "memory of nobody beside a desktop": (
-        "gpu\n memory 81920\n graphics 1 2000\n used 1100",
+        "gpu\n memory 81920\n graphics 1 2000\n used 1100", State.BUSY,
         "1.1 GiB in use by no process",
     ),
     "memory of nobody beside the reserve": (
-        f"{NO_MEMORY_V2}gpu\n memory 4096\n reserved 600\n used 200",
+        f"{NO_MEMORY_V2}gpu\n memory 4096\n reserved 600\n used 200", State.BUSY,
         "in use by no process",
     ),
     "memory of nobody, process lists unknown": (
-        f"{processes_fail(999)}gpu\n memory 8192\n used 3000",
+        f"{processes_fail(999)}gpu\n memory 8192\n used 3000", State.BUSY,
         "2.9 GiB in use by no process",
     ),
-    "prohibited": ("gpu\n mode prohibited", "prohibited"),
-    "exclusive process with a process": ("gpu\n mode exclusive_process\n compute 4321 5", "4321"),
-    "neither processes nor memory": (f"{processes_fail(3)}gpu\n memory none", "neither"),
-}
+    "prohibited": ("gpu\n mode prohibited", State.PROHIBITED, "prohibited"),
+    "prohibited and in use": (
+        "gpu\n mode prohibited\n compute 4321 5", State.PROHIBITED, "prohibited",
+    ),
+    "exclusive process with a process": (
+        "gpu\n mode exclusive_process\n compute 4321 5", State.BUSY, "4321",
+    ),
+    "neither processes nor memory": (
+        f"{processes_fail(3)}gpu\n memory none", State.UNKNOWN, "neither",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("scenario", IDLE.values(), ids=IDLE.keys())
-def test_idle(machine: Machine, scenario: str) -> None:
+def test_idle(here: Here, scenario: str) -> None:
     """A GPU without a sign of use, by a reading that can be trusted, is idle."""
-    machine.write(scenario)
-    with machine.child() as child:
-        answer = child.reserve()
-        assert answer.value == "0", answer.text
+    here.write(scenario)
+    assert got() == "0"
 
 
-@pytest.mark.parametrize(("scenario", "said"), BUSY.values(), ids=BUSY.keys())
-def test_not_idle(machine: Machine, scenario: str, said: str) -> None:
+@pytest.mark.parametrize(("scenario", "state", "words"), BUSY.values(), ids=BUSY.keys())
+def test_not_idle(here: Here, scenario: str, state: State, words: str) -> None:
     """A GPU with a sign of use, or without a reading, is not taken, and why is said."""
-    machine.write(scenario)
-    with machine.child() as child:
-        answer = child.reserve()
-        assert answer.error == "NoFreeDeviceError"
-        assert said in answer.text.splitlines()[1]
-        machine.add("gpu")
-        assert child.reserve().value == "1"
+    here.write(scenario)
+    with pytest.raises(NoFreeDeviceError) as caught:
+        reserve_gpu.reserve()
+    assert words in of_gpu(str(caught.value))
+    assert [refusal.state for refusal in caught.value.refusals] == [state]
+    here.add("gpu")
+    assert got() == "1"
 
 
-def test_without_a_memory_reading(machine: Machine) -> None:
+def test_without_a_memory_reading(here: Here) -> None:
     """Without a memory reading the processes decide, if all can be seen; else it is unknown."""
-    machine.write("gpu\n memory none")
-    with machine.child() as child:
-        answer = child.reserve()
-        if SEES_ALL:
-            assert answer.value == "0"
-        else:
-            assert answer.error == "NoFreeDeviceError"
-            assert "unknown" in answer.text.splitlines()[1]
+    here.write("gpu\n memory none")
+    if host.sees_all_processes():
+        assert got() == "0"
+    else:  # in a container, an empty process list proves nothing
+        assert "unknown" in of_gpu(refused())
 
 
-def test_named_but_unusable(machine: Machine) -> None:
+@pytest.mark.parametrize("use", ["mode prohibited", "mode exclusive_process\n compute 4321 5"])
+def test_named_but_unusable(here: Here, use: str) -> None:
     """A GPU that CUDA would not let us onto is refused also if it is named."""
-    with machine.child() as child:
-        for use in ("mode prohibited", "mode exclusive_process\n compute 4321 5"):
-            machine.write(f"gpu\n {use}\ngpu")
-            answer = child.reserve("0")
-            assert answer.error == "NoFreeDeviceError"
-            assert "GPU0" in answer.text
+    here.write(f"gpu\n {use}\ngpu")
+    assert "GPU0" in refused("0")
 
 
-def test_threshold_is_configurable(machine: Machine) -> None:
-    """$RESERVE_GPU_IDLE_MEMORY moves the threshold both ways; one that is no size is refused."""
-    machine.write("gpu\n memory 8192\n used 300")
-    for size, idle in (("", True), ("299", False), ("301MiB", True), ("0.5GB", True), ("0", False)):
-        with machine.child(RESERVE_GPU_IDLE_MEMORY=size) as child:
-            assert (child.reserve().error is None) == idle, size
-    with machine.child(RESERVE_GPU_IDLE_MEMORY="much") as child:
-        answer = child.reserve()
-        assert answer.error == "RequestError"
-        assert "RESERVE_GPU_IDLE_MEMORY" in answer.text
-        assert child.run(VARIABLES).value == {}
+SIZES = [("", True), ("299", False), ("301MiB", True), ("0.5GB", True), ("0", False)]
+
+
+@pytest.mark.parametrize(("size", "is_idle"), SIZES)
+def test_threshold_is_configurable(
+    here: Here, monkeypatch: pytest.MonkeyPatch, size: str, *, is_idle: bool
+) -> None:
+    """$RESERVE_GPU_IDLE_MEMORY moves the threshold both ways."""
+    here.write("gpu\n memory 8192\n used 300")
+    monkeypatch.setenv("RESERVE_GPU_IDLE_MEMORY", size)
+    assert got() == "0" if is_idle else "300 MiB" in of_gpu(refused())
+
+
+def test_threshold_that_is_no_size(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A $RESERVE_GPU_IDLE_MEMORY that is no size is refused by its name, and changes nothing."""
+    monkeypatch.setenv("RESERVE_GPU_IDLE_MEMORY", "much")
+    with pytest.raises(RequestError, match="RESERVE_GPU_IDLE_MEMORY"):
+        reserve_gpu.reserve()
+    assert variables() == {}
+
+
+# -- what is read ----------------------------------------------------------------------------------
+
+
+def test_what_is_known_of_a_gpu(here: Here) -> None:
+    """A GPU has its name, bus id, VBIOS, lanes and memory; None for what is not reported."""
+    here.write(
+        "gpu\n name Tesla T4\n bus 0001:3b:00.0\n vbios 90.04\n width 8\n memory 15360\n"
+        "gpu\n width none\n memory none\nfail nvmlDeviceGetName 1 3\n"
+    )
+    first, second = walk()
+    assert first == Device(0, here.uuid("0"), "Tesla T4", "0001:3B:00.0", 15360, "90.04", 8)
+    assert isinstance(second, Device)
+    assert (second.name, second.memory_mib, second.link_width) == (None, None, None)
+
+
+def test_usage(here: Here) -> None:
+    """A reading has the numbers of processes, memory with and without graphics, and the mode."""
+    here.write(
+        "gpu\n memory 4096\n reserved 90\n used 10\n mode exclusive_process\n"
+        " compute 1 100\n compute 2 -\n graphics 3 20\n mps 4 5"
+    )
+    with Nvml() as nvml:
+        (device,) = nvml.walk()
+        assert isinstance(device, Device)
+        usage = nvml.usage(device)
+    assert (usage.compute, usage.mps, usage.mode) == (2, 1, ComputeMode.EXCLUSIVE_PROCESS)
+    assert (usage.total_mib, usage.used_mib, usage.graphics_mib) == (4096, 135, 20)
+    assert usage.unexplained_mib == 115
+    assert usage.reserve_known
+    assert usage.sees_all is host.sees_all_processes()
+
+
+def test_processes(here: Here) -> None:
+    """Compute processes and MPS clients are listed once each, with their memory; a desktop not."""
+    here.write("gpu\n compute 1 100\n compute 2 -\n graphics 3 20\n mps 4 5\n mps 1 100")
+    with Nvml() as nvml:
+        (device,) = nvml.walk()
+        assert isinstance(device, Device)
+        listed = [(process.pid, process.memory_mib) for process in nvml.processes(device)]
+    assert sorted(listed, key=str) == [(1, 100), (2, None), (4, 5)]
+
+
+def test_utilisation(here: Here) -> None:
+    """How busy a GPU was is a percentage, None where that is not reported or fails."""
+    here.write("gpu\n utilisation 97\ngpu\n utilisation none\ngpu")
+    here.add("fail nvmlDeviceGetUtilizationRates 2 999")
+    with Nvml() as nvml:
+        devices = [device for device in nvml.walk() if isinstance(device, Device)]
+        assert [nvml.utilisation(device) for device in devices] == [97, None, None]
+
+
+def test_driver_version(here: Here) -> None:
+    """The driver's version is text, None where it does not say."""
+    with Nvml() as nvml:
+        assert nvml.driver_version() == "470.57.02"
+        here.add("fail nvmlSystemGetDriverVersion * 999")
+        assert nvml.driver_version() is None
+
+
+LINKS = {
+    "nvlink": Link.NVLINK, "switch": Link.SWITCH, "switches": Link.SWITCH, "host": Link.SOCKET,
+    "node": Link.SOCKET, "system": Link.SYSTEM,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "link"), LINKS.items())
+def test_links(here: Here, kind: str, link: Link) -> None:
+    """How two GPUs are linked is one of four distances; what the driver does not say is far."""
+    here.write(f"gpu\n link 1 {kind}\ngpu")
+    with Nvml() as nvml:
+        one, other = nvml.walk()
+        assert isinstance(one, Device)
+        assert isinstance(other, Device)
+        assert nvml.link(one, other) == nvml.link(other, one) == link
+        here.add("fail nvmlDeviceGetP2PStatus * 3\nfail nvmlDeviceGetTopologyCommonAncestor * 999")
+        assert nvml.link(one, other) == Link.SYSTEM
+
+
+def test_mode_of_the_future(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compute mode whose number is not known yet is none, and no obstacle."""
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeMode", lambda _handle: 77)
+    with Nvml() as nvml:
+        device = next(nvml.walk())
+        assert isinstance(device, Device)
+        assert nvml.usage(device).mode is None
+    assert got() == "0"
 
 
 # -- MIG -------------------------------------------------------------------------------------------
 
 
-def test_mig_instances(machine: Machine) -> None:
+def test_mig_instances(here: Here) -> None:
     """Each MIG instance is a device with its own lock and memory, gaps or not; its GPU is none."""
-    machine.use("mig")
-    with machine.child() as child, machine.child() as other:
-        assert ask_nvml(child, "[getattr(d, 'label') for d in nvml.walk()]") == [
-            "GPU0", "GPU1:0", "GPU1:2", "GPU1:5", "GPU2",
-        ]  # fmt: skip
-        uuids = ask_nvml(child, "[d.uuid for d in nvml.devices(1)]")
-        assert all(uuid.startswith("MIG-") for uuid in uuids)
-        assert other.reserve("'1:0'").value == uuids[0]
-        assert child.reserve("'1:0'").error == "NoFreeDeviceError"
-        assert child.reserve("'1:2'").value == uuids[1]
-        assert child.run("os.environ['CUDA_DEVICE_MEMORY']").value == "9856"
-        for name in ("1", "'1:1'", "'1:9'"):  # the GPU, a gap, beyond the last
-            answer = child.reserve(name)
-            assert answer.error == "RequestError"
-            assert "1:0, 1:2, 1:5" in answer.text
-        assert child.visible() == uuids[1]
+    here.use("mig")
+    devices = walk()
+    assert labels(devices) == ["GPU0", "GPU1:0", "GPU1:2", "GPU1:5", "GPU2"]
+    parts = [device for device in devices[1:4] if isinstance(device, Device)]
+    assert all(part.uuid.startswith("MIG-") for part in parts)
+    assert {part.gpu_uuid for part in parts} == {here.uuid("1")}
+    assert [part.old_name for part in parts] == [
+        f"MIG-{here.uuid('1')}/{gpu_instance}/0" for gpu_instance in (7, 3, 1)
+    ]
+    with here.rival("1:0"):
+        assert "rival.ipynb" in of_gpu(refused("1:0"), "1:0")
+        assert got("1:2") == parts[1].uuid
+    assert os.environ["CUDA_DEVICE_MEMORY"] == "9856"
+    for name in ("1", "1:1", "1:9"):  # the GPU, a gap, beyond the last
+        with pytest.raises(RequestError, match="1:0, 1:2, 1:5"):
+            reserve_gpu.reserve(name)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == parts[1].uuid
 
 
-def test_mig_instance_is_busy_by_itself(machine: Machine) -> None:
+def test_mig_instance_is_busy_by_itself(here: Here) -> None:
     """A process on one instance makes that one busy, not its neighbours."""
-    machine.write("gpu\n mig on\n instance 1\n compute 4321 500\n instance 4\ngpu")
-    with machine.child() as child:
-        visible = child.reserve().value
-        assert visible == ask_nvml(child, "[d.uuid for d in nvml.devices(0)][1]")
+    here.write("gpu\n mig on\n instance 1\n compute 4321 500\n instance 4\ngpu")
+    assert got() == here.uuid("0:4")
 
 
-def test_mig_without_instances(machine: Machine) -> None:
+def test_mig_without_instances(here: Here) -> None:
     """A GPU with MIG on and no instance is skipped, and that is said."""
-    machine.write("gpu\n mig on")
-    with machine.child() as child:
-        assert "MIG" in child.reserve().text.splitlines()[1]
-        machine.add("gpu")
-        assert child.reserve().value == "1"
+    here.write("gpu\n mig on")
+    assert "MIG" in of_gpu(refused())
+    here.add("gpu")
+    assert got() == "1"
+
+
+def test_instance_in_trouble(here: Here) -> None:
+    """An instance that can't be read is a fault of its own, with its number; the others serve."""
+    here.write("gpu\n mig on\n instance 1\n instance 4")
+    here.add("fail nvmlDeviceGetUUID 0:1 999")
+    fault, device = walk()
+    assert isinstance(fault, Fault)
+    assert (fault.label, fault.index, fault.instance) == ("GPU0:1", 0, 1)
+    assert "Unknown Error" in fault.reason
+    assert got() == here.uuid("0:4") == getattr(device, "uuid", None)
 
 
 # -- lazily ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", ["", "0", "'GPU0'"])
-def test_nothing_is_touched_needlessly(machine: Machine, arguments: str) -> None:
+@pytest.mark.parametrize("arguments", [(), ("0",), ("GPU0",)])
+def test_nothing_is_touched_needlessly(here: Here, arguments: tuple[str, ...]) -> None:
     """With the first GPU idle, or named by its index, no other is touched."""
-    with machine.child() as child:
-        assert child.reserve(arguments).value == "0"
-    touched = {call.partition(" ")[2] for call in machine.calls()}
-    assert touched == {"", "0"}
+    assert got(*arguments) == "0"
+    assert {call.partition(" ")[2] for call in here.calls()} == {"", "0"}
 
 
-def test_calls_do_not_grow_with_the_gpus(machine: Machine) -> None:
+def test_calls_do_not_grow_with_the_gpus(here: Here) -> None:
     """With the first GPU idle, eight GPUs take the calls that two take, and one initialisation."""
     calls = []
     for count in (2, 8):
-        machine.write("gpu\n" * count)
-        machine.log.unlink(missing_ok=True)
-        with machine.child() as child:
-            assert child.reserve().value == "0"
-        calls.append(machine.calls())
+        here.write("gpu\n" * count)
+        here.log.unlink(missing_ok=True)
+        assert got() == "0"
+        calls.append(here.calls())
+        reserve_gpu.release()
     assert calls[0] == calls[1]
     assert sum(call.startswith("nvmlInit") for call in calls[0]) == 1
     assert sum(call.startswith("nvmlShutdown") for call in calls[0]) == 1
     assert sum(call.startswith("nvmlDeviceGetHandleByIndex") for call in calls[0]) == 1
 
 
-def test_asking_again_asks_no_driver(machine: Machine) -> None:
+def test_asking_again_asks_no_driver(here: Here) -> None:
     """What is held already is confirmed without a call to NVML."""
-    with machine.child() as child:
-        child.reserve()
-        before = machine.calls()
-        assert child.reserve().value == "0"
-        assert machine.calls() == before
+    reserve_gpu.reserve()
+    before = here.calls()
+    assert got() == "0"
+    assert here.calls() == before
+
+
+def touches(here: Here, index: int) -> int:
+    return here.calls().count(f"nvmlDeviceGetHandleByIndex_v2 {index}")
+
+
+def test_a_fault_is_asked_again_a_device_is_not(here: Here) -> None:
+    """A GPU that failed is asked again at the next call, as it may be back; a known one is not."""
+    here.add("fail nvmlDeviceGetUUID 0 999")
+    with Nvml() as nvml:
+        assert [type(device) for device in nvml.walk()] == [Fault, Device]
+        assert [type(device) for device in nvml.walk()] == [Fault, Device]
+        here.use("two")
+        assert [type(device) for device in nvml.walk()] == [Device, Device]
+        assert [type(device) for device in nvml.walk()] == [Device, Device]
+    assert (touches(here, 0), touches(here, 1)) == (3, 1)
+
+
+def test_the_instances_beside_a_fault_stay_the_same(here: Here) -> None:
+    """Where a GPU is asked again for the fault of one instance, the others are as they were."""
+    here.write("gpu\n mig on\n instance 0\n instance 1")
+    plain = here.scenario.read_text()
+    here.add("fail nvmlDeviceGetUUID 0:1 999")
+    with Nvml() as nvml:
+        first, fault = nvml.devices(0)
+        here.write(plain)
+        again, back = nvml.devices(0)
+    assert again is first
+    assert isinstance(fault, Fault)
+    assert isinstance(back, Device)
+
+
+def test_a_device_of_an_earlier_conversation(here: Here) -> None:
+    """What one conversation has found can be asked about in the next; what is gone is an error."""
+    one, other = walk()
+    assert isinstance(one, Device)
+    assert isinstance(other, Device)
+    here.write("gpu\n compute 4321 9")
+    with Nvml() as nvml:
+        assert nvml.usage(one).compute == 1
+        assert [process.pid for process in nvml.processes(one)] == [4321]
+        with pytest.raises(DeviceError):
+            nvml.usage(other)
+        assert nvml.processes(other) == []
+        assert nvml.utilisation(other) is None
+        assert nvml.link(one, other) == Link.SYSTEM
 
 
 # -- no driver, or one in trouble ------------------------------------------------------------------
 
 
-def check_no_driver(child: Child, said: str) -> None:
+def check_no_driver(*words: str) -> None:
     """reserve() says it in one line, and changes nothing."""
-    before = child.run(VARIABLES).value
+    before = variables()
+    with pytest.raises(DriverError) as caught:
+        reserve_gpu.reserve()
+    text = str(caught.value)
+    assert all(word in text.lower() for word in words), text
+    assert "\n" not in text
+    assert variables() == before
+
+
+def check_no_driver_in(child: Child, words: str) -> None:
+    before = child.run("str(os.environ)").value
     answer = child.reserve()
     assert answer.error in ("DriverError", "NoDriverError")
-    assert said in answer.text.lower()
+    assert words in answer.text.lower()
     assert "\n" not in answer.text
-    assert child.run(VARIABLES).value == before
+    assert child.run("str(os.environ)").value == before
 
 
+@pytest.mark.process
 @pytest.mark.skipif(
     ctypes.util.find_library("nvidia-ml") is not None, reason="there is an NVIDIA driver here"
 )
 def test_no_driver(machine: Machine) -> None:
     """Without the driver's library one line says so and no variable is changed."""
     with machine.child(LD_LIBRARY_PATH="", CUDA_VISIBLE_DEVICES="1") as child:
-        check_no_driver(child, "no nvidia driver")
+        check_no_driver_in(child, "no nvidia driver")
 
 
+@pytest.mark.process
 def test_library_that_cannot_be_loaded(machine: Machine, tmp_path: Path) -> None:
     """A file in the place of the driver's library that is none is the same as no driver."""
     (tmp_path / "libnvidia-ml.so.1").write_text("no library")
     with machine.child(LD_LIBRARY_PATH=str(tmp_path), CUDA_VISIBLE_DEVICES="1") as child:
-        check_no_driver(child, "no nvidia driver")
+        check_no_driver_in(child, "no nvidia driver")
 
 
 @pytest.mark.parametrize(
@@ -276,20 +450,42 @@ def test_library_that_cannot_be_loaded(machine: Machine, tmp_path: Path) -> None
         (998, "driver"),
     ],
 )
-def test_driver_that_does_not_start(machine: Machine, code: int, remedy: str) -> None:
+def test_driver_that_does_not_start(
+    here: Here, monkeypatch: pytest.MonkeyPatch, code: int, remedy: str
+) -> None:
     """Whatever error initialisation answers, one line names a remedy and no variable is changed."""
-    machine.add(f"fail nvmlInitWithFlags * {code}")
-    with machine.child(CUDA_DEVICE_MEMORY="7") as child:
-        check_no_driver(child, remedy)
+    here.add(f"fail nvmlInitWithFlags * {code}")
+    monkeypatch.setenv("CUDA_DEVICE_MEMORY", "7")
+    check_no_driver(remedy, "(nvmlinit)")
 
 
-def test_driver_without_gpus(machine: Machine) -> None:
+def test_driver_without_gpus(here: Here) -> None:
     """A driver that shows no GPU, or can't count them, is said in one line."""
-    machine.write("count 0\ngpu")
-    with machine.child() as child:
-        check_no_driver(child, "no gpu")
-        machine.write("gpu\nfail nvmlDeviceGetCount_v2 * 999")
-        check_no_driver(child, "count")
+    here.write("count 0\ngpu")
+    check_no_driver("no gpu")
+    here.write("gpu\nfail nvmlDeviceGetCount_v2 * 999")
+    check_no_driver("count")
+
+
+def test_driver_that_counts_a_million(here: Here) -> None:
+    """More GPUs than there can be are no list to walk through: one line says the number."""
+    here.write("count 1000000\ngpu")
+    check_no_driver("counts 1000000 gpus", f"at most {GPU_LIMIT}")
+    assert len(here.calls()) < 10
+    here.write(f"count {GPU_LIMIT}\ngpu")
+    assert got() == "0"
+
+
+def test_gpu_that_counts_a_million_instances(here: Here) -> None:
+    """More MIG instances than there can be are a fault of that GPU; the next one serves."""
+    here.write("gpu\n mig on\n slots 1000000\n instance 0\ngpu")
+    fault, _ = walk()
+    assert isinstance(fault, Fault)
+    assert f"counts 1000000 MIG instances on it, which can't be (at most {MIG_LIMIT})" in (
+        fault.reason
+    )
+    assert len(here.calls()) < 30
+    assert got() == "1"
 
 
 # -- one GPU in trouble ----------------------------------------------------------------------------
@@ -312,131 +508,158 @@ TROUBLE = {
 
 
 @pytest.mark.parametrize(("fault", "cause"), TROUBLE.items(), ids=TROUBLE.keys())
-def test_gpu_in_trouble_is_skipped(machine: Machine, fault: str, cause: str) -> None:
+def test_gpu_in_trouble_is_skipped(here: Here, fault: str, cause: str) -> None:
     """A GPU that fails is skipped, the next one served; where it is wanted the cause is said."""
-    machine.add(f"fail {fault}")
-    with machine.child() as child:
-        for wanted in ("count=2", "0"):
-            answer = child.reserve(wanted)
-            assert answer.error == "NoFreeDeviceError"
-            (line,) = (line for line in answer.text.splitlines() if line.startswith("  GPU0: "))
-            assert cause in line
-        assert child.reserve().value == "1"
+    here.add(f"fail {fault}")
+    for wanted in ({"count": 2}, {"devices": "0"}):
+        assert cause in of_gpu(refused(**wanted))
+    assert got() == "1"
 
 
-def test_gpus_beyond_those_described(machine: Machine) -> None:
+def test_gpus_beyond_those_described(here: Here) -> None:
     """GPUs that are counted but refuse their handle are skipped."""
-    machine.write("count 3\ngpu\n compute 4321 10")
-    with machine.child() as child:
-        answer = child.reserve()
-        assert answer.error == "NoFreeDeviceError"
-        labels = [line.partition(":")[0] for line in answer.text.splitlines()[1:4]]
-        assert labels == ["  GPU0", "  GPU1", "  GPU2"]
+    here.write("count 3\ngpu\n compute 4321 10")
+    text = refused()
+    assert all(of_gpu(text, number) for number in "012")
 
 
 @pytest.mark.parametrize(
     "function", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo_v2"]
 )
-def test_call_that_hangs(machine: Machine, function: str) -> None:
+def test_call_that_hangs(here: Here, function: str) -> None:
     """A GPU whose call hangs is marked as faulty after the limit, and the next one is read."""
-    machine.add(f"delay {function} 0 1000")
-    with machine.child() as child:
-        kinds = "[type(found).__name__ for found in nvml.walk()]"
-        assert ask_nvml(child, kinds, limit_s=0.3) == ["Fault", "Device"]
-        reason = ask_nvml(child, "[found.reason for found in nvml.devices(0)][0]", limit_s=0.3)
-        assert "hangs" in reason
+    here.add(f"delay {function} 0 1000")
+    fault, device = walk(HANGING_S)
+    assert isinstance(device, Device)
+    assert isinstance(fault, Fault)
+    assert "the driver hangs: no answer within 0.1 s" in fault.reason
 
 
-ASK_AGAIN_AND_AGAIN = """
-import time
-from reserve_gpu.bindings import DeviceError
-from reserve_gpu.nvml import Nvml
-
-def ask(nvml, device):
+def ask(nvml: Nvml, device: Device, limit_s: float | None = None) -> object:
     try:
-        return nvml.usage(device).mode
+        return nvml.usage(device, limit_s).mode
     except DeviceError as error:
         return str(error)
 
-def threads():
-    return len(os.listdir("/proc/self/task"))
 
-nvml = Nvml(limit_s=0.2).__enter__()
-one, other = nvml.walk()
-before = threads()
-said = [ask(nvml, one) for _ in range(9)]
-said, ask(nvml, other), threads() - before
-"""
-UNTIL_IT_ANSWERS = """
-while ask(nvml, one) == said[0]:
-    time.sleep(0.01)
-ask(nvml, one)
-"""
-
-
-def test_a_call_that_hangs_is_not_made_again_until_it_ends(machine: Machine) -> None:
+def test_a_call_that_hangs_is_not_made_again_until_it_ends(here: Here) -> None:
     """However often a reading is asked for, one thread hangs with it, and all others go on."""
-    usual = machine.scenario.read_text()
-    machine.add("delay nvmlDeviceGetComputeMode 0 3")
-    with machine.child() as child:
-        answer = child.run(ASK_AGAIN_AND_AGAIN)
-        assert not answer.error, answer.text
-        said, others, threads = answer.value
-        assert set(said) == {"the driver hangs: no answer within 0.2 s (nvmlDeviceGetComputeMode)"}
-        assert (others, threads) == ("default", 1)
-        machine.write(usual)
-        assert child.run(UNTIL_IT_ANSWERS).value == "default"
+    with Nvml(HANGING_S) as nvml:
+        one, other = nvml.walk()
+        assert isinstance(one, Device)
+        assert isinstance(other, Device)
+        before = _thread._count()
+        usual = here.scenario.read_text()
+        here.add("delay nvmlDeviceGetComputeMode 0 1000")
+        reason = "the driver hangs: no answer within 0.1 s (nvmlDeviceGetComputeMode)"
+        assert {ask(nvml, one) for _ in range(9)} == {reason}
+        assert here.calls().count("nvmlDeviceGetComputeMode 0") == 1
+        assert ask(nvml, other, 20) is ComputeMode.DEFAULT
+        assert _thread._count() - before == 1
+        here.scenario.unlink()  # ends the delay
+        while ask(nvml, one) == reason:
+            time.sleep(0.001)
+        here.write(usual)
+        assert ask(nvml, one) is ComputeMode.DEFAULT
 
 
-def test_initialisation_that_hangs(machine: Machine) -> None:
+def test_a_reading_may_have_a_limit_of_its_own(here: Here) -> None:
+    """A reading that was given less time counts as hanging after that."""
+    with Nvml() as nvml:
+        device = next(nvml.walk())
+        assert isinstance(device, Device)
+        here.add("delay nvmlDeviceGetMemoryInfo_v2 0 1000")
+        assert "no answer within 0.05 s" in str(ask(nvml, device, 0.05))
+
+
+def test_initialisation_that_hangs(here: Here) -> None:
     """A driver that hangs at once is an error, not a wait without end."""
-    machine.add("delay nvmlInitWithFlags * 1000")
-    with machine.child() as child:
-        answer = child.run(
-            "from reserve_gpu.nvml import Nvml\nwith Nvml(limit_s=0.3) as nvml: nvml.count()"
-        )
-        assert answer.error == "DriverError"
-        assert "hangs" in answer.text
+    here.add("delay nvmlInitWithFlags * 1000")
+    with Nvml(HANGING_S) as nvml, pytest.raises(DriverError, match="hangs"):
+        nvml.count()
 
 
 # -- other people's bindings and bytes -------------------------------------------------------------
 
 
-def test_memory_function_replaced(machine: Machine) -> None:
+def test_memory_function_replaced(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory function as gpustat leaves it, without `version`, is used as it is."""
-    machine.write("gpu\n memory 4096\n reserved 600\ngpu\n memory 4096")
-    with machine.child() as child:
-        child.run(
-            "import pynvml\n"
-            "original = pynvml.nvmlDeviceGetMemoryInfo\n"
-            "def replacement(handle):\n    return original(handle, version=pynvml.nvmlMemory_v2)\n"
-            "pynvml.nvmlDeviceGetMemoryInfo = replacement"
-        )
-        assert child.reserve().value == "0"
-        assert child.run("os.environ['CUDA_DEVICE_MEMORY']").value == "4096"
+    here.write("gpu\n memory 4096\n reserved 600\ngpu\n memory 4096")
+    original = pynvml.nvmlDeviceGetMemoryInfo
+
+    def replacement(handle: Any) -> Any:
+        return original(handle, version=pynvml.nvmlMemory_v2)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", replacement)
+    assert got() == "0"
+    assert os.environ["CUDA_DEVICE_MEMORY"] == "4096"
 
 
-def test_wrong_module(machine: Machine, tmp_path: Path) -> None:
+MODULES = {
+    "another one": "def nvmlInit(): pass",
+    "none": "raise ImportError('not here')",
+    "one of Python 2": "print 'hello'",
+    "a broken one": "1 / 0",
+}
+
+
+@pytest.mark.parametrize("source", MODULES.values(), ids=MODULES.keys())
+def test_wrong_module(
+    here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str
+) -> None:
     """A module pynvml that is not nvidia-ml-py's is answered by the command that mends it."""
-    (tmp_path / "pynvml.py").write_text("def nvmlInit(): pass")
-    with machine.child() as child:
-        child.run(f"sys.path.insert(0, {str(tmp_path)!r})")
-        check_no_driver(child, "pip install nvidia-ml-py")
+    (tmp_path / "pynvml.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pynvml")
+    check_no_driver("pip install nvidia-ml-py")
+    sys.modules.pop("pynvml", None)
 
 
-def test_missing_module(machine: Machine, tmp_path: Path) -> None:
-    """Without the module pynvml the command that installs it is named."""
-    (tmp_path / "pynvml.py").write_text("raise ImportError('not here')")
-    with machine.child() as child:
-        child.run(f"sys.path.insert(0, {str(tmp_path)!r})")
-        check_no_driver(child, "pip install nvidia-ml-py")
-
-
-def test_bytes_that_are_no_text(machine: Machine) -> None:
+def test_bytes_that_are_no_text(here: Here) -> None:
     """A name or VBIOS that is not UTF-8 is no obstacle, and what is printed of it is text."""
-    with machine.child() as child:
-        machine.scenario.write_bytes(b"gpu\n name Ge\xff\xfeForce\n vbios \x80\x81\n")
-        assert child.reserve().value == "0"
-        assert child.run("str(reserve_gpu.current()).isprintable()").error is None
-        (first, *_) = child.run("str(reserve_gpu.current()).splitlines()").value
-        assert first.startswith("Reserving GPU0: 0000:01:00.0 16x")
+    here.scenario.write_bytes(b"gpu\n name Ge\xff\xfeForce\n vbios \x80\x81\n")
+    reservation = reserve_gpu.reserve()
+    assert str(reservation).splitlines()[0] == "Reserving GPU0: 0000:01:00.0 16x"
+
+
+def test_escape_sequences_in_a_name(here: Here) -> None:
+    """What a driver calls its GPUs can't control a terminal, in whatever is said of them."""
+    here.write("gpu\n name Ge\x1b[31mForce\n vbios 1\x072\n uuid GPU-a\x1bb\n")
+    reservation = reserve_gpu.reserve()
+    status = reserve_gpu.status()
+    texts = (str(reservation), repr(reservation), status.to_text(), status._repr_html_())
+    for text in texts:
+        assert all(line.isprintable() for line in text.splitlines()), text
+    assert "Ge\N{REPLACEMENT CHARACTER}[31mForce" in str(reservation)
+    reserve_gpu.release()
+    here.add("compute 4321 9000")
+    wishes: list[dict[str, Any]] = [{}, {"name": "H100"}, {"devices": "GPU-b"}]
+    for wanted in wishes:
+        with pytest.raises(reserve_gpu.ReserveGPUError) as caught:
+            reserve_gpu.reserve(**wanted)
+        assert all(line.isprintable() for line in str(caught.value).splitlines())
+
+
+def test_words_of_the_driver(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error's text is shown in one bounded line, also where the driver's words are no text."""
+    words = "\x1b[31mbad\nworse" + "x" * 1000
+    monkeypatch.setattr(pynvml.NVMLError, "__str__", lambda _self: words)
+    here.add("fail nvmlDeviceGetUUID 0 15")
+    line = of_gpu(refused("0"))
+    assert line.isprintable()
+    assert 200 < len(line) < 400
+
+    def no_words(_self: object) -> str:
+        return b"\xff".decode()
+
+    monkeypatch.setattr(pynvml.NVMLError, "__str__", no_words)
+    assert of_gpu(refused("0")) == "error 15 (nvmlDeviceGetUUID)"
+
+
+def test_no_driver_is_an_error_of_its_own(here: Here) -> None:
+    """Who wants to go on without a GPU can tell that there is no driver from one in trouble."""
+    for code, kind in ((9, NoDriverError), (12, NoDriverError), (18, DriverError)):
+        here.write(f"gpu\nfail nvmlInitWithFlags * {code}")
+        with pytest.raises(DriverError) as caught:
+            reserve_gpu.reserve()
+        assert type(caught.value) is kind

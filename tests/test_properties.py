@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from IPython.core.error import UsageError
 
-from reserve_gpu import names, quantities
-from reserve_gpu.commands import _parse
-from reserve_gpu.device import Device, Fault
-from reserve_gpu.errors import RequestError
-from reserve_gpu.text import shown
-from tests.machine import Machine
+import reserve_gpu
+from reserve_gpu import magic
+from reserve_gpu.errors import RequestError, shown
+from reserve_gpu.gpus import names
+from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.model import Device, Fault
+from reserve_gpu.reservation import limit, request
+from tests.forker import Forker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.machine import Child
+    from tests.here import Here
+    from tests.shell import Shell
 
-settings.register_profile("ours", deadline=None, derandomize=True, max_examples=150)
+settings.register_profile(
+    "ours",
+    deadline=None,
+    derandomize=True,
+    max_examples=150,
+    # All examples of a test are on one machine: each leaves it as it found it.
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 settings.load_profile("ours")
 
 # -- what people type ------------------------------------------------------------------------------
@@ -46,43 +60,29 @@ WORDS = st.one_of(
     st.sampled_from(["'", '"', "\\", "1e9", "9" * 5000]),
     TYPED,
 )
-# Runs a line of the magic in a real shell, and lets go of what that reserved.
-SHELL = """
-from IPython.core.interactiveshell import InteractiveShell
-from IPython.utils.capture import capture_output
-
-shell = InteractiveShell.instance()
-shell.run_line_magic("load_ext", "reserve_gpu")
-
-def type_line(line):
-    with capture_output():
-        try:
-            shell.run_line_magic("reserve_gpu", line)
-            return "", ""
-        except BaseException as error:
-            return type(error).__name__, str(error)
-        finally:
-            reserve_gpu.release()
-"""
 
 
-@pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
-    machine = Machine(tmp_path_factory.mktemp("shell"))
-    with machine.child() as child:
-        assert not child.run(SHELL).error
-        yield child
+@pytest.fixture
+def shell(here: Here) -> Shell:
+    return here.shell()
 
 
+@pytest.mark.ipython
 @given(st.lists(WORDS, max_size=5).map(" ".join) | TYPED)
 @example("-n " + "9" * 5000)
 @example("--min-memory " + "9" * 5000)
 @example("-n 99999999999999999999")
-def test_any_line_is_obeyed_or_a_usage_error(shell: Child, line: str) -> None:
+def test_any_line_is_obeyed_or_a_usage_error(shell: Shell, line: str) -> None:
     """On a machine that nobody else uses, any line is obeyed or refused by one line of text."""
-    error, text = shell.run(f"type_line({line!r})").value
-    assert error in ("", "UsageError"), text
-    assert len(text.splitlines()) == bool(error)
+    text = ""
+    try:
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            shell.shell.run_line_magic("reserve_gpu", line)
+    except UsageError as error:
+        text = str(error) or "\n\n"
+    finally:
+        reserve_gpu.release()
+    assert len(text.splitlines()) <= 1
 
 
 def unless_refused(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -95,6 +95,7 @@ def unless_refused(function: Callable[..., Any], *arguments: Any) -> Any:
     return None
 
 
+@settings(max_examples=60)
 @given(
     devices=st.lists(NAMES, max_size=4),
     count=st.none() | st.integers(-5, 99),
@@ -113,7 +114,7 @@ def test_what_is_quoted_arrives(
     words = devices + [f"--{name}={text}" for name, text in texts.items()]
     words += [f"--{flag}" for flag in flags] + ([] if count is None else [f"--count={count}"])
     words += ["--exclude", *exclude] if exclude else []
-    typed = vars(_parse(shlex.join(words)))
+    typed = vars(magic._parse(shlex.join(words)))
     assert typed == typed | {
         "devices": devices,
         "count": count,
@@ -193,15 +194,15 @@ def test_sizes(number: Any, unit: str, blank: str) -> None:
     """A size is its number times its unit, in any case of letters, with or without a blank."""
     expected = pytest.approx(float(number) * MIB[unit])
     for text in (f"{number}{blank}{unit}", f" {number}{blank}{unit.upper()} "):
-        assert quantities.parse_size(text) == expected
-    assert quantities.parse_size(f"{number}{unit.lower()}") == expected
+        assert request.parse_size(text) == expected
+    assert request.parse_size(f"{number}{unit.lower()}") == expected
 
 
 @given(NUMBERS, NUMBERS, st.sampled_from(list(MIB)))
 def test_more_is_more(one: Any, other: Any, unit: str) -> None:
     """Of two sizes in one unit the larger number is the larger size."""
     less, more = sorted([one, other])
-    assert quantities.parse_size(f"{less}{unit}") <= quantities.parse_size(f"{more}{unit}")
+    assert request.parse_size(f"{less}{unit}") <= request.parse_size(f"{more}{unit}")
 
 
 @given(
@@ -212,7 +213,7 @@ def test_more_is_more(one: Any, other: Any, unit: str) -> None:
 @example("٣GB")
 def test_sizes_are_understood_or_refused(text: str | float) -> None:
     """Anything else is a RequestError of one line; no size is negative or not a number."""
-    size = unless_refused(quantities.parse_size, text)
+    size = unless_refused(request.parse_size, text)
     assert size is None or size >= 0
 
 
@@ -226,7 +227,7 @@ def test_durations(number: Any, unit: str, blank: str) -> None:
     """A duration is its number times its unit, in any case of letters, with or without a blank."""
     expected = pytest.approx(float(number) * SECONDS[unit])
     for text in (f"{number}{blank}{unit}", f" {number}{blank}{unit.upper()} "):
-        assert quantities.parse_duration(text) == expected
+        assert request.parse_duration(text) == expected
 
 
 @given(st.floats(0, 1e9) | st.integers(0, 10**9))
@@ -234,7 +235,7 @@ def test_durations(number: Any, unit: str, blank: str) -> None:
 @example(1e-05)
 def test_any_number_of_seconds_is_a_duration(number: float) -> None:
     """What a program computes, however many digits it has, is a number of seconds."""
-    assert quantities.parse_duration(number) == number
+    assert request.parse_duration(number) == number
 
 
 @given(
@@ -253,7 +254,7 @@ def test_any_number_of_seconds_is_a_duration(number: float) -> None:
 @example("٣m")
 def test_durations_are_understood_or_refused(text: object) -> None:
     """Anything else is a RequestError of one line; no duration is negative or not a number."""
-    duration = unless_refused(quantities.parse_duration, text)
+    duration = unless_refused(request.parse_duration, text)
     assert duration is None or duration >= 0
 
 
@@ -276,7 +277,7 @@ def test_foreign_text_is_shown_safely(text: str, limit: int) -> None:
 
 
 # -- CUDA_VISIBLE_DEVICES --------------------------------------------------------------------------
-# What the fence lets through against what the CUDA driver itself then enumerates.
+# What the inherited limit lets through against what the CUDA driver itself then enumerates.
 
 GPU = "gpu\n name NVIDIA A100\n memory {memory}\n speed {speed}\n uuid GPU-{uuid}\n"
 INSTANCE = " instance {slot}\n uuid MIG-{uuid}\n"
@@ -313,100 +314,65 @@ INSTANCES_SEEN = st.sampled_from([
 VALUES = st.lists(NUMBERS_SEEN | UUIDS_SEEN, max_size=5).map(",".join)
 SIGNS = st.text("012 ,-+GPUMIgab\t", max_size=10)
 
-SEE = """
-import ctypes, json, uuid
-from reserve_gpu import fence
-from reserve_gpu.device import Device
-from reserve_gpu.nvml import Nvml
-
-cuda = ctypes.CDLL("libcuda.so.1")
-
-def enumerate_devices():
-    count, device, data = ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
-    if cuda.cuInit(0):
-        return []
-    assert not cuda.cuDeviceGetCount(ctypes.byref(count))
-    found = []
-    for ordinal in range(count.value):
-        assert not cuda.cuDeviceGet(ctypes.byref(device), ordinal)
-        assert not cuda.cuDeviceGetUuid_v2(ctypes.byref(data), device)
-        found.append(str(uuid.UUID(bytes=bytes(data))))
-    return sorted(found)
-
-def cuda_shows(variables):
-    reader, writer = os.pipe()
-    if not (pid := os.fork()):
-        os.environ.update({name: text for name, text in variables.items() if text is not None})
-        os.write(writer, json.dumps(enumerate_devices()).encode())
-        os._exit(0)
-    os.close(writer)
-    with open(reader) as answer:
-        text = answer.read()
-    os.waitpid(pid, 0)
-    return json.loads(text)
-
-def fence_allows(variables):
-    with Nvml() as nvml:
-        found = [one for one in fence.inside(nvml, variables) if isinstance(one, Device)]
-        return sorted(device.uuid[4:] for device in found)
-"""
-
-
-class Views:
-    """A machine on which the fence and the CUDA driver are asked about the same values."""
-
-    def __init__(self, machine: Machine, child: Child) -> None:
-        self.machine, self.child = machine, child
-        assert not child.run(SEE).error
-
-    def both(self, value: str | None, order: str | None) -> tuple[list[str], list[str]]:
-        """The devices that the fence lets through, and those that CUDA shows."""
-        variables = {"CUDA_VISIBLE_DEVICES": value, "CUDA_DEVICE_ORDER": order}
-        answer = self.child.run(f"[f({variables!r}) for f in (fence_allows, cuda_shows)]")
-        assert not answer.error, answer.text
-        allowed, shown = answer.value
-        return allowed, shown
-
 
 @pytest.fixture(scope="module")
-def views(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Views]:
-    machine = Machine(tmp_path_factory.mktemp("views"))
-    with machine.child() as child:
-        yield Views(machine, child)
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    with Forker(tmp_path_factory.mktemp("forker")) as forker:
+        yield forker
 
 
+def allowed(value: str | None, order: str | None) -> list[str]:
+    """The devices that the inherited limit lets through, by their UUIDs without what they are."""
+    outside = {"CUDA_VISIBLE_DEVICES": value, "CUDA_DEVICE_ORDER": order}
+    with Nvml() as nvml:
+        devices = [d for d in limit.inside(nvml, outside) if isinstance(d, Device)]
+    return sorted(names.bare_uuid(device.uuid) for device in devices)
+
+
+def cuda_shows(forker: Forker, value: str | None, order: str | None) -> list[str]:
+    """The devices that CUDA shows."""
+    variables = {"CUDA_VISIBLE_DEVICES": value, "CUDA_DEVICE_ORDER": order}
+    set_ones = {name: text for name, text in variables.items() if text is not None}
+    return sorted(forker.cuda({**os.environ, **set_ones}))
+
+
+# What starts a process for each example is tried less often.
+FEWER = settings(max_examples=80)
+
+
+@FEWER
 @given(st.none() | VALUES | SIGNS, st.sampled_from(["PCI_BUS_ID", "FASTEST_FIRST", None]))
 @example("9" * 5000, None)
 @example("0,-0", "PCI_BUS_ID")
-def test_fence_on_one_model(views: Views, value: str | None, order: str | None) -> None:
-    """On GPUs of one model, in any order, the fence is what CUDA shows."""
-    views.machine.write(ONE_MODEL)
-    allowed, shown = views.both(value, order)
-    assert allowed == shown
+def test_limit_on_one_model(
+    here: Here, forker: Forker, value: str | None, order: str | None
+) -> None:
+    """On GPUs of one model, in any order, the limit is what CUDA shows."""
+    here.write(ONE_MODEL)
+    assert allowed(value, order) == cuda_shows(forker, value, order)
 
 
+@FEWER
 @given(VALUES | SIGNS)
-def test_fence_on_several_models(views: Views, value: str) -> None:
-    """On GPUs of several models, in PCI bus order, the fence is what CUDA shows."""
-    views.machine.write(MODELS)
-    allowed, shown = views.both(value, "PCI_BUS_ID")
-    assert allowed == shown
+def test_limit_on_several_models(here: Here, forker: Forker, value: str) -> None:
+    """On GPUs of several models, in PCI bus order, the limit is what CUDA shows."""
+    here.write(MODELS)
+    assert allowed(value, "PCI_BUS_ID") == cuda_shows(forker, value, "PCI_BUS_ID")
 
 
 @pytest.mark.parametrize("value", ["0", "1", "2", "2,0", "1,GPU-b", "GPU-aaaa2,1", "0,7,1", "1,1"])
-def test_fence_in_the_order_of_cuda(views: Views, value: str) -> None:
-    """On GPUs of several models without CUDA_DEVICE_ORDER the fence is what CUDA shows."""
-    views.machine.write(MODELS)
-    allowed, shown = views.both(value, None)
-    assert allowed == shown
+def test_limit_in_the_order_of_cuda(here: Here, forker: Forker, value: str) -> None:
+    """On GPUs of several models without CUDA_DEVICE_ORDER the limit is what CUDA shows."""
+    here.write(MODELS)
+    assert allowed(value, None) == cuda_shows(forker, value, None)
 
 
+@FEWER
 @given(st.lists(INSTANCES_SEEN, max_size=4).map(",".join), st.sampled_from(["PCI_BUS_ID", None]))
-def test_fence_of_instances(views: Views, value: str, order: str | None) -> None:
-    """On a machine with MIG the fence of instances' UUIDs is what CUDA shows."""
-    views.machine.write(SPLIT)
-    allowed, shown = views.both(value, order)
-    assert allowed == shown
+def test_limit_of_instances(here: Here, forker: Forker, value: str, order: str | None) -> None:
+    """On a machine with MIG the limit of instances' UUIDs is what CUDA shows."""
+    here.write(SPLIT)
+    assert allowed(value, order) == cuda_shows(forker, value, order)
 
 
 @pytest.mark.parametrize(
@@ -416,17 +382,15 @@ def test_fence_of_instances(views: Views, value: str, order: str | None) -> None
         *("GPU-a", "GPU-", "GPU-aaaa1", f"GPU-{A1},MIG-d", f"MIG-d,GPU-{A1}", "GPU-b"),
     ],
 )
-def test_fence_on_a_machine_with_instances(views: Views, value: str) -> None:
+def test_limit_on_a_machine_with_instances(here: Here, forker: Forker, value: str) -> None:
     """Old names of instances, and UUIDs among GPUs with MIG on, are read as CUDA reads them."""
-    views.machine.write(SPLIT)
-    allowed, shown = views.both(value, None)
-    assert allowed == shown
+    here.write(SPLIT)
+    assert allowed(value, None) == cuda_shows(forker, value, None)
 
 
 @pytest.mark.parametrize("value", ["1", f"GPU-{A2}", "GPU-aaaa2"])
-def test_fence_of_a_split_gpu(views: Views, value: str) -> None:
+def test_limit_of_a_split_gpu(here: Here, forker: Forker, value: str) -> None:
     """Who may use a GPU may use any of its instances, of which CUDA would show the first."""
-    views.machine.write(SPLIT)
-    allowed, shown = views.both(value, "PCI_BUS_ID")
-    assert shown == [C1]
-    assert allowed == [C1, C2, D3]
+    here.write(SPLIT)
+    assert cuda_shows(forker, value, "PCI_BUS_ID") == [C1]
+    assert allowed(value, "PCI_BUS_ID") == [C1, C2, D3]

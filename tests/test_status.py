@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -13,29 +14,63 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import ExitStack, closing, contextmanager, suppress
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.machine import LIMIT_S, ROOT, TAKE_THE_MUTEX
+import reserve_gpu
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.queue import Place
+from reserve_gpu.model import Device, Fault, Holder, Process, Row, State, Ticket, Usage
+from reserve_gpu.report.status import Status
+from tests.machine import LIMIT_S, ROOT, TAKE_THE_MUTEX, Machine
 from tests.test_machines import CONTAINER, behind, on_a_host
-from tests.test_wait import read, wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.machine import Child, Machine
+    from tests.here import Here
+    from tests.machine import Child
+
+ME = pwd.getpwuid(os.getuid()).pw_name
 
 
-def status(child: Child) -> dict[str, Any]:
-    found: dict[str, Any] = child.run("reserve_gpu.status().to_dict()").value
-    return found
+def devices() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = reserve_gpu.status().to_dict()["devices"]
+    return rows
 
 
-def states(child: Child) -> dict[str, str]:
-    return {device["label"]: device["state"] for device in status(child)["devices"]}
+def states() -> dict[str, str]:
+    return {device["label"]: device["state"] for device in devices()}
 
+
+def devices_of(child: Child) -> list[dict[str, Any]]:
+    """The same, as a child sees it."""
+    rows: list[dict[str, Any]] = child.run("reserve_gpu.status().to_dict()").value["devices"]
+    return rows
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until the condition holds; fail after a long time."""
+    deadline = time.monotonic() + LIMIT_S / 2
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@contextmanager
+def waiter(here: Here, wants: list[str], **about: Any) -> Iterator[None]:
+    """Somebody in the queue, who says that of themselves."""
+    with LockDirectory(str(here.locks)) as directory, Place(directory, wants, about) as place:
+        with directory.mutex():
+            place.join()
+        yield
+
+
+# -- states ----------------------------------------------------------------------------------------
 
 SCENARIOS = [
     ("two", {"GPU0": "free", "GPU1": "free"}),
@@ -46,93 +81,143 @@ SCENARIOS = [
         "mig",
         {"GPU0": "free", "GPU1:0": "free", "GPU1:2": "free", "GPU1:5": "free", "GPU2": "broken"},
     ),
-]
+    (
+        "trouble",
+        {
+            "GPU0": "broken", "GPU1": "broken", "GPU2": "broken", "GPU3": "prohibited",
+            "GPU4": "busy", "GPU5": "busy", "GPU6": "broken", "GPU7": "free",
+        },
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("scenario", "expected"), SCENARIOS, ids=[s for s, _ in SCENARIOS])
-def test_a_state_for_each_device(machine: Machine, scenario: str, expected: dict[str, str]) -> None:
+def test_a_state_for_each_device(here: Here, scenario: str, expected: dict[str, str]) -> None:
     """Each device, MIG instances too, has a row with its state, also one that can't be read."""
-    machine.use(scenario)
-    with machine.child() as child:
-        assert states(child) == expected
+    here.use(scenario)
+    assert states() == expected
 
 
-def test_readings_that_fail_are_a_row(machine: Machine) -> None:
+def test_readings_that_fail_are_a_row(here: Here) -> None:
     """Where a reading fails the row says broken and why; the other devices are as they are."""
-    machine.add("fail nvmlDeviceGetMemoryInfo_v2 0 999")
-    with machine.child() as child:
-        first, second = status(child)["devices"]
+    here.add("fail nvmlDeviceGetComputeMode 0 999")
+    first, second = devices()
     assert first["state"] == "broken"
     assert "Unknown Error" in first["reason"]
+    assert first["uuid"] == here.uuid("0")
     assert second["state"] == "free"
 
 
-def test_who_holds_and_who_uses(machine: Machine) -> None:
+def test_what_is_lost_keeps_its_place(here: Here) -> None:
+    """A GPU, or an instance, that can't be reached has its index in JSON, and no UUID."""
+    here.write("gpu\ngpu\n mig on\n instance 3\n instance 5")
+    here.add("fail nvmlDeviceGetHandleByIndex_v2 0 15\nfail nvmlDeviceGetUUID 1:3 15")
+    lost, part, whole = devices()
+    assert (lost["label"], lost["index"], lost["instance"]) == ("GPU0", 0, None)
+    assert (part["label"], part["index"], part["instance"]) == ("GPU1:3", 1, 3)
+    for row in (lost, part):
+        assert (row["state"], row["uuid"], row["gpu_uuid"], row["name"]) == ("broken", *[None] * 3)
+        assert "GPU is lost" in row["reason"]
+    assert (whole["gpu_uuid"], whole["uuid"]) == (here.uuid("1"), here.uuid("1:5"))
+
+
+def test_prohibited(here: Here) -> None:
+    """A GPU that nobody may use is prohibited, whether it is in use or not, and says why."""
+    here.write("gpu\n mode prohibited\ngpu\n mode prohibited\n compute 4321 900")
+    for row in devices():
+        assert (row["state"], row["is_reserved_but_idle"]) == ("prohibited", False)
+        assert row["reason"] == "compute mode is prohibited: nobody can use it"
+    text = str(reserve_gpu.status())
+    assert "compute mode is prohibited: nobody can use it" in text
+    assert text.startswith("None of 2 GPUs is free.")
+
+
+# -- who has what ----------------------------------------------------------------------------------
+
+
+@on_a_host
+@pytest.mark.process
+def test_who_holds_and_who_uses(here: Here) -> None:
     """A holder is named with pid, user and note, a process without a reservation is marked."""
-    with machine.child() as holder, machine.child() as child:
+    with here.child() as holder:
         holder.reserve("0, note='until Friday'")
-        machine.write(f"gpu\n compute {holder.pid} 300\ngpu\n compute {child.pid} 700")
-        first, second = status(child)["devices"]
-        mine = status(holder)["devices"][0]
+        here.write(f"gpu\n compute {holder.pid} 300\ngpu\n compute {os.getpid()} 700")
+        first, second = devices()
+        is_its_own = devices_of(holder)[0]["is_this_process"]
     (who,) = first["holders"]
     assert first["state"] == "reserved"
     assert (who["pid"], who["note"], who["confirmed"]) == (holder.pid, "until Friday", True)
-    assert who["user"] == pwd.getpwuid(os.getuid()).pw_name
+    assert who["user"] == ME
     assert [process["pid"] for process in first["processes"]] == [holder.pid]
     assert first["processes"][0]["command"].startswith("python")
     assert not first["is_reserved_but_idle"]
-    assert (first["is_this_process"], mine["is_this_process"]) == (False, True)
+    assert (first["is_this_process"], is_its_own) == (False, True)
     assert second["state"] == "busy"
     assert second["is_used_without_reservation"]
     assert second["processes"][0]["memory_mib"] == 700
 
 
-def test_whose_processes_are_on_a_reserved_device(machine: Machine) -> None:
+@on_a_host
+@pytest.mark.process
+def test_whose_processes_are_on_a_reserved_device(here: Here) -> None:
     """A holder's children count as its own; where only strangers are, it is reserved but idle."""
-    machine.write("gpu\n" * 3)
-    with machine.child() as holder, machine.child() as stranger, machine.child() as child:
+    here.write("gpu\n" * 3)
+    with here.child() as holder:
         holder.reserve("'0,1,2'")
         holder.run("import subprocess; helper = subprocess.Popen(['sleep', '1000'])")
-        helper = holder.run("helper.pid").value
-        both = f" compute {helper} 300\n compute {stranger.pid} 200\n"
-        machine.write(f"gpu\n compute {helper} 300\ngpu\n compute {stranger.pid} 9\ngpu\n{both}")
-        found = status(child)["devices"]
+        helper, stranger = holder.run("helper.pid").value, os.getpid()
+        both = f" compute {helper} 300\n compute {stranger} 200\n"
+        here.write(f"gpu\n compute {helper} 300\ngpu\n compute {stranger} 9\ngpu\n{both}")
+        rows = devices()
         holder.run("helper.kill()")
-    assert [one["state"] for one in found] == ["reserved"] * 3
-    assert [one["is_reserved_but_idle"] for one in found] == [False, True, False]
-    assert [one["is_used_without_reservation"] for one in found] == [False, True, True]
-    assert [process["has_reserved"] for process in found[2]["processes"]] == [True, False]
+    assert [row["state"] for row in rows] == ["reserved"] * 3
+    assert [row["is_reserved_but_idle"] for row in rows] == [False, True, False]
+    assert [row["is_used_without_reservation"] for row in rows] == [False, True, True]
+    assert [process["has_reserved"] for process in rows[2]["processes"]] == [True, False]
 
 
-def test_all_who_share_are_named(machine: Machine) -> None:
-    """Who holds a device for itself, and all who share it, are listed; this process comes first."""
-    with machine.child() as holder, machine.child() as one, machine.child() as other:
-        holder.reserve("0")
-        one.reserve("0, share=True")
-        other.reserve("0, share=True")
-        pids = [who["pid"] for who in status(one)["devices"][0]["holders"]]
-        assert states(other) == {"GPU0": "reserved", "GPU1": "free"}
-    assert pids[0] == one.pid
-    assert set(pids) == {holder.pid, one.pid, other.pid}
+@pytest.mark.process
+def test_all_who_share_are_named(here: Here) -> None:
+    """Each one who shares a device is a holder with all of its own; this process comes first."""
+    notebooks = {"a.ipynb": "till noon", "b.ipynb": "till two"}
+    with ExitStack() as stack:
+        for notebook, note in notebooks.items():
+            child = stack.enter_context(here.child(JPY_SESSION_NAME=f"/home/{notebook}"))
+            child.run("import warnings; warnings.simplefilter('ignore')")
+            assert child.reserve(f"0, share=True, note={note!r}").value == "0"
+        with pytest.warns(reserve_gpu.ReserveGPUWarning):
+            reserve_gpu.reserve("0", share=True)
+        holders = devices()[0]["holders"]
+        text = str(reserve_gpu.status())
+        assert states() == {"GPU0": "reserved", "GPU1": "free"}
+    assert holders[0]["pid"] == os.getpid()
+    assert {holder["notebook"]: holder["note"] for holder in holders[1:]} == notebooks
+    assert len({holder["pid"] for holder in holders}) == 3
+    assert len({holder["since"] for holder in holders}) == 3
+    assert all(holder["user"] == ME and holder["confirmed"] for holder in holders)
+    assert text.count("reserved by") == 3
+    assert text.count("this kernel") == 1
 
 
-def test_in_a_container_only_memory_tells_of_idleness(machine: Machine) -> None:
+@pytest.mark.process
+def test_in_a_container_only_memory_tells_of_idleness(here: Here) -> None:
     """Where processes can't be seen, memory in use says neither that it is idle nor whose it is."""
-    machine.write("gpu\ngpu\n used 300\ngpu\n compute 4321 300")
-    with machine.child() as holder, behind(machine, *CONTAINER) as child:
-        holder.reserve("'0,1'")
-        machine.write("gpu\ngpu\n used 300\ngpu\n compute 4321 300")
-        found = status(child)["devices"]
-    assert [one["state"] for one in found] == ["reserved", "reserved", "busy"]
-    assert [one["is_reserved_but_idle"] for one in found] == [True, None, False]
-    assert found[2]["processes"][0]["has_reserved"] is None
-    assert found[0]["holders"][0]["pid"] == holder.pid
-    assert found[0]["holders"][0]["elsewhere"]
+    here.write("gpu\ngpu\n used 300\ngpu\n compute 4321 300")
+    with here.rival("0"), here.rival("1"), behind(here, *CONTAINER) as child:
+        rows = devices_of(child)
+    assert [row["state"] for row in rows] == ["reserved", "reserved", "busy"]
+    assert [row["is_reserved_but_idle"] for row in rows] == [True, None, False]
+    assert rows[2]["processes"][0]["has_reserved"] is None
+    assert rows[0]["holders"][0]["pid"] == os.getpid()
+    assert rows[0]["holders"][0]["elsewhere"]
 
 
-def last_cell(child: Child) -> float | None:
-    found: float | None = status(child)["devices"][0]["holders"][0]["last_cell"]
-    return found
+# -- since when ------------------------------------------------------------------------------------
+
+
+def lock_of(machine: Machine) -> Path:
+    (lock,) = (path for path in machine.locks.glob("GPU-*.lock") if path.read_text())
+    return lock
 
 
 def age(lock: Path, seconds: float) -> None:
@@ -144,36 +229,68 @@ def age(lock: Path, seconds: float) -> None:
     os.utime(lock, (record["written"], record["written"]))
 
 
-def test_the_end_of_each_cell_is_noted(machine: Machine) -> None:
-    """The end of a cell is noted on what the kernel holds, by that process; unload ends it."""
-    forked = "import os\npid = os.fork()\nif not pid: get_ipython().run_cell('1'); os._exit(0)"
-    with machine.kernel() as kernel, machine.child() as child:
-        kernel.run("%reserve_gpu")
-        (lock,) = machine.locks.glob("GPU-*.lock")
-        age(lock, 7200)
-        assert last_cell(child) is None
-        before = time.time()
-        kernel.run("1 / 0")
-        noted = last_cell(child)
-        assert noted is not None
-        assert before - 1 <= noted <= time.time() + 1
-        age(lock, 7200)
-        stamp = f"import os; os.waitpid(pid, 0); print(os.stat({str(lock)!r}).st_mtime)"
-        assert float(kernel.run(f"{forked}\n{stamp}").stdout.splitlines()[-1]) < before - 3600
-        assert last_cell(child) is not None
-        text = kernel.run("%reserve_gpu --status").values[0]["text/plain"]
-        assert "reserved but idle: nothing of yours runs on it" in text
-        kernel.run("%unload_ext reserve_gpu")
-        age(lock, 7200)
-        assert kernel.run("2").error is None
-        assert last_cell(child) is None
+def last_cell() -> float | None:
+    moment: float | None = devices()[0]["holders"][0]["last_cell"]
+    return moment
 
 
-def test_absurd_times_are_not_shown(machine: Machine) -> None:
+@pytest.mark.ipython
+def test_the_end_of_each_cell_is_noted(here: Here) -> None:
+    """The end of a cell is noted on what the kernel holds, until the extension is unloaded."""
+    shell = here.shell()
+    shell.run("%reserve_gpu")
+    lock = lock_of(here)
+    age(lock, 7200)
+    assert last_cell() is None
+    before = time.time()
+    shell.run("1 / 0")
+    noted = last_cell()
+    assert noted is not None
+    assert before - 1 <= noted <= time.time() + 1
+    text = shell.run("%reserve_gpu --status").values[0]["text/plain"]
+    assert "reserved but idle: nothing of yours runs on it" in text
+    shell.run("%unload_ext reserve_gpu")
+    age(lock, 7200)
+    assert shell.run("2").error is None
+    assert last_cell() is None
+
+
+SHELL = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+for line in ("%load_ext reserve_gpu", "%reserve_gpu"):
+    shell.run_cell(line)
+"""
+RUN_A_CELL_IN_A_FORK = """
+pid = os.fork()
+if not pid:
+    shell.run_cell("1")
+    os._exit(0)
+os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
+
+
+@pytest.mark.process
+@pytest.mark.ipython
+def test_a_fork_of_a_kernel_notes_no_cells(machine: Machine) -> None:
+    """What a child runs that was forked from a kernel is no cell of that kernel."""
+    with machine.child() as child:
+        assert not child.run(SHELL).error
+        lock = lock_of(machine)
+        age(lock, 7200)
+        before = lock.stat().st_mtime
+        assert child.run(RUN_A_CELL_IN_A_FORK).value == 0
+        assert lock.stat().st_mtime == before
+        child.run("shell.run_cell('1')")
+        assert lock.stat().st_mtime > before
+
+
+@pytest.mark.process
+def test_absurd_times_are_not_shown(here: Here) -> None:
     """A reservation, or a cell, of the future or of no time at all has no time in the picture."""
-    with machine.child() as holder, machine.child() as child:
+    with here.child() as holder:
         holder.reserve("0")
-        (lock,) = machine.locks.glob("GPU-*.lock")
+        lock = lock_of(here)
         record = json.loads(lock.read_text())
         for since, written, mtime in [
             (9e10, 1, 4e9),
@@ -183,144 +300,295 @@ def test_absurd_times_are_not_shown(machine: Machine) -> None:
         ]:
             lock.write_text(json.dumps({**record, "since": since, "written": written}))
             os.utime(lock, (mtime, mtime))
-            text = child.run("repr(reserve_gpu.status())").value
+            text = str(reserve_gpu.status())
             assert f"(pid {holder.pid})\n" in text
             assert "runs on it\n" in text
 
 
-def test_a_kernel_that_was_left_alone(machine: Machine) -> None:
+@pytest.mark.process
+def test_a_kernel_that_was_left_alone(here: Here) -> None:
     """How long ago a kernel that holds an idle device ended a cell is said, and whom to ask."""
-    machine.write("gpu")
-    with machine.child(JPY_SESSION_NAME="/home/bob/eval.ipynb") as holder, machine.child() as child:
+    here.write("gpu")
+    with here.child(JPY_SESSION_NAME="/home/bob/eval.ipynb") as holder:
         holder.reserve("0")
-        (lock,) = machine.locks.glob("GPU-*.lock")
+        lock = lock_of(here)
         age(lock, 9 * 3600)
         hours_ago = time.time() - 3 * 3600 - 60
         os.utime(lock, (hours_ago, hours_ago))
-        text = child.run("repr(reserve_gpu.status())").value
-    user = pwd.getpwuid(os.getuid()).pw_name
+        text = str(reserve_gpu.status())
     assert "nothing of theirs runs on it, and their last cell ended 3 h 1 min ago" in text
-    assert f"GPU0 is reserved but idle: ask {user} (eval.ipynb). Or wait in line" in text
+    assert f"GPU0 is reserved but idle: ask {ME} (eval.ipynb). Or wait in the queue with" in text
     assert text.startswith("GPU0 is not free.")
 
 
-def test_looking_takes_nothing(machine: Machine) -> None:
+# -- looking ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+def test_looking_takes_nothing(here: Here) -> None:
     """While statuses are read without end, every reservation of a free device succeeds."""
-    with machine.child() as looker, machine.child() as child:
-        looker.run("import time")
+    with here.child() as looker:
         looker.send(
-            "end = time.monotonic() + 2\nlooks = 0\n"
-            "while time.monotonic() < end:\n reserve_gpu.status(); looks += 1\nlooks"
+            "looks = 0\n"
+            "while not os.path.exists('enough'):\n reserve_gpu.status(); looks += 1\nlooks"
         )
-        for _ in range(100):
-            assert child.reserve("count=2").value == "0,1"
-            child.run("reserve_gpu.release()")
-        assert looker.answer().value > 0
+        wait_for(lambda: here.calls().count("nvmlShutdown") > 1)
+        for _ in range(50):
+            assert reserve_gpu.reserve(count=2).environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+            reserve_gpu.release()
+        (here.folder / "enough").touch()
+        assert looker.answer().value > 1
 
 
 @on_a_host
-def test_while_the_mutex_is_held(machine: Machine) -> None:
-    """Who holds what is known as ever while another has the mutex, and what it only looks at."""
-    machine.write("gpu\n" * 3)
-    with machine.child() as holder, machine.child() as claims, machine.child() as child:
-        holder.reserve("1")
-        uuid = status(child)["devices"][0]["uuid"]
-        claims.run(TAKE_THE_MUTEX)
-        claims.run(f"lock = directory.acquire('{uuid}.lock')")
-        assert claims.run("lock.held()").value
-        found = status(child)
-        assert [one["state"] for one in found["devices"]] == ["free", "reserved", "free"]
-        assert found["problem"] is None
+def test_while_the_mutex_is_held(here: Here) -> None:
+    """While another has the mutex for long, those are named whom the kernel's list shows.
+
+    What it does not show is not called free: reservations may be missing, and that is said.
+    """
+    here.write("gpu\n" * 4)
+    here.add("compute 4321 5000")
+    with (
+        here.rival("1", note="mine"),
+        here.rival("2", share=True),
+        waiter(here, [here.uuid("0")], asks="GPU0"),
+        LockDirectory(str(here.locks)) as directory,
+        directory.mutex(),
+    ):
+        status = reserve_gpu.status()
+    found = status.to_dict()
+    rows = found["devices"]
+    assert [row["state"] for row in rows] == ["unknown", "reserved", "reserved", "busy"]
+    assert rows[0]["reason"] == "whether it is reserved can't be seen now"
+    assert rows[1]["holders"][0]["note"] == "mine"
+    assert [row["is_used_without_reservation"] for row in rows] == [False, False, False, None]
+    assert [ticket["asks"] for ticket in found["waiting"]] == ["GPU0"]
+    assert f"by process {os.getpid()} of {ME}" in found["problem"]
+    assert "Reservations may be missing here: Other reservations have been under way" in str(status)
 
 
+@pytest.mark.process
 def test_in_a_container_while_the_mutex_is_held(machine: Machine) -> None:
     """Where others' locks can't be seen without it, what is not known is unknown, and said."""
     with behind(machine, *CONTAINER) as child:
         child.run(TAKE_THE_MUTEX)
-        found = status(child)
+        found = child.run("reserve_gpu.status().to_dict()").value
     assert [device["state"] for device in found["devices"]] == ["unknown", "unknown"]
     assert "under way" in found["problem"]
 
 
-def test_without_a_lock_directory(machine: Machine) -> None:
+def test_without_a_lock_directory(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a lock directory nothing is called free, and the reason is said."""
-    machine.write("gpu\ngpu\n compute 4321 5000")
-    with machine.child(RESERVE_GPU_LOCK_DIR="/dev/null") as child:
-        found = status(child)
-        text = child.run("repr(reserve_gpu.status())").value
+    here.write("gpu\ngpu\n compute 4321 5000")
+    monkeypatch.setenv("RESERVE_GPU_LOCK_DIR", "/dev/null")
+    status = reserve_gpu.status()
+    found = status.to_dict()
     assert [device["state"] for device in found["devices"]] == ["unknown", "busy"]
     assert "/dev/null" in found["problem"]
-    assert "Reservations may be missing here: The lock directory /dev/null" in text
+    assert "Reservations may be missing here: The lock directory /dev/null" in str(status)
 
 
-def test_a_lock_that_cannot_be_opened(machine: Machine) -> None:
+def test_a_lock_that_cannot_be_opened(here: Here) -> None:
     """A device whose lock is no lock file is unknown, with the reason; the others are as ever."""
-    with machine.child() as holder, machine.child() as child:
-        holder.reserve("1")
-        uuid = status(child)["devices"][0]["uuid"]
-        (machine.locks / f"{uuid}.lock").mkdir()
-        first, second = status(child)["devices"]
-    assert (first["state"], second["state"]) == ("unknown", "reserved")
-    assert "is a directory, not a lock file" in first["reason"]
+    here.write("gpu\n" * 5)
+    with here.rival("1"):
+        (here.locks / f"{here.uuid('0')}.lock").mkdir()
+        (here.locks / f"{here.uuid('2')}.lock").symlink_to(here.log)
+        os.mkfifo(here.locks / f"{here.uuid('3')}.lock")
+        rows = devices()
+    assert [row["state"] for row in rows] == ["unknown", "reserved", "unknown", "unknown", "free"]
+    assert "is a directory, not a lock file" in rows[0]["reason"]
+    assert "is a link, which is never followed" in rows[2]["reason"]
+    assert "is not a regular file" in rows[3]["reason"]
 
 
-def test_without_a_driver(machine: Machine) -> None:
+@pytest.mark.ipython
+def test_without_a_driver(here: Here) -> None:
     """Without a driver the magic says so in one line and stops nothing; status() raises."""
-    done = machine.ipython("%reserve_gpu --status", "print('went on')", LD_LIBRARY_PATH="")
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[-1] == "went on"
-    assert len(done.stdout.splitlines()) == 2
-    with machine.child(LD_LIBRARY_PATH="") as child:
-        assert child.run("reserve_gpu.status()").error == "NoDriverError"
+    here.add("fail nvmlInitWithFlags * 12")
+    cell = here.shell().run("%reserve_gpu --status\nprint('went on')")
+    assert cell.error is None
+    assert cell.stdout.splitlines()[1:] == ["went on"]
+    with pytest.raises(reserve_gpu.NoDriverError):
+        reserve_gpu.status()
 
 
-def test_a_limit_from_outside_is_said(machine: Machine) -> None:
+def test_a_limit_from_outside_is_said(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CUDA_VISIBLE_DEVICES that was set before is said, one that a reservation set is not."""
-    with machine.child(CUDA_VISIBLE_DEVICES="1\x1b") as limited, machine.child() as child:
-        assert status(limited)["limit"] == "1\x1b"
-        text = limited.run("repr(reserve_gpu.status())").value
-        child.reserve("0")
-        assert status(child)["limit"] is None
-    assert "CUDA_VISIBLE_DEVICES='1\N{REPLACEMENT CHARACTER}' was set before: " in text
+    reserve_gpu.reserve("0")
+    assert reserve_gpu.status().to_dict()["limit"] is None
+    reserve_gpu.release()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1\x1b")
+    status = reserve_gpu.status()
+    assert status.to_dict()["limit"] == "1\x1b"
+    assert "CUDA_VISIBLE_DEVICES='1\N{REPLACEMENT CHARACTER}' was set before: " in str(status)
 
 
-def test_the_line_says_who_waits_for_what(machine: Machine) -> None:
+# -- the queue -------------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+def test_the_queue_says_who_waits_for_what(here: Here) -> None:
     """Each waiter is listed with its request in words; what it could use is no longer just free."""
-    machine.write("gpu\n memory 20000\ngpu\n memory 20000\ngpu")
-    request = "count=2, min_memory='16GiB', name='nvidia', exclude='2', share=False, note='thesis'"
-    with machine.child() as holder, machine.child() as one, machine.child() as child:
-        holder.reserve("1")
-        for waiter, asked in [(one, request)]:
-            waiter.run("def told(wait): print('waiting', file=sys.__stderr__)")
-            waiter.send(f"reserve_gpu.reserve({asked}, wait=60)")
-        wait_for(lambda: status(child)["waiting"])
-        found = status(child)
-        text = child.run("repr(reserve_gpu.status())").value
+    here.write("gpu\n memory 20000\ngpu\n memory 20000\ngpu")
+    request = "count=2, min_memory='16GiB', name='nvidia', exclude='2', note='thesis'"
+    with here.rival("1"), here.child() as child:
+        child.send(f"reserve_gpu.reserve({request}, wait=60)")
+        wait_for(lambda: reserve_gpu.status().waiting)
+        status = reserve_gpu.status()
+    found, text = status.to_dict(), str(status)
     (ticket,) = found["waiting"]
     asks = "2 GPUs of 16 GiB or more with 'nvidia' in the name, not GPU2"
-    assert (ticket["pid"], ticket["note"], ticket["asks"]) == (one.pid, "thesis", asks)
+    assert (ticket["pid"], ticket["note"], ticket["asks"]) == (child.pid, "thesis", asks)
     assert ticket["wants"] == sorted(device["uuid"] for device in found["devices"][:2])
     assert [device["next_in_line"] for device in found["devices"]] == [1, 1, None]
     assert "free, but awaited by " in text
-    assert re.search(rf"1\. .*\(pid {one.pid}\) has waited for 2 GPUs of 16 GiB.*: thesis", text)
+    assert re.search(rf"1\. .*\(pid {child.pid}\) has waited for 2 GPUs of 16 GiB.*: thesis", text)
 
 
-def test_hostile_tickets(machine: Machine) -> None:
-    """Whatever somebody wrote into the line is text, cut and cleaned, or nothing."""
-    machine.locks.mkdir()
-    with machine.child() as child:
+def test_hostile_tickets(here: Here) -> None:
+    """Whatever somebody wrote into the queue is text, cut and cleaned, or nothing."""
+    here.locks.mkdir()
+    with ExitStack() as stack:
         for place, asks in enumerate(["<b>\x1b[31m" * 99, 7, None, ["x"], "\u202e"]):
-            path = machine.locks / f"line-{place}.ticket"
-            record = {"pid": child.pid, "number": place + 1, "wants": ["x"], "asks": asks}
+            path = here.locks / f"queue-{os.getuid()}-{place}.lock"
+            record = {"pid": 1, "number": place + 1, "wants": ["x"], "asks": asks}
             path.write_text(json.dumps({**record, "user": asks, "note": asks, "notebook": asks}))
-            child.run(f"import fcntl; f{place} = open({str(path)!r}); fcntl.flock(f{place}, 2)")
-        found = status(child)["waiting"]
-        text = child.run("repr(reserve_gpu.status())").value
-        html = child.run("reserve_gpu.status()._repr_html_()").value
-    assert len(found) == 5
+            file = stack.enter_context(path.open())
+            fcntl.flock(file, fcntl.LOCK_EX)
+        status = reserve_gpu.status()
+    text, html = str(status), status._repr_html_()
+    assert len(status.to_dict()["waiting"]) == 5
     assert all(len(line) < 500 for line in text.splitlines())
     assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", text + html)
-    assert "<b>" not in re.sub(r"<b style[^>]*>|<b>waiting in line</b>", "", html)
+    assert "<b>" not in re.sub(r"<b style[^>]*>|<b>waiting in the queue</b>", "", html)
+
+
+# -- the picture -----------------------------------------------------------------------------------
+
+NOW = 1_795_000_000.0
+GPUS = [Device(index, f"GPU-{index}", "Tesla T4", memory_mib=15360) for index in range(3)]
+READ = Usage(compute=0, mps=0, total_mib=15360, used_mib=5120)
+ALICE = Holder(4321, "alice", "train.ipynb", since=NOW - 7800, seen=True, confirmed=True)
+CAROL = Holder(99, "carol", "sweep.ipynb", since=NOW - 720, seen=True, confirmed=True)
+TICKET = Ticket(1, "queue-1-0.lock", None, CAROL, "2 GPUs")
+FREE = [Row(device, State.FREE, READ, 3) for device in GPUS]
+RESERVED = [row._replace(state=State.RESERVED, holders=(ALICE,)) for row in FREE]
+AWAITED = [row._replace(next_in_queue=1) for row in FREE]
+UNUSED = [row._replace(is_unused=True) for row in RESERVED]
+PART = Device(1, "MIG-1", "Tesla T4 MIG 1g.5gb", memory_mib=4864, instance=2)
+
+
+def picture(*rows: Row, waiting: tuple[Ticket, ...] = (), **about: Any) -> list[str]:
+    """The lines of a status with these rows, without times of the day."""
+    text = repr(Status(rows, waiting, time=NOW, host="box", **about))
+    return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d|\b\d\d:\d\d\b", "NOW", text).splitlines()
+
+
+HEADS = {
+    "nothing": ((), "There is no GPU.", None),
+    "one of three": (
+        (FREE[0], RESERVED[1], RESERVED[2]),
+        "1 of 3 GPUs is free: GPU0.",
+        "Get one with %reserve_gpu",
+    ),
+    "two of three": (
+        (FREE[0], RESERVED[1], FREE[2]),
+        "2 of 3 GPUs are free: GPU0 and GPU2.",
+        "Get one with %reserve_gpu",
+    ),
+    "instances": (
+        (FREE[0], Row(PART, State.BUSY)),
+        "1 of 2 devices is free: GPU0.",
+        "Get one with %reserve_gpu",
+    ),
+    "none": (tuple(RESERVED), "None of 3 GPUs is free.", "Wait in the queue with %reserve_gpu"),
+    "the only one": ((RESERVED[0],), "GPU0 is not free.", "Wait in the queue with %reserve_gpu"),
+    "reserved but idle": (
+        (UNUSED[0], RESERVED[1]),
+        "None of 2 GPUs is free.",
+        "GPU0 is reserved but idle: ask alice (train.ipynb). Or wait in the queue with %reserve_",
+    ),
+    "awaited": (
+        tuple(AWAITED),
+        "3 of 3 GPUs are free: GPU0, GPU1 and GPU2.",
+        "Others wait in the queue for what is free. Wait in the queue with %reserve_gpu --wait",
+    ),
+    "ours": (
+        (RESERVED[0]._replace(is_mine=True), FREE[1]),
+        "1 of 2 GPUs is free: GPU1.",
+        "This kernel has GPU0.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("rows", "head", "advice"), HEADS.values(), ids=HEADS.keys())
+def test_what_to_do(rows: tuple[Row, ...], head: str, advice: str | None) -> None:
+    """The first line counts what is free, the second says what a newcomer should do."""
+    waiting = (TICKET,) if rows == tuple(AWAITED) else ()
+    lines = picture(*rows, waiting=waiting)
+    assert lines[0] == f"{head}  box, NOW"
+    assert lines[1].startswith(advice or "GPU ")
+
+
+def test_what_the_rows_say() -> None:
+    """A row has state, name, memory and use; below it stand its holders, processes and reason."""
+    mine = Process(4321, 5000, "alice", "python3", has_reserved=True)
+    other = Process(777, 120, "bob", "python3", has_reserved=False)
+    unseen = Process(1, 5)
+    lines = picture(
+        RESERVED[0]._replace(processes=(other, mine), utilisation=97, is_unreserved_use=True),
+        UNUSED[1]._replace(holders=(ALICE._replace(note="till noon", last_cell=NOW - 3600),)),
+        Row(GPUS[2], State.BUSY, READ, 0, (other,), is_unreserved_use=True),
+        Row(GPUS[0], State.BUSY, READ, None, (unseen,), is_unreserved_use=None),
+        Row(GPUS[1], State.UNKNOWN, reason="can't be seen"),
+        Row(Fault(7, "GPU is lost"), State.BROKEN, reason="GPU is lost"),
+        AWAITED[2],
+        waiting=(TICKET,),
+    )
+    expected = [
+        "0 reserved Tesla T4 5.0 of 15.0 GiB 97 %",
+        "reserved by alice, train.ipynb (pid 4321) since NOW (2 h 10 min)",
+        "runs alice: python3 (pid 4321) 4.9 GiB",
+        "used without a reservation by bob: python3 (pid 777) 120 MiB",
+        "1 reserved Tesla T4 5.0 of 15.0 GiB 3 %",
+        "reserved by alice, train.ipynb (pid 4321) since NOW (2 h 10 min): till noon",
+        "reserved but idle: nothing of theirs runs on it, and their last cell ended 1 h ago",
+        "2 busy Tesla T4 5.0 of 15.0 GiB 0 %",
+        "used without a reservation by bob: python3 (pid 777) 120 MiB",
+        "0 busy Tesla T4 5.0 of 15.0 GiB ?",
+        "used by pid 1, 5 MiB",
+        "1 unknown Tesla T4 ? of 15.0 GiB ?",
+        "can't be seen",
+        "7 broken ? ? ?",
+        "GPU is lost",
+        "2 free Tesla T4 5.0 of 15.0 GiB 3 %",
+        "free, but awaited by carol (sweep.ipynb)",
+        "waiting in the queue",
+        "1. carol, sweep.ipynb (pid 99) has waited for 2 GPUs since NOW (12 min)",
+    ]
+    bare = [" ".join(re.sub("[\u2588\u2591]", "", line).split()) for line in lines[3:]]
+    assert bare == expected
+
+
+def test_a_split_gpu_stands_above_its_instances() -> None:
+    """The instances of a GPU stand under a row with its model, each with its profile."""
+    lines = picture(FREE[0], Row(PART, State.FREE, READ, 0), Row(Fault(1, "x", 4), State.BROKEN))
+    rows = [line for line in lines[3:] if re.match(r" *\d", line)]
+    assert [line[: len("  1:2  free")] for line in rows] == [
+        "0      free", "1          ", "  1:2  free", "  1:4  brok",
+    ]  # fmt: skip
+    assert "Tesla T4" in rows[1]
+    assert "split by MIG" in rows[1]
+    assert " 1g.5gb " in rows[2]
+
+
+def test_who_is_only_half_known() -> None:
+    """A holder of whom the record and the kernel disagree, or without a pid, is shown as such."""
+    unknown, elsewhere = Holder(), ALICE._replace(elsewhere=True, confirmed=False)
+    text = "\n".join(picture(RESERVED[0]._replace(holders=(unknown, elsewhere))))
+    assert "reserved by somebody [unconfirmed]\n" in text
+    assert "(pid 4321 of another container) since NOW (2 h 10 min) [unconfirmed]" in text
 
 
 class Table(HTMLParser):
@@ -352,16 +620,16 @@ TAGS = {"table", "thead", "tbody", "tr", "th", "td", "b", "bdi", "div", "meter",
 HOSTILE = "<script>alert(1)</script>&amp;\x1b[31m\u202e\N{HEBREW LETTER ALEF}" + "x" * 500
 
 
-def test_three_ways_say_the_same(machine: Machine) -> None:
+@pytest.mark.ipython
+def test_three_ways_say_the_same(here: Here) -> None:
     """Text and HTML say the same, word by word, and as JSON does; what is foreign stays text."""
-    gpus = (ROOT / "tests/driver/scenarios/mig.txt").read_text()
-    machine.write(f"{gpus}gpu\n name <b>A&B</b>\ngpu\n compute 1 5000\n memory none")
-    with machine.child() as holder, machine.child() as waiter, machine.kernel() as kernel:
-        holder.reserve(f"3, note={HOSTILE!r}")
-        waiter.send(f"reserve_gpu.reserve(3, wait=60, note={HOSTILE!r})")
-        wait_for(lambda: status(holder)["waiting"])
-        shown = kernel.run("%reserve_gpu --status").values[0]
-        told = json.loads(kernel.run("%reserve_gpu --status --json").stdout)
+    here.use("mig")
+    here.add("gpu\n name <b>A&B</b>\ngpu\n compute 1 5000\n memory none")
+    shell = here.shell()
+    about = {"note": HOSTILE, "user": HOSTILE, "notebook": HOSTILE, "asks": HOSTILE}
+    with here.rival("3", note=HOSTILE, notebook=HOSTILE), waiter(here, [here.uuid("3")], **about):
+        shown = shell.run("%reserve_gpu --status").values[0]
+        told = json.loads(shell.run("%reserve_gpu --status --json").stdout)
     table = Table(shown["text/html"])
     text = re.sub("[\u2588\u2591]", "", shown["text/plain"])
     timeless = [re.sub(r"\(\d+ s\)", "", line) for line in text.splitlines()]
@@ -380,64 +648,120 @@ def test_three_ways_say_the_same(machine: Machine) -> None:
     assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", shown["text/plain"] + shown["text/html"])
 
 
-def screen(machine: Machine, columns: int, *lines: str, **extra: str) -> str:
-    """What IPython shows in a terminal of so many columns."""
-    terminal, end = pty.openpty()
-    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
-    command = [sys.executable, "-m", "IPython", "--no-banner", "--no-term-title"]
-    environ = machine.environ(TERM="xterm-256color", **extra)
-    del environ["NO_COLOR"]
-    with subprocess.Popen(
-        [*command, "--ext=reserve_gpu", "-c", "\n".join(lines)],
-        env=environ, cwd=machine.folder, stdin=subprocess.DEVNULL, stdout=end, stderr=end,
-    ) as process:  # fmt: skip
-        os.close(end)
-        text = ""
-        while part := read(terminal):
-            text += part
-        assert process.wait(LIMIT_S) == 0, text
-    os.close(terminal)
-    return text.replace("\r\n", "\n")
-
+# -- in a terminal, in a log -----------------------------------------------------------------------
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
+class Terminal(io.StringIO):
+    """A terminal, as far as Python asks."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.mark.parametrize("columns", [24, 40, 60, 80, 200])
-def test_in_a_terminal(machine: Machine, columns: int) -> None:
+def test_in_a_terminal(here: Here, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     """In a terminal states have colours, and no line is longer than a row."""
-    machine.use("mig")
-    with machine.child(JPY_SESSION_NAME="train.ipynb") as holder:
-        holder.reserve("0, note='a very long story, told in many words, and then some'")
-        text = screen(machine, columns, "%reserve_gpu --status")
+    here.use("mig")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.delenv("NO_COLOR")
+    note = "a very long story, told in many words, and then some"
+    with here.rival("0", note=note):
+        text = reserve_gpu.status().to_text()
     bare = COLOURS.sub("", text)
     assert "\x1b" in text
     assert "\x1b" not in bare
     assert max(map(len, bare.splitlines())) <= columns
     assert re.search(r"^0 +reserved", bare, re.MULTILINE)
     assert re.search(r"^  1:2 +free", bare, re.MULTILINE)
-    assert str(holder.pid) in bare
-    assert (f"(pid {holder.pid}) since" in bare) or columns < 80
+    assert str(os.getpid()) in re.sub(r"\n *", "", bare)
+    assert (f"(pid {os.getpid()}) since" in bare) or columns < 80
 
 
-def test_where_there_is_no_terminal(machine: Machine) -> None:
+@pytest.mark.process
+@pytest.mark.ipython
+def test_in_ipython_in_a_terminal(machine: Machine) -> None:
+    """IPython in a real terminal shows the status in its colours and its width."""
+    machine.use("mig")
+    text = screen(machine, 60, "%reserve_gpu --status")
+    assert "\x1b" in text
+    bare = COLOURS.sub("", text)
+    assert max(map(len, bare.splitlines())) <= 60
+    assert re.search(r"^  1:2 +free +2g\.10gb", bare, re.MULTILINE)
+
+
+def screen(machine: Machine, columns: int, *lines: str) -> str:
+    """What IPython shows in a terminal of so many columns."""
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+    command = [sys.executable, "-m", "IPython", "--no-banner", "--no-term-title"]
+    environ = machine.environ(TERM="xterm-256color")
+    del environ["NO_COLOR"]
+    text = b""
+    with closing(os.fdopen(terminal, "rb", buffering=0)) as read, subprocess.Popen(
+        [*command, "--ext=reserve_gpu", "-c", "\n".join(lines)],
+        env=environ, cwd=machine.folder, stdin=subprocess.DEVNULL, stdout=end, stderr=end,
+    ) as process:  # fmt: skip
+        os.close(end)
+        with suppress(OSError):  # EIO at the end
+            while part := read.read(65536):
+                text += part
+        assert process.wait(LIMIT_S) == 0, text
+    return text.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.ipython
+def test_where_there_is_no_terminal(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a log each fact is one line without colours; print and an expression say the same."""
-    machine.use("busy")
-    done = machine.ipython("import reserve_gpu", "%reserve_gpu --status", FORCE_COLOR="1")
-    again = machine.ipython("import reserve_gpu", "print(reserve_gpu.status())")
-    assert done.stdout.splitlines()[1:] == again.stdout.splitlines()[1:]
-    assert "\x1b" not in done.stdout
-    assert not any(line != line.rstrip() for line in done.stdout.splitlines())
+    here.use("busy")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    shell = here.shell()
+    text = shell.run("%reserve_gpu --status").values[0]["text/plain"]
+    printed = shell.run("import reserve_gpu; print(reserve_gpu.status())").stdout
+    value = shell.run("reserve_gpu.status()").values[0]["text/plain"]
+    assert text.splitlines()[1:] == printed.splitlines()[1:] == value.splitlines()[1:]
+    assert "\x1b" not in text + printed
+    assert not any(line != line.rstrip() for line in text.splitlines())
 
 
-def test_where_letters_are_few(machine: Machine) -> None:
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_where_letters_are_few(
+    here: Here, monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool
+) -> None:
     """Where output is not UTF-8 the picture has the letters that there are."""
+    here.use("busy")
+    here.add("name " + "\N{GREEK SMALL LETTER ALPHA}" * 40)
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(output, "isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setenv("COLUMNS", "70")
+    status = reserve_gpu.status()
+    texts = (str(status), status.to_text())
+    monkeypatch.undo()
+    for text in texts:
+        assert text.isascii()
+        assert re.search(r"0 +busy +GeForce GTX 1050 Ti +#######\. ", text)
+    assert re.search(r"1 +busy +\?\?\?", texts[0])
+
+
+@pytest.mark.process
+@pytest.mark.ipython
+def test_in_ipython_where_letters_are_few(machine: Machine) -> None:
+    """IPython shows the status also where its output is not UTF-8."""
     machine.use("busy")
-    for lines in (["%reserve_gpu --status"], ["import reserve_gpu", "print(reserve_gpu.status())"]):
-        done = machine.ipython(*lines, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.isascii()
-        assert re.search(r"0 +busy +GeForce GTX 1050 Ti +#######\. ", done.stdout)
+    done = machine.ipython("%reserve_gpu --status", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert re.search(r"0 +busy +GeForce GTX 1050 Ti +#######\. ", done.stdout)
+
+
+# -- for programs ----------------------------------------------------------------------------------
 
 
 def shape(value: object) -> object:
@@ -447,21 +771,19 @@ def shape(value: object) -> object:
     return [shape(value[0])] if isinstance(value, list) and value else None
 
 
-def test_the_shape_is_the_documented_one(machine: Machine) -> None:
+def test_the_shape_is_the_documented_one(here: Here) -> None:
     """docs/status.md shows the names of the JSON, all of them, in their order."""
     document = (ROOT / "docs" / "status.md").read_text()
     (example,) = re.findall("```json\n(.*?)```", document, re.DOTALL)
-    with machine.child() as holder, machine.child() as waiter, machine.child() as child:
-        holder.reserve("0")
-        machine.write(f"gpu\n compute {holder.pid} 300")
-        waiter.send("reserve_gpu.reserve(0, wait=60)")
-        wait_for(lambda: status(child)["waiting"])
-        found = status(child)
-    assert list(map(str, [shape(found)])) == list(map(str, [shape(json.loads(example))]))
+    here.write("gpu\n compute 4321 300")
+    with here.rival(), waiter(here, [here.uuid("0")]):
+        found = reserve_gpu.status().to_dict()
+    assert repr(shape(found)) == repr(shape(json.loads(example)))
 
 
-def test_json_goes_with_status(machine: Machine) -> None:
+@pytest.mark.ipython
+def test_json_goes_with_status(here: Here) -> None:
     """--json alone is refused in one line."""
-    done = machine.ipython("%reserve_gpu --json")
-    assert done.returncode == 1
-    assert done.stderr == "UsageError: --json goes with --status or --check.\n"
+    cell = here.shell().run("%reserve_gpu --json")
+    assert cell.error == "UsageError"
+    assert "--json goes with --status or --check." in cell.stderr + "".join(cell.traceback)

@@ -78,7 +78,7 @@ def _identity(descriptor: int) -> tuple[object, ...]:
 def _hook_fork() -> None:
     """Registering the hook twice is harmless; forgetting it leaks every lock into every child."""
     global _is_hooked
-    if not _is_hooked:
+    if not _is_hooked and hasattr(os, "register_at_fork"):  # Windows has no fork
         os.register_at_fork(
             before=_guard.acquire,
             after_in_parent=_guard.release,

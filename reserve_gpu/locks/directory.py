@@ -153,7 +153,7 @@ class LockDirectory:
     def holders_of(self, uuid: str) -> tuple[Holder, ...]:
         """Who has the device, several if they share it; under the mutex. Raises LockError."""
         name = lock_name(uuid)
-        names = [name] if self._is_held(name) else []
+        names = [name] if self._is_held(name, f"{self.path}/{name}") else []
         names += self._living(_share_prefix(uuid))
         return tuple(self.holders.of(name) for name in names)
 
@@ -217,9 +217,12 @@ class LockDirectory:
             if name not in besides and self._is_held(name):
                 yield name
 
-    def _is_held(self, name: str) -> bool:
-        """Whether somebody has the file locked: the lock decides, not the kernel's list."""
-        descriptor = files.open_to_look(self.descriptor, name)
+    def _is_held(self, name: str, path: str | None = None) -> bool:
+        """Whether somebody has the file locked: the lock decides, not the kernel's list.
+
+        path: with it LockError is raised where something stands there that nobody can lock.
+        """
+        descriptor = files.open_to_look(self.descriptor, name, path)
         if descriptor is None:
             return False
         try:

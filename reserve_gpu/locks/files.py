@@ -62,15 +62,28 @@ def open_to_lock(directory: int, name: str, path: str, mode: int) -> int:
     raise LockError(f"{path} is not finished by whoever makes it.")
 
 
-def open_to_look(directory: int, name: str) -> int | None:
-    """A descriptor to see whether the file is locked; None if it is not there, or no lock file."""
+def open_to_look(directory: int, name: str, path: str | None = None) -> int | None:
+    """A descriptor to see whether the file is locked; None if it is not there, or no lock file.
+
+    path: what messages call the file. With it what is no lock file, and so can't be locked by
+    anybody, raises LockError.
+    """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    with suppress(OSError), descriptors.no_fork():
-        descriptor = os.open(name, flags, dir_fd=directory)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return descriptors.remember(descriptor)
-        os.close(descriptor)
-    return None
+    try:
+        with descriptors.no_fork():
+            descriptor = descriptors.remember(os.open(name, flags, dir_fd=directory))
+    except OSError as error:
+        if path is None or isinstance(error, FileNotFoundError):
+            return None
+        raise LockError(_file_message(path, error, directory, name)) from error
+    try:
+        _require_plain(descriptor, path or name)
+    except LockError:
+        descriptors.close(descriptor)
+        if path is None:
+            return None
+        raise
+    return descriptor
 
 
 def owner(directory: int, name: str) -> int | None:
@@ -149,7 +162,9 @@ def _finish(descriptor: int, mode: int) -> None:
 def _require_plain(descriptor: int, path: str) -> None:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        raise LockError(f"{path} is not a regular file. Remove it, or ask its owner to.")
+        is_directory = stat.S_ISDIR(status.st_mode)
+        kind = "a directory, not a lock file" if is_directory else "not a regular file"
+        raise LockError(f"{path} is {kind}. Remove it, or ask its owner to.")
     if status.st_nlink > 1 and not status.st_mode & stat.S_IWOTH:  # else all may write to it anyway
         raise LockError(f"{path} is a second name of another file, which is not ours. Remove it.")
 

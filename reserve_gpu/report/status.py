@@ -275,12 +275,22 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "memory_total_mib": device.memory_mib if device else None,
         "memory_used_mib": row.usage.used_mib if row.usage else None,
         "utilisation_percent": row.utilisation,
-        "processes": [process._asdict() for process in row.processes],
+        "processes": [_process_dict(process) for process in row.processes],
         "holders": [_holder_dict(holder) for holder in row.holders],
         "is_this_process": row.is_mine,
         "is_reserved_but_idle": row.is_unused,
         "is_used_without_reservation": row.is_unreserved_use,
         "next_in_line": row.next_in_queue,
+    }
+
+
+def _process_dict(process: Process) -> dict[str, Any]:
+    return {
+        "pid": process.pid,
+        "user": process.user,
+        "command": process.command,
+        "memory_mib": process.memory_mib,
+        "has_reserved": process.has_reserved,
     }
 
 

@@ -230,7 +230,9 @@ def _only_what_cuda_sees(own: Session, request: Request, gpus: Nvml) -> Request:
         return narrowed
     # Who never reserved anything sees all GPUs: to reserve them all is no advice to give.
     is_limited = len(seen) < len(everything) or len(everything) == 1
-    raise TooLateError(messages.too_late(own.devices, seen if is_limited else ()))
+    held = {device.uuid for device in own.devices}
+    is_held = all(device.uuid in held for device in seen)
+    raise TooLateError(messages.too_late(own.devices, seen if is_limited and not is_held else ()))
 
 
 def _warnings(claim: Claim, granted: Granted) -> list[str]:

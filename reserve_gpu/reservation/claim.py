@@ -148,17 +148,22 @@ def attempt(claim: Claim, until: float = inf, place: Place | None = None) -> Gra
 
 def cautions(claim: Claim, granted: Granted) -> list[Caution]:
     """What there is to be said against the devices that were taken."""
-    return [
-        Caution(
-            locked.device,
-            locked.state,
-            locked.usage,
-            tuple(p for p in _processes(claim, locked.device) if p.pid != os.getpid()),
-            tuple(host.with_user(sharer) for sharer in locked.sharers),
-        )
-        for locked in granted.locked
-        if locked.usage and (locked.state is not State.IDLE or locked.sharers)
-    ]
+    found = [_caution(claim, locked, locked.usage) for locked in granted.locked if locked.usage]
+    return [caution for caution in found if caution.state is not State.IDLE or caution.sharers]
+
+
+def _caution(claim: Claim, locked: Locked, reading: Usage) -> Caution:
+    """What others do on the device; what this process itself has there is no use to warn of."""
+    state, sharers = locked.state, tuple(map(host.with_user, locked.sharers))
+    if state is State.IDLE:
+        return Caution(locked.device, state, reading, (), sharers)
+    processes = _processes(claim, locked.device)
+    own_pid = os.getpid() if claim.gpus.sees_all else None  # else a pid may be another process's
+    others = tuple(process for process in processes if process.pid != own_pid)
+    count = (reading.compute or 0) + (reading.mps or 0)
+    if processes and not others and len(processes) >= count:
+        state = State.IDLE
+    return Caution(locked.device, state, reading, others, sharers)
 
 
 def explained(claim: Claim, refusal: Refusal) -> Refusal:

@@ -101,10 +101,11 @@ class Session:
         self.reason: str | None = None
         self._held: Held | None = None
         self._changes = Changes()
-        self._turn = threading.Lock()
+        # Reentrant, as a handler of a signal may run just before a turn, or just after it.
+        self._turn = threading.RLock()
         self._thread: int | None = None  # the one that has the turn
         self._is_waiting = False  # in the queue
-        self._is_release_due = False
+        self._due: list[Reservation | None] = []  # to be released at the end of a turn
         self._has_adopted = False
 
     @contextmanager
@@ -123,11 +124,18 @@ class Session:
             try:
                 yield self
             finally:
-                if self._is_release_due:
-                    self._is_release_due = False
-                    self._release()
-                self._thread, self._is_waiting = None, False
-                self._turn.release()
+                self._end_turn()
+
+    def _end_turn(self) -> None:
+        while True:
+            due, self._due = self._due, []
+            if any(map(self._means_what_is_held, due)):
+                self._release()
+            self._thread, self._is_waiting = None, False
+            if not self._due:  # else a handler came just now
+                break
+            self._thread = threading.get_ident()
+        self._turn.release()
 
     def _await_turn(self, deadline: Deadline | None) -> None:
         while not self._turn.acquire(timeout=POLL_S):
@@ -212,12 +220,15 @@ class Session:
         In a handler of a signal that came in the midst of another call it is done at its end.
         """
         if self._thread == threading.get_ident():
-            self._is_release_due = True
+            self._due.append(reservation)
             return ()
         with self.turn():
-            if reservation is None or (self._held and self._held.reservation is reservation):
-                return self._release()
-            return ()
+            return self._release() if self._means_what_is_held(reservation) else ()
+
+    def _means_what_is_held(self, reservation: Reservation | None) -> bool:
+        """Whether who lets go of that reservation, None for any, lets go of what is held."""
+        held = self._held
+        return reservation is None or (held is not None and held.reservation is reservation)
 
     def go_without(self) -> None:
         """Leave this process, if it holds nothing, without any GPU that it could use by mistake."""
@@ -251,7 +262,7 @@ class Session:
     def note_cell(self) -> list[str]:
         """Note for others that a cell has ended; returns lines that the person has to know."""
         held = self._held
-        if held is None or self._turn.locked():
+        if held is None or self._thread is not None:
             return []
         with self.turn():
             for lock in self._held_locks().values():

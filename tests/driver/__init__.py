@@ -1,11 +1,13 @@
 """A stand-in NVIDIA driver: `libnvidia-ml.so.1` and `libcuda.so.1`, driven by a scenario file.
 
 `build()` compiles the two libraries, `environment()` gives the environment in which a child
-process finds them and takes the scenario's machine for its own. README.md has the language.
+process finds them and takes the scenario's machine for its own, `load()` brings them into this
+process. README.md has the language.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.util
 import os
@@ -14,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from functools import cache as cached
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,6 +99,23 @@ def environment(
     return made
 
 
+@cached
+def load() -> ctypes.CDLL:
+    """Load both libraries into this process, for good.
+
+    The dynamic loader knows a loaded library by its soname: whoever opens `libnvidia-ml.so.1` or
+    `libcuda.so.1` by name from then on has these. Which machine they show is read from
+    $STAND_IN_SCENARIO, and where they log from $STAND_IN_LOG, at every call.
+
+    Returns:
+        libnvidia-ml.so.1.
+    """
+    folder = build()
+    ctypes.CDLL(str(folder / "libcuda.so.1"))
+    return ctypes.CDLL(str(folder / "libnvidia-ml.so.1"))
+
+
+@cached
 def exports() -> frozenset[str]:
     """Name every function of the two libraries."""
     names: set[str] = set()

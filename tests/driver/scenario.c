@@ -17,6 +17,8 @@
 #include "parse.h"
 
 const struct scenario *machine;
+static char read_from[PATH];                       /* the scenario that `machine` was read from */
+static int first_calls_count;                      /* of those that delay-first remembers */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 void give_up(const char *format, ...) {
@@ -51,7 +53,7 @@ static ssize_t read_whole(int file, char *into) {
 
 /* One open and one read to the end: a file replaced by rename is seen old or new, never mixed. */
 static void read_machine(void) {
-    static char fresh[FILE_SIZE], seen[FILE_SIZE], read_from[PATH];
+    static char fresh[FILE_SIZE], seen[FILE_SIZE];
     static ssize_t seen_length = -1;
     static struct scenario parsed;
     const char *path = getenv("STAND_IN_SCENARIO");
@@ -60,7 +62,9 @@ static void read_machine(void) {
     if (file >= 0) close(file);
     if (length < 0) return;  /* gone: the machine stays what it was */
     if (length == FILE_SIZE) give_up("%s is too long", path);
-    if (length == seen_length && !memcmp(fresh, seen, length) && !strcmp(path, read_from)) return;
+    bool is_same_path = !strcmp(path, read_from);
+    if (length == seen_length && !memcmp(fresh, seen, length) && is_same_path) return;
+    if (!is_same_path) first_calls_count = 0;  /* another machine: its GPUs start afresh */
     memcpy(seen, fresh, length);
     seen_length = length;
     snprintf(read_from, sizeof read_from, "%s", path);
@@ -115,16 +119,15 @@ static bool applies(const struct rule *rule, const char *function, struct place 
 /* Remembered by name and place, not by rule: the file may change in between. */
 static bool is_first_time(const char *function, struct place place) {
     static struct { char function[NAME]; struct place place; } done[512];
-    static int done_count;
     static pid_t owner;
-    if (owner != getpid()) done_count = 0;  /* a fork's child initialises its GPUs itself */
+    if (owner != getpid()) first_calls_count = 0;  /* a fork's child initialises its GPUs itself */
     owner = getpid();
-    for (int i = 0; i < done_count; i++)
+    for (int i = 0; i < first_calls_count; i++)
         if (!strcmp(done[i].function, function) && done[i].place.gpu == place.gpu && done[i].place.slot == place.slot)
             return false;
-    if (done_count == 512) give_up("too many delay-first");
-    snprintf(done[done_count].function, NAME, "%s", function);
-    done[done_count++].place = place;
+    if (first_calls_count == 512) give_up("too many delay-first");
+    snprintf(done[first_calls_count].function, NAME, "%s", function);
+    done[first_calls_count++].place = place;
     return true;
 }
 
@@ -141,22 +144,33 @@ static double seconds_to_wait(const char *function, struct place place) {
     return seconds;
 }
 
-/* To a fixed moment, so that signals neither shorten nor lengthen it. */
-static void wait_seconds(double seconds) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    long long nanoseconds = until.tv_nsec + (long long)(seconds * 1e9);
-    until.tv_sec += nanoseconds / 1000000000;
-    until.tv_nsec = nanoseconds % 1000000000;
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR) continue;
+enum { SECOND = 1000000000, SLICE = SECOND / 50 };  /* in ns */
+
+static long long now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * (long long)SECOND + time.tv_nsec;
+}
+
+/* To a fixed moment, so that signals neither shorten nor lengthen it. In slices, to end with the machine:
+   a test whose driver hangs deletes the scenario at its end, and no thread of its is left waiting. */
+static void wait_seconds(const char *scenario, double seconds) {
+    long long end = now() + (long long)(seconds * SECOND), time;
+    while ((time = now()) < end && !access(scenario, F_OK)) {
+        long long until = end - time < SLICE ? end : time + SLICE;
+        struct timespec moment = {until / SECOND, until % SECOND};
+        while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &moment, NULL) == EINTR) continue;
+    }
 }
 
 int obey_rules(const char *function, struct place place) {
     log_call(function, place);
     double seconds = seconds_to_wait(function, place);
     if (seconds > 0) {
+        char scenario[PATH];
+        snprintf(scenario, sizeof scenario, "%s", read_from);
         leave_call();
-        wait_seconds(seconds);
+        wait_seconds(scenario, seconds);
         enter_call();
     }
     for (int i = 0; machine && i < machine->rules_count; i++)

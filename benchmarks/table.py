@@ -1,0 +1,53 @@
+"""The table that is printed: a row for each bar, and whether it is met."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HEAD = "| what | measured | bar | |\n| --- | --- | --- | --- |"
+
+
+class Row(NamedTuple):
+    """A line of the table. is_met: None for what is there to compare, without a bar."""
+
+    what: str
+    measured: str
+    bar: str = ""
+    is_met: bool | None = None
+
+    def __str__(self) -> str:
+        verdict = {None: "", True: "met", False: "**missed**"}[self.is_met]
+        return f"| {self.what} | {self.measured} | {self.bar} | {verdict} |"
+
+
+def slower(what: str, ours: Sequence[float], other: Sequence[float], at_most: float) -> Row:
+    """How many times longer ours takes, by the medians. Times in milliseconds."""
+    ratio = statistics.median(ours) / statistics.median(other)
+    measured = f"{ratio:.2f} times ({_medians(ours, other)})"
+    return Row(what, measured, f"at most {at_most:g} times", ratio <= at_most)
+
+
+def faster(what: str, ours: Sequence[float], other: Sequence[float], at_least: float) -> Row:
+    """How many times longer the other takes, by the medians. Times in milliseconds."""
+    ratio = statistics.median(other) / statistics.median(ours)
+    measured = f"{ratio:.2f} times faster ({_medians(ours, other)})"
+    return Row(what, measured, f"at least {at_least:g} times", ratio >= at_least)
+
+
+def milliseconds(value: float) -> str:
+    """A time as people read it."""
+    return f"{value:.1f} ms" if value < 1000 else f"{value / 1000:.2f} s"
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The value that so many of the values do not exceed."""
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def _medians(ours: Sequence[float], other: Sequence[float]) -> str:
+    both = (milliseconds(statistics.median(times)) for times in (ours, other))
+    return " against ".join(both)

@@ -1,0 +1,196 @@
+"""Sends this process a signal at one of its instructions, and looks how things stand then."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import reserve_gpu
+from reserve_gpu.locks import descriptors
+from reserve_gpu.locks.directory import LOCK_DIRECTORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PACKAGE = os.path.dirname(reserve_gpu.__file__)
+HANG_S = 30
+VARIABLES = ("CUDA_DEVICE_MEMORY", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")
+
+
+def reserve(*devices: Any, **wishes: Any) -> None:
+    """Reserve, and be content if that can't be."""
+    with suppress(reserve_gpu.NoFreeDeviceError, reserve_gpu.RequestError):
+        reserve_gpu.reserve(*devices, **wishes)
+
+
+def use() -> None:
+    with suppress(reserve_gpu.RequestError), reserve_gpu.reserve():
+        pass
+
+
+def use_inside() -> None:
+    with suppress(reserve_gpu.RequestError), reserve_gpu.reserve(), reserve_gpu.reserve():
+        pass
+
+
+# What is done before, and what is interrupted.
+ACTIONS: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "reserve": (int, reserve),
+    "reserve two": (int, lambda: reserve(count=2)),
+    "say it again": (reserve, reserve),
+    "reserve another": (reserve, lambda: reserve(1)),
+    "reserve less": (lambda: reserve(count=2), lambda: reserve(count=1)),
+    "share": (reserve, lambda: reserve(share=True)),
+    "release": (reserve, reserve_gpu.release),
+    "with": (int, use),
+    "with inside of with": (int, use_inside),
+    "status": (reserve, reserve_gpu.status),
+}
+# The same where others have all GPUs.
+IN_VAIN: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "reserve in vain": (int, reserve),
+    "wait in vain": (int, lambda: reserve(wait=0.001)),
+}
+
+
+INTERRUPT = "KeyboardInterrupt"
+# What else a signal does.
+HANDLERS: dict[str, Callable[[], object]] = {
+    "release": reserve_gpu.release,
+    "reserve": lambda: reserve(1),
+}
+
+
+class Interrupted:
+    """What became of an action in the midst of which a signal came.
+
+    at: the number of the instruction among those of the package that were carried out; where there
+    are fewer no signal comes. where: it, for people to read.
+    """
+
+    def __init__(
+        self, action: Callable[[], object], number: signal.Signals, at: int | None = None
+    ) -> None:
+        self.count = 0
+        self._number = number
+        self.where = ""
+        self.error: BaseException | None = None
+        self._at = at
+        try:
+            sys.settrace(self._trace)
+            action()
+        except BaseException as error:
+            self.error = error  # kept with its frames and all that they hold, as IPython keeps it
+        finally:
+            sys.settrace(None)
+
+    def _trace(self, frame: Any, event: str, _: object) -> Any:
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.count += 1
+            if self.count == self._at:
+                sys.settrace(None)
+                self.where = f"{frame.f_code.co_name}, line {frame.f_lineno}, {frame.f_lasti}"
+                signal.raise_signal(self._number)
+        return self._trace
+
+
+def fault(action: str, does: str, at: int) -> str | None:
+    """What is wrong after a signal came there, and after the next call."""
+    before, function = (ACTIONS | IN_VAIN)[action]
+    before()
+    number = signal.SIGUSR1 if does in HANDLERS else signal.SIGINT
+    interrupted = Interrupted(function, number, at)
+    error, wrong = interrupted.error, disagreements() if interrupted.where else []
+    if interrupted.where and isinstance(error, KeyboardInterrupt) != (does == INTERRUPT):
+        wrong.append(f"it was ended by {error!r}")
+    wrong += what_the_next_call_says(is_in_vain=action in IN_VAIN)
+    return f"{interrupted.where}: {'; '.join(wrong)}" if wrong else None
+
+
+def disagreements() -> list[str]:
+    """What says one thing, where something else says another."""
+    held = reserve_gpu.current()
+    devices = held.devices if held else ()
+    whole = {f"{device.uuid}.lock" for device in devices}
+    shared = {f"{device.uuid}.share-{os.geteuid()}-0.lock" for device in devices}
+    environ = {name: os.environ.get(name) for name in VARIABLES}
+    wrong = []
+    if (locks := locked()) not in (whole, shared):
+        wrong.append(f"{locks} are locked, {whole} held")
+    if (files := open_files()) != {f"{folder()}/{name}" for name in locks}:
+        wrong.append(f"{files} are open, {locks} locked")
+    if held and {name: held.environ.get(name) for name in VARIABLES} != environ:
+        wrong.append(f"the variables are {environ}, of {held}")
+    if not held and any(environ.values()):
+        wrong.append(f"the variables are {environ}, and nothing is held")
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        wrong.append(f"SIGINT is left to {signal.getsignal(signal.SIGINT)}")
+    return wrong
+
+
+def what_the_next_call_says(*, is_in_vain: bool) -> list[str]:
+    """What is wrong with it; afterwards nothing is held, whatever it was."""
+    wrong = []
+    try:
+        reserve_gpu.reserve(1)
+    except reserve_gpu.NoFreeDeviceError as error:
+        wrong += [] if is_in_vain else [f"the next call fails: {error}"]
+    except reserve_gpu.ReserveGPUError as error:
+        wrong.append(f"the next call fails: {error}")
+    reserve_gpu.release()
+    if any(os.environ.get(name) for name in VARIABLES):
+        wrong.append("release() leaves variables")
+    for descriptor in list(descriptors._opened):
+        wrong.append(f"descriptor {descriptor} is left")
+        descriptors.close(descriptor)
+    return wrong
+
+
+def folder() -> str:
+    return os.environ[LOCK_DIRECTORY]
+
+
+def locked() -> set[str]:
+    """The names of the files there that this process has locked, by the kernel's word."""
+    names = {entry.inode(): entry.name for entry in os.scandir(folder())}
+    lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    own = [line.split() for line in lines if f" {os.getpid()} " in line]
+    inodes = [int(fields[5].rpartition(":")[2]) for fields in own]
+    return {names[inode] for inode in inodes if inode in names}
+
+
+def open_files() -> set[str]:
+    """What this process has open of the lock directory, and to be told of what happens there."""
+    paths = set()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            paths.add(os.readlink(f"/proc/self/fd/{number}"))
+    return {path for path in paths if path.startswith((folder(), "anon_inode:inotify"))}
+
+
+def try_all(action: str, does: str, number: int) -> tuple[int, list[str]]:
+    """Interrupt an action at about so many of its instructions; how many, and what was wrong.
+
+    does: what the signal does. This process ends if that makes it wait for itself.
+    """
+    before, function = (ACTIONS | IN_VAIN)[action]
+    signal.signal(signal.SIGUSR1, lambda *_: HANDLERS[does]())
+    for _ in range(2):  # the first time it takes more: files are made, modules loaded
+        before()
+        count = Interrupted(function, signal.SIGUSR1).count
+        reserve_gpu.release()
+    tried = range(1, count + 1, max(1, count // number))
+    faults = []
+    for at in tried:
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
+        faults.append(fault(action, does, at))
+    faulthandler.cancel_dump_traceback_later()
+    return len(tried), [wrong for wrong in faults if wrong]

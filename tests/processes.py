@@ -1,0 +1,53 @@
+"""What tests ask of other processes, and of those that wait."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.locked import locked
+from tests.machine import LIMIT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.machine import Machine
+
+US = (sys.executable, "-m", "reserve_gpu")
+
+
+def wait_for(condition: Callable[[], object], pause_s: float = 0.005) -> None:
+    """Wait until the condition holds; fail after a long time."""
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(pause_s)
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and not only what is left of one."""
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@contextmanager
+def living(pid: int) -> Iterator[None]:
+    """Be sure that the process lives from here to the end, and end it then."""
+    try:
+        assert is_running(pid)
+        yield
+        assert is_running(pid)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def queue(machine: Machine) -> set[str]:
+    """The tickets of those who wait."""
+    return {name for name in locked(machine.locks) if name.startswith("queue-")}

@@ -1,0 +1,422 @@
+"""The CUDA variables, whether CUDA has started, and what can be reserved after it has."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from reserve_gpu.model import Device
+from reserve_gpu.reservation import environment
+from reserve_gpu.reservation.environment import MEMORY, ORDER, VISIBLE, Changes
+from tests.forker import Forker
+from tests.reserving import got
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.here import Here
+    from tests.machine import Machine
+
+WHOLE = Device(2, "GPU-a", memory_mib=4038)
+OTHER = Device(0, "GPU-b", memory_mib=81920)
+UNMEASURED = Device(1, "GPU-c")
+INSTANCE = Device(1, "MIG-d", memory_mib=4864, instance=0)
+
+
+@pytest.fixture
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in environment.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+# -- the variables ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("devices", "visible", "memory"),
+    [
+        ([WHOLE], "2", "4038"),
+        ([WHOLE, OTHER], "2,0", "4038,81920"),
+        ([OTHER, WHOLE], "0,2", "81920,4038"),
+        ([INSTANCE], "MIG-d", "4864"),
+        ([WHOLE, INSTANCE], "2,MIG-d", "4038,4864"),
+        ([UNMEASURED], "1", None),
+        ([WHOLE, UNMEASURED], "2,1", None),
+    ],
+)
+def test_variables(devices: list[Device], visible: str, memory: str | None) -> None:
+    """Whole GPUs go by index, instances by UUID; memory is in the same order or not set at all."""
+    assert environment.variables(devices) == {
+        MEMORY: memory,
+        ORDER: "PCI_BUS_ID",
+        VISIBLE: visible,
+    }
+
+
+@pytest.mark.usefixtures("_no_variables")
+@pytest.mark.parametrize(
+    ("before", "written", "now", "outside"),
+    [
+        (None, None, None, None),
+        (None, None, "7", "7"),
+        ("0,1", "1", "1", "0,1"),
+        (None, "1", "1", None),
+        ("0,1", "1", "7", "7"),  # somebody has changed it since
+        ("0,1", "1", None, None),
+        ("0,1", "", "", "0,1"),
+        ("123", None, None, "123"),  # it was unset by us
+    ],
+)
+def test_outside(
+    monkeypatch: pytest.MonkeyPatch,
+    before: str | None,
+    written: str | None,
+    now: str | None,
+    outside: str | None,
+) -> None:
+    """A variable is somebody else's unless it is still as this process has set it."""
+    is_ours = before is not None or written is not None
+    changes = Changes({VISIBLE: before}, {VISIBLE: written}) if is_ours else Changes()
+    if now is not None:
+        monkeypatch.setenv(VISIBLE, now)
+    assert changes.outside()[VISIBLE] == outside
+
+
+@pytest.mark.usefixtures("_no_variables")
+def test_set_and_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several changes are taken back together, without what others have changed since."""
+    monkeypatch.setenv(VISIBLE, "0,1")
+    monkeypatch.setenv(ORDER, "FASTEST_FIRST")
+    changes = Changes().to({VISIBLE: "1", MEMORY: "4038"})
+    assert environment.read() == {VISIBLE: "1", ORDER: "FASTEST_FIRST", MEMORY: "4038"}
+    changes = changes.to({VISIBLE: "0", ORDER: "PCI_BUS_ID", MEMORY: None})
+    assert environment.read() == {VISIBLE: "0", ORDER: "PCI_BUS_ID", MEMORY: None}
+    monkeypatch.setenv(ORDER, "theirs")
+    assert changes.undo() == Changes()
+    assert environment.read() == {VISIBLE: "0,1", ORDER: "theirs", MEMORY: None}
+
+
+# -- has CUDA started? -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    """Where CUDA can be started, in a fork for each question."""
+    with Forker(tmp_path_factory.mktemp("forker")) as forker:
+        yield forker
+
+
+STARTED = "from reserve_gpu.reservation import environment\n[environment.cuda_started(), {}]"
+
+
+@pytest.mark.process
+def test_not_loaded_is_not_started(machine: Machine) -> None:
+    """Without the driver library CUDA has not started, and asking does not load it."""
+    with machine.child() as child:
+        loaded = "'libcuda' in open('/proc/self/maps').read()"
+        assert child.run(STARTED.format(loaded)).value == [False, False]
+        assert child.run("environment.cuda_uuids()").value == []
+    assert machine.calls() == []
+
+
+def test_loaded_is_not_started(here: Here) -> None:
+    """A loaded library, as after `import torch`, is not a started one; asking starts nothing."""
+    assert [environment.cuda_started() for _ in range(2)] == [False, False]
+    assert environment.cuda_uuids() == []
+    assert set(here.calls()) == {"cuDeviceGetCount"}
+    assert got() == "0"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("visible", "code", "started"), [("0", 0, True), ("", 100, False)])
+def test_initialised_is_started(
+    machine: Machine, forker: Forker, visible: str, code: int, *, started: bool
+) -> None:
+    """After cuInit CUDA has started, whoever called it; not if it has found no device."""
+    answer = forker.ask(
+        f"code = cuda.cuInit(0)\n{STARTED.format('code')}",
+        machine.environ(CUDA_VISIBLE_DEVICES=visible),
+    )
+    assert answer == [started, code]
+
+
+IN_FORK = """
+environment.remember_over_fork()
+if {start}: cuda.cuInit(0)
+reading, writing = os.pipe()
+if not os.fork():
+    os.write(writing, json.dumps([environment.cuda_started(), environment.cuda_uuids()]).encode())
+    os._exit(0)
+os.wait()
+json.loads(os.read(reading, 999))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("start", [False, True])
+def test_forked_child_remembers(machine: Machine, forker: Forker, *, start: bool) -> None:
+    """A child forked after CUDA has started counts as started: the driver can't be asked there."""
+    answer = forker.ask(f"{IMPORT}{IN_FORK.format(start=start)}", machine.environ())
+    assert answer == [start, []]
+
+
+MIG = "driver 570.26\ngpu\n  mig on\n  instance 0\n  instance 2\ngpu\n"
+IMPORT = """
+import warnings
+from reserve_gpu.reservation import environment
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("scenario", "visible", "numbers"),
+    [
+        ("gpu\ngpu\ngpu", "2,0", ["2", "0"]),
+        ("gpu\ngpu\ngpu", "1", ["1"]),
+        (MIG, "0", ["0:0"]),
+        (MIG, "1", ["1"]),
+    ],
+)
+def test_what_cuda_sees(
+    here: Here, forker: Forker, scenario: str, visible: str, numbers: list[str]
+) -> None:
+    """What CUDA sees is known by UUID, in its order; of an instance its own, not its GPU's."""
+    here.write(scenario)
+    environ = here.environ(CUDA_VISIBLE_DEVICES=visible, CUDA_DEVICE_ORDER="PCI_BUS_ID")
+    uuids = forker.ask(f"{IMPORT}cuda.cuInit(0)\nenvironment.cuda_uuids()", environ)
+    assert uuids == [here.uuid(number).partition("-")[2] for number in numbers]
+
+
+# -- after CUDA has started ------------------------------------------------------------------------
+
+# What each of several calls comes to: CUDA_VISIBLE_DEVICES, or the error; and all warnings.
+ASKING = f"""{IMPORT}
+def ask(**wishes):
+    try:
+        return reserve_gpu.reserve(**wishes).environ["CUDA_VISIBLE_DEVICES"]
+    except reserve_gpu.ReserveGPUError as error:
+        return type(error).__name__ + ": " + str(error)
+def start():
+    assert not cuda.cuInit(0)
+def use():
+    assert not cuda.cuCtxCreate_v2(ctypes.byref(ctypes.c_void_p()), 0, 0)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    steps = [eval(step) for step in {{steps!r}}]
+json.dumps([steps, [str(warning.message) for warning in caught]], default=repr)
+"""
+RELEASE, START, USE = "reserve_gpu.release()", "start()", "use()"
+VARIABLE = "os.environ.get('CUDA_VISIBLE_DEVICES')"
+
+
+class Asking:
+    """A machine on which calls are made, in a process of their own, in which CUDA may start."""
+
+    def __init__(self, here: Here, forker: Forker) -> None:
+        self.here, self._forker = here, forker
+        self.environ: dict[str, str] = {}
+
+    def __call__(self, *steps: str) -> tuple[list[Any], list[str]]:
+        """What each step comes to, and what was warned of."""
+        environ = self.here.environ(**self.environ)
+        answers, warnings = json.loads(self._forker.ask(ASKING.format(steps=steps), environ))
+        return answers, warnings
+
+
+@pytest.fixture
+def asking(here: Here, forker: Forker) -> Asking:
+    here.write("gpu\ngpu\ngpu")
+    return Asking(here, forker)
+
+
+RESTART = "estart the kernel and run %reserve_gpu before anything that uses a GPU."
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("wishes", ["", "devices='1'", "count=2", "share=True", "wait=True"])
+def test_too_late(asking: Asking, wishes: str) -> None:
+    """Who never reserved anything can't after CUDA has started, is told why, nothing is changed."""
+    (_, refused, visible), warnings = asking(START, f"ask({wishes})", VARIABLE)
+    assert refused.startswith("TooLateError: Too late: CUDA has already started")
+    assert refused.endswith(f"Nothing was reserved or changed. R{RESTART}")
+    assert (visible, warnings) == (None, [])
+    assert not asking.here.locks.exists()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("first", "then", "expected"),
+    [
+        ("devices='1'", "", "1"),
+        ("devices='1'", "devices='1'", "1"),
+        ("devices='1'", "devices='GPU1'", "1"),
+        ("devices='1'", "count=1", "1"),
+        ("devices='1'", "min_memory='1GiB', note='x'", "1"),
+        ("devices='1'", "share=True", "1"),
+        ("devices='1', share=True", "devices='1'", "1"),
+        ("devices='2,0'", "devices='2,0'", "2,0"),
+        ("devices='2,0'", "count=2", "2,0"),
+        ("count=2", "devices=[0, 1]", "0,1"),
+        ("devices='1'", "devices='0'", None),
+        ("devices='1'", "count=2", None),
+        ("devices='1'", "exclude='1'", None),
+        ("devices='1'", "name='H100'", None),
+        ("devices='2,0'", "", None),
+        ("devices='2,0'", "devices='2'", None),
+        ("devices='2,0'", "devices='0,2'", None),
+        ("devices='2,0'", "devices='0,1,2'", None),
+    ],
+)
+def test_taken_back(asking: Asking, first: str, then: str, expected: str | None) -> None:
+    """What was released can be had again after CUDA has started: all that it sees, in its order."""
+    answers, warnings = asking(f"ask({first})", START, RELEASE, f"ask({then})", VARIABLE)
+    *_, again, visible = answers
+    assert warnings == []
+    if expected is not None:
+        assert again == visible == expected
+        return
+    assert visible is None
+    assert again.startswith("TooLateError: ")
+    numbers = answers[0]
+    assert f"still be reserved, with %reserve_gpu {numbers}. For another GPU, r{RESTART}" in again
+
+
+@pytest.mark.process
+def test_an_instance_taken_back(asking: Asking) -> None:
+    """A MIG instance that CUDA sees can be had again, by its number as well."""
+    asking.here.write(MIG)
+    uuid = asking.here.uuid("0:2")
+    answers, _ = asking(
+        "ask(devices='0:2')", START, RELEASE, "ask()", RELEASE, "ask(devices='0:2')"
+    )
+    assert answers[0] == answers[3] == answers[5] == uuid
+
+
+@pytest.mark.process
+def test_what_a_shell_has_set_can_be_reserved_late(asking: Asking) -> None:
+    """Also who never reserved can have all that CUDA sees; what was limited is said."""
+    assert asking(START, "ask(count=3)") == ([None, "0,1,2"], [])
+    asking.environ = {VISIBLE: "1", ORDER: "PCI_BUS_ID"}
+    (_, refused, late), _ = asking(START, "ask(devices='1', name='H100')", "ask(devices='1')")
+    assert "CUDA sees GPU1 here: it can still be reserved, with %reserve_gpu 1." in refused
+    assert late == "1"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("share", ["False", "True"])
+def test_its_own_use_is_no_obstacle(asking: Asking, share: str) -> None:
+    """The process's own context, which makes the GPU busy, neither hinders it nor is warned of."""
+    (asking.here.folder / "contexts").mkdir()
+    asking.here.add("contexts contexts")
+    wishes = f"devices='1', share={share}"
+    answers, warnings = asking(
+        f"ask({wishes})",
+        START,
+        USE,
+        RELEASE,
+        "reserve_gpu.status().rows[1].state.value",
+        f"ask({wishes})",
+        "ask()" if share == "False" else "ask(share=True)",
+    )
+    assert answers[4] == "busy"
+    assert answers[5:] == ["1", "1"]
+    assert warnings == []
+
+
+@pytest.mark.process
+def test_others_use_is_warned_of(asking: Asking) -> None:
+    """Who takes back a GPU that others use by now gets it, and is warned of them alone."""
+    asking.here.write("gpu\ngpu\n compute 4321 500")
+    answers, warnings = asking("ask(devices='1')", START, RELEASE, "ask()")
+    assert (answers[0], answers[3]) == ("1", "1")
+    assert len(warnings) == 2  # the first for naming what is busy
+    assert all("4321" in warning for warning in warnings)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("wait", ["None", "0.01"])
+def test_what_others_have_by_now(asking: Asking, wait: str) -> None:
+    """What somebody else has reserved meanwhile can't be had back, and none is visible then."""
+    take = f"""
+open({str(asking.here.locks)!r} + '/{asking.here.uuid("1")}.lock', 'r+')
+"""
+    lock = "__import__('fcntl').flock(globals()['file'], 6)"
+    answers, _ = asking(
+        "ask(devices='1')",
+        START,
+        RELEASE,
+        f"globals().update(file={take.strip()}) or {lock}",
+        f"ask(wait={wait})",
+        VARIABLE,
+        "globals().pop('file').close()",
+        "ask()",
+    )
+    error = "NoFreeDeviceError" if wait == "None" else "WaitTimeoutError"
+    assert answers[4].startswith(f"{error}: ")
+    assert "reserved by" in answers[4]
+    assert answers[5] == ""
+    assert answers[7] == "1"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("then", "kept", "stays"),
+    [
+        ("devices='2'", "1,2", "GPU1 stays"),
+        ("count=1", "1,2", "GPU2 stays"),
+        ("exclude='2'", "1,2", "GPU2 stays"),
+        ("", "1,2", None),
+        ("devices='1,2'", "1,2", None),
+    ],
+)
+def test_a_smaller_wish_comes_late(asking: Asking, then: str, kept: str, stays: str | None) -> None:
+    """After CUDA has started all that it sees stays reserved, and a warning says so."""
+    answers, warnings = asking("ask(devices='1,2')", START, f"ask({then})", VARIABLE)
+    assert answers[2] == answers[3] == kept
+    if stays is None:
+        assert warnings == []
+    else:
+        (warning,) = warnings
+        assert f"{stays} reserved as well" in warning
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("then", ["devices='0'", "count=3", "devices='2,1'", "share=True"])
+def test_another_wish_comes_late(asking: Asking, then: str) -> None:
+    """After CUDA has started nothing else can be reserved; what is held stays, and is named."""
+    answers, warnings = asking(
+        "ask(devices='1,2')", START, f"ask({then})", VARIABLE, "len(reserve_gpu.release())"
+    )
+    assert answers[2].startswith("TooLateError: ")
+    assert f"This kernel keeps GPU1 and GPU2. R{RESTART}" in answers[2]
+    assert answers[3:] == ["1,2", 2]
+    assert warnings == []
+
+
+@pytest.mark.process
+def test_another_way_of_holding_comes_late(asking: Asking) -> None:
+    """After CUDA has started others can still be let in to share what is held, or be shut out."""
+    steps = "ask(devices='1')", START, "ask(share=True)", "ask(devices='1')"
+    assert asking(*steps) == (["1", None, "1", "1"], [])
+
+
+@pytest.mark.process
+def test_a_changed_variable_comes_late(asking: Asking) -> None:
+    """Once CUDA has started a changed variable stays as it is, and the warning says that."""
+    change = "os.environ.update(CUDA_VISIBLE_DEVICES='0')"
+    answers, warnings = asking("ask(devices='1')", START, change, "ask()", VARIABLE)
+    assert answers[4] == "0"
+    (warning,) = warnings
+    assert "CUDA has started; this kernel holds GPU1" in warning
+
+
+@pytest.mark.process
+def test_release_after_the_start(asking: Asking) -> None:
+    """A release after CUDA has started gives the GPU back to others, and the variables."""
+    answers, _ = asking("ask(devices='1')", START, RELEASE, VARIABLE, "reserve_gpu.current()")
+    assert answers[3:] == [None, None]
+    assert os.environ.get(VISIBLE) is None
+    assert got("1") == "1"

@@ -1,0 +1,390 @@
+"""Ctrl-C, and handlers of signals, in the midst of a call."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu import interrupts
+from reserve_gpu.locks.directory import LockDirectory
+from tests.interrupting import ACTIONS, IN_VAIN, INTERRUPT
+from tests.machine import Machine
+from tests.reserving import got, refused, variables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.here import Here
+    from tests.machine import Child
+
+    Children = tuple[Child, Child]
+
+FEW, MANY = 25, 1000  # instructions at which an action is interrupted
+LONG_S = 30
+SHORT_S = 0.5  # but long enough for a look
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where pytest was started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+
+
+# -- what is deferred ------------------------------------------------------------------------------
+
+
+class Steps(list[str]):
+    """What was done, of what was to be done while interrupts are deferred."""
+
+    def deferred(self, *steps: Callable[[], object] | str) -> None:
+        """Call the functions, and note the words."""
+        with interrupts.deferred():
+            self.do(*steps)
+
+    def allowed(self, *steps: Callable[[], object] | str) -> None:
+        with interrupts.allowed():
+            self.do(*steps)
+
+    def do(self, *steps: Callable[[], object] | str) -> None:
+        for step in steps:
+            if isinstance(step, str):
+                self.append(step)
+            else:
+                step()
+
+
+def test_deferred() -> None:
+    """An interrupt in what is deferred is raised at its end, once, however often it came."""
+    steps = Steps()
+    with pytest.raises(KeyboardInterrupt):
+        steps.deferred(interrupt, "first", interrupt, "second")
+    assert steps == ["first", "second"]
+    steps.deferred("no interrupt")
+
+
+def test_deferred_inside_of_deferred() -> None:
+    """The end of an inner block raises nothing: the outer one is still half done."""
+    steps = Steps()
+    with pytest.raises(KeyboardInterrupt):
+        steps.deferred(lambda: steps.deferred(interrupt, "inner"), "outer")
+    assert steps == ["inner", "outer"]
+
+
+def test_allowed() -> None:
+    """Where what is deferred only waits, an interrupt is raised at once, and one that was due."""
+    steps = Steps()
+    with pytest.raises(KeyboardInterrupt):
+        steps.deferred("before", lambda: steps.allowed("inside", interrupt, "after it"), "end")
+    assert steps == ["before", "inside"]
+    with pytest.raises(KeyboardInterrupt):
+        steps.deferred(interrupt, "before", lambda: steps.allowed("inside"), "end")
+    assert steps == ["before", "inside", "before"]
+
+
+def test_allowed_ends() -> None:
+    """After a place where an interrupt is allowed it is deferred again."""
+    steps = Steps()
+    with pytest.raises(KeyboardInterrupt):
+        steps.deferred(lambda: steps.allowed("inside"), interrupt, "afterwards")
+    assert steps == ["inside", "afterwards"]
+
+
+def test_allowed_where_nothing_is_deferred() -> None:
+    """Outside of what is deferred an interrupt is raised as ever, and no second time."""
+    with pytest.raises(KeyboardInterrupt), interrupts.allowed():
+        interrupt()
+    interrupts.checkpoint()
+
+
+def test_checkpoint() -> None:
+    """An interrupt is raised where nothing is half done, and then no more."""
+    with interrupts.deferred():
+        interrupts.checkpoint()
+        interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.checkpoint()
+        interrupts.checkpoint()
+
+
+def test_an_error_in_what_is_deferred() -> None:
+    """An error is raised as it is; the interrupt that came before it, with the error as context."""
+    with pytest.raises(ZeroDivisionError):
+        Steps().deferred(lambda: 1 // 0)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        Steps().deferred(interrupt, lambda: 1 // 0)
+    assert isinstance(caught.value.__context__, ZeroDivisionError)
+
+
+def test_a_handler_of_somebody_else() -> None:
+    """A handler that other code has for SIGINT is called at the end, and stays."""
+    calls: list[int] = []
+
+    def handler(number: int, _frame: Any) -> None:
+        calls.append(number)
+
+    signal.signal(signal.SIGINT, handler)
+    with interrupts.deferred():
+        interrupt()
+        assert calls == []
+    assert calls == [signal.SIGINT]
+    assert signal.signal(signal.SIGINT, signal.default_int_handler) is handler
+
+
+@pytest.mark.parametrize("disposition", [signal.SIG_IGN, signal.SIG_DFL])
+def test_where_sigint_is_not_pythons(disposition: signal.Handlers) -> None:
+    """Where SIGINT is ignored, or ends the process, that stays so."""
+    signal.signal(signal.SIGINT, disposition)
+    with interrupts.deferred():
+        assert signal.getsignal(signal.SIGINT) is disposition
+    assert signal.signal(signal.SIGINT, signal.default_int_handler) is disposition
+
+
+def test_another_thread() -> None:
+    """In another thread, where none is ever raised, the main thread's interrupts are left alone."""
+    inside, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with interrupts.deferred(), interrupts.allowed():
+            inside.set()
+            done.wait(LONG_S)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert inside.wait(LONG_S)
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    steps = Steps()
+    with pytest.raises(KeyboardInterrupt):
+        steps.deferred(interrupt, "the other thread allows nothing here")
+    assert steps
+    done.set()
+    thread.join()
+
+
+# -- an interrupt in the midst of a call -----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
+    """A process to be interrupted, and another one that can have the GPUs meanwhile."""
+    machine = Machine(tmp_path_factory.mktemp("interrupted"))
+    with machine.child() as child, machine.child() as other:
+        child.run("from tests import interrupting")
+        yield child, other
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [FEW, pytest.param(MANY, marks=pytest.mark.full)])
+@pytest.mark.parametrize("action", [*ACTIONS, *IN_VAIN])
+def test_interrupted_anywhere(children: Children, action: str, number: int) -> None:
+    """Wherever Ctrl-C comes, locks, variables and current() agree, and the next call works."""
+    try_all(children, action, INTERRUPT, number)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [FEW, pytest.param(MANY, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("does", "action"),
+    [
+        ("release", "reserve another"),
+        ("release", "reserve less"),
+        ("release", "release"),
+        ("release", "with"),
+        ("release", "wait in vain"),
+        ("reserve", "reserve"),
+        ("reserve", "release"),
+        ("reserve", "with inside of with"),
+    ],
+)
+def test_a_handler_anywhere(children: Children, does: str, action: str, number: int) -> None:
+    """Wherever a handler reserves or releases, all agrees as well, and no call waits for itself."""
+    try_all(children, action, does, number)
+
+
+def try_all(children: Children, action: str, does: str, number: int) -> None:
+    child, other = children
+    if action in IN_VAIN:
+        assert not other.reserve("count=2").error
+    answer = child.run(f"interrupting.try_all({action!r}, {does!r}, {number})")
+    other.run("reserve_gpu.release()")
+    assert not answer.error, answer.text
+    count, faults = answer.value
+    assert count >= number
+    assert faults == []
+
+
+@contextmanager
+def calling(function: Callable[[], object]) -> Iterator[list[str]]:
+    """Call the function in a handler of SIGUSR1; what comes of it each time, in words."""
+    said: list[str] = []
+
+    def handler(_number: int, _frame: Any) -> None:
+        try:
+            function()
+            said.append("")
+        except reserve_gpu.ReserveGPUError as error:
+            said.append(str(error))
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        yield said
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def signal_once(_: object) -> None:
+    signal.raise_signal(signal.SIGUSR1)
+
+
+def is_free(here: Here, number: str) -> bool:
+    with LockDirectory(str(here.locks)) as locks, locks.mutex():
+        return not locks.holders_of(here.uuid(number))
+
+
+@pytest.mark.parametrize("held", [None, "1"], ids=["nothing", "another"])
+def test_interrupted_wait(here: Here, held: str | None) -> None:
+    """Ctrl-C ends a wait, out of the queue, with what was held before, or with no GPU visible."""
+    if held:
+        got(held)
+    with here.rival("0"):
+        with pytest.raises(KeyboardInterrupt):
+            reserve_gpu.reserve("0", wait=LONG_S, progress=lambda _: interrupt())
+        with LockDirectory(str(here.locks)) as locks, locks.mutex():
+            assert locks.tickets() == []
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == (held or "")
+    assert (is_free(here, "0"), is_free(here, "1")) == (True, not held)
+    assert got("0") == "0"
+
+
+def test_release_in_a_handler(here: Here) -> None:
+    """A handler that releases in the midst of a call: all is let go of at the end of that call."""
+    assert got("1") == "1"
+    with ExitStack() as stack, calling(reserve_gpu.release) as said:
+        stack.enter_context(here.rival("0"))
+
+        def come_free(_: object) -> None:
+            signal.raise_signal(signal.SIGUSR1)
+            assert reserve_gpu.current()
+            assert not is_free(here, "1")
+            stack.close()
+
+        reserve_gpu.reserve("0", wait=LONG_S, progress=come_free)
+    assert said == [""]
+    assert reserve_gpu.current() is None
+    assert variables() == {}
+    assert is_free(here, "0")
+    assert is_free(here, "1")
+    assert got() == "0"
+
+
+def test_release_in_a_handler_in_vain(here: Here) -> None:
+    """A handler that releases in the midst of a call that fails is obeyed all the same."""
+    assert got("1") == "1"
+    rival, failing = here.rival("0"), pytest.raises(reserve_gpu.WaitTimeoutError)
+    with rival, calling(reserve_gpu.release) as said, failing:
+        reserve_gpu.reserve("0", wait=SHORT_S, progress=signal_once)
+    assert said == [""]
+    assert reserve_gpu.current() is None
+    assert variables() == {}
+    assert is_free(here, "1")
+
+
+def test_reserve_in_a_handler(here: Here) -> None:
+    """A handler that reserves in the midst of a wait is refused in a line; the wait goes on."""
+    with ExitStack() as stack, calling(reserve_gpu.reserve) as said:
+        stack.enter_context(here.rival("0"))
+        numbers: list[int] = []
+
+        def signal_twice(_: object) -> None:
+            signal.raise_signal(signal.SIGUSR1)
+            with LockDirectory(str(here.locks)) as locks, locks.mutex():
+                numbers.extend(ticket.number for ticket in locks.tickets())
+            if len(said) == 2:
+                stack.close()
+
+        assert got("0", wait=LONG_S, progress=signal_twice) == "0"
+    assert len(said) == 2
+    assert all(re.match(r"This process is reserving or releasing already.*\.$", s) for s in said)
+    assert len(set(numbers)) == 1
+    assert not is_free(here, "0")
+
+
+def test_other_calls_in_a_handler(here: Here) -> None:
+    """In the midst of a call a handler may ask what is held, and look."""
+    held = reserve_gpu.reserve("1")
+
+    def ask() -> None:
+        assert reserve_gpu.current() is held
+        assert len(reserve_gpu.status().rows) == 2
+
+    with here.rival("0"), calling(ask) as said:
+        refused("0", wait=SHORT_S, progress=signal_once)
+    assert said == [""]
+    assert reserve_gpu.current() is held
+
+
+@pytest.mark.parametrize("is_got", [True, False], ids=["got", "in vain"])
+def test_release_of_one_reservation_in_a_handler(here: Here, *, is_got: bool) -> None:
+    """A handler that releases one reservation leaves alone what the call itself reserves."""
+    held = reserve_gpu.reserve("1")
+    with ExitStack() as stack, calling(held.release):
+        stack.enter_context(here.rival("0"))
+
+        def signal_and_come_free(_: object) -> None:
+            signal_once(None)
+            if is_got:
+                stack.close()
+
+        with suppress(reserve_gpu.WaitTimeoutError):
+            wait = LONG_S if is_got else SHORT_S
+            reserve_gpu.reserve("0", wait=wait, progress=signal_and_come_free)
+    current = reserve_gpu.current()
+    assert (current and current.devices[0].number) == ("0" if is_got else None)
+    assert is_free(here, "0") == (not is_got)
+    assert is_free(here, "1")
+
+
+ALARM = """
+import signal
+said = []
+def handler(*_):
+    try:
+        said.append(repr({}))
+    except reserve_gpu.ReserveGPUError as error:
+        said.append(type(error).__name__)
+signal.signal(signal.SIGALRM, handler)
+def reserve():
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    reserve_gpu.reserve(0)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("does", "said", "visible"),
+    [("release", "()", None), ("reserve", "RequestError", "0")],
+)
+def test_alarm_while_the_driver_is_slow(
+    machine: Machine, does: str, said: str, visible: str | None
+) -> None:
+    """A handler of SIGALRM runs while a call waits for the driver; the call has its own way."""
+    machine.add("delay-first nvmlDeviceGetComputeMode 0 0.3")
+    with machine.child() as child, machine.child() as other:
+        assert child.run(ALARM.format(f"reserve_gpu.{does}()")).error is None
+        assert child.run("reserve()").error is None
+        assert child.run("said").value == [said]
+        assert child.visible() == visible
+        assert (other.reserve("'0'").error is None) == (visible is None)

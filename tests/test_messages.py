@@ -1,0 +1,871 @@
+"""Every sentence about a reservation, from values: what is refused, awaited, warned of and done."""
+
+from __future__ import annotations
+
+import math
+import time
+from itertools import product
+from typing import Any
+
+import pytest
+
+from reserve_gpu.model import (
+    Caution,
+    ComputeMode,
+    Device,
+    Fault,
+    Holder,
+    Process,
+    Refusal,
+    Request,
+    State,
+    Unfit,
+    Usage,
+    Waiting,
+)
+from reserve_gpu.report import devices as words
+from reserve_gpu.report import messages, text
+
+GPU0 = Device(0, "GPU-a", "NVIDIA A100", "0000:01:00.0", 40960, "92.00.45.00.03", 16)
+GPU1 = Device(1, "GPU-b", "Tesla T4", memory_mib=15360)
+GPU2 = Device(2, "GPU-c")
+PART = Device(3, "MIG-d", "NVIDIA A100 MIG 1g.5gb", memory_mib=4864, instance=0)
+LOST = Fault(4, "GPU is lost")
+
+ALICE = Holder(4321, "alice", "train.ipynb", seen=True, confirmed=True)
+BOB = Holder(9876, "bob", "/home/bob", seen=True, confirmed=True)
+
+EMPTY = Usage(compute=0, mps=0, total_mib=40960, used_mib=0)
+COMPUTED_ON = EMPTY._replace(compute=1, used_mib=3500)
+FULL = EMPTY._replace(used_mib=10444.8)
+PROHIBITED = EMPTY._replace(mode=ComputeMode.PROHIBITED)
+EXCLUSIVE = COMPUTED_ON._replace(mode=ComputeMode.EXCLUSIVE_PROCESS)
+PYTHON = Process(4321, 3500, "alice", "python")
+
+HOSTILE = "\x1b[31mred\n  GPU1: free\u202e"
+HARMLESS = "\ufffd[31mred\ufffd  GPU1: free\ufffd"
+LONG = "x" * 5000
+
+# -- single values ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mib", "expected"),
+    [
+        (0, "0 MiB"),
+        (1023, "1023 MiB"),
+        (1024, "1.0 GiB"),
+        (10444.8, "10.2 GiB"),
+        (81920, "80.0 GiB"),
+    ],
+)
+def test_memory(mib: float, expected: str) -> None:
+    """Memory is shown in GiB, below one in MiB."""
+    assert text.gib(mib) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0, "0 s"),
+        (0.9, "0 s"),
+        (59.9, "59 s"),
+        (60, "1 min"),
+        (3599, "59 min"),
+        (3600, "1 h"),
+        (7800, "2 h 10 min"),
+        (86400, "1 d"),
+        (100800, "1 d 4 h"),
+        (864000, "10 d"),
+    ],
+)
+def test_duration(seconds: float, expected: str) -> None:
+    """A duration is shown in its two largest units, rounded down."""
+    assert text.duration(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.2, "0.2 s"), (1 / 3, "0.33 s"), (1, "1 s"), (1.5, "1 s"), (90, "1 min")],
+)
+def test_time_limit(seconds: float, expected: str) -> None:
+    """A limit below a second is not shown as none."""
+    assert text.time_limit(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ([], ""),
+        ([GPU1], "GPU1"),
+        ([GPU1, PART], "GPU1 and GPU3:0"),
+        ([GPU2, GPU0, LOST], "GPU2, GPU0 and GPU4"),
+    ],
+)
+def test_labels(devices: list[Device | Fault], expected: str) -> None:
+    """Devices are named as people call them, in their order."""
+    assert text.labels(devices) == expected
+
+
+# -- what was done ---------------------------------------------------------------------------------
+
+ENVIRON = {
+    "CUDA_VISIBLE_DEVICES": "2",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "CUDA_DEVICE_MEMORY": "4038",
+}
+
+
+def test_reserved() -> None:
+    """Success prints what the first release printed, to the letter."""
+    device = Device(
+        2, "GPU-c", "GeForce GTX 1050 Ti", "0000:03:00.0", 4038, "86.07.22.00.A8", link_width=16
+    )
+    assert messages.reserved([device], ENVIRON) == (
+        "Reserving GPU2: 0000:03:00.0 16x GeForce GTX 1050 Ti (VBIOS 86.07.22.00.A8)\n"
+        "CUDA_DEVICE_MEMORY = '4038'\n"
+        "CUDA_DEVICE_ORDER = 'PCI_BUS_ID'\n"
+        "CUDA_VISIBLE_DEVICES = '2'"
+    )
+
+
+def test_reserved_without_what_is_not_reported() -> None:
+    """What the driver does not say is left out; each device has a line."""
+    assert messages.reserved([GPU2, PART], {"CUDA_VISIBLE_DEVICES": "2,MIG-d"}) == (
+        "Reserving GPU2: \n"
+        "Reserving GPU3:0: NVIDIA A100 MIG 1g.5gb\n"
+        "CUDA_VISIBLE_DEVICES = '2,MIG-d'"
+    )
+    assert messages.reservation([GPU1, GPU2]) == "<Reservation of GPU1 and GPU2>"
+
+
+NOTHING_SET: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": None}
+
+
+@pytest.mark.parametrize(
+    ("devices", "environ", "started", "expected"),
+    [
+        ([GPU0], NOTHING_SET, False, "Released GPU0.\nCUDA_VISIBLE_DEVICES is not set"),
+        (
+            [GPU0, GPU1],
+            {"CUDA_VISIBLE_DEVICES": "0,1", "CUDA_DEVICE_ORDER": None},
+            False,
+            "Released GPU0 and GPU1.\nCUDA_DEVICE_ORDER is not set\nCUDA_VISIBLE_DEVICES = '0,1'",
+        ),
+        (
+            [GPU0],
+            NOTHING_SET,
+            True,
+            (
+                "Released GPU0.\n"
+                "CUDA still runs in this kernel: restart it to free the GPU's memory as well.\n"
+                "CUDA_VISIBLE_DEVICES is not set"
+            ),
+        ),
+        ([], NOTHING_SET, False, "This kernel holds no GPU.\nCUDA_VISIBLE_DEVICES is not set"),
+        ([], NOTHING_SET, True, "This kernel holds no GPU.\nCUDA_VISIBLE_DEVICES is not set"),
+    ],
+)
+def test_released(
+    devices: list[Device], environ: dict[str, str | None], expected: str, *, started: bool
+) -> None:
+    """A release says what is free again, that CUDA goes on, and how the variables are now."""
+    assert messages.released(devices, environ, started=started) == expected
+
+
+@pytest.mark.parametrize(
+    ("held", "visible", "expected"),
+    [
+        ([], None, "Going on without a GPU."),
+        ([GPU0, GPU1], None, "Going on with GPU0 and GPU1, as before."),
+        ([], "0,1", "Going on with CUDA_VISIBLE_DEVICES = '0,1', as before."),
+        ([], "", "Going on without a GPU."),
+    ],
+)
+def test_going_on(held: list[Device], visible: str | None, expected: str) -> None:
+    """Who goes on without what was asked for is told with what."""
+    assert messages.going_on(held, visible) == expected
+
+
+# -- why one device was not taken ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        (
+            Refusal(GPU0, State.RESERVED, holder=ALICE),
+            "reserved by alice, train.ipynb (pid 4321)",
+        ),
+        (Refusal(GPU0, State.RESERVED), "reserved by somebody [unconfirmed]"),
+        (
+            Refusal(GPU0, State.RESERVED, holder=Holder(17, "bob")),
+            "reserved by bob (pid 17) [unconfirmed]",
+        ),
+        (
+            Refusal(GPU0, State.RESERVED, holder=Holder(17, "bob", elsewhere=True)),
+            "reserved by bob (pid 17 of another container) [unconfirmed]",
+        ),
+        (
+            Refusal(GPU0, State.RESERVED, holder=ALICE._replace(note="till noon, call 123")),
+            "reserved by alice, train.ipynb (pid 4321): till noon, call 123",
+        ),
+        (
+            Refusal(GPU0, State.RESERVED, holder=Holder(notebook=HOSTILE, user="")),
+            f"reserved by somebody, {HARMLESS} [unconfirmed]",
+        ),
+        (Refusal(GPU0, State.AWAITED, EMPTY, holder=BOB), "awaited by bob, /home/bob (pid 9876)"),
+        (
+            Refusal(GPU0, State.AWAITED, COMPUTED_ON, (PYTHON,), BOB),
+            "busy, alice: python (pid 4321) 3.4 GiB; awaited by bob, /home/bob (pid 9876)",
+        ),
+        (
+            Refusal(GPU0, State.AWAITED, holder=BOB, fault="Unknown Error"),
+            "can't be read: Unknown Error; awaited by bob, /home/bob (pid 9876)",
+        ),
+        (Refusal(GPU0, State.AWAITED, holder=BOB), "awaited by bob, /home/bob (pid 9876)"),
+        (
+            Refusal(GPU0, State.BUSY, COMPUTED_ON, (PYTHON,)),
+            "busy, alice: python (pid 4321) 3.4 GiB",
+        ),
+        (Refusal(GPU0, State.BUSY, COMPUTED_ON), "busy, 1 compute process"),
+        (Refusal(GPU0, State.BUSY, EMPTY._replace(compute=2)), "busy, 2 compute processes"),
+        (Refusal(GPU0, State.BUSY, EMPTY._replace(mps=1)), "busy, 1 MPS client"),
+        (Refusal(GPU0, State.BUSY, EMPTY._replace(mps=3)), "busy, 3 MPS clients"),
+        (Refusal(GPU0, State.BUSY, FULL), "busy, 10.2 GiB in use by no process that can be seen"),
+        (Refusal(GPU0, State.BUSY), "busy"),
+        (
+            Refusal(GPU0, State.PROHIBITED, PROHIBITED),
+            "compute mode is prohibited: nobody can use it",
+        ),
+        (
+            Refusal(GPU0, State.UNKNOWN, Usage()),
+            "unknown: neither its processes nor its memory can be read",
+        ),
+        (
+            Refusal(GPU0, State.UNKNOWN, fault="/run/lock/x is a link."),
+            "unknown: /run/lock/x is a link.",
+        ),
+        (Refusal(GPU0, State.BROKEN, fault="Unknown Error"), "can't be read: Unknown Error"),
+        (Refusal(LOST, State.BROKEN, fault="GPU is lost"), "GPU is lost"),
+        (Refusal(LOST, State.BROKEN), "GPU is lost"),
+        (Refusal(Fault(4, HOSTILE), State.BROKEN), HARMLESS),
+        (Refusal(GPU1, State.UNFIT, unfit=Unfit.MODEL), "is a Tesla T4"),
+        (Refusal(GPU2, State.UNFIT, unfit=Unfit.MODEL), "is a GPU without a name"),
+        (Refusal(GPU1, State.UNFIT, unfit=Unfit.MEMORY), "has 15.0 GiB"),
+        (
+            Refusal(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN),
+            "does not say how much memory it has",
+        ),
+        (
+            Refusal(PART, State.UNFIT, unfit=Unfit.SECOND_INSTANCE),
+            "is a MIG instance; with this driver a process can use only one",
+        ),
+        (Refusal(GPU0, State.FREE), "free"),
+    ],
+)
+def test_refusal(refusal: Refusal, expected: str) -> None:
+    """Of each device that was not taken it is said who has it, what uses it or what is wrong."""
+    assert words.refusal(refusal) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds_ago", "expected"), [(0, "0 s"), (7800, "2 h 10 min"), (-100, "0 s")]
+)
+def test_for_how_long(seconds_ago: float, expected: str) -> None:
+    """It is said for how long somebody has had a device; a time to come counts as none."""
+    holder = ALICE._replace(since=time.time() - seconds_ago, note="x")
+    assert words.holder(holder) == f"reserved by alice, train.ipynb (pid 4321) for {expected}: x"
+
+
+@pytest.mark.parametrize(
+    ("process", "expected"),
+    [
+        (PYTHON, "alice: python (pid 4321) 3.4 GiB"),
+        (Process(17), "pid 17"),
+        (Process(17, 512), "pid 17, 512 MiB"),
+        (Process(17, user="bob"), "bob: pid 17"),
+        (Process(17, command="java"), "java (pid 17)"),
+        (Process(17, command=LONG), f"{'x' * 39}\u2026 (pid 17)"),
+        (
+            Process(17, 5, HOSTILE, "a\nb"),
+            f"{HARMLESS}: a\ufffdb (pid 17) 5 MiB",
+        ),
+    ],
+)
+def test_process(process: Process, expected: str) -> None:
+    """A process is described as far as it is known, in letters that do no harm."""
+    assert words.users([process]) == expected
+
+
+def test_many_processes() -> None:
+    """Of many processes a few are described, the others counted."""
+    processes = [Process(pid) for pid in range(1, 6)]
+    assert words.users(processes) == "pid 1; pid 2; pid 3; 2 more"
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("device", [GPU0, GPU2, PART, LOST], ids=str)
+def test_every_refusal_has_one_line(device: Device | Fault, state: State) -> None:
+    """Whatever the state, and however long and hostile the foreign text, a refusal is one line."""
+    holder = Holder(1, HOSTILE, LONG, LONG, since=0.0, last_cell=1.0)
+    processes = tuple(Process(pid, 1, LONG, HOSTILE) for pid in range(1, 9))
+    readings = (None, EMPTY, COMPUTED_ON, FULL, PROHIBITED, Usage())
+    for reading, fault in product(readings, (None, LONG, HOSTILE)):
+        line = words.refusal(Refusal(device, state, reading, processes, holder, fault=fault))
+        assert line
+        assert line.isprintable()
+        assert len(line) < 800
+
+
+# -- nothing free ----------------------------------------------------------------------------------
+
+
+def nothing_free(*refusals: Refusal, request: Request | None = None, **more: Any) -> list[str]:
+    kept, limit = more.pop("kept", []), more.pop("limit", None)
+    given = request or Request()
+    return messages.nothing_free(given, refusals, kept, limit, **more).splitlines()
+
+
+RESERVED = Refusal(GPU0, State.RESERVED, COMPUTED_ON, (), ALICE)
+QUEUE = "Wait in the queue with %reserve_gpu --wait."
+EMPTIED = "CUDA_VISIBLE_DEVICES = ''"
+
+
+def test_nothing_free() -> None:
+    """There is a headline, a line for each device, the queue, and what became of the variable."""
+    assert nothing_free(RESERVED, Refusal(GPU1, State.BUSY, COMPUTED_ON, (PYTHON,))) == [
+        "No free GPU devices: 2 of 2 are in use.",
+        "  GPU0: reserved by alice, train.ipynb (pid 4321)",
+        "  GPU1: busy, alice: python (pid 4321) 3.4 GiB",
+        QUEUE,
+        EMPTIED,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("states", "count", "expected"),
+    [
+        ([State.RESERVED], 1, "No free GPU devices: 1 of 1 is in use."),
+        ([State.RESERVED, State.BUSY], 1, "No free GPU devices: 2 of 2 are in use."),
+        (
+            [State.RESERVED, State.AWAITED],
+            1,
+            "No free GPU devices: 2 of 2 are in use or awaited.",
+        ),
+        (
+            [State.BUSY, State.BROKEN, State.PROHIBITED],
+            1,
+            "No free GPU devices: 1 of 3 is in use, 2 of 3 can't be used.",
+        ),
+        ([State.UNKNOWN], 1, "No free GPU devices: 1 of 1 can't be used."),
+        ([State.RESERVED, State.UNFIT], 1, "No free GPU devices: 1 of 1 is in use."),
+        (
+            [State.FREE, State.BUSY],
+            2,
+            "Not enough free GPU devices: 1 of 2 is free, 2 are needed.",
+        ),
+        (
+            [State.FREE, State.FREE, State.BUSY, State.UNFIT],
+            3,
+            "Not enough free GPU devices: 2 of 3 are free, 3 are needed.",
+        ),
+        ([], 1, "No free GPU devices."),
+        ([State.UNFIT], 1, "No free GPU devices."),
+    ],
+)
+def test_headline(states: list[State], count: int, expected: str) -> None:
+    """The headline counts the devices that would do, not those that never could."""
+    refusals = [Refusal(Device(i, f"GPU-{i}"), state) for i, state in enumerate(states)]
+    assert nothing_free(*refusals, request=Request(count=count))[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "expected"), [(0.2, "0.2 s"), (90.0, "1 min"), (7200.0, "2 h")]
+)
+def test_nothing_free_after_a_wait(waited_s: float, expected: str) -> None:
+    """Who has waited is told for how long, and not to wait."""
+    lines = nothing_free(RESERVED, waited_s=waited_s)
+    assert lines[0] == f"Waited for {expected}. No free GPU devices: 1 of 1 is in use."
+    assert QUEUE not in lines
+
+
+@pytest.mark.parametrize("waited_s", [None, 0.0])
+def test_nothing_free_without_a_wait(waited_s: float | None) -> None:
+    """A wait of no time is none: the queue is offered."""
+    lines = nothing_free(RESERVED, waited_s=waited_s)
+    assert lines[0].startswith("No free")
+    assert QUEUE in lines
+
+
+@pytest.mark.parametrize(
+    ("state", "is_offered"),
+    [
+        (State.RESERVED, True),
+        (State.BUSY, True),
+        (State.AWAITED, True),
+        (State.UNKNOWN, True),
+        (State.BROKEN, False),
+        (State.PROHIBITED, False),
+        (State.UNFIT, False),
+    ],
+)
+def test_the_queue_is_offered(state: State, *, is_offered: bool) -> None:
+    """The queue is offered where waiting may help."""
+    assert (QUEUE in nothing_free(Refusal(GPU0, state))) is is_offered
+
+
+def test_what_is_kept() -> None:
+    """Who keeps what it has is told so, and not that the variable is empty."""
+    lines = nothing_free(RESERVED, kept=[GPU1, PART])
+    assert lines[-1] == "This kernel keeps GPU1 and GPU3:0; nothing was changed."
+    assert EMPTIED not in lines
+
+
+@pytest.mark.parametrize(
+    ("limit", "count", "expected"),
+    [
+        ("", 0, "CUDA_VISIBLE_DEVICES='' was set before: it limits this process to no GPU at all."),
+        ("0", 1, "CUDA_VISIBLE_DEVICES='0' was set before: it limits this process to that one."),
+        ("0,1", 2, "CUDA_VISIBLE_DEVICES='0,1' was set before: it limits this process to those."),
+        (
+            "\x1b[1m",
+            0,
+            (
+                "CUDA_VISIBLE_DEVICES='\ufffd[1m' was set before: it limits this process to no GPU "
+                "at all."
+            ),
+        ),
+    ],
+)
+def test_limit(limit: str, count: int, expected: str) -> None:
+    """An inherited limit is named with what it leaves."""
+    refusals = [RESERVED] * count
+    assert expected in nothing_free(*refusals, limit=limit)
+
+
+# -- whom to ask -----------------------------------------------------------------------------------
+
+
+def idle(
+    device: Device, holder: Holder, *, since: float | None = None, cell: float | None = None
+) -> Refusal:
+    """A device that is reserved though nothing runs on it."""
+    return Refusal(device, State.RESERVED, EMPTY, (), holder._replace(since=since, last_cell=cell))
+
+
+def test_the_longest_idle_is_asked_first() -> None:
+    """Whom to ask is said for what is reserved but idle, by its last sign of life, oldest first."""
+    lines = nothing_free(
+        idle(GPU0, ALICE, since=100.0, cell=9000.0),
+        idle(GPU1, BOB, since=5000.0),
+        idle(GPU2, Holder(5, "carol", seen=True, confirmed=True), since=50.0, cell=7000.0),
+        Refusal(PART, State.RESERVED, COMPUTED_ON, (), BOB),
+    )
+    assert lines[-2] == (
+        "GPU1 is reserved but idle: ask bob (/home/bob). "
+        "GPU2 is reserved but idle: ask carol. "
+        "GPU0 is reserved but idle: ask alice (train.ipynb). "
+        "Or wait in the queue with %reserve_gpu --wait."
+    )
+
+
+def test_only_a_few_are_asked() -> None:
+    """Of many idle reservations the three that are so for longest are named."""
+    refusals = [idle(Device(i, f"GPU-{i}"), ALICE, since=100.0 - i) for i in range(6)]
+    (line,) = [line for line in nothing_free(*refusals) if "idle" in line]
+    assert [f"GPU{i} is reserved but idle" in line for i in range(6)] == [False] * 3 + [True] * 3
+    assert line.index("GPU5") < line.index("GPU4") < line.index("GPU3")
+
+
+def test_all_who_share_are_asked() -> None:
+    """Of those who share an idle device the first three are named."""
+    holders = [Holder(i, name) for i, name in enumerate(("a", "b", "c", "d"), 1)]
+    assert words.whom_to_ask([("GPU0", holders)]) == ["GPU0 is reserved but idle: ask a, b and c."]
+
+
+IN_CONTAINER = EMPTY._replace(sees_all=False)
+SELF = Process(4321, 100, has_reserved=True)
+OTHER = Process(17, 100, has_reserved=False)
+UNCLEAR = Process(17, 100)
+
+
+@pytest.mark.parametrize(
+    ("reading", "processes", "expected"),
+    [
+        (EMPTY, [], True),
+        (COMPUTED_ON, [SELF], False),
+        (COMPUTED_ON, [OTHER], True),
+        (COMPUTED_ON, [UNCLEAR], None),
+        (COMPUTED_ON, [], None),  # one that can't be listed
+        (EMPTY._replace(compute=2), [OTHER], None),
+        (EMPTY._replace(compute=2), [OTHER, SELF], False),
+        (EMPTY._replace(mps=1), [], None),
+        (EMPTY._replace(compute=None), [], True),
+        (Usage(), [], None),
+        (IN_CONTAINER, [], True),
+        (IN_CONTAINER._replace(used_mib=63), [], True),
+        (IN_CONTAINER._replace(used_mib=64), [], None),
+        (IN_CONTAINER._replace(reserve_known=False), [], None),
+        (IN_CONTAINER._replace(compute=1), [], None),
+        (IN_CONTAINER._replace(used_mib=None), [], None),
+    ],
+)
+def test_is_unused(reading: Usage, processes: list[Process], *, expected: bool | None) -> None:
+    """A reserved device is unused where that can be seen: by processes, else by memory alone."""
+    assert words.is_unused(reading, processes) is expected
+
+
+# -- what may be taken by name ---------------------------------------------------------------------
+
+OWN = PYTHON._replace(pid=17)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "is_advised"),
+    [
+        (Refusal(GPU1, State.BUSY, COMPUTED_ON, (PYTHON,)), True),
+        (Refusal(GPU1, State.BUSY, EMPTY._replace(compute=2), (PYTHON, OWN)), True),
+        (Refusal(GPU1, State.UNKNOWN, Usage()), True),
+        # Another person's, or perhaps.
+        (Refusal(GPU1, State.BUSY, COMPUTED_ON, (PYTHON._replace(user="bob"),)), False),
+        (Refusal(GPU1, State.BUSY, EMPTY._replace(compute=2), (PYTHON,)), False),
+        (Refusal(GPU1, State.BUSY, COMPUTED_ON, (Process(4321),)), False),
+        (Refusal(GPU1, State.BUSY, COMPUTED_ON), False),
+        (Refusal(GPU1, State.BUSY, FULL, ()), False),
+        (Refusal(GPU1, State.RESERVED, COMPUTED_ON, (PYTHON,), ALICE), False),
+        (Refusal(GPU1, State.RESERVED, EMPTY, (), ALICE), False),
+        (Refusal(GPU1, State.AWAITED, EMPTY, (), ALICE), False),
+        # Naming it would not help.
+        (Refusal(GPU1, State.PROHIBITED, PROHIBITED), False),
+        (Refusal(GPU1, State.BUSY, EXCLUSIVE, (PYTHON,)), False),
+        (Refusal(GPU1, State.UNKNOWN, fault="its lock is a link"), False),
+        (Refusal(GPU1, State.BROKEN, fault="Unknown Error"), False),
+        (Refusal(LOST, State.BROKEN), False),
+    ],
+)
+def test_naming_is_advised(refusal: Refusal, *, is_advised: bool) -> None:
+    """To name a device is advised only where it helps and takes nothing from another person."""
+    advice = "To use GPU1 all the same, name it: %reserve_gpu 1"
+    assert (advice in nothing_free(refusal, user="alice")) is is_advised
+
+
+def test_naming_is_advised_once() -> None:
+    """One device is enough to name; without knowing who asks, none that is in use."""
+    refusals = [Refusal(device, State.BUSY, COMPUTED_ON, (PYTHON,)) for device in (PART, GPU1)]
+    advice = [line for line in nothing_free(*refusals, user="alice") if "name it" in line]
+    assert advice == ["To use GPU3:0 all the same, name it: %reserve_gpu 3:0"]
+    assert not any("name it" in line for line in nothing_free(*refusals))
+
+
+STATES = [state for state in State if state is not State.FREE]
+
+
+@pytest.mark.parametrize("state", STATES, ids=str)
+@pytest.mark.parametrize("reading", [None, EMPTY, COMPUTED_ON, FULL, EXCLUSIVE], ids=str)
+def test_no_refusal_advises_to_take_what_others_have(state: State, reading: Usage | None) -> None:
+    """Nothing that is said of another person's GPU tells to share, to name or to take it."""
+    bobs = PYTHON._replace(user="bob")
+    for processes, waited_s, count in product([None, (bobs,), (PYTHON, bobs)], [None, 5.0], [1, 2]):
+        if state is State.UNKNOWN or (state is State.BUSY and processes is None):
+            continue  # nobody is known to have it
+        refusal = Refusal(GPU0, state, reading, processes, BOB)
+        request = Request(count=count, share=count == 1)
+        refused = nothing_free(refusal, request=request, waited_s=waited_s, user="alice")
+        lines = "\n".join(refused).lower()
+        assert "share" not in lines
+        assert "all the same" not in lines
+        assert "%reserve_gpu 0" not in lines
+
+
+# -- what can't be had -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("refusals", "request_", "limit", "expected"),
+    [
+        (
+            [Refusal(GPU1, State.UNFIT, unfit=Unfit.MODEL)],
+            Request(model="H100"),
+            None,
+            (
+                "1 GPU with 'H100' in the name can't be had here. Of 1, none will do: "
+                "GPU1 is a Tesla T4."
+            ),
+        ),
+        (
+            [
+                Refusal(GPU0, State.FREE),
+                Refusal(GPU1, State.UNFIT, unfit=Unfit.MEMORY),
+                Refusal(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN),
+            ],
+            Request(count=2, min_memory_mib=20480),
+            None,
+            (
+                "2 GPUs of 20.0 GiB or more can't be had here. Of 3, GPU0 will do: GPU1 has 15.0 "
+                "GiB; GPU2 does not say how much memory it has."
+            ),
+        ),
+        (
+            [Refusal(GPU0, State.BUSY), Refusal(GPU1, State.BUSY)],
+            Request(count=9),
+            "0,1",
+            (
+                "9 GPUs can't be had here. Of 2, GPU0, GPU1 will do. CUDA_VISIBLE_DEVICES='0,1' "
+                "was set before: it limits this process to those."
+            ),
+        ),
+        (
+            [Refusal(GPU0, State.FREE), Refusal(PART, State.FREE)],
+            Request(count=2),
+            None,
+            (
+                "2 GPUs can't be had here. Of 2, GPU0, GPU3:0 will do: CUDA gives a process whole "
+                "GPUs or MIG instances, not both."
+            ),
+        ),
+        (
+            [],
+            Request(exclude=("0",)),
+            None,
+            "Every GPU that this process may use is excluded.",
+        ),
+    ],
+)
+def test_impossible(
+    refusals: list[Refusal], request_: Request, limit: str | None, expected: str
+) -> None:
+    """What no state of the machine could satisfy is said with what there is."""
+    assert messages.impossible(request_, refusals, limit) == expected
+
+
+@pytest.mark.parametrize(
+    ("devices", "head"),
+    [([GPU0], "GPU0 is reserved already"), ([GPU0, GPU1], "GPU0 and GPU1 are reserved already")],
+)
+def test_above(devices: list[Device], head: str) -> None:
+    """Below a process that holds all there is it is said that nothing has to be reserved."""
+    refusals = [Refusal(device, State.RESERVED, holder=ALICE) for device in devices]
+    refusals.append(Refusal(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN))
+    visible = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": None}
+    lines = messages.above(refusals, visible).splitlines()
+    assert lines == [
+        f"{head}, for all that the holder has started, and so for this process:",
+        *(f"  {device.label}: reserved by alice, train.ipynb (pid 4321)" for device in devices),
+        "  GPU2: does not say how much memory it has",
+        "The variables are set for that: leave out %reserve_gpu here.",
+        "CUDA_VISIBLE_DEVICES = '0'",
+    ]
+
+
+TOO_LATE = (
+    "Too late: CUDA has already started in this kernel, and it reads CUDA_VISIBLE_DEVICES only "
+    "when it starts. "
+)
+RESTART = "estart the kernel and run %reserve_gpu before anything that uses a GPU."
+
+
+@pytest.mark.parametrize(
+    ("held", "seen", "expected"),
+    [
+        ([], [], f"Nothing was reserved or changed. R{RESTART}"),
+        ([GPU0], [], f"This kernel keeps GPU0. R{RESTART}"),
+        (
+            [],
+            [GPU1],
+            (
+                "Nothing was reserved or changed. CUDA sees GPU1 here: it can still be reserved, "
+                f"with %reserve_gpu 1. For another GPU, r{RESTART}"
+            ),
+        ),
+        (
+            [],
+            [PART, GPU1],
+            (
+                "Nothing was reserved or changed. CUDA sees GPU3:0 and GPU1 here: these can still "
+                f"be reserved, with %reserve_gpu 3:0,1. For another GPU, r{RESTART}"
+            ),
+        ),
+    ],
+)
+def test_too_late(held: list[Device], seen: list[Device], expected: str) -> None:
+    """Once CUDA has started it is said what is kept, what can be taken back, and what to do."""
+    assert messages.too_late(held, seen) == TOO_LATE + expected
+
+
+def test_programs_are_told_in_their_words() -> None:
+    """What only programs get to know is said in one sentence each."""
+    assert "This process is reserving or releasing already" in messages.nested()
+    assert messages.has_ended() == "This reservation has been released; ask for another one."
+    assert "waiting in the queue" in messages.another_thread_waits()
+
+
+# -- warnings --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("caution", "request_", "expected"),
+    [
+        (
+            Caution(GPU0, State.BUSY, COMPUTED_ON, (PYTHON,)),
+            Request(("0",)),
+            "You asked for GPU0: it is busy, alice: python (pid 4321) 3.4 GiB",
+        ),
+        (
+            Caution(GPU0, State.UNKNOWN, Usage()),
+            Request(("0",)),
+            "You asked for GPU0: it is unknown: neither its processes nor its memory can be read",
+        ),
+        (
+            Caution(PART, State.IDLE, EMPTY, (), (ALICE, BOB)),
+            Request(share=True),
+            (
+                "You share GPU3:0: it is reserved by alice, train.ipynb (pid 4321); reserved by "
+                "bob, /home/bob (pid 9876)"
+            ),
+        ),
+        (
+            Caution(GPU0, State.BUSY, FULL, (), (ALICE,)),
+            Request(share=True),
+            (
+                "You share GPU0: it is busy, 10.2 GiB in use by no process that can be seen; "
+                "reserved by alice, train.ipynb (pid 4321)"
+            ),
+        ),
+    ],
+)
+def test_caution(caution: Caution, request_: Request, expected: str) -> None:
+    """A warning says what was asked for, who uses it and who shares it."""
+    assert messages.caution(caution, request_) == expected
+
+
+GOES_ON = "CUDA has started in this kernel and goes on using what it saw then, so "
+CHANGED = "CUDA_VISIBLE_DEVICES was"
+
+
+@pytest.mark.parametrize(
+    ("warning", "expected"),
+    [
+        (messages.stays([GPU0]), f"{GOES_ON}GPU0 stays reserved as well."),
+        (messages.stays([GPU0, GPU1]), f"{GOES_ON}GPU0 and GPU1 stay reserved as well."),
+        (
+            messages.changed(None, [GPU0], is_late=False),
+            f"{CHANGED} unset since; the variables are set for GPU0 again",
+        ),
+        (
+            messages.changed("7\n", [GPU0, GPU1], is_late=False),
+            f"{CHANGED} set to '7\ufffd' since; the variables are set for GPU0 and GPU1 again",
+        ),
+        (
+            messages.changed("", [GPU0], is_late=True),
+            f"{CHANGED} set to '' since, and CUDA has started; this kernel holds GPU0",
+        ),
+        (
+            messages.replaced(GPU0, "/run/lock/a.lock"),
+            (
+                "Somebody deleted or replaced /run/lock/a.lock, the lock of GPU0. It is locked "
+                "anew, and GPU0 is still reserved for this kernel."
+            ),
+        ),
+        (
+            messages.lost(GPU0, "/run/lock/a.lock", BOB),
+            (
+                "Somebody deleted /run/lock/a.lock, the lock of GPU0, and the device is now "
+                "reserved by bob, /home/bob (pid 9876). Nothing was changed: agree with them, or "
+                "restart this kernel."
+            ),
+        ),
+        (
+            messages.private("/run/lock/reserve_gpu"),
+            (
+                "this container sees only the reservations made inside of it (in "
+                "/run/lock/reserve_gpu). To share them with the whole machine, mount one directory "
+                "into all containers and set RESERVE_GPU_LOCK_DIR to it."
+            ),
+        ),
+    ],
+)
+def test_warnings(warning: str, expected: str) -> None:
+    """What a person has to know of a reservation that stands is one line."""
+    assert warning == expected
+
+
+# -- a wait ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (Request(), "a GPU"),
+        (Request(count=1), "a GPU"),
+        (Request(count=2), "2 GPUs"),
+        (Request(("0", "gpu1:0", "GPU2")), "GPU0, GPU1:0 and GPU2"),
+        (Request(("GPU-8f2a", "03:00.0")), "GPU-8f2a and 03:00.0"),
+        (Request(min_memory_mib=16384), "a GPU of 16 GiB or more"),
+        (Request(min_memory_mib=15258.8), "a GPU of 14.9 GiB or more"),
+        (Request(min_memory_mib=500), "a GPU of 500 MiB or more"),
+        (Request(model="a100\x07"), "a GPU with 'a100\ufffd' in the name"),
+        (Request(exclude=("3", "MIG-1")), "a GPU, not GPU3 and MIG-1"),
+        (Request(share=True), "a GPU, also shared"),
+        (
+            Request(count=2, min_memory_mib=16384, model="T4", exclude=("3",), share=True),
+            "2 GPUs of 16 GiB or more with 'T4' in the name, not GPU3, also shared",
+        ),
+    ],
+)
+def test_asked(request_: Request, expected: str) -> None:
+    """A request is said in words that one who waits, and others, can read."""
+    assert messages.asked(request_) == expected
+
+
+UNUSABLE = Refusal(GPU1, State.UNFIT, unfit=Unfit.MODEL)
+BUSY = Refusal(GPU2, State.BUSY, COMPUTED_ON, (PYTHON,))
+
+
+@pytest.mark.parametrize(
+    ("place", "limit_s", "expected"),
+    [
+        (1, math.inf, "Waiting for a GPU, next in the queue, for 1 min."),
+        (3, math.inf, "Waiting for a GPU, number 3 in the queue, for 1 min."),
+        (1, 600.0, "Waiting for a GPU, next in the queue, for 1 min (10 min at most)."),
+        (2, 0.5, "Waiting for a GPU, number 2 in the queue, for 1 min (0.5 s at most)."),
+    ],
+)
+def test_waiting(place: int, limit_s: float, expected: str) -> None:
+    """A wait shows what for, the place in the queue and how long; then what is in the way."""
+    waiting = Waiting(Request(), place, 61.0, (RESERVED, UNUSABLE, BUSY), limit_s)
+    lines = messages.waiting(waiting)
+    assert lines == [
+        expected,
+        "GPU0: reserved by alice, train.ipynb (pid 4321)",
+        "GPU2: busy, alice: python (pid 4321) 3.4 GiB",
+    ]
+    assert messages.waiting_briefly(waiting) == f"{expected} GPU0 alice, GPU2 busy"
+    assert messages.one_line(lines) == f"{lines[0]} {lines[1]}; {lines[2]}"
+    assert messages.one_line(lines[:1]) == expected
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        (RESERVED, "alice"),
+        (Refusal(GPU0, State.RESERVED, holder=Holder(user=HOSTILE)), HARMLESS),
+        (Refusal(GPU0, State.RESERVED, holder=Holder()), "reserved"),
+        (Refusal(GPU0, State.AWAITED, holder=BOB), "awaited"),
+        (Refusal(LOST, State.BROKEN), "broken"),
+    ],
+)
+def test_waiting_briefly(refusal: Refusal, expected: str) -> None:
+    """In one row there is a word for each device: its holder's name, else its state."""
+    row = messages.waiting_briefly(Waiting(Request(), 1, 0.0, (refusal,)))
+    assert row.partition("for 0 s. ")[2] == f"{refusal.label} {expected}"
+
+
+def test_interrupted() -> None:
+    """Who interrupts a wait is told what is reserved then."""
+    assert messages.interrupted([]) == (
+        "Stopped waiting; nothing is reserved. CUDA_VISIBLE_DEVICES = ''"
+    )
+    assert messages.interrupted([GPU0, GPU1]) == (
+        "Stopped waiting. This kernel keeps GPU0 and GPU1."
+    )

@@ -1,0 +1,899 @@
+"""The queue and the wait in it, of several in one process."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import re
+import resource
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu import NoFreeDeviceError, WaitTimeoutError
+from reserve_gpu.errors import LockError
+from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.locks import files
+from reserve_gpu.locks.directory import MOST_OF_ONE_USER, LockDirectory
+from reserve_gpu.locks.queue import PAUSE_S, STOPPED_S, Place, Wakeups
+from reserve_gpu.model import Request, State, Waiting
+from reserve_gpu.report.progress import Live
+from reserve_gpu.reservation import environment, policy
+from reserve_gpu.reservation.claim import Claim, Denied, Granted, attempt
+from reserve_gpu.reservation.request import parse
+from reserve_gpu.reservation.wait import Explainer, _wants
+from tests.reserving import got, of_gpu, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from typing_extensions import Self
+
+    from reserve_gpu.model import Ticket
+    from tests.here import Here
+
+UUIDS = [f"GPU-0000000{number}-0000-4000-8000-000000000000" for number in range(2)]
+NAMES = ["Tesla T4", "NVIDIA A100"]
+ONE = f"gpu\n  uuid {UUIDS[0]}\n"
+TWO = "".join(
+    f"gpu\n  uuid {uuid}\n  name {name}\n  memory {memory}\n"
+    for uuid, name, memory in zip(UUIDS, NAMES, (15360, 40960), strict=True)
+)
+# On a driver with which a process can use only one MIG instance.
+SPLIT = f"driver 550.54.15\n{TWO}gpu\n  mig on\n  instance 0\n"
+BUSY = f"{ONE}  compute 4321 3500\n"
+READING = "nvmlDeviceGetComputeRunningProcesses_v3 0"  # what a look at a busy GPU 0 asks
+# A wait in which no look is due before its end, where all is reserved: somebody has to tell.
+UNDUE_S = policy.QUIET_S - 0.5
+LONG_S = 30
+OTHER_UID = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to another user")
+
+
+class Queue:
+    """A lock directory and those who wait there, in the order in which their files are numbered."""
+
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        self.path, self._stack = path, stack
+        self.directory = stack.enter_context(LockDirectory(str(path)))
+
+    def join(self, *wants: str, stopped_s: float = STOPPED_S) -> Place:
+        """One more comes."""
+        about = {"user": "somebody", "asks": "a GPU"}
+        place = Place(self.directory, wants or UUIDS, about, stopped_s)
+        self._stack.enter_context(place)
+        self.rejoin(place)
+        return place
+
+    def rejoin(self, place: Place) -> None:
+        with self.directory.mutex():
+            place.join()
+
+    def ahead(self, place: Place) -> list[str]:
+        """The names of the tickets that come before that place, the first one first."""
+        with self.directory.mutex():
+            return [ticket.name for ticket in place.ahead()]
+
+    def tickets(self) -> list[Ticket]:
+        with self.directory.mutex():
+            return self.directory.tickets()
+
+    def file(self, number: int, uid: int | None = None) -> Path:
+        """The ticket's file of that number, of this user or of another."""
+        return self.path / f"queue-{os.geteuid() if uid is None else uid}-{number}.lock"
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    with ExitStack() as stack:
+        yield Queue(tmp_path / "locks", stack)
+
+
+@contextmanager
+def held(path: Path, data: bytes = b"") -> Iterator[None]:
+    """A file that somebody has locked, with that in it."""
+    path.write_bytes(data)
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Not a byte can be written to a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+# -- the order -------------------------------------------------------------------------------------
+
+
+def check_order(queue: Queue) -> None:
+    a, b, c = (queue.join() for _ in range(3))
+    names = [queue.file(number).name for number in range(3)]
+    assert [queue.ahead(place) for place in (a, b, c)] == [[], names[:1], names[:2]]
+    a.__exit__()
+    d = queue.join()  # in the first one's file, and after the others
+    assert [ticket.name for ticket in queue.tickets()] == [names[1], names[2], names[0]]
+    assert [queue.ahead(place) for place in (b, c, d)] == [[], names[1:2], names[1:]]
+
+
+def test_order(queue: Queue) -> None:
+    """Who came first is first, whatever the number of the file; who leaves lets others move up."""
+    check_order(queue)
+
+
+def test_order_on_a_full_disk(queue: Queue) -> None:
+    """Where no byte can be written the order is the same, and all wait for any device."""
+    with full_disk():
+        check_order(queue)
+        assert [path.stat().st_size for path in queue.path.iterdir()] == [0, 0, 0, 0]
+        assert all(ticket.could_use("GPU-any") for ticket in queue.tickets())
+
+
+@pytest.mark.parametrize("number", [0, 2**33 - 1, 2**53, 2**62], ids=hex)
+def test_forged_number(queue: Queue, number: int) -> None:
+    """A ticket with a number that no clock shows changes nothing between the others."""
+    first = queue.join()
+    forged = queue.file(1)
+    with held(forged):
+        os.utime(forged, ns=(number, number))
+        second, third = queue.join(), queue.join()
+        before = [forged.name] if number < 2**34 else []  # 8 s after the machine has started
+        names = [queue.file(number).name for number in (0, 2)]
+        assert queue.ahead(first) == before
+        assert queue.ahead(second) == [*before, names[0]]
+        assert queue.ahead(third) == [*before, *names]
+
+
+def test_number_is_restored(queue: Queue) -> None:
+    """Who touches the files of a queue delays nobody for longer than a second."""
+    first, second = queue.join(), queue.join()
+    os.utime(queue.file(0))
+    assert queue.ahead(second) == []
+    first.beat()
+    assert queue.ahead(second) == [queue.file(0).name]
+    assert queue.ahead(first) == []
+
+
+def test_deleted_ticket(queue: Queue) -> None:
+    """Whose ticket was deleted takes the old place with the new one."""
+    first, second = queue.join(), queue.join()
+    queue.file(0).unlink()
+    assert not first.stands()
+    assert queue.ahead(second) == []
+    queue.rejoin(first)
+    assert first.stands()
+    assert queue.ahead(second) == [queue.file(0).name]
+    assert queue.ahead(first) == []
+
+
+def test_unused_file_is_no_ticket(queue: Queue) -> None:
+    """The file of who has left counts for nothing, whether it is there or deleted."""
+    first, second = queue.join(), queue.join()
+    first.__exit__()
+    assert queue.file(0).exists()
+    for _ in range(2):
+        assert [ticket.name for ticket in queue.tickets()] == [queue.file(1).name]
+        assert queue.ahead(second) == []
+        queue.file(0).unlink(missing_ok=True)
+
+
+def test_files_are_used_again(queue: Queue) -> None:
+    """However often somebody waits, there are as many files as ever waited together."""
+    queue.join()
+    for _ in range(5):
+        queue.join().__exit__()
+    assert len(list(queue.path.glob("queue-*"))) == 2
+
+
+# -- who is stopped --------------------------------------------------------------------------------
+
+
+def test_stopped(queue: Queue) -> None:
+    """Who gives no sign of life is passed over after a while, and keeps the place."""
+    stopped, other, last = queue.join(), queue.join(), queue.join(stopped_s=0.05)
+    names = [queue.file(0).name, queue.file(1).name]
+    assert queue.ahead(last) == names
+    while queue.ahead(last) != names[1:]:
+        other.beat()
+        time.sleep(0.01)
+    stopped.beat()
+    assert queue.ahead(last) == names
+    assert queue.ahead(other) == names[:1]
+
+
+def test_signs_of_life(queue: Queue) -> None:
+    """Who gives signs of life is never passed over, and who looks seldom passes over nobody."""
+    alive, other = queue.join(), queue.join(stopped_s=0.05)
+    end = time.monotonic() + 0.2
+    while time.monotonic() < end:
+        time.sleep(0.01)
+        alive.beat()
+        assert queue.ahead(other) == [queue.file(0).name]
+    time.sleep(0.06)
+    alive.beat()
+    assert queue.ahead(other) == [queue.file(0).name]
+
+
+# -- what others may have put there ----------------------------------------------------------------
+
+
+def test_most_of_one_user(queue: Queue) -> None:
+    """One user has 64 places at most; who can't join has the next one that is left."""
+    places = [queue.join() for _ in range(MOST_OF_ONE_USER)]
+    with pytest.raises(LockError, match="This user has 64 locks"):
+        queue.join()
+    assert len(queue.tickets()) == MOST_OF_ONE_USER
+    places[7].__exit__()
+    assert queue.ahead(queue.join()) == [
+        queue.file(number).name for number in range(MOST_OF_ONE_USER) if number != 7
+    ]
+
+
+@as_root
+@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("uid", [0, OTHER_UID], ids=["in our name", "in their name"])
+def test_thousands_of_files(queue: Queue, uid: int, count: int) -> None:
+    """Another user's thousands of files, 100 of them held, count for 64, and stop nobody."""
+    with ExitStack() as stack:
+        for number in range(count):
+            path = queue.file(number, uid)
+            if number < 100:
+                stack.enter_context(held(path))
+                os.utime(path, ns=(number, number))  # they came first
+            else:
+                path.touch()
+            os.chown(path, OTHER_UID, -1)
+        first, second = queue.join(), queue.join()
+        own = queue.file(count if uid == 0 else 0)
+        theirs = [queue.file(number, uid).name for number in range(MOST_OF_ONE_USER)]
+        assert queue.ahead(first) == theirs
+        with counting(files.open_to_look) as looks:
+            assert queue.ahead(second) == [*theirs, own.name]
+        assert own.stat().st_uid == 0
+        assert len(looks) <= 2 * (MOST_OF_ONE_USER + 2)  # one for the lock, one for the record
+
+
+@contextmanager
+def counting(function: Callable[..., Any]) -> Iterator[list[None]]:
+    """As many entries as the function was called."""
+    calls: list[None] = []
+
+    def note(frame: Any, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is function.__code__:
+            calls.append(None)
+
+    sys.setprofile(note)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+OBSTACLES: dict[str, Callable[[Path, Path], object]] = {
+    "link": lambda path, work: path.symlink_to(work),
+    "link to nowhere": lambda path, work: path.symlink_to(work.with_name("nowhere")),
+    "second name": lambda path, work: os.link(work, path),
+    "FIFO": lambda path, _: os.mkfifo(path),
+    "directory": lambda path, _: path.mkdir(),
+}
+
+
+@pytest.mark.parametrize("kind", OBSTACLES)
+def test_obstacle(queue: Queue, kind: str) -> None:
+    """What is no ticket in a ticket's place is neither waited for nor written to."""
+    work = queue.path.with_name("work")
+    work.write_text("years of work")
+    work.chmod(0o600)
+    OBSTACLES[kind](queue.file(0), work)
+    place = queue.join()
+    assert [ticket.name for ticket in queue.tickets()] == [queue.file(1).name]
+    assert queue.ahead(place) == []
+    assert (work.read_text(), work.stat().st_mode & 0o777) == ("years of work", 0o600)
+    assert not work.with_name("nowhere").exists()
+
+
+def test_second_name_of_a_lock(queue: Queue) -> None:
+    """A ticket's name given to a lock that is held makes nobody stand behind that."""
+    with queue.directory.mutex():
+        os.link(queue.path / "mutex.lock", queue.file(0))
+        assert queue.directory.tickets() == []
+    assert queue.ahead(queue.join()) == []
+    assert queue.file(1).exists()
+
+
+def ticket(wants: object) -> bytes:
+    return json.dumps({"pid": 1, "wants": wants}).encode()
+
+
+RECORDS = {
+    "empty": (b"", None),
+    "rubbish": (b"rubbish\x00\xff", None),
+    "a list": (b"[]", None),
+    "deep": (b"[" * 50_000, None),
+    "too long": (ticket([UUIDS[0], "x" * 70_000]), None),
+    "wants are a mapping": (ticket({UUIDS[0]: 1}), None),
+    "wants are none": (ticket([1, None, {}, [UUIDS[0]]]), []),
+    "some wants are none": (ticket([1, UUIDS[0], None]), UUIDS[:1]),
+    "more wants than fit": (ticket([UUIDS[0], *["x"] * 1023, UUIDS[1]]), [*UUIDS[:1], "x"]),
+}
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_record(queue: Queue, record: str) -> None:
+    """Who holds a ticket that names no devices waits for any; rubbish in it leaves the order."""
+    data, wants = RECORDS[record]
+    path = queue.file(0)
+    with held(path, data):
+        os.utime(path, ns=(1, 1))
+        place = queue.join()
+        first, second = queue.tickets()
+        assert first.wants == (None if wants is None else frozenset(wants))
+        assert first.could_use(UUIDS[1]) == (wants is None)
+        assert second.wants == frozenset(UUIDS)
+        assert queue.ahead(place) == [path.name]
+    assert path.read_bytes() == data
+
+
+# -- waking ----------------------------------------------------------------------------------------
+
+
+def never() -> bool:
+    raise AssertionError
+
+
+def in_s(seconds: float) -> float:
+    return time.monotonic() + seconds
+
+
+def notice(queue: Queue) -> None:
+    """What everybody does who looks."""
+    with queue.directory.mutex():
+        pass
+
+
+@pytest.fixture
+def wakeups(queue: Queue) -> Iterator[Wakeups]:
+    with Wakeups(queue.directory.descriptor) as wakeups:
+        if not wakeups.is_told:
+            pytest.skip("in a container nobody is told")
+        yield wakeups
+
+
+def test_without_a_notice_nobody_looks(wakeups: Wakeups) -> None:
+    """Who waits sleeps until the given moment if nothing happens."""
+    end = in_s(0.05)
+    assert not wakeups.wait(end, never)
+    assert time.monotonic() >= end
+
+
+def test_news_ends_a_wait(queue: Queue, wakeups: Wakeups) -> None:
+    """A lock that is closed leads to a look; what that finds to be news ends the wait."""
+    queue.join().__exit__()
+    assert wakeups.wait(in_s(30), lambda: True)
+
+
+def test_no_news_ends_no_wait(queue: Queue, wakeups: Wakeups) -> None:
+    """Where a look finds no news the wait goes on, to its end or to the next notice."""
+    notice(queue)
+    looks = iter([False, True])
+    timer = threading.Timer(0.01, notice, [queue])
+    timer.start()
+    assert wakeups.wait(in_s(30), lambda: next(looks))
+    timer.join()
+    notice(queue)
+    assert not wakeups.wait(in_s(0.01), lambda: False)
+
+
+def test_many_notices_lead_to_few_looks(queue: Queue, wakeups: Wakeups) -> None:
+    """However much others do, who waits looks a few times a second."""
+    looks, stop = 0, threading.Event()
+
+    def look() -> bool:
+        nonlocal looks
+        looks += 1
+        return False
+
+    def work() -> None:
+        with LockDirectory(str(queue.path)) as directory:
+            while not stop.is_set():
+                with directory.mutex():
+                    pass
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    start = time.monotonic()
+    assert not wakeups.wait(start + 3 * PAUSE_S, look)
+    stop.set()
+    thread.join()
+    assert 1 <= looks <= 1 + (time.monotonic() - start) / PAUSE_S
+
+
+def test_without_notices(queue: Queue) -> None:
+    """Where the kernel gives no notice, as it can't watch one more, only time passes."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        wakeups = Wakeups(queue.directory.descriptor).__enter__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert not wakeups.is_told
+    notice(queue)
+    assert not wakeups.wait(in_s(0.01), never)
+    wakeups.__exit__()
+
+
+def test_number_of_another_file(wakeups: Wakeups) -> None:
+    """Where other code has closed the descriptor and its number is another file's, that is left."""
+    number, other = wakeups._notices, os.eventfd(1, os.EFD_NONBLOCK)
+    os.dup2(other, number)
+    assert not wakeups.is_told
+    assert not wakeups.wait(in_s(0.01), never)
+    wakeups.__exit__()
+    assert os.eventfd_read(number) == 1
+    os.close(number)
+    os.close(other)
+
+
+# -- who goes first --------------------------------------------------------------------------------
+
+
+class Other:
+    """Somebody else who waits, and looks when a test says so; a context manager."""
+
+    def __init__(self, here: Here, devices: str | None = None, **wishes: Any) -> None:
+        self._here, self._request = here, parse(devices, **wishes)
+
+    def __enter__(self) -> Self:
+        self._stack = ExitStack()
+        gpus = self._stack.enter_context(Nvml())
+        locks = self._stack.enter_context(LockDirectory(str(self._here.locks)))
+        outside, driver = dict.fromkeys(environment.VARIABLES), gpus.driver_version()
+        self.claim = Claim(self._request, gpus, locks, outside, {}, driver=driver)
+        outcome = attempt(self.claim)
+        assert isinstance(outcome, Denied)
+        self.denied = outcome
+        self.place = Place(locks, _wants(outcome), {"user": "other", "note": "the thesis"})
+        self._stack.enter_context(self.place)
+        assert self.look() is None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def look(self) -> str | None:
+        """Try once more; what was taken is let go of at the end."""
+        outcome = attempt(self.claim, place=self.place)
+        if not isinstance(outcome, Granted):
+            return None
+        self.place.__exit__()
+        for locked in outcome.locked:
+            self._stack.callback(locked.lock.release)
+        return ",".join(locked.device.number for locked in outcome.locked)
+
+
+class Steps:
+    """What happens while reserve() waits: one step at each time that it shows how things stand."""
+
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        self._steps = list(steps)
+        self.shown: list[Waiting] = []
+
+    def __call__(self, waiting: Waiting) -> None:
+        self.shown.append(waiting)
+        if self._steps:
+            self._steps.pop(0)()
+
+    @property
+    def places(self) -> list[int]:
+        """The place in the queue each time."""
+        return [waiting.place for waiting in self.shown]
+
+
+@contextmanager
+def reserved(here: Here, *numbers: str) -> Iterator[list[Callable[[], None]]]:
+    """Somebody else has these devices; the functions let go of them, one after the other."""
+    with ExitStack() as stack:
+        rivals = [here.rival(number) for number in numbers]
+        stacks = [stack.enter_context(ExitStack()) for _ in rivals]
+        for one, rival in zip(stacks, rivals, strict=True):
+            one.enter_context(rival)
+        yield [one.close for one in stacks]
+
+
+def queued(here: Here) -> list[Ticket]:
+    with LockDirectory(str(here.locks)) as directory, directory.mutex():
+        return directory.tickets()
+
+
+def test_first_come_first_served(here: Here) -> None:
+    """A GPU that comes free goes to those in the queue in their order, whoever looks first."""
+    here.write(ONE)
+    with reserved(here, "0") as (free,), Other(here) as a, Other(here) as b, Other(here) as c:
+        free()
+        for holder, later in ((a, [b, c]), (b, [c]), (c, [])):
+            assert [other.look() for other in later] == [None] * len(later)
+            assert holder.look() == "0"
+            assert [other.look() for other in later] == [None] * len(later)
+            holder.__exit__()
+
+
+def test_the_first_gets_what_comes_free_first(here: Here) -> None:
+    """Who is first in the queue gets the GPU that is free first, whichever it is."""
+    here.write(TWO)
+    with reserved(here, "0", "1") as (free_0, free_1), Other(here) as a, Other(here) as b:
+        free_1()
+        assert (b.look(), a.look()) == (None, "1")
+        free_0()
+        assert b.look() == "0"
+
+
+def test_who_wants_two_is_not_starved(here: Here) -> None:
+    """Who waits for two GPUs gets them though others, who came later, want only one."""
+    here.write(TWO)
+    rivals = reserved(here, "0", "1")
+    with rivals as (free_0, free_1), Other(here, count=2) as two, Other(here) as single:
+        free_0()
+        assert (single.look(), two.look()) == (None, None)
+        assert "awaited by" in of_gpu(refused())
+        free_1()
+        assert (single.look(), two.look()) == (None, "0,1")
+        two.__exit__()
+        assert single.look() == "0"
+
+
+@pytest.mark.parametrize(
+    ("scenario", "ahead", "later", "number"),
+    [
+        (TWO, {"devices": "0"}, {}, "1"),
+        (TWO, {"devices": "0"}, {"devices": "1"}, "1"),
+        (TWO, {"exclude": "1"}, {}, "1"),
+        (TWO, {"name": "T4"}, {}, "1"),
+        (TWO.replace("15360", "81920"), {"min_memory": "64GiB"}, {}, "1"),
+        (TWO, {"devices": "0"}, {"min_memory": "32GiB"}, "1"),
+        (SPLIT, {"count": 2}, {"devices": "2:0"}, "2:0"),
+    ],
+)
+def test_nobody_waits_for_what_others_cannot_use(
+    here: Here, scenario: str, ahead: dict[str, Any], later: dict[str, Any], number: str
+) -> None:
+    """Who comes later takes a device that nobody ahead could use, from within the queue or not."""
+    here.write(scenario)
+    with reserved(here, "0", number) as (_, free), Other(here, **ahead) as first:
+        with Other(here, **later) as second:
+            free()
+            assert (first.look(), second.look()) == (None, number)
+        assert [device.number for device in reserve_gpu.reserve(**later).devices] == [number]
+
+
+@pytest.mark.parametrize(
+    "wishes", [{}, {"devices": "0"}, {"share": True}, {"devices": "0", "share": True}]
+)
+def test_who_does_not_wait_does_not_overtake(here: Here, wishes: dict[str, Any]) -> None:
+    """A free GPU that somebody waits for is refused to who does not, with that one's note."""
+    here.write(ONE)
+    with reserved(here, "0") as (free,), Other(here) as other:
+        free()
+        text = refused(**wishes)
+        assert re.match(rf"awaited by .*pid {os.getpid()}\).*the thesis", of_gpu(text))
+        assert "--wait" in text
+        assert other.look() == "0"
+
+
+def test_who_is_behind_others_is_told_who_uses_a_gpu(here: Here) -> None:
+    """A GPU that others wait for as well is shown with what runs on it, not with them alone."""
+    here.write(BUSY)
+    with Other(here) as other:
+        for wishes in ({}, {"wait": 0.01}):
+            text = of_gpu(refused(**wishes))
+            assert re.match(r"busy, pid 4321, 3\.4 GiB; awaited by .*the thesis", text)
+        here.write(ONE)
+        assert other.look() == "0"
+
+
+# -- a wait ----------------------------------------------------------------------------------------
+
+
+def test_moving_up(here: Here) -> None:
+    """Who waits is told of each change: the place in the queue, and then the GPU."""
+    here.write(ONE)
+    with reserved(here, "0") as (free,), Other(here) as other:
+        steps = Steps(free, other.look, other.__exit__)
+        assert got(wait=UNDUE_S, progress=steps) == "0"
+        assert steps.places == [2, 2, 1]
+        assert [waiting.refusals[0].state.value for waiting in steps.shown] == [
+            "reserved", "awaited", "reserved",
+        ]  # fmt: skip
+
+
+def test_told_that_somebody_leaves(here: Here) -> None:
+    """Who waits need not look in order to see that it is next in the queue."""
+    here.write(ONE)
+    with reserved(here, "0") as (free,), Other(here) as other:
+        steps = Steps(other.__exit__, free)
+        assert got(wait=UNDUE_S, progress=steps) == "0"
+        assert steps.places == [2, 1]
+
+
+def test_looks_of_others_are_no_news(here: Here) -> None:
+    """However often others look, reserve something else and let go of it, a waiter sleeps."""
+    here.write(TWO)
+    stop = threading.Event()
+
+    def work() -> None:
+        with LockDirectory(str(here.locks)) as directory:
+            while not stop.is_set():
+                with directory.mutex():
+                    lock = directory.acquire("another.lock")
+                assert lock
+                lock.release()
+
+    with reserved(here, "0", "1"), ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        steps = Steps()
+        try:
+            refused("0", wait=0.7, progress=steps)
+        finally:
+            stop.set()
+        working.result()
+    assert len(steps.shown) == 1
+
+
+def test_what_runs_out_of_patience_leaves_the_queue(here: Here) -> None:
+    """A wait that ends in vain, or by an error, leaves no ticket."""
+    here.write(ONE)
+    with reserved(here, "0"):
+        with pytest.raises(ZeroDivisionError):
+            reserve_gpu.reserve(wait=LONG_S, progress=Steps(lambda: 1 // 0))
+        assert queued(here) == []
+        refused(wait=0.01)
+        assert queued(here) == []
+
+
+@pytest.mark.parametrize(
+    ("wait", "said"),
+    [(0, ""), ("0.1s", "Waited for 0.1 s. "), (0.1 + 0.2, "Waited for 0.3 s. ")],
+)
+@pytest.mark.parametrize("is_thread", [False, True], ids=["here", "in a thread"])
+def test_limit(here: Here, wait: float | str, said: str, *, is_thread: bool) -> None:
+    """A wait that runs out fails closed, and says what can be done but to wait."""
+    here.write(ONE)
+    with reserved(here, "0"), ThreadPoolExecutor(1) as pool:
+        text = pool.submit(refused, wait=wait).result() if is_thread else refused(wait=wait)
+    assert text.startswith(f"{said}No free GPU devices: 1 of 1 is in use.\n")
+    assert f"pid {os.getpid()}" in of_gpu(text)
+    assert ("--wait" in text) == (not said)
+    assert "--share" not in text
+
+
+def test_error_tells_of_the_wait(here: Here) -> None:
+    """Who could wait no longer gets a WaitTimeoutError with a refusal for each device."""
+    with reserved(here, "0", "1"), pytest.raises(WaitTimeoutError) as caught:
+        reserve_gpu.reserve(wait=0.01)
+    assert [refusal.state.value for refusal in caught.value.refusals] == ["reserved"] * 2
+    assert [refusal.label for refusal in caught.value.refusals] == ["GPU0", "GPU1"]
+
+
+class MutexHolder:
+    """Somebody who has the mutex from `take` to `drop`, where nobody has a ticket any more."""
+
+    def __init__(self, here: Here) -> None:
+        self._here, self._stack = here, ExitStack()
+
+    def take(self) -> None:
+        directory = self._stack.enter_context(LockDirectory(str(self._here.locks)))
+        self._stack.enter_context(directory.mutex())
+        for path in self._here.locks.glob("queue-*"):
+            path.unlink()  # which makes a look due
+
+    def drop(self) -> None:
+        self._stack.close()
+
+
+def test_limit_while_another_process_reserves(here: Here) -> None:
+    """A wait ends in time also where another process keeps everybody from looking."""
+    here.write(ONE)
+    holder, start = MutexHolder(here), time.monotonic()
+    with reserved(here, "0"):
+        try:
+            text = refused(wait=0.3, progress=Steps(holder.take))
+        finally:
+            holder.drop()
+    assert f"pid {os.getpid()}" in of_gpu(text)
+    assert time.monotonic() - start < 20  # other calls wait for a mutex for 30 s
+
+
+def test_a_wait_goes_on_while_another_process_reserves(here: Here) -> None:
+    """Who waits is shown that it does also where another process keeps everybody from looking."""
+    here.write(ONE)
+    holder = MutexHolder(here)
+    with reserved(here, "0") as (free,):
+
+        def come_free() -> None:
+            holder.drop()
+            free()
+
+        steps = Steps(holder.take, come_free)
+        assert got(wait=LONG_S, progress=steps) == "0"
+        assert len(steps.shown) >= 2
+
+
+def test_deleted_ticket_of_a_waiter(here: Here) -> None:
+    """A waiter whose ticket is deleted is in the queue again, in the old place."""
+    here.write(ONE)
+    numbers: list[int] = []
+    with reserved(here, "0") as (free,):
+
+        def delete() -> None:
+            numbers.extend(ticket.number for ticket in queued(here))
+            for path in here.locks.glob("queue-*"):
+                path.unlink()
+
+        def look() -> None:
+            numbers.extend(ticket.number for ticket in queued(here))
+            free()
+
+        assert got(wait=LONG_S, progress=Steps(delete, look)) == "0"
+    assert len(numbers) == 2
+    assert len(set(numbers)) == 1
+
+
+@pytest.mark.parametrize("record", [b"", b"rubbish", ticket([])])
+def test_what_is_written_into_a_ticket(here: Here, record: bytes) -> None:
+    """Whatever stands in the ticket of the only one in the queue, that one gets the GPU."""
+    here.write(ONE)
+
+    with reserved(here, "0") as (free,):
+
+        def write() -> None:
+            (path,) = here.locks.glob("queue-*")
+            path.write_bytes(record)
+            os.utime(path, ns=(2**60, 2**60))
+            free()
+
+        assert got(wait=UNDUE_S, progress=Steps(write)) == "0"
+
+
+def test_a_thread_beside_one_that_waits(here: Here) -> None:
+    """While one thread waits in the queue another is refused, at once or when its limit ends."""
+    here.write(ONE)
+    is_waiting = threading.Event()
+    with reserved(here, "0") as (free,), ThreadPoolExecutor(1) as pool:
+        first = pool.submit(got, wait=LONG_S, progress=Steps(is_waiting.set))
+        assert is_waiting.wait(LONG_S)
+        for wait in (None, 0.2):
+            start = time.monotonic()
+            assert "Another thread" in refused(wait=wait)
+            assert time.monotonic() - start >= (wait or 0)
+        free()
+        assert first.result() == "0"
+        assert got(wait=LONG_S) == "0"
+
+
+@pytest.mark.parametrize(
+    ("wishes", "before", "error"),
+    [
+        ({"count": 9}, None, reserve_gpu.ImpossibleError),
+        ({"name": "H100"}, None, reserve_gpu.ImpossibleError),
+        ({"min_memory": "1TB"}, None, reserve_gpu.ImpossibleError),
+        ({"exclude": "0 1"}, None, reserve_gpu.ImpossibleError),
+        ({"devices": "7"}, None, reserve_gpu.ImpossibleError),
+        ({"count": 2}, "1", reserve_gpu.ImpossibleError),
+        ({}, "", NoFreeDeviceError),
+    ],
+)
+def test_impossible_is_not_waited_for(
+    here: Here, wishes: dict[str, Any], before: str | None, error: type[Exception]
+) -> None:
+    """What no release could satisfy fails at once, without a place in the queue."""
+    here.write(TWO)
+    if before is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = before
+    with reserved(here, "0", "1"), pytest.raises(error) as caught:
+        reserve_gpu.reserve(**wishes, wait=True)
+    assert type(caught.value) is error
+    assert list(here.locks.glob("queue-*")) == []
+
+
+def test_a_gpu_that_becomes_idle_is_taken(here: Here) -> None:
+    """A GPU that somebody uses without a reservation is taken when they are done."""
+    here.write(BUSY)
+    assert got(wait=LONG_S, progress=Steps(lambda: here.write(ONE))) == "0"
+
+
+@pytest.mark.parametrize("trouble", ["compute 1 3500", "fail nvmlDeviceGetComputeMode 0 15"])
+def test_what_a_waiter_does_not_get_it_does_not_keep(here: Here, trouble: str) -> None:
+    """A waiter that finds a GPU in use, or can't see whether it is, has let go of its lock."""
+    here.write(f"{ONE}{trouble}")
+
+    def take() -> None:
+        with here.rival("0"):
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        reserve_gpu.reserve(wait=LONG_S, progress=Steps(take))
+
+
+def test_users_and_processes_are_asked_for_now_and_then(here: Here) -> None:
+    """Who waits for what is in use as before does not ask the driver twice who uses it."""
+    here.write(f"{BUSY}gpu\n")
+    with reserved(here, "1"), Other(here) as other:
+        (refusal, _) = other.denied.refusals
+        explain = Explainer(other.claim)
+        before = len(here.calls())
+        answer = explain(refusal)
+        asked = len(here.calls())
+        assert asked > before
+        assert answer.processes
+        assert explain(refusal) == answer
+        assert len(here.calls()) == asked
+        explain(refusal._replace(state=State.UNKNOWN))
+        assert len(here.calls()) > asked
+
+
+# -- what is seen of it ----------------------------------------------------------------------------
+
+
+def test_a_wait_is_shown_once_in_every_second() -> None:
+    """However often a waiter is woken, no second is skipped, and none is shown twice."""
+    log = io.StringIO()
+    with Live(log) as live:
+        for place, waited_s in enumerate((0.1, 0.9, 1.1, 1.9, 2.0), 2):
+            live.show(Waiting(Request(), place, waited_s, ()))
+    assert re.findall(r"number ([0-9]) in the queue, for ([0-9]) s", log.getvalue()) == [
+        ("2", "0"), ("4", "1"), ("6", "2"),
+    ]  # fmt: skip
+
+
+def test_a_log_gets_a_line_only_on_news(here: Here) -> None:
+    """What goes to no terminal is a line when the wait begins and one when things change."""
+    here.write(BUSY)
+    log, states = io.StringIO(), []
+    with Live(log) as live:
+
+        def show(waiting: Waiting) -> None:
+            live.show(waiting)
+            states.append(waiting.refusals[0].state)
+            if states == [State.BUSY] * 2:
+                here.add("fail nvmlDeviceGetComputeRunningProcesses_v3 0 15")
+            elif states[-1] is State.BROKEN:
+                here.write(ONE)
+
+        assert got(wait=LONG_S, progress=show) == "0"
+    assert len(states) >= 3
+    first, second = log.getvalue().splitlines()
+    assert re.match(r"Waiting for a GPU, next in the queue.*GPU0: busy, pid 4321, 3\.4 GiB$", first)
+    assert re.match("Waiting for a GPU, next in the queue.*GPU0: can't be read", second)
+    assert not re.search("[\r\x1b]", log.getvalue())
+
+
+@pytest.mark.ipython
+@pytest.mark.parametrize(("options", "error"), [("", "WaitTimeoutError"), (" --optional", None)])
+def test_where_the_limit_runs_out_only_optional_goes_on(
+    here: Here, options: str, error: str | None
+) -> None:
+    """After the limit a cell stops with the reason, and with --optional goes on without a GPU."""
+    here.write(BUSY)
+    cell = here.shell().run(f"%reserve_gpu --wait 0.1{options}\nprint('went on')")
+    assert cell.error == error
+    output = "\n".join([cell.stdout, cell.stderr, *cell.traceback])
+    assert ("went on" in cell.stdout) == (error is None)
+    assert "Waited for 0.1 s. " in output
+    assert "GPU0: busy" in output
+    assert "Traceback" not in output
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    assert queued(here) == []

@@ -1,0 +1,200 @@
+"""What people ask for: requests, sizes of memory, durations and the one setting, as tables."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import pytest
+
+from reserve_gpu.errors import RequestError
+from reserve_gpu.model import Request
+from reserve_gpu.reservation import request
+from reserve_gpu.reservation.request import Deadline
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected", "needed"),
+    [
+        ({"devices": None}, Request(), 1),
+        ({"devices": 2}, Request(("2",)), 1),
+        ({"devices": "1,3"}, Request(("1", "3")), 2),
+        ({"devices": [1, "GPU-a"]}, Request(("1", "GPU-a")), 2),
+        ({"devices": "1 3", "count": 2}, Request(("1", "3"), 2), 2),
+        ({"devices": None, "count": 4}, Request(count=4), 4),
+        ({"devices": None, "count": 1}, Request(count=1), 1),
+        ({"devices": None, "min_memory": "16GiB"}, Request(min_memory_mib=16384), 1),
+        ({"devices": None, "min_memory": 16000}, Request(min_memory_mib=16000), 1),
+        ({"devices": None, "min_memory": 0.5}, Request(min_memory_mib=0.5), 1),
+        ({"devices": None, "name": "a100"}, Request(model="a100"), 1),
+        ({"devices": None, "exclude": "0 2"}, Request(exclude=("0", "2")), 1),
+        ({"devices": None, "exclude": [0, "1:0"]}, Request(exclude=("0", "1:0")), 1),
+        ({"devices": None, "exclude": None}, Request(), 1),
+        ({"devices": None, "share": True, "note": "x"}, Request(share=True, note="x"), 1),
+    ],
+)
+def test_request(arguments: dict[str, Any], expected: Request, needed: int) -> None:
+    """The arguments of reserve() become a request, which knows how many devices it needs."""
+    parsed = request.parse(**arguments)
+    assert parsed == expected
+    assert parsed.needed == needed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"devices": ""}, "No GPU is named"),
+        ({"devices": " , "}, "No GPU is named"),
+        ({"devices": []}, "No GPU is named"),
+        ({"devices": "all"}, "'all'"),
+        ({"devices": "-1"}, "'-1'"),
+        ({"devices": -1}, "'-1'"),
+        ({"devices": None, "count": 0}, "0"),
+        ({"devices": None, "count": -2}, "-2"),
+        ({"devices": None, "count": True}, "True"),
+        ({"devices": None, "count": 1.5}, "1.5"),
+        ({"devices": None, "count": float("nan")}, "nan"),
+        ({"devices": None, "count": float("inf")}, "inf"),
+        ({"devices": None, "count": "two"}, "two"),
+        ({"devices": "0,1", "count": 1}, "2 named and 1"),
+        ({"devices": "0", "count": 2}, "1 named and 2"),
+        ({"devices": None, "min_memory": "lots"}, "'lots'"),
+        ({"devices": None, "min_memory": -1}, "'-1'"),
+        ({"devices": None, "min_memory": True}, "'True'"),
+        ({"devices": None, "exclude": "gpu"}, "'gpu'"),
+        ({"devices": None, "exclude": b"0"}, "b'0'"),
+        ({"devices": None, "name": 5}, "5"),
+        ({"devices": None, "note": 5}, "5"),
+    ],
+)
+def test_bad_request(arguments: dict[str, Any], said: str) -> None:
+    """What makes no request is a RequestError in one line that names what is wrong."""
+    with pytest.raises(RequestError) as caught:
+        request.parse(**arguments)
+    assert said in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+# -- sizes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"),
+    [
+        (16000, 16000),
+        (0, 0),
+        (1.5, 1.5),
+        (1e6, 1e6),
+        ("16000", 16000),
+        ("16GiB", 16384),
+        ("16gib", 16384),
+        (" 16 GiB ", 16384),
+        ("16GB", 15258.789),
+        ("16G", 15258.789),
+        ("1.5GiB", 1536),
+        ("2TiB", 2097152),
+        ("1TB", 953674.316),
+        ("500MiB", 500),
+        ("500MB", 476.837),
+        ("1024KiB", 1),
+        ("0GB", 0),
+    ],
+)
+def test_size(text: str | float, mib: float) -> None:
+    """GB are powers of ten, GiB powers of two, a bare number is MiB."""
+    assert request.parse_size(text) == pytest.approx(mib)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "GB", "-1", "-1GB", "+1", "1e3", "0x10", "1,5GB", "1.GB", ".5GB", "1 6GB"),
+        *("16B", "16iB", "16GBs", "16PB", "16 G B", "nan", "inf", "1_000", "\u0661GB", "16GB\x00"),
+    ],
+)
+def test_bad_size(text: str) -> None:
+    """What is no size is refused, with examples of what is one."""
+    with pytest.raises(RequestError, match="16GiB"):
+        request.parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "mib"), [(None, None), ("", None), ("512", 512), ("1GiB", 1024), ("0", 0)]
+)
+def test_idle_memory(monkeypatch: pytest.MonkeyPatch, value: str | None, mib: float | None) -> None:
+    """The setting is a size; where it is not set, or empty, there is none."""
+    monkeypatch.delenv(request.IDLE_MEMORY, raising=False)
+    if value is not None:
+        monkeypatch.setenv(request.IDLE_MEMORY, value)
+    assert request.idle_mib() == mib
+
+
+def test_bad_idle_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting that is no size is an error that names the variable."""
+    monkeypatch.setenv(request.IDLE_MEMORY, "plenty")
+    with pytest.raises(RequestError, match="RESERVE_GPU_IDLE_MEMORY: 'plenty' is no size"):
+        request.idle_mib()
+
+
+# -- durations -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (90, 90),
+        (0, 0),
+        (1.5, 1.5),
+        (0.1 + 0.2, 0.3),
+        (1 / 3, 1 / 3),
+        (1e-06, 1e-06),
+        ("90", 90),
+        ("90s", 90),
+        ("10m", 600),
+        ("2h", 7200),
+        ("1d", 86400),
+        ("1.5h", 5400),
+        ("0s", 0),
+        ("10M", 600),
+        (" 10 m ", 600),
+        (True, math.inf),
+    ],
+)
+def test_duration(text: str | float, seconds: float) -> None:
+    """A bare number is seconds, s, m, h and d are units, True is for ever."""
+    assert request.parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "m", "-1", "-1m", "+1", "1e3", "0x10", "1,5h", "1.h", ".5h", "1 0m", "1h30m"),
+        *("1:30", "10min", "5ms", "1w", "nan", "1_000", "\u0661m", "10m\x00", "forever", "True"),
+        *(-1, -0.5, math.nan, False, None, [], b"90"),
+    ],
+)
+def test_bad_duration(text: object) -> None:
+    """What is no duration is refused, with examples of what is one."""
+    with pytest.raises(RequestError, match="10m"):
+        request.parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["0,1", "GPU0,GPU1"])
+def test_devices_in_place_of_a_duration(text: str) -> None:
+    """Who gives devices after --wait is told where they belong."""
+    with pytest.raises(RequestError, match=f"To wait for GPUs by name: {text} --wait"):
+        request.parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("wait", "waits", "limit_s"),
+    [(None, False, None), (0, True, 0), (True, True, math.inf), ("1h", True, 3600)],
+)
+def test_deadline(wait: object, *, waits: bool, limit_s: float | None) -> None:
+    """Nothing said is no wait; a wait of 0 s is one, and is over at once."""
+    before = time.monotonic()
+    deadline = Deadline.after(wait)
+    assert (deadline.waits, deadline.limit_s) == (waits, limit_s)
+    assert deadline.at >= before + (limit_s or 0)
+    assert deadline.passed is not bool(limit_s)

@@ -1,0 +1,219 @@
+"""Which room may import from which, who alone imports what is slow, and that imports do nothing."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import reserve_gpu
+from tests.machine import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.machine import Machine
+
+PACKAGE = ROOT / "reserve_gpu"
+
+# From a room imports go to lower rows only. Inside a room they go anywhere, but not in a circle.
+ROOMS = [
+    {"__main__"},
+    {"__init__"},
+    {"magic", "cli", "dask"},
+    {"command"},
+    {"jupyter", "frameworks"},
+    {"options"},
+    {"reservation"},
+    {"report"},
+    {"gpus", "locks"},
+    {"host", "interrupts"},
+    {"errors"},
+    {"model"},
+]
+FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
+
+# Who alone may import what is slow to load, or not there on every system.
+OWNERS = {
+    "IPython": {"magic", "report.progress", "jupyter.completion"},
+    "traitlets": {"magic"},
+    "pynvml": {"gpus.bindings"},
+    "fcntl": {"locks.lock"},
+    "psutil": {"host"},
+    "ctypes": {
+        "gpus.bindings",
+        "locks.queue",
+        "reservation.environment",
+        "frameworks.probes",
+    },
+    "rich": {"report.terminal", "report.progress"},
+    "argcomplete": {"cli"},
+    "ipykernel": {"jupyter.kernelspec"},
+    "jupyter_client": {"jupyter.kernelspec"},
+    "jupyter_core": {"jupyter.kernelspec"},
+    "click": {"dask"},
+    "distributed": {"dask"},
+}
+# Imported inside functions only; so is what is ours and seldom needed.
+LATE = {"pynvml", "psutil", "rich", "ctypes", "argcomplete", "ipykernel", "jupyter_client"}
+LATE |= {"jupyter_core", "subprocess"}
+LATE_OURS = {"frameworks", "jupyter", "magic", "cli", "command"}
+
+
+def sources() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """`locks.lock`, `magic`, `locks` for its `__init__`."""
+    parts = [*path.relative_to(PACKAGE).with_suffix("").parts]
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    )
+
+
+def imports(tree: ast.AST, *, types: bool = True, inner: bool = True) -> Iterator[str]:
+    """What a module imports, in full. types: for annotations too. inner: in functions too."""
+    for node in ast.iter_child_nodes(tree):
+        if is_for_types(node) and not types:
+            continue
+        if not inner and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            assert node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        else:
+            yield from imports(node, types=types, inner=inner)
+
+
+def ours(path: Path, *, types: bool = True, inner: bool = True) -> set[str]:
+    """The names of our modules that a file imports."""
+    modules = {name_of(source) for source in sources()}
+    found = set()
+    for name in imports(ast.parse(path.read_text()), types=types, inner=inner):
+        first, _, rest = name.partition(".")
+        if first != "reserve_gpu":
+            continue
+        while rest and rest not in modules:
+            rest = rest.rpartition(".")[0]
+        found.add(rest or "__init__")
+    return found
+
+
+def tops(path: Path, *, types: bool = True, inner: bool = True) -> set[str]:
+    """The packages that a file imports."""
+    tree = ast.parse(path.read_text())
+    return {name.split(".")[0] for name in imports(tree, types=types, inner=inner)}
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_imports_go_downward(path: Path) -> None:
+    """A module imports from its own room and from lower ones, for its types as well."""
+    room = name_of(path).split(".")[0]
+    assert room in FLOOR, "give the new room its floor here and in CONTRIBUTING.md"
+    for module in ours(path):
+        other = module.split(".")[0]
+        assert other == room or FLOOR[other] > FLOOR[room], f"{name_of(path)} imports {module}"
+
+
+def test_no_circles() -> None:
+    """Inside a room no module imports one that imports it, directly or by others."""
+    left = {name_of(path): ours(path) for path in sources()}
+    while left:
+        free = {name for name, needed in left.items() if not needed & (left.keys() - {name})}
+        assert free, f"these import each other: {sorted(left)}"
+        left = {name: needed for name, needed in left.items() if name not in free}
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_owners(path: Path) -> None:
+    """IPython, NVML's bindings, flock, psutil and rich are each imported by their owners alone."""
+    for top in tops(path, types=False):
+        assert name_of(path) in OWNERS.get(top, {name_of(path)}), f"imports {top}"
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_what_is_slow_is_imported_late(path: Path) -> None:
+    """What takes long to load, or is seldom needed, is imported inside of functions alone."""
+    assert not tops(path, types=False, inner=False) & LATE
+    if name_of(path) not in ("__main__", "cli"):
+        rooms = {name.split(".")[0] for name in ours(path, types=False, inner=False)}
+        assert not rooms & LATE_OURS - {name_of(path).split(".")[0]}
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_dependencies_are_declared(path: Path) -> None:
+    """Whatever is imported is the standard library's, ours, or has an owner and is declared."""
+    for top in tops(path, types=False):
+        assert top in sys.stdlib_module_names | OWNERS.keys() | {"reserve_gpu"}, top
+
+
+def test_no_room_is_an_exported_name() -> None:
+    """No room is called like something that the package exports: it would hide it."""
+    assert not FLOOR.keys() & set(reserve_gpu.__all__)
+
+
+def test_every_exported_name_is_there() -> None:
+    """Each name in `__all__` can be had, and any other raises AttributeError."""
+    assert all(getattr(reserve_gpu, name) for name in reserve_gpu.__all__)
+    assert set(reserve_gpu.__all__) <= set(dir(reserve_gpu))
+    assert not hasattr(reserve_gpu, "nonsense")
+
+
+WATCH = """
+import os, sys, threading
+opened = []
+def watch(event, arguments):
+    if event == 'open' and isinstance(arguments[0], str):
+        opened.append(arguments[0])
+    elif event in ('os.mkdir', 'os.fork', 'subprocess.Popen', 'os.putenv', 'ctypes.dlopen'):
+        opened.append(f'{event} {arguments}')
+import IPython.core.magic, IPython.core.magic_arguments
+before, environ = set(sys.modules), dict(os.environ)
+for slow in ('ctypes', 'asyncio', 'subprocess'):
+    before.discard(slow); sys.modules.pop(slow, None)
+sys.addaudithook(watch)
+import reserve_gpu, MODULES
+places = tuple(path for path in sys.path if path)
+print([o for o in opened if not o.startswith(places) or not o.endswith(('.py', '.pyc', '.so'))
+       and '__pycache__' not in o])
+print(threading.active_count(), os.environ == environ)
+print(*{name.split('.')[0] for name in set(sys.modules) - before})
+"""
+
+
+@pytest.mark.process
+def test_nothing_happens_at_import(machine: Machine) -> None:
+    """Importing all that can be imported here opens no file but modules, and starts nothing."""
+    programs = {"__main__", "__init__", "dask", "frameworks.probes", "frameworks.check"}
+    names = [f"reserve_gpu.{name_of(path)}" for path in sources() if name_of(path) not in programs]
+    done = machine.python(WATCH.replace("MODULES", ", ".join(names)))
+    assert done.stderr == ""
+    opened, state, modules = done.stdout.splitlines()
+    assert opened == "[]"
+    assert state == "1 True"
+    assert not set(modules.split()) & {"pynvml", "psutil", "rich", "ctypes", "IPython", "asyncio"}
+    assert machine.calls() == []
+    assert not machine.locks.exists()
+
+
+def test_other_systems_can_import() -> None:
+    """Where there is no fcntl, as on Windows, the package can be imported."""
+    code = "import sys; sys.modules['fcntl'] = None; import reserve_gpu; print(reserve_gpu.reserve)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=False
+    )
+    assert "function reserve" in done.stdout, done.stderr
