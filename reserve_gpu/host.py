@@ -66,6 +66,20 @@ def is_private(path: str) -> bool:
     return mount_point in ("", "/") or file_system in ("tmpfs", "overlay")
 
 
+def unmapped_uid() -> int | None:
+    """In a user namespace the UID that stands for all users whom it does not know, else None.
+
+    https://man7.org/linux/man-pages/man7/user_namespaces.7.html
+    """
+    with suppress(OSError, ValueError):
+        with open("/proc/self/uid_map", encoding="ascii") as uid_map:
+            if uid_map.read().split() == ["0", "0", "4294967295"]:
+                return None
+        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as overflow:
+            return int(overflow.read())
+    return None
+
+
 def machine_name() -> str:
     """What the machine is called; the module socket, which knows it too, takes long to load."""
     return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "?")

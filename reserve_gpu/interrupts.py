@@ -8,6 +8,7 @@ of the call, or at once while the call waits for something (`allowed`).
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _handler: Handler | None = None  # what SIGINT did before; None while nothing is deferred
 _is_pending = False
 _is_allowed = False
+_is_hooked = False
 
 
 @contextmanager
@@ -31,31 +33,22 @@ def deferred() -> Iterator[None]:
     Nothing changes in other threads, where none is ever raised, nor inside of another `deferred`,
     nor where SIGINT is ignored or not Python's.
     """
-    global _handler, _is_pending
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT) if is_main else None
-    if not callable(handler) or handler is _note:
-        yield
-        return
-    _handler, _is_pending = handler, False
-    try:
-        signal.signal(signal.SIGINT, _note)
-    except ValueError:  # a subinterpreter, where Python handles no signals
+    if not callable(handler) or handler is _note or not _begin(handler):
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-        if _is_pending:
-            handler(signal.SIGINT, None)
+        _end(handler)
 
 
 @contextmanager
 def allowed() -> Iterator[None]:
     """Let KeyboardInterrupt be raised in the block: it only waits, so nothing is left half done."""
     global _is_allowed
-    if threading.current_thread() is not threading.main_thread():
+    if _handler is None or threading.current_thread() is not threading.main_thread():
         yield
         return
     _is_allowed = True
@@ -74,8 +67,47 @@ def checkpoint() -> None:
         _handler(signal.SIGINT, None)
 
 
+def _begin(handler: Handler) -> bool:
+    """Note SIGINT from now on. False in a subinterpreter, where Python handles no signals."""
+    global _handler, _is_allowed, _is_pending
+    _hook_fork()
+    _handler, _is_allowed, _is_pending = handler, False, False
+    try:
+        signal.signal(signal.SIGINT, _note)
+    except ValueError:
+        _handler = None
+        return False
+    return True
+
+
+def _end(handler: Handler) -> None:
+    """Let SIGINT do again what it did before, and do it now if it came meanwhile."""
+    global _handler, _is_pending
+    _handler = None  # before: from now on it is only noted, also where something waits
+    signal.signal(signal.SIGINT, handler)
+    is_due, _is_pending = _is_pending, False
+    if is_due:
+        handler(signal.SIGINT, None)
+
+
 def _note(_signal: int, _frame: Any) -> None:
-    global _is_pending
+    global _is_allowed, _is_pending
     _is_pending = True
     if _is_allowed:
+        _is_allowed = False  # before it raises: the end of `allowed` may be where it came
         checkpoint()
+
+
+def _hook_fork() -> None:
+    global _is_hooked
+    if not _is_hooked and hasattr(os, "register_at_fork"):
+        _is_hooked = True
+        os.register_at_fork(after_in_child=_restore_in_child)
+
+
+def _restore_in_child() -> None:
+    """A child has the handler of its parent's call, which will never end there."""
+    global _handler, _is_allowed, _is_pending
+    if _handler is not None and signal.getsignal(signal.SIGINT) is _note:
+        signal.signal(signal.SIGINT, _handler)
+    _handler, _is_allowed, _is_pending = None, False, False

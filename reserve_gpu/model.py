@@ -166,7 +166,7 @@ class Ticket(NamedTuple):
 
     number: the clock since boot when its holder joined, in ns; the lowest comes first.
     name: of its file. wants: UUIDs of the devices that its holder could use, None for any.
-    asks: the request in words, as its holder wrote it.
+    asks: the request in words, as its holder wrote it. needs: how many devices at once.
     beat: when its holder last gave a sign of life; only whether it changes means anything.
     """
 
@@ -176,6 +176,7 @@ class Ticket(NamedTuple):
     holder: Holder
     asks: str | None = None
     beat: int = 0
+    needs: int = 1
 
     def could_use(self, uuid: str) -> bool:
         """Whether its holder waits for that device too."""

@@ -7,6 +7,7 @@ a call: it waits for a worker thread that does, and a wait can be ended at any t
 from __future__ import annotations
 
 from _thread import get_ident, start_new_thread
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +113,8 @@ class Worker:
         call.given_up = f"{reason} ({self.doing.get(call.thread, 'another call comes first')})"
         self._hanging.append(call)
         self.end()
-        self._start_thread()
+        with suppress(RuntimeError):  # no more threads may be started: then all calls hang
+            self._start_thread()
 
     def _forget_those_done(self) -> None:
         self._hanging = [call for call in self._hanging if not call.is_done]

@@ -17,9 +17,19 @@ if TYPE_CHECKING:
 
 NONE = -1  # no descriptor
 
-# Each with what its file was when we opened it: other code may close all descriptors of a process,
-# and the number then comes to mean another file.
-_opened: dict[int, tuple[object, ...]] = {}
+
+class Opening:
+    """One opening of a file by us, and what that file was then.
+
+    Other code may close all descriptors of a process: then the number comes to mean another file,
+    or another opening of the same.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.identity = _identity(descriptor)
+
+
+_opened: dict[int, Opening] = {}
 # Reentrant, as a signal handler that reserves or releases may run while this thread has it.
 _guard = threading.RLock()
 _is_hooked = False
@@ -35,14 +45,20 @@ def no_fork() -> Iterator[None]:
 
 def remember(descriptor: int) -> int:
     """Count the descriptor among ours; returns it."""
-    _opened[descriptor] = _identity(descriptor)
+    _opened[descriptor] = Opening(descriptor)
     return descriptor
+
+
+def opening(descriptor: int) -> Opening | None:
+    """What tells this opening of ours from a later one with the same number."""
+    return _opened.get(descriptor)
 
 
 def is_ours(descriptor: int) -> bool:
     """Whether the number still means the file that we opened."""
     with suppress(OSError):
-        return descriptor in _opened and _opened[descriptor] == _identity(descriptor)
+        known = _opened.get(descriptor)
+        return known is not None and known.identity == _identity(descriptor)
     return False
 
 

@@ -196,11 +196,15 @@ class LockDirectory:
         """
         pattern = re.compile(re.escape(prefix) + r"-[0-9]{1,10}-([0-9]{1,10})\.lock")
         numbered = [(int(m[1]), n) for n in self._names() if (m := pattern.fullmatch(n))]
+        strangers = host.unmapped_uid() if numbered else None  # many users, so all of theirs count
         by_owner: dict[int, list[str]] = {}
         for _, name in sorted(numbered):
             owner = files.sole_owner(self.descriptor, name)
-            if owner is not None and len(by_owner.setdefault(owner, [])) < MOST_OF_ONE_USER:
-                by_owner[owner].append(name)
+            if owner is None:
+                continue
+            names = by_owner.setdefault(owner, [])
+            if owner == strangers or len(names) < MOST_OF_ONE_USER:
+                names.append(name)
         return [name for names in by_owner.values() for name in names]
 
     @property

@@ -19,6 +19,8 @@ from reserve_gpu.locks import descriptors
 DIRECTORY_MODE = 0o1777
 YOUNG_S = 1.0  # a file that was made so lately may still be in the making
 IN_THE_MAKING = {errno.EACCES, errno.EEXIST, errno.ENOENT}
+# What opening answers where a link, a directory, or a file that its owner keeps for himself stands.
+NO_LOCK_FILE = {errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO, errno.EACCES, errno.EPERM}
 MAKING_LIMIT = 200  # attempts at a file that somebody is making just now
 MAKING_POLL_S = 0.01
 SET_ANOTHER = "Set RESERVE_GPU_LOCK_DIR to a directory that all users of this machine may write to."
@@ -36,14 +38,13 @@ def open_directory(path: str) -> int:
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         with descriptors.no_fork():
             descriptor = descriptors.remember(os.open(path, flags))
-        mode = os.fstat(descriptor).st_mode
-        if mode & stat.S_ISVTX:  # else somebody made it for another purpose
-            _finish(descriptor, DIRECTORY_MODE)
-        elif mode & stat.S_IWOTH:
-            descriptors.close(descriptor)
-            raise LockError(f"In {path} anybody can delete anybody's locks. Run: chmod 1777 {path}")
     except OSError as error:
         raise LockError(_directory_message(path, error)) from error
+    try:
+        _require_own_files(descriptor, path)
+    except BaseException:
+        descriptors.close(descriptor)
+        raise
     return descriptor
 
 
@@ -73,8 +74,10 @@ def open_to_look(directory: int, name: str, path: str | None = None) -> int | No
         with descriptors.no_fork():
             descriptor = descriptors.remember(os.open(name, flags, dir_fd=directory))
     except OSError as error:
-        if path is None or isinstance(error, FileNotFoundError):
+        is_file = path is not None or error.errno not in NO_LOCK_FILE
+        if isinstance(error, FileNotFoundError) or not is_file:
             return None
+        path = path or name
         raise LockError(_file_message(path, error, directory, name)) from error
     try:
         _require_plain(descriptor, path or name)
@@ -148,6 +151,19 @@ def _open_or_make(directory: int, name: str, mode: int) -> int:
     with suppress(FileNotFoundError):
         return os.open(name, flags, dir_fd=directory)
     return os.open(name, flags | os.O_CREAT | os.O_EXCL, mode, dir_fd=directory)
+
+
+def _require_own_files(directory: int, path: str) -> None:
+    """Raise LockError for a directory in which anybody can delete the files of others."""
+    mode = os.fstat(directory).st_mode
+    if not mode & stat.S_ISVTX:  # somebody made it for another purpose, or for himself
+        if mode & stat.S_IWOTH:
+            raise LockError(f"In {path} anybody can delete anybody's locks. Run: chmod 1777 {path}")
+        return
+    try:
+        _finish(directory, DIRECTORY_MODE)
+    except OSError as error:
+        raise LockError(_directory_message(path, error)) from error
 
 
 def _finish(descriptor: int, mode: int) -> None:

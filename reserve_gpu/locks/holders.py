@@ -48,14 +48,15 @@ class Holders:
         record, status = self._record(name)
         if status is None:
             return Ticket(0, name, None, Holder())
-        wants, asks = record.get("wants"), _text(record.get("asks"))
+        wants, needs = record.get("wants"), record.get("needs")
         return Ticket(
             number=status.st_mtime_ns,  # see queue.Place
             name=name,
             wants=_uuids(wants) if isinstance(wants, list) else None,
             holder=self._holder(record, status)._replace(last_cell=None),
-            asks=asks,
+            asks=_text(record.get("asks")),
             beat=status.st_ctime_ns,
+            needs=needs if type(needs) is int and needs > 0 else 1,
         )
 
     def lists(self, name: str) -> bool:

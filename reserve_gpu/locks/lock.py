@@ -41,6 +41,7 @@ class Lock:
         self.shared = shared
         self.descriptor = descriptor
         self.since = since or time.time()
+        self._opening = descriptors.opening(descriptor)
         self._file = _file_id(os.fstat(descriptor))
         self._pid = os.getpid()
 
@@ -84,7 +85,8 @@ class Lock:
 
     def held(self) -> bool:
         """Whether this process, not its parent, still has the file open that it locked."""
-        return self._pid == os.getpid() and descriptors.is_ours(self.descriptor)
+        is_same = descriptors.opening(self.descriptor) is self._opening
+        return self._pid == os.getpid() and is_same and descriptors.is_ours(self.descriptor)
 
     def stands(self) -> bool:
         """Whether the locked file is still the one that others find under its name."""
@@ -98,7 +100,7 @@ class Lock:
             number = fcntl.fcntl(self.descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH)
             descriptors.remember(number)
             descriptors.close(self.descriptor)
-            self.descriptor = number
+            self.descriptor, self._opening = number, descriptors.opening(number)
         descriptors.keep_over_exec(self.descriptor)
 
 

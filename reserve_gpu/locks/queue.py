@@ -35,7 +35,8 @@ PAUSE_S = 0.25  # between two looks at whether a notice means anything
 class Place:
     """The place of this process in the queue; a context manager that leaves the queue at its end.
 
-    wants: UUIDs of the devices that would do. about: what others may read of this process.
+    wants: UUIDs of the devices that would do. about: what others may read of this process: as of a
+    holder, and `asks` and `needs` as of a Ticket.
     stopped_s: who gives no sign of life for so long is passed over.
 
     The ticket's number is the machine's clock since boot, kept as the time of the file's last
@@ -57,6 +58,11 @@ class Place:
         self._number = 0
         # By file name: the last sign of life of each one ahead, and when it was first seen.
         self._beats: dict[str, tuple[int, float]] = {}
+        # By file name and UUID: since when one ahead could have had the device; this look's, and
+        # the last one's.
+        self._offers: dict[tuple[str, str], float] = {}
+        self._last_offers: dict[tuple[str, str], float] = {}
+        self._ahead: list[Ticket] = []
 
     def __enter__(self) -> Self:
         return self
@@ -86,6 +92,8 @@ class Place:
         self._lock = lock
         lock.write(self._record)
         self.beat()
+        # As others will read it: some file systems keep less of the time than is set.
+        self._number = os.fstat(lock.descriptor).st_mtime_ns
 
     def beat(self) -> None:
         """Show others that this process is not stopped."""
@@ -103,7 +111,28 @@ class Place:
         before = [t for t in tickets if (t.number, t.name) < (self._number, own)]
         now = time.monotonic()
         self._beats = {ticket.name: self._last_beat(ticket, now) for ticket in before}
-        return [t for t in before if now - self._beats[t.name][1] < self._stopped_s]
+        self._last_offers, self._offers = self._offers, {}
+        self._ahead = [t for t in before if now - self._beats[t.name][1] < self._stopped_s]
+        return self._ahead
+
+    def first_for(self, uuid: str, *, is_free: bool) -> Ticket | None:
+        """Who comes before this process for the device; of those whom `ahead` has returned.
+
+        An offer lapses: who lets a device lie that is free can't use it, whatever the ticket says.
+        Not who waits for several, and takes none before all are there.
+        is_free: this process would take it.
+        """
+        now = time.monotonic()
+        for ticket in self._ahead:
+            if not ticket.could_use(uuid):
+                continue
+            if not is_free or ticket.needs > 1:
+                return ticket
+            key = ticket.name, uuid
+            self._offers[key] = since = self._last_offers.get(key, now)
+            if now - since < self._stopped_s:
+                return ticket
+        return None
 
     def _last_beat(self, ticket: Ticket, now: float) -> tuple[int, float]:
         beat, since = self._beats.get(ticket.name, (None, now))

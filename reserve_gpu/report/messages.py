@@ -195,11 +195,23 @@ def caution(caution: Caution, request: Request) -> str:
     return f"{asked_for} {caution.device.label}: it is {what}"
 
 
-def stays(devices: Sequence[Device]) -> str:
-    """Why a smaller request leaves more reserved than it asks for."""
+def stays(devices: Sequence[Device], *, is_late: bool) -> str:
+    """Why a smaller request leaves more reserved than it asks for.
+
+    is_late: CUDA has started; else it was made inside of a `with` block that has more.
+    """
+    why = "The `with` block around this has asked for more"
+    if is_late:
+        why = "CUDA has started in this kernel and goes on using what it saw then"
+    stay = "stays" if len(devices) == 1 else "stay"
+    return f"{why}, so {labels(devices)} {stay} reserved as well."
+
+
+def closed(device: Device) -> str:
+    """What is said where other code in this process has closed the descriptors of the locks."""
     return (
-        "CUDA has started in this kernel and goes on using what it saw then, so "
-        f"{labels(devices)} {'stays' if len(devices) == 1 else 'stay'} reserved as well."
+        f"Other code in this process had closed the lock of {device.label}. It is locked anew, and "
+        f"{device.label} is still reserved for this kernel."
     )
 
 

@@ -82,12 +82,15 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     )
     deadline = Deadline.after(wait)
     with session().turn(deadline) as own:
-        reservation, texts = own.met_by(request) or _taken(own, request, deadline, progress)
+        before = own.reservation
+        with own.letting_go_if_interrupted():
+            reservation, texts = own.met_by(request) or _taken(own, request, deadline, progress)
     try:
         for text in texts:
             warnings.warn(text, ReserveGPUWarning, stacklevel=2)
     except ReserveGPUWarning:  # where warnings are errors nobody gets to know of the reservation
-        reservation.release()
+        if reservation is not before:
+            reservation.release()
         raise
     return reservation
 
@@ -157,7 +160,6 @@ def _taken(
 ) -> tuple[Reservation, list[str]]:
     """Take what is asked for; returns the reservation, and what there is to be said against it."""
     limit_mib = idle_mib()
-    environment.remember_over_fork()
     is_late = environment.cuda_started()
     if is_late and not environment.cuda_uuids():
         raise TooLateError(messages.too_late(own.devices, ()))
@@ -196,10 +198,12 @@ def _failure(
     request, visible = claim.request, claim.outside[environment.VISIBLE]
     if policy.is_impossible(denied.refusals, request):
         return ImpossibleError(messages.impossible(request, denied.refusals, visible))
+    is_above = _is_above(own, claim, denied)
+    if not is_above:
+        own.go_without()  # first: what follows may take long, and be interrupted
     refusals = [explained(claim, refusal) for refusal in denied.refusals]
-    if _is_above(own, claim, denied):
+    if is_above:
         return ReservedAboveError(messages.above(refusals, claim.outside), refusals)
-    own.go_without()
     has_waited = deadline.waits and policy.may_come_free(refusals, request)
     waited_s = deadline.limit_s if has_waited else None
     user = host.user_of(os.getpid())

@@ -36,7 +36,7 @@ class Changes(NamedTuple):
     def outside(self) -> dict[str, str | None]:
         """The variables as somebody outside of this package set them, before or since."""
         return {
-            name: self.before[name]
+            name: self.before.get(name)
             if name in self.written and self.written[name] == value
             else value
             for name, value in read().items()

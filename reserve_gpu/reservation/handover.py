@@ -82,6 +82,8 @@ def _checked(fields: Mapping[str, Any]) -> Handover | None:
     for device, (descriptor, name, shared) in zip(devices, fields["locks"], strict=True):
         lock = _adopted(descriptor, str(name), shared=shared is True)
         if lock is None:
+            for adopted in locks.values():
+                adopted.release()
             return None
         locks[device.uuid] = lock
     changes = Changes(_variables(fields["before"]), _variables(fields["written"]))

@@ -107,6 +107,7 @@ class Session:
         self._is_waiting = False  # in the queue
         self._due: list[Reservation | None] = []  # to be released at the end of a turn
         self._has_adopted = False
+        environment.remember_over_fork()
 
     @contextmanager
     def turn(self, deadline: Deadline | None = None) -> Iterator[Self]:
@@ -143,6 +144,20 @@ class Session:
             if deadline and self._is_waiting and time.monotonic() >= deadline.at:
                 self._go_without()
                 raise NoFreeDeviceError(messages.another_thread_waits())
+
+    @contextmanager
+    def letting_go_if_interrupted(self) -> Iterator[None]:
+        """Let go of what was taken in the block if it ends by Ctrl-C: nobody gets to know of it."""
+        before = self.reservation
+        try:
+            yield
+            interrupts.checkpoint()
+        except KeyboardInterrupt:
+            if self.reservation is not before:
+                self._release()
+                if before:
+                    self._go_without()
+            raise
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -187,23 +202,25 @@ class Session:
         Where less is asked for than is held, the rest is let go of, as long as CUDA has not
         started. Raises LockError where another process has a device now.
         """
+        texts = self.renew()
         held, reservation = self._held, self.reservation
         if held is None or reservation is None:
             return None
         devices = policy.kept(reservation.devices, request, is_shared=_is_shared(held))
         if devices is None:
             return None
-        texts = self.renew()
         if tuple(devices) == reservation.devices:
             return reservation, texts + self._again(request.note)
-        if environment.cuda_started():
-            rest = [device for device in reservation.devices if device not in devices]
-            if rest:
-                return reservation, [*texts, *self._again(request.note), messages.stays(rest)]
-            return None  # the same in another order
+        rest = [device for device in reservation.devices if device not in devices]
+        is_late = environment.cuda_started()
+        if rest and (is_late or held.inside):
+            stays = messages.stays(rest, is_late=is_late)
+            return reservation, [*texts, *self._again(request.note), stays]
+        if is_late:  # the same in another order
+            return None
         locks = {device.uuid: self._held_locks()[device.uuid] for device in devices}
         note = held.note if request.note is None else request.note
-        reservation = self._change(devices, locks, note)
+        reservation = self._change(devices, locks, note, held.answers + 1)
         if request.note is not None:
             self._sign()
         return reservation, texts
@@ -276,26 +293,31 @@ class Session:
             return lines
 
     def renew(self, limit_s: float | None = None) -> list[str]:
-        """Lock again what somebody deleted the lock file of, as others look at the new file.
+        """Lock again what is not locked any more for others.
 
+        Somebody deleted the lock file, and others look at a new one; or other code in this process
+        has closed all descriptors.
         limit_s: for the mutex. Returns what to say of it. Raises LockError if another process has
         the device now.
         """
         held = self._held
-        if held is None or all(lock.stands() for lock in held.locks.values()):
+        if held is None or all(map(_is_effective, held.locks.values())):
             return []
         locks, texts = dict(held.locks), []
         until = float("inf") if limit_s is None else time.monotonic() + limit_s
         with LockDirectory() as directory, directory.mutex(until=until):
             for device in held.reservation.devices:
                 old = locks[device.uuid]
-                if old.stands():
+                if _is_effective(old):
                     continue
                 new = directory.take(device.uuid, share=old.shared)
                 if not isinstance(new, Lock):
                     raise LockError(messages.lost(device, old.path, host.with_user(new)))
                 locks[device.uuid] = new
-                texts.append(messages.replaced(device, old.path))
+                if old.held():
+                    texts.append(messages.replaced(device, old.path))
+                else:
+                    texts.append(messages.closed(device))
                 self._held = held = held._replace(locks=dict(locks))
                 old.release()
         self._sign()
@@ -353,14 +375,19 @@ class Session:
         return [messages.changed(visible, reservation.devices, is_late=is_late)]
 
     def _change(
-        self, devices: Sequence[Device], locks: Mapping[str, Lock], note: str | None
+        self,
+        devices: Sequence[Device],
+        locks: Mapping[str, Lock],
+        note: str | None,
+        answers: int = 1,
     ) -> Reservation:
         values = environment.variables(devices)
         reservation = Reservation(devices, _set_only(values))
         before = self._held_locks()
         with descriptors.no_fork():
             self._changes = self._changes.to(values)
-            self._held = Held(reservation, dict(locks), note, not host.notebook_path())
+            is_unnamed = not host.notebook_path()
+            self._held = Held(reservation, dict(locks), note, is_unnamed, answers)
         for uuid, lock in before.items():
             if locks.get(uuid) is not lock:
                 lock.release()
@@ -399,6 +426,11 @@ def session() -> Session:
     own = _sessions.get(pid) or _sessions.setdefault(pid, Session())  # one for all threads
     own.adopt()
     return own
+
+
+def _is_effective(lock: Lock) -> bool:
+    """Whether others are kept off by it."""
+    return lock.held() and lock.stands()
 
 
 def _is_shared(held: Held) -> bool:

@@ -34,7 +34,8 @@ def wait_in_queue(
     """
     claim = claim._replace(candidates=[refusal.device for refusal in denied.refusals])
     wants = _wants(denied)
-    about = {**host.myself(claim.request.note), "asks": messages.asked(claim.request)}
+    asks = {"asks": messages.asked(claim.request), "needs": claim.request.needed}
+    about = {**host.myself(claim.request.note), **asks}
     explain = Explainer(claim)
     outcome: Granted | Denied = denied
     start = due = time.monotonic()
