@@ -31,7 +31,7 @@ IN_USE_MIB = 60_000
 class Stage(Machine):
     """A machine whose driver keeps no log, with Python as people use it."""
 
-    limit_s = 120
+    limit_s = 300
 
     def __init__(self, folder: Path, scenario: str) -> None:
         super().__init__(folder)

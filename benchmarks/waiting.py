@@ -28,7 +28,7 @@ NO_CONTAINERS = "not measured: this user may not make containers"
 
 HANDOVER_LIMITS_S = {"here": 0.3, "in a container": 1.2}
 LANES = 2  # pairs of holder and waiter at the same time, of each kind
-SAMPLES, FEW_SAMPLES = 60, 5  # of each lane
+SAMPLES, FEW_SAMPLES = 40, 5  # of each lane
 WAIT = "import time; reserve_gpu.reserve(wait=True); time.monotonic()"
 RELEASE = "import time; start = time.monotonic(); reserve_gpu.release(); start"
 
@@ -37,7 +37,8 @@ CPU_LIMIT_PERCENT = 1
 
 GPUS, BUSY = 8, 4  # the others are reserved
 LOOKS, FEW_LOOKS = 20_000, 1_000  # a waiter looks at most once a second: that is 5.5 hours
-GROWTH_LIMIT_KIB = 40  # 10 pages, which come and go; 4 bytes for each of the looks
+# Two steps in which the C library takes memory; an object left behind by each look would be more.
+GROWTH_LIMIT_KIB = 256
 # A wait without its pauses, shown as %reserve_gpu shows it; says its memory at two of its looks.
 HURRY = """
 import sys
@@ -47,6 +48,7 @@ from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import policy
 
 policy.next_look_s = lambda refusals, **conditions: 0.0
+own_kib()  # what the first reading needs itself
 looks, sizes_kib = 0, []
 
 def look(waiting):
@@ -54,7 +56,7 @@ def look(waiting):
     looks += 1
     live.show(waiting)
     if looks in ({first}, {last}):
-        sizes_kib.append(own_kib("self"))
+        sizes_kib.append(own_kib())
     if looks == {last}:
         raise InterruptedError
 
@@ -108,9 +110,10 @@ def memory(*, quick: bool) -> Iterator[Row]:
     last = FEW_LOOKS if quick else LOOKS
     first = last // 2
     with _full_machine() as on, on.kernel() as kernel:
-        cell = kernel.start(HURRY.format(first=first, last=last, stream=""))
-        _, script = on.timed("-c", HURRY.format(first=first, last=last, stream="sys.stderr"))
-        outputs = {"script": script, "kernel": kernel.finish(cell).stdout}
+        outputs = {
+            "script": on.timed("-c", HURRY.format(first=first, last=last, stream="sys.stderr"))[1],
+            "kernel": kernel.run(HURRY.format(first=first, last=last, stream="")).stdout,
+        }
     for name, output in outputs.items():
         before_kib, after_kib = map(int, output.split())
         growth_kib = after_kib - before_kib
@@ -122,12 +125,12 @@ def memory(*, quick: bool) -> Iterator[Row]:
         )
 
 
-def own_kib(process: int | str) -> int:
-    """The memory that is the process's own, counted page by page: no part of a file that it maps.
+def own_kib() -> int:
+    """The memory that is this process's own, counted page by page: no part of a file that it maps.
 
     Of such a file others may map the same part, or the kernel some more of it than was asked for.
     """
-    sizes = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    sizes = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(size.split()[1]) for size in sizes if size.startswith("Anonymous:"))
 
 

@@ -18,12 +18,12 @@ NAMES = ("PyTorch", "TensorFlow", "JAX", "CuPy", "Numba", "MXNet")
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *keys: str, **troubles: str) -> None:
-    """Have stand-ins of these frameworks, and no other framework.
+    """Let this process have stand-ins of these frameworks, and no other framework.
 
-    troubles: by framework; see tests/standins/standin.py. Whoever is in one is installed, too.
+    troubles: what becomes of it, by framework; see tests/standins/standin.py.
     """
     told = ",".join(f"{key}={what}" for key, what in troubles.items())
-    monkeypatch.setitem(os.environ, "STAND_IN_TROUBLE", told)
+    os.environ["STAND_IN_TROUBLE"] = told  # the fixture `here` takes it back
     monkeypatch.setattr(sys, "path", [str(ROOT), FOLDER, *sys.path])
     for key in {*KEYS} - {*keys, *troubles}:
         monkeypatch.setitem(sys.modules, key, None)

@@ -48,6 +48,7 @@ ROWS = (
     "CUDA has started, after CuPy counts devices",
     "CUDA has started, after `from numba import cuda`",
     "CUDA has started, after Numba lists devices",
+    "CUDA and NVML have the same UUID for a GPU",
     "memory of an idle GPU, v1",
     "memory of an idle GPU, v2",
     "an idle GPU is judged idle",
@@ -131,8 +132,8 @@ class Hardware(Machine):
 
     def keep_off(self) -> Child | str:
         """Hold an idle GPU against everybody else on this machine; why not, if that can't be."""
-        fence = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-        environ = self.environ(**{k: v for k, v in os.environ.items() if k in fence})
+        limit = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+        environ = self.environ(**{k: v for k, v in os.environ.items() if k in limit})
         if self.is_stand_in:
             environ["RESERVE_GPU_LOCK_DIR"] = str(self.folder / "keeper")
         else:
@@ -141,6 +142,7 @@ class Hardware(Machine):
         answer = child.run("held = reserve_gpu.reserve()\nheld.devices[0].index")
         if answer.error:
             child.kill()
+            assert not self.is_stand_in, answer.text
             return answer.text.splitlines()[0]
         self.index = answer.value
         return child

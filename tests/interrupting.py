@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PACKAGE = os.path.dirname(reserve_gpu.__file__)
 HANG_S = 30
+INOTIFY = "anon_inode:inotify"
 VARIABLES = ("CUDA_DEVICE_MEMORY", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")
 
 
@@ -123,10 +124,11 @@ def disagreements() -> list[str]:
     shared = {f"{device.uuid}.share-{os.geteuid()}-0.lock" for device in devices}
     environ = {name: os.environ.get(name) for name in VARIABLES}
     wrong = []
-    if (locks := locked()) not in (whole, shared):
-        wrong.append(f"{locks} are locked, {whole} held")
-    if (files := open_files()) != {f"{folder()}/{name}" for name in locks}:
-        wrong.append(f"{files} are open, {locks} locked")
+    files = open_files()
+    if set(files) not in ({f"{folder()}/{name}" for name in names} for names in (whole, shared)):
+        wrong.append(f"{set(files)} are open, {whole} held")
+    if not all(files.values()):
+        wrong.append(f"of what is open not all is locked: {files}")
     if held and {name: held.environ.get(name) for name in VARIABLES} != environ:
         wrong.append(f"the variables are {environ}, of {held}")
     if not held and any(environ.values()):
@@ -148,6 +150,8 @@ def what_the_next_call_says(*, is_in_vain: bool) -> list[str]:
     reserve_gpu.release()
     if any(os.environ.get(name) for name in VARIABLES):
         wrong.append("release() leaves variables")
+    if files := open_files():
+        wrong.append(f"release() leaves {set(files)} open")
     for descriptor in list(descriptors._opened):
         wrong.append(f"descriptor {descriptor} is left")
         descriptors.close(descriptor)
@@ -158,22 +162,17 @@ def folder() -> str:
     return os.environ[LOCK_DIRECTORY]
 
 
-def locked() -> set[str]:
-    """The names of the files there that this process has locked, by the kernel's word."""
-    names = {entry.inode(): entry.name for entry in os.scandir(folder())}
-    lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
-    own = [line.split() for line in lines if f" {os.getpid()} " in line]
-    inodes = [int(fields[5].rpartition(":")[2]) for fields in own]
-    return {names[inode] for inode in inodes if inode in names}
+def open_files() -> dict[str, bool]:
+    """What this process has open of the lock directory, and to be told of what happens there.
 
-
-def open_files() -> set[str]:
-    """What this process has open of the lock directory, and to be told of what happens there."""
-    paths = set()
+    Whether it has each of them locked: asked of the descriptor, as /proc/locks may miss one.
+    """
+    files = {}
     for number in os.listdir("/proc/self/fd"):
         with suppress(OSError):
-            paths.add(os.readlink(f"/proc/self/fd/{number}"))
-    return {path for path in paths if path.startswith((folder(), "anon_inode:inotify"))}
+            path = os.readlink(f"/proc/self/fd/{number}")
+            files[path] = "FLOCK" in Path(f"/proc/self/fdinfo/{number}").read_text("ascii")
+    return {p: is_locked for p, is_locked in files.items() if p.startswith((folder(), INOTIFY))}
 
 
 def try_all(action: str, does: str, number: int) -> tuple[int, list[str]]:

@@ -1,4 +1,4 @@
-"""Which lock files are locked, asked of the kernel by trying; and a look at what is opened."""
+"""Which lock files are locked, asked of the kernel by trying; what is opened; what is warned of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import warnings
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from tests.here import Here
@@ -136,3 +137,9 @@ def opened(name: str) -> Iterator[list[str]]:
 
     with watched(note):
         yield times
+
+
+def texts(caught: Iterable[warnings.WarningMessage]) -> list[str]:
+    """What was warned of, less what every reservation in a container is told."""
+    told = [str(warning.message) for warning in caught]
+    return [text for text in told if not text.startswith("this container sees only")]

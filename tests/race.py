@@ -2,10 +2,10 @@
 
     python -m tests.race --seconds 60
 
-Workers reserve, release and get killed with -9 at random. The referee reserves nothing itself. It
-looks at /proc/locks, where a device's lock file shows by its inode, and compares: does what each
-worker believes to hold agree, has no device two holders, is nothing held by the dead? Ends with 1
-if not.
+Workers reserve, share, wait, release and get killed with -9 at random. The referee reserves nothing
+itself. It looks at /proc/locks, where a device's lock files show by their inodes, and compares:
+does what each worker believes to hold agree, has no device two holders, or a sharer beside a
+holder, is nothing held by the dead? Ends with 1 if not.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from dataclasses import dataclass, field
+from itertools import combinations
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import reserve_gpu
-from reserve_gpu.settings import lock_directory
+from reserve_gpu.errors import MutexHeldError
+from reserve_gpu.locks.directory import default_path
+from reserve_gpu.reservation.session import session
 from tests.machine import ROOT, Machine
 
 if TYPE_CHECKING:
@@ -45,11 +49,12 @@ class Claim:
     """What a worker says of itself.
 
     turn: how often it began or ended a change, so even while it changes nothing.
-    held: the devices that it believes to hold, a bit for each.
+    held, shared: the devices that it believes to hold for itself, or with others, a bit for each.
     """
 
     turn: int
     held: int
+    shared: int
 
     @property
     def settled(self) -> bool:
@@ -62,11 +67,12 @@ class Board:
     def __init__(self, workers: int) -> None:
         self.turn = RawArray("q", workers)
         self.held = RawArray("q", workers)
+        self.shared = RawArray("q", workers)
         self.reserved = RawArray("q", workers)
         self.refused = RawArray("q", workers)
 
     def claims(self) -> list[Claim]:
-        return [Claim(*pair) for pair in zip(self.turn, self.held, strict=True)]
+        return [Claim(*words) for words in zip(self.turn, self.held, self.shared, strict=True)]
 
 
 class Worker:
@@ -77,10 +83,12 @@ class Worker:
         self.referee = os.getppid()
 
     def run(self) -> None:
+        warnings.simplefilter("ignore")  # who shares is told with whom
         while os.getppid() == self.referee:
             self.board.turn[self.number] += 1
             self._act()
-            self.board.held[self.number] = mask()
+            held, shared = masks()
+            self.board.held[self.number], self.board.shared[self.number] = held, shared
             self.board.turn[self.number] += 1
             time.sleep(self.dice.random() * HOLD_S)
 
@@ -95,13 +103,13 @@ class Worker:
         before = reserve_gpu.current()
         count = self.dice.choice([1, 1, 1, 2, 3])
         named = self.dice.random() < 0.25
+        names = ",".join(map(str, self.dice.sample(range(len(UUIDS)), count))) if named else None
+        wishes: dict[str, Any] = {"share": self.dice.random() < 0.25}
+        wishes["wait"] = self.dice.choice([None, None, None, 0.02])
         try:
-            if named:
-                held = reserve_gpu.reserve(self.dice.sample(range(len(UUIDS)), count))
-            else:
-                held = reserve_gpu.reserve(count=count)
+            held = reserve_gpu.reserve(names, count=None if named else count, **wishes)
             self.board.reserved[self.number] += held is not before
-        except reserve_gpu.NoFreeDeviceError:
+        except (reserve_gpu.NoFreeDeviceError, MutexHeldError):  # where there are too many of us
             self.board.refused[self.number] += 1
 
 
@@ -114,6 +122,7 @@ class Referee:
     pids: list[int] = field(default_factory=list)
     inodes: dict[str, str] = field(default_factory=dict)  # of each device, when it was first seen
     seen: set[tuple[int, int]] = field(default_factory=set)  # pid and turn of claims that agreed
+    shared: int = 0  # how many of the claims that agreed were of sharers
     kills: int = 0
     looks: int = 0
     violations: list[str] = field(default_factory=list)
@@ -143,23 +152,28 @@ class Referee:
 
     def _wrong(self) -> set[str]:
         before, locks, after = self.board.claims(), kernel_locks(), self.board.claims()
-        wrong = {f"device {d} is held by {pids}" for d, pids in locks.items() if len(pids) > 1}
-        strangers = {pid for pids in locks.values() for pid in pids} - set(self.pids)
-        wrong |= {f"{pid} is no living worker, but holds a device" for pid in strangers}
+        strangers = set(locks) - set(self.pids)
+        wrong = {f"{pid} is no living worker, but holds a device" for pid in strangers}
+        settled: list[tuple[int, Claim]] = []
         for pid, claim, later in zip(self.pids, before, after, strict=True):
             if claim != later or not claim.settled:
                 continue
-            listed = sum(1 << device for device, pids in locks.items() if pid in pids)
-            if listed == claim.held:
-                self.seen |= {(pid, claim.turn)} if listed else set()
+            settled.append((pid, claim))
+            listed = locks.get(pid, Listed())
+            if listed == (claim.held, claim.shared):
+                self.seen |= {(pid, claim.turn)} if any(listed) else set()
+                self.shared += bool(claim.shared)
             else:
-                wrong.add(f"{pid} believes {claim.held:08b}, the kernel lists {listed:08b}")
+                wrong.add(f"{pid} believes {claim.held:08b} {claim.shared:08b}, listed is {listed}")
+        for (pid, one), (other, two) in combinations(settled, 2):
+            if one.held & (two.held | two.shared) or one.shared & two.held:
+                wrong.add(f"{pid} and {other} both have a device: {one}, {two}")
         return wrong
 
     def _compare_inodes(self) -> None:
-        for name, inode in lock_files().items():
+        for inode, name in lock_files().items():
             if self.inodes.setdefault(name, inode) != inode:
-                self.violations.append(f"the lock file of {name} is another one than before")
+                self.violations.append(f"the lock file {name} is another one than before")
 
     def _mourn(self) -> None:
         """Nobody but the referee ends a worker."""
@@ -176,40 +190,55 @@ class Referee:
     def _kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        if left := [device for device, pids in kernel_locks().items() if pid in pids]:
+        if left := kernel_locks().get(pid):
             self.violations.append(f"{pid} is dead and still holds {left}")
 
     def _start(self, number: int) -> int:
-        self.board.turn[number] = self.board.held[number] = 0
+        self.board.turn[number] = self.board.held[number] = self.board.shared[number] = 0
         dice = random.Random(self.dice.random())  # noqa: S311 - nothing secret
         return fork(lambda: Worker(self.board, number, dice).run())
 
 
-def mask() -> int:
-    """The devices that this process believes to hold, a bit for each."""
-    held = reserve_gpu.current()
-    return sum(1 << device.index for device in held.devices) if held else 0
+class Listed(NamedTuple):
+    """The devices that a process holds by the kernel's list, a bit for each; as in a Claim."""
+
+    held: int = 0
+    shared: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.held:08b} {self.shared:08b}"
+
+
+def masks() -> Listed:
+    """The devices that this process believes to hold."""
+    held = session().devices
+    is_shared = any(lock.shared for lock in session().locks_in(default_path()).values())
+    mask = sum(1 << device.index for device in held)
+    return Listed(0, mask) if is_shared else Listed(mask, 0)
 
 
 def lock_files() -> dict[str, str]:
-    """The lock file of each device, as /proc/locks names it."""
-    found = {}
-    for path in Path(lock_directory() or "").glob("GPU-*.lock"):
-        file = path.stat()
-        device = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}"
-        found[path.stem] = f"{device}:{file.st_ino}"
-    return found
+    """The lock files of devices, by what /proc/locks calls them."""
+    files = {}
+    for path in Path(default_path()).glob("GPU-*.lock"):
+        status = path.stat()
+        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+        files[f"{device}:{status.st_ino}"] = path.name
+    return files
 
 
-def kernel_locks() -> dict[int, list[int]]:
-    """The pids that hold each device, by the kernel's list."""
-    devices = {inode: UUIDS.index(uuid) for uuid, inode in lock_files().items()}
-    found: dict[int, list[int]] = {}
+def kernel_locks() -> dict[int, Listed]:
+    """What each process holds, by the kernel's list."""
+    files = lock_files()
+    listed: dict[int, Listed] = {}
     for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
         _, kind, _, mode, pid, inode, *_ = line.replace("-> ", "waits:").split()
-        if (kind, mode) == ("FLOCK", "WRITE") and inode in devices:
-            found.setdefault(devices[inode], []).append(int(pid))
-    return found
+        if (kind, mode) == ("FLOCK", "WRITE") and inode in files:
+            uuid, *share = files[inode].removesuffix(".lock").split(".share")
+            held, shared = listed.get(int(pid), Listed())
+            bit = 1 << UUIDS.index(uuid)
+            listed[int(pid)] = Listed(held, shared | bit) if share else Listed(held | bit, shared)
+    return listed
 
 
 def fork(function: Callable[[], None]) -> int:
@@ -245,7 +274,8 @@ def contest(contenders: int) -> dict[str, object]:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    return {"said": said, "kernel": [[str(p), str(d)] for d, ps in locks.items() for p in ps]}
+    kernel = [[str(p), str(d)] for p in locks for d in range(len(UUIDS)) if locks[p].held >> d & 1]
+    return {"said": said, "kernel": kernel}
 
 
 def contend(gate: tuple[int, int], answer: int) -> NoReturn:
@@ -277,7 +307,7 @@ def race(processes: int, seconds: float, seed: int) -> int:
         f"{sum(board.reserved)} reservations, {sum(board.refused)} refusals, {referee.kills} kills "
         f"by {processes} processes on {len(UUIDS)} devices in {seconds:g} s (seed {seed});\n"
         f"{referee.looks} looks at the kernel's list saw {len(referee.seen)} reservations that "
-        f"agree, {len(referee.violations)} violations"
+        f"agree, {len(referee.violations)} violations;\n{referee.shared} shared ones among them"
     )
     for violation in referee.violations[:20]:
         print(f"VIOLATION: {violation}")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tests.lab import Lab, Notebook, browser, show_theme
 from tests.machine import ROOT, Child, Machine
-from tests.test_wait import line, wait_for
+from tests.processes import queue, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,9 +134,9 @@ def waiting(scene: Scene, lab: Lab, page: Page) -> None:
         left.run(0)
         left.finish(0)
         scene.person("carol", "/home/carol/explore.ipynb").send("reserve_gpu.reserve(wait=True)")
-        wait_for(lambda: line(scene.machine))
+        wait_for(lambda: queue(scene.machine))
         right.run(0)
-        right.see(0, "number 2 in line, for 4 s")
+        right.see(0, "number 2 in the queue, for 4 s")
         take(page, "waiting.png", left, right)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.machine import Child
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.needs("browser"),
     pytest.mark.skipif(not CHROMIUM, reason="the extra `browser` also needs Debian's chromium"),
 ]
@@ -186,7 +187,7 @@ def test_waiting_for_the_other_notebook(
     left.finish(0)
     right.run(0)
     for seconds in (1, 2):
-        waiting = right.see(0, rf"next in line, for {seconds} s")
+        waiting = right.see(0, rf"next in the queue, for {seconds} s")
         assert waiting.count("Waiting for a GPU") == 1
     assert re.search(r"GPU0: reserved by \w+, left\.ipynb \(pid \d+\) for \d+ s", waiting)
     check_looks(right, 0)

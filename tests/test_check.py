@@ -1,24 +1,40 @@
-"""%reserve_gpu --check: what each framework sees, asked of real child processes."""
+"""%reserve_gpu --check: what each framework sees, asked of real child processes.
+
+Each framework costs a child, so most facts are shown on one or two; the layer `full` has all.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import pathlib
 import signal
-import time
-from contextlib import suppress
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager, suppress
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
-from tests.machine import LIMIT_S, ROOT
+import reserve_gpu
+from reserve_gpu.frameworks import children
+from reserve_gpu.frameworks.check import _is_installed
+from reserve_gpu.reservation import environment
+from tests.frameworks import KEYS, NAMES, STANDINS, installed
+from tests.processes import wait_for
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
-    from tests.machine import Child, Machine
+    from tests.here import Here
+    from tests.machine import Machine
+
+DRIVER = "CUDA driver"
+
+probing = pytest.mark.process  # it starts a child for the driver and for each framework
 
 
 class Cells(HTMLParser):
@@ -42,29 +58,24 @@ class Cells(HTMLParser):
             self.rows[-1][-1] += data
 
 
-STANDINS = f"{ROOT}:{ROOT / 'tests' / 'standins'}"
-KEYS = ("torch", "tensorflow", "jax", "cupy", "numba", "mxnet")
-NAMES = ("PyTorch", "TensorFlow", "JAX", "CuPy", "Numba", "MXNet")
+def check(**arguments: Any) -> dict[str, Any]:
+    """Check; the rows by the framework's name, those not installed left out, and `all` of it."""
+    told = reserve_gpu.check(**arguments).to_dict()
+    rows = {row["name"]: row for row in told["frameworks"] if row["state"] != "not installed"}
+    return {**rows, "all": told}
 
 
-def troubles(what: str, *names: str) -> dict[str, str]:
-    """The environment in which these stand-ins, by default all, get into a trouble."""
-    told = ",".join(f"{key}={what}" for key in names or KEYS)
-    return {"PYTHONPATH": STANDINS, "STAND_IN_TROUBLE": told}
+def states(rows: dict[str, Any]) -> dict[str, str]:
+    return {name: row["state"] for name, row in rows.items() if name != "all"}
 
 
-def check(child: Child, arguments: str = "") -> dict[str, Any]:
-    answer = child.run(f"reserve_gpu.check({arguments}).to_dict()")
-    assert answer.error is None, answer.text
-    return {row["name"]: row for row in answer.value["frameworks"]} | {"all": answer.value}
-
-
-def states(rows: dict[str, Any], *names: str) -> list[str]:
-    return [rows[name]["state"] for name in names or NAMES]
+def all_are(state: str, *names: str) -> dict[str, str]:
+    """The states where the driver and these frameworks are all in that one."""
+    return dict.fromkeys((DRIVER, *names), state)
 
 
 def processes_of(machine: Machine) -> set[int]:
-    """The processes that run on the machine now."""
+    """The processes that were started on the machine and run now."""
     found = set()
     for pid in psutil.pids():
         with suppress(psutil.Error):
@@ -73,265 +84,302 @@ def processes_of(machine: Machine) -> set[int]:
     return found
 
 
-def ready(machine: Machine) -> tuple[Path, dict[str, str]]:
-    """A pipe that a stand-in opens once it hangs, and the variable that tells it."""
-    path = machine.folder / "ready"
+@pytest.fixture
+def ready(here: Here) -> pathlib.Path:
+    """A pipe that a stand-in opens once it hangs, or waits."""
+    path = here.folder / "ready"
     os.mkfifo(path)
-    return path, {"STAND_IN_READY": str(path)}
+    os.environ["STAND_IN_READY"] = str(path)
+    return path
 
 
-def test_every_framework_fits(machine: Machine) -> None:
+# -- what fits -------------------------------------------------------------------------------------
+
+
+@probing
+def test_every_framework_fits(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each framework on the reserved GPU has a row: its version, what it was built for, fits."""
-    with machine.child(**troubles("")) as child:
-        child.reserve("1")
-        rows = check(child)
-    assert states(rows, "CUDA driver", *NAMES) == ["fits"] * 7
-    assert {row["sees"][0]["label"] for row in rows["all"]["frameworks"] if row["sees"]} == {"GPU1"}
+    installed(monkeypatch, *KEYS)
+    reserve_gpu.reserve("1")
+    rows = check()
+    assert states(rows) == all_are("fits", *NAMES)
+    assert {row["sees"][0]["label"] for row in rows["all"]["frameworks"]} == {"GPU1"}
     assert rows["PyTorch"]["version"] == "2.9.0"
     assert rows["PyTorch"]["cuda_version"] == "11.4"
     assert rows["CuPy"]["cuda_version"] == "11.8"
     assert rows["all"]["is_well"]
 
 
+ALL = pytest.param(KEYS, marks=pytest.mark.full, id="all")
+
+
+@probing
 @pytest.mark.parametrize(
-    ("scenario", "asked", "labels"),
+    ("scenario", "asked", "labels", "keys"),
     [
-        ("eight", "'5,2'", ["GPU5", "GPU2"]),
-        ("mixed", "'1,0'", ["GPU1", "GPU0"]),
-        ("mig", "'1:2'", ["GPU1:2"]),
-        ("mig570", "'1:4,1:1'", ["GPU1:4", "GPU1:1"]),
+        ("eight", "5,2", ["GPU5", "GPU2"], ["cupy"]),
+        ("mig570", "1:4,1:1", ["GPU1:4", "GPU1:1"], ["torch"]),
+        pytest.param("eight", "5,2", ["GPU5", "GPU2"], KEYS, marks=pytest.mark.full),
+        pytest.param("mixed", "1,0", ["GPU1", "GPU0"], KEYS, marks=pytest.mark.full),
+        pytest.param("mig", "1:2", ["GPU1:2"], KEYS, marks=pytest.mark.full),
+        pytest.param("mig570", "1:4,1:1", ["GPU1:4", "GPU1:1"], KEYS, marks=pytest.mark.full),
     ],
 )
 def test_several_and_instances(
-    machine: Machine, scenario: str, asked: str, labels: list[str]
+    here: Here,
+    monkeypatch: pytest.MonkeyPatch,
+    scenario: str,
+    asked: str,
+    labels: list[str],
+    keys: tuple[str, ...],
 ) -> None:
     """Several GPUs in their order, and MIG instances, are told from others."""
-    machine.use(scenario)
-    with machine.child(**troubles("")) as child:
-        assert child.reserve(asked).error is None
-        rows = check(child)
-    assert states(rows, "CUDA driver", *NAMES) == ["fits"] * 7
-    assert [device["label"] for device in rows["JAX"]["sees"]] == labels
+    here.use(scenario)
+    installed(monkeypatch, *keys)
+    reserve_gpu.reserve(asked)
+    rows = check()
+    assert set(states(rows).values()) == {"fits"}
+    assert len(rows) == len(keys) + 2
+    for name in states(rows):
+        assert [device["label"] for device in rows[name]["sees"]] == labels
 
 
-TROUBLES = [
-    ("cpu", "no device", "a CPU build", ("torch", "tensorflow", "jax", "mxnet")),
-    ("ignores", "other devices", "importing it sets CUDA_VISIBLE_DEVICES to '0'", ()),
-    ("hides", "no device", "importing it sets CUDA_VISIBLE_DEVICES to ''", ()),
-    ("old", "no device", "too old", ("torch", "jax", "cupy", "numba", "mxnet")),
-    ("crashes", "fails", "crashed (SIGSEGV) while being imported: terminate called", ()),
-    ("exits", "fails", "exit code 3", ()),
-    ("raises", "fails", "ImportError: libcudnn.so.9: cannot open shared object file", ()),
-    ("memory", "fails", "CUDA out of memory. (while computing)", ()),
-    ("wrong", "fails", "computes wrongly", ()),
-    ("elsewhere", "fails", "computed on /device:CPU:0", ("tensorflow",)),
-    ("stranger", "other devices", None, ("torch", "numba")),
-    ("simulates", "fails", "NUMBA_ENABLE_CUDASIM is set", ("numba",)),
-]
+# -- troubles --------------------------------------------------------------------------------------
+
+# What befalls a framework: the state and the reason that its row has then, and who can get into it.
+TROUBLES: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
+    "cpu": ("no device", "a CPU build", ("torch", "tensorflow", "jax", "mxnet")),
+    "ignores": ("other devices", "importing it sets CUDA_VISIBLE_DEVICES to '0'", KEYS),
+    "hides": ("no device", "importing it sets CUDA_VISIBLE_DEVICES to ''", KEYS),
+    "old": ("no device", "too old", ("torch", "jax", "cupy", "numba", "mxnet")),
+    "crashes": ("fails", "crashed (SIGSEGV) while being imported: terminate called", KEYS),
+    "exits": ("fails", "exit code 3", KEYS),
+    "raises": ("fails", "ImportError: libcudnn.so.9: cannot open shared object file", KEYS),
+    "memory": ("fails", "CUDA out of memory. (while computing)", KEYS),
+    "wrong": ("fails", "computes wrongly", KEYS),
+    "elsewhere": ("fails", "computed on /device:CPU:0", ("tensorflow",)),
+    "stranger": ("other devices", None, ("torch", "numba")),
+    "simulates": ("fails", "NUMBA_ENABLE_CUDASIM is set", ("numba",)),
+}
+# Each trouble once, in two checks.
+MIXED = [
+    {"torch": "cpu", "tensorflow": "elsewhere", "jax": "old", "cupy": "ignores", "numba": "wrong",
+     "mxnet": "raises"},
+    {"torch": "stranger", "tensorflow": "hides", "jax": "crashes", "cupy": "memory",
+     "numba": "simulates", "mxnet": "exits"},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("what", "state", "reason", "names"), TROUBLES, ids=[what for what, *_ in TROUBLES]
-)
-def test_trouble(
-    machine: Machine, what: str, state: str, reason: str | None, names: tuple[str, ...]
-) -> None:
-    """A framework in trouble has a row that says so and why; those beside it fit."""
-    with machine.child(**troubles(what, *names)) as child:
-        child.reserve("1")
-        rows = check(child)
-    troubled = [name for name in NAMES if not names or name.lower().endswith(names)]
-    for name in NAMES:
-        row = rows[name]
-        if name in troubled:
-            assert row["state"] == state
+def check_troubles(troubles: dict[str, str]) -> None:
+    """Check on a reserved GPU: who is in trouble has a row that says so; those beside it fit."""
+    reserve_gpu.reserve("1")
+    rows = check()
+    for key, name in zip(KEYS, NAMES, strict=True):
+        if key in troubles:
+            state, reason, _ = TROUBLES[troubles[key]]
+            row = rows[name]
+            assert row["state"] == state, row
             assert reason in row["reason"] if reason else row["reason"] is None
             assert "\x1b" not in str(row["reason"])
-        else:
-            assert row["state"] == "fits"
-    assert rows["CUDA driver"]["state"] == "fits"
+        elif name in rows:
+            assert rows[name]["state"] == "fits"
+    assert rows[DRIVER]["state"] == "fits"
     assert not rows["all"]["is_well"]
 
 
-def test_fewer_than_reserved(machine: Machine) -> None:
+def test_each_trouble_is_mixed() -> None:
+    """The mixtures have each trouble, and nobody is in one that can't get into it."""
+    pairs = [pair for troubles in MIXED for pair in troubles.items()]
+    assert {what for _, what in pairs} == set(TROUBLES)
+    assert all(key in TROUBLES[what][2] for key, what in pairs)
+
+
+@probing
+@pytest.mark.parametrize("troubles", MIXED, ids=["first", "second"])
+def test_troubles_side_by_side(
+    here: Here, monkeypatch: pytest.MonkeyPatch, troubles: dict[str, str]
+) -> None:
+    """A framework in trouble has a row that says so and why, whatever befalls the others."""
+    installed(monkeypatch, "torch", **troubles)
+    check_troubles(troubles)
+
+
+@probing
+@pytest.mark.full
+@pytest.mark.parametrize("what", TROUBLES)
+def test_trouble(here: Here, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """All frameworks that can get into a trouble say so and why; those beside them fit."""
+    troubles = dict.fromkeys(TROUBLES[what][2], what)
+    installed(monkeypatch, *KEYS, **troubles)
+    check_troubles(troubles)
+
+
+@probing
+@pytest.mark.parametrize("keys", [("jax",), ALL])
+def test_fewer_than_reserved(
+    here: Here, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
+) -> None:
     """A framework that leaves out one of two reserved GPUs doesn't fit."""
-    with machine.child(**troubles("fewer")) as child:
-        child.reserve("count=2")
-        rows = check(child)
-    assert states(rows) == ["other devices"] * 6
+    installed(monkeypatch, **dict.fromkeys(keys, "fewer"))
+    reserve_gpu.reserve(count=2)
+    rows = check()
+    assert states(rows).pop(DRIVER) == "fits"
+    assert list(states(rows).values())[1:] == ["other devices"] * len(keys)
     assert rows["JAX"]["reason"] == "not all that are reserved"
 
 
-def test_noise_is_no_answer(machine: Machine) -> None:
+@probing
+@pytest.mark.parametrize("keys", [("torch",), ALL])
+def test_noise_is_no_answer(
+    here: Here, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
+) -> None:
     """What a framework prints, much of it and the like of an answer, is not taken for one."""
-    with machine.child(**troubles("noise")) as child:
-        child.reserve()
-        rows = check(child)
-    assert states(rows) == ["fits"] * 6
+    installed(monkeypatch, **dict.fromkeys(keys, "noise"))
+    reserve_gpu.reserve()
+    rows = check()
+    assert set(states(rows).values()) == {"fits"}
     assert rows["PyTorch"]["version"] == "2.9.0"
 
 
-def test_a_hanging_framework(machine: Machine) -> None:
-    """One that hangs is killed at the limit with all that it started; the others' rows stand."""
-    with machine.child(**troubles("hangs", "torch", "cupy")) as child:
-        child.reserve()
-        rows = check(child, "limit_s=4")
-        assert processes_of(machine) == {child.pid}
-    assert states(rows) == ["fails", "fits", "fits", "fails", "fits", "fits"]
-    assert rows["PyTorch"]["reason"] == "no answer within 4 s while being imported"
-
-
-def test_the_end_of_a_framework_is_not_waited_for(machine: Machine) -> None:
-    """A framework that has said all and then takes its time to end keeps nobody waiting."""
-    with machine.child(**troubles("lingers", "torch")) as child:
-        child.reserve()
-        assert states(check(child)) == ["fits"] * 6
-
-
-def test_interrupted(machine: Machine) -> None:
-    """Ctrl-C ends a check in one line and leaves no process behind; the kernel goes on."""
-    path, extra = ready(machine)
-    with machine.kernel(**troubles("hangs", "torch"), **extra) as kernel:
-        pid = kernel.pid
-        before = kernel.run("%reserve_gpu").stdout
-        cell = kernel.start("%reserve_gpu --check")
-        path.read_bytes()
-        os.kill(pid, signal.SIGINT)
-        shown = kernel.finish(cell)
-        assert shown.error == "WaitInterrupted"
-        assert shown.traceback == ["Stopped the check; nothing was changed."]
-        assert processes_of(machine) == {pid}
-        assert kernel.run("%reserve_gpu").stdout == before
-
-
-def test_killed(machine: Machine) -> None:
-    """If who asks is killed with -9, the children are gone as well."""
-    path, extra = ready(machine)
-    with machine.child(**troubles("waits", "torch"), **extra) as child:
-        child.reserve()
-        child.send("reserve_gpu.check()")
-        path.read_bytes()
-        child.kill()
-        end = time.monotonic() + LIMIT_S
-        while processes_of(machine) and time.monotonic() < end:
-            time.sleep(0.02)
-        assert processes_of(machine) == set()
-
-
-def test_starts_nothing_here(machine: Machine) -> None:
-    """A check starts no CUDA in this process, imports no framework and changes no variable."""
-    with machine.child(**troubles("")) as child:
-        child.reserve("1")
-        before = child.run("dict(os.environ)").value
-        check(child)
-        assert child.run("from reserve_gpu import cuda\ncuda.started()").value is False
-        assert child.run("'torch' in sys.modules or 'cupy' in sys.modules").value is False
-        assert child.run("dict(os.environ)").value == before
-        assert not [line for line in machine.log.read_text().splitlines()
-                    if line.startswith(f"{child.pid} cu")]  # fmt: skip
-
-
-@pytest.mark.parametrize("visible", [None, "0", "0,1"])
-def test_others_gpus_are_not_touched(machine: Machine, visible: str | None) -> None:
+@probing
+@pytest.mark.parametrize(
+    ("visible", "keys"),
+    [
+        (None, ["jax"]),
+        ("0", ["jax"]),
+        *(pytest.param(value, KEYS, marks=pytest.mark.full) for value in (None, "0", "0,1")),
+    ],
+)
+def test_others_gpus_are_not_touched(
+    here: Here, monkeypatch: pytest.MonkeyPatch, visible: str | None, keys: list[str]
+) -> None:
     """Where more than the reserved GPU is visible no framework computes on any, and all say so."""
-    change = f"os.environ['CUDA_VISIBLE_DEVICES'] = {visible!r}" if visible else (
-        "del os.environ['CUDA_VISIBLE_DEVICES']"
-    )  # fmt: skip
-    with machine.child(**troubles("")) as child:
-        child.reserve("1")
-        child.run(change)
-        rows = check(child)
-    assert states(rows, "CUDA driver", *NAMES) == ["other devices"] * 7
-    assert all(rows[name]["reason"].endswith("since; reserve again") for name in NAMES)
+    installed(monkeypatch, *keys)
+    reserve_gpu.reserve("1")
+    del os.environ["CUDA_VISIBLE_DEVICES"]
+    if visible:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    rows = check()
+    assert list(states(rows).values()) == ["other devices"] * (len(keys) + 1)
+    assert all(rows[name]["reason"].endswith("since; reserve again") for name in states(rows))
     assert rows["JAX"]["sees"][0]["label"] == "GPU0"
-    assert not [call for call in machine.calls() if "PrimaryCtx" in call]
+    assert not [call for call in here.calls() if "PrimaryCtx" in call]
 
 
-def test_nothing_reserved(machine: Machine) -> None:
+@probing
+def test_nothing_reserved(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a reservation the rows say what is visible, and no GPU is used."""
-    with machine.child(**troubles("")) as child:
-        rows = check(child)
-        text = child.run("str(reserve_gpu.check())").value
-    assert states(rows, "CUDA driver", *NAMES) == ["unreserved"] * 7
+    installed(monkeypatch, "jax")
+    found = reserve_gpu.check()
+    rows = {row["name"]: row for row in found.to_dict()["frameworks"]}
+    assert rows[DRIVER]["state"] == rows["JAX"]["state"] == "unreserved"
     assert [device["label"] for device in rows["JAX"]["sees"]] == ["GPU0", "GPU1"]
-    assert rows["all"]["reserved"] == []
-    assert rows["all"]["is_well"]
-    assert text.startswith("Nothing is reserved here")
-    assert "CUDA_VISIBLE_DEVICES is not set." in text
-    assert not [call for call in machine.calls() if "PrimaryCtx" in call]
+    assert not found.reserved
+    assert found.is_well
+    assert str(found).startswith("Nothing is reserved here")
+    assert "CUDA_VISIBLE_DEVICES is not set." in str(found)
+    assert not [call for call in here.calls() if "PrimaryCtx" in call]
 
 
-def test_in_a_child_of_the_holder(machine: Machine) -> None:
+@probing
+def test_in_a_child_of_the_holder(here: Here) -> None:
     """A process that was started by the one that holds the GPUs checks that reservation."""
-    code = "import reserve_gpu, json; print(json.dumps(reserve_gpu.check().to_dict()))"
-    with machine.child(**troubles("")) as child:
-        child.reserve("'1,0'")
-        told = child.run(
-            "import subprocess\n"
-            f"subprocess.run([sys.executable, '-c', {code!r}], capture_output=True).stdout.decode()"
-        ).value
-    found = json.loads(told)
+    code = "import sys; sys.modules.update(torch=None, jax=None, numba=None)\n"
+    code += "import reserve_gpu, json; print(json.dumps(reserve_gpu.check().to_dict()))"
+    reserve_gpu.reserve("1,0")
+    found = json.loads(subprocess.check_output([sys.executable, "-c", code]))
     assert [device["label"] for device in found["reserved"]] == ["GPU1", "GPU0"]
-    assert {row["state"] for row in found["frameworks"]} == {"fits"}
+    assert {row["state"] for row in found["frameworks"]} == {"fits", "not installed"}
 
 
-@pytest.mark.parametrize("visible", ["", "7"])
-def test_an_empty_variable(machine: Machine, visible: str) -> None:
+@probing
+@pytest.mark.parametrize("visible", ["", pytest.param("7", marks=pytest.mark.full)])
+def test_an_empty_variable(here: Here, monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
     """An empty variable, or one that names nothing, is given as the cause of seeing no device."""
-    with machine.child(**troubles(""), CUDA_VISIBLE_DEVICES=visible) as child:
-        rows = check(child)
-    assert states(rows, "CUDA driver", *NAMES) == ["no device"] * 7
-    assert all("CUDA_VISIBLE_DEVICES" in rows[name]["reason"] for name in ("CUDA driver", *NAMES))
+    installed(monkeypatch, "torch")
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    rows = check()
+    assert states(rows) == all_are("no device", "PyTorch")
+    assert all("CUDA_VISIBLE_DEVICES" in rows[name]["reason"] for name in states(rows))
 
 
-def test_without_a_driver(machine: Machine) -> None:
+@probing
+def test_without_a_driver(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a driver there are rows as well, and each says why it sees nothing."""
-    with machine.child(**troubles(""), LD_LIBRARY_PATH="") as child:
-        rows = check(child)
-    assert states(rows, "CUDA driver", *NAMES) == ["no device"] * 7
-    assert "libcuda.so.1" in rows["CUDA driver"]["reason"]
-    assert {rows[name]["reason"] for name in NAMES} == {"no NVIDIA driver can be used here"}
+    installed(monkeypatch, "torch", "jax")
+    os.environ["LD_LIBRARY_PATH"] = ""  # for the children
+    rows = check()
+    assert states(rows) == all_are("no device", "PyTorch", "JAX")
+    assert "libcuda.so.1" in rows[DRIVER]["reason"]
+    reasons = {rows[name]["reason"] for name in ("PyTorch", "JAX")}
+    assert reasons == {"no NVIDIA driver can be used here"}
 
 
-def test_a_driver_that_does_not_start(machine: Machine) -> None:
+@probing
+def test_a_driver_that_does_not_start(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where cuInit fails each row has its error by number and name."""
-    machine.add("fail cuInit * 801")
-    with machine.child(**troubles("")) as child:
-        rows = check(child)
-    for name in ("CUDA driver", *NAMES):
-        assert rows[name]["state"] == "no device"
+    installed(monkeypatch, "torch")
+    here.add("fail cuInit * 801")
+    rows = check()
+    assert states(rows) == all_are("no device", "PyTorch")
+    for name in states(rows):
         assert "cuInit answers 801 CUDA_ERROR_NOT_SUPPORTED" in rows[name]["reason"]
 
 
-def test_a_folder_is_no_framework(machine: Machine) -> None:
+# -- this process ----------------------------------------------------------------------------------
+
+
+@probing
+def test_starts_nothing_here(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check starts no CUDA in this process, imports no framework and changes no variable."""
+    installed(monkeypatch, "torch")
+    reserve_gpu.reserve("1")
+    before = dict(os.environ), set(sys.modules)
+    check()
+    assert not environment.cuda_started()
+    assert "torch" not in set(sys.modules) - before[1]
+    assert dict(os.environ) == before[0]
+    calls = here.log.read_text().splitlines()
+    assert f"{os.getpid()} cuInit" not in calls
+    assert [call for call in calls if call.endswith(" cuInit")]
+
+
+def test_a_folder_is_no_framework(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder called like a framework, beside the notebook, is not taken for it."""
-    (machine.folder / "mxnet").mkdir()
-    with machine.child() as child:
-        child.run("sys.path.insert(0, '')")
-        assert check(child)["MXNet"]["state"] == "not installed"
+    monkeypatch.syspath_prepend("")
+    (here.folder / "mxnet").mkdir()
+    (here.folder / "cupy.py").touch()
+    assert not _is_installed("mxnet")
+    assert _is_installed("cupy")
 
 
-def test_the_path_of_this_process(machine: Machine) -> None:
-    """A framework is found where this process would import it from, and nowhere else."""
-    with machine.child() as child:
-        child.reserve()
-        child.run(f"sys.path.append({str(ROOT / 'tests' / 'standins')!r})")
-        assert check(child)["MXNet"]["state"] == "fits"
-
-
-def test_a_working_directory_full_of_traps(machine: Machine) -> None:
+@probing
+def test_a_working_directory_full_of_traps(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules beside the notebook that hide Python's own, and odd paths, don't mislead a check."""
     for name in ("json", "uuid", "ctypes", "runpy", "contextlib"):
-        (machine.folder / f"{name}.py").write_text("raise SystemExit('trap')")
-    with machine.child(**troubles("")) as child:
-        child.reserve()
-        child.run("import pathlib; sys.path += ['', pathlib.Path('/x'), 7, '\udcff']")
-        assert states(check(child), "CUDA driver", "JAX") == ["fits", "fits"]
+        (here.folder / f"{name}.py").write_text("raise SystemExit('trap')")
+    installed(monkeypatch, "jax")
+    reserve_gpu.reserve()
+    odd: list[Any] = ["", pathlib.Path("/x"), 7, "\udcff"]
+    monkeypatch.setattr(sys, "path", [*sys.path, *odd])
+    assert states(check()) == all_are("fits", "JAX")
 
 
-def test_no_process_can_be_started(machine: Machine) -> None:
-    """Where no process can be started one line says so, and none is left behind."""
-    with machine.child(**troubles("")) as child:
+def test_no_process_can_be_started(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no process can be started one line says so."""
+    installed(monkeypatch, "torch")
+    monkeypatch.setattr(sys, "executable", str(here.folder / "nowhere"))
+    with pytest.raises(reserve_gpu.ReserveGPUError) as caught:
+        reserve_gpu.check()
+    text = str(caught.value)
+    assert text.startswith("No process can be started to check with: [Errno 2]")
+    assert "\n" not in text
+
+
+@pytest.mark.full
+def test_too_few_descriptors_to_start_all(machine: Machine) -> None:
+    """Where some can't be started, those that were started are gone as well."""
+    with machine.child(PYTHONPATH=STANDINS) as child:
         child.run("import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (30, 30))")
         answer = child.run("files = []\ntry:\n while True: files.append(open('/dev/null'))\n"
                            "except OSError: del files[-12:]\nreserve_gpu.check()")  # fmt: skip
@@ -340,30 +388,136 @@ def test_no_process_can_be_started(machine: Machine) -> None:
         assert processes_of(machine) == {child.pid}
 
 
-def test_where_children_are_not_waited_for(machine: Machine) -> None:
+@probing
+def test_where_children_are_not_waited_for(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that ignores SIGCHLD, so that its children vanish, can check as well."""
-    with machine.child(**troubles("")) as child:
-        child.reserve()
-        child.run("import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)")
-        assert states(check(child), "CUDA driver", *NAMES) == ["fits"] * 7
+    installed(monkeypatch, "torch")
+    reserve_gpu.reserve()
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert states(check()) == all_are("fits", "PyTorch")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
-def test_leaves_no_descriptor_open(machine: Machine) -> None:
-    """A check, with a child that is killed and without, leaves no descriptor open."""
-    with machine.child(**troubles("hangs", "torch")) as child:
-        look = "sorted(os.listdir('/proc/self/fd'))"
-        child.run("reserve_gpu.check(limit_s=1)")
-        before = child.run(look).value
-        child.run("reserve_gpu.check(limit_s=1)")
-        assert child.run(look).value == before
+@probing
+def test_leaves_no_descriptor_open(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check whose children are killed leaves no descriptor open, and no thread."""
+
+    def left() -> Any:
+        return sorted(os.listdir("/proc/self/fd")), threading.active_count()
+
+    installed(monkeypatch, torch="hangs")
+    check(limit_s=0.1)
+    before = left()
+    check(limit_s=0.1)
+    assert left() == before
 
 
-def test_three_ways_say_the_same(machine: Machine) -> None:
+# -- what hangs ------------------------------------------------------------------------------------
+
+# A child that answers, starts another one, and hangs, whatever SIGTERM may say.
+HANGING = (
+    """trap '' TERM; echo '{"doing": "hanging"}' >/proc/$$/fd/$1; sleep 600 & echo noise; wait"""
+)
+ENDING = """echo '{"a": 1}' >/proc/$$/fd/$1; echo last >&2; exit 3"""
+
+
+@contextmanager
+def left_behind(here: Here) -> Iterator[None]:
+    """No process of this machine lives at the end that did not at the beginning."""
+    before = processes_of(here)
+    yield
+    assert processes_of(here) == before
+
+
+@probing
+def test_limit(here: Here) -> None:
+    """Who hangs is killed at the limit with all that it started; what it had said by then counts.
+
+    Those that have ended meanwhile are not touched by that.
+    """
+    commands = {
+        "hangs": ["sh", "-c", HANGING, "-", children.ANSWERS],
+        "ends": ["sh", "-c", ENDING, "-", children.ANSWERS],
+    }
+    with left_behind(here):
+        ends = children.run_all(commands, here.environ(), 2.0, lambda *_: None)
+    assert ends["hangs"] == ({"doing": "hanging"}, None, "noise\n")
+    assert ends["ends"] == ({"a": 1}, 3, "last\n")
+
+
+@probing
+@pytest.mark.full
+def test_a_hanging_framework(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that hangs is killed at the limit with all that it started; the others' rows stand."""
+    installed(monkeypatch, *KEYS, torch="hangs", cupy="hangs")
+    reserve_gpu.reserve()
+    with left_behind(here):
+        rows = check(limit_s=8)
+    assert states(rows) == {**all_are("fits", *NAMES), "PyTorch": "fails", "CuPy": "fails"}
+    assert rows["PyTorch"]["reason"] == "no answer within 8 s while being imported"
+
+
+@probing
+def test_the_end_of_a_framework_is_not_waited_for(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A framework that has said all and then takes its time to end keeps nobody waiting."""
+    installed(monkeypatch, torch="lingers")
+    reserve_gpu.reserve()
+    assert states(check()) == all_are("fits", "PyTorch")
+
+
+@probing
+@pytest.mark.ipython
+def test_interrupted(here: Here, monkeypatch: pytest.MonkeyPatch, ready: pathlib.Path) -> None:
+    """Ctrl-C ends a check in one line and leaves no process behind; the shell goes on."""
+    installed(monkeypatch, torch="hangs")
+    shell = here.shell()
+    before = shell.run("%reserve_gpu").stdout
+
+    def interrupt() -> None:
+        ready.read_bytes()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    with left_behind(here):
+        thread.start()
+        cell = shell.run("%reserve_gpu --check")
+        thread.join()
+    assert cell.error == "WaitInterrupted"
+    assert cell.traceback == ["Stopped the check; nothing was changed."]
+    assert shell.run("%reserve_gpu").stdout == before
+
+
+@probing
+def test_killed(machine: Machine) -> None:
+    """If who asks is killed with -9, the children are gone as well."""
+    path = machine.folder / "ready"
+    os.mkfifo(path)
+    trouble = {"STAND_IN_READY": str(path), "STAND_IN_TROUBLE": "torch=waits"}
+    with machine.child(PYTHONPATH=STANDINS, **trouble) as child:
+        names = ", ".join(f"{key}=None" for key in KEYS if key != "torch")
+        child.run(f"sys.modules.update({names})")
+        child.send("reserve_gpu.check()")
+        path.read_bytes()
+        child.kill()
+        wait_for(lambda: not processes_of(machine), pause_s=0.02)
+
+
+# -- how it is shown -------------------------------------------------------------------------------
+
+
+@probing
+@pytest.mark.ipython
+def test_three_ways_say_the_same(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook shows a table, text and JSON that agree; what is foreign stays text."""
-    with machine.kernel(**troubles("crashes", "torch")) as kernel:
-        kernel.run("%reserve_gpu 1")
-        *progress, shown = kernel.run("%reserve_gpu --check").values
-        told = json.loads(kernel.run("%reserve_gpu --check --json").stdout)
+    installed(monkeypatch, torch="crashes")
+    shell = here.shell(is_notebook=True)
+    shell.run("%reserve_gpu 1")
+    *progress, shown = shell.run("%reserve_gpu --check").values
+    told = json.loads(shell.run("%reserve_gpu --check --json").stdout)
     assert progress[0]["text/plain"].startswith("Checking what each framework sees: ")
     assert progress[-1]["text/plain"] == ""
     table = Cells(shown["text/html"])
@@ -379,21 +533,20 @@ def test_three_ways_say_the_same(machine: Machine) -> None:
     assert "\x1b" not in shown["text/plain"] + shown["text/html"]
 
 
-def test_takes_no_names(machine: Machine) -> None:
+@pytest.mark.ipython
+def test_takes_no_names(here: Here) -> None:
     """--check takes no names of GPUs, and says so in one line."""
-    done = machine.ipython("%reserve_gpu --check 1")
-    assert done.returncode == 1
-    assert done.stderr.splitlines() == [
-        "UsageError: --check is about what this kernel holds; it takes no names."
-    ]
+    cell = here.shell().run("%reserve_gpu --check 1")
+    said = cell.stderr or "\n".join(cell.traceback)
+    assert said.strip() == "UsageError: --check is about what this kernel holds; it takes no names."
 
 
+@pytest.mark.full
 @pytest.mark.needs("frameworks")
-def test_real_builds_for_the_cpu(machine: Machine) -> None:
+def test_real_builds_for_the_cpu(here: Here) -> None:
     """The real PyTorch and JAX of PyPI for the CPU say so; the real Numba sees the reserved GPU."""
-    with machine.child() as child:
-        child.reserve("1")
-        rows = check(child)
+    reserve_gpu.reserve("1")
+    rows = check()
     for name in ("PyTorch", "JAX"):
         assert rows[name]["state"] == "no device"
         assert "a CPU build" in rows[name]["reason"]

@@ -15,13 +15,15 @@ import pytest
 
 from tests.lab import notebook
 from tests.machine import LIMIT_S
-from tests.test_wait import line, wait_for
+from tests.processes import queue, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from tests.machine import Child, Machine
+
+pytestmark = [pytest.mark.full, pytest.mark.process]
 
 # Here, as old ones set an environment variable when jupyter_client first imports them.
 pytest.importorskip("ipykernel.kernelspec")
@@ -135,18 +137,20 @@ def test_a_notebook_that_is_executed_and_made_a_page(machine: Machine) -> None:
     )
     with holder(machine) as child, executing(path, machine, *cells) as process:
         wait_for(begun.exists)
-        wait_for(lambda: line(machine))
+        wait_for(lambda: queue(machine))
         look_on(machine)
         child.run("reserve_gpu.release()")
         assert process.wait(LIMIT_S) == 0
         refused, limit, mistake, waited, status = shown = texts(path)
         check_refused(refused, "", child)
         said, rest = limit.split("\n", 1)
-        assert said.startswith("Waiting for a GPU, next in line, for 0 s (1 s at most). GPU0: res")
+        assert said.startswith(
+            "Waiting for a GPU, next in the queue, for 0 s (1 s at most). GPU0: res"
+        )
         check_refused(rest, "Waited for 1 s. ", child)
     assert mistake == "UsageError: 'soon' is no duration. Give 90, 90s, 10m or 2h.\n"
     said, rest = waited.split("\n", 1)
-    assert said.startswith("Waiting for a GPU, next in line, for 0 s. GPU0: reserved by")
+    assert said.startswith("Waiting for a GPU, next in the queue, for 0 s. GPU0: reserved by")
     check_free(rest)
     assert re.search(r"^0 .*\breserved\b", status, re.MULTILINE)
     assert re.search(r"^1 .*\bbusy\b", status, re.MULTILINE)
@@ -163,13 +167,13 @@ def test_a_notebook_that_is_executed_and_made_a_page(machine: Machine) -> None:
 
 
 def test_interrupting_jupyter_execute(machine: Machine) -> None:
-    """Ctrl-C ends `jupyter execute` while a cell waits, and nobody is left in line."""
+    """Ctrl-C ends `jupyter execute` while a cell waits, and nobody waits any more."""
     path = machine.folder / "run.ipynb"
     with holder(machine), executing(path, machine, "%reserve_gpu --wait") as process:
-        wait_for(lambda: line(machine))
+        wait_for(lambda: queue(machine))
         process.send_signal(signal.SIGINT)
         process.wait(LIMIT_S)
-        wait_for(lambda: not line(machine))
+        wait_for(lambda: not queue(machine))
 
 
 # -- a terminal ------------------------------------------------------------------------------------
@@ -249,7 +253,9 @@ def test_waiting_in_a_terminal(machine: Machine, terminal: Terminal) -> None:
     with holder(machine) as child:
         terminal.process.sendline("%reserve_gpu --wait")
         for seconds in (0, 1, 2):
-            terminal.process.expect(rf"\r\x1b\[KWaiting for a GPU, next in line, for {seconds} s\.")
+            terminal.process.expect(
+                rf"\r\x1b\[KWaiting for a GPU, next in the queue, for {seconds} s\."
+            )
             assert "\n" not in terminal.process.before
         child.run("reserve_gpu.release()")
         check_free(terminal.screen(terminal.finish()))
@@ -262,7 +268,7 @@ def test_waiting_where_letters_are_unknown(machine: Machine) -> None:
         assert child.reserve("note='\u6771\u4eac'").value == "0"
         done = machine.ipython("%reserve_gpu --wait 0.2", PYTHONIOENCODING="ascii")
     assert re.search(
-        r"Waiting for a GPU, next in line, for 0 s \(0\.2 s at most\)\..*: \\u6771\\u4eac\n",
+        r"Waiting for a GPU, next in the queue, for 0 s \(0\.2 s at most\)\..*: \\u6771\\u4eac\n",
         done.stdout,
     )
 
@@ -276,4 +282,4 @@ def test_interrupting_a_terminal(machine: Machine, terminal: Terminal) -> None:
         left = terminal.screen(terminal.finish())
         assert left.endswith("Stopped waiting; nothing is reserved. CUDA_VISIBLE_DEVICES = ''")
         assert "Waiting" not in left
-        assert line(machine) == []
+        assert not queue(machine)

@@ -2,100 +2,102 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.test_cli import free, wait_for
+import reserve_gpu
+from tests.locked import held
 
 if TYPE_CHECKING:
+    from reserve_gpu import Reservation
+    from tests.here import Here
     from tests.machine import Machine
 
+LONG_S = 30
 
-def test_two_threads_with_the_same_gpu(machine: Machine) -> None:
+
+def test_two_threads_with_the_same_gpu(here: Here) -> None:
     """Two threads that are each in a `with` have one reservation; it ends with the last of them."""
-    code = """
-import threading
-first_out, second_out, entered = threading.Event(), threading.Event(), threading.Barrier(3)
-def work(out):
-    with reserve_gpu.reserve():
-        entered.wait()
-        out.wait()
-threads = [threading.Thread(target=work, args=(out,)) for out in (first_out, second_out)]
-[thread.start() for thread in threads]
-entered.wait()
-first_out.set()
-threads[0].join()
-"""
-    with machine.child() as child:
-        child.run(code)
-        assert free(machine) == [1]
-        child.run("second_out.set(); threads[1].join()")
-        assert free(machine) == [0, 1]
-        assert child.visible() is None
+    entered, outs = threading.Barrier(3), [threading.Event(), threading.Event()]
+
+    def work(out: threading.Event) -> None:
+        with reserve_gpu.reserve():
+            entered.wait(LONG_S)
+            out.wait(LONG_S)
+
+    with ThreadPoolExecutor(2) as pool:
+        working = [pool.submit(work, out) for out in outs]
+        entered.wait(LONG_S)
+        outs[0].set()
+        working[0].result()
+        assert held(here) == [0]
+        outs[1].set()
+        working[1].result()
+    assert held(here) == []
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
-def test_two_tasks_with_the_same_gpu(machine: Machine) -> None:
+def test_two_tasks_with_the_same_gpu(here: Here) -> None:
     """Two asyncio tasks that are each in a `with` have one reservation, until the last one ends."""
-    code = """
-import asyncio
-async def work(ready, out):
-    with reserve_gpu.reserve() as held:
-        ready.set()
-        await out.wait()
-        return held
-async def main():
-    events = [asyncio.Event() for _ in range(4)]
-    tasks = [asyncio.create_task(work(*events[n:n + 2])) for n in (0, 2)]
-    [await events[n].wait() for n in (0, 2)]
-    events[1].set()
-    first = await tasks[0]
-    between = reserve_gpu.current() is first
-    events[3].set()
-    return between, await tasks[1] is first, reserve_gpu.current()
-asyncio.run(main())
-"""
-    with machine.child() as child:
-        assert child.run(code).value == [True, True, None]
-        assert child.visible() is None
+
+    async def work(ready: asyncio.Event, out: asyncio.Event) -> Reservation:
+        with reserve_gpu.reserve() as reservation:
+            ready.set()
+            await out.wait()
+            return reservation
+
+    async def main() -> None:
+        events = [(asyncio.Event(), asyncio.Event()) for _ in range(2)]
+        tasks = [asyncio.create_task(work(*pair)) for pair in events]
+        for ready, _ in events:
+            await ready.wait()
+        events[0][1].set()
+        first = await tasks[0]
+        assert reserve_gpu.current() is first
+        events[1][1].set()
+        assert await tasks[1] is first
+
+    asyncio.run(main())
+    assert reserve_gpu.current() is None
+    assert held(here) == []
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
-WAITING_TASK = """
-import asyncio
-async def beat(beats):
-    while True:
-        beats.append(1)
-        await asyncio.sleep(0.01)
-async def main():
-    beats = []
-    heart = asyncio.create_task(beat(beats))
-    asking = asyncio.create_task(asyncio.to_thread(reserve_gpu.reserve, wait=60, progress=told))
-    while not shown or len(beats) < 10:
-        await asyncio.sleep(0.01)
-    open("waits", "w").close()
-    with await asking as held:
-        inside = os.environ["CUDA_VISIBLE_DEVICES"], repr(held)
-    heart.cancel()
-    return inside, reserve_gpu.current()
-shown = []
-told = shown.append
-asyncio.run(main())
-"""
-
-
-def test_a_task_that_waits_in_a_thread(machine: Machine) -> None:
+def test_a_task_that_waits_in_a_thread(here: Here) -> None:
     """`with await asyncio.to_thread(reserve, wait=...)` lets the loop go on while it waits."""
-    with machine.child() as holder, machine.child(CUDA_VISIBLE_DEVICES="1") as child:
-        holder.reserve("1")
-        child.send(WAITING_TASK)
-        wait_for((machine.folder / "waits").exists)
-        holder.kill()
-        assert child.answer().value == [["1", "<Reservation of GPU1>"], None]
-        assert child.visible() == "1"
-        assert free(machine) == [0, 1]
+
+    async def main() -> None:
+        is_waiting, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def show(_: object) -> None:
+            loop.call_soon_threadsafe(is_waiting.set)
+
+        with ExitStack() as stack:
+            stack.enter_context(here.rival("1"))
+            asking = asyncio.create_task(
+                asyncio.to_thread(reserve_gpu.reserve, "1", wait=LONG_S, progress=show)
+            )
+            await asyncio.wait_for(is_waiting.wait(), LONG_S)
+            assert not asking.done()
+            stack.close()
+            with await asking as reservation:
+                assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+                assert repr(reservation) == "<Reservation of GPU1>"
+        assert reserve_gpu.current() is None
+
+    asyncio.run(main())
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+    assert held(here) == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_see_the_gpu_and_hold_nothing(machine: Machine, method: str) -> None:
     """Worker processes have the variables; at the end of the `with` the GPU is free nonetheless."""

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import os
 import pwd
 import re
 import sys
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
+import reserve_gpu
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.queue import Place
+
 if TYPE_CHECKING:
-    from tests.machine import Machine
+    from tests.here import Here
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROVING = [document for document in DOCUMENTS if document.name != "CONTRIBUTING.md"]
 OURS = {"reserve_gpu", "IPython"}  # what else a block imports is for the tests of that extra
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -64,6 +72,13 @@ def imports(code: str) -> set[str]:
     return found - sys.stdlib_module_names
 
 
+def execute(code: str) -> dict[str, Any]:
+    """Run code as a script; the names that it has defined."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(code, "<document>", "exec"), names)
+    return names
+
+
 def is_configuration(block: Block) -> bool:
     return "get_config()" in block.code
 
@@ -71,11 +86,11 @@ def is_configuration(block: Block) -> bool:
 @pytest.mark.parametrize(
     "block", [b for b in python() if not is_configuration(b)], ids=lambda b: b.place
 )
-def test_python_runs(block: Block, machine: Machine) -> None:
-    """A block of Python in a document runs on a machine with eight idle GPUs, without a word."""
-    machine.use("eight")
-    done = machine.python(block.code)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_python_runs(block: Block, here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    """A block of Python in a document runs on a machine with eight idle GPUs, without a warning."""
+    here.use("eight")
+    execute(block.code)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -87,45 +102,77 @@ def test_configuration_loads(block: Block, tmp_path: Path) -> None:
     assert PyFileConfigLoader("config.py", path=str(tmp_path)).load_config()
 
 
-def test_a_hub_tells_who_has_the_gpus(machine: Machine) -> None:
+def test_a_hub_tells_who_has_the_gpus(here: Here) -> None:
     """The administrator's hook for JupyterHub lets a server start, or says who has the GPUs."""
+    pytest.importorskip("tornado")
     (block,) = (b.code for b in blocks() if "pre_spawn_hook" in b.code)
-    code = (
-        "from traitlets.config import Config\nget_config = Config\n"
-        f"{block}\n"
-        "try:\n    asyncio.run(c.Spawner.pre_spawn_hook(None))\n    print('starts')\n"
-        "except HTTPError as error:\n    print(error.status_code, error.jupyterhub_message)\n"
-    )
-    machine.add("compute 4321 3500")  # on the last GPU
-    assert machine.python(code).stdout == "starts\n"
-    with machine.child() as holder:
-        holder.reserve()
+    config = Config()
+    names: dict[str, Any] = {"get_config": lambda: config}
+    exec(compile(block, "<document>", "exec"), names)
+
+    def spawn() -> str:
+        try:
+            asyncio.run(config.Spawner.pre_spawn_hook(None))
+        except names["HTTPError"] as error:
+            return f"{error.status_code} {error.jupyterhub_message}"
+        return "starts"
+
+    here.add("compute 4321 3500")  # on the last GPU
+    assert spawn() == "starts"
+    with here.rival("0"):
         user = pwd.getpwuid(os.getuid()).pw_name
-        said = f"503 No GPU is free now. GPU0: reserved, {user}; GPU1: busy\n"
-        assert machine.python(code).stdout == said
+        assert spawn() == f"503 No GPU is free now. GPU0: reserved, {user}; GPU1: busy"
 
 
-def test_first_example(machine: Machine) -> None:
+@pytest.mark.ipython
+def test_first_example(here: Here) -> None:
     """The README begins with what `%reserve_gpu` says, to the letter."""
-    machine.write(FIRST)
+    here.write(FIRST)
     cell, *said = blocks()[0].code.splitlines()
     assert cell == "In [1]: %reserve_gpu"
-    assert machine.ipython("%reserve_gpu").stdout.splitlines() == said
+    assert here.shell().run("%reserve_gpu").stdout.splitlines() == said
 
 
-def test_files_made_by_root(machine: Machine) -> None:
-    """The administrator's script names every lock file that reservations make."""
-    machine.use("mixed")
+def test_files_made_by_root(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    """The administrator's script names every lock file but those that are a user's own."""
+    here.use("mixed")
     (script,) = (b.code for b in blocks() if "tmpfiles.d" in b.code and b.language == "sh")
-    code = script.partition("<<'EOF'\n")[2].partition("\nEOF\n")[0]
-    made = [line.split() for line in machine.python(code).stdout.splitlines()]
+    execute(script.partition("<<'EOF'\n")[2].partition("\nEOF\n")[0])
+    made = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert made[0] == ["d", "/run/lock/reserve_gpu", "1777", "root", "root"]
     names = {path.rpartition("/")[2] for kind, path, *_ in made if kind == "f"}
-    with machine.child() as alone, machine.child() as together:
-        assert alone.reserve("[0, 1]").value == "0,1"
-        assert together.reserve("[2, 3], share=True").value == "2,3"
-    assert len(os.listdir(machine.locks)) > 4
-    assert set(os.listdir(machine.locks)) <= names
+    reserve_gpu.reserve([0, 1])
+    with (
+        here.rival("2", share=True),
+        here.rival("3"),
+        LockDirectory(str(here.locks)) as directory,
+        Place(directory, [here.uuid("3")], {}) as place,
+    ):
+        with directory.mutex():
+            place.join()
+        files = set(os.listdir(here.locks))
+    own = {name for name in files if re.search(rf"(\.share|^queue)-{os.geteuid()}-0\.lock$", name)}
+    assert len(own) == 2
+    assert files - own == names
+
+
+NAMED = re.compile(r"`(?:tests/)?(test_\w+\.py)(?:::(\w+))?")
+
+
+@pytest.mark.parametrize("document", PROVING, ids=lambda path: path.name)
+def test_named_tests_exist(document: Path) -> None:
+    """Each test, or file of tests, that a document gives as the proof of a sentence is there."""
+    for name, test in NAMED.findall(document.read_text()):
+        path = ROOT / "tests" / name
+        assert path.exists(), name
+        assert not test or test in functions(path), f"{name}::{test}"
+
+
+@cache
+def functions(path: Path) -> set[str]:
+    """The functions of a module."""
+    tree = ast.parse(path.read_text())
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -206,7 +206,8 @@ def use():
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     steps = [eval(step) for step in {{steps!r}}]
-json.dumps([steps, [str(warning.message) for warning in caught]], default=repr)
+from tests.locked import texts
+json.dumps([steps, texts(caught)], default=repr)
 """
 RELEASE, START, USE = "reserve_gpu.release()", "start()", "use()"
 VARIABLE = "os.environ.get('CUDA_VISIBLE_DEVICES')"
@@ -307,10 +308,11 @@ def test_what_a_shell_has_set_can_be_reserved_late(asking: Asking) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("share", ["False", "True"])
-def test_its_own_use_is_no_obstacle(asking: Asking, share: str) -> None:
+@pytest.mark.parametrize("mode", ["default", "exclusive_process"])
+def test_its_own_use_is_no_obstacle(asking: Asking, mode: str, share: str) -> None:
     """The process's own context, which makes the GPU busy, neither hinders it nor is warned of."""
     (asking.here.folder / "contexts").mkdir()
-    asking.here.add("contexts contexts")
+    asking.here.write(f"contexts contexts\ngpu\ngpu\n  mode {mode}\ngpu")
     wishes = f"devices='1', share={share}"
     answers, warnings = asking(
         f"ask({wishes})",

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.machine import LIMIT_S
+from tests.machine import LIMIT_S, Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.machine import Child, Machine
+    from tests.machine import Child
+
+pytestmark = pytest.mark.process
 
 # How a process comes to have a child: code whose value is the pid of one that lives on. A child
 # that is made by fork has said that it runs.
@@ -64,6 +66,33 @@ CHILDREN = {
 }
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """A machine for many tests, each of which leaves all its GPUs free."""
+    return Machine(tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture(scope="module")
+def processes(shared: Machine) -> Iterator[tuple[Child, Child]]:
+    with shared.child() as holder, shared.child() as other:
+        holder.run(IN_FORK)
+        yield holder, other
+
+
+@pytest.fixture
+def holder(processes: tuple[Child, Child]) -> Iterator[Child]:
+    """A process that can be told to do something in a fork."""
+    yield processes[0]
+    processes[0].run("reserve_gpu.release()")
+
+
+@pytest.fixture
+def other(processes: tuple[Child, Child]) -> Iterator[Child]:
+    """Another process on the same machine."""
+    yield processes[1]
+    processes[1].run("reserve_gpu.release()")
+
+
 @contextmanager
 def living(pid: int) -> Iterator[None]:
     """Be sure that the process lives from here to the end, and end it then."""
@@ -84,10 +113,10 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.parametrize("kind", CHILDREN)
 def test_a_living_child_does_not_keep_the_lock_of_a_killed_holder(
-    machine: Machine, kind: str
+    shared: Machine, other: Child, kind: str
 ) -> None:
     """A GPU is free as soon as its holder is killed with -9, whatever of its children lives on."""
-    with machine.child() as holder, machine.child() as other:
+    with shared.child() as holder:
         assert holder.reserve("0").value == "0"
         started = holder.run(CHILDREN[kind])
         assert isinstance(started.value, int), started
@@ -156,8 +185,10 @@ def in_fork(code):
             answer = repr(eval(code))
         except BaseException as error:
             answer = f"{type(error).__name__}: {error}"
-        os.write(tell, answer.encode())
-        os._exit(0)
+        try:
+            os.write(tell, answer.encode())
+        finally:
+            os._exit(0)
     os.close(tell)
     os.waitpid(pid, 0)
     with os.fdopen(told) as answers:
@@ -167,10 +198,16 @@ def in_fork(code):
 
 def in_fork(child: Child, code: str) -> str:
     """What the code comes to in a fork of the child: the value as text, or an error."""
-    assert child.run(IN_FORK).error is None
     answer = child.run(f"in_fork({code!r})")
     assert answer.error is None, answer
     return str(answer.value)
+
+
+HOLD = """
+from reserve_gpu.reservation.session import session
+held = reserve_gpu.reserve(0)
+locks = list(session()._held.locks.values())
+"""
 
 
 @pytest.mark.parametrize(
@@ -179,7 +216,7 @@ def in_fork(child: Child, code: str) -> str:
         "reserve_gpu.release()",
         "held.release()",
         "held.__exit__(None, None, None)",
-        "[lock.release() for lock in held.locks.values()]",
+        "[lock.release() for lock in locks]",
         "[reserve_gpu.current(), globals().pop('held'), __import__('gc').collect()]",
         "__import__('atexit')._run_exitfuncs()",
         "reserve_gpu.reserve()",
@@ -187,17 +224,16 @@ def in_fork(child: Child, code: str) -> str:
     ],
 )
 def test_what_a_forked_child_does_does_not_free_its_parents_gpu(
-    machine: Machine, code: str
+    holder: Child, other: Child, code: str
 ) -> None:
     """A forked child can let go, collect garbage and end: its parent holds its GPU all the same."""
-    with machine.child() as holder, machine.child() as other:
-        assert holder.run("held = reserve_gpu.reserve(0)").error is None
-        in_fork(holder, code)
-        refused = other.reserve("0")
-        assert refused.error == "NoFreeDeviceError"
-        assert f"pid {holder.pid}" in refused.text
-        assert holder.run("reserve_gpu.current() is held").value is True
-        assert holder.visible() == "0"
+    assert holder.run(HOLD).error is None
+    in_fork(holder, code)
+    refused = other.reserve("0")
+    assert refused.error == "NoFreeDeviceError"
+    assert f"pid {holder.pid}" in refused.text
+    assert holder.run("reserve_gpu.current() is held").value is True
+    assert holder.visible() == "0"
 
 
 def test_the_end_of_a_forked_child_does_not_free_its_parents_gpu(machine: Machine) -> None:
@@ -217,40 +253,37 @@ def test_the_end_of_a_forked_child_does_not_free_its_parents_gpu(machine: Machin
     assert done.stdout == "True True\n", done.stderr
 
 
-def test_a_forked_child_holds_nothing(machine: Machine) -> None:
+def test_a_forked_child_holds_nothing(holder: Child) -> None:
     """A forked child has no reservation of its own, and its parent still has it."""
-    with machine.child() as holder:
-        holder.reserve()
-        assert in_fork(holder, "reserve_gpu.current()") == "None"
-        assert in_fork(holder, "reserve_gpu.release()") == "()"
-        assert holder.run("reserve_gpu.current().devices[0].label").value == "GPU0"
+    holder.reserve()
+    assert in_fork(holder, "reserve_gpu.current()") == "None"
+    assert in_fork(holder, "reserve_gpu.release()") == "()"
+    assert holder.run("reserve_gpu.current().devices[0].label").value == "GPU0"
 
 
-def test_a_forked_child_that_reserves_is_told_who_holds_it(machine: Machine) -> None:
+def test_a_forked_child_that_reserves_is_told_who_holds_it(holder: Child) -> None:
     """A forked child may use its parent's GPU alone, and is told that the parent holds it."""
-    with machine.child() as holder:
-        holder.reserve("0")
-        told = in_fork(holder, "reserve_gpu.reserve()")
-        assert told.startswith("ReservedAboveError")
-        assert f"pid {holder.pid}" in told
-        assert holder.visible() == "0"
+    holder.reserve("0")
+    told = in_fork(holder, "reserve_gpu.reserve()")
+    assert told.startswith("ReservedAboveError")
+    assert f"pid {holder.pid}" in told
+    assert holder.visible() == "0"
 
 
-def test_a_forked_child_can_reserve_for_itself(machine: Machine) -> None:
+def test_a_forked_child_can_reserve_for_itself(holder: Child, other: Child) -> None:
     """A fork of a process that holds nothing holds what it reserves, until it ends."""
-    with machine.child() as parent, machine.child() as other:
-        parent.reserve()
-        parent.run("reserve_gpu.release()")
-        forked = FORKED.format(fork="os.fork(),").replace(
-            "os.write", "reserve_gpu.reserve(0), os.write"
-        )
-        pid = parent.run(forked).value
-        with living(pid):
-            refused = other.reserve("0")
-            assert f"pid {pid}" in refused.text
-            assert parent.run("reserve_gpu.current()").value is None
-        parent.run(f"os.waitpid({pid}, 0)")
-        assert other.reserve("0").value == "0"
+    holder.reserve()
+    holder.run("reserve_gpu.release()")
+    forked = FORKED.format(fork="os.fork(),").replace(
+        "os.write", "reserve_gpu.reserve(0), os.write"
+    )
+    pid = holder.run(forked).value
+    with living(pid):
+        refused = other.reserve("0")
+        assert f"pid {pid}" in refused.text
+        assert holder.run("reserve_gpu.current()").value is None
+    holder.run(f"os.waitpid({pid}, 0)")
+    assert other.reserve("0").value == "0"
 
 
 WHILE_RESERVING = """
@@ -360,7 +393,7 @@ def test_a_fork_in_one_thread_while_another_reserves(machine: Machine) -> None:
         child.run(IN_FORK)
         answers = child.run(RESERVING_IN_A_THREAD)
     assert answers.error is None, answers
-    while_held = [answer for answer in answers.value if answer != "'GPU1'"]  # GPU0 was the fence
+    while_held = [answer for answer in answers.value if answer != "'GPU1'"]
     assert all(a.startswith("RequestError: GPU1 is outside") for a in while_held), while_held
 
 
@@ -392,6 +425,7 @@ def test_a_forked_child_knows_that_cuda_had_started(
 ) -> None:
     """A fork of a process that has started CUDA can never use it, so it is refused as too late."""
     with machine.child() as child:
+        child.run(IN_FORK)
         child.run(before)
         child.run(after)
         assert in_fork(child, "reserve_gpu.reserve(0)").startswith("TooLateError")

@@ -71,13 +71,10 @@ def run(
         for number, statement in enumerate(statements)
     )
     (folder / "test_it.py").write_text(HEAD + "".join(tests))
-    plugins = ("-p", "tests.guard", "-p", "no:cacheprovider", "-c", os.devnull)
-    options = (*plugins, "-rA", "--basetemp", str(folder / "base"), "test_it.py")
-    variables = {
-        "PYTHONPATH": str(ROOT),
-        "PYTEST_ADDOPTS": "",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    }
+    options = ["-rA", "-p", "tests.guard", "-p", "no:cacheprovider", "-c", os.devnull]
+    options += ["--rootdir", str(folder), "--basetemp", str(folder / "base"), "test_it.py"]
+    variables = {"PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
+    variables["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options], env={**os.environ, **variables, **environ},
         cwd=folder, text=True, capture_output=True, timeout=60, check=False,

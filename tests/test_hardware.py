@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def on_a_gpu(function: Any) -> Any:
-    """Mark what needs hardware; frameworks take their time there."""
-    return pytest.mark.gpu(pytest.mark.timeout(300)(function))
+    """Mark what needs hardware, which one process keeps; frameworks take their time there."""
+    return pytest.mark.gpu(pytest.mark.xdist_group("gpu")(pytest.mark.timeout(300)(function)))
 
 
 CUDA = """
@@ -36,7 +36,12 @@ pynvml.nvmlInit()
 handle = pynvml.nvmlDeviceGetHandleByIndex(int(os.environ['GPU']))
 """
 # A context and a little memory, taken through the driver alone.
-COMPUTE = "from reserve_gpu.probes import Driver\ngpu = Driver()\ngpu.devices()\ngpu.compute(0)"
+COMPUTE = """
+from reserve_gpu.frameworks.probes import _Driver
+gpu = _Driver()
+gpu.devices()
+gpu.compute(0)
+"""
 LISTED = "pynvml.nvmlDeviceGetComputeRunningProcesses(handle)"
 
 
@@ -98,9 +103,9 @@ print(json.dumps([first, then, again, code, count.value]))
 
 
 STARTED = """
-from reserve_gpu import cuda as ours
+from reserve_gpu.reservation.environment import cuda_started
 import json
-print(json.dumps(None if is_cpu else ours.started()))
+print(json.dumps(None if is_cpu else cuda_started()))
 """
 STARTS = [
     ("torch", "after `import torch`", "import torch", False),
@@ -141,7 +146,7 @@ STARTS = [
 def test_the_probe_knows_when_a_framework_starts_cuda(
     hardware: Hardware, table: Table, module: str, when: str, code: str, *, expected: bool
 ) -> None:
-    """Importing a framework starts no CUDA, using a GPU does, and cuda.started() knows it."""
+    """Importing a framework starts no CUDA, using a GPU does, and cuda_started() knows it."""
     row = f"CUDA has started, {when}"
     if not hardware.is_stand_in and not find_spec(module):
         pytest.skip(f"{module} is not installed")
@@ -150,6 +155,21 @@ def test_the_probe_knows_when_a_framework_starts_cuda(
     if found is None:
         pytest.skip(f"{module} is built for the CPU")
     table.confirm(row, found, expected)
+
+
+@on_a_gpu
+def test_cuda_and_nvml_mean_the_same_gpu(hardware: Hardware, table: Table) -> None:
+    """The UUID that CUDA has for a GPU is the one that NVML has: by it a GPU is taken back."""
+    code = (
+        "import ctypes, json\n"
+        "from reserve_gpu.reservation.environment import cuda_uuids\n"
+        "ctypes.CDLL('libcuda.so.1').cuInit(0)\n"
+        "print(json.dumps(cuda_uuids()))"
+    )
+    uuids = hardware.ask(code, **visible(hardware))
+    uuid = nvml(hardware, "print(json.dumps(pynvml.nvmlDeviceGetUUID(handle)))")
+    is_same = uuids == [uuid.lower().removeprefix("gpu-")]
+    table.confirm("CUDA and NVML have the same UUID for a GPU", is_same, expected=True)
 
 
 @on_a_gpu
@@ -299,6 +319,7 @@ def test_the_document_has_every_row() -> None:
     assert {f"%reserve_gpu, then --check: {name}" for name in FRAMEWORKS} <= set(ROWS)
 
 
+@pytest.mark.full
 def test_they_run_to_their_end() -> None:
     """On the stand-in driver every test of the hardware passes, and fills its rows."""
     environ = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"}

@@ -174,6 +174,44 @@ def test_another_thread() -> None:
     thread.join()
 
 
+FORK_BY_A_THREAD = """
+import signal, threading
+from reserve_gpu import interrupts
+def in_fork():
+    try:
+        signal.raise_signal(signal.SIGINT)
+        return b"nothing"
+    except KeyboardInterrupt:
+        pass
+    try:
+        with interrupts.deferred():
+            signal.raise_signal(signal.SIGINT)
+            os.write(tell, b"deferred, ")
+    except KeyboardInterrupt:
+        return b"raised"
+def fork():
+    if not os.fork():
+        try:
+            os.write(tell, in_fork())
+        finally:
+            os._exit(0)
+    os.wait()
+told, tell = os.pipe()
+with interrupts.deferred():
+    thread = threading.Thread(target=fork)
+    thread.start()
+    thread.join()
+os.read(told, 100).decode()
+"""
+
+
+@pytest.mark.process
+def test_fork_by_another_thread(machine: Machine) -> None:
+    """A fork that another thread makes meanwhile can be interrupted, and defers what it does."""
+    with machine.child() as child:
+        assert child.run(FORK_BY_A_THREAD).value == "deferred, raised"
+
+
 # -- an interrupt in the midst of a call -----------------------------------------------------------
 
 
@@ -192,6 +230,25 @@ def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
 def test_interrupted_anywhere(children: Children, action: str, number: int) -> None:
     """Wherever Ctrl-C comes, locks, variables and current() agree, and the next call works."""
     try_all(children, action, INTERRUPT, number)
+
+
+@pytest.mark.process
+def test_an_interrupted_reserve_holds_nothing(children: Children) -> None:
+    """Who is interrupted while it reserves holds nothing that nobody knows of."""
+    answer = children[0].run(
+        "count = interrupting.Interrupted(reserve_gpu.reserve, 2).count\n"
+        "reserve_gpu.release()\n"
+        "left = []\n"
+        "for share in (0.2, 0.5, 0.8, 0.9):\n"
+        " interrupting.Interrupted(reserve_gpu.reserve, 2, round(share * count))\n"
+        " left += [share] if reserve_gpu.current() else []\n"
+        " reserve_gpu.release()\n"
+        "count, left"
+    )
+    assert not answer.error, answer.text
+    count, left = answer.value
+    assert count > 1000
+    assert left == []
 
 
 @pytest.mark.process

@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import signal
-import sys
-import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from tests.here import Here
+from tests.locked import held
 from tests.machine import LIMIT_S
+from tests.processes import is_running, queue, wait_for
 
 if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
+    from collections.abc import Iterator
+    from pathlib import Path
 
-    from tests.machine import Cell, Kernel, Machine
+    from tests.machine import Cell, Kernel
 
 # Here, as old ones set an environment variable when jupyter_client first imports them.
 pytest.importorskip("ipykernel.kernelspec")
 
-ONE_GPU = "gpu\n  memory 4038\n"
-TWO_GPUS = "gpu\ngpu\n"
-BUSY = "gpu\n  compute 4321 3500\n"
+pytestmark = [pytest.mark.ipython, pytest.mark.process]
+
 START_CUDA = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    """Wait until the condition holds; fail after a long time."""
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+LONG_S = 1000  # than any test takes
 
 
 def variables(kernel: Kernel) -> dict[str, str]:
@@ -49,67 +43,292 @@ def visible(kernel: Kernel) -> str | None:
     return variables(kernel).get("CUDA_VISIBLE_DEVICES")
 
 
-def others_get(machine: Machine) -> str | None:
-    """What another process gets now, None for nothing."""
-    with machine.child() as child:
-        value: str | None = child.reserve().value
-        return value
-
-
 def has_no_traceback(cell: Cell) -> bool:
     """Whether an error shows our lines alone: no frame, no file, no name of a class."""
     text = "\n".join(cell.traceback)
     return not any(sign in text for sign in ("Traceback", "File ", "---->", "Error:", "\x1b"))
 
 
-# -- reserving -------------------------------------------------------------------------------------
+def messages(kernel: Kernel, cell: str) -> Iterator[tuple[str, Any]]:
+    """What the kernel publishes for a cell until that is done: the kind, and the content."""
+    while True:
+        message = kernel.client.get_iopub_msg(timeout=LIMIT_S)
+        if message["parent_header"].get("msg_id") == cell:
+            kind, content = message["msg_type"], message["content"]
+            yield kind, content
+            if (kind, content.get("execution_state")) == ("status", "idle"):
+                return
 
 
-def test_kernel_and_its_children_see_the_variables(machine: Machine) -> None:
+def status_of(kernel: Kernel, code: str) -> str:
+    """What the kernel replies to who has a cell run: `ok` or `error`."""
+    reply: Any = kernel.client.execute(code, reply=True, stop_on_error=False, timeout=LIMIT_S)
+    status: str = reply["content"]["status"]
+    return status
+
+
+# -- two kernels that stay as they are -------------------------------------------------------------
+
+
+class Two(NamedTuple):
+    """Two kernels on one machine with two GPUs; the first one's notebook has a name."""
+
+    machine: Here
+    first: Kernel
+    second: Kernel
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    machine = Here(tmp_path_factory.mktemp("two"))
+    name = {"JPY_SESSION_NAME": "/home/alice/train.ipynb"}
+    with machine.kernel(**name) as first, machine.kernel() as second:
+        yield Two(machine, first, second)
+
+
+@pytest.fixture
+def two(pair: Two) -> Two:
+    """The two kernels; neither holds anything, and all GPUs are idle."""
+    pair.machine.use("two")
+    for kernel in (pair.first, pair.second):
+        assert kernel.run("%reserve_gpu --release").error is None
+    assert held(pair.machine) == []
+    return pair
+
+
+together = pytest.mark.xdist_group("two kernels")
+
+
+@together
+def test_kernel_and_its_children_see_the_variables(two: Two) -> None:
     """What is reserved is in the kernel's environment, in C's, and in that of what it starts."""
-    with machine.kernel() as kernel:
-        assert kernel.run("%reserve_gpu 1").error is None
-        assert variables(kernel) == {
-            "CUDA_DEVICE_MEMORY": "4038",
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": "1",
-        }
-        shell = kernel.run("!echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $CUDA_DEVICE_MEMORY")
-        assert shell.stdout.split() == ["1", "PCI_BUS_ID", "4038"]
-        getenv = "import ctypes; c = ctypes.CDLL(None).getenv; c.restype = ctypes.c_char_p"
-        assert kernel.run(f"{getenv}; print(c(b'CUDA_VISIBLE_DEVICES'))").stdout == "b'1'\n"
+    kernel = two.first
+    assert kernel.run("%reserve_gpu 1").error is None
+    assert variables(kernel) == {
+        "CUDA_DEVICE_MEMORY": "4038",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "1",
+    }
+    shell = kernel.run("!echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $CUDA_DEVICE_MEMORY")
+    assert shell.stdout.split() == ["1", "PCI_BUS_ID", "4038"]
+    getenv = "import ctypes; c = ctypes.CDLL(None).getenv; c.restype = ctypes.c_char_p"
+    assert kernel.run(f"{getenv}; print(c(b'CUDA_VISIBLE_DEVICES'))").stdout == "b'1'\n"
 
 
-def test_two_kernels_at_the_same_moment(machine: Machine) -> None:
+@together
+def test_two_kernels_at_the_same_moment(two: Two) -> None:
     """Two kernels that run the cell at the same moment never get the same GPU, in any round."""
-    machine.write(f"{TWO_GPUS}delay nvmlDeviceGetMemoryInfo_v2 * 0.02")  # time to be overtaken in
-    with machine.kernel() as one, machine.kernel() as other:
-        for _ in range(8):
-            cells = [(kernel, kernel.start("%reserve_gpu")) for kernel in (one, other)]
-            assert [kernel.finish(cell).error for kernel, cell in cells] == [None, None]
-            assert {visible(one), visible(other)} == {"0", "1"}
-            cells = [(kernel, kernel.start("%reserve_gpu --release")) for kernel in (one, other)]
-            assert [kernel.finish(cell).error for kernel, cell in cells] == [None, None]
+    two.machine.add("delay nvmlDeviceGetMemoryInfo_v2 * 0.02")  # time to be overtaken in
+    kernels = (two.first, two.second)
+    for _ in range(4):
+        cells = [(kernel, kernel.start("%reserve_gpu")) for kernel in kernels]
+        assert [kernel.finish(cell).error for kernel, cell in cells] == [None, None]
+        assert {visible(kernel) for kernel in kernels} == {"0", "1"}
+        cells = [(kernel, kernel.start("%reserve_gpu --release")) for kernel in kernels]
+        assert [kernel.finish(cell).error for kernel, cell in cells] == [None, None]
 
 
-def test_cell_run_again(machine: Machine) -> None:
-    """The cell run again says the same and changes nothing, also once CUDA has started."""
-    with machine.child() as neighbour, machine.kernel() as kernel:
-        neighbour.reserve("0")
-        first = kernel.run("%reserve_gpu")
-        neighbour.kill()
+@together
+def test_failure_shows_who_has_it(two: Two) -> None:
+    """A GPU that another kernel holds is said to be, with that kernel's notebook and pid."""
+    two.first.run("%reserve_gpu 0,1")
+    cell = two.second.run("%reserve_gpu")
+    assert cell.error == "NoFreeDeviceError"
+    assert has_no_traceback(cell)
+    assert cell.traceback[0] == "No free GPU devices: 2 of 2 are in use."
+    assert cell.traceback[1].startswith("  GPU0: reserved by ")
+    assert f"train.ipynb (pid {two.first.pid})" in cell.traceback[1]
+
+
+@together
+@pytest.mark.parametrize(
+    "code",
+    [
+        "%reserve_gpu",
+        "%reserve_gpu --wait 0.01",
+        "%reserve_gpu nonsense",
+        "import reserve_gpu; reserve_gpu.reserve()",
+    ],
+)
+def test_who_runs_the_cell_is_told_that_it_failed(two: Two, code: str) -> None:
+    """However reserving fails, the reply says so: that is what stops `Run all` and nbclient."""
+    two.first.run("%reserve_gpu 0,1")
+    assert status_of(two.second, code) == "error"
+    assert status_of(two.second, "%reserve_gpu --release") == "ok"
+
+
+@together
+@pytest.mark.parametrize("code", ["%reserve_gpu --stat", "x = 1\nreserve_gpu --stat"])
+def test_tab(two: Two, code: str) -> None:
+    """A kernel answers a front end's request to complete, and takes nothing for it."""
+    two.first.run("get_ipython().Completer.use_jedi = False")  # which takes seconds to load
+    reply: Any = two.first.client.complete(code, len(code), reply=True, timeout=LIMIT_S)
+    content = reply["content"]
+    assert content["status"] == "ok"
+    assert "--status" in content["matches"]
+    assert (content["cursor_start"], content["cursor_end"]) == (len(code) - 6, len(code))
+    assert held(two.machine) == []
+
+
+@together
+def test_a_wait_is_one_display(two: Two) -> None:
+    """A cell that waits has one display, updated in place and empty at the end, then the output."""
+    two.first.run("%reserve_gpu 0 --note thesis")
+    two.second.run("%reserve_gpu 1")
+    cell = two.second.start("%reserve_gpu 0 --wait")
+    shown = []
+    for kind, content in messages(two.second, cell):
+        shown.append((kind, content))
+        if sum("data" in content for _, content in shown) == 2:  # another second has come
+            two.first.client.execute("%reserve_gpu --release")
+    displays = [(kind, content) for kind, content in shown if "data" in content]
+    assert displays[0][0] == "display_data"
+    assert {kind for kind, _ in displays[1:]} == {"update_display_data"}
+    assert len({content["transient"]["display_id"] for _, content in displays}) == 1
+    texts = [content["data"]["text/plain"] for _, content in displays]
+    assert re.match(
+        r"Waiting for GPU0, next in the queue, for \d+ s\.\n  GPU0: reserved by ", texts[0]
+    )
+    assert f"train.ipynb (pid {two.first.pid})" in texts[0]
+    assert "thesis" in texts[0]
+    assert texts[-1] == ""
+    kinds = [kind for kind, content in shown if "data" in content or kind == "stream"]
+    assert kinds.index("stream") == len(displays)
+    ((_, output),) = [(kind, content) for kind, content in shown if kind == "stream"]
+    assert output["text"].startswith("Reserving GPU0: ")
+
+
+@together
+def test_a_wait_that_nobody_watches(two: Two) -> None:
+    """Where nobody could answer a question, as in nbclient, a wait is a line of the output."""
+    two.first.run("%reserve_gpu 0,1")
+    cell = two.second.client.execute("%reserve_gpu --wait", allow_stdin=False)
+    printed = ""
+    for kind, content in messages(two.second, cell):
+        assert "data" not in content
+        if kind == "stream":
+            printed += content["text"]
+            two.first.client.execute("%reserve_gpu --release")
+    first, second, *_ = printed.splitlines()
+    assert first.startswith("Waiting for a GPU, next in the queue, for ")
+    assert second.startswith("Reserving GPU0: ")
+
+
+@together
+def test_interrupting_a_cell_that_waits(two: Two) -> None:
+    """Interrupting a waiting cell shows one line; nothing is held, nobody in the queue."""
+    two.first.run("%reserve_gpu 0,1")
+    cell = two.second.start("%reserve_gpu --wait")
+    wait_for(lambda: queue(two.machine))
+    while two.second.client.get_iopub_msg(timeout=LIMIT_S)["msg_type"] != "display_data":
+        pass
+    two.second.manager.interrupt_kernel()
+    done = two.second.finish(cell)
+    assert done.error == "WaitInterrupted"
+    assert done.traceback == ["Stopped waiting; nothing is reserved. CUDA_VISIBLE_DEVICES = ''"]
+    assert done.values[-1]["text/plain"] == ""
+    assert not queue(two.machine)
+    assert variables(two.second) == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@together
+def test_the_name_that_vs_code_tells_the_kernel(two: Two) -> None:
+    """A notebook's name that a kernel is told after it has reserved, as by VS Code, is shown."""
+    kernel = two.second
+    kernel.run("%reserve_gpu")
+    look = "import reserve_gpu; print([h.notebook for h in reserve_gpu.status().rows[0].holders])"
+    assert two.first.run(look).stdout == f"{[str(two.machine.folder)]}\n"
+    told = "__vsc_ipynb_file__ = '/home/bob/tune.ipynb'"
+    kernel.finish(kernel.client.execute(told, store_history=False))
+    assert two.first.run(look).stdout == "['tune.ipynb']\n"
+    kernel.run("del __vsc_ipynb_file__")
+
+
+# -- a kernel in which CUDA has started ------------------------------------------------------------
+
+
+class Started(NamedTuple):
+    """A kernel that reserved GPU1 and GPU2 of three, and then started CUDA.
+
+    first: what its first reservation has shown. before: its variables then.
+    """
+
+    machine: Here
+    kernel: Kernel
+    first: Cell
+    before: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def started_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    machine = Here(tmp_path_factory.mktemp("started"))
+    machine.write("gpu\ngpu\ngpu\n")
+    with machine.kernel() as kernel:
+        first = kernel.run("%reserve_gpu 1,2")
         before = variables(kernel)
-        assert before["CUDA_VISIBLE_DEVICES"] == "1"
-        again = [kernel.run(code) for code in ("%reserve_gpu", "%reserve_gpu 1")]
         assert kernel.run(START_CUDA).stdout == "0\n"
-        again += [kernel.run(code) for code in ("%reserve_gpu", "%reserve_gpu 1")]
-        assert [(cell.stdout, cell.stderr, cell.error) for cell in again] == [
-            (first.stdout, "", None)
-        ] * 4
-        assert variables(kernel) == before
+        yield Started(machine, kernel, first, before)
 
 
-# -- the end of a kernel ---------------------------------------------------------------------------
+@pytest.fixture
+def started(started_once: Started) -> Started:
+    """The same kernel again, which holds GPU1 and GPU2."""
+    assert started_once.kernel.run("%reserve_gpu 1,2").error is None
+    assert held(started_once.machine) == [1, 2]
+    return started_once
+
+
+one_cuda = pytest.mark.xdist_group("a kernel with CUDA")
+
+
+@one_cuda
+@pytest.mark.parametrize("wish", ["", "1,2", "-n 2"])
+def test_cell_run_again(started: Started, wish: str) -> None:
+    """Once CUDA has started, the cell run again says the same and changes nothing."""
+    again = started.kernel.run(f"%reserve_gpu {wish}")
+    assert (again.stdout, again.stderr, again.error) == (started.first.stdout, "", None)
+    assert (variables(started.kernel), held(started.machine)) == (started.before, [1, 2])
+
+
+@one_cuda
+def test_too_late_for_another(started: Started) -> None:
+    """Once CUDA has started, asking for another GPU fails without traceback; what is held stays."""
+    for wish in ("0", "0,1,2", "2,1"):
+        cell = started.kernel.run(f"%reserve_gpu {wish}")
+        assert cell.error == "TooLateError"
+        assert has_no_traceback(cell)
+        assert "This kernel keeps GPU1 and GPU2." in cell.traceback[0]
+        assert "estart the kernel" in cell.traceback[0]
+        assert (variables(started.kernel), held(started.machine)) == (started.before, [1, 2])
+
+
+@one_cuda
+def test_less_once_cuda_has_started(started: Started) -> None:
+    """Once CUDA has started, asking for less keeps everything, and a warning says that it stays."""
+    cell = started.kernel.run("%reserve_gpu 1")
+    assert (cell.stdout, cell.error) == (started.first.stdout, None)
+    assert cell.stderr.startswith("Warning: CUDA has started in this kernel and goes on using ")
+    assert cell.stderr.endswith("GPU2 stays reserved as well.\n")
+    assert (variables(started.kernel), held(started.machine)) == (started.before, [1, 2])
+
+
+@one_cuda
+def test_taken_back(started: Started) -> None:
+    """What was released after CUDA has started can be had again, unless somebody else has it."""
+    released = started.kernel.run("%reserve_gpu --release").stdout
+    assert released.startswith("Released GPU1 and GPU2.\nCUDA still runs in this kernel: ")
+    assert held(started.machine) == []
+    with started.machine.child() as other:
+        assert other.reserve("2").value == "2"
+        refused = started.kernel.run("%reserve_gpu 1,2")
+        assert refused.error == "NoFreeDeviceError"
+        assert f"(pid {other.pid})" in "\n".join(refused.traceback)
+    cell = started.kernel.run("%reserve_gpu 1,2")
+    assert (cell.stdout, cell.stderr, cell.error) == (started.first.stdout, "", None)
+    assert (variables(started.kernel), held(started.machine)) == (started.before, [1, 2])
+
+
+# -- the end of a kernel, and of a cell ------------------------------------------------------------
 
 
 def crash(kernel: Kernel) -> None:
@@ -117,34 +336,34 @@ def crash(kernel: Kernel) -> None:
     wait_for(lambda: not kernel.manager.is_alive())
 
 
-def kill(kernel: Kernel) -> None:
-    os.kill(kernel.pid, signal.SIGKILL)
-    wait_for(lambda: not kernel.manager.is_alive())
-
-
-def shut_down(kernel: Kernel) -> None:
-    kernel.manager.shutdown_kernel()
-
-
 def restart(kernel: Kernel) -> None:
     kernel.restart()
     assert visible(kernel) is None
+    kernel.load()
 
 
-@pytest.mark.parametrize("end", [shut_down, restart, crash, kill])
-def test_gpu_is_free_when_the_kernel_ends(machine: Machine, end: Callable[[Kernel], None]) -> None:
-    """However a kernel ends, its GPU can be had at once."""
-    machine.write(ONE_GPU)
-    with machine.kernel() as kernel:
+@pytest.fixture
+def plain(tmp_path: Path) -> Here:
+    """A machine with two idle GPUs; the test process is not on it."""
+    return Here(tmp_path)
+
+
+def test_gpu_is_free_when_the_kernel_ends(plain: Here) -> None:
+    """However a kernel ends, restarted, shut down or crashed, its GPU can be had at once."""
+    with plain.kernel() as kernel:
+        for end in (restart, crash):
+            kernel.run("%reserve_gpu")
+            assert held(plain) == [0]
+            end(kernel)
+            assert held(plain) == []
+    with plain.kernel() as kernel:
         kernel.run("%reserve_gpu")
-        assert others_get(machine) is None
-        end(kernel)
-        assert others_get(machine) == "0"
+        kernel.manager.shutdown_kernel()
+        assert held(plain) == []
 
 
-def test_gpu_is_free_when_children_outlive_the_kernel(machine: Machine) -> None:
+def test_gpu_is_free_when_children_outlive_the_kernel(plain: Here) -> None:
     """A kernel that is killed with -9 frees its GPU although processes that it started live on."""
-    machine.write(ONE_GPU)
     start_children = """
 import os, subprocess, time
 pid = os.fork()
@@ -152,156 +371,65 @@ if not pid:
     time.sleep(1000)
 print(pid, subprocess.Popen(["sleep", "1000"], close_fds=False).pid)
 """
-    with machine.kernel() as kernel, ExitStack() as cleanup:
+    with plain.kernel() as kernel, ExitStack() as cleanup:
         kernel.run("%reserve_gpu")
         children = [int(pid) for pid in kernel.run(start_children).stdout.split()]
         for child in children:
             cleanup.callback(os.kill, child, signal.SIGKILL)
-        kill(kernel)
-        assert others_get(machine) == "0"
-        assert len(children) == 2
-        for child in children:
-            os.kill(child, 0)  # raises if it is gone
+        os.kill(kernel.pid, signal.SIGKILL)
+        wait_for(lambda: not kernel.manager.is_alive())
+        assert held(plain) == []
+        assert [is_running(child) for child in children] == [True, True]
 
 
-# -- failing ---------------------------------------------------------------------------------------
+def has_called(machine: Here, function: str) -> bool:
+    return any(call.startswith(function) for call in machine.calls())
 
 
-def test_too_late(machine: Machine) -> None:
-    """Once CUDA has started, an error says to restart the kernel; nothing is changed or held."""
-    with machine.kernel(CUDA_DEVICE_MEMORY="7") as kernel:
-        assert kernel.run(START_CUDA).stdout == "0\n"
-        for argument in ("", "1", "0,1"):
-            cell = kernel.run(f"%reserve_gpu {argument}")
-            assert cell.error == "TooLateError"
-            assert has_no_traceback(cell)
-            assert "estart the kernel" in cell.traceback[0]
-        assert variables(kernel) == {"CUDA_DEVICE_MEMORY": "7"}
-        with machine.child() as child:
-            assert child.reserve("'0,1'").value == "0,1"
-
-
-def test_too_late_for_another(machine: Machine) -> None:
-    """Once CUDA has started, asking for another GPU is an error and the one that is held stays."""
-    with machine.kernel() as kernel:
-        kernel.run("%reserve_gpu 0")
-        before = variables(kernel)
-        kernel.run(START_CUDA)
-        cell = kernel.run("%reserve_gpu 1")
-        assert cell.error == "TooLateError"
-        assert "GPU0" in cell.traceback[0]
-        assert variables(kernel) == before
-        assert others_get(machine) == "1"
-
-
-def test_fails_closed_and_recovers(machine: Machine) -> None:
-    """Nothing free: no GPU is visible, until one can be had or --release undoes the failure."""
-    machine.write(BUSY)
-    before = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_MEMORY": "7"}
-    with machine.kernel(**before) as kernel:
-        for _ in range(2):  # the second failure does not take the first one's '' for the fence
-            cell = kernel.run("%reserve_gpu")
-            assert cell.error == "NoFreeDeviceError"
-            assert has_no_traceback(cell)
-            assert cell.traceback[0].startswith("No free GPU devices")
-            assert cell.traceback[1].startswith("  GPU0: busy")
-            assert "4321" in cell.traceback[1]
-            assert cell.traceback[-1] == "CUDA_VISIBLE_DEVICES = ''"
-            assert variables(kernel) == {"CUDA_VISIBLE_DEVICES": ""}
-        kernel.run("%reserve_gpu --release")
-        assert variables(kernel) == before
-        kernel.run("%reserve_gpu")
-        machine.write(ONE_GPU)
-        assert kernel.run("%reserve_gpu").error is None
-        assert variables(kernel)["CUDA_VISIBLE_DEVICES"] == "0"
-        assert variables(kernel)["CUDA_DEVICE_MEMORY"] == "4038"
-        kernel.run("%reserve_gpu --release")
-        assert variables(kernel) == before
-
-
-def test_failure_shows_who_has_it(machine: Machine) -> None:
-    """A GPU that another kernel holds is said to be reserved, with that kernel's pid."""
-    machine.write(ONE_GPU)
-    with (
-        machine.kernel(JPY_SESSION_NAME="/home/alice/train.ipynb") as holder,
-        machine.kernel() as kernel,
-    ):
-        holder.run("%reserve_gpu")
-        cell = kernel.run("%reserve_gpu")
-        assert cell.traceback[1].startswith("  GPU0: reserved by ")
-        assert f"train.ipynb (pid {holder.pid})" in cell.traceback[1]
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
+def test_interrupt_ends_a_call_that_hangs(plain: Here) -> None:
+    """Interrupting a cell that hangs in the driver ends it, and leaves nothing held or changed."""
+    functions = [
         "nvmlDeviceGetMemoryInfo_v2",  # when it is enumerated
         "nvmlDeviceGetComputeRunningProcesses_v3",  # when it is read, with lock and mutex held
-    ],
-)
-def test_interrupt_ends_a_call_that_hangs(machine: Machine, function: str) -> None:
-    """Interrupting a cell that hangs in the driver ends it, and leaves nothing held or changed."""
-    machine.write(f"{TWO_GPUS}delay {function} * 1000")
-    with machine.kernel() as kernel:
-        cell = kernel.start("%reserve_gpu")
-        wait_for(lambda: any(function in call for call in machine.calls()))
-        kernel.manager.interrupt_kernel()
-        assert kernel.finish(cell).error == "KeyboardInterrupt"
-        assert variables(kernel) == {}
-        machine.write(TWO_GPUS)
-        with machine.child() as child:
-            assert child.reserve("'0,1'").value == "0,1"
+    ]
+    with plain.kernel() as kernel:
+        for function in functions:
+            plain.write(f"gpu\ngpu\ndelay {function} * {LONG_S}")
+            plain.log.unlink(missing_ok=True)
+            cell = kernel.start("%reserve_gpu")
+            wait_for(partial(has_called, plain, function))
+            kernel.manager.interrupt_kernel()
+            assert kernel.finish(cell).error == "KeyboardInterrupt"
+            assert variables(kernel) == {}
+            assert held(plain) == []
+            plain.write("gpu\ngpu")
+            with plain.child() as child:
+                assert child.reserve("'0,1'").value == "0,1"
 
 
 # -- notebooks -------------------------------------------------------------------------------------
 
 
-def execute(machine: Machine, *cells: str) -> tuple[subprocess.CompletedProcess[str], str]:
-    """Run a notebook with `jupyter execute`; return also what its last cell wrote to a file."""
-    notebook, trace = machine.folder / "notebook.ipynb", machine.folder / "trace"
-    last = f"import os; open({str(trace)!r}, 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
-    kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    empty: dict[str, Any] = {
-        "cell_type": "code",
-        "metadata": {},
-        "outputs": [],
-        "execution_count": None,
-    }
-    content = {
-        "cells": [empty | {"source": code} for code in (*cells, last)],
-        "metadata": {"kernelspec": kernelspec},
-        "nbformat": 4,
-        "nbformat_minor": 4,
-    }
-    notebook.write_text(json.dumps(content))
-    done = machine.command(sys.executable, "-m", "jupyter", "execute", str(notebook), "--inplace")
-    return done, trace.read_text() if trace.exists() else ""
+@pytest.mark.xdist_group("nbclient")  # nbformat takes seconds to load where JupyterLab is, too
+def test_notebook_runs_with_its_gpu_up_to_a_failure(here: Here) -> None:
+    """A notebook that reserves a GPU is run with it by nbclient, up to a cell that gets none."""
+    import nbformat
+    from nbclient.client import NotebookClient
+    from nbclient.exceptions import CellExecutionError
 
-
-def test_notebook_runs_with_its_gpu(machine: Machine) -> None:
-    """`jupyter execute` runs a notebook that reserves a GPU, and keeps what the cell printed."""
-    done, trace = execute(machine, "%load_ext reserve_gpu", "%reserve_gpu 1")
-    assert (done.returncode, trace) == (0, "1"), done.stderr
-    saved = json.loads((machine.folder / "notebook.ipynb").read_text())
-    printed = "".join(saved["cells"][1]["outputs"][0]["text"])
-    assert printed.startswith("Reserving GPU1: 0000:02:00.0 16x GeForce")
-
-
-@pytest.mark.parametrize(
-    ("cells", "said"),
-    [
-        (["%reserve_gpu"], "No free GPU devices"),
-        (["%reserve_gpu nonsense"], "nonsense"),
-        ([START_CUDA, "%reserve_gpu"], "Too late"),
-        (["import reserve_gpu; reserve_gpu.reserve()"], "No free GPU devices"),
-    ],
-)
-def test_notebook_stops_where_reserving_fails(
-    machine: Machine, cells: list[str], said: str
-) -> None:
-    """A notebook that gets no GPU stops there: no later cell runs, and the reason is shown."""
-    machine.use("busy")
-    done, trace = execute(machine, "%load_ext reserve_gpu", *cells)
-    assert done.returncode != 0
-    assert trace == ""
-    assert said in done.stdout + done.stderr
+    codes = [
+        "%load_ext reserve_gpu",
+        "%reserve_gpu 1",
+        "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])",
+        "%reserve_gpu 7",
+        "print('went on')",
+    ]
+    cells = [nbformat.v4.new_code_cell(code) for code in codes]  # type: ignore[no-untyped-call]
+    notebook = nbformat.v4.new_notebook(cells=cells)  # type: ignore[no-untyped-call]
+    with pytest.raises(CellExecutionError):
+        NotebookClient(notebook, kernel_name="python3", timeout=LIMIT_S).execute()
+    _, reserved, shown, failed, unreached = [cell["outputs"] for cell in cells]
+    assert reserved[0]["text"].startswith("Reserving GPU1: 0000:02:00.0 16x GeForce")
+    assert shown[0]["text"] == "1\n"
+    assert "There is no GPU7" in failed[0]["text"]
+    assert unreached == []

@@ -8,39 +8,56 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from queue import Empty
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
 
 import psutil
 import pytest
 
+from tests.commandline import CommandLine
+from tests.here import Here
+from tests.locked import held
 from tests.machine import LIMIT_S, Kernel
-from tests.test_cli import US, free
-from tests.test_forks import is_running, living
+from tests.processes import US, is_running, living, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.machine import Machine
+    from tests.machine import Cell, Machine
+
+# Here, as old ones set an environment variable when jupyter_client first imports them.
+pytest.importorskip("ipykernel.kernelspec")
+
+pytestmark = pytest.mark.ipython
 
 VISIBLE = "import os; print([os.environ.get('CUDA_VISIBLE_DEVICES')])"
 # Short naps: a signal in the instant before a nap begins is noticed only at its end.
 NAPS = "import time; print('on', flush=True)\nwhile True: time.sleep(0.05)"
-# A job that has all that the kernel has open, and a session of its own.
-JOB = "subprocess.Popen(['sleep', '1000'], close_fds=False, start_new_session=True)"
+# A job that has all that the kernel has open.
+JOB = "import subprocess; print(subprocess.Popen(['sleep', '1000'], close_fds=False{}).pid)"
 
 
 class SpecKernel(Kernel):
     """A kernel that is started by its kernelspec, as a notebook starts it."""
 
-    def __init__(self, machine: Machine, prefix: Path, name: str = "python3-gpu") -> None:
+    def __init__(self, machine: Machine) -> None:
         from jupyter_client.kernelspec import KernelSpecManager
         from jupyter_client.manager import KernelManager
 
-        specs = KernelSpecManager(kernel_dirs=[str(prefix / "share" / "jupyter" / "kernels")])
-        self.manager = KernelManager(kernel_name=name, kernel_spec_manager=specs)
+        self.manager = KernelManager(
+            kernel_name="python3-gpu",
+            kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(folder(machine).parent)]),
+            connection_file=str(machine.folder / f"kernel-{uuid4()}.json"),
+        )
         self.manager.start_kernel(env=machine.environ(), cwd=str(machine.folder))
-        self.client = self._connect()
+        try:
+            self.client = self._connect()
+        except BaseException:
+            self.manager.shutdown_kernel(now=True)
+            raise
 
 
 class OtherKernel(Kernel):
@@ -54,28 +71,45 @@ class OtherKernel(Kernel):
     """
 
     def __init__(self, machine: Machine, spec: dict[str, Any], *, is_last: bool) -> None:
-        self.machine, self.spec, self.is_last = machine, spec, is_last
-        assert spec.get("interrupt_mode", "signal") == "signal"
-        self.spawn()
-
-    def spawn(self) -> None:
-        """Start the process, and connect to it."""
         from jupyter_client.blocking.client import BlockingKernelClient
         from jupyter_client.connect import write_connection_file
 
-        path, _ = write_connection_file(str(self.machine.folder / "kernel-v2.json"))
-        argv = [word.replace("{connection_file}", path) for word in self.spec["argv"]]
-        if self.is_last:
+        assert spec.get("interrupt_mode", "signal") == "signal"
+        # By files, relative to the working directory: a port may be gone before it is used.
+        name = "last" if is_last else "inside"
+        path, _ = write_connection_file(
+            str(machine.folder / f"{name}.json"), transport="ipc", ip=name
+        )
+        argv = [word.replace("{connection_file}", path) for word in spec["argv"]]
+        if is_last:
             at = argv.index(path)
             assert argv[at - 1] == "-f"
             argv[at - 1 : at + 1] = []
             argv.append(f"--f={path}")
-        environ = self.machine.environ(**self.spec.get("env", {}))
-        self.process = subprocess.Popen(argv, env=environ, cwd=self.machine.folder)
+        environ = machine.environ(**spec.get("env", {}))
+        self.process = subprocess.Popen(argv, env=environ, cwd=machine.folder)
         self.client = BlockingKernelClient(connection_file=path)
         self.client.load_connection_file()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=LIMIT_S)
+        self.client.start_channels(hb=False)
+        try:
+            wait_for(self._is_ready)
+        except BaseException:
+            self.close()
+            raise
+
+    def _is_ready(self) -> bool:
+        """Whether it answers, and what it publishes reaches us.
+
+        The client's own wait_for_ready takes a kernel for dead that is slow to start.
+        """
+        assert self.process.poll() is None
+        self.client.kernel_info()
+        try:
+            self.client.get_shell_msg(timeout=1)
+            self.client.get_iopub_msg(timeout=1)
+        except Empty:
+            return False
+        return True
 
     def kill(self, number: signal.Signals) -> None:
         """Signal all processes below the kernel, then the kernel, and wait for its end."""
@@ -91,9 +125,9 @@ class OtherKernel(Kernel):
 
 
 @contextmanager
-def other_kernel(machine: Machine, *, is_last: bool = False) -> Iterator[OtherKernel]:
-    """A kernel of `reserve-gpu kernel install`, started as VS Code does; killed at the end."""
-    kernel = OtherKernel(machine, install(machine), is_last=is_last)
+def other_kernel(here: Here, spec: dict[str, Any], *, is_last: bool) -> Iterator[OtherKernel]:
+    """A kernel started as VS Code does; killed at the end."""
+    kernel = OtherKernel(here, spec, is_last=is_last)
     try:
         yield kernel
     finally:
@@ -101,132 +135,143 @@ def other_kernel(machine: Machine, *, is_last: bool = False) -> Iterator[OtherKe
 
 
 @contextmanager
-def spec_kernel(machine: Machine, *options: str) -> Iterator[SpecKernel]:
-    """A kernel of `reserve-gpu kernel install OPTIONS`; shut down at the end."""
-    install(machine, *options)
-    kernel = SpecKernel(machine, machine.folder)
+def spec_kernel(machine: Machine) -> Iterator[SpecKernel]:
+    """The kernel that was installed; shut down at the end."""
+    kernel = SpecKernel(machine)
     try:
         yield kernel
     finally:
         kernel.close()
 
 
-def install(machine: Machine, *options: str) -> dict[str, Any]:
+@pytest.fixture
+def typed(here: Here, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """`reserve-gpu` on the machine of this process."""
+    return CommandLine(capsys)
+
+
+def install(here: Here, typed: CommandLine, *options: str) -> dict[str, Any]:
     """Install the kernel below the machine's folder; returns what its kernel.json says."""
-    done = machine.command(*US, "kernel", "install", "--prefix", ".", *options)
-    assert done.returncode == 0, done.stderr
-    spec: dict[str, Any] = json.loads((folder(machine) / "kernel.json").read_text())
+    done = typed("kernel", "install", "--prefix", ".", *options)
+    assert (done.code, done.stderr) == (0, "")
+    spec: dict[str, Any] = json.loads((folder(here) / "kernel.json").read_text())
     return spec
 
 
-def folder(machine: Machine, name: str = "python3-gpu") -> Path:
-    return machine.folder / "share" / "jupyter" / "kernels" / name
+def folder(machine: Machine) -> Path:
+    return machine.folder / "share" / "jupyter" / "kernels" / "python3-gpu"
 
 
-def test_the_kernelspec(machine: Machine) -> None:
-    """The kernelspec is the stock one with its logos and metadata, started by this Python."""
-    from ipykernel.kernelspec import RESOURCES, get_kernel_dict
-
-    spec, stock = install(machine, "-n", "2", "--gpu-name", "1050"), get_kernel_dict()
-    at = spec["argv"].index("--")
-    assert spec["argv"][:at] == [*US, "kernel", "start", "--count=2", "--name=1050"]
-    assert spec["argv"][at + 1 :] == [*stock["argv"], "--ext", "reserve_gpu"]
-    assert os.path.isabs(spec["argv"][0])
-    assert spec["display_name"] == "Python 3 (GPU)"
-    assert spec["metadata"].items() >= stock["metadata"].items()
-    logos = {path.name for path in Path(RESOURCES).iterdir() if path.suffix in (".png", ".svg")}
-    assert {path.name for path in folder(machine).iterdir()} >= logos
-
-
-def test_a_kernel_has_its_gpu_before_its_first_line(machine: Machine) -> None:
-    """The first cell of such a kernel finds the variables set, and %reserve_gpu says the same."""
-    with spec_kernel(machine, "1") as kernel:
-        assert kernel.run(VISIBLE).stdout == "['1']\n"
-        cell = kernel.run("%reserve_gpu")
-        assert cell.stdout.startswith("Reserving GPU1: 0000:02:00.0 16x GeForce"), cell
-        assert not cell.stderr
-        assert kernel.pid == kernel.manager.provisioner.pid  # type: ignore[union-attr]
-        assert free(machine) == [0]
-    assert free(machine) == [0, 1]
-
-
-def test_its_life(machine: Machine) -> None:
-    """Interrupt, restart, crash and shutdown do what they do to every kernel; the GPU follows."""
-    with spec_kernel(machine) as kernel:
-        message = kernel.start(NAPS)
-        while kernel.client.get_iopub_msg(timeout=30)["msg_type"] != "stream":
-            pass
+def interrupted_nap(kernel: Kernel) -> str | None:
+    """The error of a cell that sleeps, once it has been interrupted."""
+    message = kernel.start(NAPS)
+    while kernel.client.get_iopub_msg(timeout=LIMIT_S)["msg_type"] != "stream":
+        pass
+    if isinstance(kernel, OtherKernel):
+        kernel.process.send_signal(signal.SIGINT)
+    else:
         kernel.manager.interrupt_kernel()
-        assert kernel.finish(message).error == "KeyboardInterrupt"
+    return kernel.finish(message).error
+
+
+def is_gone(pid: int) -> bool:
+    return not is_running(pid)
+
+
+# -- a kernel with its GPU -------------------------------------------------------------------------
+
+
+class Started(NamedTuple):
+    """A kernel that was started with GPU1. first: what its first cell has shown."""
+
+    machine: Here
+    kernel: SpecKernel
+    first: Cell
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    machine = Here(tmp_path_factory.mktemp("started"))
+    done = machine.command(*US, "kernel", "install", "--prefix", ".", "1")
+    assert done.stdout.startswith("Installed the kernel 'Python 3 (GPU)' as python3-gpu, in ")
+    with spec_kernel(machine) as kernel:
+        yield Started(machine, kernel, kernel.run(VISIBLE))
+
+
+together = pytest.mark.xdist_group("a kernel with its GPU")
+
+
+@together
+@pytest.mark.process
+def test_a_kernel_has_its_gpu_before_its_first_line(started: Started) -> None:
+    """The first cell of such a kernel finds the variables set, and %reserve_gpu says the same."""
+    assert (started.first.stdout, started.first.stderr) == ("['1']\n", "")
+    assert held(started.machine) == [1]
+    cell = started.kernel.run("%reserve_gpu")
+    assert cell.stdout.startswith("Reserving GPU1: 0000:02:00.0 16x GeForce"), cell
+    assert not cell.stderr
+    assert started.kernel.pid == started.kernel.manager.provisioner.pid  # type: ignore[union-attr]
+
+
+@together
+@pytest.mark.process
+def test_the_name_that_vs_code_tells_the_kernel(started: Started) -> None:
+    """A notebook's name that such a kernel is told later, as by VS Code, stands beside its GPU."""
+    look = "[(h.notebook, h.pid) for r in reserve_gpu.status().rows for h in r.holders]"
+    with started.machine.child() as asker:
+        assert asker.run(look).value == [[str(started.machine.folder), started.kernel.pid]]
+        told = "__vsc_ipynb_file__ = '/home/alice/train.ipynb'"
+        started.kernel.finish(started.kernel.client.execute(told, store_history=False))
+        assert asker.run(look).value == [["train.ipynb", started.kernel.pid]]
+
+
+@pytest.mark.process
+def test_its_life(here: Here, typed: CommandLine) -> None:
+    """Interrupt, restart and kill do what they do to every kernel; its GPU follows, no child's."""
+    install(here, typed)
+    with spec_kernel(here) as kernel:
+        assert interrupted_nap(kernel) == "KeyboardInterrupt"
         before = kernel.pid
         kernel.restart()
         assert kernel.pid != before
         assert kernel.run(VISIBLE).stdout == "['0']\n"
-        assert free(machine) == [1]
-        os.kill(kernel.pid, signal.SIGKILL)
-        kernel.manager.provisioner.process.wait()  # type: ignore[union-attr]
-        assert free(machine) == [0, 1]
+        assert held(here) == [0]
+        with living(int(kernel.run(JOB.format("")).stdout)):  # nobody ran %reserve_gpu
+            os.kill(kernel.pid, signal.SIGKILL)
+            kernel.manager.provisioner.process.wait()  # type: ignore[union-attr]
+            assert held(here) == []
 
 
-@pytest.mark.parametrize("is_last", [False, True])
-def test_without_jupyter_client_s_manager(machine: Machine, *, is_last: bool) -> None:
+@pytest.mark.process
+def test_without_jupyter_client_s_manager(here: Here, typed: CommandLine) -> None:
     """What reads kernel.json itself, as VS Code, can start, interrupt, kill and start it again."""
-    with other_kernel(machine, is_last=is_last) as kernel:
-        assert kernel.run(VISIBLE).stdout == "['0']\n"
-        assert kernel.pid == kernel.process.pid
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            message = kernel.start(NAPS)
-            while kernel.client.get_iopub_msg(timeout=LIMIT_S)["msg_type"] != "stream":
-                pass
-            kernel.process.send_signal(signal.SIGINT)
-            assert kernel.finish(message).error == "KeyboardInterrupt"
-            job = int(kernel.run(f"import subprocess; print({JOB}.pid)").stdout)
-            assert is_running(job)
-            assert free(machine) == [1]
-            kernel.kill(number)
-            while is_running(job):
-                os.sched_yield()
-            assert free(machine) == [0, 1]
-            kernel.spawn()
+    spec = install(here, typed)
+    for number, is_last in ((signal.SIGTERM, False), (signal.SIGKILL, True)):
+        with other_kernel(here, spec, is_last=is_last) as kernel:
             assert kernel.run(VISIBLE).stdout == "['0']\n"
-            assert free(machine) == [1]
-    assert free(machine) == [0, 1]
+            assert kernel.pid == kernel.process.pid
+            assert interrupted_nap(kernel) == "KeyboardInterrupt"
+            job = int(kernel.run(JOB.format(", start_new_session=True")).stdout)
+            assert is_running(job)
+            assert held(here) == [0]
+            kernel.kill(number)
+            wait_for(partial(is_gone, job))
+            assert held(here) == []
 
 
-@pytest.mark.parametrize("is_spec", [True, False])
-def test_the_name_that_vs_code_tells_the_kernel(machine: Machine, *, is_spec: bool) -> None:
-    """A notebook's name that a kernel with a GPU is told later, as by VS Code, stands beside it."""
-    with (
-        other_kernel(machine) if is_spec else machine.kernel() as kernel,
-        machine.child() as asker,
-    ):
-        if not is_spec:
-            kernel.run("%reserve_gpu")
-        holder = "[(h.notebook, h.pid) for r in reserve_gpu.status().rows for h in r.holders]"
-        assert asker.run(holder).value == [[str(machine.folder), kernel.pid]]
-        told = "__vsc_ipynb_file__ = '/home/alice/train.ipynb'"
-        kernel.finish(kernel.client.execute(told, store_history=False))
-        assert asker.run(holder).value == [["train.ipynb", kernel.pid]]
+# -- a kernel without one --------------------------------------------------------------------------
 
 
-def test_children_of_the_kernel_do_not_keep_its_gpu(machine: Machine) -> None:
-    """What a cell starts has no part in the reservation, though nobody ran %reserve_gpu."""
-    with spec_kernel(machine) as kernel:
-        pid = kernel.pid
-        popen = "subprocess.Popen(['sleep', '1000'], close_fds=False)"
-        job = kernel.run(f"import subprocess; print({popen}.pid)").stdout
-        with living(int(job)):
-            os.kill(pid, signal.SIGKILL)
-            while is_running(pid):
-                os.sched_yield()
-            assert free(machine) == [0, 1]
-
-
-def test_no_gpu_free(machine: Machine) -> None:
+@pytest.mark.process
+def test_no_gpu_free(here: Here, typed: CommandLine) -> None:
     """Where no GPU is free the kernel starts, sees none, says why once, and can get one later."""
-    with machine.child() as holder:
+    install(here, typed)
+    with here.child() as holder:
         holder.reserve("[0, 1]")
-        with spec_kernel(machine) as kernel:
+        with spec_kernel(here) as kernel:
+            # What a front end asks before the first cell does not use up the reason.
+            kernel.client.execute("1", silent=True)
+            kernel.client.execute("1", store_history=False)
             first = kernel.run(VISIBLE)
             assert first.stdout == "['']\n"
             assert first.stderr.startswith("This kernel was started without a GPU of its own.\n")
@@ -242,6 +287,31 @@ def test_no_gpu_free(machine: Machine) -> None:
             assert kernel.run(VISIBLE).stdout == "[None]\n"
 
 
+@pytest.mark.process
+@pytest.mark.xdist_group("nbclient")
+def test_a_profile_that_loads_the_extension_too(here: Here, typed: CommandLine) -> None:
+    """Under nbclient and a configuration that loads extensions all are; the reason is saved."""
+    import nbformat
+    from nbclient.client import NotebookClient
+
+    install(here, typed)
+    os.environ["JUPYTER_PATH"] = str(here.folder / "share" / "jupyter")
+    profile = here.home / ".ipython" / "profile_default"
+    profile.mkdir(parents=True)
+    (profile / "ipython_config.py").write_text(
+        "c = get_config()\nc.InteractiveShellApp.extensions = ['autoreload', 'reserve_gpu']\n"
+    )
+    cell = nbformat.v4.new_code_cell(f"%autoreload\n{VISIBLE}")  # type: ignore[no-untyped-call]
+    notebook = nbformat.v4.new_notebook(cells=[cell])  # type: ignore[no-untyped-call]
+    with here.child() as holder:
+        holder.reserve("[0, 1]")
+        NotebookClient(notebook, kernel_name="python3-gpu", timeout=LIMIT_S).execute()
+    printed = {output["name"]: output["text"] for output in cell["outputs"]}
+    assert printed["stdout"] == "['']\n"
+    assert printed["stderr"].count("No free GPU devices") == 1
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -253,7 +323,7 @@ def test_no_gpu_free(machine: Machine) -> None:
 def test_what_this_machine_has_not(machine: Machine, options: list[str], text: str) -> None:
     """A kernel that asks for what is not there starts all the same, without a GPU, and says so."""
     start = (*US, "kernel", "start", *options, "--")
-    code = "from reserve_gpu.reservation import reason; import os\n"
+    code = "from reserve_gpu.reservation.api import reason; import os\n"
     code += "print([os.environ['CUDA_VISIBLE_DEVICES']], reason())"
     done = machine.command(*start, sys.executable, "-c", code)
     assert done.stdout.startswith("[''] This kernel was started without a GPU"), done.stderr
@@ -262,110 +332,76 @@ def test_what_this_machine_has_not(machine: Machine, options: list[str], text: s
     assert text in done.stderr
 
 
-def test_a_silent_request_is_no_first_cell(machine: Machine) -> None:
-    """What a front end asks the kernel before the first cell does not use up the reason."""
-    with machine.child() as holder:
-        holder.reserve("[0, 1]")
-        with spec_kernel(machine) as kernel:
-            kernel.client.execute("1", silent=True)
-            kernel.client.execute("1", store_history=False)
-            assert "No free GPU" in kernel.run("1").stderr
-
-
-def test_a_profile_that_loads_the_extension_too(machine: Machine) -> None:
-    """Beside a configuration that loads extensions, all of them are loaded, and the reason told."""
-    profile = machine.home / ".ipython" / "profile_default"
-    profile.mkdir(parents=True)
-    (profile / "ipython_config.py").write_text(
-        "c = get_config()\nc.InteractiveShellApp.extensions = ['autoreload', 'reserve_gpu']\n"
-    )
-    with machine.child() as holder:
-        holder.reserve("[0, 1]")
-        with spec_kernel(machine) as kernel:
-            cell = kernel.run("%autoreload\nprint('done')")
-            assert cell.stdout == "done\n"
-            assert cell.stderr.count("No free GPU") == 1
-
-
-def notebook(machine: Machine, *cells: str) -> subprocess.CompletedProcess[str]:
-    """Run a notebook of that kernel with `jupyter execute`."""
-    empty: dict[str, Any] = {"cell_type": "code", "metadata": {}, "outputs": []}
-    kernelspec = {"name": "python3-gpu", "display_name": "", "language": "python"}
-    content = {
-        "cells": [empty | {"source": code, "execution_count": None} for code in cells],
-        "metadata": {"kernelspec": kernelspec},
-        "nbformat": 4,
-        "nbformat_minor": 4,
-    }
-    (machine.folder / "notebook.ipynb").write_text(json.dumps(content))
-    jupyter = (sys.executable, "-m", "jupyter", "execute", "notebook.ipynb", "--inplace")
-    return machine.command(*jupyter, JUPYTER_PATH=str(machine.folder / "share" / "jupyter"))
-
-
-def test_jupyter_execute(machine: Machine) -> None:
-    """`jupyter execute` runs a notebook of that kernel, and saves why it had no GPU."""
-    install(machine)
-    done = notebook(machine, "import os; assert os.environ['CUDA_VISIBLE_DEVICES'] == '0'")
-    assert done.returncode == 0, done.stderr
-    with machine.child() as holder:
-        holder.reserve("[0, 1]")
-        done = notebook(machine, "import os; assert os.environ['CUDA_VISIBLE_DEVICES'] == ''")
-    assert done.returncode == 0, done.stderr
-    saved = json.loads((machine.folder / "notebook.ipynb").read_text())
-    assert "No free GPU devices" in "".join(saved["cells"][0]["outputs"][0]["text"])
-
-
+@pytest.mark.process
 def test_a_notebook_beside_modules_of_any_name(machine: Machine) -> None:
     """Files beside a notebook that are called like modules of ours or Python's don't break it."""
     for name in ("errors", "argparse", "locks", "json", "shutil"):
         (machine.folder / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
-    done = machine.command(*US, "run", "--", "echo", "ran")
+    done = machine.command(*US, "kernel", "start", "--", "echo", "ran")
     assert done.stdout == "ran\n", done.stderr
 
 
 # -- installing -----------------------------------------------------------------------------------
 
 
-def test_install_again_and_uninstall(machine: Machine) -> None:
+def test_the_kernelspec(here: Here, typed: CommandLine) -> None:
+    """The kernelspec is the stock one with its logos and metadata, started by this Python."""
+    from ipykernel.kernelspec import RESOURCES, get_kernel_dict
+
+    spec, stock = install(here, typed, "-n", "2", "--gpu-name", "1050"), get_kernel_dict()
+    at = spec["argv"].index("--")
+    assert spec["argv"][:at] == [*US, "kernel", "start", "--count=2", "--name=1050"]
+    assert spec["argv"][at + 1 :] == [*stock["argv"], "--ext", "reserve_gpu"]
+    assert os.path.isabs(spec["argv"][0])
+    assert spec["display_name"] == "Python 3 (GPU)"
+    assert spec["metadata"].items() >= stock["metadata"].items()
+    logos = {path.name for path in Path(RESOURCES).iterdir() if path.suffix in (".png", ".svg")}
+    assert {path.name for path in folder(here).iterdir()} >= logos
+
+
+def test_install_again_and_uninstall(here: Here, typed: CommandLine) -> None:
     """Installing again replaces ours; uninstalling leaves nothing of it."""
-    install(machine, "-n", "2")
-    assert "--count=2" not in install(machine)["argv"]
-    done = machine.command(*US, "kernel", "uninstall", "--prefix", ".")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert not folder(machine).exists()
-    done = machine.command(*US, "kernel", "uninstall", "--prefix", ".")
-    assert (done.returncode, done.stderr) == (2, "There is no kernel python3-gpu.\n")
+    install(here, typed, "-n", "2")
+    assert "--count=2" not in install(here, typed)["argv"]
+    done = typed("kernel", "uninstall", "--prefix", ".")
+    assert (done.code, done.stderr) == (0, "")
+    assert not folder(here).exists()
+    done = typed("kernel", "uninstall", "--prefix", ".")
+    assert (done.code, done.stderr) == (2, "There is no kernel python3-gpu.\n")
 
 
-def test_the_user_s_place(machine: Machine) -> None:
+def test_the_user_s_place(here: Here, typed: CommandLine) -> None:
     """By default the kernel is the user's, where every notebook of theirs finds it."""
-    data = machine.home / "data"
-    extra = {"JUPYTER_DATA_DIR": str(data)}
-    done = machine.command(*US, "kernel", "install", "--name", "Mine", **extra)
+    data = here.home / "data"
+    os.environ["JUPYTER_DATA_DIR"] = str(data)
+    done = typed("kernel", "install", "--name", "Mine")
     assert f"in {data}/kernels/mine\n" in done.stdout, done.stderr
-    done = machine.command(*US, "kernel", "uninstall", "--name", "mine", **extra)
-    assert done.returncode == 0
+    done = typed("kernel", "uninstall", "--name", "mine")
+    assert (done.code, done.stderr) == (0, "")
     assert list((data / "kernels").iterdir()) == []
 
 
 @pytest.mark.parametrize("content", ['{"argv": ["x"], "metadata": {}}', "rubbish", None])
-def test_another_s_kernel_is_left_alone(machine: Machine, content: str | None) -> None:
+def test_another_s_kernel_is_left_alone(
+    here: Here, typed: CommandLine, content: str | None
+) -> None:
     """A kernel of the same name that is not ours is neither replaced nor removed."""
-    folder(machine).mkdir(parents=True)
+    folder(here).mkdir(parents=True)
     if content is not None:
-        (folder(machine) / "kernel.json").write_text(content)
-    before = list(folder(machine).iterdir())
+        (folder(here) / "kernel.json").write_text(content)
+    before = list(folder(here).iterdir())
     for verb in ("install", "uninstall"):
-        done = machine.command(*US, "kernel", verb, "--prefix", ".")
-        assert (done.returncode, done.stdout) == (2, "")
+        done = typed("kernel", verb, "--prefix", ".")
+        assert (done.code, done.stdout) == (2, "")
         assert done.stderr.count("\n") == 1
-    assert list(folder(machine).iterdir()) == before
+    assert list(folder(here).iterdir()) == before
+    assert [path.read_text() for path in before] == ([] if content is None else [content])
 
 
-def test_the_stock_kernel_is_not_replaced(machine: Machine) -> None:
+def test_the_stock_kernel_is_not_replaced(typed: CommandLine) -> None:
     """The name of the stock kernel is refused: whoever opens a notebook expects that one."""
-    done = machine.command(*US, "kernel", "install", "--prefix", ".", "--name", "python3")
-    assert done.returncode == 2
+    done = typed("kernel", "install", "--prefix", ".", "--name", "python3")
+    assert done.code == 2
     assert "Choose another --name" in done.stderr
 
 
@@ -383,24 +419,21 @@ def test_the_stock_kernel_is_not_replaced(machine: Machine) -> None:
         ("--prefix /dev/null", "can't be installed"),
     ],
 )
-def test_what_can_not_be_installed(machine: Machine, words: str, text: str) -> None:
+def test_what_can_not_be_installed(here: Here, typed: CommandLine, words: str, text: str) -> None:
     """A kernel that could never start is refused in one line, before anything is written."""
-    done = machine.command(
-        *US, "kernel", "install", *words.split(), JUPYTER_DATA_DIR=str(machine.folder / "data")
-    )
-    assert done.returncode == (73 if "/dev/null" in words else 2)
+    os.environ["JUPYTER_DATA_DIR"] = str(here.folder / "data")
+    done = typed("kernel", "install", *words.split())
+    assert done.code == (73 if "/dev/null" in words else 2)
     assert text in done.stderr
     assert done.stderr.count("\n") == 1
-    assert not (machine.folder / "data").exists()
+    assert not (here.folder / "data").exists()
 
 
-def test_without_jupyter(machine: Machine) -> None:
-    """Without jupyter_client one line says how to get it."""
-    code = (
-        "import sys; sys.modules['jupyter_client.kernelspec'] = None\n"
-        "from reserve_gpu.cli import main; sys.exit(main(['kernel', 'install']))"
-    )
-    done = machine.python(code)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith("-m pip install jupyter_client\n")
+@pytest.mark.parametrize("missing", ["jupyter_client", "ipykernel"])
+def test_without_jupyter(typed: CommandLine, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    """Where a part of Jupyter that is needed is missing, one line says how to get it."""
+    monkeypatch.setitem(sys.modules, f"{missing}.kernelspec", None)
+    done = typed("kernel", "install", "--prefix", ".")
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"-m pip install {missing}\n")
     assert done.stderr.count("\n") == 1

@@ -938,36 +938,6 @@ def test_the_possible_that_is_not_free_is_not_impossible(here: Here) -> None:
     assert of_gpu(text, "0") == "has 8.0 GiB"
 
 
-def test_two_share_and_keep_others_out(here: Here) -> None:
-    """Two who share a GPU have it together; who wants it alone waits until both are gone."""
-    here.write("gpu")
-    with here.rival(share=True):
-        with pytest.warns(reserve_gpu.ReserveGPUWarning, match="rival.ipynb"):
-            assert got(share=True) == "0"
-        reserve_gpu.release()
-        with here.rival(share=True):
-            for arguments in ((), ("0",)):
-                assert "rival.ipynb" in of_gpu(refused(*arguments))
-        assert "rival.ipynb" in of_gpu(refused())
-    assert got() == "0"
-
-
-def test_sharing_takes_two(here: Here) -> None:
-    """Who reserved a GPU for themselves shares it with nobody: its holder and the queue are named.
-
-    No way out that is named takes the GPU from its holder.
-    """
-    here.write("gpu")
-    with here.rival(note="long job"):
-        for wishes in ({"share": True}, {"devices": "0", "share": True}):
-            text = refused(**wishes)
-            assert "rival.ipynb" in of_gpu(text)
-            assert "long job" in of_gpu(text)
-            assert "%reserve_gpu --wait" in text
-            assert "%reserve_gpu 0" not in text
-            assert "--share" not in text
-
-
 def test_sharing_prefers_the_free_then_the_emptiest(here: Here) -> None:
     """Who shares any GPU gets a free one; if there is none, of the shared that with least memory.
 
@@ -987,16 +957,6 @@ def test_sharing_prefers_the_free_then_the_emptiest(here: Here) -> None:
             with pytest.warns(reserve_gpu.ReserveGPUWarning, match="GPU1: it is busy"):
                 assert got(share=True) == "1"
             reserve_gpu.release()
-
-
-@pytest.mark.process
-def test_a_note_is_read_by_others(here: Here) -> None:
-    """The note stands beside the reservation for whoever finds the GPU taken."""
-    with here.child() as holder:
-        holder.reserve("0, note='till noon, call 123'")
-        assert "till noon, call 123" in of_gpu(refused("0"))
-        holder.reserve("0, note='till two'")
-        assert "till two" in of_gpu(refused("0"))
 
 
 # -- README ----------------------------------------------------------------------------------------

@@ -222,7 +222,7 @@ def test_a_smaller_wish(here: Here, wish: str, kept: list[int], order: str) -> N
 
 
 def test_the_end_of_a_cell_mends_a_deleted_lock(here: Here) -> None:
-    """After a cell in which somebody deleted the lock file, one line says that it is locked anew."""
+    """After a cell in which somebody deleted the lock file, a line says that it is locked anew."""
     shell = here.shell()
     shell.run("%reserve_gpu 1")
     lock = here.locks / f"{here.uuid('1')}.lock"
@@ -518,7 +518,7 @@ def test_the_environment_prevails_over_a_configuration(here: Here) -> None:
 
 @pytest.mark.process
 def test_ext_gives_the_magic_and_a_failure_stops_ipython(machine: Machine) -> None:
-    """After `ipython --ext`, a cell that gets no GPU ends `-c` with 1, and nothing after it runs."""
+    """After `ipython --ext`, a cell that gets no GPU ends `-c` with 1; nothing after it runs."""
     machine.use("busy")
     done = ipython(machine, "--ext=reserve_gpu", "-c", "%reserve_gpu\nprint('went on')")
     assert done.returncode == 1

@@ -746,8 +746,21 @@ CHANGED = "CUDA_VISIBLE_DEVICES was"
 @pytest.mark.parametrize(
     ("warning", "expected"),
     [
-        (messages.stays([GPU0]), f"{GOES_ON}GPU0 stays reserved as well."),
-        (messages.stays([GPU0, GPU1]), f"{GOES_ON}GPU0 and GPU1 stay reserved as well."),
+        (messages.stays([GPU0], is_late=True), f"{GOES_ON}GPU0 stays reserved as well."),
+        (
+            messages.stays([GPU0, GPU1], is_late=False),
+            (
+                "The `with` block around this has asked for more, so GPU0 and GPU1 stay "
+                "reserved as well."
+            ),
+        ),
+        (
+            messages.closed(GPU0),
+            (
+                "Other code in this process had closed the lock of GPU0. It is locked anew, and "
+                "GPU0 is still reserved for this kernel."
+            ),
+        ),
         (
             messages.changed(None, [GPU0], is_late=False),
             f"{CHANGED} unset since; the variables are set for GPU0 again",

@@ -256,6 +256,21 @@ def test_links(here: Here, kind: str, link: Link) -> None:
         assert nvml.link(one, other) == Link.SYSTEM
 
 
+@pytest.mark.parametrize(
+    ("level", "link"), [(0, Link.SWITCH), (40, Link.SOCKET), (77, Link.SYSTEM)]
+)
+def test_links_by_what_is_common(
+    here: Here, monkeypatch: pytest.MonkeyPatch, level: int, link: Link
+) -> None:
+    """GPUs on one board are as close as by a switch; a level that is not known yet is far."""
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTopologyCommonAncestor", lambda *_gpus: level)
+    with Nvml() as nvml:
+        one, other = nvml.walk()
+        assert isinstance(one, Device)
+        assert isinstance(other, Device)
+        assert nvml.link(one, other) == link
+
+
 def test_mode_of_the_future(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compute mode whose number is not known yet is none, and no obstacle."""
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeMode", lambda _handle: 77)
@@ -648,6 +663,12 @@ def test_words_of_the_driver(here: Here, monkeypatch: pytest.MonkeyPatch) -> Non
     line = of_gpu(refused("0"))
     assert line.isprintable()
     assert 200 < len(line) < 400
+    here.write("gpu\nfail nvmlInitWithFlags * 18")
+    with pytest.raises(DriverError) as caught:
+        reserve_gpu.reserve()
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600
+    here.write("gpu\nfail nvmlDeviceGetUUID 0 15")
 
     def no_words(_self: object) -> str:
         return b"\xff".decode()

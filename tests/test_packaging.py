@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sysconfig
 import tarfile
 import venv
 from email import message_from_bytes
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from zipfile import ZipFile
@@ -65,11 +67,26 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
+def test_no_folder_is_left_out() -> None:
+    """Every folder of modules is a package: setuptools puts no other into the wheel."""
+    for name in modules():
+        assert (CHECKOUT / name).with_name("__init__.py").exists(), name
+
+
+def test_entry_point() -> None:
+    """The command `reserve-gpu` is a function that is there."""
+    text = (CHECKOUT / "pyproject.toml").read_text()
+    ((module, name),) = re.findall(r'^reserve-gpu = "(.+):(.+)"$', text, re.MULTILINE)
+    assert callable(getattr(import_module(module), name))
+
+
+@pytest.mark.full
 def test_holds_the_package_and_nothing_else(wheel: ZipFile) -> None:
     """The wheel holds every module of reserve_gpu and py.typed; no tests and no scripts."""
     assert files_of_package(wheel) == modules() | {"reserve_gpu/py.typed"}
 
 
+@pytest.mark.full
 def test_metadata(wheel: ZipFile) -> None:
     """The metadata names the licence, the Pythons, and few dependencies."""
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
@@ -85,12 +102,14 @@ def test_metadata(wheel: ZipFile) -> None:
     assert metadata.get_payload() == (CHECKOUT / "README.md").read_text()
 
 
+@pytest.mark.full
 def test_licence_is_inside(wheel: ZipFile) -> None:
     """The text of the licence travels with the package."""
     (name,) = (name for name in wheel.namelist() if name.endswith("/LICENSE"))
     assert wheel.read(name) == (CHECKOUT / "LICENSE").read_bytes()
 
 
+@pytest.mark.full
 def test_command(wheel: ZipFile) -> None:
     """The package brings the command `reserve-gpu`, and no other."""
     (name,) = (name for name in wheel.namelist() if name.endswith("/entry_points.txt"))
@@ -99,6 +118,7 @@ def test_command(wheel: ZipFile) -> None:
     )
 
 
+@pytest.mark.full
 @pytest.mark.needs("build")
 def test_can_be_published(built: Built) -> None:
     """`twine check --strict` finds nothing wrong with the description and the metadata."""
@@ -106,6 +126,7 @@ def test_can_be_published(built: Built) -> None:
     assert said.count("PASSED") == 2
 
 
+@pytest.mark.full
 @pytest.mark.needs("build")
 def test_the_wheel_of_the_source_distribution(built: Built) -> None:
     """The wheel made of the source distribution holds the package, and no test."""
@@ -113,6 +134,7 @@ def test_the_wheel_of_the_source_distribution(built: Built) -> None:
         assert files_of_package(wheel) == modules() | {"reserve_gpu/py.typed"}
 
 
+@pytest.mark.full
 @pytest.mark.needs("build")
 def test_the_source_distribution_is_the_repository(built: Built) -> None:
     """Who packages it finds the tests, the documents and the scripts in the source distribution."""
@@ -124,6 +146,7 @@ def test_the_source_distribution_is_the_repository(built: Built) -> None:
     assert tracked - found == {".gitignore"}
 
 
+@pytest.mark.full
 @pytest.mark.needs("build")
 @pytest.mark.parametrize("kind", Built._fields)
 def test_reserves_when_installed(built: Built, kind: str, machine: Machine, tmp_path: Path) -> None:
@@ -138,6 +161,7 @@ def test_reserves_when_installed(built: Built, kind: str, machine: Machine, tmp_
     assert_reserves(python, machine, folder)
 
 
+@pytest.mark.full
 @pytest.mark.needs("build")
 @pytest.mark.parametrize("version", [one for one in VERSIONS if one != RUNNING])
 def test_reserves_on_other_pythons(
@@ -154,6 +178,7 @@ def test_reserves_on_other_pythons(
     assert_reserves(python, machine, folder)
 
 
+@pytest.mark.full
 @pytest.mark.needs("build")
 @pytest.mark.parametrize("version", VERSIONS)
 def test_has_dependencies_for_each_python(built: Built, version: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import reserve_gpu
 from reserve_gpu.locks.directory import MOST_OF_ONE_USER, LockDirectory
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import Place
-from tests.locked import have, held, locked, needs_root, obstacles, obstructed
+from tests.locked import have, held, locked, needs_root, obstacles, obstructed, texts
 from tests.reserving import got, of_gpu, refused, variables
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def shared() -> str:
     """Share a GPU with somebody, of whom a warning tells; the warning."""
     with pytest.warns(reserve_gpu.ReserveGPUWarning) as caught:
         reserve_gpu.reserve(share=True)
-    (warning,) = caught
-    return str(warning.message)
+    (warning,) = texts(caught)
+    return warning
 
 
 @contextmanager

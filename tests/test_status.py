@@ -26,10 +26,11 @@ from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import Device, Fault, Holder, Process, Row, State, Ticket, Usage
 from reserve_gpu.report.status import Status
 from tests.machine import LIMIT_S, ROOT, TAKE_THE_MUTEX, Machine
+from tests.processes import wait_for
 from tests.test_machines import CONTAINER, behind, on_a_host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.here import Here
@@ -51,14 +52,6 @@ def devices_of(child: Child) -> list[dict[str, Any]]:
     """The same, as a child sees it."""
     rows: list[dict[str, Any]] = child.run("reserve_gpu.status().to_dict()").value["devices"]
     return rows
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    """Wait until the condition holds; fail after a long time."""
-    deadline = time.monotonic() + LIMIT_S / 2
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @contextmanager
@@ -701,7 +694,8 @@ def screen(machine: Machine, columns: int, *lines: str) -> str:
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
     command = [sys.executable, "-m", "IPython", "--no-banner", "--no-term-title"]
     environ = machine.environ(TERM="xterm-256color")
-    del environ["NO_COLOR"]
+    for name in ("NO_COLOR", "COLUMNS", "LINES"):  # the last two go before what the terminal says
+        environ.pop(name, None)
     text = b""
     with closing(os.fdopen(terminal, "rb", buffering=0)) as read, subprocess.Popen(
         [*command, "--ext=reserve_gpu", "-c", "\n".join(lines)],

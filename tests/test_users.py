@@ -1,4 +1,4 @@
-"""Several Unix users on one machine: root, who runs the tests, and nobody."""
+"""Several Unix users on one machine: root, who runs the tests, and two others."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.locked import locked
 from tests.machine import LIMIT_S, Child, Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NOBODY, DAEMON = "nobody", "daemon"
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("users")]
+
+ROOT, NOBODY, DAEMON = "root", "nobody", "daemon"
 UUIDS = [f"GPU-0000000{number}-0000-4000-8000-000000000000" for number in range(2)]
 GPU0 = f"{UUIDS[0]}.lock"
 MUTEX = "mutex.lock"
@@ -29,6 +33,12 @@ MUTEX = "mutex.lock"
 @pytest.fixture
 def machine() -> Iterator[Machine]:
     """A machine with two idle GPUs on which other users can run Python as well."""
+    with for_users() as machine:
+        yield machine
+
+
+@contextmanager
+def for_users() -> Iterator[Machine]:
     if os.geteuid():
         pytest.skip("needs root, to become other users")
     folder = Path(tempfile.mkdtemp(prefix="reserve_gpu-users-", dir="/tmp"))
@@ -49,14 +59,19 @@ def as_user(user: str) -> list[str]:
     return ["setpriv", f"--reuid={user}", "--regid=65534", "--clear-groups"]
 
 
+_asked: dict[str, str] = {}
+
+
 def require(machine: Machine, user: str) -> None:
     """Skip the test where the user is missing, or can't run this Python."""
-    done = subprocess.run(
-        [*as_user(user), sys.executable, "-c", "import reserve_gpu, pynvml"],
-        env=machine.environ(), cwd="/", capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        pytest.skip(f"{user} can't run {sys.executable} here: {done.stderr.strip()[-200:]}")
+    if user not in _asked:
+        done = subprocess.run(
+            [*as_user(user), sys.executable, "-c", "import reserve_gpu, pynvml"],
+            env=machine.environ(), cwd="/", capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        _asked[user] = done.stderr.strip()[-200:] if done.returncode else ""
+    if _asked[user]:
+        pytest.skip(f"{user} can't run {sys.executable} here: {_asked[user]}")
 
 
 @contextmanager
@@ -69,45 +84,95 @@ def child(machine: Machine, user: str) -> Iterator[Child]:
         child.kill()
 
 
-@pytest.mark.parametrize(
-    ("holder", "other"), [("root", NOBODY), (NOBODY, "root"), (NOBODY, DAEMON)]
-)
+class Users:
+    """A process of each user, on a machine whose lock directory is made anew for each test."""
+
+    def __init__(self, machine: Machine, children: dict[str, Child]) -> None:
+        self.machine, self._children = machine, children
+        self.locks = machine.locks
+
+    def __getitem__(self, user: str) -> Child:
+        return self._children[user]
+
+    def forget(self) -> None:
+        """Have nobody hold anything, and no lock directory."""
+        for child in self._children.values():
+            child.run("os.umask(0o022); reserve_gpu.release()")
+            child.run(f"os.environ['RESERVE_GPU_LOCK_DIR'] = {str(self.locks)!r}")
+        for path in (self.locks, self.locks.with_suffix(".old")):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Users]:
+    with (
+        for_users() as machine,
+        child(machine, ROOT) as root,
+        child(machine, NOBODY) as nobody,
+        child(machine, DAEMON) as daemon,
+    ):
+        yield Users(machine, {ROOT: root, NOBODY: nobody, DAEMON: daemon})
+
+
+@pytest.fixture
+def users(three: Users) -> Users:
+    """A process of each user; there is no lock directory yet."""
+    three.forget()
+    return three
+
+
+@pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
+@pytest.mark.parametrize(("holder", "other"), [(ROOT, NOBODY), (NOBODY, ROOT), (NOBODY, DAEMON)])
 def test_another_users_kernel_is_named_with_its_user(
-    machine: Machine, holder: str, other: str
+    users: Users, holder: str, other: str, *, share: bool
 ) -> None:
     """Who finds a GPU reserved is told which user's process has it, whoever the two are."""
-    with child(machine, holder) as first, child(machine, other) as second:
-        assert first.reserve("0").value == "0"
-        refused = second.reserve("0")
-        assert refused.error == "NoFreeDeviceError"
-        assert f"reserved by {holder}" in refused.text
-        assert f"pid {first.pid}" in refused.text
-        assert "unconfirmed" not in refused.text
-        assert second.reserve().value == "1"
-        first.kill()
-        assert second.reserve("0").value == "0"
+    first, second = users[holder], users[other]
+    assert first.reserve(f"0, share={share}").value == "0"
+    refused = second.reserve("0")
+    assert refused.error == "NoFreeDeviceError"
+    assert f"reserved by {holder}" in refused.text
+    assert f"pid {first.pid}" in refused.text
+    assert "unconfirmed" not in refused.text
+    assert second.reserve().value == "1"
+    assert first.run("len(reserve_gpu.release())").value == 1
+    assert second.reserve("0").value == "0"
+
+
+def test_users_share(users: Users) -> None:
+    """Users who share a GPU have a file of their own each, and each is listed with its user."""
+    for user in (NOBODY, ROOT, DAEMON):
+        assert users[user].reserve("0, share=True").value == "0"
+    files = {path.stat().st_uid: path for path in users.locks.glob("*.share-*")}
+    assert len(files) == 3
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files.values()} == {0o644}
+    names = users[ROOT].run("[h.user for h in reserve_gpu.status().rows[0].holders]").value
+    assert sorted(names) == sorted((NOBODY, ROOT, DAEMON))
+    users[NOBODY].run("reserve_gpu.release()")
+    assert users[NOBODY].reserve("0").error == "NoFreeDeviceError"
+    for user in (ROOT, DAEMON):
+        users[user].run("reserve_gpu.release()")
+    assert users[NOBODY].reserve("0").value == "0"
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o777], ids=oct)
-def test_locks_made_under_any_umask_serve_all_users(machine: Machine, umask: int) -> None:
+def test_locks_made_under_any_umask_serve_all_users(users: Users, umask: int) -> None:
     """Whoever makes the directory and the files, under whatever umask, others can use them."""
-    with child(machine, NOBODY) as first:
-        first.run(f"os.umask({umask})")
-        assert first.reserve("count=2").value == "0,1"
-    with child(machine, DAEMON) as second:
-        second.run(f"os.umask({umask})")
-        assert second.reserve("count=2").value == "0,1"
-        with child(machine, NOBODY) as first:
-            assert first.reserve().error == "NoFreeDeviceError"
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in machine.locks.iterdir()}
+    for user in (NOBODY, DAEMON):
+        users[user].run(f"os.umask({umask})")
+        assert users[user].reserve("count=2").value == "0,1"
+        if user == NOBODY:
+            users[user].run("reserve_gpu.release()")
+    assert users[NOBODY].reserve().error == "NoFreeDeviceError"
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in users.locks.iterdir()}
     assert modes == {0o666}
-    assert stat.S_IMODE(machine.locks.stat().st_mode) == 0o1777
+    assert stat.S_IMODE(users.locks.stat().st_mode) == 0o1777
 
 
 @pytest.mark.parametrize("mode", [0o1777, 0o666], ids=["directory", "file"])
-def test_a_user_killed_while_making_them_locks_nobody_out(machine: Machine, mode: int) -> None:
+def test_a_user_killed_while_making_them_locks_nobody_out(users: Users, mode: int) -> None:
     """What is half made as its maker is killed with -9 serves all once that user reserves again."""
-    with child(machine, NOBODY) as maker:
+    with child(users.machine, NOBODY) as maker:
         maker.run("os.umask(0o077)")
         # The interpreter calls the hook before each chmod(2): before what was made is for all.
         maker.run(
@@ -116,9 +181,8 @@ def test_a_user_killed_while_making_them_locks_nobody_out(machine: Machine, mode
         )
         maker.send("reserve_gpu.reserve()")
         assert maker.process.wait(LIMIT_S) == -signal.SIGKILL
-    with child(machine, NOBODY) as maker, child(machine, DAEMON) as other:
-        assert maker.reserve().value == "0"
-        assert other.reserve().value == "1"
+    assert users[NOBODY].reserve().value == "0"
+    assert users[DAEMON].reserve().value == "1"
 
 
 @contextmanager
@@ -140,29 +204,33 @@ def protected_regular(value: int) -> Iterator[None]:
     ("value", "mode"), [(0, 0o1777), (1, 0o1777), (2, 0o1777), (2, 0o1775)], ids=oct
 )
 def test_the_kernels_protection_of_files_is_no_obstacle(
-    machine: Machine, value: int, mode: int
+    users: Users, value: int, mode: int
 ) -> None:
     """With fs.protected_regular another user's lock file serves, though O_CREAT on it fails."""
-    with child(machine, NOBODY) as first:
-        assert first.reserve("count=2").value == "0,1"
-    machine.locks.chmod(mode)
-    os.chown(machine.locks, 0, 0)  # the kernel trusts files of the directory's owner
-    with protected_regular(value), child(machine, DAEMON) as second:
-        path = str(machine.locks / GPU0)
-        opened = second.run(f"os.close(os.open({path!r}, os.O_RDWR | os.O_CREAT))")
+    assert users[NOBODY].reserve("count=2").value == "0,1"
+    users[NOBODY].run("reserve_gpu.release()")
+    users.locks.chmod(mode)
+    os.chown(users.locks, 0, 0)  # the kernel trusts files of the directory's owner
+    with protected_regular(value):
+        path = str(users.locks / GPU0)
+        opened = users[DAEMON].run(f"os.close(os.open({path!r}, os.O_RDWR | os.O_CREAT))")
         assert opened.error == ("PermissionError" if value else None)
-        assert second.reserve("count=2").value == "0,1"
-        with child(machine, NOBODY) as first:
-            refused = first.reserve()
-        assert refused.error == "NoFreeDeviceError"
-        assert f"pid {second.pid}" in refused.text
+        assert users[DAEMON].reserve("count=2").value == "0,1"
+        refused = users[NOBODY].reserve()
+    assert refused.error == "NoFreeDeviceError"
+    assert f"pid {users[DAEMON].pid}" in refused.text
 
 
-# What another user may try on the lock: code, with its path as `path`.
+# -- what one user may try on another's lock ------------------------------------------------------
+
+# Code, with the path of the lock as `path`.
 ATTACKS = {
     "delete": "os.unlink(path)",
     "rename": "os.rename(path, path + '.old')",
-    "replace": "open(path + '.new', 'w').close(); os.rename(path + '.new', path)",
+    "replace": (
+        "open(path + '.new', 'w').close(); os.chmod(path + '.new', 0o666); "
+        "os.rename(path + '.new', path)"
+    ),
     "link over": "os.link('/etc/passwd', path)",
     "close to all": "os.chmod(path, 0)",
     "delete the directory": "import shutil; shutil.rmtree(os.path.dirname(path))",
@@ -174,113 +242,194 @@ ATTACKS = {
     "kill": "os.kill(int(open(path).read().split('\"pid\": ')[1].split(',')[0]), 9)",
     "release": "reserve_gpu.release()",
 }
+# Only who made the lock directory, or the file, can do these.
+DELETIONS = ("delete", "rename", "replace", "delete the directory", "rename the directory")
 
 
+def lock_of(users: Users, *, share: bool) -> Path:
+    """The file that the holder of GPU 0 has locked."""
+    (name,) = (name for name in locked(users.locks) if name.startswith(UUIDS[0]))
+    assert (".share-" in name) is share
+    return users.locks / name
+
+
+@pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_no_user_can_free_anothers_gpu(machine: Machine, attack: str) -> None:
+def test_no_user_can_free_anothers_gpu(users: Users, attack: str, *, share: bool) -> None:
     """Whatever another user does to a lock, its holder keeps the GPU, under its own name."""
-    users = child(machine, "root"), child(machine, NOBODY), child(machine, DAEMON)
-    with users[0] as holder, users[1] as other, users[2] as third:
-        assert holder.reserve("0").value == "0"
-        path = machine.locks / GPU0
-        before = path.stat()
-        other.run(f"path = {str(path)!r}")
-        other.run(ATTACKS[attack])
-        after = path.stat()
-        assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
-        for one in (other, third):
-            refused = one.reserve("0")
-            assert refused.error == "NoFreeDeviceError"
-            assert f"pid {holder.pid}" in refused.text
-            assert "reserved by root" in refused.text
-        assert holder.run("reserve_gpu.current().devices[0].label").value == "GPU0"
+    holder, other, third = users[ROOT], users[NOBODY], users[DAEMON]
+    assert holder.reserve(f"0, share={share}").value == "0"
+    path = lock_of(users, share=share)
+    before = path.stat()
+    other.run(f"path = {str(path)!r}")
+    other.run(ATTACKS[attack])
+    after = path.stat()
+    assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
+    if share:  # others can't even write to it
+        assert path.read_bytes().startswith(b'{"pid": %d,' % holder.pid)
+    for child in (other, third):
+        refused = child.reserve("0")
+        assert refused.error == "NoFreeDeviceError"
+        assert f"pid {holder.pid}" in refused.text
+        assert "reserved by root" in refused.text
+    assert holder.run("reserve_gpu.current().devices[0].label").value == "GPU0"
 
 
-@pytest.mark.parametrize("share", [False, True], ids=["alone", "shared"])
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_not_even_who_made_the_files_can_free_anothers_gpu(
-    machine: Machine, attack: str, *, share: bool
+def made_by_another(users: Users) -> None:
+    """Have the directory and the files made by nobody."""
+    for wishes in ("0, share=True", "0"):
+        assert users[NOBODY].reserve(wishes).value == "0"
+        users[NOBODY].run("reserve_gpu.release()")
+
+
+@pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
+@pytest.mark.parametrize("attack", [attack for attack in ATTACKS if attack not in DELETIONS])
+def test_who_made_the_files_can_not_free_anothers_gpu(
+    users: Users, attack: str, *, share: bool
 ) -> None:
-    """Whoever made the directory and the files can delete them, but gives nobody a GPU by it."""
-    users = child(machine, NOBODY), child(machine, "root"), child(machine, DAEMON)
-    with users[0] as maker, users[1] as holder, users[2] as third:
-        assert maker.reserve("0, share=True").value == "0"
-        maker.run("reserve_gpu.release()")
-        assert maker.reserve("0").value == "0"
-        maker.run("reserve_gpu.release()")
-        assert holder.reserve(f"0, share={share}").value == "0"
-        path = machine.locks / (GPU0.replace(".lock", ".shared") if share else GPU0)
-        assert path.stat().st_uid != 0
-        maker.run(f"path = {str(path)!r}")
-        maker.run(ATTACKS[attack])
-        for one in (maker, third):
-            assert one.reserve("0").error in ("NoFreeDeviceError", "LockError")
-            assert one.visible() != "0"
-        assert holder.run("reserve_gpu.current().devices[0].label").value == "GPU0"
+    """As long as the file is there its maker, too, can take no GPU that another user has locked."""
+    made_by_another(users)
+    holder, maker = users[ROOT], users[NOBODY]
+    assert holder.reserve(f"0, share={share}").value == "0"
+    path = lock_of(users, share=share)
+    assert (path.stat().st_uid == 0) is share
+    maker.run(f"path = {str(path)!r}")
+    maker.run(ATTACKS[attack])
+    for child in (maker, users[DAEMON]):
+        assert child.reserve("0").error == "NoFreeDeviceError"
+        assert child.visible() != "0"
+    assert holder.run("reserve_gpu.current().devices[0].label").value == "GPU0"
+
+
+# For the holder of GPU 0: it runs its cell again, and gets to see warnings.
+AGAIN = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    reserve_gpu.reserve("0", share={share})
+from tests.locked import texts
+texts(caught)
+"""
+
+
+@pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
+@pytest.mark.parametrize("attack", DELETIONS)
+def test_what_the_maker_of_the_directory_deletes_is_locked_anew(
+    users: Users, attack: str, *, share: bool
+) -> None:
+    """Whoever made the directory can delete what is in it; the holder locks it anew and says so."""
+    made_by_another(users)
+    holder, maker = users[ROOT], users[NOBODY]
+    assert holder.reserve(f"0, share={share}").value == "0"
+    maker.run(f"path = {str(lock_of(users, share=share))!r}")
+    assert maker.run(ATTACKS[attack]).error is None
+    (warning,) = holder.run(AGAIN.format(share=share)).value
+    assert "the lock of GPU0. It is locked anew" in warning
+    for child in (maker, users[DAEMON]):
+        refused = child.reserve("0")
+        assert refused.error == "NoFreeDeviceError"
+        assert f"pid {holder.pid}" in refused.text
+    assert holder.run(AGAIN.format(share=share)).value == []
+
+
+@pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
+def test_what_another_user_takes_meanwhile_is_lost(users: Users, *, share: bool) -> None:
+    """Who takes a GPU after its lock was deleted is named to the one who had it, with the user."""
+    made_by_another(users)
+    holder, other = users[ROOT], users[DAEMON]
+    assert holder.reserve(f"0, share={share}").value == "0"
+    users[NOBODY].run(f"os.unlink({str(lock_of(users, share=share))!r})")
+    assert other.reserve("0").value == "0"
+    lost = holder.run(AGAIN.format(share=share))
+    assert lost.error == "LockError"
+    assert f"the device is now reserved by {DAEMON}" in lost.text
+    assert f"pid {other.pid}" in lost.text
+
+
+# -- what is closed to a user ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def closed(three: Users) -> Path:
+    """Lock directories that nobody can't use, or not all of, and which nobody has made just now."""
+    folder = three.machine.folder / "closed"
+    for name, mode in (
+        *((MUTEX, 0o1777), (GPU0, 0o1777), ("read-only", 0o755)),
+        *(("entered by nobody", 0o000), ("entered by root", 0o700)),
+    ):
+        (folder / name).mkdir(parents=True)
+        if name in (MUTEX, GPU0):
+            (folder / name / name).write_bytes(b"years of work\n")
+            (folder / name / name).chmod(0o600)
+        (folder / name).chmod(mode)
+    changed = folder.stat().st_ctime
+    while time.time() < changed + 1.1:  # what is younger may still be in the making
+        time.sleep(0.05)
+    return folder
+
+
+def use(child: Child, path: Path) -> Path:
+    child.run(f"os.environ['RESERVE_GPU_LOCK_DIR'] = {str(path)!r}")
+    return path
 
 
 @pytest.mark.parametrize("name", [GPU0, MUTEX])
-def test_another_users_closed_file_is_an_error_that_names_it(machine: Machine, name: str) -> None:
+def test_another_users_closed_file_is_an_error_that_names_it(
+    users: Users, closed: Path, name: str
+) -> None:
     """Somebody's file of mode 0600 in place of a lock is left alone and named."""
-    machine.locks.mkdir()
-    machine.locks.chmod(0o1777)
-    path = machine.locks / name
-    path.write_bytes(b"years of work\n")
-    path.chmod(0o600)
-    with child(machine, NOBODY) as other:
-        refused = other.reserve("0")
-        assert refused.error == ("LockError" if name == MUTEX else "NoFreeDeviceError")
-        assert str(path) in refused.text
-        assert "0666" in refused.text
-        if name == GPU0:
-            assert other.run("reserve_gpu.release()").error is None
-            assert other.reserve().value == "1"
+    path = use(users[NOBODY], closed / name) / name
+    refused = users[NOBODY].reserve("0")
+    assert refused.error == ("LockError" if name == MUTEX else "NoFreeDeviceError")
+    assert str(path) in refused.text
+    assert "0666" in refused.text
+    if name == GPU0:
+        assert users[NOBODY].run("reserve_gpu.release()").error is None
+        assert users[NOBODY].reserve().value == "1"
+        row = users[NOBODY].run("reserve_gpu.status().to_dict()['devices'][0]").value
+        assert row["state"] == "unknown"
+        assert str(path) in row["reason"]
     assert path.read_bytes() == b"years of work\n"
 
 
-def test_a_directory_that_one_may_not_write_to_is_an_error(machine: Machine) -> None:
+def test_a_directory_that_one_may_not_write_to_is_an_error(users: Users, closed: Path) -> None:
     """Where a user can make no lock file the error tells to use another directory."""
-    machine.locks.mkdir()
-    machine.locks.chmod(0o755)
-    with child(machine, NOBODY) as other:
-        refused = other.reserve()
-        assert refused.error == "LockError"
-        assert str(machine.locks) in refused.text
-        assert "RESERVE_GPU_LOCK_DIR" in refused.text
-        assert other.visible() is None
-
-
-def test_lock_files_that_are_there_serve_where_no_new_one_can_be_made(machine: Machine) -> None:
-    """In a directory of root's with root's lock files a user can reserve what has a file."""
-    with machine.child() as first:
-        assert first.reserve("count=2").value == "0,1"
-    machine.locks.chmod(0o755)
-    with child(machine, NOBODY) as other:
-        assert other.reserve().value == "0"
-
-
-@pytest.mark.parametrize("mode", [0o000, 0o700], ids=oct)
-def test_a_directory_closed_to_this_user_is_an_error(machine: Machine, mode: int) -> None:
-    """A lock directory that this user may not enter is named, with the way out."""
-    machine.locks.mkdir()
-    machine.locks.chmod(mode)
-    with child(machine, NOBODY) as other:
-        refused = other.reserve()
-        problem = other.run("reserve_gpu.status().problem").value
+    path = use(users[NOBODY], closed / "read-only")
+    refused = users[NOBODY].reserve()
     assert refused.error == "LockError"
-    assert str(machine.locks) in refused.text
+    assert str(path) in refused.text
     assert "RESERVE_GPU_LOCK_DIR" in refused.text
-    assert str(machine.locks) in problem
+    assert users[NOBODY].visible() is None
 
 
-def test_a_file_is_never_seen_half_made(machine: Machine) -> None:
+@pytest.mark.parametrize("name", ["entered by nobody", "entered by root"])
+def test_a_directory_closed_to_this_user_is_an_error(users: Users, closed: Path, name: str) -> None:
+    """A lock directory that this user may not enter is named, with the way out."""
+    path = use(users[NOBODY], closed / name)
+    refused = users[NOBODY].reserve()
+    problem = users[NOBODY].run("reserve_gpu.status().problem").value
+    assert refused.error == "LockError"
+    assert str(path) in refused.text
+    assert "RESERVE_GPU_LOCK_DIR" in refused.text
+    assert str(path) in problem
+
+
+def test_lock_files_that_are_there_serve_where_no_new_one_can_be_made(users: Users) -> None:
+    """In a directory of root's with root's lock files a user can reserve what has a file."""
+    assert users[ROOT].reserve("count=2").value == "0,1"
+    users[ROOT].run("reserve_gpu.release()")
+    users.locks.chmod(0o755)
+    assert users[NOBODY].reserve().value == "0"
+
+
+def test_a_file_is_never_seen_half_made(users: Users) -> None:
     """Two users who meet in an empty directory both get a GPU, whoever makes the files."""
-    with child(machine, NOBODY) as one, child(machine, DAEMON) as two:
-        for _ in range(60):
-            for each in (one, two):
-                each.run("os.umask(0o077); reserve_gpu.release()")
-            shutil.rmtree(machine.locks, ignore_errors=True)
-            for each in (one, two):
-                each.send("reserve_gpu.reserve().environ['CUDA_VISIBLE_DEVICES']")
-            got = [each.answer() for each in (one, two)]
-            assert sorted(str(answer.value) for answer in got) == ["0", "1"], got
+    both = users[NOBODY], users[DAEMON]
+    for _ in range(30):
+        for child in both:
+            child.run("os.umask(0o077); reserve_gpu.release()")
+        shutil.rmtree(users.locks, ignore_errors=True)
+        for child in both:
+            child.send("reserve_gpu.reserve().environ['CUDA_VISIBLE_DEVICES']")
+        answers = [child.answer() for child in both]
+        assert sorted(str(answer.value) for answer in answers) == ["0", "1"], answers

@@ -52,6 +52,8 @@ class Lock:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Say who has the lock. Where the disk is full that is lost, and the lock is not."""
+        if not self.held():
+            return
         own = {"pid": self._pid, "namespace": host.pid_namespace(), "since": self.since}
         own["written"] = time.time()
         data = json.dumps({**own, **_bounded(record)}).encode()

@@ -82,11 +82,12 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     )
     deadline = Deadline.after(wait)
     with session().turn(deadline) as own:
+        texts = own.renew()
         before = own.reservation
         with own.letting_go_if_interrupted():
-            reservation, texts = own.met_by(request) or _taken(own, request, deadline, progress)
+            reservation, more = own.met_by(request) or _taken(own, request, deadline, progress)
     try:
-        for text in texts:
+        for text in texts + more:
             warnings.warn(text, ReserveGPUWarning, stacklevel=2)
     except ReserveGPUWarning:  # where warnings are errors nobody gets to know of the reservation
         if reservation is not before:
@@ -168,14 +169,13 @@ def _taken(
         if is_late:
             request = _only_what_cuda_sees(own, request, gpus)
         with LockDirectory() as locks:
-            texts = own.renew()
             outside, held = own.outside(), own.locks_in(locks.path)
             driver = gpus.driver_version() if request.needed > 1 else None
             claim = Claim(request, gpus, locks, outside, held, limit_mib, is_late, driver=driver)
             outcome = _outcome(own, claim, deadline, progress)
             if isinstance(outcome, Granted):
                 reservation = own.hold(outcome, request.note)
-                return reservation, texts + _warnings(claim, outcome)
+                return reservation, _warnings(claim, outcome)
             raise _failure(own, claim, outcome, deadline)
 
 

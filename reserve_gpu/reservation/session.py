@@ -200,9 +200,8 @@ class Session:
         """The reservation, if what is held already is what is asked for, and what to say of it.
 
         Where less is asked for than is held, the rest is let go of, as long as CUDA has not
-        started. Raises LockError where another process has a device now.
+        started.
         """
-        texts = self.renew()
         held, reservation = self._held, self.reservation
         if held is None or reservation is None:
             return None
@@ -210,12 +209,12 @@ class Session:
         if devices is None:
             return None
         if tuple(devices) == reservation.devices:
-            return reservation, texts + self._again(request.note)
+            return reservation, self._again(request.note)
         rest = [device for device in reservation.devices if device not in devices]
         is_late = environment.cuda_started()
         if rest and (is_late or held.inside):
             stays = messages.stays(rest, is_late=is_late)
-            return reservation, [*texts, *self._again(request.note), stays]
+            return reservation, [*self._again(request.note), stays]
         if is_late:  # the same in another order
             return None
         locks = {device.uuid: self._held_locks()[device.uuid] for device in devices}
@@ -223,7 +222,7 @@ class Session:
         reservation = self._change(devices, locks, note, held.answers + 1)
         if request.note is not None:
             self._sign()
-        return reservation, texts
+        return reservation, []
 
     def hold(self, granted: Granted, note: str | None) -> Reservation:
         """Hold what was taken, and nothing else: set the variables, then let go of the rest."""

@@ -1,0 +1,166 @@
+"""What other code does to the descriptors of a process: closes all of them, or uses them up."""
+
+from __future__ import annotations
+
+import os
+import resource
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu.errors import LockError
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.lock import Lock
+from reserve_gpu.reservation import api
+from tests.locked import held, texts
+from tests.reserving import got, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.here import Here
+
+ANEW = "Other code in this process had closed the lock of GPU{}. It is locked anew"
+# For a child to run: all are closed but its standard ones and the pipe for its answers.
+CLOSE_ALL = """
+for number in range(3, 256):
+    try:
+        if not os.readlink(f"/proc/self/fd/{number}").startswith("pipe:"):
+            os.close(number)
+    except OSError:
+        pass
+"""
+ROOM = 16  # descriptors; more than a reservation needs at once
+
+
+def close_locks(here: Here) -> None:
+    """Close what this process has open in the lock directory, as code does that closes all."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith(f"{here.locks}/"):
+                os.close(int(name))
+
+
+# -- closed ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
+@pytest.mark.parametrize(
+    ("first", "then", "left"),
+    [("0", "0", [0]), ("0", "0,1", [0, 1]), ("0,1", "1", [1]), ("0", "1", [1])],
+    ids=["the same", "more", "less", "another"],
+)
+def test_closed_locks(here: Here, first: str, then: str, left: list[int], *, share: bool) -> None:
+    """What is asked for after other code closed the locks is locked, and nothing else is."""
+    reserve_gpu.reserve(first, share=share)
+    close_locks(here)
+    assert (held(here), reserve_gpu.current()) == ([], None)
+    with pytest.warns(reserve_gpu.ReserveGPUWarning) as caught:
+        again = reserve_gpu.reserve(then, share=share)
+    assert [text[: len(ANEW) - 1] for text in texts(caught)] == [
+        ANEW.format(number) for number in first.split(",")
+    ]
+    assert (held(here), reserve_gpu.current()) == (left, again)
+    reserve_gpu.release()
+    assert held(here) == []
+
+
+def test_closed_lock_at_the_end_of_a_cell(here: Here) -> None:
+    """At the end of a cell what was closed is locked anew, and a line says so, once."""
+    reservation = reserve_gpu.reserve("0")
+    assert api.note_cell() == []
+    close_locks(here)
+    (line,) = api.note_cell()
+    assert line.startswith(ANEW.format(0))
+    assert (held(here), reserve_gpu.current()) == ([0], reservation)
+    assert api.note_cell() == []
+
+
+@pytest.mark.ipython
+def test_closed_lock_in_a_notebook(here: Here) -> None:
+    """After the cell that closed the locks a line says that they were closed; then none does."""
+    shell = here.shell()
+    shell.run("%reserve_gpu 0")
+    shell.shell.user_ns["close_locks"] = lambda: close_locks(here)
+    assert shell.run("1").stderr == ""
+    cell = shell.run("close_locks()")
+    assert (cell.error, cell.stderr.count(ANEW.format(0)), held(here)) == (None, 1, [0])
+    assert shell.run("1").stderr == ""
+
+
+def test_closed_lock_that_another_has_now(here: Here) -> None:
+    """Who has meanwhile locked what was closed keeps it; the old holder is told, and takes none."""
+    got("0")
+    close_locks(here)
+    with here.rival("0"):
+        with pytest.raises(LockError, match="GPU0, and the device is now reserved by"):
+            reserve_gpu.reserve("0")
+        (line,) = api.note_cell()
+        assert "the device is now reserved by" in line
+        assert reserve_gpu.current() is None
+    assert held(here) == []
+
+
+@pytest.mark.process
+def test_all_closed(here: Here) -> None:
+    """A process that closes all of its descriptors has its GPU locked again at its next call."""
+    with here.child() as child:
+        assert child.reserve("0").value == "0"
+        assert child.run(CLOSE_ALL).error is None
+        assert held(here) == []
+        assert child.reserve("0").value == "0"
+        assert held(here) == [0]
+        assert "reserved" in refused("0")
+        child.run(CLOSE_ALL)
+        child.run("from reserve_gpu.reservation import api")
+        (line,) = child.run("api.note_cell()").value
+        assert line.startswith(ANEW.format(0))
+        assert held(here) == [0]
+
+
+# -- used up ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def free_descriptors(number: int) -> Iterator[None]:
+    """Only so many more files can be opened by this process."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(highest + 1, lowest) + ROOM, before[1]))
+    fill: list[int] = []
+    try:
+        with suppress(OSError):
+            while True:
+                fill.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(number):
+            os.close(fill.pop())
+        yield
+    finally:
+        for descriptor in fill:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def taken_whole(here: Here) -> str:
+    """What comes of locking GPU 0 whole, in a word."""
+    try:
+        with LockDirectory(str(here.locks)) as directory, directory.mutex():
+            lock = directory.take(here.uuid("0"), share=False)
+    except LockError as error:
+        return str(error).rpartition(": ")[2].partition(".")[0]
+    return "locked" if isinstance(lock, Lock) else "refused"
+
+
+def test_no_descriptor_to_see_a_sharer(here: Here) -> None:
+    """With however few free descriptors a device that somebody shares is never locked whole."""
+    outcomes = []
+    with here.rival("0", share=True):
+        for number in range(ROOM):
+            with free_descriptors(number):
+                outcomes.append(taken_whole(here))
+    assert list(dict.fromkeys(outcomes)) == ["Too many open files", "refused"]
+    assert taken_whole(here) == "locked"

@@ -1,0 +1,242 @@
+"""What is free is offered to the first in the queue, then to the next; and who is seen at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from contextlib import ExitStack
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.locks.directory import MOST_OF_ONE_USER, LockDirectory
+from reserve_gpu.locks.queue import Place
+from reserve_gpu.model import State
+from reserve_gpu.reservation import environment
+from reserve_gpu.reservation.claim import Claim, Denied, Granted, attempt
+from reserve_gpu.reservation.request import parse
+from tests.locked import have, held, needs_root
+from tests.machine import Child, program
+from tests.processes import wait_for
+from tests.reserving import of_gpu, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.here import Here
+
+UUIDS = [f"GPU-0000000{number}-0000-4000-8000-000000000000" for number in range(2)]
+STOPPED_S = 0.1
+TICK_S = 0.02  # in which the kernel's clock for files moves on, whatever its HZ
+LONG_S = 30
+STRANGERS, SHARER = 1001, 1002  # users that no user namespace here knows
+APART = ("unshare", "--user", "--map-root-user")
+
+
+class Waiters:
+    """Those who wait in one lock directory, all of them well."""
+
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        self._stack = stack
+        self.directory = stack.enter_context(LockDirectory(str(path)))
+        self.places: list[Place] = []
+
+    def join(self, *wants: str, **about: Any) -> Place:
+        """One more comes."""
+        place = Place(self.directory, wants or UUIDS, about, STOPPED_S)
+        self.places.append(self._stack.enter_context(place))
+        with self.directory.mutex():
+            place.join()
+        return place
+
+    def look(self, place: Place, uuid: str = UUIDS[0], *, is_free: bool = True) -> int | None:
+        """Look once at a device: the number of the one who comes first, None for nobody."""
+        self.beat()
+        with self.directory.mutex():
+            ahead = [ticket.name for ticket in place.ahead()]
+            assert len(ahead) == self.places.index(place)  # nobody is passed over as stopped
+            ticket = place.first_for(uuid, is_free=is_free)
+        return ahead.index(ticket.name) if ticket else None
+
+    def beat(self) -> None:
+        """Let all give a sign of life."""
+        time.sleep(TICK_S)
+        for place in self.places:
+            place.beat()
+
+
+@pytest.fixture
+def waiters(tmp_path: Path) -> Iterator[Waiters]:
+    with ExitStack() as stack:
+        yield Waiters(tmp_path / "locks", stack)
+
+
+# -- offers ----------------------------------------------------------------------------------------
+
+
+def test_offer_lapses(waiters: Waiters) -> None:
+    """What the first in the queue lets lie goes to the second, and then to the third."""
+    _, _, third = (waiters.join() for _ in range(3))
+    seen: list[int | None] = []
+    while None not in seen:
+        seen.append(waiters.look(third))
+    assert [number for number, _ in groupby(seen)] == [0, 1, None]
+
+
+def test_offer_of_each_device(waiters: Waiters) -> None:
+    """Another device that comes free later is the first one's for as long."""
+    _, second = waiters.join(), waiters.join()
+    wait_for(lambda: waiters.look(second) is None)
+    assert waiters.look(second, UUIDS[1]) == 0
+
+
+def test_offer_to_who_can_use_it(waiters: Waiters) -> None:
+    """Who does not want a device is not waited for."""
+    waiters.join(UUIDS[1])
+    assert waiters.look(waiters.join()) is None
+
+
+@pytest.mark.parametrize(
+    ("about", "is_free"), [({"needs": 2}, True), ({}, False)], ids=["several", "in use"]
+)
+def test_no_offer(waiters: Waiters, about: dict[str, Any], *, is_free: bool) -> None:
+    """Who waits for several lets one lie as long as need be; what is in use is no offer."""
+    _, second = waiters.join(**about), waiters.join()
+    end = time.monotonic() + 3 * STOPPED_S
+    while time.monotonic() < end:
+        assert waiters.look(second, is_free=is_free) == 0
+
+
+def test_offer_anew(waiters: Waiters) -> None:
+    """A device that was in use meanwhile is offered to the first in the queue once more."""
+    _, second = waiters.join(), waiters.join()
+    wait_for(lambda: waiters.look(second) is None)
+    assert waiters.look(second, is_free=False) == 0
+    assert waiters.look(second) == 0
+
+
+def test_offer_to_who_left_and_came(waiters: Waiters) -> None:
+    """Who takes what is offered, and joins later, comes after all and holds nobody up."""
+    first, second = waiters.join(), waiters.join()
+    assert waiters.look(second) == 0
+    first.__exit__()
+    waiters.places.remove(first)
+    assert waiters.look(second) is None
+    assert waiters.look(waiters.join()) == 0
+
+
+@pytest.mark.parametrize("needs", ["2", True, 0, -1, 1.5, None, [2]], ids=repr)
+def test_forged_needs(waiters: Waiters, needs: object) -> None:
+    """A ticket that says no number of devices is one for a single device."""
+    waiters.join(needs=needs)
+    with waiters.directory.mutex():
+        (ticket,) = waiters.directory.tickets()
+    assert ticket.needs == 1
+
+
+class EnoughError(Exception):
+    """Enough was waited."""
+
+
+@pytest.mark.parametrize(("wishes", "needs"), [({"count": 2}, 2), ({"devices": "0"}, 1)])
+def test_needs_are_told(here: Here, wishes: dict[str, Any], needs: int) -> None:
+    """Who waits says in his ticket how many devices he needs at once."""
+    seen: list[int] = []
+
+    def look(_: object) -> None:
+        with LockDirectory(str(here.locks)) as directory, directory.mutex():
+            seen.extend(ticket.needs for ticket in directory.tickets())
+        raise EnoughError
+
+    with here.rival("0"), pytest.raises(EnoughError):
+        reserve_gpu.reserve(**wishes, wait=LONG_S, progress=look)
+    assert seen == [needs]
+
+
+def attempts(here: Here, waiters: Waiters) -> Iterator[Granted | Denied]:
+    """Look for GPU 0 again and again, as one who waits behind others that are well."""
+    place = waiters.join()
+    with Nvml() as gpus:
+        outside = dict.fromkeys(environment.VARIABLES)
+        claim = Claim(parse("0"), gpus, waiters.directory, outside, {})
+        while True:
+            waiters.beat()
+            outcome = attempt(claim, place=place)
+            yield outcome
+            if isinstance(outcome, Granted):
+                return
+
+
+def test_who_calls_it_busy_keeps_nobody_out(here: Here) -> None:
+    """A free GPU that the first in the queue does not take is the next one's, not a newcomer's."""
+    with ExitStack() as stack:
+        waiters = Waiters(here.locks, stack)
+        waiters.join(here.uuid("0"))
+        for outcome in attempts(here, waiters):
+            if isinstance(outcome, Granted):
+                assert held(here) == [0]
+                outcome.locked[0].lock.release()
+            else:
+                assert [refusal.state for refusal in outcome.refusals] == [State.AWAITED]
+        assert of_gpu(refused("0")).startswith("awaited")
+
+
+def test_who_needs_several_keeps_one(here: Here) -> None:
+    """A free GPU that the first in the queue needs together with another stays for him."""
+    with ExitStack() as stack:
+        waiters = Waiters(here.locks, stack)
+        waiters.join(here.uuid("0"), here.uuid("1"), needs=2)
+        end = time.monotonic() + 3 * STOPPED_S
+        for outcome in attempts(here, waiters):
+            assert isinstance(outcome, Denied)
+            if time.monotonic() > end:
+                break
+
+
+# -- who is seen -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", [100, 10**9, 2 * 10**9], ids=["CIFS", "ext3", "FAT"])
+def test_coarse_time_stamps(waiters: Waiters, monkeypatch: pytest.MonkeyPatch, unit: int) -> None:
+    """Where the file system keeps less of a time than is set, there is one order for all."""
+    exact = os.utime
+
+    def coarse(path: int, *, ns: tuple[int, int]) -> None:
+        exact(path, ns=(ns[0] // unit * unit, ns[1] // unit * unit))
+
+    monkeypatch.setattr(os, "utime", coarse)
+    places = [waiters.join() for _ in range(3)]
+    with waiters.directory.mutex():
+        ahead = [[ticket.name for ticket in place.ahead()] for place in places]
+        names = [ticket.name for ticket in waiters.directory.tickets()]
+    assert sorted(ahead) == [names[:number] for number in range(3)]
+
+
+@pytest.mark.process
+@needs_root
+def test_strangers_in_a_user_namespace(here: Here) -> None:
+    """Where all users of the host are one, many files of one of them hide no sharer."""
+    if not program(APART[0]) or subprocess.run([*APART, "true"], check=False).returncode:
+        pytest.skip("needs a user namespace")
+    uuid = here.uuid("0")
+    with LockDirectory(str(here.locks)):
+        pass
+    for number in range(MOST_OF_ONE_USER):
+        path = here.locks / f"{uuid}.share-{number:03}-0.lock"
+        path.touch()
+        os.chown(path, STRANGERS, STRANGERS)
+    path = here.locks / f"{uuid}.share-{SHARER}-0.lock"
+    child = Child(here.environ(), here.folder, *APART)
+    try:
+        with have(path):
+            os.chown(path, SHARER, SHARER)
+            assert child.run("os.stat(os.environ['RESERVE_GPU_LOCK_DIR']).st_uid").value == 0
+            assert child.reserve("0").error == "NoFreeDeviceError"
+        assert child.reserve("0").value == "0"
+    finally:
+        child.kill()

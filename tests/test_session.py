@@ -1,0 +1,433 @@
+"""What a process holds stays true to what its calls said, whatever comes in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pynvml
+import pytest
+
+import reserve_gpu
+from reserve_gpu import interrupts
+from reserve_gpu.host import HELD
+from reserve_gpu.reservation import api
+from reserve_gpu.reservation.session import _sessions
+from tests.locked import held, watched
+from tests.reserving import got, variables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from tests.here import Here
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+LONG_S = 30
+PRESS_S = 0.01  # between two presses of Ctrl-C
+WRITING = "os.truncate"  # the audit event of each change of what a lock file says
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where pytest was started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+
+
+@contextmanager
+def sigint(handler: Any) -> Iterator[None]:
+    """Have something else done at SIGINT."""
+    before = signal.signal(signal.SIGINT, handler)
+    yield
+    assert signal.signal(signal.SIGINT, before) is handler
+
+
+@contextmanager
+def interrupted_at(event: str) -> Iterator[None]:
+    """SIGINT comes in this thread at the first audit event of that name."""
+    came: list[str] = []
+
+    def interrupt(name: str, _: object) -> None:
+        if name == event and not came:
+            came.append(name)
+            signal.raise_signal(signal.SIGINT)
+
+    with watched(interrupt):
+        yield
+    assert came
+
+
+@contextmanager
+def interrupted_in(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ctrl-C ends the block while that function of NVML, first called there, does not return."""
+    call, raised, over, done = getattr(pynvml, name), *(threading.Event() for _ in range(3))
+
+    def handler(*_: object) -> None:
+        raised.set()
+        raise KeyboardInterrupt
+
+    def called(*arguments: Any) -> Any:
+        while not raised.wait(PRESS_S):  # as a person does who sees that nothing happens
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        over.wait(LONG_S)
+        answer = call(*arguments)
+        done.set()
+        return answer
+
+    with monkeypatch.context() as patch, sigint(handler):
+        patch.setattr(pynvml, name, called)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    over.set()
+    assert done.wait(LONG_S)
+    if name != "nvmlShutdown":  # which is not called while another call hangs
+        pynvml.nvmlShutdown()
+
+
+# -- Ctrl-C is raised once -------------------------------------------------------------------------
+
+
+def test_raised_at_the_end(here: Here) -> None:
+    """Ctrl-C in a call that waits for nothing any more is raised at its end; the call is done."""
+    got("0")
+    with pytest.raises(KeyboardInterrupt), interrupted_at(WRITING):
+        reserve_gpu.release()
+    assert (variables(), held(here)) == ({}, [])
+
+
+def test_not_raised_again(here: Here) -> None:
+    """No later call raises it once more, also where Ctrl-C is ignored by then."""
+    got("0")
+    with pytest.raises(KeyboardInterrupt), interrupted_at(WRITING):
+        reserve_gpu.release()
+    with sigint(signal.SIG_IGN):
+        assert got("0") == "0"
+        reserve_gpu.release()
+    assert got("0") == "0"
+
+
+def test_handled_once(here: Here) -> None:
+    """A handler that other code has for SIGINT is called once, not by a later call as well."""
+    calls: list[int] = []
+    with sigint(lambda number, _: calls.append(number)):
+        got("0")
+        with interrupted_at(WRITING):
+            reserve_gpu.release()
+        assert calls == [signal.SIGINT]
+        with sigint(signal.SIG_IGN):
+            got("0")
+        reserve_gpu.release()
+        got("0")
+    assert calls == [signal.SIGINT]
+
+
+def interrupted_scene(number: int, *, twice: bool) -> tuple[list[str], bool]:
+    """Wait in what is deferred, with SIGINT at an instruction of ours: what was done, and whether.
+
+    twice: it comes a second time after that wait.
+    """
+    steps: list[str] = []
+    left = number
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        nonlocal left
+        if frame.f_code.co_filename != interrupts.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left == -1:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with interrupts.deferred():
+            steps.append("begun")
+            try:
+                with interrupts.allowed():
+                    pass
+            except KeyboardInterrupt:
+                steps.append("raised")
+            if twice:
+                signal.raise_signal(signal.SIGINT)
+            steps.append("went on")
+    except KeyboardInterrupt:
+        steps.append("raised")
+    finally:
+        sys.settrace(before)
+    return steps, left < 0
+
+
+def scenes(*, twice: bool) -> Iterator[list[str]]:
+    """What was done for each instruction at which SIGINT can come."""
+    number, is_reached = 0, True
+    while is_reached:
+        steps, is_reached = interrupted_scene(number, twice=twice)
+        if is_reached:
+            yield steps
+        number += 1
+    assert number > 50
+
+
+def test_never_lost() -> None:
+    """Wherever Ctrl-C comes in what is deferred, or in a wait there, it is raised, and once."""
+    for number, steps in enumerate(scenes(twice=False)):
+        assert steps.count("raised") == 1, (number, steps)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with sigint(signal.SIG_IGN), interrupts.deferred(), interrupts.allowed():
+            interrupts.checkpoint()
+
+
+def test_deferred_after_a_wait() -> None:
+    """Wherever Ctrl-C comes, as at the end of a wait, the next one is deferred again."""
+    for number, steps in enumerate(scenes(twice=True)):
+        assert steps[-1] == "raised", (number, steps)
+        assert steps == ["raised"] or steps[-2] == "went on", (number, steps)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.process
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_in_the_midst_of_a_call(here: Here) -> None:
+    """What another thread forks while a call waits has Ctrl-C, as if there was no call."""
+    codes: list[int] = []
+
+    def fork() -> None:
+        pid = os.fork()
+        if not pid:
+            try:
+                signal.raise_signal(signal.SIGINT)
+                with interrupts.deferred():
+                    pass
+                os._exit(1)
+            except KeyboardInterrupt:
+                os._exit(0)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    def progress(_: object) -> None:
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+        signal.raise_signal(signal.SIGINT)  # the parent's own call goes on as before
+
+    with here.rival("0"), pytest.raises(KeyboardInterrupt):
+        reserve_gpu.reserve("0", wait=LONG_S, progress=progress)
+    assert codes == [0]
+
+
+# -- Ctrl-C leaves nothing that nobody knows of ----------------------------------------------------
+
+
+def test_interrupted_while_reasons_are_looked_up(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while a refusal is explained leaves no GPU visible, as the refusal itself does."""
+    with here.rival("0"), here.rival("1"):
+        with interrupted_in("nvmlDeviceGetComputeMode", monkeypatch):
+            reserve_gpu.reserve()
+        assert variables() == {VISIBLE: ""}
+    reserve_gpu.release()
+    assert variables() == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(None, {}), ("1", {VISIBLE: ""})], ids=["nothing", "another"]
+)
+def test_interrupted_after_success(
+    here: Here, monkeypatch: pytest.MonkeyPatch, before: str | None, after: dict[str, str]
+) -> None:
+    """What was reserved by a call that ends by Ctrl-C is let go of; what it held then is gone."""
+    if before:
+        got(before)
+    with interrupted_in("nvmlShutdown", monkeypatch):
+        reserve_gpu.reserve("0")
+    assert (variables().get(VISIBLE), held(here)) == (after.get(VISIBLE), [])
+    assert reserve_gpu.current() is None
+    reserve_gpu.release()
+    assert variables() == {}
+    assert got("0") == "0"
+
+
+def test_interrupted_with(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `with` that Ctrl-C keeps from beginning leaves nothing held."""
+    begun = False
+    with interrupted_in("nvmlShutdown", monkeypatch), reserve_gpu.reserve("0"):
+        begun = True
+    assert not begun
+    assert (variables(), held(here)) == ({}, [])
+
+
+def test_interrupted_while_asking_for_the_same(here: Here) -> None:
+    """A call that ends by Ctrl-C lets go of nothing that was held before it."""
+    reservation = reserve_gpu.reserve("0")
+    with pytest.raises(KeyboardInterrupt), interrupted_at(WRITING):
+        reserve_gpu.reserve("0", note="till noon")
+    assert (reserve_gpu.current(), held(here)) == (reservation, [0])
+    assert variables()[VISIBLE] == "0"
+
+
+# -- blocks ----------------------------------------------------------------------------------------
+
+
+STAYS = "The `with` block around this has asked for more, so GPU1 stays reserved as well"
+
+
+def test_smaller_with_inside_with(here: Here) -> None:
+    """A `with` for less inside of a `with` takes nothing from it, neither then nor at its end."""
+    with reserve_gpu.reserve("0,1") as outer:
+        with pytest.warns(reserve_gpu.ReserveGPUWarning, match=STAYS), reserve_gpu.reserve("0"):
+            assert (held(here), variables()[VISIBLE]) == ([0, 1], "0,1")
+        assert (reserve_gpu.current(), held(here)) == (outer, [0, 1])
+        assert variables()[VISIBLE] == "0,1"
+    assert (variables(), held(here)) == ({}, [])
+
+
+def test_smaller_wish_of_another_thread(here: Here) -> None:
+    """Nor does a wish of another thread; what that one was answered with stays after the block."""
+    with reserve_gpu.reserve("0,1") as outer:
+        thread = threading.Thread(target=reserve_gpu.reserve, args=("0",))
+        with pytest.warns(reserve_gpu.ReserveGPUWarning, match=STAYS):
+            thread.start()
+            thread.join()
+    assert (reserve_gpu.current(), held(here)) == (outer, [0, 1])
+
+
+def test_smaller_with_after_a_reservation(here: Here) -> None:
+    """A `with` for less than was reserved before does not end that reservation."""
+    reserve_gpu.reserve("0,1")
+    with reserve_gpu.reserve("0") as inner:
+        assert held(here) == [0]
+    assert (reserve_gpu.current(), held(here), variables()[VISIBLE]) == (inner, [0], "0")
+
+
+# -- where warnings are errors ---------------------------------------------------------------------
+
+
+def change_variable(_: Here) -> None:
+    os.environ[VISIBLE] = "1"
+
+
+def close_lock(here: Here) -> None:
+    (name,) = (
+        name
+        for name in os.listdir("/proc/self/fd")
+        if os.path.realpath(f"/proc/self/fd/{name}").startswith(f"{here.locks}/{here.uuid('0')}")
+    )
+    os.close(int(name))
+
+
+def delete_lock(here: Here) -> None:
+    (here.locks / f"{here.uuid('0')}.lock").unlink()
+
+
+@pytest.mark.parametrize("change", [change_variable, close_lock, delete_lock])
+def test_a_warning_that_is_an_error(here: Here, change: Callable[[Here], None]) -> None:
+    """Where warnings are errors what was held before stays held, and is mended all the same."""
+    reservation = reserve_gpu.reserve("0")
+    change(here)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(reserve_gpu.ReserveGPUWarning):
+            reserve_gpu.reserve("0")
+        assert reserve_gpu.reserve("0") is reserve_gpu.current() is reservation
+    assert (held(here), variables()[VISIBLE]) == ([0], "0")
+
+
+def test_a_warning_that_is_an_error_in_a_block(here: Here) -> None:
+    """Where warnings are errors a wish for less inside of a `with` takes nothing from it either."""
+    with reserve_gpu.reserve("0,1") as outer:
+        with pytest.raises(reserve_gpu.ReserveGPUWarning, match=STAYS):
+            reserve_gpu.reserve("0")
+        assert (reserve_gpu.current(), held(here)) == (outer, [0, 1])
+    assert held(here) == []
+
+
+# -- what the program before has left --------------------------------------------------------------
+
+
+@contextmanager
+def next_program() -> Iterator[None]:
+    """Know nothing of what is reserved but what was left over exec, as a program that begins."""
+    before = _sessions.pop(os.getpid(), None)
+    try:
+        yield
+        reserve_gpu.release()
+    finally:
+        _sessions.pop(os.getpid(), None)
+        if before:
+            _sessions[os.getpid()] = before
+
+
+def test_adopt(here: Here) -> None:
+    """The next program of the process has the reservation, its note, and what was before it."""
+    os.environ[VISIBLE] = "0,1"
+    first = reserve_gpu.reserve("1", note="till noon")
+    api.before_exec()
+    with next_program():
+        now = reserve_gpu.current()
+        assert now
+        assert (now.devices, now.environ, now.note) == (first.devices, first.environ, "till noon")
+        assert reserve_gpu.reserve("1") is now
+        assert held(here) == [1]
+        assert reserve_gpu.release() == first.devices
+        assert (variables(), held(here)) == ({VISIBLE: "0,1"}, [])
+
+
+def test_adopt_once(here: Here) -> None:
+    """What was left is adopted once: what stands in the variable later counts for nothing."""
+    with next_program():
+        assert reserve_gpu.current() is None
+        got("0")
+        api.before_exec()
+        os.environ[VISIBLE] = "1"
+        reserve_gpu.release()
+        assert (reserve_gpu.current(), variables(), held(here)) == (None, {VISIBLE: "1"}, [])
+
+
+def test_adopt_all_or_nothing(here: Here) -> None:
+    """Where one of several locks is lost none is adopted, and none stays locked for nobody."""
+    got("0,1")
+    api.before_exec()
+    told: dict[str, Any] = json.loads(os.environ[HELD].partition(" ")[2])
+    os.close(told["locks"][1][0])
+    assert held(here) == [0]
+    with next_program():
+        assert (reserve_gpu.current(), held(here)) == (None, [])
+        with here.rival("0"), here.rival("1"):
+            pass
+
+
+CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {VISIBLE: "0"}),
+    ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, {VISIBLE: "0"}),
+    ({"PATH": "/nowhere"}, {"PATH": os.environ["PATH"]}),
+    ({VISIBLE: None}, {}),
+    ({}, {}),
+]
+
+
+@pytest.mark.parametrize(("before", "written"), CHANGES, ids=repr)
+def test_forged_changes(here: Here, before: dict[str, Any], written: dict[str, Any]) -> None:
+    """Whatever $RESERVE_GPU_HELD says was changed, one can reserve and release as ever."""
+    told = {"before": before, "written": written, "devices": [], "locks": [], "note": None}
+    os.environ[HELD] = f"{os.getpid()} {json.dumps(told | {'reason': 'none was free'})}"
+    os.environ[VISIBLE] = "0"
+    path = os.environ["PATH"]
+    with next_program():
+        assert reserve_gpu.current() is None
+        assert api.reason() == "none was free"
+        assert got("0") == "0"
+        assert held(here) == [0]
+        reserve_gpu.release()
+        assert held(here) == []
+        assert os.environ["PATH"] == path
