@@ -150,7 +150,7 @@ def _answers(
     commands = {key: _command(key, reserved) for key in present}
     try:
         ends = children.run_all(commands, {**os.environ, **QUIET}, limit_s, tell)
-    except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+    except OSError as error:
         raise ReserveGPUError(f"No process can be started to check with: {error}.") from error
     return {
         key: verdict.answer(end.news, end.code, end.output, limit_s) for key, end in ends.items()
