@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
@@ -236,7 +238,11 @@ def test_a_wait_that_runs_out(on_lab: Machine, open_notebook: Callable[..., Note
         shown = notebook.finish(0).splitlines()
     assert shown[0] == "Waited for 1 s. No free GPU devices: 1 of 1 is in use."
     assert f"train.ipynb (pid {child.pid})" in shown[1]
-    assert shown[2:] == ["Share one with %reserve_gpu 0 --share.", "CUDA_VISIBLE_DEVICES = ''"]
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert shown[2:] == [
+        f"GPU0 is reserved but idle: ask {user} (train.ipynb).",
+        "CUDA_VISIBLE_DEVICES = ''",
+    ]
 
 
 def test_an_error_stops_run_all(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:

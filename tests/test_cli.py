@@ -21,7 +21,7 @@ from reserve_gpu import command, errors
 from reserve_gpu.reservation import handover
 from tests.commandline import CommandLine
 from tests.frameworks import STANDINS, installed
-from tests.locked import held
+from tests.locked import have, held
 from tests.machine import LIMIT_S, ROOT, Child, program
 from tests.processes import US, is_running, living, queue, wait_for
 
@@ -193,8 +193,11 @@ def test_nothing_of_ours_is_open_in_the_command(here: Here) -> None:
     assert with_us - before == locks
 
 
+CLOSED = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "-")
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("words", [["run"], ["run", "--wait"], ["status"]])
+@pytest.mark.parametrize("words", [["run"], ["run", "--wait"]])
 def test_closed_standard_descriptors_stay_closed(here: Here, words: list[str]) -> None:
     """Where stdin, stdout and stderr are closed no lock comes to stand in for one of them."""
     code = """if True:
@@ -203,12 +206,23 @@ def test_closed_standard_descriptors_stay_closed(here: Here, words: list[str]) -
         locked = [n for n in found if os.readlink(f"/proc/self/fd/{n}").endswith(".lock")]
         open("out.txt", "w").write(f"{min(found) > 2} {min(locked) > 2} {reserve_gpu.current()!r}")
     """
-    runs = words[0] == "run"
-    to_run = ("--", sys.executable, "-c", code) if runs else ()
-    closed = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "-")
-    assert here.command(*closed, *US, *words, *to_run).returncode == 0
-    if runs:
-        assert (here.folder / "out.txt").read_text() == "True True <Reservation of GPU0>"
+    done = here.command(*CLOSED, *US, *words, "--", sys.executable, "-c", code)
+    assert done.returncode == 0
+    assert (here.folder / "out.txt").read_text() == "True True <Reservation of GPU0>"
+
+
+@pytest.mark.process
+def test_closed_standard_descriptors_are_nowhere(here: Here) -> None:
+    """Until then nothing that is opened gets their numbers, and what is printed goes nowhere."""
+    code = """if True:
+        import os, sys
+        from reserve_gpu.cli import main
+        ends = main(["status"]), main(["nonsense"])
+        files = [os.readlink(f"/proc/self/fd/{n}") for n in range(3)]
+        open("out.txt", "w").write(f"{ends} {set(files)}")
+    """
+    here.command(*CLOSED, sys.executable, "-c", code)
+    assert (here.folder / "out.txt").read_text() == "(0, 2) {'/dev/null'}"
 
 
 # -- what can't be run ----------------------------------------------------------------------------
@@ -724,11 +738,15 @@ def test_forgeries_are_ignored(here: Here, name: str) -> None:
         assert handover.received() is None
 
 
-@pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd"])
-def test_a_lock_is_in_the_lock_directory(here: Here, path: str) -> None:
-    """No other folder's file is taken for a lock, whatever path the environment gives."""
-    with forged(here, f"PID {json.dumps(left(locks=[['LOCK', path, False]]))}"):
-        assert handover.received() is None
+@pytest.mark.parametrize("is_absolute", [False, True])
+def test_a_lock_is_in_the_lock_directory(here: Here, *, is_absolute: bool) -> None:
+    """A lock in another folder is none, though the environment gives its path."""
+    path = here.folder / "elsewhere.lock"
+    name = str(path) if is_absolute else f"../{path.name}"
+    with have(path) as file:
+        fields = left(locks=[[file, name, False]])
+        with forged(here, f"PID {json.dumps(fields)}"):
+            assert handover.received() is None
 
 
 @pytest.mark.process

@@ -145,11 +145,11 @@ def free_descriptors(number: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def taken_whole(here: Here) -> str:
-    """What comes of locking GPU 0 whole, in a word."""
+def taken_whole(here: Here, uuid: str) -> str:
+    """What comes of locking a device whole, in a word."""
     try:
         with LockDirectory(str(here.locks)) as directory, directory.mutex():
-            lock = directory.take(here.uuid("0"), share=False)
+            lock = directory.take(uuid, share=False)
     except LockError as error:
         return str(error).rpartition(": ")[2].partition(".")[0]
     return "locked" if isinstance(lock, Lock) else "refused"
@@ -157,10 +157,10 @@ def taken_whole(here: Here) -> str:
 
 def test_no_descriptor_to_see_a_sharer(here: Here) -> None:
     """With however few free descriptors a device that somebody shares is never locked whole."""
-    outcomes = []
+    uuid, outcomes = here.uuid("0"), []
     with here.rival("0", share=True):
         for number in range(ROOM):
             with free_descriptors(number):
-                outcomes.append(taken_whole(here))
+                outcomes.append(taken_whole(here, uuid))
     assert list(dict.fromkeys(outcomes)) == ["Too many open files", "refused"]
-    assert taken_whole(here) == "locked"
+    assert taken_whole(here, uuid) == "locked"

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def on_a_gpu(function: Any) -> Any:
-    """Mark what needs hardware, which one process keeps; frameworks take their time there."""
-    return pytest.mark.gpu(pytest.mark.xdist_group("gpu")(pytest.mark.timeout(300)(function)))
+    """Mark what needs hardware; frameworks take their time there."""
+    return pytest.mark.gpu(pytest.mark.timeout(300)(function))
 
 
 CUDA = """

@@ -233,10 +233,11 @@ def test_its_life(here: Here, typed: CommandLine) -> None:
         assert interrupted_nap(kernel) == "KeyboardInterrupt"
         before = kernel.pid
         kernel.restart()
-        assert kernel.pid != before
-        assert kernel.run(VISIBLE).stdout == "['0']\n"
-        assert held(here) == [0]
-        with living(int(kernel.run(JOB.format("")).stdout)):  # nobody ran %reserve_gpu
+        job = int(kernel.run(JOB.format("")).stdout)  # in the first cell; nobody ran %reserve_gpu
+        with living(job):
+            assert kernel.pid != before
+            assert kernel.run(VISIBLE).stdout == "['0']\n"
+            assert held(here) == [0]
             os.kill(kernel.pid, signal.SIGKILL)
             kernel.manager.provisioner.process.wait()  # type: ignore[union-attr]
             assert held(here) == []

@@ -632,6 +632,22 @@ def test_looks_of_others_are_no_news(here: Here) -> None:
     assert len(steps.shown) == 1
 
 
+def test_news(here: Here) -> None:
+    """It is news when a device is let go of, and no news twice, as who has it may not be listed."""
+    here.write(ONE)
+    with reserved(here, "0") as (free,), Other(here) as other:
+        news = News(other.claim)
+        news.forget(other.denied)
+        assert not news()
+        free()
+        assert [news(), news()] == [True, False]
+        news.forget(other.denied)
+        assert not news()
+        with here.rival("0"):
+            assert not news()
+        assert [news(), news()] == [True, False]
+
+
 def test_what_runs_out_of_patience_leaves_the_queue(here: Here) -> None:
     """A wait that ends in vain, or by an error, leaves no ticket."""
     here.write(ONE)

@@ -618,7 +618,7 @@ def test_named_outside_the_limit(here: Here) -> None:
 def test_the_limit_stays_while_something_is_held(here: Here) -> None:
     """What this process itself has set is no limit; what was set before still is."""
     here.write(THREE_GPUS)
-    os.environ[VISIBLE] = "0,1"
+    os.environ.update({VISIBLE: "0,1", **IN_BUS_ORDER})
     assert got("1") == "1"
     assert got(count=2) == "0,1"
     with pytest.raises(reserve_gpu.RequestError, match="GPU2 is outside"):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LONG_S = 30
+REASON = "none was free"
 PRESS_S = 0.01  # between two presses of Ctrl-C
 WRITING = "os.truncate"  # the audit event of each change of what a lock file says
 
@@ -48,6 +49,22 @@ def sigint(handler: Any) -> Iterator[None]:
     before = signal.signal(signal.SIGINT, handler)
     yield
     assert signal.signal(signal.SIGINT, before) is handler
+
+
+def in_a_thread(function: Callable[[], object]) -> None:
+    """Call it in another thread, to its end."""
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Fail where KeyboardInterrupt, which would end pytest, is raised."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        pytest.fail("KeyboardInterrupt was raised once more")
 
 
 @contextmanager
@@ -108,10 +125,11 @@ def test_not_raised_again(here: Here) -> None:
     got("0")
     with pytest.raises(KeyboardInterrupt), interrupted_at(WRITING):
         reserve_gpu.release()
-    with sigint(signal.SIG_IGN):
+    with sigint(signal.SIG_IGN), uninterrupted():
         assert got("0") == "0"
         reserve_gpu.release()
-    assert got("0") == "0"
+    with uninterrupted():
+        assert got("0") == "0"
 
 
 def test_handled_once(here: Here) -> None:
@@ -184,7 +202,8 @@ def test_never_lost() -> None:
     for number, steps in enumerate(scenes(twice=False)):
         assert steps.count("raised") == 1, (number, steps)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        with sigint(signal.SIG_IGN), interrupts.deferred(), interrupts.allowed():
+        ignored = sigint(signal.SIG_IGN)
+        with ignored, uninterrupted(), interrupts.deferred(), interrupts.allowed():
             interrupts.checkpoint()
 
 
@@ -215,9 +234,7 @@ def test_a_fork_in_the_midst_of_a_call(here: Here) -> None:
         codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
     def progress(_: object) -> None:
-        thread = threading.Thread(target=fork)
-        thread.start()
-        thread.join()
+        in_a_thread(fork)
         signal.raise_signal(signal.SIGINT)  # the parent's own call goes on as before
 
     with here.rival("0"), pytest.raises(KeyboardInterrupt):
@@ -276,6 +293,14 @@ def test_interrupted_while_asking_for_the_same(here: Here) -> None:
     assert variables()[VISIBLE] == "0"
 
 
+def test_interrupted_while_asking_for_less(here: Here) -> None:
+    """Ctrl-C in a call that has let go of a part leaves nothing held, and no GPU visible."""
+    got("0,1")
+    with pytest.raises(KeyboardInterrupt), interrupted_at(WRITING):
+        reserve_gpu.reserve("0")
+    assert (reserve_gpu.current(), held(here), variables()[VISIBLE]) == (None, [], "")
+
+
 # -- blocks ----------------------------------------------------------------------------------------
 
 
@@ -295,10 +320,8 @@ def test_smaller_with_inside_with(here: Here) -> None:
 def test_smaller_wish_of_another_thread(here: Here) -> None:
     """Nor does a wish of another thread; what that one was answered with stays after the block."""
     with reserve_gpu.reserve("0,1") as outer:
-        thread = threading.Thread(target=reserve_gpu.reserve, args=("0",))
         with pytest.warns(reserve_gpu.ReserveGPUWarning, match=STAYS):
-            thread.start()
-            thread.join()
+            in_a_thread(lambda: reserve_gpu.reserve("0"))
     assert (reserve_gpu.current(), held(here)) == (outer, [0, 1])
 
 
@@ -368,6 +391,12 @@ def next_program() -> Iterator[None]:
             _sessions[os.getpid()] = before
 
 
+def left(**changes: Any) -> str:
+    """What a program that has got no device leaves to the next one."""
+    fields = {"before": {}, "written": {}, "devices": [], "locks": [], "note": None}
+    return f"{os.getpid()} {json.dumps({**fields, 'reason': REASON, **changes})}"
+
+
 def test_adopt(here: Here) -> None:
     """The next program of the process has the reservation, its note, and what was before it."""
     os.environ[VISIBLE] = "0,1"
@@ -387,11 +416,11 @@ def test_adopt_once(here: Here) -> None:
     """What was left is adopted once: what stands in the variable later counts for nothing."""
     with next_program():
         assert reserve_gpu.current() is None
-        got("0")
-        api.before_exec()
-        os.environ[VISIBLE] = "1"
+        os.environ[HELD] = left()
+        assert (reserve_gpu.current(), api.reason()) == (None, None)
+        assert got("0") == "0"
         reserve_gpu.release()
-        assert (reserve_gpu.current(), variables(), held(here)) == (None, {VISIBLE: "1"}, [])
+    assert held(here) == []
 
 
 def test_adopt_all_or_nothing(here: Here) -> None:
@@ -419,13 +448,12 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(("before", "written"), CHANGES, ids=repr)
 def test_forged_changes(here: Here, before: dict[str, Any], written: dict[str, Any]) -> None:
     """Whatever $RESERVE_GPU_HELD says was changed, one can reserve and release as ever."""
-    told = {"before": before, "written": written, "devices": [], "locks": [], "note": None}
-    os.environ[HELD] = f"{os.getpid()} {json.dumps(told | {'reason': 'none was free'})}"
+    os.environ[HELD] = left(before=before, written=written)
     os.environ[VISIBLE] = "0"
     path = os.environ["PATH"]
     with next_program():
         assert reserve_gpu.current() is None
-        assert api.reason() == "none was free"
+        assert api.reason() == REASON
         assert got("0") == "0"
         assert held(here) == [0]
         reserve_gpu.release()

@@ -319,18 +319,21 @@ def test_a_kernel_that_was_left_alone(here: Here) -> None:
 
 @pytest.mark.process
 def test_looking_takes_nothing(here: Here) -> None:
-    """While statuses are read without end, every reservation of a free device succeeds."""
+    """While statuses are read without end every reservation succeeds, and no status lacks any."""
     with here.child() as looker:
         looker.send(
-            "looks = 0\n"
-            "while not os.path.exists('enough'):\n reserve_gpu.status(); looks += 1\nlooks"
+            "problems = []\n"
+            "while not os.path.exists('enough'): problems.append(reserve_gpu.status().problem)\n"
+            "problems"
         )
         wait_for(lambda: here.calls().count("nvmlShutdown") > 1)
         for _ in range(50):
             assert reserve_gpu.reserve(count=2).environ["CUDA_VISIBLE_DEVICES"] == "0,1"
             reserve_gpu.release()
         (here.folder / "enough").touch()
-        assert looker.answer().value > 1
+        problems = looker.answer().value
+    assert len(problems) > 1
+    assert not any(problems)
 
 
 @on_a_host
@@ -655,9 +658,21 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("columns", [24, 40, 60, 80, 200])
-def test_in_a_terminal(here: Here, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    """In a terminal states have colours, and no line is longer than a row."""
+# By the width of a terminal: the columns that have room there, and how the names look.
+WIDTHS = [
+    (24, "GPU state name", "NVIDIA…"),
+    (40, "GPU state name memory", "NVIDI…"),
+    (60, "GPU state name memory use", "NVIDIA A10…"),
+    (80, "GPU state name memory use", "NVIDIA A100-SXM4-40GB"),
+    (200, "GPU state name memory use", "NVIDIA A100-SXM4-40GB"),
+]
+
+
+@pytest.mark.parametrize(("columns", "titles", "name"), WIDTHS)
+def test_in_a_terminal(
+    here: Here, monkeypatch: pytest.MonkeyPatch, columns: int, titles: str, name: str
+) -> None:
+    """In a terminal states have colours, and no line is longer than a row, nor cut off."""
     here.use("mig")
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -670,7 +685,8 @@ def test_in_a_terminal(here: Here, monkeypatch: pytest.MonkeyPatch, columns: int
     assert "\x1b" in text
     assert "\x1b" not in bare
     assert max(map(len, bare.splitlines())) <= columns
-    assert re.search(r"^0 +reserved", bare, re.MULTILINE)
+    assert titles in [" ".join(line.split()) for line in bare.splitlines()]
+    assert re.search(rf"^0 +reserved +{name}( |$)", bare, re.MULTILINE)
     assert re.search(r"^  1:2 +free", bare, re.MULTILINE)
     assert str(os.getpid()) in re.sub(r"\n *", "", bare)
     assert (f"(pid {os.getpid()}) since" in bare) or columns < 80

@@ -98,10 +98,17 @@ def owner(directory: int, name: str) -> int | None:
 
 
 def sole_owner(directory: int, name: str) -> int | None:
-    """The owner, if the file has no second name: anybody may have given it that."""
+    """The owner, if nobody else can write to the file.
+
+    The lock files of devices are writable by all, and so anybody can give them a second name, which
+    would be locked as long as the device is.
+    """
     with suppress(OSError):
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        return status.st_uid if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 else None
+        is_sole = stat.S_ISREG(status.st_mode) and not status.st_mode & (
+            stat.S_IWGRP | stat.S_IWOTH
+        )
+        return status.st_uid if is_sole else None
     return None
 
 
