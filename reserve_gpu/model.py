@@ -67,7 +67,8 @@ class Device(NamedTuple):
     old_name: str | None = None
 
     def __repr__(self) -> str:
-        return f"<{self.label}: {self.name or 'a GPU without a name'}, {self.uuid}>"
+        name, uuid = ascii(self.name)[1:-1], ascii(self.uuid)[1:-1]  # the driver's words, escaped
+        return f"<{self.label}: {name if self.name else 'a GPU without a name'}, {uuid}>"
 
     @property
     def number(self) -> str:

@@ -20,6 +20,7 @@ from reserve_gpu.locks.lock import Lock
 from reserve_gpu.report import messages
 from reserve_gpu.reservation import environment, handover, policy
 from reserve_gpu.reservation.environment import Changes
+from reserve_gpu.reservation.turn import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.claim import Granted
     from reserve_gpu.reservation.request import Deadline
 
-POLL_S = 0.1  # between two looks at whether another thread waits in the queue
 RENEW_LIMIT_S = 1.0  # for the mutex, at the end of a cell
 
 
@@ -101,11 +101,7 @@ class Session:
         self.reason: str | None = None
         self._held: Held | None = None
         self._changes = Changes()
-        # Reentrant, as a handler of a signal may run just before a turn, or just after it.
-        self._turn = threading.RLock()
-        self._thread: int | None = None  # the one that has the turn
-        self._is_waiting = False  # in the queue
-        self._due: list[Reservation | None] = []  # to be released at the end of a turn
+        self._turn = Turn()
         self._has_adopted = False
         environment.remember_over_fork()
 
@@ -117,33 +113,16 @@ class Session:
         Raises NoFreeDeviceError then, and RequestError in a handler of a signal that came in the
         midst of another call.
         """
-        if self._thread == threading.get_ident():
+        if self._turn.is_own:
             raise RequestError(messages.nested())
-        with interrupts.deferred():
-            self._await_turn(deadline)
-            self._thread = threading.get_ident()
-            try:
-                yield self
-            finally:
-                self._end_turn()
 
-    def _end_turn(self) -> None:
-        while True:
-            due, self._due = self._due, []
-            if any(map(self._means_what_is_held, due)):
-                self._release()
-            self._thread, self._is_waiting = None, False
-            if not self._due:  # else a handler came just now
-                break
-            self._thread = threading.get_ident()
-        self._turn.release()
-
-    def _await_turn(self, deadline: Deadline | None) -> None:
-        while not self._turn.acquire(timeout=POLL_S):
-            interrupts.checkpoint()
-            if deadline and self._is_waiting and time.monotonic() >= deadline.at:
+        def give_up() -> None:
+            if deadline and self._turn.is_waiting and time.monotonic() >= deadline.at:
                 self._go_without()
                 raise NoFreeDeviceError(messages.another_thread_waits())
+
+        with self._turn.take(give_up):
+            yield self
 
     @contextmanager
     def letting_go_if_interrupted(self) -> Iterator[None]:
@@ -162,11 +141,11 @@ class Session:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Let other threads know that this one, which has the turn, waits in the queue."""
-        self._is_waiting = True
+        self._turn.is_waiting = True
         try:
             yield
         finally:
-            self._is_waiting = False
+            self._turn.is_waiting = False
 
     @property
     def reservation(self) -> Reservation | None:
@@ -235,20 +214,15 @@ class Session:
 
         In a handler of a signal that came in the midst of another call it is done at its end.
         """
-        if self._thread == threading.get_ident():
-            self._due.append(reservation)
+        if self._turn.is_own:
+            self._turn.at_end(lambda: self._release_if(reservation))
             return ()
         with self.turn():
-            return self._release() if self._means_what_is_held(reservation) else ()
-
-    def _means_what_is_held(self, reservation: Reservation | None) -> bool:
-        """Whether who lets go of that reservation, None for any, lets go of what is held."""
-        held = self._held
-        return reservation is None or (held is not None and held.reservation is reservation)
+            return self._release_if(reservation)
 
     def go_without(self) -> None:
         """Leave this process, if it holds nothing, without any GPU that it could use by mistake."""
-        if self._thread == threading.get_ident():
+        if self._turn.is_own:
             self._go_without()
         else:
             with self.turn():
@@ -278,7 +252,7 @@ class Session:
     def note_cell(self) -> list[str]:
         """Note for others that a cell has ended; returns lines that the person has to know."""
         held = self._held
-        if held is None or self._thread is not None:
+        if held is None or self._turn.is_taken:
             return []
         with self.turn():
             for lock in self._held_locks().values():
@@ -391,6 +365,12 @@ class Session:
             if locks.get(uuid) is not lock:
                 lock.release()
         return reservation
+
+    def _release_if(self, reservation: Reservation | None) -> tuple[Device, ...]:
+        """Let go of what is held if that is the reservation; None for any."""
+        held = self._held
+        is_meant = reservation is None or (held is not None and held.reservation is reservation)
+        return self._release() if is_meant else ()
 
     def _release(self) -> tuple[Device, ...]:
         devices = self.devices
