@@ -35,12 +35,15 @@ for number in range(3, 256):
 ROOM = 16  # descriptors; more than a reservation needs at once
 
 
-def close_locks(here: Here) -> None:
+def close_locks(here: Here) -> list[int]:
     """Close what this process has open in the lock directory, as code does that closes all."""
+    closed = []
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):
             if os.readlink(f"/proc/self/fd/{name}").startswith(f"{here.locks}/"):
                 os.close(int(name))
+                closed.append(int(name))
+    return closed
 
 
 # -- closed ----------------------------------------------------------------------------------------
@@ -103,6 +106,22 @@ def test_closed_lock_that_another_has_now(here: Here) -> None:
     assert held(here) == []
 
 
+def test_number_of_another_file_that_is_signed(here: Here) -> None:
+    """Once the notebook is known nothing is written to a file that has the number of a lock."""
+    got("0")
+    (number,) = close_locks(here)
+    letter = here.folder / "letter.txt"
+    letter.write_text("dear all")
+    with letter.open("r+") as file, here.rival("0"):
+        if file.fileno() != number:
+            os.dup2(file.fileno(), number)
+        os.environ["JPY_SESSION_NAME"] = "/home/me/thesis.ipynb"
+        api.note_cell()
+        assert letter.read_text() == "dear all"
+        if file.fileno() != number:
+            os.close(number)
+
+
 @pytest.mark.process
 def test_all_closed(here: Here) -> None:
     """A process that closes all of its descriptors has its GPU locked again at its next call."""
@@ -149,6 +168,7 @@ def taken_whole(here: Here, uuid: str) -> str:
     """What comes of locking a device whole, in a word."""
     try:
         with LockDirectory(str(here.locks)) as directory, directory.mutex():
+            directory.tickets()  # as every attempt begins
             lock = directory.take(uuid, share=False)
     except LockError as error:
         return str(error).rpartition(": ")[2].partition(".")[0]

@@ -10,13 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.machine import LIMIT_S, Machine
+from tests.processes import is_running, living
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,24 +91,6 @@ def other(processes: tuple[Child, Child]) -> Iterator[Child]:
     """Another process on the same machine."""
     yield processes[1]
     processes[1].run("reserve_gpu.release()")
-
-
-@contextmanager
-def living(pid: int) -> Iterator[None]:
-    """Be sure that the process lives from here to the end, and end it then."""
-    try:
-        assert is_running(pid)
-        yield
-        assert is_running(pid)
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def is_running(pid: int) -> bool:
-    with suppress(FileNotFoundError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 @pytest.mark.parametrize("kind", CHILDREN)

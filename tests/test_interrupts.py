@@ -174,44 +174,6 @@ def test_another_thread() -> None:
     thread.join()
 
 
-FORK_BY_A_THREAD = """
-import signal, threading
-from reserve_gpu import interrupts
-def in_fork():
-    try:
-        signal.raise_signal(signal.SIGINT)
-        return b"nothing"
-    except KeyboardInterrupt:
-        pass
-    try:
-        with interrupts.deferred():
-            signal.raise_signal(signal.SIGINT)
-            os.write(tell, b"deferred, ")
-    except KeyboardInterrupt:
-        return b"raised"
-def fork():
-    if not os.fork():
-        try:
-            os.write(tell, in_fork())
-        finally:
-            os._exit(0)
-    os.wait()
-told, tell = os.pipe()
-with interrupts.deferred():
-    thread = threading.Thread(target=fork)
-    thread.start()
-    thread.join()
-os.read(told, 100).decode()
-"""
-
-
-@pytest.mark.process
-def test_fork_by_another_thread(machine: Machine) -> None:
-    """A fork that another thread makes meanwhile can be interrupted, and defers what it does."""
-    with machine.child() as child:
-        assert child.run(FORK_BY_A_THREAD).value == "deferred, raised"
-
-
 # -- an interrupt in the midst of a call -----------------------------------------------------------
 
 

@@ -340,7 +340,7 @@ def in_s(seconds: float) -> float:
 
 
 def notice(queue: Queue) -> None:
-    """What everybody does who looks."""
+    """Do what everybody does who looks."""
     with queue.directory.mutex():
         pass
 
@@ -368,12 +368,15 @@ def test_news_ends_a_wait(queue: Queue, wakeups: Wakeups) -> None:
 
 def test_no_news_ends_no_wait(queue: Queue, wakeups: Wakeups) -> None:
     """Where a look finds no news the wait goes on, to its end or to the next notice."""
+    looks: list[bool] = []
+
+    def look() -> bool:
+        notice(queue)  # something happens during the look
+        looks.append(True)
+        return len(looks) == 2
+
     notice(queue)
-    looks = iter([False, True])
-    timer = threading.Timer(0.01, notice, [queue])
-    timer.start()
-    assert wakeups.wait(in_s(30), lambda: next(looks))
-    timer.join()
+    assert wakeups.wait(in_s(30), look)
     notice(queue)
     assert not wakeups.wait(in_s(0.01), lambda: False)
 

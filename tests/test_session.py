@@ -47,8 +47,11 @@ def _interruptible() -> Iterator[None]:
 def sigint(handler: Any) -> Iterator[None]:
     """Have something else done at SIGINT."""
     before = signal.signal(signal.SIGINT, handler)
-    yield
-    assert signal.signal(signal.SIGINT, before) is handler
+    try:
+        yield
+    finally:
+        there = signal.signal(signal.SIGINT, before)
+    assert there is handler
 
 
 def in_a_thread(function: Callable[[], object]) -> None:
@@ -319,9 +322,9 @@ def test_smaller_with_inside_with(here: Here) -> None:
 
 def test_smaller_wish_of_another_thread(here: Here) -> None:
     """Nor does a wish of another thread; what that one was answered with stays after the block."""
-    with reserve_gpu.reserve("0,1") as outer:
-        with pytest.warns(reserve_gpu.ReserveGPUWarning, match=STAYS):
-            in_a_thread(lambda: reserve_gpu.reserve("0"))
+    warns = pytest.warns(reserve_gpu.ReserveGPUWarning, match=STAYS)
+    with reserve_gpu.reserve("0,1") as outer, warns:
+        in_a_thread(lambda: reserve_gpu.reserve("0"))
     assert (reserve_gpu.current(), held(here)) == (outer, [0, 1])
 
 
@@ -393,7 +396,7 @@ def next_program() -> Iterator[None]:
 
 def left(**changes: Any) -> str:
     """What a program that has got no device leaves to the next one."""
-    fields = {"before": {}, "written": {}, "devices": [], "locks": [], "note": None}
+    fields: dict[str, Any] = {"before": {}, "written": {}, "devices": [], "locks": [], "note": None}
     return f"{os.getpid()} {json.dumps({**fields, 'reason': REASON, **changes})}"
 
 

@@ -22,8 +22,9 @@ from reserve_gpu.locks.queue import STOPPED_S
 from reserve_gpu.reservation import policy
 from tests import test_users
 from tests.machine import LIMIT_S, Child, Machine
+from tests.processes import wait_for
 from tests.test_machines import CONTAINER, behind
-from tests.waiters import Waiter, queued, read, stopped, wait_for
+from tests.waiters import Waiter, queued, read, stopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

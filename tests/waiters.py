@@ -6,15 +6,15 @@ import json
 import os
 import select
 import signal
-import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.machine import LIMIT_S
+from tests.processes import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tests.machine import Answer, Child, Machine
 
@@ -54,14 +54,6 @@ class Waiter:
     def sees(self, *words: object) -> None:
         """Return once it has seen that: the place, and the state of each device."""
         wait_for(lambda: self.looks()[-1] == " ".join(map(str, words)))
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    """Wait until the condition holds; fail after a long time."""
-    deadline = time.monotonic() + LIMIT_S / 2
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def queued(machine: Machine) -> list[int]:

@@ -235,11 +235,17 @@ def replaced(device: Device, path: str) -> str:
     )
 
 
-def lost(device: Device, path: str, holder: Holder) -> str:
-    """Why a reservation is none any more: another process has the new lock file."""
+def lost(device: Device, path: str | None, holder: Holder) -> str:
+    """Why a reservation is none any more: another process has the device now.
+
+    path: of the lock file that somebody deleted, None where other code has closed it.
+    """
+    what = f"Other code in this process had closed the lock of {device.label}"
+    if path is not None:
+        what = f"Somebody deleted {path}, the lock of {device.label}"
     return (
-        f"Somebody deleted {path}, the lock of {device.label}, and the device is now "
-        f"{words.holder(holder)}. Nothing was changed: agree with them, or restart this kernel."
+        f"{what}, and the device is now {words.holder(holder)}. Nothing was changed: agree with "
+        "them, or restart this kernel."
     )
 
 

@@ -285,7 +285,8 @@ class Session:
                     continue
                 new = directory.take(device.uuid, share=old.shared)
                 if not isinstance(new, Lock):
-                    raise LockError(messages.lost(device, old.path, host.with_user(new)))
+                    path = old.path if old.held() else None
+                    raise LockError(messages.lost(device, path, host.with_user(new)))
                 locks[device.uuid] = new
                 if old.held():
                     texts.append(messages.replaced(device, old.path))
