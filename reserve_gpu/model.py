@@ -5,8 +5,6 @@ means "not reported", never zero. Memory is in MiB, and moments are in seconds s
 unless a name says otherwise.
 """
 
-from __future__ import annotations
-
 import math
 from enum import Enum
 from typing import NamedTuple

@@ -26,7 +26,7 @@ EXTRAS = {
     "engines": ("distributed", "ipyparallel", "jupyterhub", "ray"),
     "frameworks": ("jax", "numba", "torch"),
     "build": ("build", "twine"),
-    "benchmarks": ("GPUtil", "gpustat", "nvitop"),
+    "benchmarks": ("gpustat", "nvitop"),
 }
 
 

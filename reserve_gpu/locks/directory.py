@@ -46,6 +46,8 @@ REPLACED_LIMIT = 10  # attempts to lock a file that others go on replacing
 MOST_OF_ONE_USER = 64  # sharers of a device, and waiters; nobody needs more, and each costs a look
 OTHERS_MODE, OWN_MODE = 0o666, 0o644
 
+NUMBERED = re.compile(r"-[0-9]{1,10}-([0-9]{1,10})\.lock")  # behind the prefix
+
 
 class LockDirectory:
     """The directory of one machine's locks, open; a context manager.
@@ -194,8 +196,9 @@ class LockDirectory:
         Counted by the owner of the file, not by the UID in its name: that may be another in a
         container with a user namespace, and anybody could write any name.
         """
-        pattern = re.compile(re.escape(prefix) + r"-[0-9]{1,10}-([0-9]{1,10})\.lock")
-        numbered = [(int(m[1]), n) for n in self._names() if (m := pattern.fullmatch(n))]
+        behind = len(prefix)
+        candidates = [name for name in self._names() if name.startswith(prefix)]
+        numbered = [(int(m[1]), n) for n in candidates if (m := NUMBERED.fullmatch(n, behind))]
         strangers = host.unmapped_uid() if numbered else None  # many users, so all of theirs count
         by_owner: dict[int, list[str]] = {}
         for _, name in sorted(numbered):

@@ -6,11 +6,11 @@ plain text has the notebook's own colour, and what has a colour of its own has i
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model import State
 from reserve_gpu.report.layout import QUEUE_TITLE, TITLES, Style
+from reserve_gpu.report.text import escape
 
 if TYPE_CHECKING:
     from reserve_gpu.report.layout import Entry, Layout, Line

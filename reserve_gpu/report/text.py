@@ -46,3 +46,10 @@ def listed(words: Sequence[str]) -> str:
 def labels(devices: Sequence[Labelled]) -> str:
     """`GPU1`, `GPU1 and GPU3`, `GPU0, GPU1 and GPU3`."""
     return listed([device.label for device in devices])
+
+
+def escape(text: str) -> str:
+    """The text as HTML shows it."""
+    import html  # which loads the names of 2,000 letters; most sessions show no HTML
+
+    return html.escape(text)
