@@ -61,9 +61,13 @@ def machine(tmp_path: Path) -> Machine:
     return host(tmp_path)
 
 
+# Dask gives up a worker that is killed within 15 s of a restart, if the next one isn't there by then.
+PATIENT = {"DASK_DISTRIBUTED__DEPLOY__LOST_WORKER_TIMEOUT": "600s"}
+
+
 def script(machine: Machine, code: str, **extra: str) -> subprocess.CompletedProcess[str]:
     """Run code that starts a cluster; a task and a warning each say what they see."""
-    done = run(machine, "-c", PRELUDE + code, **extra)
+    done = run(machine, "-c", PRELUDE + code, **PATIENT, **extra)
     assert done.returncode == 0, done.stderr
     return done
 

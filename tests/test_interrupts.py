@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Children = tuple[Child, Child]
 
-FEW, MANY = 25, 1000  # instructions at which an action is interrupted
+FEW, MANY, ALL = 25, 400, 1 << 20  # instructions at which an action is interrupted
 LONG_S = 30
 SHORT_S = 0.5  # but long enough for a look
 
@@ -187,8 +187,21 @@ def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", [FEW, pytest.param(MANY, marks=pytest.mark.full)])
-@pytest.mark.parametrize("action", [*ACTIONS, *IN_VAIN])
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("action", "number"),
+    [
+        *[(action, FEW) for action in (*ACTIONS, *IN_VAIN)],
+        *[
+            pytest.param(
+                action,
+                ALL if action in ("reserve", "release", "with") else MANY,
+                marks=pytest.mark.full,
+            )
+            for action in (*ACTIONS, *IN_VAIN)
+        ],
+    ],
+)
 def test_interrupted_anywhere(children: Children, action: str, number: int) -> None:
     """Wherever Ctrl-C comes, locks, variables and current() agree, and the next call works."""
     try_all(children, action, INTERRUPT, number)
@@ -214,6 +227,7 @@ def test_an_interrupted_reserve_holds_nothing(children: Children) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", [FEW, pytest.param(MANY, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("does", "action"),
@@ -241,7 +255,7 @@ def try_all(children: Children, action: str, does: str, number: int) -> None:
     other.run("reserve_gpu.release()")
     assert not answer.error, answer.text
     count, faults = answer.value
-    assert count >= number
+    assert count >= min(number, FEW)
     assert faults == []
 
 
