@@ -43,6 +43,7 @@ class Shell:
         self._instances = {kind: kind._instance for kind in Displaying._walk_mro()}
         config, kind = Config(), cast("Any", Displaying)
         config.HistoryManager.enabled = False  # it has a thread and a database
+        config.Completer.use_jedi = False  # it makes a folder in the home of who runs the tests
         config.InteractiveShell.colors = "nocolor" if version_info[0] > 8 else "NoColor"
         self.shell: Any = kind(config=config)
         if is_notebook:
