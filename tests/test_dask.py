@@ -61,7 +61,7 @@ def machine(tmp_path: Path) -> Machine:
     return host(tmp_path)
 
 
-# Dask gives up a worker that is killed within 15 s of a restart, if the next one isn't there by then.
+# Else Dask gives up a worker that is killed within 15 s of a restart and slow to come back.
 PATIENT = {"DASK_DISTRIBUTED__DEPLOY__LOST_WORKER_TIMEOUT": "600s"}
 
 
