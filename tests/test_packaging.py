@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -61,8 +62,14 @@ def built(checkout: Path) -> Built:
 
 
 def run(*command: str | Path) -> str:
-    """Run a command to its end; what it said is in the error if it fails."""
-    done = subprocess.run(command, text=True, capture_output=True, check=False)
+    """Run a command to its end; what it said is in the error if it fails.
+
+    Outside of the checkout: pip would take what a build left there for an installed package.
+    """
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command, text=True, capture_output=True, check=False, cwd="/", env=environ
+    )
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 

@@ -18,6 +18,7 @@ POLL_S = 0.05
 KILL_LIMIT_S = 5  # a process that is killed is gone at once, unless it hangs in its driver
 ANSWERS = "{answers}"  # in a command: stands for the descriptor to answer on
 PIPE_BYTES = 1 << 16  # what a pipe holds (man 7 pipe); an answer takes far less
+READS = 64  # at a time, of a child that prints without end
 KEPT_BYTES = 4096  # at the end of a child's output
 
 
@@ -71,8 +72,10 @@ class Child:
             has_ended = os.waitid(os.P_PID, self._process.pid, how) is not None
         except ChildProcessError:  # SIGCHLD is ignored here, or somebody waits for all children
             has_ended = True
-        printed = self._process.stdout.read(PIPE_BYTES) or b""  # type: ignore[union-attr]
-        self._output = (self._output + printed)[-KEPT_BYTES:]
+        for _ in range(READS):
+            if not (printed := self._process.stdout.read(PIPE_BYTES)):  # type: ignore[union-attr]
+                break
+            self._output = (self._output + printed)[-KEPT_BYTES:]
         return has_ended
 
     def end(self, *, is_over: bool = False) -> End:

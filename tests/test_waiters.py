@@ -1,0 +1,275 @@
+"""Real waiters: holders that release or die, users, containers, kernels, a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from reserve_gpu.locks.queue import STOPPED_S
+from reserve_gpu.reservation import policy
+from tests import test_users
+from tests.machine import LIMIT_S, Child, Machine
+from tests.processes import wait_for
+from tests.test_machines import CONTAINER, behind
+from tests.waiters import Waiter, queued, read, stopped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.machine import Kernel
+
+pytestmark = pytest.mark.process
+
+ONE = "gpu\n  uuid GPU-00000000-0000-4000-8000-000000000000\n"
+# A wait in which no look is due before its end, where all is reserved: somebody has to tell.
+UNDUE_S = policy.QUIET_S - 0.5
+
+users_machine = test_users.machine  # for more than one Unix user
+
+
+@pytest.fixture
+def one(machine: Machine) -> Machine:
+    """A machine with one idle GPU."""
+    machine.write(ONE)
+    return machine
+
+
+@pytest.mark.parametrize("is_several", [False, True], ids=["one user", "three users"])
+def test_first_come_first_served(request: pytest.FixtureRequest, *, is_several: bool) -> None:
+    """A GPU that is released, or whose holder dies, goes to those in the queue in their order."""
+    machine: Machine = request.getfixturevalue("users_machine" if is_several else "machine")
+    machine.write(ONE)
+    users = ["root", test_users.NOBODY, test_users.DAEMON, "root"]
+    children = [test_users.child(machine, u) if is_several else machine.child() for u in users]
+    with children[0] as holder, children[1] as a, children[2] as b, children[3] as c:
+        assert holder.reserve().value == "0"
+        waiters = [Waiter(machine, child) for child in (a, b, c)]
+        for place, waiter in enumerate(waiters, 1):
+            waiter.sees(place, "reserved")
+        for end in (holder.kill, lambda: a.run("reserve_gpu.release()"), b.kill):
+            assert queued(machine) == [waiter.pid for waiter in waiters]
+            with stopped(machine, waiters[0].pid):
+                end()
+                for place, waiter in enumerate(waiters[1:], 2):
+                    waiter.sees(place, "awaited")  # in vain, though the first one is slow
+            assert waiters.pop(0).answer().value == "0"
+        assert queued(machine) == []
+
+
+def test_a_killed_waiter_leaves_no_trace(one: Machine) -> None:
+    """Who is killed with -9 while waiting is out of the queue, and the next one is served."""
+    with one.child() as holder, one.child() as a, one.child() as b:
+        assert holder.reserve().value == "0"
+        killed, waiter = Waiter(one, a), Waiter(one, b)
+        assert queued(one) == [killed.pid, waiter.pid]
+        a.kill()
+        assert queued(one) == [waiter.pid]
+        waiter.sees(1, "reserved")
+        holder.run("reserve_gpu.release()")
+        assert waiter.answer().value == "0"
+
+
+@pytest.mark.full
+def test_who_is_stopped_is_passed_over(one: Machine) -> None:
+    """A GPU that a stopped process does not take goes to the next one; it is next when it is on."""
+    with one.child() as holder, one.child() as a, one.child() as b:
+        assert holder.reserve().value == "0"
+        first, second = Waiter(one, a), Waiter(one, b)
+        with stopped(one, first.pid):
+            holder.run("reserve_gpu.release()")
+            start = time.monotonic()
+            assert second.answer().value == "0"
+            assert time.monotonic() - start > STOPPED_S - 1  # it may have been stopped for one
+            assert queued(one) == [first.pid]
+        b.kill()
+        assert first.answer().value == "0"
+
+
+@pytest.mark.parametrize("when", ["in its sleep", "while the driver starts"])
+def test_interrupt(one: Machine, when: str) -> None:
+    """Ctrl-C ends a wait with no GPU visible, out of the queue, also before it has begun."""
+    with one.child() as holder, one.child() as child:
+        if when == "in its sleep":
+            assert holder.reserve().value == "0"
+            Waiter(one, child)
+        else:
+            one.add("delay nvmlInitWithFlags * 60")
+            child.send("reserve_gpu.reserve(wait=True)")
+            wait_for(one.calls)
+        os.kill(child.pid, signal.SIGINT)
+        assert child.answer().error == "KeyboardInterrupt"
+        assert queued(one) == []
+        assert child.visible() == ""
+
+
+@pytest.mark.parametrize(
+    ("end", "place"),
+    [
+        ("release", "here"),
+        ("kill", "here"),
+        ("kill", "in a container"),
+        pytest.param("release", "in a container", marks=pytest.mark.full),
+    ],
+)
+def test_a_waiter_sees_that_a_gpu_comes_free(one: Machine, end: str, place: str) -> None:
+    """Who waits need not look to see a GPU released, or its holder killed; a container looks."""
+    waiting = one.child() if place == "here" else behind(one, *CONTAINER)
+    with one.child() as holder, waiting as child:
+        assert holder.reserve().value == "0"
+        waiter = Waiter(one, child, limit_s=UNDUE_S)
+        if end == "kill":
+            holder.kill()
+        else:
+            holder.run("reserve_gpu.release()")
+        assert waiter.answer().value == "0"
+
+
+UNTOLD = 'echo 0 > /proc/sys/user/max_inotify_instances && exec "$@"'
+
+
+@pytest.mark.full
+def test_a_waiter_whom_the_kernel_does_not_tell(one: Machine) -> None:
+    """Where too many files are watched already, a waiter looks by itself."""
+    alone = ("unshare", "--user", "--map-root-user", "sh", "-c", UNTOLD, "sh")
+    if subprocess.run([*alone, "true"], check=False).returncode:
+        pytest.skip("this system allows no user namespaces")
+    child = Child(one.environ(), one.folder, *alone)
+    try:
+        with one.child() as holder:
+            assert holder.reserve().value == "0"
+            waiter = Waiter(one, child, limit_s=UNDUE_S)
+            holder.run("reserve_gpu.release()")
+            assert waiter.answer().value == "0"
+    finally:
+        child.kill()
+
+
+@pytest.mark.full
+def test_a_waiter_hardly_works(one: Machine) -> None:
+    """Those who wait for what is reserved take 2 % of a core each at most."""
+    children = one.child(), one.child(), one.child(), one.child()
+    with children[0] as holder, children[1] as a, children[2] as b, children[3] as c:
+        assert holder.reserve().value == "0"
+        processes = [psutil.Process(Waiter(one, child).pid) for child in (a, b, c)]
+        time.sleep(1)
+        before = [sum(process.cpu_times()[:2]) for process in processes]
+        time.sleep(6)
+        after = [sum(process.cpu_times()[:2]) for process in processes]
+        assert all(late - early <= 0.12 for early, late in zip(before, after, strict=True))
+
+
+# -- what is seen of it ----------------------------------------------------------------------------
+
+
+def shown(kernel: Kernel, message: str) -> list[tuple[str, dict[str, Any]]]:
+    """What the cell sent to the notebook until it ended, by kind."""
+    parts: list[tuple[str, dict[str, Any]]] = []
+    while True:
+        part = kernel.client.get_iopub_msg(timeout=LIMIT_S)
+        if part["parent_header"].get("msg_id") == message:
+            content = part["content"]
+            if content.get("execution_state") == "idle":
+                return parts
+            if part["msg_type"] not in ("status", "execute_input"):
+                parts.append((part["msg_type"], content))
+
+
+@pytest.mark.ipython
+def test_a_notebook_shows_one_line_that_changes(one: Machine) -> None:
+    """A cell that waits has one display, updated in place and empty at the end, then the output."""
+    pytest.importorskip("ipykernel.kernelspec")
+    with one.child() as holder, one.child() as ahead, one.kernel() as kernel:
+        assert holder.reserve("note='the thesis'").value == "0"
+        pid, first = kernel.pid, Waiter(one, ahead)
+        cell = kernel.start("%reserve_gpu --wait")
+        wait_for(lambda: queued(one) == [first.pid, pid])
+        holder.kill()
+        assert first.answer().value == "0"
+        ahead.run("reserve_gpu.release()")
+        messages = shown(kernel, cell)
+    *displays, last = messages
+    kinds = [kind for kind, _ in displays]
+    assert kinds == ["display_data", *["update_display_data"] * (len(kinds) - 1)]
+    assert len({content["transient"]["display_id"] for _, content in displays}) == 1
+    texts = [content["data"]["text/plain"] for _, content in displays]
+    assert "number 2 in the queue" in texts[0]
+    assert texts[-1] == ""
+    assert last[0] == "stream"
+    assert last[1]["text"].startswith("Reserving GPU0: ")
+
+
+@pytest.mark.ipython
+def test_interrupting_a_cell_that_waits(one: Machine) -> None:
+    """Interrupting a waiting cell shows one line; the kernel holds nothing and is not queued."""
+    pytest.importorskip("ipykernel.kernelspec")
+    with one.child() as holder, one.kernel() as kernel:
+        assert holder.reserve().value == "0"
+        pid = kernel.pid
+        cell = kernel.start("%reserve_gpu --wait")
+        wait_for(lambda: queued(one) == [pid])
+        while kernel.client.get_iopub_msg(timeout=LIMIT_S)["msg_type"] != "display_data":
+            pass
+        kernel.manager.interrupt_kernel()
+        done = kernel.finish(cell)
+        assert done.error
+        assert len(done.traceback) == 1
+        assert len(done.traceback[0].splitlines()) == 1
+        assert "Stopped waiting" in done.traceback[0]
+        assert done.values[-1]["text/plain"] == ""
+        assert queued(one) == []
+        visible = kernel.run("import os; print([os.environ['CUDA_VISIBLE_DEVICES']])")
+        assert visible.stdout == "['']\n"
+        holder.run("reserve_gpu.release()")
+        assert holder.reserve().value == "0"
+
+
+@contextmanager
+def wait_in_ipython(
+    machine: Machine, stdout: int, **extra: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A terminal IPython that waits; killed at the end."""
+    ipython = (sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor")
+    cell = ("--ext=reserve_gpu", "-c", "%reserve_gpu --wait")
+    with machine.running(
+        *ipython, *cell, environ=machine.environ(**extra), stdout=stdout
+    ) as process:
+        yield process
+
+
+def test_a_terminal_shows_one_line_that_is_rewritten(one: Machine) -> None:
+    """In a terminal one line, never longer than a row, is rewritten, and gone at the end."""
+    columns = 60
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+    text = ""
+    with one.child() as holder, wait_in_ipython(one, end, TERM="vt100") as process:
+        assert holder.reserve("note='a very long story'").value == "0"
+        os.close(end)
+        while part := read(terminal):
+            text += part
+            if text.count("Waiting for") == 2:  # the seconds have changed
+                holder.kill()
+        assert process.wait(LIMIT_S) == 0
+    os.close(terminal)
+    waited, reserved, rest = text.partition("Reserving GPU0: ")
+    assert reserved
+    assert rest.count("\n") == 4
+    rewritten = waited.split("\r\x1b[K")
+    assert rewritten[0] == rewritten[-1] == ""
+    assert len(rewritten) >= 4
+    assert all(0 < len(row) < columns for row in rewritten[1:-1])
+    assert all(row.startswith("Waiting for a GPU, next in the queue") for row in rewritten[1:-1])
+    assert not re.search("[\r\n\x1b]", "".join(rewritten))
