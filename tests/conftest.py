@@ -34,9 +34,14 @@ ALL_BUT_FULL = "not full"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the layers; and under nohup let SIGHUP do what some tests prove of it."""
+    """Choose the layers; and let signals do what tests prove of them.
+
+    Under nohup SIGHUP is ignored, in a job that a script has put into the background SIGINT.
+    """
     config.option.markexpr = layers(config.option.markexpr, config.args)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def layers(expression: str, arguments: list[str]) -> str:
