@@ -195,7 +195,7 @@ def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
         *[
             pytest.param(
                 action,
-                ALL if action in ("reserve", "release", "with") else MANY,
+                ALL if action in ("reserve", "release") else MANY,
                 marks=pytest.mark.full,
             )
             for action in (*ACTIONS, *IN_VAIN)

@@ -34,7 +34,7 @@ def test_of_64_contenders_8_win_8_different_gpus(machine: Machine, rounds: int) 
         assert sorted(contest["kernel"]) == sorted(winners)
 
 
-@pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.full)])
+@pytest.mark.parametrize("seconds", [3, pytest.param(15, marks=pytest.mark.full)])
 def test_a_race(seconds: int) -> None:
     """Under random kill -9, sharing, waits and releases no GPU has two holders, or a dead one."""
     done = subprocess.run(
