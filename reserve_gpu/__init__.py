@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 # `python -m reserve_gpu` puts the working directory first, and imports this file before
@@ -40,7 +41,6 @@ from reserve_gpu.errors import (
     WaitTimeoutError,
 )
 from reserve_gpu.model import Device
-from reserve_gpu.report.status import Status
 from reserve_gpu.reservation.api import current, release, reserve, status
 from reserve_gpu.reservation.session import Reservation
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from reserve_gpu.frameworks.check import Check, check
+    from reserve_gpu.report.status import Status
 
 __all__ = [
     "Check",
@@ -91,12 +92,11 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Import what checks the frameworks when it is first used: most sessions never check."""
-    if name not in ("Check", "check"):
+    """Import what shows a status or checks frameworks when it is first used: most never do."""
+    homes = {"Status": "report.status", "Check": "frameworks.check", "check": "frameworks.check"}
+    if name not in homes:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from reserve_gpu.frameworks import check
-
-    return getattr(check, name)
+    return getattr(import_module(f"{__name__}.{homes[name]}"), name)
 
 
 def __dir__() -> list[str]:

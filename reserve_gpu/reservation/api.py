@@ -24,7 +24,6 @@ from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.model import Device
 from reserve_gpu.report import messages
-from reserve_gpu.report.status import look
 from reserve_gpu.reservation import environment, policy
 from reserve_gpu.reservation.claim import Claim, Denied, Granted, attempt, cautions, explained
 from reserve_gpu.reservation.request import Deadline, idle_mib, parse
@@ -116,6 +115,8 @@ def status() -> Status:
     Raises DriverError where there is no driver. Where the lock directory can't be used the devices
     are there all the same, and `problem` says why nothing is known of reservations.
     """
+    from reserve_gpu.report.status import look  # which most sessions never need
+
     limit = session().outside()[environment.VISIBLE]
     with interrupts.deferred():
         return look(idle_mib=idle_mib(), limit=limit)
