@@ -842,13 +842,3 @@ def test_a_lock_that_other_code_has_closed(two: Here) -> None:
     close_the_lock(two)
     with two.rival("0"), pytest.raises(LockError, match="the device is now reserved by"):
         reserve_gpu.reserve()
-
-
-def test_no_thread_waits_for_its_own_mutex(here: Here) -> None:
-    """A handler of a signal that asks for the mutex that its own thread has is refused at once."""
-    with LockDirectory(str(here.locks)) as directory, directory.mutex():
-        with pytest.raises(MutexHeldError, match="looking at the locks"), directory.mutex():
-            pass
-        with pytest.raises(MutexHeldError, match="looking at the locks"):
-            reserve_gpu.reserve()
-    assert reserve_gpu.reserve()

@@ -14,7 +14,6 @@ import os
 import re
 import stat
 import sys
-import threading
 import time
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -47,11 +46,7 @@ REPLACED_LIMIT = 10  # attempts to lock a file that others go on replacing
 MOST_OF_ONE_USER = 64  # sharers of a device, and waiters; nobody needs more, and each costs a look
 OTHERS_MODE, OWN_MODE = 0o666, 0o644
 
-NESTED = "This process is looking at the locks just now; try again when it is done."
-
 NUMBERED = re.compile(r"-[0-9]{1,10}-([0-9]{1,10})\.lock")  # behind the prefix
-
-_mutex_thread: int | None = None  # of this process, that has the mutex
 
 
 class LockDirectory:
@@ -84,16 +79,11 @@ class LockDirectory:
         until: the latest moment, by time.monotonic(), to give up at; a mutex that is free within a
             second is waited for all the same.
         """
-        global _mutex_thread
-        if _mutex_thread == threading.get_ident():  # a handler of a signal: it can't wait for that
-            raise MutexHeldError(NESTED)
         self._mutex = self._wait_for_mutex(limit_s, until)
-        _mutex_thread = threading.get_ident()
         try:
             self._holders = self._listing = None
             yield
         finally:
-            _mutex_thread = None
             mutex, self._mutex = self._mutex, None
             self._holders = self._listing = None
             mutex.release()
