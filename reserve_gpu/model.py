@@ -24,8 +24,8 @@ class State(Enum):
     UNFIT = "unfit"  # not what was asked for
 
 
-class ComputeMode(Enum):
-    """Who may use a GPU, by its compute mode. The values are NVML's (nvmlComputeMode_t)."""
+class ComputeMode:
+    """Who may use a GPU: NVML's numbers (nvmlComputeMode_t)."""
 
     DEFAULT = 0
     EXCLUSIVE_THREAD = 1
@@ -122,6 +122,7 @@ class Usage(NamedTuple):
     sees_all: an empty process list means that there are no processes (not so in a container).
     used_mib: memory in use; without the driver's own reserve where reserve_known.
     graphics_mib: memory that listed graphics processes account for.
+    mode: the compute mode, one of ComputeMode.
     """
 
     compute: int | None = None
@@ -131,7 +132,7 @@ class Usage(NamedTuple):
     used_mib: float | None = None
     reserve_known: bool = True
     graphics_mib: float = 0.0
-    mode: ComputeMode | None = None
+    mode: int | None = None
 
     @property
     def unexplained_mib(self) -> float | None:

@@ -12,7 +12,6 @@ import sys
 import warnings
 from _thread import get_ident
 from contextlib import suppress
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from reserve_gpu.errors import DriverError, NoDriverError, shown
@@ -28,7 +27,7 @@ WSL_LIBRARY = "/usr/lib/wsl/lib/libnvidia-ml.so.1"
 TEXT_LIMIT = 300  # characters of an error's text that are shown
 
 
-class Code(IntEnum):
+class Code:
     """What NVML answers where it can't do what was asked (nvmlReturn_t in nvml.h)."""
 
     INVALID_ARGUMENT = 2
@@ -168,7 +167,7 @@ class Bindings:
         return self._call(name, function, *arguments)
 
     def ask_if_offered(
-        self, name: str, *arguments: Any, absent: frozenset[Code] = NOT_OFFERED
+        self, name: str, *arguments: Any, absent: frozenset[int] = NOT_OFFERED
     ) -> Any:
         """Like ask, but None where NVML answers a code that means: not to be had here."""
         return _none_for(absent, self.ask, name, *arguments)
@@ -187,7 +186,7 @@ class Bindings:
         bus_id: str | None = _none_for(NO_DECORATION, self._call, "nvmlDeviceGetPciInfo", read)
         return bus_id
 
-    def memory_v2(self, handle: Any, *, absent: frozenset[Code]) -> Any:
+    def memory_v2(self, handle: Any, *, absent: frozenset[int]) -> Any:
         """The memory reading that leaves out the driver's own reserve, None where there is none."""
 
         def read() -> Any:
@@ -199,7 +198,7 @@ class Bindings:
 
         return _none_for(absent, self._call, "nvmlDeviceGetMemoryInfo_v2", read)
 
-    def process_count(self, handle: Any, name: str, *, absent: frozenset[Code]) -> int | None:
+    def process_count(self, handle: Any, name: str, *, absent: frozenset[int]) -> int | None:
         """How many processes a list of that name would have, None where the driver has no such.
 
         The list itself is not asked for, as drivers differ in the layout of its entries
@@ -300,7 +299,7 @@ def _preload_wsl_library() -> None:
             ctypes.CDLL(WSL_LIBRARY)
 
 
-def _none_for(absent: frozenset[Code], function: Callable[..., Any], *arguments: Any) -> Any:
+def _none_for(absent: frozenset[int], function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except DeviceError as error:

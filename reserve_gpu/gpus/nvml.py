@@ -7,13 +7,12 @@ time can take seconds where persistence mode is off, so each is touched only whe
 from __future__ import annotations
 
 from contextlib import suppress
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import host
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.bindings import NOT_OFFERED, Bindings, Code, DeviceError
-from reserve_gpu.model import ComputeMode, Device, Fault, Process, Usage
+from reserve_gpu.model import Device, Fault, Process, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +38,7 @@ P2P_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
 P2P_OK = 0  # NVML_P2P_STATUS_OK
 
 
-class Link(IntEnum):
+class Link:
     """How far two GPUs are from each other; less is closer."""
 
     NVLINK = 0
@@ -58,17 +57,6 @@ LINKS = {
 }
 
 
-class _Handles(NamedTuple):
-    """What NVML knows a device by.
-
-    gpu: the handle of the GPU that the device is or is a part of. An instance has none of the
-    properties of the board, and NVML refuses to say them of one.
-    """
-
-    device: Any
-    gpu: Any
-
-
 class Nvml:
     """One conversation with the driver, from initialisation to shutdown; a context manager.
 
@@ -83,7 +71,9 @@ class Nvml:
         self.sees_all = host.sees_all_processes()
         self._limit_s = limit_s
         self._devices: dict[int, list[Device | Fault]] = {}  # by the GPU's index
-        self._handles: dict[str, _Handles] = {}  # by UUID
+        # By UUID: NVML's handles of the device, and of the GPU that it is or is a part of. Of an
+        # instance NVML refuses to say what is a property of the board.
+        self._handles: dict[str, tuple[Any, Any]] = {}
 
     def __enter__(self) -> Self:
         self._driver = Bindings(self._limit_s)
@@ -155,12 +145,15 @@ class Nvml:
         self._require(device)
         return self._driver.run(self._read_usage, device, limit_s=limit_s)
 
-    def utilisation(self, device: Device) -> int | None:
-        """How busy the device was lately, in percent of the time; None if that is not reported."""
-        with suppress(DeviceError):
-            self._require(device)
-            return self._driver.run(self._read_utilisation, device)
-        return None
+    def look(self, device: Device) -> tuple[Usage, list[Process], int | None]:
+        """All that people want to see: the usage, the processes, the utilisation in percent.
+
+        In one reading, as each takes a change to the worker thread and back. The utilisation is
+        None where it is not reported.
+        Raises DeviceError as `usage`.
+        """
+        self._require(device)
+        return self._driver.run(self._read_all, device)
 
     def processes(self, device: Device) -> list[Process]:
         """The compute processes and MPS clients on the device, as far as the driver shows them."""
@@ -198,7 +191,7 @@ class Nvml:
         mode = self._driver.ask_if_offered("nvmlDeviceGetMigMode", gpu, absent=NO_MIG)
         is_split = bool(mode and mode[0])
         if not is_split:
-            return [self._read_device(index, _Handles(gpu, gpu))]
+            return [self._read_device(index, gpu, gpu)]
         return self._read_instances(index, gpu) or [
             Fault(index, "MIG is on, but it has no MIG instances")
         ]
@@ -219,58 +212,65 @@ class Nvml:
             handle = self._driver.ask_if_offered(
                 "nvmlDeviceGetMigDeviceHandleByIndex", gpu, slot, absent=NO_INSTANCE
             )
-            return None if handle is None else self._read_device(index, _Handles(handle, gpu), slot)
+            return None if handle is None else self._read_device(index, handle, gpu, slot)
         except DeviceError as error:
             return Fault(index, str(error), slot)
 
-    def _read_device(self, index: int, handles: _Handles, slot: int | None = None) -> Device:
+    def _read_device(self, index: int, handle: Any, gpu: Any, slot: int | None = None) -> Device:
         """What is at that place; the same as before where it is asked again for another's fault."""
-        uuid = self._driver.ask("nvmlDeviceGetUUID", handles.device)
-        self._handles[uuid] = handles
+        uuid = self._driver.ask("nvmlDeviceGetUUID", handle)
+        self._handles[uuid] = handle, gpu
         for known in self._devices.get(index, ()):
             if isinstance(known, Device) and (known.uuid, known.instance) == (uuid, slot):
                 return known
         decoration = self._driver.decoration
-        total_mib, _, _ = self._read_memory(handles.device)
-        gpu_uuid, old_name = (None, None) if slot is None else self._read_origin(handles)
+        total_mib, _, _ = self._read_memory(handle)
+        gpu_uuid, old_name = (None, None) if slot is None else self._read_origin(handle, gpu)
         return Device(
             index=index,
             uuid=uuid,
-            name=decoration("nvmlDeviceGetName", handles.device),
-            bus_id=self._driver.bus_id(handles.gpu),
+            name=decoration("nvmlDeviceGetName", handle),
+            bus_id=self._driver.bus_id(gpu),
             memory_mib=None if total_mib is None else int(total_mib),
-            vbios=decoration("nvmlDeviceGetVbiosVersion", handles.gpu),
-            link_width=decoration("nvmlDeviceGetCurrPcieLinkWidth", handles.gpu),
+            vbios=decoration("nvmlDeviceGetVbiosVersion", gpu),
+            link_width=decoration("nvmlDeviceGetCurrPcieLinkWidth", gpu),
             instance=slot,
             gpu_uuid=gpu_uuid,
             old_name=old_name,
         )
 
-    def _read_origin(self, handles: _Handles) -> tuple[str, str]:
+    def _read_origin(self, handle: Any, gpu: Any) -> tuple[str, str]:
         """The UUID of an instance's GPU, and the instance's name before R470 gave it a UUID.
 
         https://docs.nvidia.com/datacenter/tesla/mig-user-guide/mig-device-names.html
         """
-        gpu_uuid = self._driver.ask("nvmlDeviceGetUUID", handles.gpu)
-        gpu_instance = self._driver.decoration("nvmlDeviceGetGpuInstanceId", handles.device)
-        part = self._driver.decoration("nvmlDeviceGetComputeInstanceId", handles.device)
+        gpu_uuid = self._driver.ask("nvmlDeviceGetUUID", gpu)
+        gpu_instance = self._driver.decoration("nvmlDeviceGetGpuInstanceId", handle)
+        part = self._driver.decoration("nvmlDeviceGetComputeInstanceId", handle)
         return gpu_uuid, f"MIG-{gpu_uuid}/{gpu_instance}/{part}"
 
+    def _read_all(self, device: Device) -> tuple[Usage, list[Process], int | None]:
+        return (
+            self._read_usage(device),
+            self._read_processes(device),
+            self._read_utilisation(device),
+        )
+
     def _read_usage(self, device: Device) -> Usage:
-        handles = self._handles[device.uuid]
-        total_mib, used_mib, reserve_known = self._read_memory(handles.device)
+        handle, gpu = self._handles[device.uuid]
+        total_mib, used_mib, reserve_known = self._read_memory(handle)
         # An instance has no compute mode of its own.
-        mode = self._driver.ask_if_offered("nvmlDeviceGetComputeMode", handles.gpu)
-        graphics = self._read_list(handles.device, "Graphics")
+        mode = self._driver.ask_if_offered("nvmlDeviceGetComputeMode", gpu)
+        graphics = self._read_list(handle, "Graphics")
         return Usage(
-            compute=self._read_count(handles.device, "Compute"),
-            mps=self._read_count(handles.device, "MPSCompute"),
+            compute=self._read_count(handle, "Compute"),
+            mps=self._read_count(handle, "MPSCompute"),
             sees_all=self.sees_all,
             total_mib=total_mib,
             used_mib=used_mib,
             reserve_known=reserve_known,
             graphics_mib=float(sum(process.memory_mib or 0 for process in graphics)),
-            mode=_compute_mode(mode),
+            mode=mode,
         )
 
     def _read_memory(self, handle: Any) -> tuple[float | None, float | None, bool]:
@@ -287,12 +287,15 @@ class Nvml:
         name = f"nvmlDeviceGet{kind}RunningProcesses"
         return self._driver.process_count(handle, name, absent=NO_PROCESS_LIST)
 
-    def _read_utilisation(self, device: Device) -> int:
-        handle = self._handles[device.uuid].device
-        return int(self._driver.ask("nvmlDeviceGetUtilizationRates", handle).gpu)
+    def _read_utilisation(self, device: Device) -> int | None:
+        """How busy it was lately, in percent of the time."""
+        handle, _ = self._handles[device.uuid]
+        with suppress(DeviceError):
+            return int(self._driver.ask("nvmlDeviceGetUtilizationRates", handle).gpu)
+        return None
 
     def _read_processes(self, device: Device) -> list[Process]:
-        handle = self._handles[device.uuid].device
+        handle, _ = self._handles[device.uuid]
         listed = self._read_list(handle, "Compute") + self._read_list(handle, "MPSCompute")
         return list({process.pid: process for process in listed}.values())
 
@@ -308,8 +311,8 @@ class Nvml:
                 return [_process(entry) for entry in entries]
         return []
 
-    def _read_link(self, one: Device, other: Device) -> Link:
-        gpus = self._handles[one.uuid].gpu, self._handles[other.uuid].gpu
+    def _read_link(self, one: Device, other: Device) -> int:
+        gpus = self._handles[one.uuid][1], self._handles[other.uuid][1]
         with suppress(DeviceError):
             if self._driver.ask("nvmlDeviceGetP2PStatus", *gpus, P2P_NVLINK) == P2P_OK:
                 return Link.NVLINK
@@ -317,13 +320,6 @@ class Nvml:
             level = self._driver.ask("nvmlDeviceGetTopologyCommonAncestor", *gpus)
             return LINKS.get(level, Link.SYSTEM)
         return Link.SYSTEM
-
-
-def _compute_mode(number: int | None) -> ComputeMode | None:
-    """None also for a number that NVML may give a meaning in the future."""
-    with suppress(ValueError):
-        return ComputeMode(number)
-    return None
 
 
 def _process(entry: Any) -> Process:

@@ -24,7 +24,7 @@ def judge(usage: Usage, idle_mib: float | None = None) -> State:
     Idle takes no sign of use and at least one reading that can be trusted.
     idle_mib: memory in use up to which it is idle, None for the default.
     """
-    if usage.mode is ComputeMode.PROHIBITED:
+    if usage.mode == ComputeMode.PROHIBITED:
         return State.PROHIBITED
     if usage.compute or usage.mps:
         return State.BUSY
@@ -53,9 +53,9 @@ def idle_limit_mib(usage: Usage, idle_mib: float | None = None) -> float:
 
 def is_usable(usage: Usage) -> bool:
     """Whether CUDA would let one more process onto the device."""
-    if usage.mode is ComputeMode.EXCLUSIVE_PROCESS:
+    if usage.mode == ComputeMode.EXCLUSIVE_PROCESS:
         return not (usage.compute or usage.mps)
-    return usage.mode is not ComputeMode.PROHIBITED
+    return usage.mode != ComputeMode.PROHIBITED
 
 
 def used_mib(usage: Usage) -> float:

@@ -192,15 +192,12 @@ def _row(
         next_in_queue=_next_in_queue(device, reservations.waiting),
     )
     try:
-        usage = nvml.usage(device)
-        processes = nvml.processes(device)
+        usage, processes, utilisation = nvml.look(device)
     except DeviceError as error:
         return row._replace(reason=str(error))
     if nvml.sees_all:
         processes = _attributed(processes, holders, is_complete=reservations.is_complete)
-    read = row._replace(
-        usage=usage, utilisation=nvml.utilisation(device), processes=tuple(processes)
-    )
+    read = row._replace(usage=usage, utilisation=utilisation, processes=tuple(processes))
     return _judged(read, usage, judge(usage, idle_mib), reservations.fault_of(device))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ from reserve_gpu.reservation.session import Reservation, session
 from reserve_gpu.reservation.wait import wait_in_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from reserve_gpu.gpus.names import DeviceNames
     from reserve_gpu.model import Request, Waiting
@@ -83,7 +82,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     with session().turn(deadline) as own:
         texts = own.renew()
         before = own.reservation
-        with own.letting_go_if_interrupted():
+        with own.letting_go_if_interrupted(deadline):
             reservation, more = own.met_by(request) or _taken(own, request, deadline, progress)
     try:
         for text in texts + more:
@@ -165,7 +164,7 @@ def _taken(
     is_late = environment.cuda_started()
     if is_late and not environment.cuda_uuids():
         raise TooLateError(messages.too_late(own.devices, ()))
-    with _failing_closed_if_interrupted(own, deadline), Nvml() as gpus:
+    with Nvml() as gpus:
         gpus.count()  # without a driver nothing is made
         if is_late:
             request = _only_what_cuda_sees(own, request, gpus)
@@ -245,14 +244,3 @@ def _warnings(claim: Claim, granted: Granted) -> list[str]:
     if host.is_private(claim.locks.path):
         texts.append(messages.private(claim.locks.path))
     return texts
-
-
-@contextmanager
-def _failing_closed_if_interrupted(own: Session, deadline: Deadline) -> Iterator[None]:
-    """Leave no GPU visible to what comes after a wait that was interrupted."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if deadline.waits:
-            own.go_without()
-        raise

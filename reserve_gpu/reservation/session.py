@@ -125,8 +125,11 @@ class Session:
             yield self
 
     @contextmanager
-    def letting_go_if_interrupted(self) -> Iterator[None]:
-        """Let go of what was taken in the block if it ends by Ctrl-C: nobody gets to know of it."""
+    def letting_go_if_interrupted(self, deadline: Deadline) -> Iterator[None]:
+        """Let go of what was taken in the block if it ends by Ctrl-C: nobody gets to know of it.
+
+        What comes after a wait, or after a reservation that is gone, sees no GPU.
+        """
         before = self.reservation
         try:
             yield
@@ -134,8 +137,8 @@ class Session:
         except KeyboardInterrupt:
             if self.reservation is not before:
                 self._release()
-                if before:
-                    self._go_without()
+            if before or deadline.waits:
+                self._go_without()
             raise
 
     @contextmanager
