@@ -790,7 +790,10 @@ def close_the_lock(here: Here) -> int:
 
 
 def is_the_file(number: int, path: Path) -> bool:
-    return os.path.samestat(os.fstat(number), path.stat())
+    try:
+        return os.path.samestat(os.fstat(number), path.stat())
+    except OSError:  # another test has closed it
+        return False
 
 
 def test_a_number_that_came_to_mean_another_file(two: Here) -> None:

@@ -6,20 +6,21 @@ in it; the program that a process becomes by exec takes over what was left to it
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from reserve_gpu import host, interrupts
 from reserve_gpu.errors import LockError, NoFreeDeviceError, RequestError
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.locks.lock import Lock
 from reserve_gpu.report import messages
 from reserve_gpu.reservation import environment, handover, policy
 from reserve_gpu.reservation.environment import Changes
+from reserve_gpu.reservation.held import Held
 from reserve_gpu.reservation.turn import Turn
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from reserve_gpu.locks.lock import Lock
     from reserve_gpu.model import Device, Request
     from reserve_gpu.reservation.claim import Granted
     from reserve_gpu.reservation.request import Deadline
@@ -74,23 +76,6 @@ class Reservation:
         return messages.reserved(self.devices, self.environ)
 
 
-class Held(NamedTuple):
-    """What is held.
-
-    locks: by UUID. note: for others to read. is_unnamed: it was signed before the notebook's name
-    was known. answers: how many calls of reserve() were answered with it and are not in a `with`
-    block. inside: the threads that are in one, once for each; the end of the last one is the end of
-    the reservation, unless a call outside of any was answered with it.
-    """
-
-    reservation: Reservation
-    locks: Mapping[str, Lock]
-    note: str | None = None
-    is_unnamed: bool = False
-    answers: int = 1
-    inside: tuple[int, ...] = ()
-
-
 class Session:
     """What this process holds, and what it did to its environment.
 
@@ -100,6 +85,7 @@ class Session:
     def __init__(self) -> None:
         self.reason: str | None = None
         self._held: Held | None = None
+        self._reservation: Reservation | None = None  # of what is held
         self._changes = Changes()
         self._turn = Turn()
         self._has_adopted = False
@@ -153,10 +139,7 @@ class Session:
     @property
     def reservation(self) -> Reservation | None:
         """What is held, unless its locks were lost."""
-        held = self._held
-        if held and all(lock.held() for lock in held.locks.values()):
-            return held.reservation
-        return None
+        return self._reservation if self._held and self._held.is_intact else None
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -166,8 +149,7 @@ class Session:
 
     def note_of(self, reservation: Reservation) -> str | None:
         """What others read beside it, while it is held."""
-        held = self._held
-        return held.note if held and held.reservation is reservation else None
+        return self._held.note if self._held and self._reservation is reservation else None
 
     def outside(self) -> dict[str, str | None]:
         """The CUDA variables as somebody outside of this package set them."""
@@ -187,7 +169,7 @@ class Session:
         held, reservation = self._held, self.reservation
         if held is None or reservation is None:
             return None
-        devices = policy.kept(reservation.devices, request, is_shared=_is_shared(held))
+        devices = policy.kept(reservation.devices, request, is_shared=held.is_shared)
         if devices is None:
             return None
         if tuple(devices) == reservation.devices:
@@ -199,11 +181,10 @@ class Session:
             return reservation, [*self._again(request.note), stays]
         if is_late:  # the same in another order
             return None
-        locks = {device.uuid: self._held_locks()[device.uuid] for device in devices}
-        note = held.note if request.note is None else request.note
-        reservation = self._change(devices, locks, note, held.answers + 1)
+        locks = {device.uuid: held.locks[device.uuid] for device in devices}
+        reservation = self._change(devices, locks, held.note, held.answers + 1)
         if request.note is not None:
-            self._sign()
+            self._sign(request.note)
         return reservation, []
 
     def hold(self, granted: Granted, note: str | None) -> Reservation:
@@ -237,19 +218,16 @@ class Session:
             held = self._held
             if held is None or self.reservation is not reservation:
                 raise RequestError(messages.has_ended())
-            inside = (*held.inside, threading.get_ident())
-            self._held = held._replace(inside=inside, answers=max(0, held.answers - 1))
+            self._held = held.entered(threading.get_ident())
 
     def leave(self, reservation: Reservation) -> None:
         """End a `with` block, and the reservation if nobody else was answered with it."""
         with self.turn():
             held = self._held
-            if held is None or held.reservation is not reservation or not held.inside:
+            if held is None or self._reservation is not reservation or not held.inside:
                 return
-            inside, thread = list(held.inside), threading.get_ident()
-            inside.remove(thread if thread in inside else inside[-1])
-            self._held = held._replace(inside=tuple(inside))
-            if not inside and not held.answers:
+            self._held = held.left(threading.get_ident())
+            if self._held.is_over:
                 self._release()
 
     def note_cell(self) -> list[str]:
@@ -268,8 +246,8 @@ class Session:
                 self._sign()
             return lines
 
-    def renew(self, limit_s: float | None = None) -> list[str]:
-        """Lock again what is not locked any more for others.
+    def renew(self, limit_s: float = math.inf) -> list[str]:
+        """Lock again what others don't respect any more.
 
         Somebody deleted the lock file, and others look at a new one; or other code in this process
         has closed all descriptors.
@@ -277,33 +255,24 @@ class Session:
         the device now.
         """
         held = self._held
-        if held is None or all(map(_is_effective, held.locks.values())):
+        if held is None or not (devices := held.unprotected()):
             return []
-        locks, texts = dict(held.locks), []
-        until = float("inf") if limit_s is None else time.monotonic() + limit_s
+        texts = []
+        until = time.monotonic() + limit_s
         with LockDirectory() as directory, directory.mutex(until=until):
-            for device in held.reservation.devices:
-                old = locks[device.uuid]
-                if _is_effective(old):
-                    continue
-                new = directory.take(device.uuid, share=old.shared)
-                if not isinstance(new, Lock):
-                    path = old.path if old.held() else None
-                    raise LockError(messages.lost(device, path, host.with_user(new)))
-                locks[device.uuid] = new
-                if old.held():
-                    texts.append(messages.replaced(device, old.path))
-                else:
-                    texts.append(messages.closed(device))
-                self._held = held = held._replace(locks=dict(locks))
+            for device in devices:
+                old = held.locks[device.uuid]
+                self._held, text = held.relocked(device, directory)
+                held = self._held
                 old.release()
+                texts.append(text)
         self._sign()
         return texts
 
     def leave_to_next_program(self, reason: str | None) -> None:
         """Leave all of it to the program that this process becomes with its next exec."""
         held = self._held
-        devices = held.reservation.devices if held else ()
+        devices = held.devices if held else ()
         note = held.note if held else None
         handover.offer(handover.Handover(self._changes, devices, self._held_locks(), note, reason))
 
@@ -321,23 +290,18 @@ class Session:
             return
         self.reason, self._changes = given.reason, given.changes
         if given.devices:
-            reservation = Reservation(given.devices, _set_only(given.changes.written))
-            self._held = Held(reservation, given.locks, given.note)
+            self._reservation = Reservation(given.devices, _set_only(given.changes.written))
+            self._held = Held(given.devices, given.locks, given.note)
             self._sign()  # the notebook is known only now, in VS Code later
 
     def _again(self, note: str | None) -> list[str]:
         """Answer one more call with what is held; only a new note changes what others read."""
-        held = self._held
-        if held is None:
+        if self._held is None or self._reservation is None:
             return []
-        if threading.get_ident() not in held.inside:
-            held = held._replace(answers=held.answers + 1)
+        self._held = self._held.answered(threading.get_ident())
         if note is not None:
-            held = held._replace(note=note)
-        self._held = held
-        if note is not None:
-            self._sign()
-        return self._mend_variables(held.reservation)
+            self._sign(note)
+        return self._mend_variables(self._reservation)
 
     def _mend_variables(self, reservation: Reservation) -> list[str]:
         """Set the variables again if somebody changed them, as long as CUDA will read them."""
@@ -364,7 +328,8 @@ class Session:
         with descriptors.no_fork():
             self._changes = self._changes.to(values)
             is_unnamed = not host.notebook_path()
-            self._held = Held(reservation, dict(locks), note, is_unnamed, answers)
+            self._held = Held(reservation.devices, dict(locks), note, is_unnamed, answers)
+            self._reservation = reservation
         for uuid, lock in before.items():
             if locks.get(uuid) is not lock:
                 lock.release()
@@ -372,16 +337,14 @@ class Session:
 
     def _release_if(self, reservation: Reservation | None) -> tuple[Device, ...]:
         """Let go of what is held if that is the reservation; None for any."""
-        held = self._held
-        is_meant = reservation is None or (held is not None and held.reservation is reservation)
-        return self._release() if is_meant else ()
+        return self._release() if reservation in (None, self._reservation) else ()
 
     def _release(self) -> tuple[Device, ...]:
         devices = self.devices
         with descriptors.no_fork():
             for lock in self._held_locks().values():
                 lock.release()
-            self._held = None
+            self._held = self._reservation = None
             self._changes = self._changes.undo()
         return devices
 
@@ -392,12 +355,13 @@ class Session:
     def _held_locks(self) -> Mapping[str, Lock]:
         return self._held.locks if self._held else {}
 
-    def _sign(self) -> None:
-        """Write into the locks who holds them."""
+    def _sign(self, note: str | None = None) -> None:
+        """Write into the locks who holds them. note: a new one, None to keep what there is."""
         if self._held:
-            self._held = self._held._replace(is_unnamed=not host.notebook_path())
+            note = self._held.note if note is None else note
+            self._held = self._held._replace(note=note, is_unnamed=not host.notebook_path())
             for lock in self._held.locks.values():
-                lock.write(host.myself(self._held.note))
+                lock.write(host.myself(note))
 
 
 _sessions: dict[int, Session] = {}  # by process id; an entry of another process is its parent's
@@ -409,15 +373,6 @@ def session() -> Session:
     own = _sessions.get(pid) or _sessions.setdefault(pid, Session())  # one for all threads
     own.adopt()
     return own
-
-
-def _is_effective(lock: Lock) -> bool:
-    """Whether others are kept off by it."""
-    return lock.held() and lock.stands()
-
-
-def _is_shared(held: Held) -> bool:
-    return any(lock.shared for lock in held.locks.values())
 
 
 def _set_only(values: Mapping[str, str | None]) -> dict[str, str]:

@@ -1,0 +1,82 @@
+"""What this process holds, as a value: the locks, and who in this process counts on them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from reserve_gpu import host
+from reserve_gpu.errors import LockError
+from reserve_gpu.locks.lock import Lock
+from reserve_gpu.report import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from reserve_gpu.locks.directory import LockDirectory
+    from reserve_gpu.model import Device
+
+
+class Held(NamedTuple):
+    """Devices that are held.
+
+    locks: by UUID. note: for others to read. is_unnamed: it was signed before the notebook's name
+    was known. answers: how many calls of reserve() were answered with it outside of a `with` block.
+    inside: the threads that are in a `with` block of it, once for each block.
+    """
+
+    devices: tuple[Device, ...]
+    locks: Mapping[str, Lock]
+    note: str | None = None
+    is_unnamed: bool = False
+    answers: int = 1
+    inside: tuple[int, ...] = ()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it lets others share the devices."""
+        return any(lock.shared for lock in self.locks.values())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last `with` block has ended, and nobody outside of one counts on it."""
+        return not self.inside and not self.answers
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether this process still has all the locks: not in a fork, nor closed by other code."""
+        return all(lock.held() for lock in self.locks.values())
+
+    def unprotected(self) -> list[Device]:
+        """The devices whose locks don't keep others off any more."""
+        return [
+            device
+            for device in self.devices
+            if not (self.locks[device.uuid].held() and self.locks[device.uuid].stands())
+        ]
+
+    def relocked(self, device: Device, directory: LockDirectory) -> tuple[Held, str]:
+        """With a new lock of the device, and what to say of it; under the mutex.
+
+        Raises LockError if another process has the device now.
+        """
+        old = self.locks[device.uuid]
+        new = directory.take(device.uuid, share=old.shared)
+        path = old.path if old.held() else None
+        if not isinstance(new, Lock):
+            raise LockError(messages.lost(device, path, host.with_user(new)))
+        text = messages.replaced(device, path) if path else messages.closed(device)
+        return self._replace(locks={**self.locks, device.uuid: new}), text
+
+    def answered(self, thread: int) -> Held:
+        """After one more call of reserve(); inside of a `with` block it lasts until its end."""
+        return self if thread in self.inside else self._replace(answers=self.answers + 1)
+
+    def entered(self, thread: int) -> Held:
+        """After the start of a `with` block: the call that it began with counts no more."""
+        return self._replace(inside=(*self.inside, thread), answers=max(0, self.answers - 1))
+
+    def left(self, thread: int) -> Held:
+        """After the end of a `with` block, which another thread may have begun."""
+        inside = list(self.inside)
+        inside.remove(thread if thread in inside else inside[-1])
+        return self._replace(inside=tuple(inside))
