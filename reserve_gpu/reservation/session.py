@@ -364,7 +364,8 @@ class Session:
                 lock.write(host.myself(note))
 
 
-_sessions: dict[int, Session] = {}  # by process id; an entry of another process is its parent's
+# By process id; an entry of another process is its parent's. A reload of the module keeps it.
+_sessions: dict[int, Session] = globals().get("_sessions", {})
 
 
 def session() -> Session:
