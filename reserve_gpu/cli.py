@@ -88,20 +88,14 @@ def _check(arguments: Namespace) -> int:
 def _install(arguments: Namespace) -> int:
     from reserve_gpu.jupyter import kernelspec
 
-    try:
-        _print(kernelspec.install(arguments))
-    except kernelspec.InstallError as error:
-        raise command.ExitError(str(error), command.CANNOT_CREATE) from error
+    _print(kernelspec.install(arguments))
     return 0
 
 
 def _uninstall(arguments: Namespace) -> int:
     from reserve_gpu.jupyter import kernelspec
 
-    try:
-        _print(kernelspec.uninstall(arguments))
-    except kernelspec.InstallError as error:
-        raise command.ExitError(str(error), command.CANNOT_CREATE) from error
+    _print(kernelspec.uninstall(arguments))
     return 0
 
 
@@ -155,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _start(parser, list(sys.argv[1:] if arguments is None else arguments))
     except errors.ReserveGPUError as error:
         command.say(command.error_text(error))
-        return command.exit_code(error)
+        return error.exit_code
     except KeyboardInterrupt:
         command.say("Interrupted; nothing was reserved.")
         return command.INTERRUPTED

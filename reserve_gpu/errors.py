@@ -14,6 +14,7 @@
 
 Only `NoFreeDeviceError` changes a variable: it leaves `CUDA_VISIBLE_DEVICES` empty, so that what
 runs next cannot land on a device that belongs to somebody else; `ReservedAboveError` does not.
+Exit codes are those of `reserve-gpu`; from 64 on they have the meaning of sysexits.h.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reserve_gpu.model import Refusal
-
 
 _UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 
@@ -38,6 +38,8 @@ def shown(text: str, limit: int = 80) -> str:
 class ReserveGPUError(Exception):
     """A reservation that could not be made; its text says what happened and what to do next."""
 
+    exit_code = 70  # EX_SOFTWARE
+
     def _render_traceback_(self) -> list[str]:
         """Let IPython show the text alone: where in our code it was raised helps nobody."""
         return str(self).splitlines()
@@ -45,6 +47,8 @@ class ReserveGPUError(Exception):
 
 class RequestError(ReserveGPUError, ValueError):
     """The request can't be understood, or means nothing on this machine."""
+
+    exit_code = 2  # argparse's
 
 
 class ImpossibleError(RequestError):
@@ -60,6 +64,8 @@ class NoFreeDeviceError(ReserveGPUError):
 
     refusals: one for each device that was looked at.
     """
+
+    exit_code = 75  # EX_TEMPFAIL
 
     def __init__(self, text: str, refusals: Sequence[Refusal] = ()) -> None:
         super().__init__(text)
@@ -77,6 +83,8 @@ class ReservedAboveError(NoFreeDeviceError):
 class DriverError(ReserveGPUError):
     """The NVIDIA driver, or the Python module that talks to it, does not answer."""
 
+    exit_code = 69  # EX_UNAVAILABLE
+
 
 class NoDriverError(DriverError):
     """There is no NVIDIA driver on this machine, or it is not running."""
@@ -85,9 +93,13 @@ class NoDriverError(DriverError):
 class LockError(ReserveGPUError):
     """The directory of the locks, or a lock in it, can't be used."""
 
+    exit_code = 78  # EX_CONFIG
+
 
 class MutexHeldError(LockError):
     """Other processes have been reserving for longer than that can take."""
+
+    exit_code = 75  # EX_TEMPFAIL
 
 
 # What --optional lets pass.
