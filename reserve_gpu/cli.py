@@ -54,20 +54,15 @@ first cell shows why. --wait may be up to 45s, as notebooks give up on a kernel 
 
 
 class Command(NamedTuple):
-    """A subcommand.
+    """A subcommand."""
 
-    words: what people type for it. text: what it does; without one help does not list it.
-    start: the function that does it, and returns the exit code. more: for its own help.
-    takes_command: the words after `--` are a command to run.
-    """
-
-    words: str
-    text: str
+    words: str  # what people type for it
+    text: str  # what it does; without one help does not list it
     options: tuple[Option, ...]
-    start: Callable[[Namespace], int]
+    start: Callable[[Namespace], int]  # does it, and returns the exit code
     usage: str = ""
-    more: str = ""
-    takes_command: bool = False
+    more: str = ""  # for its own help
+    takes_command: bool = False  # the words after `--` are a command to run
 
 
 def _status(arguments: Namespace) -> int:

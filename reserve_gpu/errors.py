@@ -1,17 +1,5 @@
 """What can go wrong, and what the person reads when it does.
 
-    ReserveGPUError             everything below; one `except` catches it all
-    ├── RequestError            what was asked for makes no sense here (also a ValueError)
-    │   └── ImpossibleError     it makes sense, but this machine could never satisfy it
-    ├── TooLateError            CUDA has already started in this process
-    ├── NoFreeDeviceError       no device that was asked for can be had now
-    │   ├── WaitTimeoutError    nor came free within the time that was allowed for waiting
-    │   └── ReservedAboveError  a process that started this one holds all that this one may use
-    ├── DriverError             the NVIDIA driver or its Python bindings can't be used
-    │   └── NoDriverError       there is no NVIDIA driver on this machine, or it is not running
-    └── LockError               the lock directory can't be used
-        └── MutexHeldError      other processes have been reserving for far too long
-
 Only `NoFreeDeviceError` changes a variable: it leaves `CUDA_VISIBLE_DEVICES` empty, so that what
 runs next cannot land on a device that belongs to somebody else; `ReservedAboveError` does not.
 Exit codes are those of `reserve-gpu`; from 64 on they have the meaning of sysexits.h.

@@ -125,12 +125,10 @@ def unload(shell: InteractiveShell) -> None:
     with suppress(ValueError):  # it was not loaded
         shell.events.unregister("post_run_cell", _note_cell)
     shell.magics_manager.magics["line"].pop("reserve_gpu", None)
-    magics = shell.magics_manager.registry.pop("ReserveGPU", None)
-    if magics is None:
-        return
-    with suppress(ValueError):  # there was no reason to tell, or it was told
-        shell.events.unregister("pre_run_cell", magics.tell_reason)
-    shell.configurables[:] = [other for other in shell.configurables if other is not magics]
+    if magics := shell.magics_manager.registry.pop("ReserveGPU", None):
+        shell.configurables.remove(magics)
+        with suppress(ValueError):  # there was no reason to tell, or it was told
+            shell.events.unregister("pre_run_cell", magics.tell_reason)
 
 
 def _note_cell(_result: ExecutionResult) -> None:
