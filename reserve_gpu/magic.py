@@ -110,7 +110,6 @@ def load(shell: InteractiveShell) -> None:
     magics = ReserveGPU(shell=shell, parent=shell, **given)
     magics.is_loaded = True
     shell.register_magics(magics)
-    shell.configurables.append(magics)  # type: ignore[arg-type]
     shell.events.register("post_run_cell", _note_cell)
     _add_completion(shell)
     # Asking this takes over what the program before this one held (see api.before_exec), and must
