@@ -54,20 +54,15 @@ first cell shows why. --wait may be up to 45s, as notebooks give up on a kernel 
 
 
 class Command(NamedTuple):
-    """A subcommand.
+    """A subcommand."""
 
-    words: what people type for it. text: what it does; without one help does not list it.
-    start: the function that does it, and returns the exit code. more: for its own help.
-    takes_command: the words after `--` are a command to run.
-    """
-
-    words: str
-    text: str
+    words: str  # what people type for it
+    text: str  # what it does; without one help does not list it
     options: tuple[Option, ...]
-    start: Callable[[Namespace], int]
+    start: Callable[[Namespace], int]  # does it, and returns the exit code
     usage: str = ""
-    more: str = ""
-    takes_command: bool = False
+    more: str = ""  # for its own help
+    takes_command: bool = False  # the words after `--` are a command to run
 
 
 def _status(arguments: Namespace) -> int:
@@ -88,20 +83,14 @@ def _check(arguments: Namespace) -> int:
 def _install(arguments: Namespace) -> int:
     from reserve_gpu.jupyter import kernelspec
 
-    try:
-        _print(kernelspec.install(arguments))
-    except kernelspec.InstallError as error:
-        raise command.ExitError(str(error), command.CANNOT_CREATE) from error
+    _print(kernelspec.install(arguments))
     return 0
 
 
 def _uninstall(arguments: Namespace) -> int:
     from reserve_gpu.jupyter import kernelspec
 
-    try:
-        _print(kernelspec.uninstall(arguments))
-    except kernelspec.InstallError as error:
-        raise command.ExitError(str(error), command.CANNOT_CREATE) from error
+    _print(kernelspec.uninstall(arguments))
     return 0
 
 
@@ -155,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _start(parser, list(sys.argv[1:] if arguments is None else arguments))
     except errors.ReserveGPUError as error:
         command.say(command.error_text(error))
-        return command.exit_code(error)
+        return error.exit_code
     except KeyboardInterrupt:
         command.say("Interrupted; nothing was reserved.")
         return command.INTERRUPTED

@@ -1,6 +1,6 @@
 """reserve-gpu run: reserve, then become the command; the same process goes on as that program.
 
-Also what every subcommand needs at its end: the exit codes, and errors in the words of a shell.
+Also what every subcommand needs at its end: errors in the words of a shell.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import os
 import shutil
 import signal
 import sys
-import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from reserve_gpu import errors, options
 from reserve_gpu.errors import shown
@@ -22,47 +21,37 @@ from reserve_gpu.reservation import api
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from reserve_gpu.reservation.session import Reservation
-
 SYNOPSIS = "reserve-gpu run [options] [DEVICE ...] -- COMMAND ..."
 CANNOT_RUN, NOT_FOUND, INTERRUPTED = 126, 127, 130  # as shells have it
-# The last five are those of sysexits.h.
-USAGE, UNAVAILABLE, SOFTWARE, CANNOT_CREATE, TRY_LATER, CONFIGURATION = 2, 69, 70, 73, 75, 78
 
 
-class ExitError(errors.ReserveGPUError):
-    """It can't be done. code: what the process ends with."""
+class CommandError(errors.ReserveGPUError):
+    """The command can't be run."""
 
-    def __init__(self, text: str, code: int) -> None:
+    def __init__(self, text: str, exit_code: int = CANNOT_RUN) -> None:
         super().__init__(text)
-        self.code = code
+        self.exit_code = exit_code
 
 
-def run(arguments: Namespace) -> int:
-    """Reserve what was asked for and become the command; returns only by an exception."""
+def run(arguments: Namespace) -> NoReturn:
+    """Reserve what was asked for and become the command."""
     program = find(arguments.command)
-    try:
-        say(str(_reserve(arguments)))
-    except errors.EXCUSED as error:
-        if not arguments.optional:
-            raise
-        say(in_a_shell(_go_on_after(error)))
+    _reserve(arguments)
     become(program, arguments.command)
-    return SOFTWARE  # not reached
 
 
-def start_kernel(arguments: Namespace) -> int:
+def start_kernel(arguments: Namespace) -> NoReturn:
     """The same for a kernel, which starts in any case; its first cell tells why it has no GPU."""
     program, reason = find(arguments.command), None
     try:
-        say(str(_reserve(arguments)))
+        _reserve(arguments)
     except errors.ReserveGPUError as error:
-        reason = f"This kernel was started without a GPU of its own.\n{_go_on_after(error)}"
+        reason = "This kernel was started without a GPU of its own."
+        reason += f"\n{error}\n{api.go_on_after(error)}"
         say(reason)
         if not isinstance(error, errors.NoFreeDeviceError):  # its text says what to do next
             reason += " Try again with %reserve_gpu."
     become(program, arguments.command, reason)
-    return SOFTWARE  # not reached
 
 
 def split(own: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
@@ -84,21 +73,21 @@ def split(own: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
 
 
 def find(command: list[str]) -> str:
-    """The path of the program. Raises ExitError, before anything is reserved."""
+    """The path of the program. Raises CommandError, before anything is reserved."""
     if not command:
         raise errors.RequestError(f"There is no command to run: {SYNOPSIS}")
     name = command[0]
     if path := shutil.which(name):
         return path
     if os.path.dirname(name) and os.path.isdir(name):
-        raise ExitError(f"{shown(name)} is a directory.", CANNOT_RUN)
+        raise CommandError(f"{shown(name)} is a directory.")
     if shutil.which(name, os.F_OK):
-        raise ExitError(f"{shown(name)} may not be executed by this user.", CANNOT_RUN)
-    raise ExitError(f"There is no command {shown(name)}.", NOT_FOUND)
+        raise CommandError(f"{shown(name)} may not be executed by this user.")
+    raise CommandError(f"There is no command {shown(name)}.", NOT_FOUND)
 
 
-def become(program: str, command: list[str], reason: str | None = None) -> None:
-    """Replace this program by another one, in this process. Raises ExitError.
+def become(program: str, command: list[str], reason: str | None = None) -> NoReturn:
+    """Replace this program by another one, in this process. Raises CommandError.
 
     reason: why there is no GPU, for that program to tell.
     """
@@ -113,7 +102,7 @@ def become(program: str, command: list[str], reason: str | None = None) -> None:
         text = f"{shown(command[0])} can't be run: {error.strerror}"
         if error.errno == errno.ENOEXEC:
             text += ". A script needs a first line such as #!/bin/sh"
-        raise ExitError(f"{text}.", CANNOT_RUN) from error
+        raise CommandError(f"{text}.") from error
 
 
 def say(text: str) -> None:
@@ -136,37 +125,11 @@ def error_text(error: errors.ReserveGPUError) -> str:
     return in_a_shell("\n".join(lines))
 
 
-def exit_code(error: errors.ReserveGPUError) -> int:
-    """What the process ends with."""
-    match error:
-        case ExitError():
-            return error.code
-        case errors.RequestError():
-            return USAGE
-        case errors.DriverError():
-            return UNAVAILABLE
-        case errors.NoFreeDeviceError() | errors.MutexHeldError():
-            return TRY_LATER
-        case errors.LockError():
-            return CONFIGURATION
-        case _:
-            return SOFTWARE
-
-
-def _reserve(arguments: Namespace) -> Reservation:
-    """Reserve and show the wait; each warning of ours becomes one line."""
-    with warnings.catch_warnings(record=True) as caught, Live(sys.stderr) as live:
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", errors.ReserveGPUWarning)
-        reservation = api.reserve(progress=live.show, **options.wishes(arguments))
-    for warning in caught:
-        say(f"Warning: {warning.message}")
-    return reservation
-
-
-def _go_on_after(error: errors.ReserveGPUError) -> str:
-    """Go on without what could not be reserved; returns what to say."""
-    return f"{error}\n{api.go_on_after(error)}"
+def _reserve(arguments: Namespace) -> None:
+    """Reserve, show the wait, and say what came of it."""
+    with Live(sys.stderr) as live:
+        cautions, outcome = options.reserve(arguments, live.show)
+    say(in_a_shell("\n".join([*cautions, outcome])))
 
 
 def _names_device(word: str) -> bool:

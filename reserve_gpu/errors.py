@@ -1,19 +1,8 @@
 """What can go wrong, and what the person reads when it does.
 
-    ReserveGPUError             everything below; one `except` catches it all
-    ├── RequestError            what was asked for makes no sense here (also a ValueError)
-    │   └── ImpossibleError     it makes sense, but this machine could never satisfy it
-    ├── TooLateError            CUDA has already started in this process
-    ├── NoFreeDeviceError       no device that was asked for can be had now
-    │   ├── WaitTimeoutError    nor came free within the time that was allowed for waiting
-    │   └── ReservedAboveError  a process that started this one holds all that this one may use
-    ├── DriverError             the NVIDIA driver or its Python bindings can't be used
-    │   └── NoDriverError       there is no NVIDIA driver on this machine, or it is not running
-    └── LockError               the lock directory can't be used
-        └── MutexHeldError      other processes have been reserving for far too long
-
 Only `NoFreeDeviceError` changes a variable: it leaves `CUDA_VISIBLE_DEVICES` empty, so that what
 runs next cannot land on a device that belongs to somebody else; `ReservedAboveError` does not.
+Exit codes are those of `reserve-gpu`; from 64 on they have the meaning of sysexits.h.
 """
 
 from __future__ import annotations
@@ -24,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reserve_gpu.model import Refusal
-
 
 _UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 
@@ -38,6 +26,8 @@ def shown(text: str, limit: int = 80) -> str:
 class ReserveGPUError(Exception):
     """A reservation that could not be made; its text says what happened and what to do next."""
 
+    exit_code = 70  # EX_SOFTWARE
+
     def _render_traceback_(self) -> list[str]:
         """Let IPython show the text alone: where in our code it was raised helps nobody."""
         return str(self).splitlines()
@@ -45,6 +35,8 @@ class ReserveGPUError(Exception):
 
 class RequestError(ReserveGPUError, ValueError):
     """The request can't be understood, or means nothing on this machine."""
+
+    exit_code = 2  # argparse's
 
 
 class ImpossibleError(RequestError):
@@ -60,6 +52,8 @@ class NoFreeDeviceError(ReserveGPUError):
 
     refusals: one for each device that was looked at.
     """
+
+    exit_code = 75  # EX_TEMPFAIL
 
     def __init__(self, text: str, refusals: Sequence[Refusal] = ()) -> None:
         super().__init__(text)
@@ -77,6 +71,8 @@ class ReservedAboveError(NoFreeDeviceError):
 class DriverError(ReserveGPUError):
     """The NVIDIA driver, or the Python module that talks to it, does not answer."""
 
+    exit_code = 69  # EX_UNAVAILABLE
+
 
 class NoDriverError(DriverError):
     """There is no NVIDIA driver on this machine, or it is not running."""
@@ -85,9 +81,13 @@ class NoDriverError(DriverError):
 class LockError(ReserveGPUError):
     """The directory of the locks, or a lock in it, can't be used."""
 
+    exit_code = 78  # EX_CONFIG
+
 
 class MutexHeldError(LockError):
     """Other processes have been reserving for longer than that can take."""
+
+    exit_code = 75  # EX_TEMPFAIL
 
 
 # What --optional lets pass.

@@ -59,7 +59,8 @@ def is_private(path: str) -> bool:
     with suppress(OSError, ValueError, IndexError), open("/proc/self/mountinfo") as mounts:
         for line in mounts:  # Documentation/filesystems/proc.rst, "/proc/<pid>/mountinfo"
             fields, rest = (part.split() for part in line.split(" - ", 1))
-            if len(fields[4]) >= len(mount_point) and _is_below(path, fields[4]):
+            is_above = f"{path}/".startswith(f"{fields[4].rstrip('/')}/")
+            if is_above and len(fields[4]) >= len(mount_point):
                 mount_point, file_system = fields[4], rest[0]
     if mount_point == path:
         return False
@@ -179,7 +180,3 @@ def notebook() -> str:
         return "?"
     home = os.path.expanduser("~")
     return f"~{directory[len(home) :]}" if f"{directory}/".startswith(f"{home}/") else directory
-
-
-def _is_below(path: str, directory: str) -> bool:
-    return f"{path}/".startswith(f"{directory.rstrip('/')}/")

@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 _handler: Handler | None = None  # what SIGINT did before; None while nothing is deferred
 _is_pending = False
 _is_allowed = False
-_is_hooked = False
 
 
 @contextmanager
@@ -98,10 +98,9 @@ def _note(_signal: int, _frame: Any) -> None:
         checkpoint()
 
 
+@cache
 def _hook_fork() -> None:
-    global _is_hooked
-    if not _is_hooked and hasattr(os, "register_at_fork"):
-        _is_hooked = True
+    if hasattr(os, "register_at_fork"):  # Windows has no fork
         os.register_at_fork(after_in_child=_restore_in_child)
 
 

@@ -5,31 +5,28 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import warnings
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
-from traitlets import CUnicode, TraitError, Unicode, validate
+from traitlets import CUnicode, TraitError, Unicode, observe, validate
 
 from reserve_gpu import errors, options
 from reserve_gpu.locks.directory import LOCK_DIRECTORY
 from reserve_gpu.report import messages
-from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import api, environment
 from reserve_gpu.reservation.request import IDLE_MEMORY, parse_size
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable
 
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
     from reserve_gpu.frameworks.check import Check
     from reserve_gpu.jupyter.completion import Completion
     from reserve_gpu.report.status import Status
-    from reserve_gpu.reservation.session import Reservation
 
 MAGIC_NAME = "%reserve_gpu"
 MATCHER = "reserve_gpu.jupyter.completion"
@@ -43,17 +40,7 @@ class WaitInterrupted(KeyboardInterrupt):
         return [str(self)]
 
 
-class BadSettingError(errors.RequestError, TraitError):
-    """A setting that makes no sense; as it is a TraitError, traitlets puts the old value back."""
-
-
 # -- the magic and its settings -------------------------------------------------------------------
-
-
-def with_help(function: Any) -> Any:
-    """Let %reserve_gpu? show the parser's help, which is made only when somebody asks."""
-    function.getdoc = options.magic_help  # where IPython looks before the docstring
-    return function
 
 
 @magics_class
@@ -70,26 +57,15 @@ class ReserveGPU(Magics):
         f"Kept in ${IDLE_MEMORY}."
     ).tag(config=True)
 
-    _has_started = False
+    is_loaded = False
 
     @line_magic
-    @with_help
     def reserve_gpu(self, line: str) -> None:
         """Reserve a GPU for this kernel, and set the CUDA variables for what it runs next."""
         run(line)
 
-    def read_environment(self) -> None:
-        """Take the settings from the environment, which prevails over a configuration file.
-
-        From then on a change of a setting changes the environment, for what the kernel starts.
-        """
-        for trait, variable in SETTINGS.items():
-            if value := os.environ.get(variable):
-                setattr(self, trait, value)
-            else:
-                self._export({"name": trait, "new": getattr(self, trait)})
-        self._has_started = True
-        self.observe(self._export, list(SETTINGS))
+    # Where IPython looks before the docstring; %reserve_gpu? shows what the parser says of itself.
+    reserve_gpu.getdoc = options.magic_help  # type: ignore[union-attr]
 
     def tell_reason(self, info: ExecutionInfo) -> None:
         """Say in the first cell why the kernel was started without a GPU: earlier nobody reads."""
@@ -107,13 +83,14 @@ class ReserveGPU(Magics):
         while the shell starts would be a traceback.
         """
         value: str = proposal["value"]
-        if value and self._has_started:
+        if value and self.is_loaded:
             try:
                 parse_size(value)
             except errors.RequestError as error:
-                raise BadSettingError(str(error)) from error
+                raise TraitError(str(error)) from error  # traitlets puts the old value back
         return value
 
+    @observe(*SETTINGS)
     def _export(self, change: dict[str, Any]) -> None:
         variable = SETTINGS[change["name"]]
         if change["new"]:
@@ -128,10 +105,11 @@ class ReserveGPU(Magics):
 def load(shell: InteractiveShell) -> None:
     """Register the magic and its settings with the shell."""
     unload(shell)
-    magics = ReserveGPU(shell=shell, parent=shell)
-    magics.read_environment()
+    # What the environment says prevails over a configuration file.
+    given = {trait: os.environ[name] for trait, name in SETTINGS.items() if os.environ.get(name)}
+    magics = ReserveGPU(shell=shell, parent=shell, **given)
+    magics.is_loaded = True
     shell.register_magics(magics)
-    shell.configurables.append(magics)  # type: ignore[arg-type]
     shell.events.register("post_run_cell", _note_cell)
     _add_completion(shell)
     # Asking this takes over what the program before this one held (see api.before_exec), and must
@@ -146,12 +124,10 @@ def unload(shell: InteractiveShell) -> None:
     with suppress(ValueError):  # it was not loaded
         shell.events.unregister("post_run_cell", _note_cell)
     shell.magics_manager.magics["line"].pop("reserve_gpu", None)
-    magics = shell.magics_manager.registry.pop("ReserveGPU", None)
-    if magics is None:
-        return
-    with suppress(ValueError):  # there was no reason to tell, or it was told
-        shell.events.unregister("pre_run_cell", magics.tell_reason)
-    shell.configurables[:] = [other for other in shell.configurables if other is not magics]
+    if magics := shell.magics_manager.registry.pop("ReserveGPU", None):
+        shell.configurables.remove(magics)
+        with suppress(ValueError):  # there was no reason to tell, or it was told
+            shell.events.unregister("pre_run_cell", magics.tell_reason)
 
 
 def _note_cell(_result: ExecutionResult) -> None:
@@ -162,36 +138,30 @@ def _note_cell(_result: ExecutionResult) -> None:
 
 def _add_completion(shell: InteractiveShell) -> None:
     """Let Tab complete the magic's line; the module that knows how is loaded at the first Tab."""
-    loaded: list[Completion] = []
 
+    @cache
     def completion() -> Completion:
-        if not loaded:
-            from reserve_gpu.jupyter.completion import Completion
+        from reserve_gpu.jupyter.completion import Completion
 
-            loaded.append(Completion(shell))
-        return loaded[0]
+        return Completion(shell)
 
     try:
         from IPython.core.completer import context_matcher
     except ImportError:  # before 8.6
 
         def endings(_shell: InteractiveShell, event: Any) -> list[str]:
-            try:
+            with suppress(Exception):  # IPython would print it into the line being typed
                 return completion().endings(event)
-            except Exception:  # noqa: BLE001 - IPython would print it into the line being typed
-                return []
+            return []
 
         shell.set_hook("complete_command", endings, str_key=MAGIC_NAME)  # type: ignore[no-untyped-call]
         return
 
     def matcher(context: Any) -> Any:
-        nothing: dict[str, Any] = {"completions": []}
-        if "reserve_gpu" not in context.full_text:
-            return nothing
-        try:
-            return completion().matches(context)
-        except Exception:  # noqa: BLE001 - IPython would print it into the line being typed
-            return nothing
+        with suppress(Exception):  # IPython would print it into the line being typed
+            if "reserve_gpu" in context.full_text:
+                return completion().matches(context)
+        return {"completions": []}
 
     if shell.Completer is not None:
         shell.Completer.custom_matchers.append(context_matcher(identifier=MATCHER)(matcher))
@@ -238,10 +208,8 @@ def _do(arguments: Namespace) -> None:
         _status(arguments)
     elif arguments.json:
         raise errors.RequestError("--json goes with --status or --check.")
-    elif arguments.optional:
-        _reserve_or_go_on(arguments)
     else:
-        _report(lambda: _reserve(arguments))
+        _reserve(arguments)
 
 
 def _release(arguments: Namespace) -> None:
@@ -266,6 +234,7 @@ def _status(arguments: Namespace) -> None:
 def _check(arguments: Namespace) -> None:
     """Show what the driver and the frameworks see."""
     from reserve_gpu.frameworks.check import check
+    from reserve_gpu.report.progress import Live
 
     if arguments.devices:
         raise errors.RequestError("--check is about what this kernel holds; it takes no names.")
@@ -288,38 +257,22 @@ def _show(result: Status | Check, arguments: Namespace) -> None:
         display(result)  # type: ignore[no-untyped-call]
 
 
-def _report(reserve: Callable[[], Reservation]) -> None:
-    """Reserve and report; each warning of ours becomes one line, others stay as they are."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", errors.ReserveGPUWarning)
-        reservation = reserve()
-    for warning in caught:
-        if issubclass(warning.category, errors.ReserveGPUWarning):
-            print(f"Warning: {warning.message}", file=sys.stderr)
-        else:
-            warnings.showwarning(
-                warning.message, warning.category, warning.filename, warning.lineno
-            )
-    print(reservation)
+def _reserve(arguments: Namespace) -> None:
+    may_wait = arguments.wait is not None
+    cautions, outcome = _wait(arguments) if may_wait else options.reserve(arguments)
+    for line in cautions:
+        print(line, file=sys.stderr)
+    print(outcome)
 
 
-def _reserve(arguments: Namespace) -> Reservation:
-    """Reserve, and meanwhile show the wait if this request may wait."""
-    wishes = options.wishes(arguments)
-    if arguments.wait is None:
-        return api.reserve(**wishes)
+def _wait(arguments: Namespace) -> tuple[list[str], str]:
+    """Reserve, and show the wait meanwhile."""
+    from reserve_gpu.report.progress import Live
+
     try:
         with Live() as live:
-            return api.reserve(progress=live.show, **wishes)
+            return options.reserve(arguments, live.show)
     except KeyboardInterrupt:
         kept = api.current()
         text = messages.interrupted(kept.devices if kept else ())
         raise WaitInterrupted(text) from None
-
-
-def _reserve_or_go_on(arguments: Namespace) -> None:
-    """Reserve, or say why there is no GPU to be had, and see that none is used by mistake."""
-    try:
-        _report(lambda: _reserve(arguments))
-    except errors.EXCUSED as error:
-        print(f"{error}\n{api.go_on_after(error)}")

@@ -80,10 +80,7 @@ class Device(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A place where a device should be, and why none there can be used.
-
-    index, instance: as of a Device.
-    """
+    """A place where a device should be, and why none there can be used."""
 
     index: int  # type: ignore[assignment]
     reason: str
@@ -101,38 +98,26 @@ class Fault(NamedTuple):
 
 
 class Process(NamedTuple):
-    """A process on a device.
-
-    memory_mib: device memory that it holds. user, command: as the system says.
-    has_reserved: it, or a process that it descends from, holds the device; None if that can't be
-        seen from here.
-    """
+    """A process on a device."""
 
     pid: int
-    memory_mib: int | None = None
+    memory_mib: int | None = None  # device memory that it holds
     user: str | None = None
     command: str | None = None
-    has_reserved: bool | None = None
+    has_reserved: bool | None = None  # it, or one that it descends from; None: it can't be seen
 
 
 class Usage(NamedTuple):
-    """What NVML reports about the use of one device.
+    """What NVML reports about the use of one device."""
 
-    compute, mps: number of compute processes and of MPS clients.
-    sees_all: an empty process list means that there are no processes (not so in a container).
-    used_mib: memory in use; without the driver's own reserve where reserve_known.
-    graphics_mib: memory that listed graphics processes account for.
-    mode: the compute mode, one of ComputeMode.
-    """
-
-    compute: int | None = None
-    mps: int | None = None
-    sees_all: bool = True
+    compute: int | None = None  # how many compute processes
+    mps: int | None = None  # how many MPS clients
+    sees_all: bool = True  # no process listed means that there is none (not so in a container)
     total_mib: float | None = None
     used_mib: float | None = None
-    reserve_known: bool = True
-    graphics_mib: float = 0.0
-    mode: int | None = None
+    reserve_known: bool = True  # used_mib is without the driver's own reserve
+    graphics_mib: float = 0.0  # what listed graphics processes account for
+    mode: int | None = None  # one of ComputeMode
 
     @property
     def unexplained_mib(self) -> float | None:
@@ -143,40 +128,31 @@ class Usage(NamedTuple):
 class Holder(NamedTuple):
     """The process that has a lock, and what it says of itself.
 
-    seen: the kernel's own list of locks names this pid. The rest was written by somebody else: it
-        is shown, made fit to print, and never decides anything.
-    confirmed: the record names the same pid as the kernel.
-    elsewhere: the pid belongs to another PID namespace, where it means another process.
-    since: when it took the lock. last_cell: when it last ended a cell after that.
+    Where `seen`, the kernel's own list of locks names the pid. The rest was written by somebody
+    else: it is shown, made fit to print, and never decides anything.
     """
 
     pid: int | None = None
     user: str | None = None
     notebook: str | None = None
     note: str | None = None
-    since: float | None = None
+    since: float | None = None  # when it took the lock
     seen: bool = False
-    confirmed: bool = False
-    elsewhere: bool = False
-    last_cell: float | None = None
+    confirmed: bool = False  # the record names the same pid as the kernel
+    elsewhere: bool = False  # the pid is of another PID namespace; here it means another process
+    last_cell: float | None = None  # when it last ended a cell, after it took the lock
 
 
 class Ticket(NamedTuple):
-    """A place in the queue.
+    """A place in the queue."""
 
-    number: the clock since boot when its holder joined, in ns; the lowest comes first.
-    name: of its file. wants: UUIDs of the devices that its holder could use, None for any.
-    asks: the request in words, as its holder wrote it. needs: how many devices at once.
-    beat: when its holder last gave a sign of life; only whether it changes means anything.
-    """
-
-    number: int
-    name: str
-    wants: frozenset[str] | None
+    number: int  # the clock since boot when its holder joined, in ns; the lowest comes first
+    name: str  # of its file
+    wants: frozenset[str] | None  # UUIDs of the devices that its holder could use, None for any
     holder: Holder
-    asks: str | None = None
-    beat: int = 0
-    needs: int = 1
+    asks: str | None = None  # the request in words, as its holder wrote it
+    beat: int = 0  # its holder's last sign of life; only whether it changes means anything
+    needs: int = 1  # devices at once
 
     def could_use(self, uuid: str) -> bool:
         """Whether its holder waits for that device too."""
@@ -184,21 +160,16 @@ class Ticket(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What is asked for.
+    """What is asked for."""
 
-    devices: as typed, none for "any". count: how many where none are named, None for "one, or all
-        that I have already". min_memory_mib: total memory that each must have.
-    model: text that its name must contain. exclude: devices that will not do, as typed.
-    share: together with others who share. note: for others to read.
-    """
-
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()  # as typed; none for "any"
+    # Where none are named; None for "one, or all that I have already".
     count: int | None = None  # type: ignore[assignment]
-    min_memory_mib: float = 0.0
-    model: str = ""
-    exclude: tuple[str, ...] = ()
-    share: bool = False
-    note: str | None = None
+    min_memory_mib: float = 0.0  # total memory of each
+    model: str = ""  # text that the name of each must contain
+    exclude: tuple[str, ...] = ()  # as typed
+    share: bool = False  # together with others who share
+    note: str | None = None  # for others to read
 
     @property
     def needed(self) -> int:
@@ -207,22 +178,15 @@ class Request(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Why one device was not taken.
-
-    state: FREE where it was others that were missing.
-    usage: the reading that decided, or that there is beside the state. processes: who is on it,
-        None where nobody has asked yet. holder: who has it, or waits for it.
-    unfit: why it can never be what was asked for. fault: why it can't be used or asked, as the
-        driver or the system says.
-    """
+    """Why one device was not taken."""
 
     device: Device | Fault
-    state: State
-    usage: Usage | None = None
-    processes: tuple[Process, ...] | None = None
-    holder: Holder | None = None
+    state: State  # FREE where it was others that were missing
+    usage: Usage | None = None  # the reading that decided, or that there is beside the state
+    processes: tuple[Process, ...] | None = None  # on it; None where nobody has asked yet
+    holder: Holder | None = None  # who has it, or waits for it
     unfit: Unfit | None = None
-    fault: str | None = None
+    fault: str | None = None  # why it can't be used or asked, as the driver or the system says
 
     @property
     def label(self) -> str:
@@ -231,55 +195,41 @@ class Refusal(NamedTuple):
 
 
 class Caution(NamedTuple):
-    """What there is to be said against a device that was taken all the same.
-
-    state: of its use. processes: who is on it, besides this process. sharers: who shares it.
-    """
+    """What there is to be said against a device that was taken all the same."""
 
     device: Device
     state: State
     usage: Usage
-    processes: tuple[Process, ...] = ()
+    processes: tuple[Process, ...] = ()  # on it, besides this process
     sharers: tuple[Holder, ...] = ()
 
 
 class Waiting(NamedTuple):
-    """How a wait stands.
-
-    place: in the queue, 1 is next. waited_s, limit_s: for how long so far, and at most.
-    refusals: why no device can be had yet.
-    """
+    """How a wait stands."""
 
     request: Request
-    place: int
+    place: int  # in the queue, 1 is next
     waited_s: float
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[Refusal, ...]  # why no device can be had yet
     limit_s: float = math.inf
 
 
 class Row(NamedTuple):
-    """One device in the status of a machine.
-
-    device: a Fault for one that can't be used. reason: why, where the state alone does not say.
-    usage: its reading, None where there is none. utilisation: percent of the time.
-    holders: who has reserved it; several where they share it.
-    is_mine: this process is one of them.
-    is_unused: reserved, but no process of its holders' is on it; None if that can't be seen.
-    is_unreserved_use: in use by somebody who has not reserved it; None if that can't be seen.
-    next_in_queue: the place, from 1, of the first one in the queue who could use it.
-    """
+    """One device in the status of a machine."""
 
     device: Device | Fault
     state: State
     usage: Usage | None = None
-    utilisation: int | None = None
+    utilisation: int | None = None  # percent of the time
     processes: tuple[Process, ...] = ()
-    holders: tuple[Holder, ...] = ()
-    reason: str | None = None
-    is_mine: bool = False
+    holders: tuple[Holder, ...] = ()  # who has reserved it; several where they share it
+    reason: str | None = None  # where the state alone does not say why
+    is_mine: bool = False  # this process is one of the holders
+    # Reserved, but no process of its holders' is on it; None if that can't be seen.
     is_unused: bool | None = False
+    # In use by somebody who has not reserved it; None if that can't be seen.
     is_unreserved_use: bool | None = False
-    next_in_queue: int | None = None
+    next_in_queue: int | None = None  # the place, from 1, of the first who could use it
 
     @property
     def label(self) -> str:

@@ -1,4 +1,4 @@
-"""The one table of options, and the parsers made of it.
+"""The one table of options, the parsers made of it, and the reservation that they ask for.
 
 A new option is a row here and a keyword of `reserve()`; the magic, the command line, Dask's worker
 and Tab completion take it from the table.
@@ -6,72 +6,63 @@ and Tab completion take it from the table.
 
 from __future__ import annotations
 
+import warnings
 from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from reserve_gpu.errors import RequestError, shown
+from reserve_gpu.errors import EXCUSED, RequestError, ReserveGPUWarning, shown
+from reserve_gpu.reservation import api
 
 if TYPE_CHECKING:
     from argparse import Namespace, _ActionsContainer
+    from collections.abc import Callable
+
+    from reserve_gpu.model import Waiting
 
 MESSAGE_LIMIT = 200  # characters of argparse's message, which repeats what was typed
 
 
-class Option(NamedTuple):
+class Option:
     """One argument, as argparse takes it.
 
     flags: its names, the long one last. settings: argparse's keyword arguments.
     """
 
-    flags: tuple[str, ...]
-    settings: dict[str, Any]
-
-    @property
-    def flag(self) -> str:
-        """The long name: `--count`, and `devices` for the names of devices."""
-        return self.flags[-1]
-
-    @property
-    def attribute(self) -> str:
-        """What the parser calls its value: `min_memory` for `--min-memory`."""
-        return self.flag.lstrip("-").replace("-", "_")
+    def __init__(self, *flags: str, **settings: Any) -> None:
+        self.flags, self.settings = flags, settings
+        self.flag = flags[-1]  # `--min-memory`; `devices` for the names of devices
+        self.attribute = self.flag.lstrip("-").replace("-", "_")  # what the parser calls its value
 
 
-def _option(*flags: str, **settings: Any) -> Option:
-    return Option(flags, settings)
-
-
-DEVICES = _option(
+DEVICES = Option(
     "devices",
     nargs="*",
     metavar="DEVICE",
     help="GPUs to take: an index (2), several (1,3 or 1 3, order kept), a UUID or its start "
     "(GPU-8f2a), a MIG instance (1:0), a PCI bus id (0000:03:00.0); none: the first free one",
 )
-COUNT = _option(
-    "-n", "--count", type=int, metavar="COUNT", help="how many, the best connected ones"
-)
-MIN_MEMORY = _option(
+COUNT = Option("-n", "--count", type=int, metavar="COUNT", help="how many, the best connected ones")
+MIN_MEMORY = Option(
     "--min-memory", metavar="SIZE", help="total memory of each: 16GB, 16GiB, 16000 (MiB)"
 )
-NAME = _option("--name", metavar="TEXT", help="only GPUs with this text in their name")
-EXCLUDE = _option(
+NAME = Option("--name", metavar="TEXT", help="only GPUs with this text in their name")
+EXCLUDE = Option(
     "--exclude", nargs="+", action="extend", default=[], metavar="DEVICE", help="never these"
 )
-WAIT = _option(
+WAIT = Option(
     "--wait",
     nargs="?",
     const=True,
     metavar="DURATION",
     help="wait in the queue until there is one, for DURATION (90, 90s, 10m, 2h) or for ever",
 )
-SHARE = _option(
+SHARE = Option(
     "--share",
     action="store_true",
     help="together with others who share it (a GPU reserved without --share is shared with nobody)",
 )
-NOTE = _option("--note", metavar="TEXT", help="a line for others to read beside your reservation")
-OPTIONAL = _option(
+NOTE = Option("--note", metavar="TEXT", help="a line for others to read beside your reservation")
+OPTIONAL = Option(
     "--optional", action="store_true", help="where no GPU can be had, go on without one"
 )
 
@@ -81,33 +72,33 @@ REQUEST = (*WHICH, *HOW)
 # Where a failure never ends the program: kernels start in any case, and so do Dask's workers.
 REQUEST_THAT_GOES_ON = tuple(option for option in REQUEST if option is not OPTIONAL)
 
-JSON = _option("--json", action="store_true", help="as JSON, for programs")
+JSON = Option("--json", action="store_true", help="as JSON, for programs")
 
 PLACES = (
-    _option("--user", action="store_true", help="for this user; the default"),
-    _option("--sys-prefix", action="store_true", help="in this Python's environment"),
-    _option("--prefix", metavar="DIR", help="in DIR/share/jupyter/kernels"),
+    Option("--user", action="store_true", help="for this user; the default"),
+    Option("--sys-prefix", action="store_true", help="in this Python's environment"),
+    Option("--prefix", metavar="DIR", help="in DIR/share/jupyter/kernels"),
 )
-KERNEL_NAME = _option(
+KERNEL_NAME = Option(
     "--name", default="python3-gpu", metavar="NAME", help="of the kernel; python3-gpu by default"
 )
 KERNEL = (
     *(option for option in REQUEST_THAT_GOES_ON if option is not NAME),
-    _option("--gpu-name", metavar="TEXT", help="only GPUs with this text in their name"),
+    Option("--gpu-name", metavar="TEXT", help="only GPUs with this text in their name"),
     KERNEL_NAME,
-    _option("--display-name", metavar="TEXT", help="what notebooks show: Python 3 (GPU)"),
+    Option("--display-name", metavar="TEXT", help="what notebooks show: Python 3 (GPU)"),
     *PLACES,
 )
 
 MAGIC = (
-    _option("--status", action="store_true", help="show every GPU, who uses it and who has it"),
-    _option(
+    Option("--status", action="store_true", help="show every GPU, who uses it and who has it"),
+    Option(
         "--check", action="store_true", help="does each framework use exactly what is reserved?"
     ),
-    _option("--json", action="store_true", help="with --status or --check: for programs"),
-    _option("--release", action="store_true", help="let go of what this kernel holds"),
+    Option("--json", action="store_true", help="with --status or --check: for programs"),
+    Option("--release", action="store_true", help="let go of what this kernel holds"),
 )
-HELP = _option("-h", "--help", action="store_true", help="show this")
+HELP = Option("-h", "--help", action="store_true", help="show this")
 
 # The magic's manual page.
 MAGIC_TEXT = """\
@@ -143,6 +134,26 @@ def wishes(arguments: Namespace) -> dict[str, Any]:
         option.attribute: getattr(arguments, option.attribute) for option in REQUEST_THAT_GOES_ON
     }
     return {**values, "devices": arguments.devices or None}
+
+
+def reserve(
+    arguments: Namespace, progress: Callable[[Waiting], object] = lambda _waiting: None
+) -> tuple[list[str], str]:
+    """Reserve what was parsed; returns lines of warning, and what came of it.
+
+    With --optional that may be why nothing was reserved, and how this goes on without.
+    Raises what `reserve()` raises.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", ReserveGPUWarning)
+        try:
+            outcome = str(api.reserve(progress=progress, **wishes(arguments)))
+        except EXCUSED as error:
+            if not getattr(arguments, "optional", False):  # not every command has the option
+                raise
+            outcome = f"{error}\n{api.go_on_after(error)}"
+    return [f"Warning: {warning.message}" for warning in caught], outcome
 
 
 def magic_help() -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu import command, errors
+from reserve_gpu import errors
 from reserve_gpu.reservation import handover
 from tests.commandline import CommandLine
 from tests.frameworks import STANDINS, installed
@@ -465,7 +465,7 @@ def test_no_lock_directory(here: Here, typed: CommandLine) -> None:
 )
 def test_exit_codes(kind: type[errors.ReserveGPUError], code: int) -> None:
     """Each error has its exit code: 75 where another try may do, 69 and 78 where none will."""
-    assert command.exit_code(kind("text")) == code
+    assert kind("text").exit_code == code
 
 
 def test_a_warning_is_a_line(here: Here, typed: CommandLine) -> None:

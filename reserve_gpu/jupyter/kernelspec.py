@@ -30,6 +30,8 @@ LONGEST_WAIT_S = 45  # clients give up on a kernel that has not started after 60
 class InstallError(ReserveGPUError):
     """The files of a kernel can't be written or removed."""
 
+    exit_code = 73  # EX_CANTCREAT
+
 
 def install(arguments: Namespace) -> str:
     """Install the kernelspec, in place of an earlier one of ours; returns what to tell.
