@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.model import State
 from reserve_gpu.report.layout import QUEUE_TITLE, TITLES, Style
-from reserve_gpu.report.text import escape
+from reserve_gpu.report.words import escape
 
 if TYPE_CHECKING:
     from reserve_gpu.report.layout import Entry, Layout, Line

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Device, State
-from reserve_gpu.report import devices as words
-from reserve_gpu.report.text import REASON_LIMIT, duration, listed
+from reserve_gpu.report import words
+from reserve_gpu.report.words import REASON_LIMIT, duration, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 from reserve_gpu.report.messages import one_line, waiting_briefly
 from reserve_gpu.report.messages import waiting as waiting_lines
-from reserve_gpu.report.text import escape
+from reserve_gpu.report.words import escape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,8 +16,7 @@ from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.gpus.usage import judge
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.model import Device, Fault, Holder, Process, Row, State, Ticket, Usage
-from reserve_gpu.report import devices as words
-from reserve_gpu.report import html, terminal
+from reserve_gpu.report import html, terminal, words
 from reserve_gpu.report.layout import Layout, layout
 
 if TYPE_CHECKING:

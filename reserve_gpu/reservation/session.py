@@ -114,12 +114,12 @@ class Session:
         midst of another call.
         """
         if self._turn.is_own:
-            raise RequestError(messages.nested())
+            raise RequestError(messages.NESTED)
 
         def give_up() -> None:
             if deadline and self._turn.is_waiting and time.monotonic() >= deadline.at:
                 self._go_without()
-                raise NoFreeDeviceError(messages.another_thread_waits())
+                raise NoFreeDeviceError(messages.ANOTHER_THREAD_WAITS)
 
         with self._turn.take(give_up):
             yield self
@@ -233,7 +233,7 @@ class Session:
         with self.turn():
             held = self._held
             if held is None or self.reservation is not reservation:
-                raise RequestError(messages.has_ended())
+                raise RequestError(messages.HAS_ENDED)
             inside = (*held.inside, threading.get_ident())
             self._held = held._replace(inside=inside, answers=max(0, held.answers - 1))
 
@@ -284,14 +284,11 @@ class Session:
                 if _is_effective(old):
                     continue
                 new = directory.take(device.uuid, share=old.shared)
+                path = old.path if old.held() else None
                 if not isinstance(new, Lock):
-                    path = old.path if old.held() else None
                     raise LockError(messages.lost(device, path, host.with_user(new)))
                 locks[device.uuid] = new
-                if old.held():
-                    texts.append(messages.replaced(device, old.path))
-                else:
-                    texts.append(messages.closed(device))
+                texts.append(messages.locked_anew(device, path))
                 self._held = held = held._replace(locks=dict(locks))
                 old.release()
         self._sign()
