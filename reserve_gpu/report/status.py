@@ -17,12 +17,10 @@ from reserve_gpu.gpus.usage import judge
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.model import Device, Fault, Holder, Process, Row, State, Ticket, Usage
 from reserve_gpu.report import html, terminal, words
-from reserve_gpu.report.layout import Layout, layout
+from reserve_gpu.report.layout import layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from rich.console import Console, ConsoleOptions, RenderResult
 
 VERSION = 1  # of the JSON; names are only ever added to it
 MUTEX_LIMIT_S = 0.5
@@ -45,31 +43,17 @@ class Status(NamedTuple):
     limit: str | None = None
 
     def __repr__(self) -> str:
-        return terminal.plain(self)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        return terminal.rendered(self.layout(), options)
+        return terminal.text(layout(*self), is_plain=True)
 
     def _repr_pretty_(self, printer: Any, _is_cycle: bool) -> None:  # noqa: FBT001 - IPython's
         printer.text(self.to_text())
 
     def _repr_html_(self) -> str:
-        return html.html(self.layout())
+        return html.html(layout(*self))
 
     def to_text(self) -> str:
         """How it looks on standard output: coloured and broken to its width in a terminal."""
-        return terminal.text(self)
-
-    def layout(self) -> Layout:
-        """What it says in words, to be laid out."""
-        return layout(
-            self.rows,
-            self.waiting,
-            at=self.time,
-            host=self.host,
-            limit=self.limit,
-            problem=self.problem,
-        )
+        return terminal.text(layout(*self))
 
     def to_dict(self) -> dict[str, Any]:
         """The same for programs, as JSON takes it; docs/status.md has the shape."""
