@@ -24,6 +24,7 @@ from reserve_gpu.model import (
     Waiting,
 )
 from reserve_gpu.report import messages, words
+from reserve_gpu.report.progress import Frame
 
 GPU0 = Device(0, "GPU-a", "NVIDIA A100", "0000:01:00.0", 40960, "92.00.45.00.03", 16)
 GPU1 = Device(1, "GPU-b", "Tesla T4", memory_mib=15360)
@@ -853,8 +854,8 @@ def test_waiting(place: int, limit_s: float, expected: str) -> None:
         "GPU2: busy, alice: python (pid 4321) 3.4 GiB",
     ]
     assert messages.waiting_briefly(waiting) == f"{expected} GPU0 alice, GPU2 busy"
-    assert messages.one_line(lines) == f"{lines[0]} {lines[1]}; {lines[2]}"
-    assert messages.one_line(lines[:1]) == expected
+    assert Frame(lines, "").row == f"{lines[0]} {lines[1]}; {lines[2]}"
+    assert Frame(lines[:1], "").row == expected
 
 
 @pytest.mark.parametrize(

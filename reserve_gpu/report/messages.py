@@ -259,12 +259,6 @@ def waiting_briefly(waiting: Waiting) -> str:
     return f"{_awaited(waiting)} {', '.join(holders)}"
 
 
-def one_line(lines: Sequence[str]) -> str:
-    """What stands in several lines in one: the headline, then the others."""
-    first, *others = lines
-    return f"{first} {'; '.join(others)}".rstrip()
-
-
 def interrupted(held: Sequence[Device]) -> str:
     """What is said when a wait was interrupted."""
     if held:
