@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model import State
-from reserve_gpu.report.layout import FAINT, MARK, QUEUE_TITLE, STRONG, TITLES
-from reserve_gpu.report.words import escape
+from reserve_gpu.report.layout import QUEUE_TITLE, TITLES
+from reserve_gpu.report.words import FAINT, MARK, STRONG, escape
 
 if TYPE_CHECKING:
-    from reserve_gpu.report.layout import Entry, Layout, Line
+    from reserve_gpu.report.layout import Entry, Layout
+    from reserve_gpu.report.words import Line
 
 # White text on each of them is readable (contrast 4.5:1 or more), and each can be told from a white
 # and from a black page.

@@ -7,27 +7,24 @@ fit to print here, once.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Device, State
 from reserve_gpu.report import words
-from reserve_gpu.report.words import REASON_LIMIT, duration, listed
+from reserve_gpu.report.words import FAINT, MARK, REASON_LIMIT, STRONG, duration, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import Holder, Process, Row, Ticket
+    from reserve_gpu.model import Holder, Row, Ticket
+    from reserve_gpu.report.words import Line
 
 TITLES = ("GPU", "state", "name", "memory", "use")
 QUEUE_TITLE = "waiting in the queue"
 NAME_LIMIT = 40  # characters
 CLOCK_SKEW_S = 60  # a time further in the future than this is not shown
-
-# How words are set off. MARK is for what people argue about.
-STRONG, FAINT, MARK = "strong", "faint", "mark"
-Line: TypeAlias = "tuple[str | tuple[str, str], ...]"  # plain words, and words with their style
 
 
 class Entry(NamedTuple):
@@ -184,23 +181,13 @@ def _lines(row: Row, tickets: Sequence[Ticket], now: float) -> list[Line]:
 
 
 def _holder(holder: Holder, now: float, what: str = "reserved by ", asks: str = "") -> Line:
-    """`reserved by alice, train.ipynb (pid 4321) since 16:26 (2 h 10 min): until Friday`.
-
-    asks: of one who waits, what for.
-    """
-    line: Line = (what, FAINT), (shown(holder.user or "somebody"), STRONG)
-    if holder.notebook:
-        line += ", ", (shown(holder.notebook), STRONG)
-    line += (words.pid(holder),)
-    if asks:
-        line += (" has waited for ", FAINT), (shown(asks), STRONG)
+    """`reserved by alice, train.ipynb (pid 4321) since 16:26 (2 h 10 min): until Friday`."""
+    when = ""
     if holder.since and (ago := _ago(holder.since, now)):
         then, today = time.localtime(holder.since), time.localtime(now)
         clock = "%H:%M" if then[:3] == today[:3] else "%Y-%m-%d %H:%M"
-        line += (f" since {time.strftime(clock, then)} ({ago})",)
-    if holder.note:
-        line += ": ", (shown(holder.note), STRONG)
-    return line if holder.confirmed else (*line, (" [unconfirmed]", FAINT))
+        when = f" since {time.strftime(clock, then)} ({ago})"
+    return words.holder_line(holder, what, when, asks)
 
 
 def _idle(row: Row, now: float) -> str:
@@ -222,16 +209,13 @@ def _uses(row: Row) -> list[Line]:
         (False, ("used without a reservation by ", MARK)),
     )
     in_order = sorted(row.processes, key=lambda process: -(process.memory_mib or 0))
+    if row.is_unreserved_use and not row.holders:  # whose processes these are needs not be seen
+        in_order = [process._replace(has_reserved=False) for process in in_order]
     return [
         (title, words.users(processes))
         for kind, title in kinds
-        if (processes := [p for p in in_order if _has_reserved(row, p) is kind])
+        if (processes := [process for process in in_order if process.has_reserved is kind])
     ]
-
-
-def _has_reserved(row: Row, process: Process) -> bool | None:
-    """Of a device that nobody has reserved, whose process it is needs not be seen."""
-    return False if row.is_unreserved_use and not row.holders else process.has_reserved
 
 
 def _ago(moment: float, now: float) -> str:

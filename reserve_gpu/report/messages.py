@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from reserve_gpu.model import Caution, Device, Holder, Refusal, Request, Waiting
 
 IN_USE = (State.RESERVED, State.BUSY, State.AWAITED)
-
 # What only programs get to know.
 NESTED = (  # of a call in the midst of another one, in a handler of a signal
     "This process is reserving or releasing already; it can't reserve once more in the midst of "
@@ -32,7 +31,6 @@ ANOTHER_THREAD_WAITS = (
     "Another thread of this process is waiting in the queue for a GPU; this one gets the same GPU "
     "if it waits as long: wait=True."
 )
-
 
 # -- what was done ---------------------------------------------------------------------------------
 
@@ -99,16 +97,12 @@ def nothing_free(  # noqa: PLR0913 - the last two are keywords that most callers
     user: who asks; a GPU that only this user's own processes use may be taken by name.
     """
     waited = f"Waited for {time_limit(waited_s)}. " if waited_s else ""
-    lines = [waited + _headline(request, refusals)]
-    lines += [f"  {line}" for line in _lines(refusals)]
+    lines = [waited + _headline(request, refusals), *_lines(refusals, "  ")]
     if limit is not None:
         lines.append(_limit_line(limit, len(refusals)))
     lines += _ways_out(refusals, has_waited=bool(waited_s), user=user)
-    if kept:
-        lines.append(f"This kernel keeps {labels(kept)}; nothing was changed.")
-    else:
-        lines.append("CUDA_VISIBLE_DEVICES = ''")
-    return "\n".join(lines)
+    keeps = f"This kernel keeps {labels(kept)}; nothing was changed."
+    return "\n".join([*lines, keeps if kept else "CUDA_VISIBLE_DEVICES = ''"])
 
 
 def impossible(request: Request, refusals: Sequence[Refusal], limit: str | None) -> str:
@@ -139,9 +133,8 @@ def above(refusals: Sequence[Refusal], environ: Mapping[str, str | None]) -> str
         f"{labels(held)} {_is(len(held))} reserved already, for all that the holder has started, "
         "and so for this process:"
     )
-    lines = [f"  {line}" for line in _lines(refusals)]
     way_out = "The variables are set for that: leave out %reserve_gpu here."
-    return "\n".join([head, *lines, way_out, *variables(environ)])
+    return "\n".join([head, *_lines(refusals, "  "), way_out, *variables(environ)])
 
 
 def too_late(held: Sequence[Device], seen: Sequence[Device]) -> str:
@@ -235,10 +228,9 @@ def private(path: str) -> str:
 
 def asked(request: Request) -> str:
     """What is asked for: `a GPU`, `GPU0 and GPU1:0`, `2 GPUs of 16 GiB or more, not 3`."""
+    what = "a GPU" if request.needed == 1 else f"{request.needed} GPUs"
     if request.devices:
         what = listed([_label(name) for name in request.devices])
-    else:
-        what = "a GPU" if request.needed == 1 else f"{request.needed} GPUs"
     if request.min_memory_mib:
         what += f" of {gib(request.min_memory_mib).replace('.0 ', ' ')} or more"
     if request.model:
@@ -269,8 +261,8 @@ def interrupted(held: Sequence[Device]) -> str:
 # -- parts of them ---------------------------------------------------------------------------------
 
 
-def _lines(refusals: Sequence[Refusal]) -> list[str]:
-    return [f"{refusal.label}: {words.refusal(refusal)}" for refusal in refusals]
+def _lines(refusals: Sequence[Refusal], indent: str = "") -> list[str]:
+    return [f"{indent}{refusal.label}: {words.refusal(refusal)}" for refusal in refusals]
 
 
 def _limit_line(limit: str, count: int) -> str:
@@ -305,7 +297,10 @@ def _ways_out(refusals: Sequence[Refusal], *, has_waited: bool, user: str | None
         if words.is_unused(refusal.usage, refusal.processes or ())
     ]
     ways = words.whom_to_ask(unused)
-    if not has_waited and any(map(_may_come_free, refusals)):
+    may_come_free = any(
+        r.state in IN_USE or (r.state is State.UNKNOWN and not r.fault) for r in refusals
+    )
+    if may_come_free and not has_waited:
         ways.append(f"{'Or wait' if ways else 'Wait'} in the queue with %reserve_gpu --wait.")
     lines = [" ".join(ways)] if ways else []
     if refusal := next((r for r in refusals if _may_be_named(r, user)), None):
@@ -314,20 +309,15 @@ def _ways_out(refusals: Sequence[Refusal], *, has_waited: bool, user: str | None
     return lines
 
 
-def _may_come_free(refusal: Refusal) -> bool:
-    return refusal.state in IN_USE or (refusal.state is State.UNKNOWN and not refusal.fault)
-
-
 def _may_be_named(refusal: Refusal, user: str | None) -> bool:
     """Whether naming the device would get it, and would take nothing from another person."""
-    usage, processes = refusal.usage, refusal.processes
+    usage, processes = refusal.usage, refusal.processes or ()
     if usage is None or refusal.fault or not is_usable(usage):
         return False
     if refusal.state is State.UNKNOWN:
         return True
-    count = (usage.compute or 0) + (usage.mps or 0)
-    is_all_seen = bool(processes) and len(processes or ()) >= count
-    is_own = user is not None and all(process.user == user for process in processes or ())
+    is_all_seen = len(processes) >= max(1, (usage.compute or 0) + (usage.mps or 0))
+    is_own = user is not None and all(process.user == user for process in processes)
     return refusal.state is State.BUSY and is_all_seen and is_own
 
 

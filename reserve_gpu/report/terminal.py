@@ -6,7 +6,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model import State
-from reserve_gpu.report.layout import FAINT, MARK, QUEUE_TITLE, STRONG, TITLES
+from reserve_gpu.report.layout import QUEUE_TITLE, TITLES
+from reserve_gpu.report.words import FAINT, MARK, STRONG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

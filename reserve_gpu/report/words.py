@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus.usage import judge
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reserve_gpu.model import Device, Process, Refusal, Usage
+
+# How words are set off. MARK is for what people argue about.
+STRONG, FAINT, MARK = "strong", "faint", "mark"
+Line: TypeAlias = "tuple[str | tuple[str, str], ...]"  # plain words, and words with their style
 
 REASON_LIMIT = 300  # characters of an error of the driver's or the system's
 LISTED_PROCESSES = 3
@@ -74,23 +78,24 @@ def described(device: Device) -> str:
 
 def holder(holder: Holder, what: str = "reserved") -> str:
     """`reserved by alice, train.ipynb (pid 4321) for 2 h 10 min`, as far as it is known."""
-    parts = [f"{what} by {shown(holder.user or 'somebody')}"]
+    when = f" for {duration(max(0.0, time.time() - holder.since))}" if holder.since else ""
+    parts = holder_line(holder, f"{what} by ", when)
+    return "".join(part if isinstance(part, str) else part[0] for part in parts)
+
+
+def holder_line(holder: Holder, what: str, when: str, asks: str = "") -> Line:
+    """The same with styles. when: since when, in words. asks: of one who waits, what for."""
+    line: Line = (what, FAINT), (shown(holder.user or "somebody"), STRONG)
     if holder.notebook:
-        parts.append(f", {shown(holder.notebook)}")
-    parts.append(pid(holder))
-    if holder.since:
-        parts.append(f" for {duration(max(0.0, time.time() - holder.since))}")
+        line += ", ", (shown(holder.notebook), STRONG)
+    if holder.pid:
+        line += (f" (pid {holder.pid}{' of another container' if holder.elsewhere else ''})",)
+    if asks:
+        line += (" has waited for ", FAINT), (shown(asks), STRONG)
+    line += (when,)
     if holder.note:
-        parts.append(f": {shown(holder.note)}")
-    if not holder.confirmed:
-        parts.append(" [unconfirmed]")
-    return "".join(parts)
-
-
-def pid(holder: Holder) -> str:
-    """` (pid 4321)`, or nothing where it is not known."""
-    place = " of another container" if holder.elsewhere else ""
-    return f" (pid {holder.pid}{place})" if holder.pid else ""
+        line += ": ", (shown(holder.note), STRONG)
+    return line if holder.confirmed else (*line, (" [unconfirmed]", FAINT))
 
 
 def person(holder: Holder) -> str:
