@@ -117,22 +117,18 @@ def _advice(rows: Sequence[Row], *, is_limited: bool) -> Line:
 
 def _entries(rows: Sequence[Row], tickets: Sequence[Ticket], now: float) -> list[Entry]:
     """A row for each device, and one above the instances of a GPU that is split by MIG."""
+    devices = [row.device for row in rows if isinstance(row.device, Device)]
+    models = {device.index: names.model(device) for device in devices}
     entries: list[Entry] = []
     split: set[int] = set()
     for row in rows:
         index = row.device.index
         if row.device.instance is not None and index not in split:
             split.add(index)
-            entries.append(Entry(str(index), _model(rows, index), "split by MIG"))
+            model = shown(models.get(index) or "?", NAME_LIMIT)
+            entries.append(Entry(str(index), model, "split by MIG"))
         entries.append(_entry(row, tickets, now))
     return entries
-
-
-def _model(rows: Sequence[Row], index: int) -> str:
-    """The model of the GPU with that index, by the first of its instances that can be read."""
-    devices = (row.device for row in rows if isinstance(row.device, Device))
-    models = (names.model(device) for device in devices if device.index == index)
-    return shown(next(models, "") or "?", NAME_LIMIT)
 
 
 def _entry(row: Row, tickets: Sequence[Ticket], now: float) -> Entry:

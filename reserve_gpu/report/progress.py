@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from contextlib import suppress
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 from reserve_gpu.report import messages
@@ -101,7 +102,7 @@ class Terminal:
         """Write the row anew, None for an empty one."""
         row, columns = "", self._columns() - 1  # some terminals wrap in the last one
         if frame is not None:
-            row = frame.row if _fits(frame.row, columns) else _cut(frame.brief, columns)
+            row = frame.row if _width(frame.row) <= columns else _cut(frame.brief, columns)
         _print(f"{CLEAR_ROW}{row}", self._stream)
 
     def _columns(self) -> int:
@@ -154,21 +155,20 @@ def _html(lines: Sequence[str]) -> str:
     return f"<div style='padding-left:.5em'>{first}{rest}</div>"
 
 
-def _fits(row: str, columns: int) -> bool:
-    if row.isascii():  # rich would keep each of the last 4,096 rows that it measured
-        return len(row) <= columns
-    from rich.cells import cell_len  # some letters are two columns wide
+def _width(row: str) -> int:
+    """In columns of a terminal, of which some letters take two."""
+    from unicodedata import east_asian_width
 
-    return cell_len(row) <= columns
+    return sum(1 + (east_asian_width(letter) in "WF") for letter in row)
 
 
 def _cut(row: str, columns: int) -> str:
     """As much of the row as has room, with three dots where it was cut."""
-    if _fits(row, columns):
+    if _width(row) <= columns:
         return row
-    from rich.cells import set_cell_size
-
-    return f"{set_cell_size(row, max(0, columns - 3)).rstrip()}..."
+    widths = accumulate(map(_width, row))
+    kept = [letter for letter, width in zip(row, widths, strict=True) if width <= columns - 3]
+    return f"{''.join(kept).rstrip()}..."
 
 
 def _print(text: str, stream: TextIO) -> None:

@@ -109,7 +109,7 @@ def _reservations(uuids: Sequence[str]) -> Reservations:
 
     Trying a lock makes others fail to take it for a moment, so that is done under the mutex. Where
     others have the mutex for too long the kernel's list names those that it shows, without a try.
-    Users are looked up after that, as it can take long.
+    Users are looked up after that, as it can take long where they come from a server.
     """
     unseen = dict.fromkeys(uuids, "whether it is reserved can't be seen now")
     try:
