@@ -42,7 +42,7 @@ def text(layout: Layout, *, is_plain: bool = False) -> str:
 
     is_plain: without colours and each line in one piece, also in a terminal.
     """
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.theme import Theme
 
     is_terminal = not is_plain and hasattr(sys.stdout, "isatty") and sys.stdout.isatty()
@@ -56,8 +56,8 @@ def text(layout: Layout, *, is_plain: bool = False) -> str:
     )
     is_ascii = not console.encoding.startswith("utf")
     with console.capture() as captured:
-        for part in _parts(layout, console.width, "crop" if is_ascii else "ellipsis"):
-            console.print(part)
+        parts = _parts(layout, console.width, "crop" if is_ascii else "ellipsis")
+        console.print(Group(*parts))
     words = "\n".join(line.rstrip() for line in captured.get().splitlines())
     if not is_ascii:
         return words
