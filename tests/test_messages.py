@@ -23,8 +23,8 @@ from reserve_gpu.model import (
     Usage,
     Waiting,
 )
-from reserve_gpu.report import devices as words
-from reserve_gpu.report import messages, text
+from reserve_gpu.report import messages, words
+from reserve_gpu.report.progress import Frame
 
 GPU0 = Device(0, "GPU-a", "NVIDIA A100", "0000:01:00.0", 40960, "92.00.45.00.03", 16)
 GPU1 = Device(1, "GPU-b", "Tesla T4", memory_mib=15360)
@@ -61,7 +61,7 @@ LONG = "x" * 5000
 )
 def test_memory(mib: float, expected: str) -> None:
     """Memory is shown in GiB, below one in MiB."""
-    assert text.gib(mib) == expected
+    assert words.gib(mib) == expected
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_memory(mib: float, expected: str) -> None:
 )
 def test_duration(seconds: float, expected: str) -> None:
     """A duration is shown in its two largest units, rounded down."""
-    assert text.duration(seconds) == expected
+    assert words.duration(seconds) == expected
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_duration(seconds: float, expected: str) -> None:
 )
 def test_time_limit(seconds: float, expected: str) -> None:
     """A limit below a second is not shown as none."""
-    assert text.time_limit(seconds) == expected
+    assert words.time_limit(seconds) == expected
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_time_limit(seconds: float, expected: str) -> None:
 )
 def test_labels(devices: list[Device | Fault], expected: str) -> None:
     """Devices are named as people call them, in their order."""
-    assert text.labels(devices) == expected
+    assert words.labels(devices) == expected
 
 
 # -- what was done ---------------------------------------------------------------------------------
@@ -695,9 +695,9 @@ def test_too_late(held: list[Device], seen: list[Device], expected: str) -> None
 
 def test_programs_are_told_in_their_words() -> None:
     """What only programs get to know is said in one sentence each."""
-    assert "This process is reserving or releasing already" in messages.nested()
-    assert messages.has_ended() == "This reservation has been released; ask for another one."
-    assert "waiting in the queue" in messages.another_thread_waits()
+    assert "This process is reserving or releasing already" in messages.NESTED
+    assert messages.HAS_ENDED == "This reservation has been released; ask for another one."
+    assert "waiting in the queue" in messages.ANOTHER_THREAD_WAITS
 
 
 # -- warnings --------------------------------------------------------------------------------------
@@ -755,7 +755,7 @@ CHANGED = "CUDA_VISIBLE_DEVICES was"
             ),
         ),
         (
-            messages.closed(GPU0),
+            messages.locked_anew(GPU0, None),
             (
                 "Other code in this process had closed the lock of GPU0. It is locked anew, and "
                 "GPU0 is still reserved for this kernel."
@@ -774,7 +774,7 @@ CHANGED = "CUDA_VISIBLE_DEVICES was"
             f"{CHANGED} set to '' since, and CUDA has started; this kernel holds GPU0",
         ),
         (
-            messages.replaced(GPU0, "/run/lock/a.lock"),
+            messages.locked_anew(GPU0, "/run/lock/a.lock"),
             (
                 "Somebody deleted or replaced /run/lock/a.lock, the lock of GPU0. It is locked "
                 "anew, and GPU0 is still reserved for this kernel."
@@ -854,8 +854,8 @@ def test_waiting(place: int, limit_s: float, expected: str) -> None:
         "GPU2: busy, alice: python (pid 4321) 3.4 GiB",
     ]
     assert messages.waiting_briefly(waiting) == f"{expected} GPU0 alice, GPU2 busy"
-    assert messages.one_line(lines) == f"{lines[0]} {lines[1]}; {lines[2]}"
-    assert messages.one_line(lines[:1]) == expected
+    assert Frame(lines, "").row == f"{lines[0]} {lines[1]}; {lines[2]}"
+    assert Frame(lines[:1], "").row == expected
 
 
 @pytest.mark.parametrize(

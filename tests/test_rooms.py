@@ -50,7 +50,7 @@ OWNERS = {
         "reservation.environment",
         "frameworks.probes",
     },
-    "rich": {"report.terminal", "report.progress"},
+    "rich": {"report.terminal"},
     "argcomplete": {"cli"},
     "ipykernel": {"jupyter.kernelspec"},
     "jupyter_client": {"jupyter.kernelspec"},

@@ -20,7 +20,7 @@ from reserve_gpu import NoFreeDeviceError, WaitTimeoutError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place, Wakeups
-from reserve_gpu.model import Request, State, Waiting
+from reserve_gpu.model import Device, Holder, Refusal, Request, State, Waiting
 from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import environment, policy
 from reserve_gpu.reservation.claim import Claim, Denied, Granted, attempt, explained
@@ -545,6 +545,26 @@ def test_a_wait_is_shown_once_in_every_second() -> None:
     assert re.findall(r"number ([0-9]) in the queue, for ([0-9]) s", log.getvalue()) == [
         ("2", "0"), ("4", "1"), ("6", "2"),
     ]  # fmt: skip
+
+
+class Terminal(io.StringIO):
+    """A terminal, as far as Python asks."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_row_is_cut_by_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a terminal has no room for is cut off; letters that take two columns count as two."""
+    monkeypatch.setenv("COLUMNS", "71")
+    monkeypatch.setenv("TERM", "vt100")
+    holder, terminal = Holder(4321, "\N{CJK UNIFIED IDEOGRAPH-4E2D}" * 20), Terminal()
+    refusal = Refusal(Device(0, "GPU-a"), State.RESERVED, holder=holder)
+    with Live(terminal) as live:
+        live.show(Waiting(Request(), 1, 0.0, (refusal,)))
+    shown = "Waiting for a GPU, next in the queue, for 0 s. GPU0 "
+    row = f"{shown}{holder.user}"[: len(shown) + (70 - 3 - len(shown)) // 2]
+    assert terminal.getvalue().split("\r\x1b[K") == ["", f"{row}...", ""]
 
 
 def test_a_log_gets_a_line_only_on_news(here: Here) -> None:

@@ -19,7 +19,7 @@ from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, sh
 from reserve_gpu.frameworks import children, verdict
 from reserve_gpu.frameworks.verdict import Verdict
 from reserve_gpu.model import Device
-from reserve_gpu.report.text import duration, labels
+from reserve_gpu.report.words import duration, labels
 from reserve_gpu.reservation import api, environment
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model import State
-from reserve_gpu.report.layout import QUEUE_TITLE, TITLES, Style
-from reserve_gpu.report.text import escape
+from reserve_gpu.report.layout import QUEUE_TITLE, TITLES
+from reserve_gpu.report.words import FAINT, MARK, STRONG, escape
 
 if TYPE_CHECKING:
-    from reserve_gpu.report.layout import Entry, Layout, Line
+    from reserve_gpu.report.layout import Entry, Layout
+    from reserve_gpu.report.words import Line
 
 # White text on each of them is readable (contrast 4.5:1 or more), and each can be told from a white
 # and from a black page.
@@ -23,15 +24,12 @@ BACKGROUNDS = {
     State.AWAITED: "#9a6700",
     State.BUSY: "#c6303e",
     State.UNKNOWN: "#8250df",
-    State.PROHIBITED: "#6a737d",
-    State.BROKEN: "#6a737d",
 }
 OTHER_BACKGROUND = "#6a737d"
 STYLES = {
-    Style.PLAIN: "",
-    Style.STRONG: "font-weight:bold",
-    Style.FAINT: "opacity:0.75",
-    Style.MARK: "font-weight:bold;font-style:italic",
+    STRONG: "font-weight:bold",
+    FAINT: "opacity:0.75",
+    MARK: "font-weight:bold;font-style:italic",
 }
 # The people stand below each row, as in a terminal: where two notebooks are side by side, a column
 # for them would be cut off. The theme's stripes would part the two rows of one device, so they are
@@ -96,12 +94,12 @@ def _state(state: State | None) -> str:
     )
 
 
-def _line(parts: Line) -> str:
+def _line(line: Line) -> str:
     return "".join(
-        f'<span style="{style}">{_isolated(part.text)}</span>'
-        if (style := STYLES[part.style])
-        else _isolated(part.text)
-        for part in parts
+        _isolated(part)
+        if isinstance(part, str)
+        else f'<span style="{STYLES[part[1]]}">{_isolated(part[0])}</span>'
+        for part in line
     )
 
 

@@ -7,43 +7,24 @@ fit to print here, once.
 from __future__ import annotations
 
 import time
-from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Device, State
-from reserve_gpu.report import devices as words
-from reserve_gpu.report.text import REASON_LIMIT, duration, listed
+from reserve_gpu.report import words
+from reserve_gpu.report.words import FAINT, MARK, REASON_LIMIT, STRONG, duration, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import Holder, Process, Row, Ticket
+    from reserve_gpu.model import Holder, Row, Ticket
+    from reserve_gpu.report.words import Line
 
 TITLES = ("GPU", "state", "name", "memory", "use")
 QUEUE_TITLE = "waiting in the queue"
 NAME_LIMIT = 40  # characters
 CLOCK_SKEW_S = 60  # a time further in the future than this is not shown
-
-
-class Style(Enum):
-    """How words are set off. MARK is for what people argue about."""
-
-    PLAIN = ""
-    STRONG = "strong"
-    FAINT = "faint"
-    MARK = "mark"
-
-
-class Part(NamedTuple):
-    """A few words in one style."""
-
-    text: str
-    style: Style = Style.PLAIN
-
-
-Line: TypeAlias = tuple[Part, ...]
 
 
 class Entry(NamedTuple):
@@ -59,7 +40,7 @@ class Entry(NamedTuple):
     share: float | None = None
     use: str = ""
     state: State | None = None
-    lines: tuple[Line, ...] = ()
+    lines: Sequence[Line] = ()
     is_instance: bool = False
 
 
@@ -68,46 +49,41 @@ class Layout(NamedTuple):
 
     head: Line
     advice: Line
-    entries: tuple[Entry, ...]
-    waiting: tuple[Line, ...]
-    remarks: tuple[Line, ...]
+    entries: Sequence[Entry]
+    waiting: Sequence[Line]
+    remarks: Sequence[Line]
 
 
-def layout(  # noqa: PLR0913 - a status has these parts
+def layout(  # noqa: PLR0913, PLR0917 - a Status has these fields
     rows: Sequence[Row],
     tickets: Sequence[Ticket],
-    *,
+    problem: str | None,
     at: float,
     host: str,
-    limit: str | None = None,
-    problem: str | None = None,
+    limit: str | None,
 ) -> Layout:
-    """The picture of a machine.
+    """The picture of a machine, of the fields of a Status.
 
-    tickets: the queue, the first one first. at: when it was looked at, in seconds since the epoch.
-    limit: the CUDA_VISIBLE_DEVICES from outside. problem: why not all reservations are known.
+    at: when it was looked at, in seconds since the epoch.
     """
-    when = f"  {shown(host)}, {_clock(at, at, with_date=True)}"
-    return Layout(
-        (Part(_headline(rows), Style.STRONG), Part(when, Style.FAINT)),
-        tuple(_advice(rows, is_limited=limit is not None)),
-        tuple(_entries(rows, tickets, at)),
-        tuple(_waiter(place, ticket, at) for place, ticket in enumerate(tickets, 1)),
-        tuple(_remarks(limit, problem)),
-    )
-
-
-def _remarks(limit: str | None, problem: str | None) -> list[Line]:
-    """What limits this kernel, and what can't be known."""
     remarks: list[Line] = []
     if limit is not None:
-        variable = f"CUDA_VISIBLE_DEVICES={shown(limit)!r}"
         text = " was set before: only what it lets this process see can be reserved from here."
-        remarks.append((Part(variable, Style.STRONG), Part(text)))
+        remarks.append(((f"CUDA_VISIBLE_DEVICES={shown(limit)!r}", STRONG), text))
     if problem:
         text = f": {shown(problem, REASON_LIMIT)}"
-        remarks.append((Part("Reservations may be missing here", Style.MARK), Part(text)))
-    return remarks
+        remarks.append((("Reservations may be missing here", MARK), text))
+    when = f"  {shown(host)}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(at))}"
+    return Layout(
+        ((_headline(rows), STRONG), (when, FAINT)),
+        _advice(rows, is_limited=limit is not None),
+        _entries(rows, tickets, at),
+        [
+            _holder(ticket.holder, at, f"{place}. ", ticket.asks or "a GPU")
+            for place, ticket in enumerate(tickets, 1)
+        ],
+        remarks,
+    )
 
 
 def _headline(rows: Sequence[Row]) -> str:
@@ -121,68 +97,59 @@ def _headline(rows: Sequence[Row]) -> str:
     return f"{len(free)} of {what} {'is' if len(free) == 1 else 'are'} free: {listed(free)}."
 
 
-def _advice(rows: Sequence[Row], *, is_limited: bool) -> list[Part]:
+def _advice(rows: Sequence[Row], *, is_limited: bool) -> Line:
     """What a newcomer should do: take what is free, else ask those who don't use theirs, or wait.
 
     is_limited: this process may use only some of the devices; to which of them a remark says.
     """
     if own := [row.label for row in rows if row.is_mine]:
-        return [Part(f"This kernel has {listed(own)}.", Style.MARK)]
+        return ((f"This kernel has {listed(own)}.", MARK),)
     if is_limited or not rows:
-        return []
+        return ()
     free = [row for row in rows if row.state is State.FREE]
     if any(row.next_in_queue is None for row in free):
-        return [Part("Get one with "), Part("%reserve_gpu", Style.STRONG)]
+        return "Get one with ", ("%reserve_gpu", STRONG)
     sentences = ["Others wait in the queue for what is free."] if free else []
     to_ask = words.whom_to_ask([(row.label, row.holders) for row in rows if row.is_unused])
     sentences += [*to_ask, "Or wait in the queue with " if to_ask else "Wait in the queue with "]
-    return [Part(" ".join(sentences)), Part("%reserve_gpu --wait", Style.STRONG)]
+    return " ".join(sentences), ("%reserve_gpu --wait", STRONG)
 
 
 def _entries(rows: Sequence[Row], tickets: Sequence[Ticket], now: float) -> list[Entry]:
     """A row for each device, and one above the instances of a GPU that is split by MIG."""
+    devices = [row.device for row in rows if isinstance(row.device, Device)]
+    models = {device.index: names.model(device) for device in devices}
     entries: list[Entry] = []
     split: set[int] = set()
     for row in rows:
         index = row.device.index
         if row.device.instance is not None and index not in split:
             split.add(index)
-            entries.append(Entry(str(index), _model(rows, index), "split by MIG"))
+            model = shown(models.get(index) or "?", NAME_LIMIT)
+            entries.append(Entry(str(index), model, "split by MIG"))
         entries.append(_entry(row, tickets, now))
     return entries
 
 
-def _model(rows: Sequence[Row], index: int) -> str:
-    """The model of the GPU with that index, by the first of its instances that can be read."""
-    devices = (row.device for row in rows if isinstance(row.device, Device))
-    models = (names.model(device) for device in devices if device.index == index)
-    return shown(next(models, "") or "?", NAME_LIMIT)
-
-
 def _entry(row: Row, tickets: Sequence[Ticket], now: float) -> Entry:
-    total_mib = row.device.memory_mib if isinstance(row.device, Device) else None
+    device = row.device
+    is_instance = device.instance is not None
+    name, total_mib = None, None
+    if isinstance(device, Device):
+        name, total_mib = device.name, device.memory_mib
+        if name and is_instance:  # the profile alone: the model stands above it
+            name = name.removeprefix(f"{names.model(device)} MIG ")
     used_mib = row.usage.used_mib if row.usage else None
     return Entry(
-        row.device.number,
-        _name(row),
+        device.number,
+        shown(name or "?", NAME_LIMIT),
         _memory(used_mib, total_mib),
         None if used_mib is None or not total_mib else min(1.0, used_mib / total_mib),
         "?" if row.utilisation is None else f"{row.utilisation} %",
         row.state,
-        tuple(_lines(row, tickets, now)),
-        row.device.instance is not None,
+        _lines(row, tickets, now),
+        is_instance,
     )
-
-
-def _name(row: Row) -> str:
-    """The model, and of a MIG instance the profile alone: its GPU stands above it."""
-    device = row.device
-    if not isinstance(device, Device) or not device.name:
-        return "?"
-    name = device.name
-    if device.instance is not None:
-        name = name.removeprefix(f"{names.model(device)} MIG ")
-    return shown(name, NAME_LIMIT)
 
 
 def _memory(used_mib: float | None, total_mib: int | None) -> str:
@@ -195,86 +162,58 @@ def _memory(used_mib: float | None, total_mib: int | None) -> str:
 
 def _lines(row: Row, tickets: Sequence[Ticket], now: float) -> list[Line]:
     """Who has the device, who uses it, and what is to be said of that."""
-    lines: list[Line] = [tuple(_holder(holder, now)) for holder in row.holders]
+    lines = [_holder(holder, now) for holder in row.holders]
     if row.is_mine:
-        lines[0] += (Part("  this kernel", Style.MARK),)
+        lines[0] += (("  this kernel", MARK),)
     if row.is_unused:
-        lines.append(tuple(_idle(row, now)))
+        lines.append((("reserved but idle", MARK), _idle(row, now)))
     lines += _uses(row)
     if row.reason and not row.processes and row.state is not State.FREE:
-        lines.append((Part(shown(row.reason, REASON_LIMIT)),))
+        lines.append((shown(row.reason, REASON_LIMIT),))
     if row.state is State.FREE and row.next_in_queue:
         first = tickets[row.next_in_queue - 1]
-        name = words.person(first.holder)
-        lines.append((Part("free, but awaited by ", Style.MARK), Part(name)))
+        lines.append((("free, but awaited by ", MARK), words.person(first.holder)))
     return lines
 
 
-def _holder(
-    holder: Holder, now: float, what: str = "reserved by", asks: str | None = None
-) -> list[Part]:
-    """`reserved by alice, train.ipynb (pid 4321) since 16:26 (2 h 10 min): until Friday`.
-
-    asks: of one who waits, what for.
-    """
-    parts = [Part(f"{what} ", Style.FAINT), Part(shown(holder.user or "somebody"), Style.STRONG)]
-    if holder.notebook:
-        parts += [Part(", "), Part(shown(holder.notebook), Style.STRONG)]
-    if holder.pid:
-        parts.append(Part(words.pid(holder)))
-    if asks:
-        parts += [Part(" has waited for ", Style.FAINT), Part(shown(asks), Style.STRONG)]
-    if holder.since and holder.since < now + CLOCK_SKEW_S:
-        ago = duration(max(0.0, now - holder.since))
-        parts.append(Part(f" since {_clock(holder.since, now)} ({ago})"))
-    if holder.note:
-        parts += [Part(": "), Part(shown(holder.note), Style.STRONG)]
-    if not holder.confirmed:
-        parts.append(Part(" [unconfirmed]", Style.FAINT))
-    return parts
+def _holder(holder: Holder, now: float, what: str = "reserved by ", asks: str = "") -> Line:
+    """`reserved by alice, train.ipynb (pid 4321) since 16:26 (2 h 10 min): until Friday`."""
+    when = ""
+    if holder.since and (ago := _ago(holder.since, now)):
+        then, today = time.localtime(holder.since), time.localtime(now)
+        clock = "%H:%M" if then[:3] == today[:3] else "%Y-%m-%d %H:%M"
+        when = f" since {time.strftime(clock, then)} ({ago})"
+    return words.holder_line(holder, what, when, asks)
 
 
-def _idle(row: Row, now: float) -> list[Part]:
-    """`reserved but idle: nothing of theirs runs on it, and their last cell ended 3 h ago`."""
-    holder, whose = row.holders[0], "yours" if row.is_mine else "theirs"
-    parts = [
-        Part("reserved but idle", Style.MARK),
-        Part(f": nothing of {whose} runs on it"),
-    ]
-    is_alone = len(row.holders) == 1  # of several, whose cell that was would not be clear
-    if not row.is_mine and is_alone and holder.last_cell and holder.last_cell < now + CLOCK_SKEW_S:
-        ago = duration(max(0.0, now - holder.last_cell))
-        parts.append(Part(f", and their last cell ended {ago} ago"))
-    return parts
+def _idle(row: Row, now: float) -> str:
+    """`: nothing of theirs runs on it, and their last cell ended 3 h ago`."""
+    if row.is_mine:
+        return ": nothing of yours runs on it"
+    # Of several holders, whose cell that was would not be clear.
+    last_cell = row.holders[0].last_cell if len(row.holders) == 1 else None
+    ago = last_cell and _ago(last_cell, now)
+    cell = f", and their last cell ended {ago} ago" if ago else ""
+    return f": nothing of theirs runs on it{cell}"
 
 
 def _uses(row: Row) -> list[Line]:
     """The processes: the holders', those that may be, and those of others, each kind in a line."""
     kinds = (
-        (True, Part("runs ", Style.FAINT)),
-        (None, Part("used by ", Style.FAINT)),
-        (False, Part("used without a reservation by ", Style.MARK)),
+        (True, ("runs ", FAINT)),
+        (None, ("used by ", FAINT)),
+        (False, ("used without a reservation by ", MARK)),
     )
     in_order = sorted(row.processes, key=lambda process: -(process.memory_mib or 0))
+    if row.is_unreserved_use and not row.holders:  # whose processes these are needs not be seen
+        in_order = [process._replace(has_reserved=False) for process in in_order]
     return [
-        (title, Part(words.users(processes)))
+        (title, words.users(processes))
         for kind, title in kinds
-        if (processes := [p for p in in_order if _has_reserved(row, p) is kind])
+        if (processes := [process for process in in_order if process.has_reserved is kind])
     ]
 
 
-def _has_reserved(row: Row, process: Process) -> bool | None:
-    """Of a device that nobody has reserved, whose process it is needs not be seen."""
-    return False if row.is_unreserved_use and not row.holders else process.has_reserved
-
-
-def _waiter(place: int, ticket: Ticket, now: float) -> Line:
-    """`1. carol, sweep.ipynb (pid 99) has waited for 2 GPUs since 16:26 (12 min): urgent`."""
-    return tuple(_holder(ticket.holder, now, f"{place}.", ticket.asks or "a GPU"))
-
-
-def _clock(when: float, now: float, *, with_date: bool = False) -> str:
-    """`16:26`, with the date if that is not today's or is wanted."""
-    there, here = time.localtime(when), time.localtime(now)
-    is_today = there[:3] == here[:3]
-    return time.strftime("%H:%M" if is_today and not with_date else "%Y-%m-%d %H:%M", there)
+def _ago(moment: float, now: float) -> str:
+    """How long ago that was, empty for a moment that can't be right."""
+    return duration(max(0.0, now - moment)) if moment < now + CLOCK_SKEW_S else ""

@@ -1,6 +1,6 @@
 """The sentences about a reservation: that there is one, or why not, and what to do next.
 
-Values in, text out. What is said of one device is in `devices.py`.
+Values in, text out. What is said of one device is in `words.py`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from reserve_gpu.errors import shown
 from reserve_gpu.gpus.names import gpu_index
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import State
-from reserve_gpu.report import devices as words
-from reserve_gpu.report.text import duration, gib, labels, listed, time_limit
+from reserve_gpu.report import words
+from reserve_gpu.report.words import duration, gib, labels, listed, time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from reserve_gpu.model import Caution, Device, Holder, Refusal, Request, Waiting
 
 IN_USE = (State.RESERVED, State.BUSY, State.AWAITED)
-
+# What only programs get to know.
+NESTED = (  # of a call in the midst of another one, in a handler of a signal
+    "This process is reserving or releasing already; it can't reserve once more in the midst of "
+    "that. Try again when it is done."
+)
+HAS_ENDED = "This reservation has been released; ask for another one."
+ANOTHER_THREAD_WAITS = (
+    "Another thread of this process is waiting in the queue for a GPU; this one gets the same GPU "
+    "if it waits as long: wait=True."
+)
 
 # -- what was done ---------------------------------------------------------------------------------
 
@@ -87,16 +96,13 @@ def nothing_free(  # noqa: PLR0913 - the last two are keywords that most callers
     waited_s: the time in seconds that was allowed for waiting, None if nobody waited.
     user: who asks; a GPU that only this user's own processes use may be taken by name.
     """
-    lines = [_after_waiting(waited_s) + _headline(request, refusals)]
-    lines += [f"  {refusal.label}: {words.refusal(refusal)}" for refusal in refusals]
+    waited = f"Waited for {time_limit(waited_s)}. " if waited_s else ""
+    lines = [waited + _headline(request, refusals), *_lines(refusals, "  ")]
     if limit is not None:
-        lines.append(limit_line(limit, len(refusals)))
+        lines.append(_limit_line(limit, len(refusals)))
     lines += _ways_out(refusals, has_waited=bool(waited_s), user=user)
-    if kept:
-        lines.append(f"This kernel keeps {labels(kept)}; nothing was changed.")
-    else:
-        lines.append("CUDA_VISIBLE_DEVICES = ''")
-    return "\n".join(lines)
+    keeps = f"This kernel keeps {labels(kept)}; nothing was changed."
+    return "\n".join([*lines, keeps if kept else "CUDA_VISIBLE_DEVICES = ''"])
 
 
 def impossible(request: Request, refusals: Sequence[Refusal], limit: str | None) -> str:
@@ -106,7 +112,7 @@ def impossible(request: Request, refusals: Sequence[Refusal], limit: str | None)
     """
     if not refusals:
         return "Every GPU that this process may use is excluded."
-    fit = [refusal for refusal in refusals if refusal.state is not State.UNFIT]
+    fit = _fit(refusals)
     instances = [refusal for refusal in fit if refusal.device.instance is not None]
     reasons = [f"{r.label} {words.refusal(r)}" for r in refusals if r.state is State.UNFIT]
     if 0 < len(instances) < len(fit):
@@ -117,15 +123,7 @@ def impossible(request: Request, refusals: Sequence[Refusal], limit: str | None)
     will_do = ", ".join(refusal.label for refusal in fit) or "none"
     why = f": {'; '.join(reasons)}" if reasons else ""
     text = f"{what} can't be had here. Of {len(refusals)}, {will_do} will do{why}."
-    return text if limit is None else f"{text} {limit_line(limit, len(refusals))}"
-
-
-def limit_line(limit: str, count: int) -> str:
-    """What a CUDA_VISIBLE_DEVICES from outside means for this process. count: devices in it."""
-    inside = {0: "no GPU at all", 1: "that one"}.get(count, "those")
-    return (
-        f"CUDA_VISIBLE_DEVICES={shown(limit)!r} was set before: it limits this process to {inside}."
-    )
+    return text if limit is None else f"{text} {_limit_line(limit, len(refusals))}"
 
 
 def above(refusals: Sequence[Refusal], environ: Mapping[str, str | None]) -> str:
@@ -135,9 +133,8 @@ def above(refusals: Sequence[Refusal], environ: Mapping[str, str | None]) -> str
         f"{labels(held)} {_is(len(held))} reserved already, for all that the holder has started, "
         "and so for this process:"
     )
-    lines = [f"  {refusal.label}: {words.refusal(refusal)}" for refusal in refusals]
     way_out = "The variables are set for that: leave out %reserve_gpu here."
-    return "\n".join([head, *lines, way_out, *variables(environ)])
+    return "\n".join([head, *_lines(refusals, "  "), way_out, *variables(environ)])
 
 
 def too_late(held: Sequence[Device], seen: Sequence[Device]) -> str:
@@ -146,40 +143,16 @@ def too_late(held: Sequence[Device], seen: Sequence[Device]) -> str:
     seen: what CUDA sees here and this process may reserve.
     """
     keeps = f"This kernel keeps {labels(held)}." if held else "Nothing was reserved or changed."
-    restart, still = "Restart", ""
+    restart = "Restart"
     if seen:
-        these = "it can" if len(seen) == 1 else "these can"
-        numbers = ",".join(device.number for device in seen)
-        still = (
-            f"CUDA sees {labels(seen)} here: {these} still be reserved, with %reserve_gpu "
-            f"{numbers}. "
-        )
+        these = "it" if len(seen) == 1 else "these"
+        keeps += f" CUDA sees {labels(seen)} here: {these} can still be reserved, with "
+        keeps += f"%reserve_gpu {','.join(device.number for device in seen)}."
         restart = "For another GPU, restart"
     return (
         "Too late: CUDA has already started in this kernel, and it reads CUDA_VISIBLE_DEVICES only "
-        f"when it starts. {keeps} {still}{restart} the kernel and run %reserve_gpu before anything "
-        "that uses a GPU."
-    )
-
-
-def nested() -> str:
-    """Why a call that comes in the midst of another one, in a handler of a signal, is refused."""
-    return (
-        "This process is reserving or releasing already; it can't reserve once more in the midst "
-        "of that. Try again when it is done."
-    )
-
-
-def has_ended() -> str:
-    """Why a reservation that was released can't be entered with `with`."""
-    return "This reservation has been released; ask for another one."
-
-
-def another_thread_waits() -> str:
-    """Why a thread gets nothing while another one of the process waits in the queue."""
-    return (
-        "Another thread of this process is waiting in the queue for a GPU; this one gets the same "
-        "GPU if it waits as long: wait=True."
+        f"when it starts. {keeps} {restart} the kernel and run %reserve_gpu before anything that "
+        "uses a GPU."
     )
 
 
@@ -189,10 +162,10 @@ def another_thread_waits() -> str:
 def caution(caution: Caution, request: Request) -> str:
     """What there is to be said against a device that was taken all the same."""
     asked_for = "You share" if request.share else "You asked for"
-    is_idle = caution.state is State.IDLE
-    use = [] if is_idle else [words.use(caution.state, caution.usage, caution.processes)]
-    what = "; ".join([*use, *map(words.holder, caution.sharers)])
-    return f"{asked_for} {caution.device.label}: it is {what}"
+    against = list(map(words.holder, caution.sharers))
+    if caution.state is not State.IDLE:
+        against.insert(0, words.use(caution.state, caution.usage, caution.processes))
+    return f"{asked_for} {caution.device.label}: it is {'; '.join(against)}"
 
 
 def stays(devices: Sequence[Device], *, is_late: bool) -> str:
@@ -207,14 +180,6 @@ def stays(devices: Sequence[Device], *, is_late: bool) -> str:
     return f"{why}, so {labels(devices)} {stay} reserved as well."
 
 
-def closed(device: Device) -> str:
-    """What is said where other code in this process has closed the descriptors of the locks."""
-    return (
-        f"Other code in this process had closed the lock of {device.label}. It is locked anew, and "
-        f"{device.label} is still reserved for this kernel."
-    )
-
-
 def changed(visible: str | None, held: Sequence[Device], *, is_late: bool) -> str:
     """What is said where somebody has changed CUDA_VISIBLE_DEVICES under a reservation.
 
@@ -227,19 +192,19 @@ def changed(visible: str | None, held: Sequence[Device], *, is_late: bool) -> st
     return f"{what}; the variables are set for {labels(held)} again"
 
 
-def replaced(device: Device, path: str) -> str:
-    """What is said where somebody deleted a lock file and nobody else has taken the device."""
-    return (
-        f"Somebody deleted or replaced {path}, the lock of {device.label}. It is locked anew, and "
-        f"{device.label} is still reserved for this kernel."
-    )
+def locked_anew(device: Device, path: str | None) -> str:
+    """What is said where a lock was lost and nobody else has taken the device.
+
+    path: of the lock file that somebody deleted, None where other code has closed the descriptor.
+    """
+    what = f"Other code in this process had closed the lock of {device.label}"
+    if path is not None:
+        what = f"Somebody deleted or replaced {path}, the lock of {device.label}"
+    return f"{what}. It is locked anew, and {device.label} is still reserved for this kernel."
 
 
 def lost(device: Device, path: str | None, holder: Holder) -> str:
-    """Why a reservation is none any more: another process has the device now.
-
-    path: of the lock file that somebody deleted, None where other code has closed it.
-    """
+    """Why a reservation is none any more: another process has the device now. path: as above."""
     what = f"Other code in this process had closed the lock of {device.label}"
     if path is not None:
         what = f"Somebody deleted {path}, the lock of {device.label}"
@@ -263,10 +228,9 @@ def private(path: str) -> str:
 
 def asked(request: Request) -> str:
     """What is asked for: `a GPU`, `GPU0 and GPU1:0`, `2 GPUs of 16 GiB or more, not 3`."""
+    what = "a GPU" if request.needed == 1 else f"{request.needed} GPUs"
     if request.devices:
         what = listed([_label(name) for name in request.devices])
-    else:
-        what = "a GPU" if request.needed == 1 else f"{request.needed} GPUs"
     if request.min_memory_mib:
         what += f" of {gib(request.min_memory_mib).replace('.0 ', ' ')} or more"
     if request.model:
@@ -278,20 +242,13 @@ def asked(request: Request) -> str:
 
 def waiting(waiting: Waiting) -> list[str]:
     """What is awaited, the place in the queue and for how long; then a line for each device."""
-    lines = [f"{refusal.label}: {words.refusal(refusal)}" for refusal in _in_the_way(waiting)]
-    return [_awaited(waiting), *lines]
+    return [_awaited(waiting), *_lines(_fit(waiting.refusals))]
 
 
 def waiting_briefly(waiting: Waiting) -> str:
     """The same in one row: of each device only who has it."""
-    holders = [f"{refusal.label} {_short(refusal)}" for refusal in _in_the_way(waiting)]
+    holders = [f"{refusal.label} {_who(refusal)}" for refusal in _fit(waiting.refusals)]
     return f"{_awaited(waiting)} {', '.join(holders)}"
-
-
-def one_line(lines: Sequence[str]) -> str:
-    """What stands in several lines in one: the headline, then the others."""
-    first, *others = lines
-    return f"{first} {'; '.join(others)}".rstrip()
 
 
 def interrupted(held: Sequence[Device]) -> str:
@@ -304,20 +261,25 @@ def interrupted(held: Sequence[Device]) -> str:
 # -- parts of them ---------------------------------------------------------------------------------
 
 
-def _after_waiting(waited_s: float | None) -> str:
-    return f"Waited for {time_limit(waited_s)}. " if waited_s else ""
+def _lines(refusals: Sequence[Refusal], indent: str = "") -> list[str]:
+    return [f"{indent}{refusal.label}: {words.refusal(refusal)}" for refusal in refusals]
+
+
+def _limit_line(limit: str, count: int) -> str:
+    """What a CUDA_VISIBLE_DEVICES from outside means for this process. count: devices in it."""
+    inside = {0: "no GPU at all", 1: "that one"}.get(count, "those")
+    variable = f"CUDA_VISIBLE_DEVICES={shown(limit)!r}"
+    return f"{variable} was set before: it limits this process to {inside}."
 
 
 def _headline(request: Request, refusals: Sequence[Refusal]) -> str:
-    states = [refusal.state for refusal in refusals if refusal.state is not State.UNFIT]
+    states = [refusal.state for refusal in _fit(refusals)]
     total, free = len(states), states.count(State.FREE)
     if not total:
         return "No free GPU devices."
     if free:
-        return (
-            f"Not enough free GPU devices: {free} of {total} {_is(free)} free, {request.needed} "
-            "are needed."
-        )
+        counts = f"{free} of {total} {_is(free)} free, {request.needed} are needed"
+        return f"Not enough free GPU devices: {counts}."
     in_use = sum(state in IN_USE for state in states)
     awaited = " or awaited" if State.AWAITED in states else ""
     parts = [f"{in_use} of {total} {_is(in_use)} in use{awaited}"] if in_use else []
@@ -328,58 +290,51 @@ def _headline(request: Request, refusals: Sequence[Refusal]) -> str:
 
 def _ways_out(refusals: Sequence[Refusal], *, has_waited: bool, user: str | None) -> list[str]:
     """Whom to ask, the queue, and what may be taken by name: never what another person has."""
-    ways = words.whom_to_ask(
-        [
-            (refusal.label, (refusal.holder,))
-            for refusal in refusals
-            if refusal.state is State.RESERVED
-            and refusal.holder
-            and refusal.usage
-            and words.is_unused(refusal.usage, refusal.processes or ())
-        ]
+    unused = [
+        (refusal.label, (refusal.holder,))
+        for refusal in refusals
+        if refusal.state is State.RESERVED and refusal.holder and refusal.usage
+        if words.is_unused(refusal.usage, refusal.processes or ())
+    ]
+    ways = words.whom_to_ask(unused)
+    may_come_free = any(
+        r.state in IN_USE or (r.state is State.UNKNOWN and not r.fault) for r in refusals
     )
-    if not has_waited and any(map(_may_come_free, refusals)):
+    if may_come_free and not has_waited:
         ways.append(f"{'Or wait' if ways else 'Wait'} in the queue with %reserve_gpu --wait.")
     lines = [" ".join(ways)] if ways else []
-    lines += [
-        f"To use {refusal.label} all the same, name it: %reserve_gpu {refusal.device.number}"
-        for refusal in refusals
-        if _may_be_named(refusal, user)
-    ][:1]
+    if refusal := next((r for r in refusals if _may_be_named(r, user)), None):
+        number = refusal.device.number
+        lines.append(f"To use {refusal.label} all the same, name it: %reserve_gpu {number}")
     return lines
-
-
-def _may_come_free(refusal: Refusal) -> bool:
-    return refusal.state in IN_USE or (refusal.state is State.UNKNOWN and not refusal.fault)
 
 
 def _may_be_named(refusal: Refusal, user: str | None) -> bool:
     """Whether naming the device would get it, and would take nothing from another person."""
-    usage, processes = refusal.usage, refusal.processes
+    usage, processes = refusal.usage, refusal.processes or ()
     if usage is None or refusal.fault or not is_usable(usage):
         return False
     if refusal.state is State.UNKNOWN:
         return True
-    count = (usage.compute or 0) + (usage.mps or 0)
-    is_all_seen = bool(processes) and len(processes or ()) >= count
-    is_own = user is not None and all(process.user == user for process in processes or ())
+    is_all_seen = len(processes) >= max(1, (usage.compute or 0) + (usage.mps or 0))
+    is_own = user is not None and all(process.user == user for process in processes)
     return refusal.state is State.BUSY and is_all_seen and is_own
 
 
 def _awaited(waiting: Waiting) -> str:
     place = "next" if waiting.place == 1 else f"number {waiting.place}"
-    most = "" if math.isinf(waiting.limit_s) else f" ({time_limit(waiting.limit_s)} at most)"
-    return (
-        f"Waiting for {asked(waiting.request)}, {place} in the queue, for "
-        f"{duration(waiting.waited_s)}{most}."
-    )
+    time = duration(waiting.waited_s)
+    if not math.isinf(waiting.limit_s):
+        time += f" ({time_limit(waiting.limit_s)} at most)"
+    return f"Waiting for {asked(waiting.request)}, {place} in the queue, for {time}."
 
 
-def _in_the_way(waiting: Waiting) -> list[Refusal]:
-    return [refusal for refusal in waiting.refusals if refusal.state is not State.UNFIT]
+def _fit(refusals: Sequence[Refusal]) -> list[Refusal]:
+    """Those of the devices that would do."""
+    return [refusal for refusal in refusals if refusal.state is not State.UNFIT]
 
 
-def _short(refusal: Refusal) -> str:
+def _who(refusal: Refusal) -> str:
     """Who has a device, in a word."""
     user = refusal.holder and refusal.holder.user
     return shown(user) if user and refusal.state is State.RESERVED else refusal.state.value

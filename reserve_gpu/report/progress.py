@@ -10,11 +10,11 @@ import os
 import shutil
 import sys
 from contextlib import suppress
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
-from reserve_gpu.report.messages import one_line, waiting_briefly
-from reserve_gpu.report.messages import waiting as waiting_lines
-from reserve_gpu.report.text import escape
+from reserve_gpu.report import messages
+from reserve_gpu.report.words import escape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,41 +35,6 @@ class Timed(Protocol):
         """Seconds so far."""
 
 
-class Live:
-    """Shows how things stand: replaced in place in a notebook and a terminal, else a line on news.
-
-    A context manager; at its end the display is taken away, where that can be done.
-    stream: where to show it; None for wherever this IPython shows what cells print.
-    """
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._screen = _of_ipython() if stream is None else _of_stream(stream)
-        self._second: int | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._screen.clear()
-
-    def show(self, waiting: Waiting) -> None:
-        """Show how a wait stands; news is another place in the queue, another holder or state."""
-        if self._is_another_second(waiting.waited_s):
-            devices = [(r.label, r.state, r.holder and r.holder.pid) for r in waiting.refusals]
-            news = (waiting.place, devices)
-            self._screen.show(Frame(waiting_lines(waiting), waiting_briefly(waiting), news))
-
-    def show_check(self, progress: Timed) -> None:
-        """Show how a check stands; it takes seconds, not hours, so nothing of it is news to log."""
-        if self._is_another_second(progress.waited_s):
-            self._screen.show(Frame([str(progress)], str(progress)))
-
-    def _is_another_second(self, waited_s: float) -> bool:
-        """Whether the seconds that are shown would change; nothing need be shown more often."""
-        before, self._second = self._second, int(waited_s)
-        return self._second != before
-
-
 class Frame(NamedTuple):
     """What is shown at one moment: lines, the first above the others; the same in one short row.
 
@@ -80,38 +45,65 @@ class Frame(NamedTuple):
     brief: str
     news: Any = None
 
+    @property
+    def row(self) -> str:
+        """All lines in one: the headline, then the others."""
+        first, *others = self.lines
+        return f"{first} {'; '.join(others)}".rstrip()
 
-class Screen(Protocol):
-    """Where things are shown."""
 
-    def show(self, frame: Frame) -> None:
-        """Show this in place of what was shown before, if that can be done."""
+class Live:
+    """Shows how things stand: replaced in place in a notebook and a terminal, else a line on news.
 
-    def clear(self) -> None:
-        """Take away what is shown."""
+    A context manager; at its end the display is taken away, where that can be done.
+    stream: where to show it; None for wherever this IPython shows what cells print.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._screen = _screen(stream)
+        self._second: int | None = None
+        self._frame: Frame | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._frame is not None:
+            self._screen.show(None)
+
+    def show(self, waiting: Waiting) -> None:
+        """Show how a wait stands; news is another place in the queue, another holder or state."""
+        devices = [(r.label, r.state, r.holder and r.holder.pid) for r in waiting.refusals]
+        lines, brief = messages.waiting(waiting), messages.waiting_briefly(waiting)
+        self._show(waiting.waited_s, Frame(lines, brief, (waiting.place, devices)))
+
+    def show_check(self, progress: Timed) -> None:
+        """Show how a check stands; it takes seconds, not hours, so nothing of it is news to log."""
+        self._show(progress.waited_s, Frame([str(progress)], str(progress)))
+
+    def _show(self, waited_s: float, frame: Frame) -> None:
+        """Show what is new, at most once in every second that is counted.
+
+        A front end that is not looking lets all that is sent to it pile up.
+        """
+        before, self._second = self._second, int(waited_s)
+        if self._second != before and frame != self._frame:
+            self._frame = frame
+            self._screen.show(frame)
 
 
 class Terminal:
-    """One row that is rewritten."""
+    """One row that is rewritten, and empty at the end."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._row = ""
 
-    def show(self, frame: Frame) -> None:
-        """Write the row anew, if it says something else now."""
-        columns = self._columns() - 1  # some terminals wrap in the last one
-        row = one_line(frame.lines)
-        self._write(row if _fits(row, columns) else _cut(frame.brief, columns))
-
-    def clear(self) -> None:
-        """Leave an empty row."""
-        self._write("")
-
-    def _write(self, row: str) -> None:
-        if row != self._row:
-            self._row = row
-            _print(f"{CLEAR_ROW}{row}", self._stream)
+    def show(self, frame: Frame | None) -> None:
+        """Write the row anew, None for an empty one."""
+        row, columns = "", self._columns() - 1  # some terminals wrap in the last one
+        if frame is not None:
+            row = frame.row if _width(frame.row) <= columns else _cut(frame.brief, columns)
+        _print(f"{CLEAR_ROW}{row}", self._stream)
 
     def _columns(self) -> int:
         with suppress(OSError, ValueError):
@@ -127,40 +119,26 @@ class Log:
         self._stream = stream
         self._news: Any = None
 
-    def show(self, frame: Frame) -> None:
-        """Write one line, if there is news."""
-        if frame.news != self._news:
+    def show(self, frame: Frame | None) -> None:
+        """Write one line, if there is news; what is written stays."""
+        if frame is not None and frame.news != self._news:
             self._news = frame.news
-            _print(f"{one_line(frame.lines)}\n", self._stream)
-
-    def clear(self) -> None:
-        """Leave everything: it is a log."""
+            _print(f"{frame.row}\n", self._stream)
 
 
 class Notebook:
-    """A display that the front end replaces in place; its last state is what is saved."""
+    """A display that the front end replaces in place; its last state, an empty one, is saved."""
 
     def __init__(self) -> None:
         self._handle: DisplayHandle | None = None
-        self._lines: Sequence[str] = ()
 
-    def show(self, frame: Frame) -> None:
-        """Replace the display, if it says something else now.
-
-        A front end that is not looking lets all that is sent to it pile up.
-        """
-        if (lines := frame.lines) != self._lines:
-            self._lines = lines
-            self._replace({"text/plain": "\n  ".join(lines), "text/html": _html(lines)})
-
-    def clear(self) -> None:
-        """Leave an empty display."""
-        if self._handle is not None:
-            self._replace({"text/plain": ""})
-
-    def _replace(self, data: dict[str, str]) -> None:
+    def show(self, frame: Frame | None) -> None:
+        """Replace the display, None by an empty one."""
         from IPython.display import DisplayHandle
 
+        data = {"text/plain": ""}
+        if frame is not None:
+            data = {"text/plain": "\n  ".join(frame.lines), "text/html": _html(frame.lines)}
         if self._handle is None:
             # Kept before it is shown, so that it is cleared too if showing it is interrupted.
             self._handle = DisplayHandle()  # type: ignore[no-untyped-call]
@@ -177,21 +155,20 @@ def _html(lines: Sequence[str]) -> str:
     return f"<div style='padding-left:.5em'>{first}{rest}</div>"
 
 
-def _fits(row: str, columns: int) -> bool:
-    if row.isascii():  # rich would keep each of the last 4,096 rows that it measured
-        return len(row) <= columns
-    from rich.cells import cell_len  # some letters are two columns wide
+def _width(row: str) -> int:
+    """In columns of a terminal, of which some letters take two."""
+    from unicodedata import east_asian_width
 
-    return cell_len(row) <= columns
+    return sum(1 + (east_asian_width(letter) in "WF") for letter in row)
 
 
 def _cut(row: str, columns: int) -> str:
     """As much of the row as has room, with three dots where it was cut."""
-    if _fits(row, columns):
+    if _width(row) <= columns:
         return row
-    from rich.cells import set_cell_size
-
-    return f"{set_cell_size(row, max(0, columns - 3)).rstrip()}..."
+    widths = accumulate(map(_width, row))
+    kept = [letter for letter, width in zip(row, widths, strict=True) if width <= columns - 3]
+    return f"{''.join(kept).rstrip()}..."
 
 
 def _print(text: str, stream: TextIO) -> None:
@@ -203,18 +180,17 @@ def _print(text: str, stream: TextIO) -> None:
             print(known, end="", file=stream, flush=True)
 
 
-def _of_stream(stream: TextIO) -> Screen:
-    """A terminal that can rewrite a row, else a log."""
+def _screen(stream: TextIO | None) -> Terminal | Log | Notebook:
+    """A notebook in front of which somebody sits, a terminal that can rewrite a row, else a log."""
+    if stream is None:
+        from IPython.core.getipython import get_ipython
+
+        shell = get_ipython()
+        if hasattr(shell, "kernel") and _is_watched(shell):
+            return Notebook()
+        stream = sys.stdout
     is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
     return Terminal(stream) if is_terminal else Log(stream)
-
-
-def _of_ipython() -> Screen:
-    """A notebook in front of which somebody sits, else whatever cells print to."""
-    from IPython.core.getipython import get_ipython
-
-    shell = get_ipython()
-    return Notebook() if hasattr(shell, "kernel") and _is_watched(shell) else _of_stream(sys.stdout)
 
 
 def _is_watched(shell: Any) -> bool:

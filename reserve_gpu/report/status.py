@@ -16,16 +16,17 @@ from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.gpus.usage import judge
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.model import Device, Fault, Holder, Process, Row, State, Ticket, Usage
-from reserve_gpu.report import devices as words
-from reserve_gpu.report import html, terminal
-from reserve_gpu.report.layout import Layout, layout
+from reserve_gpu.report import html, terminal, words
+from reserve_gpu.report.layout import layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from rich.console import Console, ConsoleOptions, RenderResult
-
 VERSION = 1  # of the JSON; names are only ever added to it
+PROCESS_FIELDS = ("pid", "user", "command", "memory_mib", "has_reserved")
+HOLDER_FIELDS = (
+    "pid", "user", "notebook", "note", "since", "last_cell", "confirmed", "elsewhere",
+)  # fmt: skip
 MUTEX_LIMIT_S = 0.5
 
 
@@ -46,31 +47,17 @@ class Status(NamedTuple):
     limit: str | None = None
 
     def __repr__(self) -> str:
-        return terminal.plain(self)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        return terminal.rendered(self.layout(), options)
+        return terminal.text(layout(*self), is_plain=True)
 
     def _repr_pretty_(self, printer: Any, _is_cycle: bool) -> None:  # noqa: FBT001 - IPython's
         printer.text(self.to_text())
 
     def _repr_html_(self) -> str:
-        return html.html(self.layout())
+        return html.html(layout(*self))
 
     def to_text(self) -> str:
         """How it looks on standard output: coloured and broken to its width in a terminal."""
-        return terminal.text(self)
-
-    def layout(self) -> Layout:
-        """What it says in words, to be laid out."""
-        return layout(
-            self.rows,
-            self.waiting,
-            at=self.time,
-            host=self.host,
-            limit=self.limit,
-            problem=self.problem,
-        )
+        return terminal.text(layout(*self))
 
     def to_dict(self) -> dict[str, Any]:
         """The same for programs, as JSON takes it; docs/status.md has the shape."""
@@ -87,23 +74,15 @@ class Status(NamedTuple):
 
 
 class Reservations(NamedTuple):
-    """What the lock directory tells.
+    """What the lock directory tells: by UUID who has a device, and why others may have it unseen.
 
-    holders, faults: by UUID, who has the device, or why that can't be known.
-    problem: why nothing, or not all, is known. is_complete: a device without holders is reserved
-        by nobody.
+    problem: why nothing, or not all, is known.
     """
 
     holders: Mapping[str, tuple[Holder, ...]]
     faults: Mapping[str, str]
-    waiting: tuple[Ticket, ...] = ()
+    waiting: Sequence[Ticket] = ()
     problem: str | None = None
-    is_complete: bool = True
-
-    def fault_of(self, device: Device) -> str | None:
-        """Why it can't be known who else has the device, None where it is known."""
-        unseen = None if self.is_complete else "whether it is reserved can't be seen now"
-        return self.faults.get(device.uuid) or unseen
 
 
 def look(*, idle_mib: float | None = None, limit: str | None = None) -> Status:
@@ -116,64 +95,48 @@ def look(*, idle_mib: float | None = None, limit: str | None = None) -> Status:
     """
     with Nvml() as nvml:
         devices = list(nvml.walk())
-        reservations = _reservations(devices)
+        reservations = _reservations([d.uuid for d in devices if isinstance(d, Device)])
+        waiting = tuple(
+            ticket._replace(holder=host.with_user(ticket.holder)) for ticket in reservations.waiting
+        )
         rows = tuple(_row(nvml, device, reservations, idle_mib) for device in devices)
-    return Status(
-        rows,
-        reservations.waiting,
-        reservations.problem,
-        time=time.time(),
-        host=host.machine_name(),
-        limit=limit,
-    )
+    now = time.time()
+    return Status(rows, waiting, reservations.problem, now, host.machine_name(), limit)
 
 
-def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
+def _reservations(uuids: Sequence[str]) -> Reservations:
     """Who has which device, and who waits.
 
     Trying a lock makes others fail to take it for a moment, so that is done under the mutex. Where
     others have the mutex for too long the kernel's list names those that it shows, without a try.
+    Users are looked up after that, as it can take long where they come from a server.
     """
-    uuids = [device.uuid for device in devices if isinstance(device, Device)]
+    unseen = dict.fromkeys(uuids, "whether it is reserved can't be seen now")
     try:
         with LockDirectory() as directory:
             try:
                 with directory.mutex(MUTEX_LIMIT_S):
-                    reservations = _asked(uuids, directory.holders_of, directory.tickets)
+                    holders, faults = _holders(uuids, directory.holders_of)
+                    return Reservations(holders, faults, directory.tickets())
             except MutexHeldError as error:
-                listed = _asked(uuids, directory.listed_holders_of, directory.listed_tickets)
-                reservations = listed._replace(problem=str(error), is_complete=False)
+                holders, faults = _holders(uuids, directory.listed_holders_of)
+                waiting = directory.listed_tickets()
+                return Reservations(holders, {**unseen, **faults}, waiting, str(error))
     except LockError as error:
-        return Reservations({}, {}, problem=str(error), is_complete=False)
-    return _with_users(reservations)
+        return Reservations({}, unseen, problem=str(error))
 
 
-def _asked(
-    uuids: Sequence[str],
-    holders_of: Callable[[str], tuple[Holder, ...]],
-    tickets: Callable[[], Sequence[Ticket]],
-) -> Reservations:
-    holders: dict[str, tuple[Holder, ...]] = {}
-    faults: dict[str, str] = {}
+def _holders(
+    uuids: Sequence[str], holders_of: Callable[[str], tuple[Holder, ...]]
+) -> tuple[dict[str, tuple[Holder, ...]], dict[str, str]]:
+    """Who has each device, and why that can't be known."""
+    holders, faults = {}, {}
     for uuid in uuids:
         try:
             holders[uuid] = holders_of(uuid)
         except LockError as error:  # noqa: PERF203 - one device's fault says nothing of the others
             faults[uuid] = str(error)
-    return Reservations(holders, faults, tuple(tickets()))
-
-
-def _with_users(reservations: Reservations) -> Reservations:
-    """The same with the users' names; looked up after the mutex, as that can take long."""
-    return reservations._replace(
-        holders={
-            uuid: tuple(map(host.with_user, holders))
-            for uuid, holders in reservations.holders.items()
-        },
-        waiting=tuple(
-            ticket._replace(holder=host.with_user(ticket.holder)) for ticket in reservations.waiting
-        ),
-    )
+    return holders, faults
 
 
 def _row(
@@ -181,24 +144,25 @@ def _row(
 ) -> Row:
     if isinstance(device, Fault):
         return Row(device, State.BROKEN, reason=device.reason)
-    holders = tuple(sorted(reservations.holders.get(device.uuid, ()), key=_is_another))
+    fault = reservations.faults.get(device.uuid)
+    holders = map(host.with_user, reservations.holders.get(device.uuid, ()))
     row = Row(
         device,
-        State.RESERVED if holders else State.BROKEN,
-        holders=holders,
-        is_mine=bool(holders) and not _is_another(holders[0]),
-        is_unused=None if holders else False,
-        is_unreserved_use=None,
+        State.BROKEN,
+        holders=tuple(sorted(holders, key=_is_another)),
         next_in_queue=_next_in_queue(device, reservations.waiting),
     )
+    if row.holders:
+        is_mine = not _is_another(row.holders[0])
+        row = row._replace(state=State.RESERVED, is_mine=is_mine, is_unused=None)
     try:
         usage, processes, utilisation = nvml.look(device)
     except DeviceError as error:
-        return row._replace(reason=str(error))
+        return row._replace(reason=str(error), is_unreserved_use=None)
     if nvml.sees_all:
-        processes = _attributed(processes, holders, is_complete=reservations.is_complete)
-    read = row._replace(usage=usage, utilisation=utilisation, processes=tuple(processes))
-    return _judged(read, usage, judge(usage, idle_mib), reservations.fault_of(device))
+        processes = _attributed(processes, row.holders, is_complete=not fault)
+    row = row._replace(usage=usage, utilisation=utilisation, processes=tuple(processes))
+    return _judged(row, usage, judge(usage, idle_mib), fault)
 
 
 def _judged(row: Row, usage: Usage, use: State, fault: str | None) -> Row:
@@ -206,15 +170,13 @@ def _judged(row: Row, usage: Usage, use: State, fault: str | None) -> Row:
 
     use: as the readings say. fault: why it can't be known whether somebody else has the device.
     """
-    state, reason = use, words.cause(use, usage) or None
-    if use is State.IDLE and not row.holders:
-        state, reason = (State.UNKNOWN, fault) if fault else (State.FREE, None)
-    return row._replace(
-        state=State.RESERVED if row.holders else state,
-        reason=reason,
-        is_unused=words.is_unused(usage, row.processes) if row.holders else False,
-        is_unreserved_use=_is_unreserved_use(row, use, is_known=not fault),
-    )
+    row = row._replace(is_unreserved_use=_is_unreserved_use(row, use, is_known=not fault))
+    if row.holders:
+        is_unused = words.is_unused(usage, row.processes)
+        return row._replace(reason=words.cause(use, usage) or None, is_unused=is_unused)
+    if use is State.IDLE:
+        return row._replace(state=State.UNKNOWN if fault else State.FREE, reason=fault)
+    return row._replace(state=use, reason=words.cause(use, usage) or None)
 
 
 def _is_another(holder: Holder) -> bool:
@@ -272,8 +234,8 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "memory_total_mib": device.memory_mib if device else None,
         "memory_used_mib": row.usage.used_mib if row.usage else None,
         "utilisation_percent": row.utilisation,
-        "processes": [_process_dict(process) for process in row.processes],
-        "holders": [_holder_dict(holder) for holder in row.holders],
+        "processes": [_named(process, PROCESS_FIELDS) for process in row.processes],
+        "holders": [_named(holder, HOLDER_FIELDS) for holder in row.holders],
         "is_this_process": row.is_mine,
         "is_reserved_but_idle": row.is_unused,
         "is_used_without_reservation": row.is_unreserved_use,
@@ -281,32 +243,12 @@ def _row_dict(row: Row) -> dict[str, Any]:
     }
 
 
-def _process_dict(process: Process) -> dict[str, Any]:
-    return {
-        "pid": process.pid,
-        "user": process.user,
-        "command": process.command,
-        "memory_mib": process.memory_mib,
-        "has_reserved": process.has_reserved,
-    }
-
-
-def _holder_dict(holder: Holder) -> dict[str, Any]:
-    return {
-        "pid": holder.pid,
-        "user": holder.user,
-        "notebook": holder.notebook,
-        "note": holder.note,
-        "since": holder.since,
-        "last_cell": holder.last_cell,
-        "confirmed": holder.confirmed,
-        "elsewhere": holder.elsewhere,
-    }
-
-
 def _ticket_dict(ticket: Ticket, every_uuid: set[str]) -> dict[str, Any]:
     """every_uuid: what one who could use any device could use."""
-    about = _holder_dict(ticket.holder)
-    del about["last_cell"]
+    about = _named(ticket.holder, [name for name in HOLDER_FIELDS if name != "last_cell"])
     wants = every_uuid if ticket.wants is None else ticket.wants
     return {**about, "asks": ticket.asks, "wants": sorted(wants)}
+
+
+def _named(value: Holder | Process, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}

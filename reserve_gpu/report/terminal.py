@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reserve_gpu.model import State
-from reserve_gpu.report.layout import QUEUE_TITLE, TITLES, Part, Style
+from reserve_gpu.report.layout import QUEUE_TITLE, TITLES
+from reserve_gpu.report.words import FAINT, MARK, STRONG
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from rich.console import ConsoleOptions, RenderableType, RenderResult
+    from rich.console import OverflowMethod, RenderableType
     from rich.text import Text
 
-    from reserve_gpu.report.layout import Entry, Layout, Line
+    from reserve_gpu.report.layout import Entry, Layout
 
-STYLES = {
-    Style.PLAIN: "",
-    Style.STRONG: "bold",
-    Style.FAINT: "dim",
-    Style.MARK: "bold cyan",
-}
+STYLES = {STRONG: "bold", FAINT: "dim", MARK: "bold cyan"}
 STATES = {
     State.FREE: "bold green",
     State.RESERVED: "bold yellow",
@@ -31,129 +26,103 @@ STATES = {
 }
 OTHER_STATE = "bold magenta"
 BAR = 8  # columns
-BLOCKS, ASCII_BLOCKS = "\N{FULL BLOCK}\N{LIGHT SHADE}", "#."
-GAP = "  "
+FULL, LIGHT = "\N{FULL BLOCK}", "\N{LIGHT SHADE}"
+# In place of letters that not every encoding has; the others become question marks.
+ASCII = {FULL: "#", LIGHT: ".", "\N{HORIZONTAL ELLIPSIS}": "..."}
 HEAD = (*TITLES[:3], "", *TITLES[3:])  # the bar of the memory has no title
 STATE, NAME, BARS, MEMORY, USE = 1, 2, 3, 4, 5
 LEAST_NAME = 6  # columns; where less is left for the name, another column is left out
+GAP = 2
 INDENT = 5
 PLAIN_COLUMNS = 4000  # so wide that no line is broken where there is no terminal
 
 
-def text(renderable: RenderableType) -> str:
-    """How it looks on standard output: coloured if that is a terminal, broken to its width."""
-    return _captured(renderable, sys.stdout, is_terminal=_is_terminal(sys.stdout))
+def text(layout: Layout, *, is_plain: bool = False) -> str:
+    """How it looks on standard output: coloured if that is a terminal, and broken to its width.
 
+    is_plain: without colours and each line in one piece, also in a terminal.
+    """
+    from rich.console import Console, Group
+    from rich.theme import Theme
 
-def plain(renderable: RenderableType) -> str:
-    """How it looks without colours, each line in one piece, in letters that can be printed."""
-    stream = io.TextIOWrapper(io.BytesIO(), getattr(sys.stdout, "encoding", None) or "utf-8")
-    return _captured(renderable, stream, is_terminal=False)
-
-
-def rendered(layout: Layout, options: ConsoleOptions) -> RenderResult:
-    """What a console prints: each row is followed by what is said about it."""
-    from rich.padding import Padding
-
-    yield _line(layout.head, options)
-    if layout.advice:
-        yield _line(layout.advice, options)
-    rows = [_cells(entry, options) for entry in layout.entries]
-    widths = _widths([HEAD, *rows], options.max_width)
-    faint = STYLES[Style.FAINT]
-    yield _row(HEAD, widths, options, dict.fromkeys(range(len(widths)), faint))
-    for entry, row in zip(layout.entries, rows, strict=True):
-        state = STATES.get(entry.state, OTHER_STATE) if entry.state else ""
-        yield _row(row, widths, options, {STATE: state, BARS: faint})
-        for line in entry.lines:
-            yield Padding.indent(_line(line, options), INDENT + 2 * entry.is_instance)
-    if layout.waiting:
-        yield _line((Part(QUEUE_TITLE, Style.FAINT),), options)
-    for line in layout.waiting:
-        yield Padding.indent(_line(line, options), 1)
-    for line in layout.remarks:
-        yield _line(line, options)
-
-
-def _captured(renderable: RenderableType, stream: Any, *, is_terminal: bool) -> str:
-    from rich.console import Console
-
+    is_terminal = not is_plain and hasattr(sys.stdout, "isatty") and sys.stdout.isatty()
     console = Console(
-        file=stream,
+        theme=Theme(STYLES),
         force_terminal=is_terminal,
         force_jupyter=False,
         width=None if is_terminal else PLAIN_COLUMNS,
         highlight=False,
         legacy_windows=False,
     )
+    is_ascii = not console.encoding.startswith("utf")
     with console.capture() as captured:
-        console.print(renderable)
-    return "\n".join(line.rstrip() for line in captured.get().split("\n")).rstrip("\n")
-
-
-def _is_terminal(stream: Any) -> bool:
-    return hasattr(stream, "isatty") and bool(stream.isatty())
-
-
-def _cells(entry: Entry, options: ConsoleOptions) -> tuple[str, ...]:
-    number = f"  {entry.number}" if entry.is_instance else entry.number
-    bar = _bar(entry.share, ASCII_BLOCKS if options.ascii_only else BLOCKS)
-    state = entry.state.value if entry.state else ""
-    return number, state, _printable(entry.name, options), bar, entry.memory, entry.use
-
-
-def _bar(share: float | None, blocks: str) -> str:
-    if share is None:
-        return ""
-    full = round(share * BAR) or (share > 0.001)  # a little memory is not no memory
-    return blocks[0] * full + blocks[1] * (BAR - full)
-
-
-def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """The width of each column, 0 for one that is left out as the terminal is narrow."""
-    from rich.cells import cell_len
-
-    widths = [max(cell_len(row[column]) for row in rows) for column in range(len(HEAD))]
-    longest = widths[NAME]
-    for dropped in (None, BARS, USE, MEMORY):
-        if dropped is not None:
-            widths[dropped] = 0
-        others = sum(w + len(GAP) for w in widths if w) - widths[NAME] - len(GAP)
-        widths[NAME] = min(longest, width - others)
-        if widths[NAME] >= min(longest, LEAST_NAME):
-            break
-    widths[NAME] = max(1, widths[NAME])
-    return widths
-
-
-def _row(
-    cells: Sequence[str], widths: Sequence[int], options: ConsoleOptions, styles: dict[int, str]
-) -> Text:
-    """One line of the table, cell by cell; figures stand to the right."""
-    from rich.text import Text
-
-    row = Text(no_wrap=True, overflow="crop")
-    for column, (cell, width) in enumerate(zip(cells, widths, strict=True)):
-        if width:
-            words = Text(_printable(cell, options), styles.get(column, ""))
-            words.truncate(width, overflow="crop" if options.ascii_only else "ellipsis")
-            words.align("right" if column in (MEMORY, USE) else "left", width)
-            row.append_text(words)
-            row.append(GAP)
-    row.rstrip()
-    return row
-
-
-def _line(parts: Line, options: ConsoleOptions) -> Text:
-    from rich.text import Text
-
-    styled = ((_printable(part.text, options), STYLES[part.style]) for part in parts)
-    return Text.assemble(*styled)
-
-
-def _printable(words: str, options: ConsoleOptions) -> str:
-    """The words in letters that the stream has."""
-    if options.encoding.startswith("utf"):
+        parts = _parts(layout, console.width, "crop" if is_ascii else "ellipsis")
+        console.print(Group(*parts))
+    words = "\n".join(line.rstrip() for line in captured.get().splitlines())
+    if not is_ascii:
         return words
-    words = words.replace("\N{HORIZONTAL ELLIPSIS}", "...")
-    return words.encode(options.encoding, "replace").decode(options.encoding)
+    for letter, instead in ASCII.items():
+        words = words.replace(letter, instead)
+    return words.encode(console.encoding, "replace").decode(console.encoding)
+
+
+def _parts(layout: Layout, width: int, overflow: OverflowMethod) -> Iterator[RenderableType]:
+    """What is printed, from above: each row of the table is followed by what is said about it."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    yield Text.assemble(*layout.head)
+    if layout.advice:
+        yield Text.assemble(*layout.advice)
+    head, *rows = _rows(layout.entries, width, overflow)
+    yield head
+    for entry, row in zip(layout.entries, rows, strict=True):
+        yield row
+        for line in entry.lines:
+            yield Padding.indent(Text.assemble(*line), INDENT + 2 * entry.is_instance)
+    if layout.waiting:
+        yield Text(QUEUE_TITLE, FAINT)
+    for line in layout.waiting:
+        yield Padding.indent(Text.assemble(*line), 1)
+    for line in layout.remarks:
+        yield Text.assemble(*line)
+
+
+def _rows(entries: Sequence[Entry], width: int, overflow: OverflowMethod) -> Iterator[Text]:
+    """The titles and a line for each device; figures stand to the right.
+
+    overflow: how a name looks for which there is not enough room.
+    """
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    rows = [HEAD, *map(_cells, entries)]
+    widths = [max(map(cell_len, column)) + GAP for column in zip(*rows, strict=True)]
+    room = width + GAP
+    for column in (BARS, USE, MEMORY):
+        if sum(widths) - max(0, widths[NAME] - LEAST_NAME - GAP) > room:
+            widths[column] = 0
+    widths[NAME] = max(1 + GAP, min(widths[NAME], room - sum(widths) + widths[NAME]))
+    for entry, cells in zip([None, *entries], rows, strict=True):
+        row = Text(no_wrap=True, overflow="crop", style="" if entry else FAINT)
+        styles = {BARS: FAINT}
+        if entry and entry.state:
+            styles[STATE] = STATES.get(entry.state, OTHER_STATE)
+        for column, words in enumerate(cells):
+            if widths[column]:
+                cell = Text(words, styles.get(column, ""))
+                cell.truncate(widths[column] - GAP, overflow=overflow)
+                cell.align("right" if column in (MEMORY, USE) else "left", widths[column] - GAP)
+                row.append_text(cell).append(" " * GAP)
+        row.rstrip()
+        yield row
+
+
+def _cells(entry: Entry) -> tuple[str, ...]:
+    number = f"  {entry.number}" if entry.is_instance else entry.number
+    state = entry.state.value if entry.state else ""
+    bar = ""
+    if entry.share is not None:
+        full = round(entry.share * BAR) or (entry.share > 0.001)  # a little memory is not no memory
+        bar = FULL * full + LIGHT * (BAR - full)
+    return number, state, entry.name, bar, entry.memory, entry.use

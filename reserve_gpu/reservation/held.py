@@ -64,8 +64,8 @@ class Held(NamedTuple):
         path = old.path if old.held() else None
         if not isinstance(new, Lock):
             raise LockError(messages.lost(device, path, host.with_user(new)))
-        text = messages.replaced(device, path) if path else messages.closed(device)
-        return self._replace(locks={**self.locks, device.uuid: new}), text
+        held = self._replace(locks={**self.locks, device.uuid: new})
+        return held, messages.locked_anew(device, path)
 
     def answered(self, thread: int) -> Held:
         """After one more call of reserve(); inside of a `with` block it lasts until its end."""

@@ -100,12 +100,12 @@ class Session:
         midst of another call.
         """
         if self._turn.is_own:
-            raise RequestError(messages.nested())
+            raise RequestError(messages.NESTED)
 
         def give_up() -> None:
             if deadline and self._turn.is_waiting and time.monotonic() >= deadline.at:
                 self._go_without()
-                raise NoFreeDeviceError(messages.another_thread_waits())
+                raise NoFreeDeviceError(messages.ANOTHER_THREAD_WAITS)
 
         with self._turn.take(give_up):
             yield self
@@ -217,7 +217,7 @@ class Session:
         with self.turn():
             held = self._held
             if held is None or self.reservation is not reservation:
-                raise RequestError(messages.has_ended())
+                raise RequestError(messages.HAS_ENDED)
             self._held = held.entered(threading.get_ident())
 
     def leave(self, reservation: Reservation) -> None:

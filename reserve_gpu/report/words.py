@@ -1,20 +1,24 @@
-"""What is said of one device: who has it, what uses it, and why it was not taken."""
+"""Words for single things: memory, times, a device, who has it, and why it was not taken."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus.usage import judge
 from reserve_gpu.model import Fault, Holder, State, Unfit
-from reserve_gpu.report.text import REASON_LIMIT, duration, gib, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reserve_gpu.model import Device, Process, Refusal, Usage
 
+# How words are set off. MARK is for what people argue about.
+STRONG, FAINT, MARK = "strong", "faint", "mark"
+Line: TypeAlias = "tuple[str | tuple[str, str], ...]"  # plain words, and words with their style
+
+REASON_LIMIT = 300  # characters of an error of the driver's or the system's
 LISTED_PROCESSES = 3
 COMMAND_LIMIT = 40  # characters
 NAMED_SHARERS = 3
@@ -22,6 +26,43 @@ NAMED_IDLE = 3  # reserved devices on which nothing runs
 # Where processes can't be seen, a device with less memory in use than this has none on it: the CUDA
 # context of a program that computes nothing takes some hundred MiB.
 CONTEXT_MIB = 64.0
+
+
+def gib(mib: float) -> str:
+    """Memory for people: `10.2 GiB`, and `512 MiB` below one GiB."""
+    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `2 h 10 min`, `2 h`, `3 d 4 h`."""
+    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
+    if days:
+        return f"{days} d {hours % 24} h".removesuffix(" 0 h")
+    if hours:
+        return f"{hours} h {minutes % 60} min".removesuffix(" 0 min")
+    return f"{minutes} min" if minutes else f"{int(seconds)} s"
+
+
+def time_limit(seconds: float) -> str:
+    """A duration that somebody asked for: as above, and `0.2 s` where it is below a second."""
+    return duration(seconds) if seconds >= 1 else f"{seconds:.2g} s"
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def labels(devices: Sequence[Device | Fault | Refusal]) -> str:
+    """`GPU1`, `GPU1 and GPU3`, `GPU0, GPU1 and GPU3`."""
+    return listed([device.label for device in devices])
+
+
+def escape(text: str) -> str:
+    """The text as HTML shows it."""
+    import html  # which loads the names of 2,000 letters; most sessions show no HTML
+
+    return html.escape(text)
 
 
 def described(device: Device) -> str:
@@ -37,23 +78,24 @@ def described(device: Device) -> str:
 
 def holder(holder: Holder, what: str = "reserved") -> str:
     """`reserved by alice, train.ipynb (pid 4321) for 2 h 10 min`, as far as it is known."""
-    parts = [f"{what} by {shown(holder.user or 'somebody')}"]
+    when = f" for {duration(max(0.0, time.time() - holder.since))}" if holder.since else ""
+    parts = holder_line(holder, f"{what} by ", when)
+    return "".join(part if isinstance(part, str) else part[0] for part in parts)
+
+
+def holder_line(holder: Holder, what: str, when: str, asks: str = "") -> Line:
+    """The same with styles. when: since when, in words. asks: of one who waits, what for."""
+    line: Line = (what, FAINT), (shown(holder.user or "somebody"), STRONG)
     if holder.notebook:
-        parts.append(f", {shown(holder.notebook)}")
-    parts.append(pid(holder))
-    if holder.since:
-        parts.append(f" for {duration(max(0.0, time.time() - holder.since))}")
+        line += ", ", (shown(holder.notebook), STRONG)
+    if holder.pid:
+        line += (f" (pid {holder.pid}{' of another container' if holder.elsewhere else ''})",)
+    if asks:
+        line += (" has waited for ", FAINT), (shown(asks), STRONG)
+    line += (when,)
     if holder.note:
-        parts.append(f": {shown(holder.note)}")
-    if not holder.confirmed:
-        parts.append(" [unconfirmed]")
-    return "".join(parts)
-
-
-def pid(holder: Holder) -> str:
-    """` (pid 4321)`, or nothing where it is not known."""
-    place = " of another container" if holder.elsewhere else ""
-    return f" (pid {holder.pid}{place})" if holder.pid else ""
+        line += ": ", (shown(holder.note), STRONG)
+    return line if holder.confirmed else (*line, (" [unconfirmed]", FAINT))
 
 
 def person(holder: Holder) -> str:
@@ -79,9 +121,9 @@ def cause(state: State, usage: Usage | None) -> str:
     if state is not State.BUSY or usage is None:
         return ""
     if usage.compute:
-        return _counted(usage.compute, "compute process", "compute processes")
+        return f"{usage.compute} compute process{'' if usage.compute == 1 else 'es'}"
     if usage.mps:
-        return _counted(usage.mps, "MPS client", "MPS clients")
+        return f"{usage.mps} MPS client{'' if usage.mps == 1 else 's'}"
     if usage.unexplained_mib is not None:
         return f"{gib(usage.unexplained_mib)} in use by no process that can be seen"
     return ""
@@ -136,15 +178,14 @@ def whom_to_ask(unused: Sequence[tuple[str, Sequence[Holder]]]) -> list[str]:
 
     unused: the label of each such device, and who has reserved it.
     """
-    in_order = sorted(unused, key=lambda pair: max(map(_last_sign, pair[1]), default=0.0))
+
+    def last_sign(device: tuple[str, Sequence[Holder]]) -> float:
+        return max((holder.last_cell or holder.since or 0.0 for holder in device[1]), default=0.0)
+
     return [
         f"{label} is reserved but idle: ask {listed(list(map(person, holders[:NAMED_SHARERS])))}."
-        for label, holders in in_order[:NAMED_IDLE]
+        for label, holders in sorted(unused, key=last_sign)[:NAMED_IDLE]
     ]
-
-
-def _last_sign(holder: Holder) -> float:
-    return holder.last_cell or holder.since or 0.0
 
 
 def _use_beside(refusal: Refusal) -> str:
@@ -173,7 +214,3 @@ def _process(process: Process) -> str:
     if not process.command:
         return f"{user}pid {process.pid}{', ' if memory else ''}{memory}"
     return f"{user}{shown(process.command, COMMAND_LIMIT)} (pid {process.pid}) {memory}".rstrip()
-
-
-def _counted(count: int, singular: str, plural: str) -> str:
-    return f"{count} {singular if count == 1 else plural}"
