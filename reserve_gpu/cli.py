@@ -138,10 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the arguments say, those of this process by default; returns the exit code."""
     _open_standard_descriptors()
     try:
-        parser = _parser()
         if "_ARGCOMPLETE" in os.environ:
-            _complete(parser)
-        return _start(parser, list(sys.argv[1:] if arguments is None else arguments))
+            _complete(_parser(COMMANDS))
+        return _start(list(sys.argv[1:] if arguments is None else arguments))
     except errors.ReserveGPUError as error:
         command.say(command.error_text(error))
         return error.exit_code
@@ -150,12 +149,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command.INTERRUPTED
 
 
-def _start(parser: Parser, words: list[str]) -> int:
+def _start(words: list[str]) -> int:
     """Parse the words that are ours, and call the subcommand."""
+    typed = [each for each in COMMANDS if each.words.split() == words[: each.words.count(" ") + 1]]
+    parser = _parser(typed or COMMANDS)
     own, to_run = words, None
-    for subcommand in COMMANDS:
-        length = len(subcommand.words.split())
-        if subcommand.takes_command and words[:length] == subcommand.words.split():
+    for subcommand in typed:
+        if subcommand.takes_command:
+            length = len(subcommand.words.split())
             own, to_run = command.split(words[:length], words[length:])
     arguments = parser.parse_args(own, Namespace(command=to_run))
     if arguments.version:
@@ -167,11 +168,11 @@ def _start(parser: Parser, words: list[str]) -> int:
     return code
 
 
-def _parser() -> Parser:
+def _parser(commands: Sequence[Command]) -> Parser:
     parser = Parser("reserve-gpu", description=TEXT, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="store_true", help="show the version")
     groups = {"": parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)}
-    for subcommand in COMMANDS:
+    for subcommand in commands:
         group, _, name = subcommand.words.rpartition(" ")
         if group not in groups:
             above = groups[""].add_parser(group, help=f"see reserve-gpu {group} --help")
