@@ -165,7 +165,7 @@ class Wakeups:
     @property
     def is_told(self) -> bool:
         """Whether the kernel gives notice."""
-        return descriptors.is_ours(self._notices)
+        return descriptors.opening(self._notices) is not None
 
     def wait(self, until: float, is_news: Callable[[], bool]) -> bool:
         """Return at that moment, by time.monotonic(), or before it when there is news: True.
