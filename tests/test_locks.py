@@ -342,7 +342,9 @@ from reserve_gpu.locks.lock import kernel_device
 with LockDirectory() as directory, directory.mutex():
     holders = directory.holders_of(reserve_gpu.current().devices[0].uuid)
     number = os.stat(directory.path + "/mutex.lock").st_dev
-    called = kernel_device(directory._mutex.descriptor)
+    lock = directory.acquire("another.lock")
+    called = kernel_device(lock.descriptor)
+    lock.release()
 [[(h.pid, h.seen) for h in holders], called, f"{os.major(number):02x}:{os.minor(number):02x}"]
 """
     with locks_in(mounted, "overlay"):

@@ -27,15 +27,15 @@ WRITING_S = 1.0
 class Holders:
     """Who has what locked in one lock directory, as it is when first asked.
 
-    path, directory: its path and its descriptor.
+    directory: its descriptor.
     own: the descriptor of a lock that this process has there; it tells what the kernel's list calls
         the file system.
     """
 
-    def __init__(self, path: str, directory: int, own: int | None = None) -> None:
-        self._path = path
+    def __init__(self, directory: int, own: int | None = None) -> None:
         self._directory = directory
-        self._device = None if own is None else kernel_device(own)
+        self._own = own
+        self._device: str | None = None
         self._listed: dict[str, int] | None = None
 
     def of(self, name: str) -> Holder:
@@ -80,6 +80,7 @@ class Holders:
     def _pid(self, status: os.stat_result) -> int | None:
         if self._listed is None:
             self._listed = _locking_pids()
+            self._device = None if self._own is None else kernel_device(self._own)
         device = self._device or f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
         return self._listed.get(f"{device}:{status.st_ino}")
 
