@@ -13,6 +13,7 @@ import os
 import stat
 import threading
 from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,6 @@ _opened: dict[int, tuple[object, ...]] = {}  # by number: a serial number, then 
 _serial = count(1)
 # Reentrant, as a signal handler that reserves or releases may run while this thread has it.
 _guard = threading.RLock()
-_is_hooked = False
 
 
 @contextmanager
@@ -74,16 +74,15 @@ def _identity(descriptor: int) -> tuple[object, ...]:
     return (os.readlink(f"/proc/self/fd/{descriptor}"),)
 
 
+@cache
 def _hook_fork() -> None:
     """Registering the hook twice is harmless; forgetting it leaks every lock into every child."""
-    global _is_hooked
-    if not _is_hooked and hasattr(os, "register_at_fork"):  # Windows has no fork
+    if hasattr(os, "register_at_fork"):  # Windows has no fork
         os.register_at_fork(
             before=_guard.acquire,
             after_in_parent=_guard.release,
             after_in_child=_close_all,
         )
-        _is_hooked = True
 
 
 def _close_all() -> None:

@@ -170,24 +170,19 @@ class Wakeups:
         is_news: a cheap look, made after a notice.
         """
         while (left_s := until - time.monotonic()) > 0:
-            if not self._noticed(left_s):
-                return False
+            poll = select.poll()
+            if self.is_told:
+                poll.register(self._notices, select.POLLIN)
+            with interrupts.allowed():
+                if not poll.poll(left_s * 1000):
+                    return False
+            with suppress(OSError):
+                os.read(self._notices, NOTICES)
             if is_news():
                 return True
             with interrupts.allowed():
                 time.sleep(max(0.0, min(PAUSE_S, until - time.monotonic())))
         return False
-
-    def _noticed(self, limit_s: float) -> bool:
-        poll = select.poll()
-        if self.is_told:
-            poll.register(self._notices, select.POLLIN)
-        with interrupts.allowed():
-            is_ready = bool(poll.poll(limit_s * 1000))
-        if is_ready:
-            with suppress(OSError):
-                os.read(self._notices, NOTICES)
-        return is_ready
 
 
 def _watch(directory: int) -> int:
