@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 NONE = -1  # no descriptor
 
-
 _opened: dict[int, tuple[object, ...]] = {}  # by number: a serial number, then the file
 _serial = count(1)
 # Reentrant, as a signal handler that reserves or releases may run while this thread has it.

@@ -61,9 +61,7 @@ class LockDirectory:
         if platform != "linux":
             raise LockError(f"Reservations need Linux or WSL2; this is {platform}.")
         self.path = path or default_path()
-        # Read once while this process has the mutex, as nobody else changes anything meanwhile.
         self._holders: Holders | None = None
-        self._listing: list[str] | None = None
 
     def __enter__(self) -> Self:
         self.descriptor = files.open_directory(self.path)
@@ -81,10 +79,10 @@ class LockDirectory:
         """
         mutex = self._wait_for_mutex(limit_s, until)
         try:
-            self._holders = Holders(self.descriptor, mutex.descriptor)
+            self._holders = Holders(self.path, self.descriptor, mutex.descriptor)
             yield
         finally:
-            self._holders = self._listing = None
+            self._holders = None
             mutex.release()
 
     def _wait_for_mutex(self, limit_s: float, until: float) -> Lock:
@@ -149,13 +147,13 @@ class LockDirectory:
         Only their owner can write to these files, so nobody can take a user's places away or write
         into them under another name. Files of other users that bear this user's UID are passed by.
         """
-        living = 0
+        names, living = self.holders.names, 0
         for number in count():
             name = f"{prefix}-{os.geteuid()}-{number}.lock"
             if files.is_others(self.descriptor, name):
                 continue
             if lock := self.acquire(name, OWN_MODE, shared=shared):
-                self._listing = None
+                names.add(name)
                 return lock
             living += 1
             if living >= MOST_OF_ONE_USER:
@@ -201,7 +199,7 @@ class LockDirectory:
         Counted by the owner of the file, not by the UID in its name: that may be another in a
         container with a user namespace, and anybody could write any name.
         """
-        candidates = [name for name in self._names() if name.startswith(prefix)]
+        candidates = [name for name in self.holders.names if name.startswith(prefix)]
         matches = [NUMBERED.fullmatch(name, len(prefix)) for name in candidates]
         numbered = [(int(match[1]), match.string) for match in matches if match]
         strangers = host.unmapped_uid() if numbered else None  # many users, so all of theirs count
@@ -217,8 +215,8 @@ class LockDirectory:
 
     @property
     def holders(self) -> Holders:
-        """Who has what locked, by the kernel's list and the records."""
-        return self._holders or Holders(self.descriptor)
+        """What is there, and who has it; under the mutex read once, as others change nothing."""
+        return self._holders or Holders(self.path, self.descriptor)
 
     def _living(self, prefix: str, besides: Collection[str] = ()) -> Iterator[str]:
         for name in self.user_files(prefix):
@@ -241,17 +239,6 @@ class LockDirectory:
             return not flock(descriptor, f"{self.path}/{name}")
         finally:
             descriptors.close(descriptor)
-
-    def _names(self) -> list[str]:
-        if self._listing is not None:
-            return self._listing
-        try:
-            names = os.listdir(f"/proc/self/fd/{self.descriptor}")
-        except OSError as error:
-            raise LockError(f"{self.path} can't be listed: {error.strerror}.") from error
-        if self._holders:  # under the mutex
-            self._listing = names
-        return names
 
 
 def lock_name(uuid: str) -> str:

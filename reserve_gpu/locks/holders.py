@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from reserve_gpu import host
+from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors, files
+from reserve_gpu.locks.descriptors import NONE
 from reserve_gpu.locks.lock import TEXT_LIMIT, kernel_device
 from reserve_gpu.model import Holder, Ticket
 
@@ -27,16 +30,23 @@ WRITING_S = 1.0
 class Holders:
     """Who has what locked in one lock directory, as it is when first asked.
 
-    directory: its descriptor.
+    path, directory: its path and its descriptor.
     own: the descriptor of a lock that this process has there; it tells what the kernel's list calls
         the file system.
     """
 
-    def __init__(self, directory: int, own: int | None = None) -> None:
+    def __init__(self, path: str, directory: int, own: int = NONE) -> None:
+        self._path = path
         self._directory = directory
         self._own = own
-        self._device: str | None = None
-        self._listed: dict[str, int] | None = None
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Of all files there. Raises LockError."""
+        try:
+            return set(os.listdir(f"/proc/self/fd/{self._directory}"))
+        except OSError as error:
+            raise LockError(f"{self._path} can't be listed: {error.strerror}.") from error
 
     def of(self, name: str) -> Holder:
         """Who has the file of that name locked, as far as that is known: somebody has."""
@@ -78,11 +88,23 @@ class Holders:
             descriptors.close(descriptor)
 
     def _pid(self, status: os.stat_result) -> int | None:
-        if self._listed is None:
-            self._listed = _locking_pids()
-            self._device = None if self._own is None else kernel_device(self._own)
         device = self._device or f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
         return self._listed.get(f"{device}:{status.st_ino}")
+
+    @cached_property
+    def _device(self) -> str | None:
+        return kernel_device(self._own)
+
+    @cached_property
+    def _listed(self) -> dict[str, int]:
+        """The first process that has a file locked, by what the kernel calls the file."""
+        pids: dict[str, int] = {}
+        with suppress(OSError, ValueError), open("/proc/locks", encoding="utf-8") as locks:
+            for line in locks:  # `1: FLOCK  ADVISORY  WRITE 4321 00:19:47 0 EOF`
+                fields = line.split()
+                if fields[1] == "FLOCK" and int(fields[4]) > 0:  # one who waits has "->" there
+                    pids.setdefault(fields[5], int(fields[4]))
+        return pids
 
 
 def read_record(descriptor: int) -> dict[str, Any]:
@@ -121,17 +143,6 @@ def _uuids(wants: list[object]) -> frozenset[str]:
 
 def _text(value: object) -> str | None:
     return value[:TEXT_LIMIT] if isinstance(value, str) else None
-
-
-def _locking_pids() -> dict[str, int]:
-    """The first process that has a file locked with flock, by what the kernel calls the file."""
-    pids: dict[str, int] = {}
-    with suppress(OSError, ValueError), open("/proc/locks", encoding="utf-8") as locks:
-        for line in locks:  # `1: FLOCK  ADVISORY  WRITE 4321 00:19:47 0 EOF`
-            fields = line.split()
-            if fields[1] == "FLOCK" and int(fields[4]) > 0:  # one who waits for it has "->" there
-                pids.setdefault(fields[5], int(fields[4]))
-    return pids
 
 
 def _keeper(pid: int, file: os.stat_result) -> int:
