@@ -243,7 +243,7 @@ class LockDirectory:
 
 def lock_name(uuid: str) -> str:
     """The file that is locked by who has reserved the device for themselves."""
-    return f"{_file_name(uuid)}.lock"
+    return f"{uuid.replace('/', '_')}.lock"  # MIG instances had slashes before driver 470
 
 
 def default_path() -> str:
@@ -268,11 +268,7 @@ def default_path() -> str:
 
 
 def _share_prefix(uuid: str) -> str:
-    return f"{_file_name(uuid)}.share"
-
-
-def _file_name(uuid: str) -> str:
-    return uuid.replace("/", "_")  # in the UUIDs of MIG instances before driver 470
+    return f"{lock_name(uuid).removesuffix('.lock')}.share"
 
 
 def _mutex_message(pid: int | None, waited_s: float) -> str:

@@ -18,7 +18,7 @@ from reserve_gpu.locks import descriptors
 
 DIRECTORY_MODE = 0o1777
 YOUNG_S = 1.0  # a file that was made so lately may still be in the making
-IN_THE_MAKING = {errno.EACCES, errno.EEXIST, errno.ENOENT}
+IN_THE_MAKING = {errno.EACCES, errno.EEXIST}
 # What opening answers where a link, a directory, or a file that its owner keeps for himself stands.
 NO_LOCK_FILE = {errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO, errno.EACCES, errno.EPERM}
 MAKING_LIMIT = 200  # attempts at a file that somebody is making just now
@@ -168,7 +168,7 @@ def _require_plain(descriptor: int, path: str) -> None:
 
 
 def _is_young(directory: int, name: str) -> bool:
-    """Whether the file, or the directory that it is missing from, was made or changed just now."""
+    """Whether the file, or the directory where it can't be seen, was made or changed just now."""
     status = status_of(directory, name) or os.fstat(directory)
     return abs(time.time() - status.st_ctime) < YOUNG_S
 
