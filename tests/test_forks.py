@@ -218,6 +218,17 @@ def test_what_a_forked_child_does_does_not_free_its_parents_gpu(
     assert holder.visible() == "0"
 
 
+def test_a_child_forked_in_c_does_not_free_its_parents_gpu(holder: Child, other: Child) -> None:
+    """A child of which Python was not told can let go as well: its parent holds its GPU."""
+    assert holder.run(HOLD).error is None
+    in_c = IN_FORK.replace("in_fork", "in_fork_in_c").replace("os.fork", "ctypes.PyDLL(None).fork")
+    assert holder.run(f"import ctypes\n{in_c}").error is None
+    for code in ("[lock.release() for lock in locks]", "[lock.write({}) for lock in locks]"):
+        assert holder.run(f"in_fork_in_c({code!r})").value == "[None]"
+        assert f"pid {holder.pid}" in other.reserve("0").text
+    assert holder.run("reserve_gpu.current() is held").value is True
+
+
 def test_the_end_of_a_forked_child_does_not_free_its_parents_gpu(machine: Machine) -> None:
     """A forked child that ends as programs do, with all that Python does then, frees nothing."""
     script = """if True:

@@ -9,6 +9,8 @@ import platform
 import shutil
 import stat
 import subprocess
+import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -342,7 +344,9 @@ from reserve_gpu.locks.lock import kernel_device
 with LockDirectory() as directory, directory.mutex():
     holders = directory.holders_of(reserve_gpu.current().devices[0].uuid)
     number = os.stat(directory.path + "/mutex.lock").st_dev
-    called = kernel_device(directory._mutex.descriptor)
+    lock = directory.acquire("another.lock")
+    called = kernel_device(lock.descriptor)
+    lock.release()
 [[(h.pid, h.seen) for h in holders], called, f"{os.major(number):02x}:{os.minor(number):02x}"]
 """
     with locks_in(mounted, "overlay"):
@@ -755,6 +759,18 @@ def test_who_waits_too_long_for_the_mutex_is_told_who_has_it(two: Here) -> None:
     expected = pytest.raises(MutexHeldError, match=rf"process {os.getpid()} of \w+")
     with LockDirectory() as first, LockDirectory() as second, first.mutex(), expected:
         second.mutex(limit_s=0.05).__enter__()
+
+
+def test_who_is_late_waits_a_second_for_the_mutex(two: Here) -> None:
+    """Who may wait no longer for anything else gets a mutex that is free within a second."""
+    with LockDirectory() as first, LockDirectory() as second:
+        held = first.mutex()
+        held.__enter__()
+        timer = threading.Timer(0.1, held.__exit__, (None, None, None))
+        timer.start()
+        with second.mutex(until=time.monotonic()):
+            assert locked(two.locks) == {MUTEX}
+        timer.join()
 
 
 @pytest.mark.process

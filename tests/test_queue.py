@@ -352,6 +352,20 @@ def test_no_news_ends_no_wait(queue: Queue, wakeups: Wakeups) -> None:
     assert not wakeups.wait(in_s(0.01), lambda: False)
 
 
+def test_a_notice_leads_to_one_look(queue: Queue, wakeups: Wakeups) -> None:
+    """What was looked at once is not looked at again before something else happens."""
+    looks = 0
+
+    def look() -> bool:
+        nonlocal looks
+        looks += 1
+        return False
+
+    notice(queue)
+    assert not wakeups.wait(in_s(2.5 * PAUSE_S), look)
+    assert looks == 1
+
+
 def test_many_notices_lead_to_few_looks(queue: Queue, wakeups: Wakeups) -> None:
     """However much others do, who waits looks a few times a second."""
     looks, stop = 0, threading.Event()

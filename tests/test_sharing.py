@@ -84,6 +84,22 @@ def test_sharers_keep_out_who_wants_it_whole(one: Here, devices: str | None) -> 
     assert got(devices) == "0"
 
 
+def test_sharers_that_come_later(one: Here) -> None:
+    """Who has looked before sees whoever shares since, in a new file: one of others, or its own."""
+    uuid = one.uuid("0")
+    with LockDirectory(str(one.locks)) as directory:
+        with directory.mutex():
+            assert directory.holders_of(uuid) == ()
+        with one.rival("0", share=True), directory.mutex():
+            assert not isinstance(directory.take(uuid, share=False), Lock)
+            own = directory.take(uuid, share=True)
+            assert len(directory.holders_of(uuid)) == 2
+        assert isinstance(own, Lock)
+        with directory.mutex():
+            assert len(directory.holders_of(uuid)) == 1
+        own.release()
+
+
 def test_sharers_are_together(one: Here) -> None:
     """Those who share a GPU have it together; each has a lock, and is told of the others."""
     with one.rival("0", share=True, note="first"), one.rival("0", share=True, note="second"):

@@ -185,6 +185,15 @@ def test_a_user_killed_while_making_them_locks_nobody_out(users: Users, mode: in
     assert users[DAEMON].reserve().value == "1"
 
 
+def test_a_ticket_that_its_user_keeps_closed_stops_nobody(users: Users) -> None:
+    """A file in the queue that others may not open is passed by."""
+    assert users[NOBODY].reserve().value == "0"
+    path = str(users.locks / "queue-65534-0.lock")
+    made = users[NOBODY].run(f"os.close(os.open({path!r}, os.O_RDWR | os.O_CREAT, 0))")
+    assert made.error is None
+    assert users[DAEMON].reserve().value == "1"
+
+
 @contextmanager
 def protected_regular(value: int) -> Iterator[None]:
     """Set fs.protected_regular: https://docs.kernel.org/admin-guide/sysctl/fs.html#protected-regular."""

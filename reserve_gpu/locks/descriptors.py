@@ -2,6 +2,9 @@
 
 A child made by fork inherits the descriptors, and with them the locks, which would then outlive
 this process. So the child closes them. It must not unlock them: that would free its parent's.
+
+Other code may close all descriptors of a process: then a number comes to mean another file, or
+another opening of the same. So it is noted what each number meant when we opened it.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ import os
 import stat
 import threading
 from contextlib import contextmanager, suppress
+from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,22 +22,10 @@ if TYPE_CHECKING:
 
 NONE = -1  # no descriptor
 
-
-class Opening:
-    """One opening of a file by us, and what that file was then.
-
-    Other code may close all descriptors of a process: then the number comes to mean another file,
-    or another opening of the same.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self.identity = _identity(descriptor)
-
-
-_opened: dict[int, Opening] = {}
+_opened: dict[int, tuple[object, ...]] = {}  # by number: a serial number, then the file
+_serial = count(1)
 # Reentrant, as a signal handler that reserves or releases may run while this thread has it.
 _guard = threading.RLock()
-_is_hooked = False
 
 
 @contextmanager
@@ -45,34 +38,24 @@ def no_fork() -> Iterator[None]:
 
 def remember(descriptor: int) -> int:
     """Count the descriptor among ours; returns it."""
-    _opened[descriptor] = Opening(descriptor)
+    _opened[descriptor] = (next(_serial), *_identity(descriptor))
     return descriptor
 
 
-def opening(descriptor: int) -> Opening | None:
-    """What tells this opening of ours from a later one with the same number."""
-    return _opened.get(descriptor)
-
-
-def is_ours(descriptor: int) -> bool:
-    """Whether the number still means the file that we opened."""
+def opening(descriptor: int) -> tuple[object, ...] | None:
+    """What tells this opening of ours from all others; None if the number is not ours any more."""
     with suppress(OSError):
         known = _opened.get(descriptor)
-        return known is not None and known.identity == _identity(descriptor)
-    return False
+        return known if known and known[1:] == _identity(descriptor) else None
+    return None
 
 
 def close(descriptor: int) -> None:
     """Close the descriptor, if it is still ours."""
     with _guard:
-        if is_ours(descriptor):
+        if opening(descriptor):
             os.close(descriptor)
         _opened.pop(descriptor, None)
-
-
-def keep_over_exec(descriptor: int) -> None:
-    """Leave the descriptor open for the program that this process becomes next."""
-    os.set_inheritable(descriptor, True)  # noqa: FBT003 - it takes no name
 
 
 def adopt(descriptor: int) -> None:
@@ -83,24 +66,22 @@ def adopt(descriptor: int) -> None:
 
 
 def _identity(descriptor: int) -> tuple[object, ...]:
-    """What tells the open file from other files."""
     status = os.fstat(descriptor)
     if stat.S_IFMT(status.st_mode):
         return status.st_dev, status.st_ino
     # inotify, epoll, eventfd and others share one inode; their links name what they are.
-    return status.st_dev, status.st_ino, os.readlink(f"/proc/self/fd/{descriptor}")
+    return (os.readlink(f"/proc/self/fd/{descriptor}"),)
 
 
+@cache
 def _hook_fork() -> None:
     """Registering the hook twice is harmless; forgetting it leaks every lock into every child."""
-    global _is_hooked
-    if not _is_hooked and hasattr(os, "register_at_fork"):  # Windows has no fork
+    if hasattr(os, "register_at_fork"):  # Windows has no fork
         os.register_at_fork(
             before=_guard.acquire,
             after_in_parent=_guard.release,
             after_in_child=_close_all,
         )
-        _is_hooked = True
 
 
 def _close_all() -> None:

@@ -15,7 +15,7 @@ import re
 import stat
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from math import inf
 from typing import TYPE_CHECKING
@@ -40,7 +40,7 @@ PLACES = ("/run/lock", "/dev/shm", "/tmp")  # noqa: S108 - nothing in them is ev
 
 MUTEX, QUEUE = "mutex.lock", "queue"
 MUTEX_LIMIT_S = 30.0
-MUTEX_ASK_S = 1.0  # between two looks at who has it
+MUTEX_LEAST_S = 1.0
 MUTEX_POLL_S = 0.01
 REPLACED_LIMIT = 10  # attempts to lock a file that others go on replacing
 MOST_OF_ONE_USER = 64  # sharers of a device, and waiters; nobody needs more, and each costs a look
@@ -61,9 +61,7 @@ class LockDirectory:
         if platform != "linux":
             raise LockError(f"Reservations need Linux or WSL2; this is {platform}.")
         self.path = path or default_path()
-        self._mutex: Lock | None = None
         self._holders: Holders | None = None
-        self._listing: list[str] | None = None
 
     def __enter__(self) -> Self:
         self.descriptor = files.open_directory(self.path)
@@ -79,59 +77,69 @@ class LockDirectory:
         until: the latest moment, by time.monotonic(), to give up at; a mutex that is free within a
             second is waited for all the same.
         """
-        self._mutex = self._wait_for_mutex(limit_s, until)
+        mutex = self._wait_for_mutex(limit_s, until)
         try:
-            self._holders = self._listing = None
+            self._holders = Holders(self.path, self.descriptor, mutex.descriptor)
             yield
         finally:
-            mutex, self._mutex = self._mutex, None
-            self._holders = self._listing = None
+            self._holders = None
             mutex.release()
 
     def _wait_for_mutex(self, limit_s: float, until: float) -> Lock:
-        start = asked_at = time.monotonic()
-        deadline = min(start + limit_s, max(until, start + min(limit_s, MUTEX_ASK_S)))
-        holders: dict[int | None, Holder] = {}
+        start = time.monotonic()
+        limit_s = min(limit_s, max(until - start, MUTEX_LEAST_S))
         while (lock := self.acquire(MUTEX)) is None:
+            waited_s = time.monotonic() - start
+            if waited_s >= limit_s:
+                raise MutexHeldError(_mutex_message(self.holders.of(MUTEX).pid, waited_s))
             with interrupts.allowed():
                 time.sleep(MUTEX_POLL_S)
-            now = time.monotonic()
-            if now >= min(asked_at + MUTEX_ASK_S, deadline):
-                asked_at = now
-                holder = self.holders.of(MUTEX)
-                holders[holder.pid] = holder
-            if now >= deadline:
-                raise MutexHeldError(_mutex_message(list(holders.values()), now - start))
         return lock
 
-    def acquire(self, name: str) -> Lock | None:
-        """Lock the file of that name, made if it is not there; None if somebody has it locked."""
-        return self._locked(name, OTHERS_MODE)
+    def acquire(self, name: str, mode: int = OTHERS_MODE, *, shared: bool = False) -> Lock | None:
+        """Lock the file of that name, made if it is not there; None if somebody has it locked.
 
-    def take(self, uuid: str, *, share: bool, own: Collection[Lock] = ()) -> Lock | Holder:
+        Raises LockError.
+        """
+        path = f"{self.path}/{name}"
+        if "/" in name or name.startswith("."):  # UUIDs come from the driver
+            raise LockError(f"{shown(name)!r} can't be the name of a lock.")
+        for _ in range(REPLACED_LIMIT):
+            lock = None
+            descriptor = files.open_to_lock(self.descriptor, name, path, mode)
+            try:
+                if not flock(descriptor, path):
+                    return None
+                # Somebody may have replaced the file before it was locked.
+                if files.is_current(self.descriptor, name, descriptor):
+                    lock = Lock(descriptor, path, shared=shared)
+                    return lock
+            finally:
+                if lock is None:
+                    descriptors.close(descriptor)
+        raise LockError(f"{path} is replaced again and again.")
+
+    def take(self, uuid: str, *, share: bool, own: Lock | None = None) -> Lock | Holder:
         """Lock a device, whole or as one who shares it, or say who has it; under the mutex.
 
-        own: locks of this process; that others would be refused for them doesn't count here.
+        own: the lock that this process has on the device, which refuses nothing to itself.
         Raises LockError.
         """
         name, prefix = lock_name(uuid), _share_prefix(uuid)
-        own_names = {lock.name for lock in own}
+        own_names = {own.name} if own else set()
         if name in own_names:  # it is held whole, and others are to be let in
             return self.acquire_own(prefix, shared=True)
         whole = self.acquire(name)
         if whole is None:
             return self.holders.of(name)
-        is_kept = False
-        try:
+        with ExitStack() as stack:
+            stack.callback(whole.release)
             if share:
                 return self.acquire_own(prefix, shared=True)
             if sharer := next(self._living(prefix, own_names), None):
                 return self.holders.of(sharer)
-            is_kept = True
+            stack.pop_all()
             return whole
-        finally:
-            if not is_kept:
-                whole.release()
 
     def acquire_own(self, prefix: str, *, shared: bool = False) -> Lock:
         """Lock a file of this user's own, `PREFIX-UID-N.lock`; under the mutex. Raises LockError.
@@ -139,25 +147,24 @@ class LockDirectory:
         Only their owner can write to these files, so nobody can take a user's places away or write
         into them under another name. Files of other users that bear this user's UID are passed by.
         """
-        living = 0
+        names, living = self.holders.names, 0
         for number in count():
             name = f"{prefix}-{os.geteuid()}-{number}.lock"
             if files.is_others(self.descriptor, name):
                 continue
-            if lock := self._locked(name, OWN_MODE, shared=shared):
-                self._listing = None
+            if lock := self.acquire(name, OWN_MODE, shared=shared):
+                names.add(name)
                 return lock
             living += 1
             if living >= MOST_OF_ONE_USER:
-                raise LockError(f"This user has {living} locks {self.path}/{prefix}-... already.")
-        raise AssertionError  # not reached
+                break
+        raise LockError(f"This user has {living} locks {self.path}/{prefix}-... already.")
 
     def holders_of(self, uuid: str) -> tuple[Holder, ...]:
         """Who has the device, several if they share it; under the mutex. Raises LockError."""
         name = lock_name(uuid)
-        names = [name] if self._is_held(name, f"{self.path}/{name}") else []
-        names += self._living(_share_prefix(uuid))
-        return tuple(self.holders.of(name) for name in names)
+        whole = [self.holders.of(name)] if self._is_held(name, f"{self.path}/{name}") else []
+        return (*whole, *self.sharers_of(uuid))
 
     def sharers_of(self, uuid: str, besides: Collection[str] = ()) -> tuple[Holder, ...]:
         """Who shares the device, without those whose files are named; under the mutex."""
@@ -170,23 +177,19 @@ class LockDirectory:
         """
         holders = self.holders
         missing = {name for name in tickets if not holders.lists(name)}
-        for uuid in uuids:
-            names = [lock_name(uuid), *self.user_files(_share_prefix(uuid))]
-            missing |= set() if any(map(holders.lists, names)) else {uuid}
-        return missing
+        return missing | {uuid for uuid in uuids if not any(self._listed(uuid, holders))}
 
     def listed_holders_of(self, uuid: str) -> tuple[Holder, ...]:
-        """The same by the kernel's list, which may miss some; it decides nothing."""
+        """Who has the device by the kernel's list, which may miss some; it decides nothing."""
         holders = self.holders
-        names = [lock_name(uuid), *self.user_files(_share_prefix(uuid))]
-        return tuple(holders.of(name) for name in names if holders.lists(name))
+        return tuple(map(holders.of, self._listed(uuid, holders)))
 
     def tickets(self, besides: Collection[str] = ()) -> list[Ticket]:
         """The living tickets of those who wait, the first one first; under the mutex."""
         return sorted(map(self.holders.ticket, self._living(QUEUE, besides)))
 
     def listed_tickets(self) -> list[Ticket]:
-        """The same by the kernel's list, which may miss some; it decides nothing."""
+        """Those that the kernel's list shows; it decides nothing."""
         holders = self.holders
         return sorted(map(holders.ticket, filter(holders.lists, self.user_files(QUEUE))))
 
@@ -196,9 +199,9 @@ class LockDirectory:
         Counted by the owner of the file, not by the UID in its name: that may be another in a
         container with a user namespace, and anybody could write any name.
         """
-        behind = len(prefix)
-        candidates = [name for name in self._names() if name.startswith(prefix)]
-        numbered = [(int(m[1]), n) for n in candidates if (m := NUMBERED.fullmatch(n, behind))]
+        candidates = [name for name in self.holders.names if name.startswith(prefix)]
+        matches = [NUMBERED.fullmatch(name, len(prefix)) for name in candidates]
+        numbered = [(int(match[1]), match.string) for match in matches if match]
         strangers = host.unmapped_uid() if numbered else None  # many users, so all of theirs count
         by_owner: dict[int, list[str]] = {}
         for _, name in sorted(numbered):
@@ -212,17 +215,17 @@ class LockDirectory:
 
     @property
     def holders(self) -> Holders:
-        """Who has what locked, by the kernel's list and the records; under the mutex read once."""
-        if self._mutex is None:
-            return Holders(self.path, self.descriptor)
-        if self._holders is None:
-            self._holders = Holders(self.path, self.descriptor, self._mutex.descriptor)
-        return self._holders
+        """What is there, and who has it; under the mutex read once, as others change nothing."""
+        return self._holders or Holders(self.path, self.descriptor)
 
     def _living(self, prefix: str, besides: Collection[str] = ()) -> Iterator[str]:
         for name in self.user_files(prefix):
             if name not in besides and self._is_held(name):
                 yield name
+
+    def _listed(self, uuid: str, holders: Holders) -> Iterator[str]:
+        names = [lock_name(uuid), *self.user_files(_share_prefix(uuid))]
+        return filter(holders.lists, names)
 
     def _is_held(self, name: str, path: str | None = None) -> bool:
         """Whether somebody has the file locked: the lock decides, not the kernel's list.
@@ -237,40 +240,10 @@ class LockDirectory:
         finally:
             descriptors.close(descriptor)
 
-    def _locked(self, name: str, mode: int, *, shared: bool = False) -> Lock | None:
-        path = f"{self.path}/{name}"
-        if "/" in name or name.startswith("."):  # UUIDs come from the driver
-            raise LockError(f"{shown(name)!r} can't be the name of a lock.")
-        for _ in range(REPLACED_LIMIT):
-            descriptor = files.open_to_lock(self.descriptor, name, path, mode)
-            try:
-                if not flock(descriptor, path):
-                    descriptors.close(descriptor)
-                    return None
-                if files.is_current(self.descriptor, name, descriptor):
-                    return Lock(descriptor, path, shared=shared)
-            except BaseException:
-                descriptors.close(descriptor)
-                raise
-            descriptors.close(descriptor)  # somebody replaced the file before it was locked
-        raise LockError(f"{path} is replaced again and again.")
-
-    def _names(self) -> list[str]:
-        if self._listing is not None:
-            return self._listing
-        try:
-            with os.scandir(f"/proc/self/fd/{self.descriptor}") as entries:
-                names = [entry.name for entry in entries]
-        except OSError as error:
-            raise LockError(f"{self.path} can't be listed: {error.strerror}.") from error
-        if self._mutex is not None:  # nobody else makes files of theirs meanwhile
-            self._listing = names
-        return names
-
 
 def lock_name(uuid: str) -> str:
     """The file that is locked by who has reserved the device for themselves."""
-    return f"{_file_name(uuid)}.lock"
+    return f"{uuid.replace('/', '_')}.lock"  # MIG instances had slashes before driver 470
 
 
 def default_path() -> str:
@@ -295,17 +268,13 @@ def default_path() -> str:
 
 
 def _share_prefix(uuid: str) -> str:
-    return f"{_file_name(uuid)}.share"
+    return f"{lock_name(uuid).removesuffix('.lock')}.share"
 
 
-def _file_name(uuid: str) -> str:
-    return uuid.replace("/", "_")  # in the UUIDs of MIG instances before driver 470
-
-
-def _mutex_message(holders: list[Holder], waited_s: float) -> str:
-    pids = [holder.pid for holder in holders if holder.pid]
-    names = [f"process {pid} of {host.user_of(pid) or 'an unknown user'}" for pid in pids]
-    who = ", ".join(names) or "a process that can't be seen from here"
+def _mutex_message(pid: int | None, waited_s: float) -> str:
+    who = "a process that can't be seen from here"
+    if pid:
+        who = f"process {pid} of {host.user_of(pid) or 'an unknown user'}"
     return (
         f"Other reservations have been under way for {waited_s:.0f} s, by {who}. If the NVIDIA "
         "driver hangs there, that process must end before anybody can reserve a GPU; else try "

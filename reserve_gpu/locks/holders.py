@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from reserve_gpu import host
+from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors, files
+from reserve_gpu.locks.descriptors import NONE
 from reserve_gpu.locks.lock import TEXT_LIMIT, kernel_device
 from reserve_gpu.model import Holder, Ticket
 
@@ -32,11 +35,18 @@ class Holders:
         the file system.
     """
 
-    def __init__(self, path: str, directory: int, own: int | None = None) -> None:
+    def __init__(self, path: str, directory: int, own: int = NONE) -> None:
         self._path = path
         self._directory = directory
-        self._device = None if own is None else kernel_device(own)
-        self._listed: dict[str, list[int]] | None = None
+        self._own = own
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Of all files there. Raises LockError."""
+        try:
+            return set(os.listdir(f"/proc/self/fd/{self._directory}"))
+        except OSError as error:
+            raise LockError(f"{self._path} can't be listed: {error.strerror}.") from error
 
     def of(self, name: str) -> Holder:
         """Who has the file of that name locked, as far as that is known: somebody has."""
@@ -61,13 +71,11 @@ class Holders:
 
     def lists(self, name: str) -> bool:
         """Whether the kernel's list names a process that has the file of that name locked."""
-        with suppress(OSError):
-            status = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
-            return bool(self._pids(status))
-        return False
+        status = files.status_of(self._directory, name)
+        return status is not None and self._pid(status) is not None
 
     def _holder(self, record: dict[str, Any], status: os.stat_result) -> Holder:
-        pid = next(iter(self._pids(status)), None)
+        pid = self._pid(status)
         return merge(record, pid and _keeper(pid, status), status.st_mtime)
 
     def _record(self, name: str) -> tuple[dict[str, Any], os.stat_result | None]:
@@ -79,11 +87,24 @@ class Holders:
         finally:
             descriptors.close(descriptor)
 
-    def _pids(self, status: os.stat_result) -> list[int]:
-        if self._listed is None:
-            self._listed = _locking_pids()
+    def _pid(self, status: os.stat_result) -> int | None:
         device = self._device or f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
-        return self._listed.get(f"{device}:{status.st_ino}", [])
+        return self._listed.get(f"{device}:{status.st_ino}")
+
+    @cached_property
+    def _device(self) -> str | None:
+        return kernel_device(self._own)
+
+    @cached_property
+    def _listed(self) -> dict[str, int]:
+        """The first process that has a file locked, by what the kernel calls the file."""
+        pids: dict[str, int] = {}
+        with suppress(OSError, ValueError), open("/proc/locks", encoding="utf-8") as locks:
+            for line in locks:  # `1: FLOCK  ADVISORY  WRITE 4321 00:19:47 0 EOF`
+                fields = line.split()
+                if fields[1] == "FLOCK" and int(fields[4]) > 0:  # one who waits has "->" there
+                    pids.setdefault(fields[5], int(fields[4]))
+        return pids
 
 
 def read_record(descriptor: int) -> dict[str, Any]:
@@ -124,17 +145,6 @@ def _text(value: object) -> str | None:
     return value[:TEXT_LIMIT] if isinstance(value, str) else None
 
 
-def _locking_pids() -> dict[str, list[int]]:
-    """The processes that have a file locked with flock, by what the kernel calls the file."""
-    pids: dict[str, list[int]] = {}
-    with suppress(OSError, ValueError), open("/proc/locks", encoding="utf-8") as locks:
-        for line in locks:  # `1: FLOCK  ADVISORY  WRITE 4321 00:19:47 0 EOF`
-            fields = line.split()
-            if fields[1] == "FLOCK" and int(fields[4]) > 0:  # one who waits for it has "->" there
-                pids.setdefault(fields[5], []).append(int(fields[4]))
-    return pids
-
-
 def _keeper(pid: int, file: os.stat_result) -> int:
     """The process that keeps a lock: the one that took it, or one that this has left running.
 
@@ -146,7 +156,7 @@ def _keeper(pid: int, file: os.stat_result) -> int:
         with suppress(OSError):  # it has ended, or is another user's
             for number in os.listdir(f"/proc/{other}/fd"):
                 status = os.stat(f"/proc/{other}/fd/{number}")
-                if (status.st_dev, status.st_ino) == (file.st_dev, file.st_ino):
+                if os.path.samestat(status, file):
                     with open(f"/proc/{other}/fdinfo/{number}", encoding="utf-8") as info:
                         if "FLOCK" in info.read():  # it has not only looked
                             return int(other)

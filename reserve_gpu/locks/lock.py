@@ -42,7 +42,6 @@ class Lock:
         self.descriptor = descriptor
         self.since = since or time.time()
         self._opening = descriptors.opening(descriptor)
-        self._file = _file_id(os.fstat(descriptor))
         self._pid = os.getpid()
 
     @property
@@ -55,8 +54,8 @@ class Lock:
         if not self.held():
             return
         own = {"pid": self._pid, "namespace": host.pid_namespace(), "since": self.since}
-        own["written"] = time.time()
-        data = json.dumps({**own, **_bounded(record)}).encode()
+        texts = {k: v[:TEXT_LIMIT] if isinstance(v, str) else v for k, v in record.items()}
+        data = json.dumps({**own, "written": time.time(), **texts}).encode()
         with suppress(OSError):
             try:
                 os.pwrite(self.descriptor, data, 0)
@@ -87,13 +86,14 @@ class Lock:
 
     def held(self) -> bool:
         """Whether this process, not its parent, still has the file open that it locked."""
-        is_same = descriptors.opening(self.descriptor) is self._opening
-        return self._pid == os.getpid() and is_same and descriptors.is_ours(self.descriptor)
+        opening = descriptors.opening(self.descriptor)
+        return self._pid == os.getpid() and opening is not None and opening == self._opening
 
     def stands(self) -> bool:
         """Whether the locked file is still the one that others find under its name."""
         with suppress(OSError):
-            return _file_id(os.stat(self.path, follow_symlinks=False)) == self._file
+            there = os.stat(self.path, follow_symlinks=False)
+            return os.path.samestat(there, os.fstat(self.descriptor))
         return False
 
     def keep_over_exec(self) -> None:
@@ -103,7 +103,7 @@ class Lock:
             descriptors.remember(number)
             descriptors.close(self.descriptor)
             self.descriptor, self._opening = number, descriptors.opening(number)
-        descriptors.keep_over_exec(self.descriptor)
+        os.set_inheritable(self.descriptor, True)  # noqa: FBT003 - it takes no name
 
 
 def flock(descriptor: int, path: str) -> bool:
@@ -123,40 +123,15 @@ def flock(descriptor: int, path: str) -> bool:
     return True
 
 
-def has_flock(descriptor: int) -> bool:
-    """Whether this very opening of a file, not another one, has it locked."""
-    return _kernel_key(descriptor) is not None
-
-
 def kernel_device(descriptor: int) -> str | None:
     """What the kernel's list of locks calls the file system of a file that is locked so.
 
-    On btrfs, overlayfs and others that is not the st_dev of stat(2).
-    """
-    key = _kernel_key(descriptor)
-    return key and key.rpartition(":")[0]
-
-
-def _kernel_key(descriptor: int) -> str | None:
-    """`00:19:47` of a line `lock: 1: FLOCK ADVISORY WRITE 4321 00:19:47 0 EOF`.
-
-    Documentation/filesystems/proc.rst, "/proc/<pid>/fdinfo".
+    On btrfs, overlayfs and others that is not the st_dev of stat(2). None if this very opening of
+    the file has it not locked. Documentation/filesystems/proc.rst, "/proc/<pid>/fdinfo".
     """
     with suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}", encoding="utf-8") as info:
-        for line in info:
+        for line in info:  # `lock: 1: FLOCK ADVISORY WRITE 4321 00:19:47 0 EOF`
             fields = line.split()
             if fields[0] == "lock:" and fields[2:5] == ["FLOCK", "ADVISORY", "WRITE"]:
-                return fields[6]
+                return fields[6].rpartition(":")[0]
     return None
-
-
-def _file_id(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
-
-
-def _bounded(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with its texts cut to what a reader takes."""
-    return {
-        name: value[:TEXT_LIMIT] if isinstance(value, str) else value
-        for name, value in record.items()
-    }

@@ -56,8 +56,8 @@ class Place:
         self._record = {**about, "wants": sorted(wants)}
         self._lock: Lock | None = None
         self._number = 0
-        # By file name: the last sign of life of each one ahead, and when it was first seen.
-        self._beats: dict[str, tuple[int, float]] = {}
+        # By file name and last sign of life of each one ahead: when that was first seen.
+        self._beats: dict[tuple[str, int], float] = {}
         # By file name and UUID: since when one ahead could have had the device; this look's, and
         # the last one's.
         self._offers: dict[tuple[str, str], float] = {}
@@ -110,9 +110,10 @@ class Place:
         tickets = self._directory.tickets(besides=[own])
         before = [t for t in tickets if (t.number, t.name) < (self._number, own)]
         now = time.monotonic()
-        self._beats = {ticket.name: self._last_beat(ticket, now) for ticket in before}
+        beats = [(ticket.name, ticket.beat) for ticket in before]
+        self._beats = {beat: self._beats.get(beat, now) for beat in beats}
         self._last_offers, self._offers = self._offers, {}
-        self._ahead = [t for t in before if now - self._beats[t.name][1] < self._stopped_s]
+        self._ahead = [t for t in before if now - self._beats[t.name, t.beat] < self._stopped_s]
         return self._ahead
 
     def first_for(self, uuid: str, *, is_free: bool) -> Ticket | None:
@@ -133,10 +134,6 @@ class Place:
             if now - since < self._stopped_s:
                 return ticket
         return None
-
-    def _last_beat(self, ticket: Ticket, now: float) -> tuple[int, float]:
-        beat, since = self._beats.get(ticket.name, (None, now))
-        return (ticket.beat, since if beat == ticket.beat else now)
 
 
 class Wakeups:
@@ -165,7 +162,7 @@ class Wakeups:
     @property
     def is_told(self) -> bool:
         """Whether the kernel gives notice."""
-        return descriptors.is_ours(self._notices)
+        return descriptors.opening(self._notices) is not None
 
     def wait(self, until: float, is_news: Callable[[], bool]) -> bool:
         """Return at that moment, by time.monotonic(), or before it when there is news: True.
@@ -173,34 +170,26 @@ class Wakeups:
         is_news: a cheap look, made after a notice.
         """
         while (left_s := until - time.monotonic()) > 0:
-            if not self._noticed(left_s):
-                return False
+            poll = select.poll()
+            if self.is_told:
+                poll.register(self._notices, select.POLLIN)
+            with interrupts.allowed():
+                if not poll.poll(left_s * 1000):
+                    return False
+            with suppress(OSError):
+                os.read(self._notices, NOTICES)
             if is_news():
                 return True
             with interrupts.allowed():
                 time.sleep(max(0.0, min(PAUSE_S, until - time.monotonic())))
         return False
 
-    def _noticed(self, limit_s: float) -> bool:
-        if not self.is_told:
-            with interrupts.allowed():
-                time.sleep(limit_s)
-            return False
-        poll = select.poll()
-        poll.register(self._notices, select.POLLIN)
-        with interrupts.allowed():
-            is_ready = bool(poll.poll(limit_s * 1000))
-        if is_ready:
-            with suppress(OSError):
-                os.read(self._notices, NOTICES)
-        return is_ready
-
 
 def _watch(directory: int) -> int:
     """A descriptor that becomes readable with each notice; NONE if there can be none."""
     import ctypes
 
-    try:
+    with suppress(OSError, AttributeError):  # no C library that has these
         libc = ctypes.CDLL(None)
         with descriptors.no_fork():
             notices: int = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -211,6 +200,4 @@ def _watch(directory: int) -> int:
         if libc.inotify_add_watch(notices, path, IN_CLOSE_WRITE) != NONE:
             return notices
         descriptors.close(notices)
-    except (OSError, AttributeError):  # no C library that has these
-        pass
     return NONE

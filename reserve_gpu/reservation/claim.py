@@ -264,9 +264,8 @@ def _take(
     own = claim.held.get(device.uuid)
     if own and own.shared == request.share:
         return Locked(device, own)
-    own_locks = [own] if own else []
     try:
-        lock = claim.locks.take(device.uuid, share=request.share, own=own_locks)
+        lock = claim.locks.take(device.uuid, share=request.share, own=own)
     except LockError as error:
         return Refusal(device, State.UNKNOWN, fault=str(error))
     if not isinstance(lock, Lock):

@@ -17,7 +17,7 @@ from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.directory import default_path
 from reserve_gpu.locks.holders import merge, read_record
-from reserve_gpu.locks.lock import TEXT_LIMIT, Lock, has_flock
+from reserve_gpu.locks.lock import TEXT_LIMIT, Lock, kernel_device
 from reserve_gpu.model import Device
 from reserve_gpu.reservation import environment
 from reserve_gpu.reservation.environment import Changes
@@ -121,7 +121,7 @@ def _adopted(descriptor: int, name: str, *, shared: bool) -> Lock | None:
         there, opened = os.stat(path, follow_symlinks=False), os.fstat(descriptor)
         if (there.st_dev, there.st_ino) != (opened.st_dev, opened.st_ino):
             return None
-        if not has_flock(descriptor):
+        if kernel_device(descriptor) is None:
             return None
         since = merge(read_record(descriptor), None).since
         descriptors.adopt(descriptor)
