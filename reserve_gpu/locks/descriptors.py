@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 NONE = -1  # no descriptor
 
-_opened: dict[int, tuple[object, ...]] = {}  # by number: a serial number, then the file
-_serial = count(1)
+# All of these outlive a reload of the module, as by %autoreload: the locks do, too.
+_opened: dict[int, tuple[object, ...]] = globals().get("_opened", {})  # serial number, file
+_serial = globals().get("_serial", count(1))
 # Reentrant, as a signal handler that reserves or releases may run while this thread has it.
-_guard = threading.RLock()
+_guard = globals().get("_guard", threading.RLock())
 
 
 @contextmanager

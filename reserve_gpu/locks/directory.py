@@ -40,7 +40,7 @@ PLACES = ("/run/lock", "/dev/shm", "/tmp")  # noqa: S108 - nothing in them is ev
 
 MUTEX, QUEUE = "mutex.lock", "queue"
 MUTEX_LIMIT_S = 30.0
-MUTEX_LEAST_S = 1.0
+MUTEX_ASK_S = 1.0  # between two looks at who has it; so long it is waited for in any case
 MUTEX_POLL_S = 0.01
 REPLACED_LIMIT = 10  # attempts to lock a file that others go on replacing
 MOST_OF_ONE_USER = 64  # sharers of a device, and waiters; nobody needs more, and each costs a look
@@ -86,12 +86,16 @@ class LockDirectory:
             mutex.release()
 
     def _wait_for_mutex(self, limit_s: float, until: float) -> Lock:
-        start = time.monotonic()
-        limit_s = min(limit_s, max(until - start, MUTEX_LEAST_S))
+        start = asked_at = time.monotonic()
+        end = start + min(limit_s, max(until - start, MUTEX_ASK_S))
+        pids: list[int | None] = []  # several may have it in turn
         while (lock := self.acquire(MUTEX)) is None:
-            waited_s = time.monotonic() - start
-            if waited_s >= limit_s:
-                raise MutexHeldError(_mutex_message(self.holders.of(MUTEX).pid, waited_s))
+            now = time.monotonic()
+            if now >= min(end, asked_at + MUTEX_ASK_S):
+                asked_at = now
+                pids.append(self.holders.of(MUTEX).pid)
+            if now >= end:
+                raise MutexHeldError(_mutex_message(pids, now - start))
             with interrupts.allowed():
                 time.sleep(MUTEX_POLL_S)
         return lock
@@ -271,10 +275,10 @@ def _share_prefix(uuid: str) -> str:
     return f"{lock_name(uuid).removesuffix('.lock')}.share"
 
 
-def _mutex_message(pid: int | None, waited_s: float) -> str:
-    who = "a process that can't be seen from here"
-    if pid:
-        who = f"process {pid} of {host.user_of(pid) or 'an unknown user'}"
+def _mutex_message(pids: list[int | None], waited_s: float) -> str:
+    seen = dict.fromkeys(pid for pid in pids if pid)
+    names = [f"process {pid} of {host.user_of(pid) or 'an unknown user'}" for pid in seen]
+    who = ", ".join(names) or "a process that can't be seen from here"
     return (
         f"Other reservations have been under way for {waited_s:.0f} s, by {who}. If the NVIDIA "
         "driver hangs there, that process must end before anybody can reserve a GPU; else try "
