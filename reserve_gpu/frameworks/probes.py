@@ -1,9 +1,9 @@
 """Asks one framework what it sees and whether it computes, in a process of its own.
 
-Run as a script with the framework's key, the descriptor that the answers go to, the UUIDs of the
-devices that may be used, and sys.path. It answers with a line of JSON at each step: after a crash
-it is known what the framework did last, and what it had found by then. Imports nothing of ours, as
-this package need not be on the path of that process.
+Run as a script with the framework's key, the UUIDs of the devices that may be used, and sys.path.
+It answers on stdout with a line of JSON at each step: after a crash it is known what the framework
+did last, and what it had found by then. Imports nothing of ours, as this package need not be on the
+path of that process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-    from ctypes import CDLL
 
 COUNT = 100  # numbers to compute with, few enough that every framework's sum of squares is exact
 EXPECTED = float(sum(number * number for number in range(COUNT)))
@@ -75,6 +74,15 @@ class _Driver:
         self._ask("cuInit", 0)
         self._ask("cuDeviceGetCount", self.ctypes.byref(count := self.ctypes.c_int()))
         return [Listed(number) for number in range(count.value)]
+
+    def uuid(self, number: int) -> str:
+        device, data = self.ctypes.c_int(), (self.ctypes.c_ubyte * 16)()
+        self._ask("cuDeviceGet", self.ctypes.byref(device), number)
+        # The first version gives a MIG instance the UUID of its GPU.
+        has_second = hasattr(self.cuda, "cuDeviceGetUuid_v2")
+        function = "cuDeviceGetUuid_v2" if has_second else "cuDeviceGetUuid"
+        self._ask(function, self.ctypes.byref(data), device)
+        return str(uuid.UUID(bytes=bytes(data)))
 
     def compute(self, number: int) -> float:
         """A sum set by the device in its own memory: a kernel would need a compiler."""
@@ -135,14 +143,7 @@ class _TensorFlow:
 
     def devices(self) -> list[Listed]:
         physical = self.tf.config.list_physical_devices("GPU")
-        local = import_module("tensorflow.python.client.device_lib").list_local_devices()
-        pattern = "pci bus id: ([0-9a-fA-F:.]+)"
-        texts = [device.physical_device_desc for device in local if device.device_type == "GPU"]
-        bus_ids = [next(iter(re.findall(pattern, text)), None) for text in texts]
-        if len(bus_ids) != len(physical):  # which belongs to which can't be told
-            bus_ids = [None] * len(physical)
-        numbers = [int(device.name.rpartition(":")[2]) for device in physical]
-        return [Listed(n, bus_id=bus_id) for n, bus_id in zip(numbers, bus_ids, strict=True)]
+        return [Listed(int(device.name.rpartition(":")[2])) for device in physical]
 
     def compute(self, number: int) -> float:
         with self.tf.device(f"/GPU:{number}"):
@@ -253,29 +254,34 @@ def ask(key: str, allowed: Collection[str], say: Callable[..., None]) -> None:
     """
     say(doing="being imported")
     framework = PROBES[key]()
-    say(version=framework.version, build=framework.build, is_imported=True)
+    say(version=framework.version, build=framework.build)
     say(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))  # some packages set it
     if framework.build is NO_CUDA:
         return
     say(doing="starting CUDA")
-    visible = _visible()
-    if not {device["uuid"] for device in visible} <= set(allowed):
-        say(devices=visible)
+    driver = _Driver()
+    visible = [driver.uuid(device.number) for device in driver.devices()]
+    if not {*visible} <= {*allowed}:
+        say(devices=[{"uuid": each} for each in visible])
         return
     listed = framework.devices()
-    by_number = dict(enumerate(visible))
-    own = [(d.number, {"own_uuid": d.uuid, "own_bus_id": d.bus_id}) for d in listed]
-    say(devices=[{**by_number.get(number, {}), **names} for number, names in own])
-    say(doing="computing", is_tried=True)
+    uuids = dict(enumerate(visible))
+    say(devices=[{"uuid": uuids.get(n), "own_uuid": u, "own_bus_id": b} for n, u, b in listed])
+    say(doing="computing")
     say(results=[framework.compute(device.number) for device in listed])
 
 
-def main(key: str, descriptor: int, allowed: Collection[str]) -> None:
-    """Ask, and say what went wrong as well. descriptor: the answers go there."""
+def main(key: str, allowed: Collection[str], path: list[str]) -> None:
+    """Ask, and say what went wrong as well. path: becomes sys.path."""
     import ctypes
 
+    sys.path[:] = path
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what a framework prints is no answer
+
     def say(**news: Any) -> None:
-        os.write(descriptor, (json.dumps(news) + "\n").encode())
+        # What was printed before may have no end of line.
+        os.write(answers, f"\n{json.dumps(news)}\n".encode())
 
     # The asking process may be killed meanwhile: then this one ends too. The kernel sends the
     # signal when the thread that started this process ends.
@@ -287,36 +293,6 @@ def main(key: str, descriptor: int, allowed: Collection[str]) -> None:
         code = error.code if isinstance(error, DriverCallError) else None
         say(error=": ".join(filter(None, (type(error).__name__, text))), driver_code=code)
     say(is_done=True)
-
-
-def _visible() -> list[dict[str, str | None]]:
-    """The devices that the driver shows this process, by their number; they are not touched."""
-    import ctypes
-
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return []
-    count = ctypes.c_int()
-    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
-        return []
-    return [_identity(cuda, number) for number in range(count.value)]
-
-
-def _identity(cuda: CDLL, number: int) -> dict[str, str | None]:
-    import ctypes
-
-    identity: dict[str, str | None] = {"uuid": None, "bus_id": None}
-    device, data, bus = ctypes.c_int(), (ctypes.c_ubyte * 16)(), ctypes.create_string_buffer(32)
-    if cuda.cuDeviceGet(ctypes.byref(device), number):
-        return identity
-    # The first version gives a MIG instance the UUID of its GPU.
-    ask_uuid = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid
-    if not ask_uuid(ctypes.byref(data), device):
-        identity["uuid"] = str(uuid.UUID(bytes=bytes(data)))
-    if not cuda.cuDeviceGetPCIBusId(bus, len(bus), device):
-        identity["bus_id"] = bus.value.decode()
-    return identity
 
 
 def _jax_build() -> str | None:
@@ -343,6 +319,5 @@ def _square_sum(result: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.path[:] = json.loads(sys.argv[4])
-    main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))
+    main(sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]))
     os._exit(0)  # a framework's own clean-up takes time, and may hang
