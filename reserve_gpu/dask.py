@@ -77,12 +77,9 @@ class ReserveGPU(WorkerPlugin):
         only TooLateError is raised, where the variables have no effect any more, and only by a
         worker that has joined already.
         """
-        if not _is_thread(worker):
-            api.go_without()  # first: from here on tasks could run beside us
-        arguments = self.arguments
+        arguments = dict(self.arguments)
         if not api.current():
-            note = arguments.get("note") or f"Dask worker {worker.address}"
-            arguments = {**arguments, "note": note}
+            arguments["note"] = arguments.get("note") or f"Dask worker {worker.address}"
         try:
             reservation = await _reserve(arguments)
         except TooLateError as error:
@@ -105,7 +102,7 @@ async def _reserve(arguments: Mapping[str, Any]) -> Reservation:
             raise InterruptedError("the worker closes")
 
     def attempt() -> Reservation:
-        api.go_without()  # some errors of reserve() change no variable
+        api.go_without()  # tasks could run beside us; and some errors change no variable
         return api.reserve(progress=stop_if_closing, **arguments)
 
     try:
@@ -115,17 +112,13 @@ async def _reserve(arguments: Mapping[str, Any]) -> Reservation:
         raise
 
 
-def _is_thread(worker: Worker) -> bool:
-    """Whether the worker shares its process with others, and with the client."""
-    return str(worker.address).startswith("inproc://")
-
-
 def _refuse(worker: Worker, error: TooLateError) -> NoReturn:
     """Raise to the client that registers the plugin; a worker about to join ends its process."""
     if not api.current():
         api.release()  # gives back the variables: CUDA does not read them any more
     has_joined = worker.periodic_callbacks["heartbeat"].is_running()
-    if has_joined or _is_thread(worker):
+    is_thread = str(worker.address).startswith("inproc://")  # in the process of the client
+    if has_joined or is_thread:
         text = f"Dask worker {worker.address}: {error} client.restart() starts it anew."
         raise TooLateError(text) from None
     text = f"Dask worker {worker.address} ends: {error}"
@@ -148,10 +141,8 @@ async def _setup(worker: object, plugin: ReserveGPU) -> None:
     if isinstance(worker, Worker):
         await plugin.setup(worker)
     else:
-        kind = type(worker).__name__
-        logger.error(
-            "reserve_gpu.dask is for workers: a %s needs no GPU, so none is reserved", kind
-        )
+        text = "reserve_gpu.dask is for workers: a %s needs no GPU, so none is reserved"
+        logger.error(text, type(worker).__name__)
 
 
 # What --preload calls. It is a command, as Dask refuses arguments for a plain function; our own
