@@ -8,43 +8,20 @@ import pytest
 
 from reserve_gpu.frameworks.children import End
 from reserve_gpu.frameworks.probes import EXPECTED
-from reserve_gpu.frameworks.verdict import Answer, Place, Seen, Verdict, answer, is_same, judge
+from reserve_gpu.frameworks.verdict import Answer, Place, Verdict, answer, cuda_uuid, judge
 from reserve_gpu.model import Device
 
-ONE, OTHER = (f"{digit * 8}-aaaa-4aaa-8aaa-aaaaaaaaaaaa" for digit in "12")
-BUS_ONE, BUS_OTHER = "0000:03:00.0", "0000:04:00.0"
-GPU1 = Device(1, f"GPU-{ONE}", bus_id=BUS_ONE)
-GPU2 = Device(2, f"GPU-{OTHER}", bus_id=BUS_OTHER)
-PART = Device(1, f"MIG-{OTHER}", bus_id=BUS_ONE, instance=0, gpu_uuid=f"GPU-{ONE}")
-OLD_PART = Device(1, f"MIG-GPU-{ONE}/1/0", bus_id=BUS_ONE, instance=0, gpu_uuid=f"GPU-{ONE}")
-
-SEEN = [
-    (Seen(ONE), GPU1, True),
-    (Seen(OTHER), GPU1, False),
-    (Seen(ONE, own_uuid=ONE.upper()), GPU1, True),
-    (Seen(ONE, own_uuid=f"GPU-{ONE}"), GPU1, True),
-    (Seen(ONE, own_bus_id="0000:03:00.0"), GPU1, True),
-    (Seen(ONE, own_bus_id="00000000:03:00.0"), GPU1, True),
-    (Seen(ONE, own_bus_id=BUS_OTHER), GPU1, False),
-    (Seen(ONE, own_uuid=OTHER), GPU1, False),
-    (Seen(None, own_uuid=ONE), GPU1, True),
-    (Seen(None, own_bus_id=BUS_ONE), GPU1, True),
-    (Seen(None, own_bus_id=BUS_OTHER), GPU1, False),
-    (Seen(), GPU1, False),
-    (Seen(""), Device(0, ""), False),
-    (Seen(OTHER), PART, True),
-    (Seen(OTHER, own_uuid=f"MIG-{OTHER}"), PART, True),
-    (Seen(OTHER, own_uuid=ONE), PART, True),
-    (Seen(ONE), PART, False),
-    (Seen(ONE), OLD_PART, True),
-    (Seen(OTHER), OLD_PART, False),
-]
+ONE, OTHER, STRANGER = (f"{digit * 8}-aaaa-4aaa-8aaa-aaaaaaaaaaaa" for digit in "123")
+GPU1 = Device(1, f"GPU-{ONE}")
+GPU2 = Device(2, f"GPU-{OTHER}")
+PART = Device(1, f"MIG-{OTHER}", instance=0, gpu_uuid=f"GPU-{ONE}")
+OLD_PART = Device(1, f"MIG-GPU-{ONE}/1/0", instance=0, gpu_uuid=f"GPU-{ONE}")
 
 
-@pytest.mark.parametrize(("seen", "device", "expected"), SEEN)
-def test_is_same(seen: Seen, device: Device, *, expected: bool) -> None:
-    """A device is the reserved one if all that is known of it says so, and something does."""
-    assert is_same(seen, device) is expected
+@pytest.mark.parametrize(("device", "uuid"), [(GPU1, ONE), (PART, OTHER), (OLD_PART, ONE)])
+def test_the_uuid_in_cuda(device: Device, uuid: str) -> None:
+    """CUDA knows a device by its UUID; an instance of an old driver by that of its GPU."""
+    assert cuda_uuid(device) == uuid
 
 
 def done(**fields: Any) -> Answer:
@@ -53,7 +30,7 @@ def done(**fields: Any) -> Answer:
         "version": "1.0",
         "build": "12.4",
         "visible": "1",
-        "devices": (Seen(ONE),),
+        "devices": [ONE],
         "results": (EXPECTED,),
         "is_done": True,
     }
@@ -61,10 +38,10 @@ def done(**fields: Any) -> Answer:
 
 
 DRIVER = done(version="12.2", build="")
-NOTHING = {"devices": (), "results": None}
+NOTHING: dict[str, Any] = {"devices": [], "results": None}
 NO_DEVICE = "RuntimeError: cuInit answers 100 CUDA_ERROR_NO_DEVICE: no CUDA-capable device"
 NO_DRIVER = Answer(error="OSError: libcuda.so.1: cannot open", is_done=True)
-BOTH = (Seen(ONE), Seen(OTHER))
+BOTH = [ONE, OTHER]
 HELD = Place(reserved=(GPU1,), visible="1", expected="1", driver=DRIVER)
 UNHELD = Place(visible="1", driver=DRIVER)
 
@@ -79,7 +56,7 @@ VERDICTS = [
     ),
     (done(), HELD._replace(reserved=(GPU1, GPU2)), "other devices", "not all that are reserved"),
     (done(devices=BOTH, results=None), HELD, "other devices", ""),
-    (done(devices=(Seen(),)), HELD, "other devices", ""),
+    (done(devices=[None]), HELD, "other devices", ""),
     (
         done(devices=BOTH[1:], visible="2"),
         HELD._replace(visible="2"),
@@ -164,13 +141,10 @@ def test_judge(found: Answer, place: Place, state: str, reason: str) -> None:
 
 
 def test_what_is_seen_has_its_name() -> None:
-    """Known devices go by their label, others by what they say of themselves, shown safely."""
-    strangers = (*BOTH, Seen(own_uuid="\x1b[31m<b>" + "x" * 100))
-    row = judge("X", done(devices=strangers), HELD._replace(known=(GPU2,)))
-    assert row.sees[:2] == (GPU1, GPU2)
-    assert "\x1b" not in row.sees[2].label
-    assert len(row.sees[2].label) == 40
-    assert row.sees[2].uuid is None
+    """Known devices go by their label, others by the UUID that CUDA gives them, if any."""
+    row = judge("X", done(devices=[*BOTH, STRANGER, None]), HELD._replace(known=(GPU2, PART)))
+    assert row.sees == ("GPU1", "GPU2", STRANGER, "?")
+    assert row.uuids == (GPU1.uuid, GPU2.uuid, STRANGER, None)
 
 
 NO_ANSWERS: list[dict[str, Any]] = [{}, {"level": "info"}, {"is_done": True, "devices": []}]

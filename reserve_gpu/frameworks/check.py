@@ -25,7 +25,6 @@ from reserve_gpu.reservation import api, environment
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reserve_gpu.frameworks.verdict import Seen
     from reserve_gpu.model import Row
 
 LIMIT_S = 120.0  # importing a framework from a slow disk alone can take a minute
@@ -102,7 +101,7 @@ class Check:
         """The same as JSON takes it; names are only ever added."""
         return {
             "is_well": self.is_well,
-            "reserved": _named(self.reserved),
+            "reserved": [{"label": d.label, "uuid": d.uuid} for d in self.reserved],
             "cuda_visible_devices": self.visible,
             "frameworks": [_row_dict(row) for row in self.rows],
         }
@@ -152,7 +151,7 @@ def _answers(
 ) -> dict[str, verdict.Answer]:
     """What the driver and each framework that is installed say."""
     present = [key for key in NAMES if key == DRIVER or _is_installed(key)]
-    allowed = json.dumps([uuid for device in reserved for uuid in verdict.uuids(device)])
+    allowed = json.dumps([verdict.cuda_uuid(device) for device in reserved])
     entries: list[object] = [*sys.path]
     path = json.dumps([entry for entry in entries if isinstance(entry, str)])  # as Python does
 
@@ -215,15 +214,11 @@ def _cells(row: Finding) -> list[str]:
         built_for = "CPU" if row.version else ""
     else:
         built_for = f"CUDA {row.build}".rstrip()
-    return [row.name, row.version or "", built_for, ", ".join(seen.label for seen in row.sees)]
+    return [row.name, row.version or "", built_for, ", ".join(row.sees)]
 
 
 def _because(row: Finding) -> str:
     return f": {row.reason}" if row.reason else ""
-
-
-def _named(devices: Sequence[Device | Seen]) -> list[dict[str, str | None]]:
-    return [{"label": device.label, "uuid": device.uuid} for device in devices]
 
 
 def _row_dict(row: Finding) -> dict[str, Any]:
@@ -233,6 +228,8 @@ def _row_dict(row: Finding) -> dict[str, Any]:
         "version": row.version,
         "is_built_for_cuda": row.build is not None if row.version else None,
         "cuda_version": row.build or None,
-        "sees": _named(row.sees),
+        "sees": [
+            {"label": label, "uuid": uuid} for label, uuid in zip(row.sees, row.uuids, strict=True)
+        ],
         "reason": row.reason or None,
     }

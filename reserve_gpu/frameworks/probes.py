@@ -15,7 +15,7 @@ import sys
 import uuid
 from contextlib import suppress
 from importlib import import_module, metadata
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -35,14 +35,6 @@ class DriverCallError(Exception):
         self.code = code
 
 
-class Listed(NamedTuple):
-    """A device as a framework lists it: its number in CUDA, and what else the framework tells."""
-
-    number: int
-    uuid: str | None = None
-    bus_id: str | None = None
-
-
 class Framework(Protocol):
     """What each class below offers; making one imports the framework.
 
@@ -52,8 +44,8 @@ class Framework(Protocol):
     version: str
     build: str | None
 
-    def devices(self) -> list[Listed]:
-        """Start CUDA, and list its devices."""
+    def devices(self) -> list[int]:
+        """Start CUDA, and list its devices by their numbers there."""
 
     def compute(self, number: int) -> float:
         """The sum of the squares of 0 to COUNT - 1, from the device with that number."""
@@ -70,10 +62,10 @@ class _Driver:
         self.version = _dotted(version.value)
         self.build: str | None = UNNAMED
 
-    def devices(self) -> list[Listed]:
+    def devices(self) -> list[int]:
         self._ask("cuInit", 0)
         self._ask("cuDeviceGetCount", self.ctypes.byref(count := self.ctypes.c_int()))
-        return [Listed(number) for number in range(count.value)]
+        return [*range(count.value)]
 
     def uuid(self, number: int) -> str:
         device, data = self.ctypes.c_int(), (self.ctypes.c_ubyte * 16)()
@@ -115,13 +107,9 @@ class _PyTorch:
         self.version = str(self.torch.__version__)
         self.build: str | None = self.torch.version.cuda
 
-    def devices(self) -> list[Listed]:
+    def devices(self) -> list[int]:
         self.torch.cuda.init()  # its error says why, while is_available() is only False
-        properties = map(
-            self.torch.cuda.get_device_properties, range(self.torch.cuda.device_count())
-        )
-        uuids = [getattr(each, "uuid", None) for each in properties]  # from PyTorch 2.4 on
-        return [Listed(n, uuid=own and str(own)) for n, own in enumerate(uuids)]
+        return [*range(self.torch.cuda.device_count())]
 
     def compute(self, number: int) -> float:
         x = self.torch.arange(COUNT, dtype=self.torch.float32, device=f"cuda:{number}")
@@ -141,9 +129,8 @@ class _TensorFlow:
         is_cuda = self.tf.test.is_built_with_cuda()
         self.build: str | None = info.get("cuda_version", UNNAMED) if is_cuda else NO_CUDA
 
-    def devices(self) -> list[Listed]:
-        physical = self.tf.config.list_physical_devices("GPU")
-        return [Listed(int(device.name.rpartition(":")[2])) for device in physical]
+    def devices(self) -> list[int]:
+        return [*range(len(self.tf.config.list_physical_devices("GPU")))]
 
     def compute(self, number: int) -> float:
         with self.tf.device(f"/GPU:{number}"):
@@ -162,9 +149,9 @@ class _Jax:
         self.version = str(self.jax.__version__)
         self.build = _jax_build()
 
-    def devices(self) -> list[Listed]:
+    def devices(self) -> list[int]:
         self.cuda_devices = self.jax.devices("cuda")
-        return [Listed(self._number(device)) for device in self.cuda_devices]
+        return [self._number(device) for device in self.cuda_devices]
 
     def compute(self, number: int) -> float:
         (device,) = [device for device in self.cuda_devices if self._number(device) == number]
@@ -187,9 +174,8 @@ class _CuPy:
         is_hip = getattr(runtime, "is_hip", False)
         self.build = NO_CUDA if is_hip else _dotted(runtime.runtimeGetVersion())
 
-    def devices(self) -> list[Listed]:
-        devices = map(self.cupy.cuda.Device, range(self.cupy.cuda.runtime.getDeviceCount()))
-        return [Listed(number, bus_id=device.pci_bus_id) for number, device in enumerate(devices)]
+    def devices(self) -> list[int]:
+        return [*range(self.cupy.cuda.runtime.getDeviceCount())]
 
     def compute(self, number: int) -> float:
         with self.cupy.cuda.Device(number):
@@ -208,8 +194,8 @@ class _Numba:
             raise RuntimeError("NUMBA_ENABLE_CUDASIM is set, so it only simulates CUDA")
         self.cuda: Any = import_module("numba.cuda")
 
-    def devices(self) -> list[Listed]:
-        return [Listed(gpu.id, uuid=getattr(gpu, "uuid", None)) for gpu in self.cuda.gpus]
+    def devices(self) -> list[int]:
+        return [gpu.id for gpu in self.cuda.gpus]
 
     def compute(self, number: int) -> float:
         with self.cuda.gpus[number]:
@@ -227,8 +213,8 @@ class _MXNet:
         is_cuda = self.mx.runtime.Features().is_enabled("CUDA")
         self.build: str | None = UNNAMED if is_cuda else NO_CUDA
 
-    def devices(self) -> list[Listed]:
-        return [Listed(number) for number in range(self.mx.context.num_gpus())]
+    def devices(self) -> list[int]:
+        return [*range(self.mx.context.num_gpus())]
 
     def compute(self, number: int) -> float:
         x = self.mx.nd.arange(COUNT, ctx=self.mx.gpu(number))
@@ -260,15 +246,14 @@ def ask(key: str, allowed: Collection[str], say: Callable[..., None]) -> None:
         return
     say(doing="starting CUDA")
     driver = _Driver()
-    visible = [driver.uuid(device.number) for device in driver.devices()]
-    if not {*visible} <= {*allowed}:
-        say(devices=[{"uuid": each} for each in visible])
+    uuids = [driver.uuid(number) for number in driver.devices()]
+    if not {*uuids} <= {*allowed}:
+        say(devices=uuids)
         return
-    listed = framework.devices()
-    uuids = dict(enumerate(visible))
-    say(devices=[{"uuid": uuids.get(n), "own_uuid": u, "own_bus_id": b} for n, u, b in listed])
+    numbers = framework.devices()
+    say(devices=[uuids[number] if number < len(uuids) else None for number in numbers])
     say(doing="computing")
-    say(results=[framework.compute(device.number) for device in listed])
+    say(results=[framework.compute(number) for number in numbers])
 
 
 def main(key: str, allowed: Collection[str], path: list[str]) -> None:

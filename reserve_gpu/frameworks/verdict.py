@@ -34,30 +34,14 @@ class Verdict(Enum):
     ABSENT = "not installed"
 
 
-class Seen(NamedTuple):
-    """One device that a framework sees.
-
-    uuid: what the driver in the framework's process says, without `GPU-`; None where it does not
-        list the device. own_uuid, own_bus_id: what the framework itself says.
-    """
-
-    uuid: str | None = None
-    own_uuid: str | None = None
-    own_bus_id: str | None = None
-
-    @property
-    def label(self) -> str:
-        """What there is to call it."""
-        return shown(self.own_uuid or self.own_bus_id or self.uuid or "?", 40)
-
-
 class Answer(NamedTuple):
     """What a framework's process said; see `probes.ask`.
 
     version: None if it could not be imported.
     build: the CUDA version that it is built for, "" for one unnamed, None for none.
     visible: CUDA_VISIBLE_DEVICES after its import. doing: what it did last.
-    devices: None if it did not come so far.
+    devices: the UUIDs, without `GPU-`, that the driver gives what the framework sees, None for one
+        that the driver does not show; None if it did not come so far.
     results: what each device computed; None if it was not started on them, as where others than the
         reserved are visible.
     error: what went wrong. driver_code: the CUresult of the call that failed, if it was one.
@@ -69,7 +53,7 @@ class Answer(NamedTuple):
     build: str | None = None
     visible: str | None = None
     doing: str = "being started"
-    devices: Sequence[Seen] | None = None
+    devices: Sequence[str | None] | None = None
     results: Sequence[float] | None = None
     error: str | None = None
     driver_code: int | None = None
@@ -94,15 +78,18 @@ class Place(NamedTuple):
     expected: str | None = None
     driver: Answer = Answer()
 
-    def device(self, seen: Seen) -> Device | None:
-        """The device that was seen, if it is one of those that we have labels for."""
-        return next((d for d in (*self.reserved, *self.known) if is_same(seen, d)), None)
+    def named(self, uuid: str | None) -> tuple[str, str | None]:
+        """The label and the UUID that we have for what CUDA knows by that one."""
+        for device in (*self.reserved, *self.known):
+            if cuda_uuid(device) == uuid:
+                return device.label, device.uuid
+        return uuid or "?", uuid
 
 
 class Finding(NamedTuple):
     """One row: a framework, what it sees, and what that comes to.
 
-    build: as of Answer. sees: the devices, as what was seen where we don't know them.
+    build: as of Answer. sees: labels. uuids: for each of them, None where it is not known.
     reason: why, where it does not fit.
     """
 
@@ -110,7 +97,8 @@ class Finding(NamedTuple):
     verdict: Verdict
     version: str | None = None
     build: str | None = None
-    sees: tuple[Device | Seen, ...] = ()
+    sees: tuple[str, ...] = ()
+    uuids: tuple[str | None, ...] = ()
     reason: str = ""
 
     @property
@@ -122,44 +110,30 @@ class Finding(NamedTuple):
 def judge(name: str, answer: Answer, place: Place) -> Finding:
     """The row of a framework, from its answer."""
     verdict, reason = _verdict(answer, place)
+    names = [place.named(uuid) for uuid in answer.devices or ()]
     return Finding(
         name,
         verdict,
         version=answer.version and shown(answer.version, 40),
         build=None if answer.build is None else shown(answer.build, 20),
-        sees=tuple(place.device(seen) or seen for seen in answer.devices or ()),
+        sees=tuple(label for label, _ in names),
+        uuids=tuple(uuid for _, uuid in names),
         reason=reason,
     )
 
 
-def is_same(seen: Seen, device: Device) -> bool:
-    """Whether what a framework sees is that device, in every way that can be compared.
+def cuda_uuid(device: Device) -> str:
+    """The UUID that CUDA gives the device, without `GPU-`.
 
-    A framework may give a MIG instance the UUID of its GPU, and so do drivers before 470, where
-    the instance itself is called `MIG-GPU-...`.
+    Before driver 470 a MIG instance is called `MIG-GPU-...`, and CUDA gives it that of its GPU.
     """
-    if seen.own_uuid and bare_uuid(seen.own_uuid) not in uuids(device):
-        return False
-    # The last twelve characters are `0000:03:00.0` also where the domain has eight digits.
-    if seen.own_bus_id and seen.own_bus_id[-12:].lower() != (device.bus_id or "")[-12:].lower():
-        return False
-    if seen.uuid:
-        is_old_instance = device.uuid.startswith("MIG-GPU-")
-        uuid = device.gpu_uuid if is_old_instance else device.uuid
-        return bare_uuid(seen.uuid) == bare_uuid(uuid or "")
-    return bool(seen.own_uuid or seen.own_bus_id)
-
-
-def uuids(device: Device) -> list[str]:
-    """The UUIDs by which the driver may know the device, without `GPU-`."""
-    return [bare_uuid(uuid) for uuid in (device.uuid, device.gpu_uuid) if uuid]
+    is_old_instance = device.uuid.startswith("MIG-GPU-")
+    return bare_uuid((is_old_instance and device.gpu_uuid) or device.uuid)
 
 
 def answer(end: End, limit_s: float) -> Answer:
     """The answer of a child process. limit_s: the seconds that it could take."""
     said = {name: value for name, value in end.news.items() if name in Answer._fields}
-    if "devices" in said:
-        said["devices"] = tuple(Seen(**device) for device in said["devices"])
     lines = [line for line in end.output.splitlines() if line.strip()]
     return Answer(**said, stderr=lines[-1] if lines else "", code=end.code, limit_s=limit_s)
 
@@ -172,8 +146,9 @@ def _verdict(answer: Answer, place: Place) -> tuple[Verdict, str]:
         return Verdict.FAILS, _foreign(answer.error)
     if not answer.devices:
         return Verdict.NONE, _why_none(answer, place)
-    if not _is_expected(answer.devices, place):
-        return Verdict.OTHER, _why_other(answer, answer.devices, place)
+    reserved = [cuda_uuid(device) for device in place.reserved]
+    if answer.devices != (reserved or place.driver.devices):
+        return Verdict.OTHER, _why_other(answer, answer.devices, reserved, place)
     if answer.error:
         return Verdict.FAILS, f"{_foreign(answer.error)} (while {answer.doing})"
     if answer.results is None:
@@ -182,13 +157,6 @@ def _verdict(answer: Answer, place: Place) -> tuple[Verdict, str]:
         wrong = next((number for number in answer.results if number != EXPECTED), None)
         return Verdict.FAILS, f"computes wrongly: {wrong} instead of {EXPECTED}"
     return Verdict.FITS, ""
-
-
-def _is_expected(devices: Sequence[Seen], place: Place) -> bool:
-    """Whether these are the reserved devices in their order; without any, what the driver shows."""
-    if not place.reserved:
-        return devices == place.driver.devices
-    return len(devices) == len(place.reserved) and all(map(is_same, devices, place.reserved))
 
 
 def _how_it_ended(answer: Answer) -> str:
@@ -226,16 +194,17 @@ def _why_none(answer: Answer, place: Place) -> str:
     return _foreign(answer.error or answer.stderr or "it gives no reason")
 
 
-def _why_other(answer: Answer, devices: Sequence[Seen], place: Place) -> str:
+def _why_other(
+    answer: Answer, devices: Sequence[str | None], reserved: Sequence[str], place: Place
+) -> str:
     if answer.visible != place.visible:
         return _at_import(answer)
     if place.expected is not None and place.visible != place.expected:
         now = "unset" if place.visible is None else f"set to {shown(place.visible)!r}"
         return f"CUDA_VISIBLE_DEVICES was {now} since; reserve again"
-    are_seen = [any(is_same(seen, device) for seen in devices) for device in place.reserved]
-    if are_seen and all(are_seen) and len(devices) == len(are_seen):
+    if len(devices) == len(reserved) and {*devices} == {*reserved}:
         return "the reserved ones in another order"
-    if any(are_seen) and len(devices) < len(are_seen):
+    if {*devices} & {*reserved} and len(devices) < len(reserved):
         return "not all that are reserved"
     return ""
 
