@@ -77,6 +77,8 @@ class ReserveGPU(WorkerPlugin):
         only TooLateError is raised, where the variables have no effect any more, and only by a
         worker that has joined already.
         """
+        if not _is_thread(worker):
+            api.go_without()  # first: from here on tasks could run beside us
         arguments = dict(self.arguments)
         if not api.current():
             arguments["note"] = arguments.get("note") or f"Dask worker {worker.address}"
@@ -102,7 +104,7 @@ async def _reserve(arguments: Mapping[str, Any]) -> Reservation:
             raise InterruptedError("the worker closes")
 
     def attempt() -> Reservation:
-        api.go_without()  # tasks could run beside us; and some errors change no variable
+        api.go_without()  # some errors of reserve() change no variable
         return api.reserve(progress=stop_if_closing, **arguments)
 
     try:
@@ -112,13 +114,17 @@ async def _reserve(arguments: Mapping[str, Any]) -> Reservation:
         raise
 
 
+def _is_thread(worker: Worker) -> bool:
+    """Whether the worker shares its process with others, and with the client."""
+    return str(worker.address).startswith("inproc://")
+
+
 def _refuse(worker: Worker, error: TooLateError) -> NoReturn:
     """Raise to the client that registers the plugin; a worker about to join ends its process."""
     if not api.current():
         api.release()  # gives back the variables: CUDA does not read them any more
     has_joined = worker.periodic_callbacks["heartbeat"].is_running()
-    is_thread = str(worker.address).startswith("inproc://")  # in the process of the client
-    if has_joined or is_thread:
+    if has_joined or _is_thread(worker):
         text = f"Dask worker {worker.address}: {error} client.restart() starts it anew."
         raise TooLateError(text) from None
     text = f"Dask worker {worker.address} ends: {error}"

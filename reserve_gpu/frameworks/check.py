@@ -153,7 +153,7 @@ def _answers(
     present = [key for key in NAMES if key == DRIVER or _is_installed(key)]
     allowed = json.dumps([verdict.cuda_uuid(device) for device in reserved])
     entries: list[object] = [*sys.path]
-    path = json.dumps([entry for entry in entries if isinstance(entry, str)])  # as Python does
+    path = json.dumps([entry for entry in entries if isinstance(entry, str)])  # as Python has it
 
     def tell(running: Sequence[str], waited_s: float) -> None:
         if progress is not None:

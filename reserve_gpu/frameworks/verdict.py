@@ -148,7 +148,7 @@ def _verdict(answer: Answer, place: Place) -> tuple[Verdict, str]:
         return Verdict.NONE, _why_none(answer, place)
     reserved = [cuda_uuid(device) for device in place.reserved]
     if answer.devices != (reserved or place.driver.devices):
-        return Verdict.OTHER, _why_other(answer, answer.devices, reserved, place)
+        return Verdict.OTHER, _why_other(answer, reserved, place)
     if answer.error:
         return Verdict.FAILS, f"{_foreign(answer.error)} (while {answer.doing})"
     if answer.results is None:
@@ -161,12 +161,13 @@ def _verdict(answer: Answer, place: Place) -> tuple[Verdict, str]:
 
 def _how_it_ended(answer: Answer) -> str:
     if answer.code is None:
-        how = f"no answer within {answer.limit_s:g} s while {answer.doing}"
+        how = f"no answer within {answer.limit_s:g} s"
     elif answer.code < 0:
-        how = f"crashed ({_signal_name(-answer.code)}) while {answer.doing}"
+        how = f"crashed ({_signal_name(-answer.code)})"
     else:
-        how = f"ended with exit code {answer.code} while {answer.doing}"
-    return f"{how}: {_foreign(answer.stderr)}" if answer.stderr else how
+        how = f"ended with exit code {answer.code}"
+    last_words = f": {_foreign(answer.stderr)}" if answer.stderr else ""
+    return f"{how} while {answer.doing}{last_words}"
 
 
 def _why_none(answer: Answer, place: Place) -> str:
@@ -194,14 +195,13 @@ def _why_none(answer: Answer, place: Place) -> str:
     return _foreign(answer.error or answer.stderr or "it gives no reason")
 
 
-def _why_other(
-    answer: Answer, devices: Sequence[str | None], reserved: Sequence[str], place: Place
-) -> str:
+def _why_other(answer: Answer, reserved: Sequence[str], place: Place) -> str:
     if answer.visible != place.visible:
         return _at_import(answer)
     if place.expected is not None and place.visible != place.expected:
         now = "unset" if place.visible is None else f"set to {shown(place.visible)!r}"
         return f"CUDA_VISIBLE_DEVICES was {now} since; reserve again"
+    devices = answer.devices or ()
     if len(devices) == len(reserved) and {*devices} == {*reserved}:
         return "the reserved ones in another order"
     if {*devices} & {*reserved} and len(devices) < len(reserved):
