@@ -79,10 +79,9 @@ class ReserveGPU(WorkerPlugin):
         """
         if not _is_thread(worker):
             api.go_without()  # first: from here on tasks could run beside us
-        arguments = self.arguments
+        arguments = dict(self.arguments)
         if not api.current():
-            note = arguments.get("note") or f"Dask worker {worker.address}"
-            arguments = {**arguments, "note": note}
+            arguments["note"] = arguments.get("note") or f"Dask worker {worker.address}"
         try:
             reservation = await _reserve(arguments)
         except TooLateError as error:
@@ -148,10 +147,8 @@ async def _setup(worker: object, plugin: ReserveGPU) -> None:
     if isinstance(worker, Worker):
         await plugin.setup(worker)
     else:
-        kind = type(worker).__name__
-        logger.error(
-            "reserve_gpu.dask is for workers: a %s needs no GPU, so none is reserved", kind
-        )
+        text = "reserve_gpu.dask is for workers: a %s needs no GPU, so none is reserved"
+        logger.error(text, type(worker).__name__)
 
 
 # What --preload calls. It is a command, as Dask refuses arguments for a plain function; our own

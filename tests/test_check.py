@@ -147,7 +147,7 @@ def test_several_and_instances(
 # -- troubles --------------------------------------------------------------------------------------
 
 # What befalls a framework: the state and the reason that its row has then, and who can get into it.
-TROUBLES: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
+TROUBLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "cpu": ("no device", "a CPU build", ("torch", "tensorflow", "jax", "mxnet")),
     "ignores": ("other devices", "importing it sets CUDA_VISIBLE_DEVICES to '0'", KEYS),
     "hides": ("no device", "importing it sets CUDA_VISIBLE_DEVICES to ''", KEYS),
@@ -158,14 +158,13 @@ TROUBLES: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
     "memory": ("fails", "CUDA out of memory. (while computing)", KEYS),
     "wrong": ("fails", "computes wrongly", KEYS),
     "elsewhere": ("fails", "computed on /device:CPU:0", ("tensorflow",)),
-    "stranger": ("other devices", None, ("torch", "numba")),
     "simulates": ("fails", "NUMBA_ENABLE_CUDASIM is set", ("numba",)),
 }
 # Each trouble once, in two checks.
 MIXED = [
     {"torch": "cpu", "tensorflow": "elsewhere", "jax": "old", "cupy": "ignores", "numba": "wrong",
      "mxnet": "raises"},
-    {"torch": "stranger", "tensorflow": "hides", "jax": "crashes", "cupy": "memory",
+    {"torch": "hides", "tensorflow": "hides", "jax": "crashes", "cupy": "memory",
      "numba": "simulates", "mxnet": "exits"},
 ]  # fmt: skip
 
@@ -179,7 +178,7 @@ def check_troubles(troubles: dict[str, str]) -> None:
             state, reason, _ = TROUBLES[troubles[key]]
             row = rows[name]
             assert row["state"] == state, row
-            assert reason in row["reason"] if reason else row["reason"] is None
+            assert reason in row["reason"]
             assert "\x1b" not in str(row["reason"])
         elif name in rows:
             assert rows[name]["state"] == "fits"
@@ -360,8 +359,8 @@ def test_a_working_directory_full_of_traps(here: Here, monkeypatch: pytest.Monke
         (here.folder / f"{name}.py").write_text("raise SystemExit('trap')")
     installed(monkeypatch, "jax")
     reserve_gpu.reserve()
-    odd: list[Any] = ["", pathlib.Path("/x"), 7, "\udcff"]
-    monkeypatch.setattr(sys, "path", [*sys.path, *odd])
+    odd: list[Any] = [pathlib.Path("/x"), 7, "\udcff"]
+    monkeypatch.setattr(sys, "path", ["", *sys.path, *odd])
     assert states(check()) == all_are("fits", "JAX")
 
 
@@ -417,18 +416,19 @@ def test_leaves_no_descriptor_open(here: Here, monkeypatch: pytest.MonkeyPatch) 
 # -- what hangs ------------------------------------------------------------------------------------
 
 # A child that answers, starts another one, and hangs, whatever SIGTERM may say.
-HANGING = (
-    """trap '' TERM; echo '{"doing": "hanging"}' >/proc/$$/fd/$1; sleep 600 & echo noise; wait"""
-)
-ENDING = """echo '{"a": 1}' >/proc/$$/fd/$1; echo last >&2; exit 3"""
+HANGING = """trap '' TERM; echo '{"doing": "hanging"}'; sleep 600 & echo noise >&2; wait"""
+ENDING = """echo 7; echo '{"a": 1}'; echo '{"a'; echo last >&2; exit 3"""
 
 
 @contextmanager
 def left_behind(here: Here) -> Iterator[None]:
-    """No process of this machine lives at the end that did not at the beginning."""
+    """No process of this machine lives at the end that did not at the beginning.
+
+    SIGKILL is on its way when the check ends; one that is only killed later lives for 600 s.
+    """
     before = processes_of(here)
     yield
-    assert processes_of(here) == before
+    wait_for(lambda: processes_of(here) == before, pause_s=0.02)
 
 
 @probing
@@ -437,10 +437,7 @@ def test_limit(here: Here) -> None:
 
     Those that have ended meanwhile are not touched by that.
     """
-    commands = {
-        "hangs": ["sh", "-c", HANGING, "-", children.ANSWERS],
-        "ends": ["sh", "-c", ENDING, "-", children.ANSWERS],
-    }
+    commands = {"hangs": ["sh", "-c", HANGING], "ends": ["sh", "-c", ENDING]}
     with left_behind(here):
         ends = children.run_all(commands, here.environ(), 2.0, lambda *_: None)
     assert ends["hangs"] == ({"doing": "hanging"}, None, "noise\n")

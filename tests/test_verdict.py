@@ -6,44 +6,22 @@ from typing import Any
 
 import pytest
 
+from reserve_gpu.frameworks.children import End
 from reserve_gpu.frameworks.probes import EXPECTED
-from reserve_gpu.frameworks.verdict import Answer, Place, Seen, Verdict, answer, is_same, judge
+from reserve_gpu.frameworks.verdict import Answer, Place, Verdict, answer, cuda_uuid, judge
 from reserve_gpu.model import Device
 
-ONE, OTHER = (f"{digit * 8}-aaaa-4aaa-8aaa-aaaaaaaaaaaa" for digit in "12")
-BUS_ONE, BUS_OTHER = "0000:03:00.0", "0000:04:00.0"
-GPU1 = Device(1, f"GPU-{ONE}", bus_id=BUS_ONE)
-GPU2 = Device(2, f"GPU-{OTHER}", bus_id=BUS_OTHER)
-PART = Device(1, f"MIG-{OTHER}", bus_id=BUS_ONE, instance=0, gpu_uuid=f"GPU-{ONE}")
-OLD_PART = Device(1, f"MIG-GPU-{ONE}/1/0", bus_id=BUS_ONE, instance=0, gpu_uuid=f"GPU-{ONE}")
-
-SEEN = [
-    (Seen(ONE, BUS_ONE), GPU1, True),
-    (Seen(OTHER, BUS_ONE), GPU1, False),
-    (Seen(ONE, BUS_ONE, own_uuid=ONE.upper()), GPU1, True),
-    (Seen(ONE, BUS_ONE, own_uuid=f"GPU-{ONE}"), GPU1, True),
-    (Seen(ONE, BUS_ONE, own_bus_id="0000:03:00.0"), GPU1, True),
-    (Seen(ONE, BUS_ONE, own_bus_id="00000000:03:00.0"), GPU1, True),
-    (Seen(ONE, BUS_ONE, own_bus_id=BUS_OTHER), GPU1, False),
-    (Seen(ONE, BUS_ONE, own_uuid=OTHER), GPU1, False),
-    (Seen(None, BUS_ONE), GPU1, True),
-    (Seen(None, BUS_OTHER), GPU1, False),
-    (Seen(None, None, own_bus_id=BUS_ONE), GPU1, True),
-    (Seen(), GPU1, False),
-    (Seen("", ""), Device(0, ""), False),
-    (Seen(OTHER, BUS_ONE), PART, True),
-    (Seen(OTHER, BUS_ONE, own_uuid=f"MIG-{OTHER}"), PART, True),
-    (Seen(OTHER, BUS_ONE, own_uuid=ONE), PART, True),
-    (Seen(ONE, BUS_ONE), PART, False),
-    (Seen(ONE, BUS_ONE), OLD_PART, True),
-    (Seen(OTHER, BUS_ONE), OLD_PART, False),
-]
+ONE, OTHER, STRANGER = (f"{digit * 8}-aaaa-4aaa-8aaa-aaaaaaaaaaaa" for digit in "123")
+GPU1 = Device(1, f"GPU-{ONE}")
+GPU2 = Device(2, f"GPU-{OTHER}")
+PART = Device(1, f"MIG-{OTHER}", instance=0, gpu_uuid=f"GPU-{ONE}")
+OLD_PART = Device(1, f"MIG-GPU-{ONE}/1/0", instance=0, gpu_uuid=f"GPU-{ONE}")
 
 
-@pytest.mark.parametrize(("seen", "device", "expected"), SEEN)
-def test_is_same(seen: Seen, device: Device, *, expected: bool) -> None:
-    """A device is the reserved one if all that is known of it says so, and something does."""
-    assert is_same(seen, device) is expected
+@pytest.mark.parametrize(("device", "uuid"), [(GPU1, ONE), (PART, OTHER), (OLD_PART, ONE)])
+def test_the_uuid_in_cuda(device: Device, uuid: str) -> None:
+    """CUDA knows a device by its UUID; an instance of an old driver by that of its GPU."""
+    assert cuda_uuid(device) == uuid
 
 
 def done(**fields: Any) -> Answer:
@@ -51,21 +29,19 @@ def done(**fields: Any) -> Answer:
     well = {
         "version": "1.0",
         "build": "12.4",
-        "is_imported": True,
         "visible": "1",
-        "devices": (Seen(ONE, BUS_ONE),),
+        "devices": [ONE],
         "results": (EXPECTED,),
-        "is_tried": True,
         "is_done": True,
     }
     return Answer(**{**well, **fields})
 
 
 DRIVER = done(version="12.2", build="")
-NOTHING = {"devices": (), "results": (), "is_tried": False}
+NOTHING: dict[str, Any] = {"devices": [], "results": None}
 NO_DEVICE = "RuntimeError: cuInit answers 100 CUDA_ERROR_NO_DEVICE: no CUDA-capable device"
 NO_DRIVER = Answer(error="OSError: libcuda.so.1: cannot open", is_done=True)
-BOTH = (Seen(ONE, BUS_ONE), Seen(OTHER, BUS_OTHER))
+BOTH = [ONE, OTHER]
 HELD = Place(reserved=(GPU1,), visible="1", expected="1", driver=DRIVER)
 UNHELD = Place(visible="1", driver=DRIVER)
 
@@ -79,8 +55,8 @@ VERDICTS = [
         "the reserved ones in another order",
     ),
     (done(), HELD._replace(reserved=(GPU1, GPU2)), "other devices", "not all that are reserved"),
-    (done(devices=BOTH, is_tried=False), HELD, "other devices", ""),
-    (done(devices=(Seen(),)), HELD, "other devices", ""),
+    (done(devices=BOTH, results=None), HELD, "other devices", ""),
+    (done(devices=[None]), HELD, "other devices", ""),
     (
         done(devices=BOTH[1:], visible="2"),
         HELD._replace(visible="2"),
@@ -99,7 +75,7 @@ VERDICTS = [
         "other devices",
         "importing it sets CUDA_VISIBLE_DEVICES to '2'",
     ),
-    (done(is_tried=False, results=()), UNHELD, "unreserved", ""),
+    (done(results=None), UNHELD, "unreserved", ""),
     (done(devices=BOTH), UNHELD, "other devices", ""),
     (done(build=None, **NOTHING), HELD, "no device", "a CPU build; install the one for CUDA"),
     (
@@ -165,25 +141,16 @@ def test_judge(found: Answer, place: Place, state: str, reason: str) -> None:
 
 
 def test_what_is_seen_has_its_name() -> None:
-    """Known devices go by their label, others by what they say of themselves, shown safely."""
-    strangers = (*BOTH, Seen(own_uuid="\x1b[31m<b>" + "x" * 100))
-    row = judge("X", done(devices=strangers), HELD._replace(known=(GPU2,)))
-    assert row.sees[:2] == ("GPU1", "GPU2")
-    assert "\x1b" not in row.sees[2]
-    assert len(row.sees[2]) == 40
-    assert row.uuids == (GPU1.uuid, GPU2.uuid, None)
+    """Known devices go by their label, others by the UUID that CUDA gives them, if any."""
+    row = judge("X", done(devices=[*BOTH, STRANGER, None]), HELD._replace(known=(GPU2, PART)))
+    assert row.sees == ("GPU1", "GPU2", STRANGER, "?")
+    assert row.uuids == (GPU1.uuid, GPU2.uuid, STRANGER, None)
 
 
-RUBBISH: list[dict[str, Any]] = [
-    {},
-    {"version": 3, "build": [], "devices": 7, "results": "abc", "error": {}, "is_done": "yes"},
-    {"devices": [3, None, {"uuid": 4}], "results": [None, {}, "x"], "is_done": True},
-    {"is_imported": 1, "is_tried": "x", "visible": 0, "doing": None, "results": 5},
-]
+NO_ANSWERS: list[dict[str, Any]] = [{}, {"level": "info"}, {"is_done": True, "devices": []}]
 
 
-@pytest.mark.parametrize("said", RUBBISH)
-def test_rubbish_is_no_answer(said: dict[str, Any]) -> None:
-    """What is not of the right type is taken for not said, and nothing fits by it."""
-    found = answer(said, 0, "\n", 1.0)
-    assert not judge("X", found, HELD).is_well
+@pytest.mark.parametrize("news", NO_ANSWERS)
+def test_what_is_no_answer(news: dict[str, Any]) -> None:
+    """What names none of an answer is ignored, and nothing fits where something is missing."""
+    assert not judge("X", answer(End(news, 0, "\n"), 1.0), HELD).is_well

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, shown
-from reserve_gpu.frameworks import children, verdict
-from reserve_gpu.frameworks.verdict import Verdict
+from reserve_gpu.frameworks import children, probes, verdict
+from reserve_gpu.frameworks.verdict import Finding, Verdict
 from reserve_gpu.model import Device
 from reserve_gpu.report.words import duration, labels
 from reserve_gpu.reservation import api, environment
@@ -25,7 +25,6 @@ from reserve_gpu.reservation import api, environment
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reserve_gpu.frameworks.verdict import Finding
     from reserve_gpu.model import Row
 
 LIMIT_S = 120.0  # importing a framework from a slow disk alone can take a minute
@@ -41,13 +40,6 @@ NAMES = {
 }
 # For the children alone: the reserved GPU may be in use already, so none takes all of its memory.
 QUIET = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
-# A json.py in the working directory must not be imported in place of Python's own, so that is taken
-# off the path until the script has imported what it needs and takes over our sys.path.
-BOOT = (
-    "import sys; sys.path = [p for p in sys.path if p]; "
-    "import runpy; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
-)
-
 
 TITLES = ("framework", "version", "built for", "sees", "result")
 # Can be read on white and on black.
@@ -85,10 +77,25 @@ class Check:
         return all(row.is_well for row in self.rows)
 
     def __repr__(self) -> str:
-        return _text(self)
+        rows = [TITLES, *([*_cells(row), row.verdict.value + _because(row)] for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        return "\n".join([_headline(self), *lines])
 
     def _repr_html_(self) -> str:
-        return _html(self)
+        """The table in HTML, with inline styles alone: an untrusted notebook keeps no others."""
+        rows = [[f"<th style='text-align:left'>{title}</th>" for title in TITLES]]
+        for row in self.rows:
+            colour = COLOURS.get(row.verdict, OTHER_COLOUR)
+            result = f"<b style='color:{colour}'>{row.verdict.value}</b>{escape(_because(row))}"
+            contents = [*map(escape, _cells(row)), result]
+            rows.append([f"<td style=text-align:left>{content}</td>" for content in contents])
+        head, *body = (f"<tr>{''.join(cells)}</tr>" for cells in rows)
+        table = f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
+        return f"<div>{escape(_headline(self))}</div>{table}"
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON takes it; names are only ever added."""
@@ -117,20 +124,23 @@ def check(
     if not sys.executable:
         raise ImpossibleError("A check needs a Python to start, and this one doesn't know its own.")
     reservation = api.current()
-    reserved = reservation.devices if reservation else _inherited()
+    try:
+        rows = api.status().rows
+    except DriverError:
+        rows = ()
+    reserved = reservation.devices if reservation else _inherited(rows)
     answers = _answers(reserved, limit_s, progress)
     place = verdict.Place(
         reserved=reserved,
+        known=tuple(row.device for row in rows if isinstance(row.device, Device)),
         visible=os.environ.get(environment.VISIBLE),
         expected=reservation.environ[environment.VISIBLE] if reservation else None,
         driver=answers[DRIVER],
     )
-    seen = [device for answer in answers.values() for device in answer.devices or ()]
-    if any(place.device(device) is None for device in seen):
-        known = tuple(row.device for row in _rows() if isinstance(row.device, Device))
-        place = place._replace(known=known)
     findings = [
-        verdict.judge(name, answers[key], place) if key in answers else verdict.absent(name)
+        verdict.judge(name, answers[key], place)
+        if key in answers
+        else Finding(name, Verdict.ABSENT)
         for key, name in NAMES.items()
     ]
     return Check(tuple(findings), reserved, place.visible)
@@ -141,48 +151,37 @@ def _answers(
 ) -> dict[str, verdict.Answer]:
     """What the driver and each framework that is installed say."""
     present = [key for key in NAMES if key == DRIVER or _is_installed(key)]
+    allowed = json.dumps([verdict.cuda_uuid(device) for device in reserved])
+    entries: list[object] = [*sys.path]
+    path = json.dumps([entry for entry in entries if isinstance(entry, str)])  # as Python has it
 
     def tell(running: Sequence[str], waited_s: float) -> None:
         if progress is not None:
             done = [NAMES[key] for key in present if key not in running]
             progress(Progress(tuple(done), tuple(NAMES[key] for key in running), waited_s))
 
-    commands = {key: _command(key, reserved) for key in present}
+    commands = {key: [sys.executable, probes.__file__, key, allowed, path] for key in present}
     try:
         ends = children.run_all(commands, {**os.environ, **QUIET}, limit_s, tell)
     except OSError as error:
         raise ReserveGPUError(f"No process can be started to check with: {error}.") from error
-    return {
-        key: verdict.answer(end.news, end.code, end.output, limit_s) for key, end in ends.items()
-    }
-
-
-def _command(key: str, reserved: Sequence[Device]) -> list[str]:
-    """What asks a framework in a process of its own; see probes.py."""
-    allowed = [uuid for device in reserved for uuid in verdict.uuids(device)]
-    script = os.path.join(os.path.dirname(__file__), "probes.py")
-    entries: list[object] = [*sys.path]
-    path = [entry for entry in entries if isinstance(entry, str)]  # Python ignores others too
-    texts = json.dumps(allowed), json.dumps(path)
-    return [sys.executable, "-c", BOOT, script, key, children.ANSWERS, *texts]
+    return {key: verdict.answer(end, limit_s) for key, end in ends.items()}
 
 
 def _is_installed(module: str) -> bool:
     """Whether it could be imported; a folder of that name beside a notebook is no framework."""
-    if sys.modules.get(module) is not None:
-        return True
     with suppress(ImportError, ValueError, AttributeError):
         spec = find_spec(module)
         return spec is not None and spec.origin is not None
     return False
 
 
-def _inherited() -> tuple[Device, ...]:
+def _inherited(rows: Sequence[Row]) -> tuple[Device, ...]:
     """What a process that this one descends from has reserved, in CUDA's order."""
     ancestors = host.ancestors()
     devices = [
         row.device
-        for row in _rows()
+        for row in rows
         if isinstance(row.device, Device)
         and any(holder.seen and holder.pid in ancestors for holder in row.holders)
     ]
@@ -195,23 +194,7 @@ def _inherited() -> tuple[Device, ...]:
     return tuple(sorted(devices, key=position))
 
 
-def _rows() -> Sequence[Row]:
-    try:
-        return api.status().rows
-    except DriverError:
-        return ()
-
-
-# -- the result as text, as a table for notebooks, and as JSON ------------------------------------
-
-
-def cells(row: Finding) -> tuple[str, str, str, str]:
-    """What the columns say of one framework, all but the last one, the result."""
-    if row.build is None:
-        built_for = "CPU" if row.version else ""
-    else:
-        built_for = f"CUDA {row.build}".rstrip()
-    return row.name, row.version or "", built_for, ", ".join(row.sees)
+# -- the parts of a result -------------------------------------------------------------------------
 
 
 def _headline(check: Check) -> str:
@@ -225,36 +208,17 @@ def _headline(check: Check) -> str:
     )
 
 
-def _explanation(row: Finding) -> str:
-    """What follows the verdict in the last column."""
+def _cells(row: Finding) -> list[str]:
+    """What the columns say of one framework, all but the last one, the result."""
+    if row.build is None:
+        built_for = "CPU" if row.version else ""
+    else:
+        built_for = f"CUDA {row.build}".rstrip()
+    return [row.name, row.version or "", built_for, ", ".join(row.sees)]
+
+
+def _because(row: Finding) -> str:
     return f": {row.reason}" if row.reason else ""
-
-
-def _text(check: Check) -> str:
-    rows = [(*cells(row), row.verdict.value + _explanation(row)) for row in check.rows]
-    widths = [max(map(len, column)) for column in zip(TITLES, *rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (TITLES, *rows)
-    ]
-    return "\n".join([_headline(check), *lines])
-
-
-def _html(check: Check) -> str:
-    """The table in HTML, with inline styles alone: an untrusted notebook keeps no others."""
-    head = "".join(f"<th style='text-align:left'>{title}</th>" for title in TITLES)
-    body = "".join(_html_row(row) for row in check.rows)
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<div>{escape(_headline(check))}</div>{table}"
-
-
-def _html_row(row: Finding) -> str:
-    colour = COLOURS.get(row.verdict, OTHER_COLOUR)
-    verdict = f"<b style='color:{colour}'>{escape(row.verdict.value)}</b>"
-    contents = [*map(escape, cells(row)), verdict + escape(_explanation(row))]
-    return (
-        f"<tr>{''.join(f'<td style=text-align:left>{content}</td>' for content in contents)}</tr>"
-    )
 
 
 def _row_dict(row: Finding) -> dict[str, Any]:

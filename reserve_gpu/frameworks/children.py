@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu import interrupts
 
@@ -16,17 +16,14 @@ if TYPE_CHECKING:
 
 POLL_S = 0.05
 KILL_LIMIT_S = 5  # a process that is killed is gone at once, unless it hangs in its driver
-ANSWERS = "{answers}"  # in a command: stands for the descriptor to answer on
 PIPE_BYTES = 1 << 16  # what a pipe holds (man 7 pipe); an answer takes far less
-READS = 64  # at a time, of a child that prints without end
-KEPT_BYTES = 4096  # at the end of a child's output
 
 
 class End(NamedTuple):
     """What a child has answered, all its lines in one, and how it ended.
 
     code: its exit code, or minus the signal that killed it; None where the time was over.
-    output: the end of what it printed.
+    output: the end of what it printed on stderr.
     """
 
     news: dict[str, Any]
@@ -35,65 +32,49 @@ class End(NamedTuple):
 
 
 class Child:
-    """A running child. Raises OSError where it can't be started."""
+    """A running child, which answers on stdout. Raises OSError where it can't be started."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         import subprocess
 
-        self._output = b""
-        self._answers, child_end = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                [str(child_end) if word == ANSWERS else word for word in command],
-                env=dict(environ),
-                pass_fds=[child_end],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                bufsize=0,
-                start_new_session=True,  # Ctrl-C is not for it; and its children can be killed too
-            )
-        except BaseException:
-            os.close(self._answers)
-            raise
-        finally:
-            os.close(child_end)
-        for descriptor in (self._answers, self._process.stdout.fileno()):  # type: ignore[union-attr]
-            os.set_blocking(descriptor, False)
+        self._process = subprocess.Popen(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is not for it; and its children can be killed too
+        )
+        self._printed: dict[IO[bytes], bytes] = {}
+        for stream in filter(None, (self._process.stdout, self._process.stderr)):
+            os.set_blocking(stream.fileno(), False)
+            self._printed[stream] = b""
 
     def has_ended(self) -> bool:
-        """Read what it has printed; whether it has ended.
+        """Whether it has ended. To be asked often: a child whose pipe is full does not go on."""
+        self._read()
+        return self._process.poll() is not None
 
-        It stays a zombie, so that its process group can't become that of others, whom `end` would
-        kill.
-        """
-        try:
-            how = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            has_ended = os.waitid(os.P_PID, self._process.pid, how) is not None
-        except ChildProcessError:  # SIGCHLD is ignored here, or somebody waits for all children
-            has_ended = True
-        for _ in range(READS):
-            if not (printed := self._process.stdout.read(PIPE_BYTES)):  # type: ignore[union-attr]
-                break
-            self._output = (self._output + printed)[-KEPT_BYTES:]
-        return has_ended
-
-    def end(self, *, is_over: bool = False) -> End:
-        """Kill it, if need be, and all that it has started. is_over: its time was over."""
+    def end(self) -> End:
+        """Kill it, if it still runs, and all that it has started."""
         import subprocess
 
+        code = self._process.poll()
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        code = None
         with suppress(subprocess.TimeoutExpired):  # it hangs in its driver, which no signal ends
-            code = self._process.wait(KILL_LIMIT_S)
-        answers = b""
-        with suppress(BlockingIOError):  # something that it started may still have the other end
-            answers = os.read(self._answers, PIPE_BYTES)
-        os.close(self._answers)
-        self._process.stdout.close()  # type: ignore[union-attr]
-        output = self._output.decode("utf-8", "replace")
-        return End(_merged(answers), None if is_over else code, output)
+            self._process.wait(KILL_LIMIT_S)
+        self._read()
+        for stream in self._printed:
+            stream.close()
+        answers, output = self._printed.values()
+        return End(_merged(answers), code, output.decode("utf-8", "replace"))
+
+    def _read(self) -> None:
+        for stream, printed in self._printed.items():
+            # None where there is nothing to read now: who it has started may have the other end.
+            self._printed[stream] = (printed + (stream.read(PIPE_BYTES) or b""))[-PIPE_BYTES:]
 
 
 def run_all(
@@ -102,9 +83,8 @@ def run_all(
     limit_s: float,
     progress: Callable[[Sequence[str], float], object],
 ) -> dict[str, End]:
-    """Run the commands at the same time, to their end or the limit.
+    """Run the commands, by name, at the same time, to their end or the limit.
 
-    commands: by name; ANSWERS in them stands for the descriptor to answer on.
     limit_s: seconds that each may take.
     progress: called now and then with the names of those that still run, and the seconds so far.
     Raises OSError where a process can't be started.
@@ -117,16 +97,15 @@ def run_all(
             while running:
                 waited_s = time.monotonic() - start
                 for name, child in list(running.items()):
-                    has_ended = child.has_ended()
-                    if has_ended or waited_s > limit_s:
-                        ends[name] = running.pop(name).end(is_over=not has_ended)
+                    if child.has_ended() or waited_s > limit_s:
+                        ends[name] = running.pop(name).end()
                 with interrupts.allowed():
                     progress(list(running), waited_s)
                     time.sleep(POLL_S)
         finally:
             for child in running.values():
                 child.end()
-    return {name: ends[name] for name in commands}
+    return ends
 
 
 def _merged(answers: bytes) -> dict[str, Any]:

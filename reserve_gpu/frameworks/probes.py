@@ -1,9 +1,9 @@
 """Asks one framework what it sees and whether it computes, in a process of its own.
 
-Run as a script with the framework's key, the descriptor that the answers go to, the UUIDs of the
-devices that may be used, and sys.path. It answers with a line of JSON at each step: after a crash
-it is known what the framework did last, and what it had found by then. Imports nothing of ours, as
-this package need not be on the path of that process.
+Run as a script with the framework's key, the UUIDs of the devices that may be used, and sys.path.
+It answers on stdout with a line of JSON at each step: after a crash it is known what the framework
+did last, and what it had found by then. Imports nothing of ours, as this package need not be on the
+path of that process.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import sys
 import uuid
 from contextlib import suppress
 from importlib import import_module, metadata
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-    from ctypes import CDLL
 
 COUNT = 100  # numbers to compute with, few enough that every framework's sum of squares is exact
 EXPECTED = float(sum(number * number for number in range(COUNT)))
@@ -36,14 +35,6 @@ class DriverCallError(Exception):
         self.code = code
 
 
-class Listed(NamedTuple):
-    """A device as a framework lists it: its number in CUDA, and what else the framework tells."""
-
-    number: int
-    uuid: str | None = None
-    bus_id: str | None = None
-
-
 class Framework(Protocol):
     """What each class below offers; making one imports the framework.
 
@@ -53,8 +44,8 @@ class Framework(Protocol):
     version: str
     build: str | None
 
-    def devices(self) -> list[Listed]:
-        """Start CUDA, and list its devices."""
+    def devices(self) -> list[int]:
+        """Start CUDA, and list its devices by their numbers there."""
 
     def compute(self, number: int) -> float:
         """The sum of the squares of 0 to COUNT - 1, from the device with that number."""
@@ -71,10 +62,19 @@ class _Driver:
         self.version = _dotted(version.value)
         self.build: str | None = UNNAMED
 
-    def devices(self) -> list[Listed]:
+    def devices(self) -> list[int]:
         self._ask("cuInit", 0)
         self._ask("cuDeviceGetCount", self.ctypes.byref(count := self.ctypes.c_int()))
-        return [Listed(number) for number in range(count.value)]
+        return [*range(count.value)]
+
+    def uuid(self, number: int) -> str:
+        device, data = self.ctypes.c_int(), (self.ctypes.c_ubyte * 16)()
+        self._ask("cuDeviceGet", self.ctypes.byref(device), number)
+        # The first version gives a MIG instance the UUID of its GPU.
+        has_second = hasattr(self.cuda, "cuDeviceGetUuid_v2")
+        function = "cuDeviceGetUuid_v2" if has_second else "cuDeviceGetUuid"
+        self._ask(function, self.ctypes.byref(data), device)
+        return str(uuid.UUID(bytes=bytes(data)))
 
     def compute(self, number: int) -> float:
         """A sum set by the device in its own memory: a kernel would need a compiler."""
@@ -107,13 +107,9 @@ class _PyTorch:
         self.version = str(self.torch.__version__)
         self.build: str | None = self.torch.version.cuda
 
-    def devices(self) -> list[Listed]:
+    def devices(self) -> list[int]:
         self.torch.cuda.init()  # its error says why, while is_available() is only False
-        properties = map(
-            self.torch.cuda.get_device_properties, range(self.torch.cuda.device_count())
-        )
-        uuids = [getattr(each, "uuid", None) for each in properties]  # from PyTorch 2.4 on
-        return [Listed(n, uuid=own and str(own)) for n, own in enumerate(uuids)]
+        return [*range(self.torch.cuda.device_count())]
 
     def compute(self, number: int) -> float:
         x = self.torch.arange(COUNT, dtype=self.torch.float32, device=f"cuda:{number}")
@@ -133,16 +129,8 @@ class _TensorFlow:
         is_cuda = self.tf.test.is_built_with_cuda()
         self.build: str | None = info.get("cuda_version", UNNAMED) if is_cuda else NO_CUDA
 
-    def devices(self) -> list[Listed]:
-        physical = self.tf.config.list_physical_devices("GPU")
-        local = import_module("tensorflow.python.client.device_lib").list_local_devices()
-        pattern = "pci bus id: ([0-9a-fA-F:.]+)"
-        texts = [device.physical_device_desc for device in local if device.device_type == "GPU"]
-        bus_ids = [next(iter(re.findall(pattern, text)), None) for text in texts]
-        if len(bus_ids) != len(physical):  # which belongs to which can't be told
-            bus_ids = [None] * len(physical)
-        numbers = [int(device.name.rpartition(":")[2]) for device in physical]
-        return [Listed(n, bus_id=bus_id) for n, bus_id in zip(numbers, bus_ids, strict=True)]
+    def devices(self) -> list[int]:
+        return [*range(len(self.tf.config.list_physical_devices("GPU")))]
 
     def compute(self, number: int) -> float:
         with self.tf.device(f"/GPU:{number}"):
@@ -161,9 +149,9 @@ class _Jax:
         self.version = str(self.jax.__version__)
         self.build = _jax_build()
 
-    def devices(self) -> list[Listed]:
+    def devices(self) -> list[int]:
         self.cuda_devices = self.jax.devices("cuda")
-        return [Listed(self._number(device)) for device in self.cuda_devices]
+        return [self._number(device) for device in self.cuda_devices]
 
     def compute(self, number: int) -> float:
         (device,) = [device for device in self.cuda_devices if self._number(device) == number]
@@ -186,9 +174,8 @@ class _CuPy:
         is_hip = getattr(runtime, "is_hip", False)
         self.build = NO_CUDA if is_hip else _dotted(runtime.runtimeGetVersion())
 
-    def devices(self) -> list[Listed]:
-        devices = map(self.cupy.cuda.Device, range(self.cupy.cuda.runtime.getDeviceCount()))
-        return [Listed(number, bus_id=device.pci_bus_id) for number, device in enumerate(devices)]
+    def devices(self) -> list[int]:
+        return [*range(self.cupy.cuda.runtime.getDeviceCount())]
 
     def compute(self, number: int) -> float:
         with self.cupy.cuda.Device(number):
@@ -207,8 +194,8 @@ class _Numba:
             raise RuntimeError("NUMBA_ENABLE_CUDASIM is set, so it only simulates CUDA")
         self.cuda: Any = import_module("numba.cuda")
 
-    def devices(self) -> list[Listed]:
-        return [Listed(gpu.id, uuid=getattr(gpu, "uuid", None)) for gpu in self.cuda.gpus]
+    def devices(self) -> list[int]:
+        return [gpu.id for gpu in self.cuda.gpus]
 
     def compute(self, number: int) -> float:
         with self.cuda.gpus[number]:
@@ -226,8 +213,8 @@ class _MXNet:
         is_cuda = self.mx.runtime.Features().is_enabled("CUDA")
         self.build: str | None = UNNAMED if is_cuda else NO_CUDA
 
-    def devices(self) -> list[Listed]:
-        return [Listed(number) for number in range(self.mx.context.num_gpus())]
+    def devices(self) -> list[int]:
+        return [*range(self.mx.context.num_gpus())]
 
     def compute(self, number: int) -> float:
         x = self.mx.nd.arange(COUNT, ctx=self.mx.gpu(number))
@@ -253,29 +240,33 @@ def ask(key: str, allowed: Collection[str], say: Callable[..., None]) -> None:
     """
     say(doing="being imported")
     framework = PROBES[key]()
-    say(version=framework.version, build=framework.build, is_imported=True)
+    say(version=framework.version, build=framework.build)
     say(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))  # some packages set it
     if framework.build is NO_CUDA:
         return
     say(doing="starting CUDA")
-    visible = _visible()
-    if not {device["uuid"] for device in visible} <= set(allowed):
-        say(devices=visible)
+    driver = _Driver()
+    uuids = [driver.uuid(number) for number in driver.devices()]
+    if not {*uuids} <= {*allowed}:
+        say(devices=uuids)
         return
-    listed = framework.devices()
-    by_number = dict(enumerate(visible))
-    own = [(d.number, {"own_uuid": d.uuid, "own_bus_id": d.bus_id}) for d in listed]
-    say(devices=[{**by_number.get(number, {}), **names} for number, names in own])
-    say(doing="computing", is_tried=True)
-    say(results=[framework.compute(device.number) for device in listed])
+    numbers = framework.devices()
+    say(devices=[uuids[number] if number < len(uuids) else None for number in numbers])
+    say(doing="computing")
+    say(results=[framework.compute(number) for number in numbers])
 
 
-def main(key: str, descriptor: int, allowed: Collection[str]) -> None:
-    """Ask, and say what went wrong as well. descriptor: the answers go there."""
+def main(key: str, allowed: Collection[str], path: list[str]) -> None:
+    """Ask, and say what went wrong as well. path: becomes sys.path."""
     import ctypes
 
+    sys.path[:] = path
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what a framework prints is no answer
+
     def say(**news: Any) -> None:
-        os.write(descriptor, (json.dumps(news) + "\n").encode())
+        # What was printed before may have no end of line.
+        os.write(answers, f"\n{json.dumps(news)}\n".encode())
 
     # The asking process may be killed meanwhile: then this one ends too. The kernel sends the
     # signal when the thread that started this process ends.
@@ -287,36 +278,6 @@ def main(key: str, descriptor: int, allowed: Collection[str]) -> None:
         code = error.code if isinstance(error, DriverCallError) else None
         say(error=": ".join(filter(None, (type(error).__name__, text))), driver_code=code)
     say(is_done=True)
-
-
-def _visible() -> list[dict[str, str | None]]:
-    """The devices that the driver shows this process, by their number; they are not touched."""
-    import ctypes
-
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return []
-    count = ctypes.c_int()
-    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
-        return []
-    return [_identity(cuda, number) for number in range(count.value)]
-
-
-def _identity(cuda: CDLL, number: int) -> dict[str, str | None]:
-    import ctypes
-
-    identity: dict[str, str | None] = {"uuid": None, "bus_id": None}
-    device, data, bus = ctypes.c_int(), (ctypes.c_ubyte * 16)(), ctypes.create_string_buffer(32)
-    if cuda.cuDeviceGet(ctypes.byref(device), number):
-        return identity
-    # The first version gives a MIG instance the UUID of its GPU.
-    ask_uuid = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid
-    if not ask_uuid(ctypes.byref(data), device):
-        identity["uuid"] = str(uuid.UUID(bytes=bytes(data)))
-    if not cuda.cuDeviceGetPCIBusId(bus, len(bus), device):
-        identity["bus_id"] = bus.value.decode()
-    return identity
 
 
 def _jax_build() -> str | None:
@@ -343,6 +304,5 @@ def _square_sum(result: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.path[:] = json.loads(sys.argv[4])
-    main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))
+    main(sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]))
     os._exit(0)  # a framework's own clean-up takes time, and may hang

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from reserve_gpu.options import Option
 
 LIMIT_S = 0.3  # for one driver call, and for beginning another one: a person waits for Tab
-FRESH_S = 5.0  # the driver's answers are used again for so long
-STUCK_S = 60.0  # and for so long where it did not answer in time
+FRESH_S = 60.0  # what the driver has said, or not said in time, is used again for so long
 WORD = r"""(?:"[^"]*(?:"|$)|'[^']*(?:'|$)|[^\s"'])+"""
 DURATIONS = ("10m", "1h", "8h", "1d")
 SIZES = ("8GiB", "16GiB", "24GiB", "40GiB", "80GiB")  # where the machine's own are not known
-ALONE = {"--status", "--check", "--release"}  # go with no request
+TAKE_JSON = {"--status", "--check"}
+ALONE = {*TAKE_JSON, "--release"}  # go with no request
 QUOTES = "\"'"
 
 FLAGS = tuple(option for option in (*REQUEST, *MAGIC, HELP) if option is not DEVICES)
@@ -50,23 +50,21 @@ BY_FLAG = {flag: option for option in FLAGS for flag in option.flags}
 class Offer(NamedTuple):
     """What Tab offers.
 
-    fragment: the part of the line that is replaced. texts: what may replace it, each with what kind
-        of thing it is.
+    fragment: the part of the line that is replaced. values, flags: what may replace it.
+    kind: what the values are.
     """
 
     fragment: str
-    texts: tuple[tuple[str, str], ...] = ()
+    values: Sequence[str] = ()
+    flags: Sequence[str] = ()
+    kind: str = "value"
 
 
 class Machine(NamedTuple):
-    """What there is on this machine.
+    """What there is on this machine. gpus: how many, those that can't be read included."""
 
-    gpus: how many, those that can't be read included. is_complete: the driver answered in time.
-    """
-
-    devices: tuple[Device, ...] = ()
+    devices: Sequence[Device] = ()
     gpus: int = 0
-    is_complete: bool = True
 
 
 class Completion:
@@ -84,8 +82,10 @@ class Completion:
         offer = self._offer(context.text_until_cursor)
         if offer is None:
             return {"completions": []}
+        values = [SimpleCompletion(text, type=offer.kind) for text in offer.values]
+        flags = [SimpleCompletion(text, type="option") for text in offer.flags]
         return {
-            "completions": [SimpleCompletion(text, type=kind) for text, kind in offer.texts],
+            "completions": values + flags,
             "matched_fragment": offer.fragment,
             "ordered": True,
             "suppress": True,
@@ -97,23 +97,20 @@ class Completion:
         if offer is None:
             return []
         kept = len(offer.fragment) - len(event.symbol)
-        return [text[kept:] for text, _ in offer.texts]
+        return [text[kept:] for text in (*offer.values, *offer.flags)]
 
     def _offer(self, before: str) -> Offer | None:
         """What may follow in the line; None if it is not the magic's. before: up to the cursor."""
         match = re.match(r"\s*(%?)reserve_gpu\s(?!\s*=)", before)
-        if not match or not (match[1] or self._is_automagic()):
+        is_automagic = self._shell.automagic and "reserve_gpu" not in self._shell.user_ns
+        if not match or not (match[1] or is_automagic):
             return None
         return offer(before[match.end() :], self._look)
-
-    def _is_automagic(self) -> bool:
-        return bool(self._shell.automagic) and "reserve_gpu" not in self._shell.user_ns
 
     def _look(self) -> Machine:
         if time.monotonic() >= self._stale_at:
             self._machine = look()
-            fresh_s = FRESH_S if self._machine.is_complete else STUCK_S
-            self._stale_at = time.monotonic() + fresh_s
+            self._stale_at = time.monotonic() + FRESH_S
         return self._machine
 
 
@@ -127,7 +124,7 @@ def look() -> Machine:
             if time.monotonic() > deadline:
                 break
             devices += [device for device in nvml.devices(index) if isinstance(device, Device)]
-    return Machine(tuple(devices), count, is_complete=time.monotonic() <= deadline)
+    return Machine(devices, count)
 
 
 def offer(text: str, look: Callable[[], Machine]) -> Offer:
@@ -143,14 +140,10 @@ def offer(text: str, look: Callable[[], Machine]) -> Offer:
     if equals and flag in BY_FLAG:
         return _values(BY_FLAG[flag], value, words, look)
     option, is_due = _option(words)
-    if word.startswith("-"):
-        return Offer(word, _flags(word, words))
-    if option is DEVICES and ALONE & set(words):
-        return Offer(word, () if word else _flags("--", words))
+    if word.startswith("-") or (option is DEVICES and ALONE & set(words)):
+        return Offer(word, flags=_flags(word, words))
     values = _values(option, word, words, look)
-    if is_due or word:
-        return values
-    return Offer("", (*values.texts, *_flags("--", words)))
+    return values if is_due or word else values._replace(flags=_flags("", words))
 
 
 def _option(words: Sequence[str]) -> tuple[Option, bool]:
@@ -167,21 +160,22 @@ def _option(words: Sequence[str]) -> tuple[Option, bool]:
     return option, not values and nargs in (None, "+")
 
 
-def _flags(start: str, words: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def _flags(start: str, words: Sequence[str]) -> list[str]:
     """The options that begin so and can still be given."""
-    options: Sequence[Option] = FLAGS
-    if ALONE & set(words):
-        takes_json = "--release" not in words
-        options = [option for option in options if takes_json and option.flag == "--json"]
-    elif words:
-        options = [option for option in options if option.flag != "--json"]
-    return tuple(
-        (flag, "option")
-        for option in options
-        if option.settings.get("action") == "extend" or not set(option.flags) & set(words)
-        for flag in option.flags
-        if flag.startswith(start) and (len(flag) > 2 or start == "-")
-    )
+    given = set(words)
+    flags = []
+    for option in FLAGS:
+        if option.flag == "--json":
+            is_possible = not given or bool(given & TAKE_JSON)
+        else:
+            is_possible = not given & ALONE
+        if option.settings.get("action") != "extend" and given & set(option.flags):
+            is_possible = False  # it has been given
+        if is_possible:
+            flags += [
+                f for f in option.flags if f.startswith(start) and (len(f) > 2 or start == "-")
+            ]
+    return flags
 
 
 def _values(option: Option, word: str, words: Sequence[str], look: Callable[[], Machine]) -> Offer:
@@ -189,7 +183,7 @@ def _values(option: Option, word: str, words: Sequence[str], look: Callable[[], 
     if option in (DEVICES, EXCLUDE):
         return _devices_offer(word, words, look())
     if option is NAME:
-        return Offer(word, tuple((model, "value") for model in _models(look(), word)))
+        return Offer(word, _models(look(), word))
     values: Sequence[str] = ()
     if option is WAIT:
         values = DURATIONS
@@ -197,8 +191,7 @@ def _values(option: Option, word: str, words: Sequence[str], look: Callable[[], 
         values = _sizes(look())
     elif option is COUNT:
         values = [str(number + 1) for number in range(look().gpus)]
-    begun = [value for value in values if value.lower().startswith(word.lower())]
-    return Offer(word, tuple((value, "value") for value in begun))
+    return Offer(word, [value for value in values if value.lower().startswith(word.lower())])
 
 
 def _devices_offer(word: str, words: Sequence[str], machine: Machine) -> Offer:
@@ -206,8 +199,8 @@ def _devices_offer(word: str, words: Sequence[str], machine: Machine) -> Offer:
     start = word.rpartition(",")[2]
     before = word[: len(word) - len(start)]
     given = {name for each in (*words, before) for name in each.split(",")}
-    texts = [name for name in _devices(machine, start) if name not in given]
-    return Offer(start, tuple((name, "device") for name in texts))
+    values = [name for name in _devices(machine, start) if name not in given]
+    return Offer(start, values, kind="device")
 
 
 def _devices(machine: Machine, start: str) -> list[str]:

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
@@ -39,23 +38,28 @@ def install(arguments: Namespace) -> str:
     Raises RequestError for a request that makes no sense, or a name that another kernel has;
     InstallError.
     """
-    wishes = _wishes(arguments)
+    # Of the request alone: there `--name` is the kernel's, `--gpu-name` the GPU's.
+    wishes = Namespace(**{**vars(arguments), "name": arguments.gpu_name})
     _check(wishes)
     name = _name(arguments)
     manager = _manager()
-    _require_ours(name, _place(arguments) or _user_place(), manager)
-    spec = _spec(arguments, wishes)
-    with tempfile.TemporaryDirectory() as folder:
-        source = os.path.join(folder, name)
-        shutil.copytree(_stock_resources(), source)
-        with open(os.path.join(source, "kernel.json"), "w", encoding="utf-8") as file:
+    path = os.path.join(_place(arguments) or _user_place(), name)
+    for existing in (path, manager.find_kernel_specs().get(name)):
+        if existing and os.path.lexists(existing) and not _is_ours(existing):
+            raise RequestError(
+                f"{existing} is a kernel that was not installed by this command. "
+                "Choose another --name."
+            )
+    spec, resources = _stock(wishes)
+    spec["display_name"] = arguments.display_name or DISPLAY_NAME
+    try:
+        _remove(path)
+        shutil.copytree(resources, path)
+        with open(os.path.join(path, "kernel.json"), "w", encoding="utf-8") as file:
             json.dump(spec, file, indent=1)
-        prefix = _prefix(arguments)
-        try:
-            path = manager.install_kernel_spec(source, name, user=prefix is None, prefix=prefix)
-        except OSError as error:
-            text = f"The kernel can't be installed: {error.filename}: {error.strerror}."
-            raise InstallError(text) from error
+    except OSError as error:
+        text = f"The kernel can't be installed: {error.filename}: {error.strerror}."
+        raise InstallError(text) from error
     return f"Installed the kernel {spec['display_name']!r} as {name}, in {path}"
 
 
@@ -74,17 +78,14 @@ def uninstall(arguments: Namespace) -> str:
     if not _is_ours(path):
         raise RequestError(f"{path} was not installed by this command; it stays.")
     try:
-        if os.path.islink(path):
-            os.unlink(path)
-        else:
-            shutil.rmtree(path)
+        _remove(path)
     except OSError as error:
         text = f"The kernel can't be removed: {error.filename}: {error.strerror}."
         raise InstallError(text) from error
     return f"Removed the kernel {name} from {path}"
 
 
-def words(arguments: Namespace) -> list[str]:
+def _words(arguments: Namespace) -> list[str]:
     """The words on a command line that mean these options of a request."""
     result: list[str] = []
     for option in options.REQUEST_THAT_GOES_ON:
@@ -97,11 +98,6 @@ def words(arguments: Namespace) -> list[str]:
             values = value if isinstance(value, list) else [value]
             result += [f"{option.flag}={each}" for each in values]
     return result
-
-
-def _wishes(arguments: Namespace) -> Namespace:
-    """The options of the request alone: there `--name` is the kernel's, `--gpu-name` the GPU's."""
-    return Namespace(**{**vars(arguments), "name": arguments.gpu_name})
 
 
 def _check(wishes: Namespace) -> None:
@@ -117,33 +113,17 @@ def _check(wishes: Namespace) -> None:
         )
 
 
-def _require_ours(name: str, place: str, manager: KernelSpecManager) -> None:
-    """Raise RequestError where a kernel of that name is there that was not installed here."""
-    for path in (os.path.join(place, name), manager.find_kernel_specs().get(name)):
-        if path and os.path.lexists(path) and not _is_ours(path):
-            raise RequestError(
-                f"{path} is a kernel that was not installed by this command. Choose another --name."
-            )
-
-
-def _spec(arguments: Namespace, wishes: Namespace) -> dict[str, Any]:
-    """The stock kernelspec, started by this command, with the extension loaded."""
+def _stock(wishes: Namespace) -> tuple[dict[str, Any], str]:
+    """The stock kernelspec, started by this command with the extension; the folder of its logos."""
     try:
-        from ipykernel.kernelspec import get_kernel_dict
+        from ipykernel.kernelspec import RESOURCES, get_kernel_dict
     except ImportError as error:
         raise _missing("ipykernel") from error
     spec: dict[str, Any] = get_kernel_dict(extra_arguments=["--ext", "reserve_gpu"])
-    start = [sys.executable, "-m", "reserve_gpu", "kernel", "start", *words(wishes), "--"]
+    start = [sys.executable, "-m", "reserve_gpu", "kernel", "start", *_words(wishes), "--"]
     spec["argv"] = start + spec["argv"]
-    spec["display_name"] = arguments.display_name or DISPLAY_NAME
     spec["metadata"] = {**spec.get("metadata", {}), MARK: {"version": 1}}
-    return spec
-
-
-def _stock_resources() -> str:
-    from ipykernel.kernelspec import RESOURCES
-
-    return str(RESOURCES)
+    return spec, RESOURCES
 
 
 def _manager() -> KernelSpecManager:
@@ -159,24 +139,18 @@ def _manager() -> KernelSpecManager:
 
 def _place(arguments: Namespace) -> str | None:
     """The directory of kernels that was named, None if none was."""
-    prefix = _prefix(arguments)
     if sum(map(bool, (arguments.user, arguments.sys_prefix, arguments.prefix))) > 1:
         raise RequestError("Give one of --user, --sys-prefix and --prefix.")
     if arguments.user:
         return _user_place()
-    return os.path.join(prefix, "share", "jupyter", "kernels") if prefix else None
+    prefix = sys.prefix if arguments.sys_prefix else arguments.prefix
+    return os.path.abspath(f"{prefix}/share/jupyter/kernels") if prefix else None
 
 
 def _user_place() -> str:
     from jupyter_core.paths import jupyter_data_dir
 
     return os.path.join(jupyter_data_dir(), "kernels")
-
-
-def _prefix(arguments: Namespace) -> str | None:
-    """The prefix that was named; None means: for this user."""
-    prefix: str | None = arguments.prefix
-    return sys.prefix if arguments.sys_prefix else prefix and os.path.abspath(prefix)
 
 
 def _name(arguments: Namespace) -> str:
@@ -186,6 +160,13 @@ def _name(arguments: Namespace) -> str:
             f"{shown(name)!r} can't be the name of a kernel: letters, digits, '.', '-' and '_'."
         )
     return name.lower()  # as Jupyter has it
+
+
+def _remove(path: str) -> None:
+    if os.path.islink(path):
+        os.unlink(path)
+    elif os.path.lexists(path):
+        shutil.rmtree(path)
 
 
 def _is_ours(path: str) -> bool:

@@ -18,10 +18,6 @@ class _Device:
     def __init__(self, number: int) -> None:
         self.number = number
 
-    @property
-    def pci_bus_id(self) -> str:
-        return _cuda.bus_id(self.number)
-
     def __enter__(self) -> None:
         _stack.append(self.number)
 

@@ -23,10 +23,6 @@ class _Gpu:
     def __init__(self, number: int) -> None:
         self.id = number
 
-    @property
-    def uuid(self) -> str:
-        return f"GPU-{_cuda.uuid(self.id)}"
-
     def __enter__(self) -> None:
         _stack.append(self.id)
 

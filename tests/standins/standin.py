@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from typing import Any
 
 
@@ -77,18 +76,6 @@ class Cuda:
         count = ctypes.c_int()
         self.library.cuDeviceGetCount(ctypes.byref(count))
         return 1 if trouble(self.name) == "fewer" else count.value
-
-    def uuid(self, number: int) -> str:
-        if trouble(self.name) == "stranger":
-            return str(uuid.UUID(int=number))
-        data = (ctypes.c_ubyte * 16)()
-        self.library.cuDeviceGetUuid_v2(ctypes.byref(data), self.device(number))
-        return str(uuid.UUID(bytes=bytes(data)))
-
-    def bus_id(self, number: int) -> str:
-        text = ctypes.create_string_buffer(32)
-        self.library.cuDeviceGetPCIBusId(text, len(text), self.device(number))
-        return text.value.decode().lower()
 
     def device(self, number: int) -> ctypes.c_int:
         device = ctypes.c_int()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tests.standins.standin import Cuda, Vector, arrive, trouble
@@ -50,27 +50,10 @@ def _count() -> int:
 
 
 def _physical(kind: str) -> list[SimpleNamespace]:
-    return [SimpleNamespace(name=f"/physical_device:{kind}:{n}") for n in _numbers()]
-
-
-def _local() -> list[SimpleNamespace]:
-    gpus = [
-        SimpleNamespace(
-            device_type="GPU",
-            physical_device_desc=f"device: {n}, name: X, pci bus id: {_cuda.bus_id(n)}, compute",
-        )
-        for n in _numbers()
-    ]
-    return [SimpleNamespace(device_type="CPU", physical_device_desc=""), *gpus]
-
-
-def _numbers() -> list[int]:
-    return [n for n, _ in enumerate([None] * _count())]
+    numbers = [n for n, _ in enumerate([None] * _count())]
+    return [SimpleNamespace(name=f"/physical_device:{kind}:{n}") for n in numbers]
 
 
 sysconfig = SimpleNamespace(get_build_info=lambda: {"cuda_version": "11.2"})
 test = SimpleNamespace(is_built_with_cuda=lambda: trouble("tensorflow") != "cpu")
 config = SimpleNamespace(list_physical_devices=_physical)
-_device_lib = ModuleType("tensorflow.python.client.device_lib")
-_device_lib.list_local_devices = _local  # type: ignore[attr-defined]
-sys.modules[_device_lib.__name__] = _device_lib

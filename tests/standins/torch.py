@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 from tests.standins.standin import Cuda, Vector, arrive, trouble
 
@@ -25,13 +24,8 @@ def _init() -> None:
     _cuda.start()
 
 
-def _properties(number: int) -> Any:
-    return SimpleNamespace(uuid=_cuda.uuid(number))
-
-
 cuda = SimpleNamespace(
     init=_init,
     is_available=lambda: _cuda.start() > 0,
     device_count=_cuda.start,
-    get_device_properties=_properties,
 )
