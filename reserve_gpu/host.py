@@ -9,16 +9,32 @@ import os
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from reserve_gpu.model import Holder, Process
+
+T = TypeVar("T")
 
 # What this process held before exec made it another program: its pid, then a description
 # (reservation/handover.py). A process with another pid has only inherited the variable.
 HELD = "RESERVE_GPU_HELD"
 
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
+
+
+def kept(name: str, make: Callable[[], T]) -> T:
+    """This process's value of that name, made once; it outlives a reload of the modules.
+
+    %autoreload empties a module whose file has changed, while the locks in it stay locked. A module
+    without a file is never reloaded.
+    """
+    store = sys.modules.setdefault("reserve_gpu.kept", ModuleType("reserve_gpu.kept"))
+    value: T = vars(store).setdefault(name, make())
+    return value
 
 
 def pid_namespace() -> int | None:

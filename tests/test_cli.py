@@ -595,10 +595,18 @@ def test_a_with_does_not_end_it(here: Here) -> None:
         assert child.visible() == "0"
 
 
-CHILDREN = [
-    "import subprocess; subprocess.Popen(['sleep', '1000'], close_fds=False).pid",
-    "os.fork() or __import__('time').sleep(1000)",
-]
+# The child of a fork says when it runs: what a fork does at its start is done then.
+FORK = """
+import time
+told, tell = os.pipe()
+pid = os.fork()
+if not pid:
+    os.write(tell, b"x")
+    time.sleep(1000)
+os.read(told, 1)
+pid
+"""
+CHILDREN = ["import subprocess; subprocess.Popen(['sleep', '1000'], close_fds=False).pid", FORK]
 
 
 @pytest.mark.process

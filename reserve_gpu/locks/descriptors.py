@@ -13,20 +13,22 @@ import os
 import stat
 import threading
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from typing import TYPE_CHECKING
+
+from reserve_gpu import host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NONE = -1  # no descriptor
 
-# All of these outlive a reload of the module, as by %autoreload: the locks do, too.
-_opened: dict[int, tuple[object, ...]] = globals().get("_opened", {})  # serial number, file
-_serial = globals().get("_serial", count(1))
+# By number: a serial number, then the file.
+_opened: dict[int, tuple[object, ...]] = host.kept("opened", dict)
+_serial = host.kept("serial", partial(count, 1))
 # Reentrant, as a signal handler that reserves or releases may run while this thread has it.
-_guard = globals().get("_guard", threading.RLock())
+_guard = host.kept("guard", threading.RLock)
 
 
 @contextmanager

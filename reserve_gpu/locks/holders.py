@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from functools import cached_property
 from typing import Any
 
 from reserve_gpu import host
@@ -38,15 +37,21 @@ class Holders:
     def __init__(self, path: str, directory: int, own: int = NONE) -> None:
         self._path = path
         self._directory = directory
-        self._own = own
+        self._device = kernel_device(own)
+        # Not functools.cached_property: before Python 3.12 it has a lock, which a child that is
+        # forked meanwhile finds taken for ever.
+        self._names: set[str] | None = None
+        self._pids: dict[str, int] | None = None
 
-    @cached_property
+    @property
     def names(self) -> set[str]:
         """Of all files there. Raises LockError."""
-        try:
-            return set(os.listdir(f"/proc/self/fd/{self._directory}"))
-        except OSError as error:
-            raise LockError(f"{self._path} can't be listed: {error.strerror}.") from error
+        if self._names is None:
+            try:
+                self._names = set(os.listdir(f"/proc/self/fd/{self._directory}"))
+            except OSError as error:
+                raise LockError(f"{self._path} can't be listed: {error.strerror}.") from error
+        return self._names
 
     def of(self, name: str) -> Holder:
         """Who has the file of that name locked, as far as that is known: somebody has."""
@@ -88,23 +93,10 @@ class Holders:
             descriptors.close(descriptor)
 
     def _pid(self, status: os.stat_result) -> int | None:
+        if self._pids is None:
+            self._pids = _locking_pids()
         device = self._device or f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
-        return self._listed.get(f"{device}:{status.st_ino}")
-
-    @cached_property
-    def _device(self) -> str | None:
-        return kernel_device(self._own)
-
-    @cached_property
-    def _listed(self) -> dict[str, int]:
-        """The first process that has a file locked, by what the kernel calls the file."""
-        pids: dict[str, int] = {}
-        with suppress(OSError, ValueError), open("/proc/locks", encoding="utf-8") as locks:
-            for line in locks:  # `1: FLOCK  ADVISORY  WRITE 4321 00:19:47 0 EOF`
-                fields = line.split()
-                if fields[1] == "FLOCK" and int(fields[4]) > 0:  # one who waits has "->" there
-                    pids.setdefault(fields[5], int(fields[4]))
-        return pids
+        return self._pids.get(f"{device}:{status.st_ino}")
 
 
 def read_record(descriptor: int) -> dict[str, Any]:
@@ -143,6 +135,17 @@ def _uuids(wants: list[object]) -> frozenset[str]:
 
 def _text(value: object) -> str | None:
     return value[:TEXT_LIMIT] if isinstance(value, str) else None
+
+
+def _locking_pids() -> dict[str, int]:
+    """The first process that has a file locked, by what the kernel calls the file."""
+    pids: dict[str, int] = {}
+    with suppress(OSError, ValueError), open("/proc/locks", encoding="utf-8") as locks:
+        for line in locks:  # `1: FLOCK  ADVISORY  WRITE 4321 00:19:47 0 EOF`
+            fields = line.split()
+            if fields[1] == "FLOCK" and int(fields[4]) > 0:  # one who waits for it has "->" there
+                pids.setdefault(fields[5], int(fields[4]))
+    return pids
 
 
 def _keeper(pid: int, file: os.stat_result) -> int:

@@ -364,8 +364,8 @@ class Session:
                 lock.write(host.myself(note))
 
 
-# By process id; an entry of another process is its parent's. A reload of the module keeps it.
-_sessions: dict[int, Session] = globals().get("_sessions", {})
+# By process id; an entry of another process is its parent's.
+_sessions: dict[int, Session] = host.kept("sessions", dict)
 
 
 def session() -> Session:
