@@ -6,6 +6,7 @@ ticket of a process that dies is gone with it. Its place goes by the time at whi
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import time
@@ -35,6 +36,8 @@ PAUSE_S = 0.25  # between two looks at whether a notice means anything
 class Place:
     """The place of this process in the queue; a context manager that leaves the queue at its end.
 
+    Until it has joined it comes after all who have.
+
     wants: UUIDs of the devices that would do. about: what others may read of this process: as of a
     holder, and `asks` and `needs` as of a Ticket.
     stopped_s: who gives no sign of life for so long is passed over.
@@ -47,15 +50,15 @@ class Place:
     def __init__(
         self,
         directory: LockDirectory,
-        wants: Collection[str],
-        about: Mapping[str, Any],
+        wants: Collection[str] = (),
+        about: Mapping[str, Any] = {},
         stopped_s: float = STOPPED_S,
     ) -> None:
         self._directory = directory
         self._stopped_s = stopped_s
         self._record = {**about, "wants": sorted(wants)}
         self._lock: Lock | None = None
-        self._number = 0
+        self._number: float = math.inf
         # By file name and last sign of life of each one ahead: when that was first seen.
         self._beats: dict[tuple[str, int], float] = {}
         # By file name and UUID: since when one ahead could have had the device; this look's, and
@@ -86,9 +89,10 @@ class Place:
         Under the mutex. Raises LockError.
         """
         lock = self._directory.acquire_own(QUEUE)
-        self._number = self._number or host.boot_clock_ns()
         if self._lock:
             self._lock.release()
+        else:
+            self._number = host.boot_clock_ns()
         self._lock = lock
         lock.write(self._record)
         self.beat()
@@ -98,7 +102,7 @@ class Place:
     def beat(self) -> None:
         """Show others that this process is not stopped."""
         if self._lock:
-            self._lock.stamp(self._number)
+            self._lock.stamp(int(self._number))
 
     def ahead(self) -> list[Ticket]:
         """Those who come before, the first one first, without who is stopped; under the mutex.

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.errors import LockError
@@ -17,6 +16,7 @@ from reserve_gpu.gpus import usage
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Link
 from reserve_gpu.locks.lock import Lock
+from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import Caution, Device, Fault, Refusal, State, Ticket
 from reserve_gpu.reservation import limit, policy
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from reserve_gpu.gpus.nvml import Nvml
     from reserve_gpu.locks.directory import LockDirectory
-    from reserve_gpu.locks.queue import Place
     from reserve_gpu.model import Holder, Process, Request, Usage
 
 # Others wait for the mutex meanwhile: the readings of a look have so long, all together. A GPU that
@@ -91,13 +90,6 @@ class Denied(NamedTuple):
     ahead: tuple[Ticket, ...] = ()
 
 
-class FirstFor(Protocol):
-    """Says who comes before this process for a device, by its UUID; see queue.Place."""
-
-    def __call__(self, uuid: str, *, is_free: bool) -> Ticket | None:
-        """Their ticket, None for nobody. is_free: this process would take the device."""
-
-
 class Taken:
     """What an attempt has taken so far; at its end it lets go of all that was not kept."""
 
@@ -139,14 +131,14 @@ def attempt(claim: Claim, until: float = inf, place: Place | None = None) -> Gra
     """
     refusals: list[Refusal] = []
     ahead: list[Ticket] = []
+    queue = place or Place(claim.locks)
     record = host.myself(claim.request.note)
     for devices in _batches(claim):
         with claim.locks.mutex(until=until), Taken(claim.held) as taken:
             if place and not place.stands():
                 place.join()
-            ahead = place.ahead() if place else claim.locks.tickets()
-            first_for = place.first_for if place else partial(_first_for, ahead)
-            if chosen := _choose(claim, devices, first_for, taken):
+            ahead = queue.ahead()
+            if chosen := _choose(claim, devices, queue, taken):
                 granted = taken.keep(chosen)
                 for locked in granted.locked:
                     locked.lock.write(record)
@@ -225,13 +217,8 @@ def _refreshed(gpus: Nvml, device: Device | Fault) -> Device | Fault:
     return next((place for place in there if place.instance == device.instance), device)
 
 
-def _first_for(ahead: Sequence[Ticket], uuid: str, *, is_free: bool) -> Ticket | None:  # noqa: ARG001
-    """Who comes before one who does not wait: everybody in the queue."""
-    return next((ticket for ticket in ahead if ticket.could_use(uuid)), None)
-
-
 def _choose(
-    claim: Claim, devices: Sequence[Device | Fault], first_for: FirstFor, taken: Taken
+    claim: Claim, devices: Sequence[Device | Fault], queue: Place, taken: Taken
 ) -> list[Device] | None:
     readings_until = time.monotonic() + READINGS_LIMIT_S
 
@@ -246,15 +233,13 @@ def _choose(
 
     for device in devices:
         left_s = max(LEAST_LIMIT_S, readings_until - time.monotonic())
-        taken.add(_take(claim, device, first_for, left_s))
+        taken.add(_take(claim, device, queue, left_s))
         if policy.first_will_do(claim.request) and (chosen := choose()):
             return chosen
     return None if policy.first_will_do(claim.request) else choose()
 
 
-def _take(
-    claim: Claim, device: Device | Fault, first_for: FirstFor, limit_s: float
-) -> Locked | Refusal:
+def _take(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) -> Locked | Refusal:
     """Lock one device, look at it, and keep the lock only if it will do."""
     request = claim.request
     if isinstance(device, Fault):
@@ -274,7 +259,7 @@ def _take(
         return Locked(device, lock)
     is_kept = False
     try:
-        answer = _look(claim, device, lock, first_for, limit_s)
+        answer = _look(claim, device, lock, queue, limit_s)
         is_kept = isinstance(answer, Locked)
         return answer
     finally:
@@ -283,7 +268,7 @@ def _take(
 
 
 def _look(
-    claim: Claim, device: Device, lock: Lock, first_for: FirstFor, limit_s: float
+    claim: Claim, device: Device, lock: Lock, queue: Place, limit_s: float
 ) -> Locked | Refusal:
     """Whether the device, now locked, will do for all that others have or await of it."""
     sharers = claim.locks.sharers_of(device.uuid, [lock.name]) if claim.request.share else ()
@@ -295,7 +280,7 @@ def _look(
     if claim.is_taking_back:  # this process itself may be on it
         return Locked(device, lock, state, reading, sharers)
     is_free = policy.is_to_be_taken(claim.request, state, reading, is_shared=bool(sharers))
-    if first := first_for(device.uuid, is_free=is_free):
+    if first := queue.first_for(device.uuid, is_free=is_free):
         return Refusal(device, State.AWAITED, reading, holder=first.holder)
     if is_free:
         return Locked(device, lock, state, reading, sharers)
