@@ -84,7 +84,10 @@ class Scene:
         for path in self.machine.locks.glob("*.lock"):
             record = json.loads(path.read_text() or "{}")
             if record.get("pid") == child.pid:
-                path.write_text(json.dumps(record | {"since": time.time() - since_s}))
+                # Without O_CREAT, which fs.protected_regular refuses on another user's file.
+                with path.open("r+") as file:
+                    file.write(json.dumps(record | {"since": time.time() - since_s}))
+                    file.truncate()
                 os.utime(path, (time.time(), time.time() - idle_s))  # its last cell
         return child
 
