@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from math import inf
 from typing import TYPE_CHECKING
 
 from reserve_gpu import host, interrupts
@@ -20,7 +19,7 @@ from reserve_gpu.errors import (
 )
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.model import Device
 from reserve_gpu.report import messages
 from reserve_gpu.reservation import environment, policy
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
     from reserve_gpu.model import Request, Waiting
     from reserve_gpu.report.status import Status
     from reserve_gpu.reservation.session import Session
+
+LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
 
 
 def reserve(  # noqa: PLR0913 - all but the first are keywords
@@ -182,7 +183,9 @@ def _taken(
 def _outcome(
     own: Session, claim: Claim, deadline: Deadline, progress: Callable[[Waiting], object]
 ) -> Granted | Denied:
-    outcome = attempt(claim, deadline.at if deadline.waits else inf)
+    # Who waits anyway waits for one who is stopped while it has the mutex, too.
+    limit_s = max(LEAST_WAIT_S, deadline.left_s) if deadline.waits else MUTEX_LIMIT_S
+    outcome = attempt(claim, mutex_limit_s=limit_s)
     if isinstance(outcome, Granted) or not deadline.waits or _is_above(own, claim, outcome):
         return outcome
     if not policy.may_come_free(outcome.refusals, claim.request):
