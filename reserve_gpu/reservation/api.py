@@ -22,7 +22,7 @@ from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.model import Device
 from reserve_gpu.report import messages
-from reserve_gpu.reservation import environment, policy
+from reserve_gpu.reservation import environment, limit, policy
 from reserve_gpu.reservation.claim import Claim, Denied, Granted, attempt, cautions, explained
 from reserve_gpu.reservation.request import Deadline, idle_mib, parse
 from reserve_gpu.reservation.session import Reservation, session
@@ -170,6 +170,8 @@ def _taken(
         if is_late:
             request = _only_what_cuda_sees(own, request, gpus)
         with LockDirectory() as locks:
+            if not is_late:
+                limit.inherit(gpus, locks)
             outside, held = own.outside(), own.locks_in(locks.path)
             driver = gpus.driver_version() if request.needed > 1 else None
             claim = Claim(request, gpus, locks, outside, held, limit_mib, is_late, driver=driver)
