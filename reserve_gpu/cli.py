@@ -7,6 +7,7 @@ A row in COMMANDS is a subcommand.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from argparse import Namespace, RawDescriptionHelpFormatter
 from contextlib import suppress
@@ -136,8 +137,10 @@ COMMANDS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the arguments say, those of this process by default; returns the exit code."""
-    _open_standard_descriptors()
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as __init__.py has it for a start
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        _open_standard_descriptors()
         if "_ARGCOMPLETE" in os.environ:
             _complete(_parser(COMMANDS))
         return _start(list(sys.argv[1:] if arguments is None else arguments))
@@ -211,8 +214,6 @@ def _show(result: Status | Check, text: str, arguments: Namespace) -> None:
 
 def _print(text: str) -> None:
     """Print what was asked for. A reader that goes away ends this quietly, as it does `ls`."""
-    import signal
-
     if hasattr(signal, "SIGPIPE"):  # not on Windows
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
