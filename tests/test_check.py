@@ -458,9 +458,9 @@ def test_another_python_by_its_name(here: Here) -> None:
 NO_PYTHONS = {
     "nowhere": "There is no program '{}' that this user may run.",
     "a folder": "There is no program '{}' that this user may run.",
-    "a text": "{} is no Python: Exec format error.",
-    "a shell": "{} is no Python.",
-    "a silent one": "{} is no Python.",
+    "a text": "{} can't be run: Exec format error.",
+    "a shell": "{} does not answer as a Python does.",
+    "a silent one": "{} does not answer as a Python does.",
     "an old one": "{} is Python 3.7; a check needs 3.8 or newer.",
 }
 

@@ -58,13 +58,13 @@ def _ask(path: str, words: Sequence[str], key: str, limit_s: float) -> list[obje
     try:
         end = children.run_all({key: [path, *words]}, os.environ, limit_s, lambda *_: None)[key]
     except OSError as error:
-        raise RequestError(f"{_shown(path)} is no Python: {error.strerror}.") from error
+        raise RequestError(f"{_shown(path)} can't be run: {error.strerror}.") from error
     answer = end.news.get(key)
     if isinstance(answer, list):
         return answer
     if end.code is None:
         raise RequestError(f"{_shown(path)} gave no answer within {limit_s:g} s.")
-    raise RequestError(f"{_shown(path)} is no Python.")
+    raise RequestError(f"{_shown(path)} does not answer as a Python does.")
 
 
 def _shown(path: str) -> str:
