@@ -12,19 +12,36 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+
+# Whether this process is the command line, which starts now, and not somebody's notebook: while
+# Python looks for what `-m` names argv[0] is -m; a script that %run runs is not in orig_argv.
+_program = sys.argv[0] if sys.argv else ""
+_is_module = _program == "-m" and __name__ in sys.orig_argv
+_is_script = os.path.basename(_program) == "reserve-gpu" and _program in sys.orig_argv
 
 # `python -m reserve_gpu` puts the working directory first, and imports this file before
 # __main__.py. A file there that is called like a module of Python's own, as a json.py beside a
-# notebook, must not be imported in its place. (While Python looks for what to run, argv[0] is -m.)
+# notebook, must not be imported in its place.
 if (
-    sys.argv[:1] == ["-m"]
-    and __name__ in sys.orig_argv
+    _is_module
     and not getattr(sys.flags, "safe_path", False)
     and sys.path[:1] in ([""], [os.getcwd()])
 ):
     del sys.path[0]
+
+# Ctrl-C while the modules are imported ends the command line as it ends `ls`, without a traceback;
+# cli.main() then lets it raise KeyboardInterrupt again.
+if _is_module or _is_script:
+    try:
+        import signal
+
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+    except KeyboardInterrupt:  # that import takes some milliseconds
+        os._exit(130)
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.errors import (
     DriverError,

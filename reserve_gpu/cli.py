@@ -7,6 +7,7 @@ A row in COMMANDS is a subcommand.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from argparse import Namespace, RawDescriptionHelpFormatter
 from contextlib import suppress
@@ -46,6 +47,8 @@ exit codes: the command's own, if it was started; else
 CHECK_TEXT = """\
 Asks PyTorch, TensorFlow, JAX and others, each in a process of its own; run it under `reserve-gpu
 run` to check what a command would get: reserve-gpu run -- reserve-gpu check. Exit code 1: not so.
+Those of the Python that reserve-gpu is installed for are asked, or of another: --python "$(which
+python)", as where reserve-gpu has an environment of its own (pipx, uv tool).
 """
 KERNEL_TEXT = """\
 It is started with this Python. Where no GPU is free it starts all the same, sees no GPU, and its
@@ -75,7 +78,7 @@ def _check(arguments: Namespace) -> int:
     from reserve_gpu.frameworks.check import check
 
     with Live(sys.stderr) as live:
-        result = check(progress=live.show_check)
+        result = check(python=arguments.python, progress=live.show_check)
     _show(result, str(result), arguments)
     return 0 if result.is_well else DOES_NOT_FIT
 
@@ -110,7 +113,7 @@ COMMANDS = (
     Command(
         "check",
         "Show whether each framework uses exactly the GPUs that are reserved.",
-        (options.JSON,),
+        (options.PYTHON, options.JSON),
         _check,
         more=CHECK_TEXT,
     ),
@@ -136,8 +139,10 @@ COMMANDS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the arguments say, those of this process by default; returns the exit code."""
-    _open_standard_descriptors()
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as __init__.py has it for a start
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        _open_standard_descriptors()
         if "_ARGCOMPLETE" in os.environ:
             _complete(_parser(COMMANDS))
         return _start(list(sys.argv[1:] if arguments is None else arguments))
@@ -211,8 +216,6 @@ def _show(result: Status | Check, text: str, arguments: Namespace) -> None:
 
 def _print(text: str) -> None:
     """Print what was asked for. A reader that goes away ends this quietly, as it does `ls`."""
-    import signal
-
     if hasattr(signal, "SIGPIPE"):  # not on Windows
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from reserve_gpu import options
+from reserve_gpu import host, options
 from reserve_gpu.errors import RequestError, ReservedAboveError, ReserveGPUError, TooLateError
 from reserve_gpu.reservation import api, request
 
@@ -23,7 +23,8 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("click", "distributed"):
         raise
-    raise ImportError("reserve_gpu.dask needs Dask: python -m pip install distributed") from None
+    command = host.install_command("distributed")
+    raise ImportError(f"reserve_gpu.dask needs Dask: {command}") from None
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the system says: about this process and its notebook, other processes, users, namespaces.
+"""What the system says: of this process, its notebook and its Python, other processes, users.
 
 The only module that imports `psutil`, and only when another process has to be described.
 """
@@ -12,6 +12,8 @@ from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
+from reserve_gpu.errors import shown
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -23,6 +25,7 @@ T = TypeVar("T")
 # (reservation/handover.py). A process with another pid has only inherited the variable.
 HELD = "RESERVE_GPU_HELD"
 
+COMMAND_LIMIT = 10_000  # characters: two paths of the greatest length, and some words
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 
 
@@ -203,3 +206,36 @@ def notebook() -> str:
         return "?"
     home = os.path.expanduser("~")
     return f"~{directory[len(home) :]}" if f"{directory}/".startswith(f"{home}/") else directory
+
+
+def install_command(package: str, instead_of: str = "") -> str:
+    """The command that installs a package for this Python, whatever made its environment.
+
+    instead_of: packages to uninstall before.
+
+    pipx (https://pipx.pypa.io/stable/reference/cli/) and uv (https://docs.astral.sh/uv/pip/) make
+    environments without pip. In one of `uv tool`, `uv tool install --with` would drop what was
+    added by an earlier --with, which may be this package.
+    """
+    from importlib.util import find_spec
+    from shlex import quote
+
+    python = quote(sys.executable or "python3")
+    if os.path.exists(os.path.join(sys.prefix, "pipx_metadata.json")):
+        name = quote(os.path.basename(sys.prefix))
+        install, uninstall = f"pipx inject {name}", f"pipx runpip {name} uninstall -y"
+    elif find_spec("pip") is None and _is_made_by_uv():
+        install, uninstall = (
+            f"uv pip {verb} --python {python}" for verb in ("install", "uninstall")
+        )
+    else:
+        install, uninstall = f"{python} -m pip install", f"{python} -m pip uninstall -y"
+    before = f"{uninstall} {instead_of} && " if instead_of else ""
+    return shown(f"{before}{install} {package}", COMMAND_LIMIT)
+
+
+def _is_made_by_uv() -> bool:
+    path = os.path.join(sys.prefix, "pyvenv.cfg")
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return any(line.partition("=")[0].strip() == "uv" for line in file)
+    return False

@@ -73,6 +73,7 @@ REQUEST = (*WHICH, *HOW)
 REQUEST_THAT_GOES_ON = tuple(option for option in REQUEST if option is not OPTIONAL)
 
 JSON = Option("--json", action="store_true", help="as JSON, for programs")
+PYTHON = Option("--python", metavar="PATH", help="ask the frameworks of another Python than this")
 
 PLACES = (
     Option("--user", action="store_true", help="for this user; the default"),

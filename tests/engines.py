@@ -28,6 +28,13 @@ def examples(engine: str) -> list[str]:
     return re.findall(r"```\w+\n(.*?)```", part, re.DOTALL)
 
 
+def more_examples(engine: str) -> list[str]:
+    """The code blocks of the section about an engine in the page about engines."""
+    page = (ROOT / "docs" / "engines.md").read_text()
+    section = page.partition(f"\n## {engine}\n")[2].partition("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+
+
 def host(folder: Path, number: int = 0) -> Machine:
     """A machine with four GPUs of its own, and locks of its own."""
     folder.mkdir(exist_ok=True)

@@ -5,6 +5,7 @@ Each framework costs a child, so most facts are shown on one or two; the layer `
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import venv
 from contextlib import contextmanager, suppress
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
@@ -20,10 +22,12 @@ import psutil
 import pytest
 
 import reserve_gpu
-from reserve_gpu.frameworks import children
-from reserve_gpu.frameworks.check import _is_installed
+from reserve_gpu.frameworks import children, probes
+from reserve_gpu.frameworks.interpreter import OLDEST
+from reserve_gpu.frameworks.probes import is_installed
 from reserve_gpu.reservation import environment
-from tests.frameworks import KEYS, NAMES, STANDINS, installed
+from tests.commandline import CommandLine
+from tests.frameworks import FOLDER, KEYS, NAMES, STANDINS, installed
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
@@ -348,8 +352,8 @@ def test_a_folder_is_no_framework(here: Here, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.syspath_prepend("")
     (here.folder / "mxnet").mkdir()
     (here.folder / "cupy.py").touch()
-    assert not _is_installed("mxnet")
-    assert _is_installed("cupy")
+    assert not is_installed("mxnet")
+    assert is_installed("cupy")
 
 
 @probing
@@ -411,6 +415,81 @@ def test_leaves_no_descriptor_open(here: Here, monkeypatch: pytest.MonkeyPatch) 
     before = left()
     check(limit_s=0.1)
     assert left() == before
+
+
+# -- another Python --------------------------------------------------------------------------------
+
+
+def another_python(here: Here, *frameworks: str) -> str:
+    """A Python of an environment of its own, which has stand-ins of these frameworks; its path."""
+    folder = here.folder / "another"
+    venv.create(folder, symlinks=True, with_pip=False)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "tests").mkdir()
+    (packages / "tests" / "standins").symlink_to(FOLDER)
+    for name in frameworks:
+        (packages / f"{name}.py").symlink_to(f"{FOLDER}/{name}.py")
+    return str(folder / "bin" / "python")
+
+
+@probing
+def test_another_python(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frameworks of another Python are asked, which has not this package and not this path."""
+    installed(monkeypatch, "jax")
+    os.environ["PYTHONPATH"] = ""
+    python = another_python(here, "torch")
+    reserve_gpu.reserve("1")
+    rows = check(python=python)
+    assert states(rows) == all_are("fits", "PyTorch")
+    assert rows["all"]["python"] == python
+    assert "which has none of them" not in str(reserve_gpu.check(python=python))
+
+
+@probing
+def test_another_python_by_its_name(here: Here) -> None:
+    """A name is looked for on PATH; where a Python has no framework, how to ask another is said."""
+    os.environ |= {"PYTHONPATH": "", "PATH": os.path.dirname(another_python(here))}
+    found = reserve_gpu.check(python="python")
+    assert found.python == str(here.folder / "another" / "bin" / "python")
+    hint = ", which has none of them (reserve-gpu check --python PATH asks another)."
+    assert str(found).splitlines()[0].endswith(f"Python: {found.python}{hint}")
+
+
+NO_PYTHONS = {
+    "nowhere": "There is no program '{}' that this user may run.",
+    "a folder": "There is no program '{}' that this user may run.",
+    "a text": "{} can't be run: Exec format error.",
+    "a shell": "{} does not answer as a Python does.",
+    "a silent one": "{} does not answer as a Python does.",
+    "an old one": "{} is Python 3.7; a check needs 3.8 or newer.",
+}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", NO_PYTHONS)
+def test_no_python(here: Here, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """What is no Python, or one too old, is refused in one line, with exit code 2."""
+    path = here.folder / name
+    if name == "a folder":
+        path.mkdir()
+    elif name == "a shell":
+        path.symlink_to("/bin/sh")
+    elif name != "nowhere":
+        texts = {
+            "a silent one": "#!/bin/sh\n",
+            "an old one": "#!/bin/sh\necho '{\"version\": [3, 7]}'\n",
+        }
+        path.write_text(texts.get(name, "no program\n"))
+        path.chmod(0o755)
+    done = CommandLine(capsys)("check", "--python", str(path))
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr == NO_PYTHONS[name].format(path) + "\n"
+
+
+def test_the_script_is_for_old_pythons() -> None:
+    """The script that another Python runs has no syntax that is newer than what is asked for."""
+    source = pathlib.Path(probes.__file__).read_text(encoding="utf-8")
+    ast.parse(source, feature_version=OLDEST)
 
 
 # -- what hangs ------------------------------------------------------------------------------------
@@ -519,7 +598,8 @@ def test_three_ways_say_the_same(here: Here, monkeypatch: pytest.MonkeyPatch) ->
     assert progress[-1]["text/plain"] == ""
     table = Cells(shown["text/html"])
     head, _, *lines = shown["text/plain"].splitlines()
-    assert head == "Reserved: GPU1."
+    assert head == f"Reserved: GPU1. Python: {sys.executable}."
+    assert told["python"] == sys.executable
     for cells, line, row in zip(table.rows[1:], lines, told["frameworks"], strict=True):
         assert all(cell in line for cell in cells)
         assert cells[0] == row["name"]

@@ -129,6 +129,50 @@ def test_stdout_is_the_commands_own(here: Here, script: str, name: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (7, "told\n-- 0\n", RESERVED)
 
 
+# At the import of this module the process gets SIGINT: what Ctrl-C does, at a moment that is known.
+AT_IMPORT = """
+import os, sys
+def watch(event, arguments):
+    if event == "import" and arguments[0] == os.environ["AT"]:
+        os.kill(os.getpid(), 2)
+sys.addaudithook(watch)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["reserve-gpu", "python -m reserve_gpu"])
+@pytest.mark.parametrize(
+    "at", ["signal", "reserve_gpu.errors", "fcntl", "reserve_gpu.command", "gettext"]
+)
+def test_interrupted_while_it_starts(here: Here, script: str, name: str, at: str) -> None:
+    """Ctrl-C while the command line starts ends it with nothing on the screen but one line."""
+    (here.folder / "sitecustomize.py").write_text(AT_IMPORT)
+    ours = (script,) if name == "reserve-gpu" else US
+    path = f"{here.folder}:{ROOT}"
+    done = here.command(*ours, "run", "--", "touch", "started", AT=at, PYTHONPATH=path)
+    assert done.returncode in (-signal.SIGINT, 130)  # both are 130 to a shell
+    assert done.stdout + done.stderr in ("", "Interrupted; nothing was reserved.\n")
+    assert not (here.folder / "started").exists()
+
+
+@pytest.mark.process
+def test_an_ignored_interrupt_stays_ignored(here: Here, script: str) -> None:
+    """Where Ctrl-C is ignored, as after nohup or for a job in the background, it stays so."""
+    (here.folder / "sitecustomize.py").write_text(AT_IMPORT)
+    ignoring = ("sh", "-c", f"trap '' INT; exec {script} run -- echo started")
+    path = f"{here.folder}:{ROOT}"
+    done = here.command(*ignoring, AT="reserve_gpu.errors", PYTHONPATH=path)
+    assert done.stdout == "started\n", done.stderr
+
+
+@pytest.mark.process
+def test_an_interrupt_is_left_to_those_who_import(here: Here) -> None:
+    """Importing the package leaves Ctrl-C as it was, whatever the words of the program are."""
+    code = "import signal, reserve_gpu.cli; print(signal.getsignal(signal.SIGINT))"
+    done = here.command(sys.executable, "-c", code, "-m", "reserve_gpu", "reserve-gpu")
+    assert "default_int_handler" in done.stdout
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("before", [(), ("nohup",)], ids=["", "nohup"])
 def test_signals_are_as_they_were(here: Here, before: tuple[str, ...]) -> None:

@@ -354,5 +354,6 @@ def test_without_dask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "reserve_gpu.dask", raising=False)
     with pytest.raises(ImportError) as caught:
         import_module("reserve_gpu.dask")
-    assert str(caught.value) == "reserve_gpu.dask needs Dask: python -m pip install distributed"
+    command = f"{sys.executable} -m pip install distributed"
+    assert str(caught.value) == f"reserve_gpu.dask needs Dask: {command}"
     assert caught.value.__suppress_context__

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.engines import examples, host, run, said, uuids
+from tests.engines import examples, host, more_examples, run, said, uuids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,3 +118,21 @@ def test_reserve_in_workers(machine: Machine, environ: dict[str, str]) -> None:
     assert holders is True
     assert again is True
     assert same == [True, False, True, True]
+
+
+HALVES = """
+ray.init(num_cpus=4, num_gpus=1, include_dashboard=False, object_store_memory=80_000_000)
+halves = [Half.remote() for _ in range(2)]
+say(ray.get([one.gpu.remote() for one in halves]))
+say([len(row.holders) for row in reserve_gpu.status().rows])
+ray.shutdown()
+"""
+
+
+@pytest.mark.needs("engines")
+def test_a_fraction_of_a_gpu(machine: Machine, environ: dict[str, str]) -> None:
+    """The page's actors of half a GPU each are two on one GPU, and share it."""
+    (half,) = more_examples("Ray")
+    gpus, holders = ipython(machine, PRELUDE + half + HALVES, environ)
+    assert gpus == ["0", "0"]
+    assert holders == [2, 0, 0, 0]

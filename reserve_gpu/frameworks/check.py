@@ -8,15 +8,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, shown
-from reserve_gpu.frameworks import children, probes, verdict
+from reserve_gpu.frameworks import children, interpreter, probes, verdict
 from reserve_gpu.frameworks.verdict import Finding, Verdict
 from reserve_gpu.model import Device
 from reserve_gpu.report.words import duration, labels
@@ -25,6 +23,7 @@ from reserve_gpu.reservation import api, environment
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from reserve_gpu.frameworks.interpreter import Interpreter
     from reserve_gpu.model import Row
 
 LIMIT_S = 120.0  # importing a framework from a slow disk alone can take a minute
@@ -65,11 +64,13 @@ class Check:
     """What the driver and the frameworks see; shows itself as text and as a table in a notebook.
 
     reserved: what they should see, in CUDA's order. visible: CUDA_VISIBLE_DEVICES at the time.
+    python: the path of the Python whose frameworks these are.
     """
 
     rows: tuple[Finding, ...]
     reserved: tuple[Device, ...] = ()
     visible: str | None = None
+    python: str = ""
 
     @property
     def is_well(self) -> bool:
@@ -101,6 +102,7 @@ class Check:
         """The same as JSON takes it; names are only ever added."""
         return {
             "is_well": self.is_well,
+            "python": self.python,
             "reserved": [{"label": d.label, "uuid": d.uuid} for d in self.reserved],
             "cuda_visible_devices": self.visible,
             "frameworks": [_row_dict(row) for row in self.rows],
@@ -108,28 +110,36 @@ class Check:
 
 
 def check(
-    *, limit_s: float = LIMIT_S, progress: Callable[[Progress], object] | None = None
+    *,
+    python: str | None = None,
+    limit_s: float = LIMIT_S,
+    progress: Callable[[Progress], object] | None = None,
 ) -> Check:
     """Ask the driver and each installed framework what they see with this process's variables.
 
+    python: another Python to ask, by its path or its name on PATH; None for this one.
     limit_s: seconds that each may take; they are asked at the same time.
     progress: called now and then while this waits.
 
     Where something else than what is reserved is visible, no framework is started on it.
-    Raises ImpossibleError on a system where nothing can be reserved, ReserveGPUError where no
-    process can be started.
+    Raises RequestError for a `python` that is none, ImpossibleError on a system where nothing can
+    be reserved, ReserveGPUError where no process can be started.
     """
     if not sys.platform.startswith("linux"):
         raise ImpossibleError(f"A check needs Linux or WSL2; this is {sys.platform}.")
-    if not sys.executable:
-        raise ImpossibleError("A check needs a Python to start, and this one doesn't know its own.")
+    frameworks = [key for key in NAMES if key != DRIVER]
+    asked = (
+        interpreter.this(frameworks)
+        if python is None
+        else interpreter.other(python, frameworks, limit_s)
+    )
     reservation = api.current()
     try:
         rows = api.status().rows
     except DriverError:
         rows = ()
     reserved = reservation.devices if reservation else _inherited(rows)
-    answers = _answers(reserved, limit_s, progress)
+    answers = _answers(asked, reserved, limit_s, progress)
     place = verdict.Place(
         reserved=reserved,
         known=tuple(row.device for row in rows if isinstance(row.device, Device)),
@@ -143,37 +153,31 @@ def check(
         else Finding(name, Verdict.ABSENT)
         for key, name in NAMES.items()
     ]
-    return Check(tuple(findings), reserved, place.visible)
+    return Check(tuple(findings), reserved, place.visible, asked.path)
 
 
 def _answers(
-    reserved: Sequence[Device], limit_s: float, progress: Callable[[Progress], object] | None
+    asked: Interpreter,
+    reserved: Sequence[Device],
+    limit_s: float,
+    progress: Callable[[Progress], object] | None,
 ) -> dict[str, verdict.Answer]:
     """What the driver and each framework that is installed say."""
-    present = [key for key in NAMES if key == DRIVER or _is_installed(key)]
+    present = [DRIVER, *asked.frameworks]
     allowed = json.dumps([verdict.cuda_uuid(device) for device in reserved])
-    entries: list[object] = [*sys.path]
-    path = json.dumps([entry for entry in entries if isinstance(entry, str)])  # as Python has it
+    path = json.dumps(asked.sys_path)
 
     def tell(running: Sequence[str], waited_s: float) -> None:
         if progress is not None:
             done = [NAMES[key] for key in present if key not in running]
             progress(Progress(tuple(done), tuple(NAMES[key] for key in running), waited_s))
 
-    commands = {key: [sys.executable, probes.__file__, key, allowed, path] for key in present}
+    commands = {key: [asked.path, probes.__file__, key, allowed, path] for key in present}
     try:
         ends = children.run_all(commands, {**os.environ, **QUIET}, limit_s, tell)
     except OSError as error:
         raise ReserveGPUError(f"No process can be started to check with: {error}.") from error
     return {key: verdict.answer(end, limit_s) for key, end in ends.items()}
-
-
-def _is_installed(module: str) -> bool:
-    """Whether it could be imported; a folder of that name beside a notebook is no framework."""
-    with suppress(ImportError, ValueError, AttributeError):
-        spec = find_spec(module)
-        return spec is not None and spec.origin is not None
-    return False
 
 
 def _inherited(rows: Sequence[Row]) -> tuple[Device, ...]:
@@ -198,13 +202,16 @@ def _inherited(rows: Sequence[Row]) -> tuple[Device, ...]:
 
 
 def _headline(check: Check) -> str:
+    python = f" Python: {shown(check.python, interpreter.PATH_LIMIT)}"
+    if all(row.verdict is Verdict.ABSENT for row in check.rows if row.name != NAMES[DRIVER]):
+        python += ", which has none of them (reserve-gpu check --python PATH asks another)"
     if check.reserved:
-        return f"Reserved: {labels(check.reserved)}."
+        return f"Reserved: {labels(check.reserved)}.{python}."
     now = "not set" if check.visible is None else repr(shown(check.visible))
     return (
         "Nothing is reserved here, so no framework was started on a GPU. Reserve one first "
         "(%reserve_gpu; in a shell: reserve-gpu run -- reserve-gpu check). "
-        f"CUDA_VISIBLE_DEVICES is {now}."
+        f"CUDA_VISIBLE_DEVICES is {now}.{python}."
     )
 
 

@@ -1,9 +1,10 @@
 """Asks one framework what it sees and whether it computes, in a process of its own.
 
-Run as a script with the framework's key, the UUIDs of the devices that may be used, and sys.path.
-It answers on stdout with a line of JSON at each step: after a crash it is known what the framework
-did last, and what it had found by then. Imports nothing of ours, as this package need not be on the
-path of that process.
+Run as a script with the framework's key, the UUIDs of the devices that may be used, and sys.path,
+null for its own; or with INSTALLED and the keys of frameworks, to hear which there are. It answers
+on stdout with a line of JSON at each step: after a crash it is known what the framework did last,
+and what it had found by then. Imports nothing of ours and needs no more than Python 3.8: what runs
+it may be another Python, without this package.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import sys
 import uuid
 from contextlib import suppress
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+INSTALLED = "installed"  # in place of a framework's key
 COUNT = 100  # numbers to compute with, few enough that every framework's sum of squares is exact
 EXPECTED = float(sum(number * number for number in range(COUNT)))
 NO_CUDA = None  # as a build: this one can't use an NVIDIA GPU
@@ -232,6 +235,14 @@ PROBES: dict[str, Callable[[], Framework]] = {
 }
 
 
+def is_installed(module: str) -> bool:
+    """Whether it could be imported; a folder of that name beside a notebook is no framework."""
+    with suppress(ImportError, ValueError, AttributeError):
+        spec = find_spec(module)
+        return spec is not None and spec.origin is not None
+    return False
+
+
 def ask(key: str, allowed: Collection[str], say: Callable[..., None]) -> None:
     """Go through the steps of one framework, and say what comes of each.
 
@@ -256,11 +267,11 @@ def ask(key: str, allowed: Collection[str], say: Callable[..., None]) -> None:
     say(results=[framework.compute(number) for number in numbers])
 
 
-def main(key: str, allowed: Collection[str], path: list[str]) -> None:
-    """Ask, and say what went wrong as well. path: becomes sys.path."""
+def main(key: str, allowed: Collection[str], path: list[str] | None) -> None:
+    """Ask, and say what went wrong as well. path: becomes sys.path, unless it is None."""
     import ctypes
 
-    sys.path[:] = path
+    sys.path[:] = sys.path if path is None else path
     answers = os.dup(1)
     os.dup2(2, 1)  # what a framework prints is no answer
 
@@ -304,5 +315,9 @@ def _square_sum(result: Any) -> None:
 
 
 if __name__ == "__main__":
+    sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(__file__)]
+    if sys.argv[1] == INSTALLED:
+        print(json.dumps({INSTALLED: [key for key in sys.argv[2:] if is_installed(key)]}))
+        sys.exit()
     main(sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]))
     os._exit(0)  # a framework's own clean-up takes time, and may hang

@@ -14,6 +14,7 @@ from _thread import get_ident
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from reserve_gpu import host
 from reserve_gpu.errors import DriverError, NoDriverError, shown
 from reserve_gpu.gpus.worker import HangError, Worker
 
@@ -81,11 +82,6 @@ REMEDIES: dict[int, str] = {
 # The official bindings have these, old packages of the same module name don't
 # (https://github.com/wookayin/gpustat/issues/105).
 OFFICIAL = ("_nvmlGetFunctionPointer", "nvmlDeviceGetMigMode")
-REINSTALL = (
-    "The module pynvml here is not the one of nvidia-ml-py. Run: python -m pip uninstall -y pynvml "
-    "nvidia-ml-py3 nvidia-ml-py && python -m pip install nvidia-ml-py"
-)
-
 NO_THREAD = (
     "No thread can be started to ask the NVIDIA driver with: this process may have no more of them "
     "(ulimit -u, or the pids limit of its container)."
@@ -278,16 +274,22 @@ def import_pynvml() -> ModuleType:
             warnings.simplefilter("ignore")
             import pynvml
     except SyntaxError:  # written for Python 2
-        raise DriverError(REINSTALL) from None
+        raise _wrong_bindings() from None
     except Exception as error:  # a broken module may raise anything
         raise DriverError(
             f"The module pynvml can't be imported ({shown(str(error), TEXT_LIMIT)}). "
-            "Run: python -m pip install nvidia-ml-py"
+            f"Run: {host.install_command('nvidia-ml-py')}"
         ) from error
     if not all(hasattr(pynvml, name) for name in OFFICIAL):
-        raise DriverError(REINSTALL)
+        raise _wrong_bindings()
     module: ModuleType = pynvml
     return module
+
+
+def _wrong_bindings() -> DriverError:
+    packages = "pynvml nvidia-ml-py3 nvidia-ml-py"  # each has a module of this name
+    command = host.install_command("nvidia-ml-py", instead_of=packages)
+    return DriverError(f"The module pynvml here is not the one of nvidia-ml-py. Run: {command}")
 
 
 def _preload_wsl_library() -> None:

@@ -14,7 +14,7 @@ import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import options
+from reserve_gpu import host, options
 from reserve_gpu.errors import RequestError, ReserveGPUError, shown
 from reserve_gpu.reservation import request
 
@@ -178,6 +178,4 @@ def _is_ours(path: str) -> bool:
 
 
 def _missing(module: str) -> RequestError:
-    return RequestError(
-        f"There is no {module} here. Run: {shown(sys.executable)} -m pip install {module}"
-    )
+    return RequestError(f"There is no {module} here. Run: {host.install_command(module)}")

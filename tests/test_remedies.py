@@ -1,0 +1,65 @@
+"""The commands that messages name: they work in the environment of who reads them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import venv
+from typing import TYPE_CHECKING
+
+import pytest
+
+from reserve_gpu import host
+from tests.machine import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.machine import Machine
+
+ASK = "from reserve_gpu import host; print(host.install_command('six', instead_of='five'))"
+UV = "uv = 0.13.9\n"
+
+
+def environment(folder: Path, *, configuration: str = "", is_of_pipx: bool = False) -> Path:
+    """An environment without pip, with what uv and pipx leave in theirs; its Python."""
+    venv.create(folder, symlinks=True, with_pip=False)
+    with (folder / "pyvenv.cfg").open("a") as file:
+        file.write(configuration)
+    if is_of_pipx:
+        (folder / "pipx_metadata.json").write_text("{}")
+    return folder / "bin" / "python"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("name", "configuration", "is_of_pipx", "expected"),
+    [
+        ("uv", UV, False, "uv pip uninstall --python {} five && uv pip install --python {} six"),
+        ("no pip", "", False, "{} -m pip uninstall -y five && {} -m pip install six"),
+        # pipx makes its environments with uv where there is one.
+        ("x-1", UV, True, "pipx runpip x-1 uninstall -y five && pipx inject x-1 six"),
+    ],
+)
+def test_commands(
+    machine: Machine, name: str, configuration: str, *, is_of_pipx: bool, expected: str
+) -> None:
+    """A package is installed by what made the environment, named for the shell."""
+    folder = machine.folder / name
+    python = environment(folder, configuration=configuration, is_of_pipx=is_of_pipx)
+    done = machine.command(str(python), "-c", ASK, PYTHONPATH=str(ROOT))
+    assert done.stdout == expected.replace("{}", shlex.quote(str(python))) + "\n", done.stderr
+
+
+def test_with_pip() -> None:
+    """Where there is pip, this Python's own is named."""
+    assert host.install_command("six") == f"{shlex.quote(sys.executable)} -m pip install six"
+
+
+@pytest.mark.process
+def test_bindings_missing_in_an_environment_of_uv(machine: Machine) -> None:
+    """Where NVML's bindings are missing the message names uv, as there is no pip."""
+    python = environment(machine.folder / "uv", configuration=UV)
+    code = "import reserve_gpu; reserve_gpu.reserve()"
+    done = machine.command(str(python), "-c", code, PYTHONPATH=str(ROOT))
+    assert done.stderr.endswith(f"Run: uv pip install --python {python} nvidia-ml-py\n")
