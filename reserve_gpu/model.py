@@ -128,8 +128,9 @@ class Usage(NamedTuple):
 class Holder(NamedTuple):
     """The process that has a lock, and what it says of itself.
 
-    Where `seen`, the kernel's own list of locks names the pid. The rest was written by somebody
-    else: it is shown, made fit to print, and never decides anything.
+    Where `seen`, the kernel's own list of locks names the pid, and the user is that process's. The
+    rest was written by somebody else, perhaps by another than the holder: it is shown, made fit to
+    print, and never decides anything.
     """
 
     pid: int | None = None

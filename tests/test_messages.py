@@ -197,14 +197,14 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
             Refusal(GPU0, State.RESERVED, holder=ALICE),
             "reserved by alice, train.ipynb (pid 4321)",
         ),
-        (Refusal(GPU0, State.RESERVED), "reserved by somebody [unconfirmed]"),
+        (Refusal(GPU0, State.RESERVED), "reserved by somebody"),
         (
             Refusal(GPU0, State.RESERVED, holder=Holder(17, "bob")),
-            "reserved by bob (pid 17) [unconfirmed]",
+            "reserved by bob (pid 17, by its own word)",
         ),
         (
             Refusal(GPU0, State.RESERVED, holder=Holder(17, "bob", elsewhere=True)),
-            "reserved by bob (pid 17 of another container) [unconfirmed]",
+            "reserved by bob (pid 17 of another container, by its own word)",
         ),
         (
             Refusal(GPU0, State.RESERVED, holder=ALICE._replace(note="till noon, call 123")),
@@ -212,7 +212,7 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
         ),
         (
             Refusal(GPU0, State.RESERVED, holder=Holder(notebook=HOSTILE, user="")),
-            f"reserved by somebody, {HARMLESS} [unconfirmed]",
+            f"reserved by somebody, {HARMLESS} (by its own word)",
         ),
         (Refusal(GPU0, State.AWAITED, EMPTY, holder=BOB), "awaited by bob, /home/bob (pid 9876)"),
         (

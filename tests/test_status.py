@@ -580,11 +580,11 @@ def test_a_split_gpu_stands_above_its_instances() -> None:
 
 
 def test_who_is_only_half_known() -> None:
-    """A holder of whom the record and the kernel disagree, or without a pid, is shown as such."""
-    unknown, elsewhere = Holder(), ALICE._replace(elsewhere=True, confirmed=False)
+    """Of a holder whose pid only the record names it is said that all is by its own word."""
+    unknown, elsewhere = Holder(), ALICE._replace(elsewhere=True, seen=False, confirmed=False)
     text = "\n".join(picture(RESERVED[0]._replace(holders=(unknown, elsewhere))))
-    assert "reserved by somebody [unconfirmed]\n" in text
-    assert "(pid 4321 of another container) since NOW (2 h 10 min) [unconfirmed]" in text
+    assert "reserved by somebody\n" in text
+    assert "(pid 4321 of another container, by its own word) since NOW (2 h 10 min)" in text
 
 
 class Table(HTMLParser):

@@ -88,14 +88,14 @@ def holder_line(holder: Holder, what: str, when: str, asks: str = "") -> Line:
     line: Line = (what, FAINT), (shown(holder.user or "somebody"), STRONG)
     if holder.notebook:
         line += ", ", (shown(holder.notebook), STRONG)
-    if holder.pid:
-        line += (f" (pid {holder.pid}{' of another container' if holder.elsewhere else ''})",)
+    if origin := _origin(holder):
+        line += (f" ({origin})",)
     if asks:
         line += (" has waited for ", FAINT), (shown(asks), STRONG)
     line += (when,)
     if holder.note:
         line += ": ", (shown(holder.note), STRONG)
-    return line if holder.confirmed else (*line, (" [unconfirmed]", FAINT))
+    return line
 
 
 def person(holder: Holder) -> str:
@@ -186,6 +186,15 @@ def whom_to_ask(unused: Sequence[tuple[str, Sequence[Holder]]]) -> list[str]:
         f"{label} is reserved but idle: ask {listed(list(map(person, holders[:NAMED_SHARERS])))}."
         for label, holders in sorted(unused, key=last_sign)[:NAMED_IDLE]
     ]
+
+
+def _origin(holder: Holder) -> str:
+    """`pid 4321` where the kernel says so; else what says it, if anything does."""
+    pid = f"pid {holder.pid}" if holder.pid else ""
+    if holder.elsewhere:
+        pid += " of another container"
+    is_word = not holder.seen and bool(holder.pid or holder.user or holder.notebook)
+    return ", ".join(filter(None, [pid, "by its own word" if is_word else ""]))
 
 
 def _use_beside(refusal: Refusal) -> str:
