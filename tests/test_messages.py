@@ -228,6 +228,18 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
             Refusal(GPU0, State.BUSY, COMPUTED_ON, (PYTHON,)),
             "busy, alice: python (pid 4321) 3.4 GiB",
         ),
+        (
+            Refusal(GPU0, State.BUSY, EXCLUSIVE, (PYTHON,)),
+            "busy in exclusive mode (one process at a time), alice: python (pid 4321) 3.4 GiB",
+        ),
+        (
+            Refusal(GPU0, State.BUSY, EXCLUSIVE),
+            "busy in exclusive mode (one process at a time), 1 compute process",
+        ),
+        (
+            Refusal(GPU0, State.BUSY, FULL._replace(mode=ComputeMode.EXCLUSIVE_PROCESS)),
+            "busy, 10.2 GiB in use by no process that can be seen",
+        ),
         (Refusal(GPU0, State.BUSY, COMPUTED_ON), "busy, 1 compute process"),
         (Refusal(GPU0, State.BUSY, EMPTY._replace(compute=2)), "busy, 2 compute processes"),
         (Refusal(GPU0, State.BUSY, EMPTY._replace(mps=1)), "busy, 1 MPS client"),

@@ -121,8 +121,35 @@ def test_prohibited(here: Here) -> None:
         assert (row["state"], row["is_reserved_but_idle"]) == ("prohibited", False)
         assert row["reason"] == "compute mode is prohibited: nobody can use it"
     text = str(reserve_gpu.status())
-    assert "compute mode is prohibited: nobody can use it" in text
+    assert text.count("compute mode is prohibited: nobody can use it") == 2
+    assert "used by pid 4321, 900 MiB" in text
+    assert "without a reservation" not in text
     assert text.startswith("None of 2 GPUs is free.")
+
+
+def test_compute_modes(here: Here) -> None:
+    """The compute mode is in JSON, and in the picture where it keeps others out."""
+    modes = ["default", "exclusive_thread", "prohibited", "exclusive_process"]
+    here.write("".join(f"gpu\n mode {mode}\n" for mode in modes))
+    here.add("compute 4321 900\ngpu\nfail nvmlDeviceGetComputeMode 4 3")
+    here.add("fail nvmlDeviceGetHandleByIndex_v2 0 15")
+    rows = devices()
+    assert [row["compute_mode"] for row in rows] == [None, *modes[1:], None]
+    assert [row["state"] for row in rows] == ["broken", "free", "prohibited", "busy", "free"]
+    below = str(reserve_gpu.status()).partition("\n3 ")[2].splitlines()[1:3]
+    assert [line.strip() for line in below] == [
+        "compute mode is exclusive: one process at a time",
+        "used without a reservation by pid 4321, 900 MiB",
+    ]
+
+
+def test_an_exclusive_gpu_is_said_to_be_exclusive(here: Here) -> None:
+    """Who names a GPU that its compute mode keeps for one process is told of both."""
+    here.write("gpu\n mode exclusive_process\n compute 4321 900\ngpu")
+    with pytest.raises(reserve_gpu.NoFreeDeviceError) as refused:
+        reserve_gpu.reserve("0")
+    expected = "GPU0: busy in exclusive mode (one process at a time), pid 4321, 900 MiB"
+    assert expected in str(refused.value)
 
 
 # -- who has what ----------------------------------------------------------------------------------

@@ -167,8 +167,11 @@ def _lines(row: Row, tickets: Sequence[Ticket], now: float) -> list[Line]:
         lines[0] += (("  this kernel", MARK),)
     if row.is_unused:
         lines.append((("reserved but idle", MARK), _idle(row, now)))
+    mode = words.MODES.get(row.usage.mode or 0) if row.usage else None
+    if mode:
+        lines.append((mode,))
     lines += _uses(row)
-    if row.reason and not row.processes and row.state is not State.FREE:
+    if row.reason and row.reason != mode and not row.processes and row.state is not State.FREE:
         lines.append((shown(row.reason, REASON_LIMIT),))
     if row.state is State.FREE and row.next_in_queue:
         first = tickets[row.next_in_queue - 1]
@@ -205,8 +208,9 @@ def _uses(row: Row) -> list[Line]:
         (False, ("used without a reservation by ", MARK)),
     )
     in_order = sorted(row.processes, key=lambda process: -(process.memory_mib or 0))
-    if row.is_unreserved_use and not row.holders:  # whose processes these are needs not be seen
-        in_order = [process._replace(has_reserved=False) for process in in_order]
+    if not row.holders:  # whose processes these are needs not be seen
+        has_reserved = False if row.is_unreserved_use else None
+        in_order = [process._replace(has_reserved=has_reserved) for process in in_order]
     return [
         (title, words.users(processes))
         for kind, title in kinds

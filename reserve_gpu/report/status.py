@@ -27,6 +27,12 @@ PROCESS_FIELDS = ("pid", "user", "command", "memory_mib", "has_reserved")
 HOLDER_FIELDS = (
     "pid", "user", "notebook", "note", "since", "last_cell", "confirmed", "elsewhere",
 )  # fmt: skip
+COMPUTE_MODES = (
+    "default",
+    "exclusive_thread",
+    "prohibited",
+    "exclusive_process",
+)  # by NVML's number
 MUTEX_LIMIT_S = 0.5
 
 
@@ -234,6 +240,7 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "memory_total_mib": device.memory_mib if device else None,
         "memory_used_mib": row.usage.used_mib if row.usage else None,
         "utilisation_percent": row.utilisation,
+        "compute_mode": _compute_mode(row.usage),
         "processes": [_named(process, PROCESS_FIELDS) for process in row.processes],
         "holders": [_named(holder, HOLDER_FIELDS) for holder in row.holders],
         "is_this_process": row.is_mine,
@@ -241,6 +248,11 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "is_used_without_reservation": row.is_unreserved_use,
         "next_in_line": row.next_in_queue,
     }
+
+
+def _compute_mode(usage: Usage | None) -> str | None:
+    mode = usage.mode if usage else None
+    return None if mode is None else dict(enumerate(COMPUTE_MODES)).get(mode)
 
 
 def _ticket_dict(ticket: Ticket, every_uuid: set[str]) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.errors import shown
-from reserve_gpu.gpus.usage import judge
-from reserve_gpu.model import Fault, Holder, State, Unfit
+from reserve_gpu.gpus.usage import is_usable, judge
+from reserve_gpu.model import ComputeMode, Fault, Holder, State, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +26,11 @@ NAMED_IDLE = 3  # reserved devices on which nothing runs
 # Where processes can't be seen, a device with less memory in use than this has none on it: the CUDA
 # context of a program that computes nothing takes some hundred MiB.
 CONTEXT_MIB = 64.0
+# By the compute mode of a device, what it means for those who would use it.
+MODES = {
+    ComputeMode.PROHIBITED: "compute mode is prohibited: nobody can use it",
+    ComputeMode.EXCLUSIVE_PROCESS: "compute mode is exclusive: one process at a time",
+}
 
 
 def gib(mib: float) -> str:
@@ -115,7 +120,7 @@ def users(processes: Sequence[Process]) -> str:
 def cause(state: State, usage: Usage | None) -> str:
     """What in the readings makes the device busy, prohibited or unknown; empty for other states."""
     if state is State.PROHIBITED:
-        return "compute mode is prohibited: nobody can use it"
+        return MODES[ComputeMode.PROHIBITED]
     if state is State.UNKNOWN:
         return "neither its processes nor its memory can be read"
     if state is not State.BUSY or usage is None:
@@ -133,10 +138,11 @@ def use(state: State, usage: Usage | None, processes: Sequence[Process] = ()) ->
     """`busy, bob: python (pid 9876) 10.2 GiB`, or `busy, 2 compute processes` without names."""
     if state is State.PROHIBITED:
         return cause(state, usage)
-    if state is State.BUSY and processes:
-        return f"busy, {users(processes)}"
-    separator = ", " if state is State.BUSY else ": "
-    return separator.join(filter(None, [state.value, cause(state, usage)]))
+    if state is not State.BUSY:
+        return ": ".join(filter(None, [state.value, cause(state, usage)]))
+    is_closed = usage is not None and not is_usable(usage)
+    busy = "busy in exclusive mode (one process at a time)" if is_closed else "busy"
+    return ", ".join(filter(None, [busy, users(processes) or cause(state, usage)]))
 
 
 def refusal(refusal: Refusal) -> str:
