@@ -182,12 +182,13 @@ class Refusal(NamedTuple):
     """Why one device was not taken."""
 
     device: Device | Fault
-    state: State  # FREE where it was others that were missing
+    state: State
     usage: Usage | None = None  # the reading that decided, or that there is beside the state
     processes: tuple[Process, ...] | None = None  # on it; None where nobody has asked yet
     holder: Holder | None = None  # who has it, or waits for it
     unfit: Unfit | None = None
     fault: str | None = None  # why it can't be used or asked, as the driver or the system says
+    would_be_taken: bool = False  # it was others that were missing
 
     @property
     def label(self) -> str:

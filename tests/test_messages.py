@@ -274,6 +274,18 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
             "is a MIG instance; with this driver a process can use only one",
         ),
         (Refusal(GPU0, State.FREE), "free"),
+        (Refusal(GPU0, State.FREE, would_be_taken=True), "free"),
+        (
+            Refusal(GPU0, State.BUSY, COMPUTED_ON, (PYTHON,), would_be_taken=True),
+            (
+                "busy, alice: python (pid 4321) 3.4 GiB; it would be taken all the same, as it was "
+                "named"
+            ),
+        ),
+        (
+            Refusal(GPU0, State.RESERVED, EMPTY, (), ALICE, would_be_taken=True),
+            "reserved by alice, train.ipynb (pid 4321); it would be shared",
+        ),
     ],
 )
 def test_refusal(refusal: Refusal, expected: str) -> None:
@@ -390,6 +402,15 @@ def test_headline(states: list[State], count: int, expected: str) -> None:
     """The headline counts the devices that would do, not those that never could."""
     refusals = [Refusal(Device(i, f"GPU-{i}"), state) for i, state in enumerate(states)]
     assert nothing_free(*refusals, request=Request(count=count))[0] == expected
+
+
+def test_what_would_be_taken_is_no_advice() -> None:
+    """Of a device that would be taken nobody is told to ask for it, or to name it."""
+    shared = Refusal(GPU1, State.RESERVED, EMPTY, (), ALICE, would_be_taken=True)
+    named = Refusal(GPU2, State.BUSY, COMPUTED_ON, (PYTHON,), would_be_taken=True)
+    lines = nothing_free(RESERVED, shared, named, request=Request(("0", "1", "2")), user="alice")
+    assert lines[0] == "No free GPU devices: 3 of 3 are in use."
+    assert lines[4:] == [QUEUE, EMPTIED]
 
 
 @pytest.mark.parametrize(

@@ -290,6 +290,7 @@ def _headline(request: Request, refusals: Sequence[Refusal]) -> str:
 
 def _ways_out(refusals: Sequence[Refusal], *, has_waited: bool, user: str | None) -> list[str]:
     """Whom to ask, the queue, and what may be taken by name: never what another person has."""
+    refusals = [refusal for refusal in refusals if not refusal.would_be_taken]
     unused = [
         (refusal.label, (refusal.holder,))
         for refusal in refusals

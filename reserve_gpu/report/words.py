@@ -147,6 +147,15 @@ def use(state: State, usage: Usage | None, processes: Sequence[Process] = ()) ->
 
 def refusal(refusal: Refusal) -> str:
     """Why the device was not taken, in words that follow `GPU0: `."""
+    if not refusal.would_be_taken or refusal.state is State.FREE:
+        return _obstacle(refusal)
+    if refusal.state is State.RESERVED:
+        return f"{_obstacle(refusal)}; it would be shared"
+    return f"{_obstacle(refusal)}; it would be taken all the same, as it was named"
+
+
+def _obstacle(refusal: Refusal) -> str:
+    """What speaks against taking the device."""
     device, state = refusal.device, refusal.state
     if isinstance(device, Fault):
         return shown(refusal.fault or device.reason, REASON_LIMIT)
