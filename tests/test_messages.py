@@ -448,6 +448,33 @@ def test_the_queue_is_offered(state: State, *, is_offered: bool) -> None:
     assert (QUEUE in nothing_free(Refusal(GPU0, state))) is is_offered
 
 
+TROUBLE = (
+    "Waiting alone won't help: look at what nvidia-smi says, and ask the administrator (a GPU that "
+    "is lost needs a reset or a reboot)."
+)
+BROKEN = Refusal(LOST, State.BROKEN)
+BARRED = Refusal(GPU0, State.PROHIBITED, PROHIBITED)
+
+
+@pytest.mark.parametrize(
+    ("refusals", "is_told"),
+    [
+        ([BROKEN], True),
+        ([BROKEN, BARRED, Refusal(GPU1, State.UNFIT, unfit=Unfit.MODEL)], True),
+        ([BROKEN, RESERVED], False),
+        ([BARRED, Refusal(GPU1, State.UNKNOWN, fault="its lock is a link")], False),
+        ([Refusal(GPU1, State.UNFIT, unfit=Unfit.MODEL)], False),
+        ([], False),
+    ],
+)
+def test_trouble_that_waiting_does_not_end(refusals: list[Refusal], *, is_told: bool) -> None:
+    """Where no GPU that would do can come free by itself it is said what to do about that."""
+    for waited_s in (None, 5.0):
+        lines = nothing_free(*refusals, waited_s=waited_s)
+        assert (TROUBLE in lines) is is_told
+        assert not (is_told and QUEUE in lines)
+
+
 def test_what_is_kept() -> None:
     """Who keeps what it has is told so, and not that the variable is empty."""
     lines = nothing_free(RESERVED, kept=[GPU1, PART])

@@ -532,6 +532,16 @@ HEADS = {
         "None of 2 GPUs is free.",
         "GPU0 is reserved but idle: ask alice (train.ipynb). Or wait in the queue with %reserve_",
     ),
+    "lost": (
+        (Row(Fault(0, "lost"), State.BROKEN), Row(GPUS[1], State.PROHIBITED)),
+        "None of 2 GPUs is free.",
+        "Waiting alone won't help: look at what nvidia-smi says, and ask the administrator",
+    ),
+    "one of two lost": (
+        (Row(Fault(0, "lost"), State.BROKEN), RESERVED[1]),
+        "None of 2 GPUs is free.",
+        "Wait in the queue with %reserve_gpu --wait",
+    ),
     "awaited": (
         tuple(AWAITED),
         "3 of 3 GPUs are free: GPU0, GPU1 and GPU2.",

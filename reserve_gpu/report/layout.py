@@ -109,6 +109,8 @@ def _advice(rows: Sequence[Row], *, is_limited: bool) -> Line:
     free = [row for row in rows if row.state is State.FREE]
     if any(row.next_in_queue is None for row in free):
         return "Get one with ", ("%reserve_gpu", STRONG)
+    if words.is_trouble([row.state for row in rows]):
+        return (words.TROUBLE,)
     sentences = ["Others wait in the queue for what is free."] if free else []
     to_ask = words.whom_to_ask([(row.label, row.holders) for row in rows if row.is_unused])
     sentences += [*to_ask, "Or wait in the queue with " if to_ask else "Wait in the queue with "]

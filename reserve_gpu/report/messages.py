@@ -303,6 +303,8 @@ def _ways_out(refusals: Sequence[Refusal], *, has_waited: bool, user: str | None
     )
     if may_come_free and not has_waited:
         ways.append(f"{'Or wait' if ways else 'Wait'} in the queue with %reserve_gpu --wait.")
+    if words.is_trouble([refusal.state for refusal in _fit(refusals)]):
+        ways.append(words.TROUBLE)
     lines = [" ".join(ways)] if ways else []
     if refusal := next((r for r in refusals if _may_be_named(r, user)), None):
         number = refusal.device.number

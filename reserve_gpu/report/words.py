@@ -10,7 +10,7 @@ from reserve_gpu.gpus.usage import is_usable, judge
 from reserve_gpu.model import ComputeMode, Fault, Holder, State, Unfit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from reserve_gpu.model import Device, Process, Refusal, Usage
 
@@ -26,6 +26,11 @@ NAMED_IDLE = 3  # reserved devices on which nothing runs
 # Where processes can't be seen, a device with less memory in use than this has none on it: the CUDA
 # context of a program that computes nothing takes some hundred MiB.
 CONTEXT_MIB = 64.0
+# What to do where no device can come free by itself.
+TROUBLE = (
+    "Waiting alone won't help: look at what nvidia-smi says, and ask the administrator (a GPU that "
+    "is lost needs a reset or a reboot)."
+)
 # By the compute mode of a device, what it means for those who would use it.
 MODES = {
     ComputeMode.PROHIBITED: "compute mode is prohibited: nobody can use it",
@@ -186,6 +191,11 @@ def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
     if len(processes) < count or any(process.has_reserved is None for process in processes):
         return None
     return True
+
+
+def is_trouble(states: Collection[State]) -> bool:
+    """Whether none of the devices in these states can come free unless somebody mends it."""
+    return bool(states) and {State.BROKEN, State.PROHIBITED}.issuperset(states)
 
 
 def whom_to_ask(unused: Sequence[tuple[str, Sequence[Holder]]]) -> list[str]:
