@@ -97,14 +97,18 @@ class Fault(NamedTuple):
         return f"GPU{self.number}"
 
 
+GRAPHICS = "graphics"  # the kind of a process that makes nothing busy
+
+
 class Process(NamedTuple):
-    """A process on a device."""
+    """A process on a device. kind: `compute`, `MPS` or `graphics`, the first that it is."""
 
     pid: int
     memory_mib: int | None = None  # device memory that it holds
     user: str | None = None
     command: str | None = None
     has_reserved: bool | None = None  # it, or one that it descends from; None: it can't be seen
+    kind: str = "compute"
 
 
 class Usage(NamedTuple):
@@ -232,6 +236,7 @@ class Row(NamedTuple):
     # In use by somebody who has not reserved it; None if that can't be seen.
     is_unreserved_use: bool | None = False
     next_in_queue: int | None = None  # the place, from 1, of the first who could use it
+    graphics: tuple[Process, ...] = ()  # graphics processes, which decide nothing
 
     @property
     def label(self) -> str:

@@ -436,7 +436,7 @@ def test_a_reason_for_each_device(here: Here) -> None:
 
 def test_a_named_gpu_in_use_is_not_called_free(here: Here) -> None:
     """What would be taken as it was named, or as it is shared, is said as it is, not as free."""
-    here.write("gpu\n compute 4321 29000\ngpu\ngpu\n")
+    here.write("gpu\n compute 5000001 29000\ngpu\ngpu\n")
     with here.rival("1"), here.rival("2", share=True):
         named = refused("0,1")
         shared = refused("1,2", share=True)
@@ -445,7 +445,7 @@ def test_a_named_gpu_in_use_is_not_called_free(here: Here) -> None:
     head, first = named.splitlines()[:2]
     assert head == "No free GPU devices: 2 of 2 are in use."
     assert first == (
-        "  GPU0: busy, pid 4321, 28.3 GiB; it would be taken all the same, as it was named"
+        "  GPU0: busy, pid 5000001, 28.3 GiB; it would be taken all the same, as it was named"
     )
     line = shared.splitlines()[2]
     assert line.startswith("  GPU2: reserved by ")

@@ -116,13 +116,13 @@ def test_what_is_lost_keeps_its_place(here: Here) -> None:
 
 def test_prohibited(here: Here) -> None:
     """A GPU that nobody may use is prohibited, whether it is in use or not, and says why."""
-    here.write("gpu\n mode prohibited\ngpu\n mode prohibited\n compute 4321 900")
+    here.write("gpu\n mode prohibited\ngpu\n mode prohibited\n compute 5000001 900")
     for row in devices():
         assert (row["state"], row["is_reserved_but_idle"]) == ("prohibited", False)
         assert row["reason"] == "compute mode is prohibited: nobody can use it"
     text = str(reserve_gpu.status())
     assert text.count("compute mode is prohibited: nobody can use it") == 2
-    assert "used by pid 4321, 900 MiB" in text
+    assert "used by pid 5000001, 900 MiB" in text
     assert "without a reservation" not in text
     assert text.startswith("None of 2 GPUs is free.")
 
@@ -131,7 +131,7 @@ def test_compute_modes(here: Here) -> None:
     """The compute mode is in JSON, and in the picture where it keeps others out."""
     modes = ["default", "exclusive_thread", "prohibited", "exclusive_process"]
     here.write("".join(f"gpu\n mode {mode}\n" for mode in modes))
-    here.add("compute 4321 900\ngpu\nfail nvmlDeviceGetComputeMode 4 3")
+    here.add("compute 5000001 900\ngpu\nfail nvmlDeviceGetComputeMode 4 3")
     here.add("fail nvmlDeviceGetHandleByIndex_v2 0 15")
     rows = devices()
     assert [row["compute_mode"] for row in rows] == [None, *modes[1:], None]
@@ -139,16 +139,16 @@ def test_compute_modes(here: Here) -> None:
     below = str(reserve_gpu.status()).partition("\n3 ")[2].splitlines()[1:3]
     assert [line.strip() for line in below] == [
         "compute mode is exclusive: one process at a time",
-        "used without a reservation by pid 4321, 900 MiB",
+        "used without a reservation by pid 5000001, 900 MiB",
     ]
 
 
 def test_an_exclusive_gpu_is_said_to_be_exclusive(here: Here) -> None:
     """Who names a GPU that its compute mode keeps for one process is told of both."""
-    here.write("gpu\n mode exclusive_process\n compute 4321 900\ngpu")
+    here.write("gpu\n mode exclusive_process\n compute 5000001 900\ngpu")
     with pytest.raises(reserve_gpu.NoFreeDeviceError) as refused:
         reserve_gpu.reserve("0")
-    expected = "GPU0: busy in exclusive mode (one process at a time), pid 4321, 900 MiB"
+    expected = "GPU0: busy in exclusive mode (one process at a time), pid 5000001, 900 MiB"
     assert expected in str(refused.value)
 
 
@@ -230,6 +230,55 @@ def test_in_a_container_only_memory_tells_of_idleness(here: Here) -> None:
     assert rows[2]["processes"][0]["has_reserved"] is None
     assert rows[0]["holders"][0]["pid"] == os.getpid()
     assert rows[0]["holders"][0]["elsewhere"]
+
+
+# No process has pids of seven digits from 4,194,304 on.
+LISTS = """
+gpu
+  compute 5000011 300
+  mps 5000011 300
+  graphics 5000011 20
+  mps 5000012 200
+  graphics 5000012 20
+  graphics 5000013 20
+gpu
+  graphics 5000013 3000
+gpu
+  graphics 5000013 20
+  used 3000
+"""
+
+
+@on_a_host
+def test_every_process_has_its_kind(here: Here) -> None:
+    """JSON lists compute, MPS and graphics processes, each once: compute goes before all others."""
+    here.write(LISTS)
+    rows = devices()
+    kinds = [{process["pid"]: process["kind"] for process in row["processes"]} for row in rows]
+    assert kinds == [
+        {5000011: "compute", 5000012: "MPS", 5000013: "graphics"},
+        *[{5000013: "graphics"}] * 2,
+    ]
+    assert [len(row["processes"]) for row in rows] == [3, 1, 1]
+    assert [row["state"] for row in rows] == ["busy", "free", "busy"]
+    assert [row["is_used_without_reservation"] for row in rows] == [True, False, True]
+    assert rows[2]["reason"] == "2.9 GiB in use by no process that can be seen"
+    text = str(reserve_gpu.status())
+    assert "used without a reservation by pid 5000011, 300 MiB; pid 5000012, 200 MiB\n" in text
+    assert "graphics: pid 5000013, 2.9 GiB\n" in text
+    assert rows[2]["reason"] in text
+    assert "20 MiB" not in text
+
+
+@on_a_host
+def test_graphics_processes_decide_nothing(here: Here) -> None:
+    """A graphics process, of a holder or not, makes a device neither used nor less idle."""
+    here.write(f"gpu\n graphics {os.getpid()} 3000\ngpu\n graphics 1 3000")
+    with here.rival("0"), here.rival("1"):
+        rows = devices()
+    assert [row["processes"][0]["has_reserved"] for row in rows] == [True, False]
+    assert [row["is_reserved_but_idle"] for row in rows] == [True, True]
+    assert [row["is_used_without_reservation"] for row in rows] == [False, False]
 
 
 # -- since when ------------------------------------------------------------------------------------
@@ -822,7 +871,7 @@ def test_the_shape_is_the_documented_one(here: Here) -> None:
     """docs/status.md shows the names of the JSON, all of them, in their order."""
     document = (ROOT / "docs" / "status.md").read_text()
     (example,) = re.findall("```json\n(.*?)```", document, re.DOTALL)
-    here.write("gpu\n compute 4321 300")
+    here.write("gpu\n compute 4321 300\n graphics 99 900")
     with here.rival(), waiter(here, [here.uuid("0")]):
         found = reserve_gpu.status().to_dict()
     assert repr(shape(found)) == repr(shape(json.loads(example)))

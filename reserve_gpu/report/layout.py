@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus import names
+from reserve_gpu.gpus.usage import idle_limit_mib
 from reserve_gpu.model import Device, State
 from reserve_gpu.report import words
 from reserve_gpu.report.words import FAINT, MARK, REASON_LIMIT, STRONG, duration, listed
@@ -18,7 +19,7 @@ from reserve_gpu.report.words import FAINT, MARK, REASON_LIMIT, STRONG, duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import Holder, Row, Ticket
+    from reserve_gpu.model import Holder, Process, Row, Ticket
     from reserve_gpu.report.words import Line
 
 TITLES = ("GPU", "state", "name", "memory", "use")
@@ -175,6 +176,9 @@ def _lines(row: Row, tickets: Sequence[Ticket], now: float) -> list[Line]:
     lines += _uses(row)
     if row.reason and row.reason != mode and not row.processes and row.state is not State.FREE:
         lines.append((shown(row.reason, REASON_LIMIT),))
+    graphics_mib = sum(process.memory_mib or 0 for process in row.graphics)
+    if row.usage and graphics_mib > idle_limit_mib(row.usage):  # else nobody wonders about it
+        lines.append((("graphics: ", FAINT), words.users(_by_memory(row.graphics))))
     if row.state is State.FREE and row.next_in_queue:
         first = tickets[row.next_in_queue - 1]
         lines.append((("free, but awaited by ", MARK), words.person(first.holder)))
@@ -209,7 +213,7 @@ def _uses(row: Row) -> list[Line]:
         (None, ("used by ", FAINT)),
         (False, ("used without a reservation by ", MARK)),
     )
-    in_order = sorted(row.processes, key=lambda process: -(process.memory_mib or 0))
+    in_order = _by_memory(row.processes)
     if not row.holders:  # whose processes these are needs not be seen
         has_reserved = False if row.is_unreserved_use else None
         in_order = [process._replace(has_reserved=has_reserved) for process in in_order]
@@ -218,6 +222,10 @@ def _uses(row: Row) -> list[Line]:
         for kind, title in kinds
         if (processes := [process for process in in_order if process.has_reserved is kind])
     ]
+
+
+def _by_memory(processes: Sequence[Process]) -> list[Process]:
+    return sorted(processes, key=lambda process: -(process.memory_mib or 0))
 
 
 def _ago(moment: float, now: float) -> str:

@@ -15,7 +15,7 @@ from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.gpus.usage import judge
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.model import Device, Fault, Holder, Process, Row, State, Ticket, Usage
+from reserve_gpu.model import GRAPHICS, Device, Fault, Holder, Process, Row, State, Ticket, Usage
 from reserve_gpu.report import html, terminal, words
 from reserve_gpu.report.layout import layout
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 VERSION = 1  # of the JSON; names are only ever added to it
-PROCESS_FIELDS = ("pid", "user", "command", "memory_mib", "has_reserved")
+PROCESS_FIELDS = ("pid", "user", "command", "memory_mib", "has_reserved", "kind")
 HOLDER_FIELDS = (
     "pid", "user", "notebook", "note", "since", "last_cell", "confirmed", "elsewhere",
 )  # fmt: skip
@@ -167,7 +167,12 @@ def _row(
         return row._replace(reason=str(error), is_unreserved_use=None)
     if nvml.sees_all:
         processes = _attributed(processes, row.holders, is_complete=not fault)
-    row = row._replace(usage=usage, utilisation=utilisation, processes=tuple(processes))
+    row = row._replace(
+        usage=usage,
+        utilisation=utilisation,
+        processes=tuple(process for process in processes if process.kind != GRAPHICS),
+        graphics=tuple(process for process in processes if process.kind == GRAPHICS),
+    )
     return _judged(row, usage, judge(usage, idle_mib), fault)
 
 
@@ -241,7 +246,7 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "memory_used_mib": row.usage.used_mib if row.usage else None,
         "utilisation_percent": row.utilisation,
         "compute_mode": _compute_mode(row.usage),
-        "processes": [_named(process, PROCESS_FIELDS) for process in row.processes],
+        "processes": [_named(process, PROCESS_FIELDS) for process in row.processes + row.graphics],
         "holders": [_named(holder, HOLDER_FIELDS) for holder in row.holders],
         "is_this_process": row.is_mine,
         "is_reserved_but_idle": row.is_unused,
