@@ -146,6 +146,9 @@ class Holder(NamedTuple):
     confirmed: bool = False  # the record names the same pid as the kernel
     elsewhere: bool = False  # the pid is of another PID namespace; here it means another process
     last_cell: float | None = None  # when it last ended a cell, after it took the lock
+    # Of what it has reserved, by its own word: once a GPU is lost nobody can read its UUID.
+    label: str | None = None
+    index: int | None = None  # type: ignore[assignment]
 
 
 class Ticket(NamedTuple):

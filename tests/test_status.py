@@ -25,6 +25,7 @@ from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import Device, Fault, Holder, Process, Row, State, Ticket, Usage
 from reserve_gpu.report.status import Status
+from tests.locked import have
 from tests.machine import LIMIT_S, ROOT, TAKE_THE_MUTEX, Machine
 from tests.processes import wait_for
 from tests.test_machines import CONTAINER, behind, on_a_host
@@ -217,6 +218,82 @@ def test_all_who_share_are_named(here: Here) -> None:
     assert all(holder["user"] == ME and holder["confirmed"] for holder in holders)
     assert text.count("reserved by") == 3
     assert text.count("this kernel") == 1
+
+
+LOST = "fail nvmlDeviceGetHandleByIndex_v2 1 15"
+
+
+@on_a_host
+@pytest.mark.process
+@pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
+def test_a_lost_gpu_keeps_its_holder(here: Here, *, share: bool) -> None:
+    """Who holds a GPU that is lost is named until they let go, by the number in their record."""
+    with here.child() as holder:
+        assert holder.reserve(f"'1', note='until Friday', share={share}").value == "1"
+        here.add(LOST)
+        first, lost = devices()
+        text = str(reserve_gpu.status())
+        is_its_own = devices_of(holder)[1]["is_this_process"]
+        holder.run("reserve_gpu.release()")
+        assert devices()[1]["holders"] == []
+    assert (first["state"], first["holders"]) == ("free", [])
+    (who,) = lost["holders"]
+    assert (who["pid"], who["user"], who["note"]) == (holder.pid, ME, "until Friday")
+    assert (lost["state"], lost["uuid"], is_its_own) == ("broken", None, True)
+    assert (lost["is_this_process"], lost["is_reserved_but_idle"]) == (False, None)
+    assert f"reserved as GPU1 by {ME}, " in text
+    assert "GPU is lost (nvmlDeviceGetHandleByIndex)" in text
+
+
+@pytest.mark.process
+def test_a_lost_instance_keeps_its_holder(here: Here) -> None:
+    """The holders of lost instances stand where these were; of a lost GPU all of them."""
+    here.write("gpu\ngpu\n mig on\n instance 3\n instance 5")
+    with here.child() as three, here.child() as five:
+        assert not three.reserve("'1:3'").error
+        assert not five.reserve("'1:5'").error
+        here.add("fail nvmlDeviceGetUUID 1:3 15\nfail nvmlDeviceGetUUID 1:5 15")
+        pids = [[holder["pid"] for holder in row["holders"]] for row in devices()]
+        assert pids == [[], [three.pid], [five.pid]]
+        here.add(LOST)
+        first, gpu = devices()
+    assert first["holders"] == []
+    assert {holder["pid"] for holder in gpu["holders"]} == {three.pid, five.pid}
+
+
+def test_records_of_what_is_not_lost(here: Here) -> None:
+    """A record names the holder of what is lost only in a file that is locked, and of no device.
+
+    Whatever it says is shown as foreign text, and decides nothing.
+    """
+    here.write("gpu\n" * 3)
+    here.add(LOST)
+    about: dict[str, Any] = {"label": HOSTILE, "index": 1, "user": HOSTILE}
+    odd: list[dict[str, Any]] = [
+        {"index": "1"},
+        {"index": True},
+        {"index": 1.0},
+        {"label": ["GPU1"]},
+        {"index": 10**40},
+    ]
+    with ExitStack() as stack:
+        stack.enter_context(here.rival("0", **about))
+        stack.enter_context(here.rival("2", share=True, **about))
+        stack.enter_context(waiter(here, [here.uuid("0")], **about))
+        (here.locks / "GPU-old.lock").write_text(json.dumps(about))
+        (here.locks / "GPU-link.lock").symlink_to("GPU-old.lock")
+        (here.locks / "GPU-folder.lock").mkdir()
+        for number, record in enumerate(odd):
+            stack.enter_context(
+                have(here.locks / f"GPU-{number}.lock", json.dumps(record).encode())
+            )
+        assert [len(row["holders"]) for row in devices()] == [1, 0, 1]
+        stack.enter_context(have(here.locks / "GPU-9.lock", json.dumps(about).encode()))
+        status = reserve_gpu.status()
+    rows = status.to_dict()["devices"]
+    assert [row["state"] for row in rows] == ["reserved", "broken", "reserved"]
+    assert [len(row["holders"]) for row in rows] == [1, 1, 1]
+    assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", str(status) + status._repr_html_())
 
 
 @pytest.mark.process

@@ -165,7 +165,7 @@ def _memory(used_mib: float | None, total_mib: int | None) -> str:
 
 def _lines(row: Row, tickets: Sequence[Ticket], now: float) -> list[Line]:
     """Who has the device, who uses it, and what is to be said of that."""
-    lines = [_holder(holder, now) for holder in row.holders]
+    lines = [_holder(holder, now, _reserved_by(row, holder)) for holder in row.holders]
     if row.is_mine:
         lines[0] += (("  this kernel", MARK),)
     if row.is_unused:
@@ -185,7 +185,13 @@ def _lines(row: Row, tickets: Sequence[Ticket], now: float) -> list[Line]:
     return lines
 
 
-def _holder(holder: Holder, now: float, what: str = "reserved by ", asks: str = "") -> Line:
+def _reserved_by(row: Row, holder: Holder) -> str:
+    """Of what is lost only the record says that it is this one."""
+    is_lost = not isinstance(row.device, Device)
+    return f"reserved as {shown(holder.label or row.label)} by " if is_lost else "reserved by "
+
+
+def _holder(holder: Holder, now: float, what: str, asks: str = "") -> Line:
     """`reserved by alice, train.ipynb (pid 4321) since 16:26 (2 h 10 min): until Friday`."""
     when = ""
     if holder.since and (ago := _ago(holder.since, now)):

@@ -168,6 +168,16 @@ def caution(caution: Caution, request: Request) -> str:
     return f"{asked_for} {caution.device.label}: it is {'; '.join(against)}"
 
 
+def unusable(device: Device, reason: str) -> str:
+    """What the holder of a device has to know that the driver can't use. reason: the driver's."""
+    return (
+        f"The NVIDIA driver can't use {device.label} now, which this kernel holds: "
+        f"{shown(reason, words.REASON_LIMIT)}. Restart the kernel to get another GPU; for "
+        f"{device.label} look at what nvidia-smi says, and ask the administrator for a reset or a "
+        "reboot."
+    )
+
+
 def stays(devices: Sequence[Device], *, is_late: bool) -> str:
     """Why a smaller request leaves more reserved than it asks for.
 

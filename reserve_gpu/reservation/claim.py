@@ -148,7 +148,7 @@ def attempt(claim: Claim, until: float = inf, place: Place | None = None) -> Gra
             if chosen := _choose(claim, devices, queue, taken):
                 granted = taken.keep(chosen)
                 for locked in granted.locked:
-                    locked.lock.write(record)
+                    locked.lock.write(record, locked.device)
                 return granted
         refusals += taken.refusals
     return Denied(tuple(refusals), tuple(ahead))
