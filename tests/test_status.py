@@ -229,8 +229,10 @@ LOST = "fail nvmlDeviceGetHandleByIndex_v2 1 15"
 def test_a_lost_gpu_keeps_its_holder(here: Here, *, share: bool) -> None:
     """Who holds a GPU that is lost is named until they let go, by the number in their record."""
     with here.child() as holder:
-        assert holder.reserve(f"'1', note='until Friday', share={share}").value == "1"
+        assert holder.reserve(f"'1', share={share}").value == "1"
         here.add(LOST)
+        assert devices()[1]["holders"][0]["pid"] == holder.pid
+        holder.reserve(f"note='until Friday', share={share}")
         first, lost = devices()
         text = str(reserve_gpu.status())
         is_its_own = devices_of(holder)[1]["is_this_process"]
