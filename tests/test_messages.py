@@ -457,22 +457,29 @@ BARRED = Refusal(GPU0, State.PROHIBITED, PROHIBITED)
 
 
 @pytest.mark.parametrize(
-    ("refusals", "is_told"),
+    ("refusals", "request_", "is_told"),
     [
-        ([BROKEN], True),
-        ([BROKEN, BARRED, Refusal(GPU1, State.UNFIT, unfit=Unfit.MODEL)], True),
-        ([BROKEN, RESERVED], False),
-        ([BARRED, Refusal(GPU1, State.UNKNOWN, fault="its lock is a link")], False),
-        ([Refusal(GPU1, State.UNFIT, unfit=Unfit.MODEL)], False),
-        ([], False),
+        ([BROKEN], Request(), True),
+        ([BROKEN, BARRED, Refusal(GPU1, State.UNFIT, unfit=Unfit.MODEL)], Request(), True),
+        ([BROKEN, RESERVED], Request(), False),
+        ([BROKEN, RESERVED], Request(count=2), True),
+        ([BROKEN, RESERVED], Request(("4", "0")), True),
+        ([BROKEN, Refusal(GPU1, State.FREE, would_be_taken=True)], Request(count=2), True),
+        ([BROKEN, RESERVED, Refusal(GPU1, State.BUSY)], Request(count=2), False),
+        ([BARRED, Refusal(GPU1, State.UNKNOWN, fault="its lock is a link")], Request(), False),
+        ([Refusal(GPU1, State.UNFIT, unfit=Unfit.MODEL)], Request(), False),
+        ([RESERVED], Request(count=2), False),
+        ([], Request(), False),
     ],
 )
-def test_trouble_that_waiting_does_not_end(refusals: list[Refusal], *, is_told: bool) -> None:
-    """Where no GPU that would do can come free by itself it is said what to do about that."""
+def test_trouble_that_waiting_does_not_end(
+    refusals: list[Refusal], request_: Request, *, is_told: bool
+) -> None:
+    """Where too few of what would do can come free by themselves it is said what to do."""
     for waited_s in (None, 5.0):
-        lines = nothing_free(*refusals, waited_s=waited_s)
+        lines = nothing_free(*refusals, request=request_, waited_s=waited_s)
         assert (TROUBLE in lines) is is_told
-        assert not (is_told and QUEUE in lines)
+        assert not (is_told and any("in the queue" in line for line in lines))
 
 
 def test_what_is_kept() -> None:

@@ -10,7 +10,7 @@ from reserve_gpu.gpus.usage import is_usable, judge
 from reserve_gpu.model import ComputeMode, Fault, Holder, State, Unfit
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from reserve_gpu.model import Device, Process, Refusal, Usage
 
@@ -193,9 +193,10 @@ def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
     return True
 
 
-def is_trouble(states: Collection[State]) -> bool:
-    """Whether none of the devices in these states can come free unless somebody mends it."""
-    return bool(states) and {State.BROKEN, State.PROHIBITED}.issuperset(states)
+def is_trouble(states: Sequence[State], needed: int = 1) -> bool:
+    """Whether too few of the devices in these states can come free unless somebody mends one."""
+    stuck = states.count(State.BROKEN) + states.count(State.PROHIBITED)
+    return stuck > 0 and len(states) - stuck < needed
 
 
 def whom_to_ask(unused: Sequence[tuple[str, Sequence[Holder]]]) -> list[str]:
