@@ -148,6 +148,13 @@ def ancestors() -> set[int]:
     return {held_by(), *lineage(os.getpid())} - {0}
 
 
+def multiprocessing_parent() -> int | None:
+    """The process that started this one by way of multiprocessing, None if none did."""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    parent = multiprocessing.parent_process() if multiprocessing else None
+    return parent.pid if parent else None
+
+
 def identified(process: Process) -> Process:
     """The process with its user and command, as far as they can be seen from here."""
     import psutil

@@ -50,6 +50,34 @@ process.start()
 told.recv()
 process.pid
 """
+# A script whose child asks for a GPU, and what it says then. Its fork server, if it has one, runs
+# before anything is reserved.
+ASKING = """
+import multiprocessing, os, sys
+
+def ask(tell):
+    import reserve_gpu
+    try:
+        said = repr(reserve_gpu.reserve())
+    except reserve_gpu.ReserveGPUError as error:
+        said = type(error).__name__
+    tell.send((said, os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+def run(context, target, *arguments):
+    process = context.Process(target=target, args=arguments)
+    process.start()
+    process.join()
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    run(context, os.getpid)
+    import reserve_gpu
+    if sys.argv[2]:
+        reserve_gpu.reserve(sys.argv[2])
+    told, tell = context.Pipe(duplex=False)
+    run(context, ask, tell)
+    print(*told.recv(), sep=", ")
+"""
 CHILDREN = {
     "fork": FORKED.format(fork="os.fork(),"),
     "forkpty": FORKED.format(fork="os.forkpty()"),
@@ -388,6 +416,25 @@ def test_a_fork_in_one_thread_while_another_reserves(machine: Machine) -> None:
     assert answers.error is None, answers
     while_held = [answer for answer in answers.value if answer != "'GPU1'"]
     assert all(a.startswith("RequestError: GPU1 is outside") for a in while_held), while_held
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ("1", "ReservedAboveError, 1"),
+        ("1,0", "ReservedAboveError, 1,0"),
+        ("", "<Reservation of GPU0>, 0"),
+    ],
+)
+def test_a_child_of_multiprocessing_that_asks(
+    machine: Machine, method: str, held: str, said: str
+) -> None:
+    """A child of whatever kind is told that its parent has the GPUs, and sees exactly those."""
+    script = machine.folder / "asking.py"
+    script.write_text(ASKING)
+    done = machine.command(sys.executable, str(script), method, held)
+    assert done.stdout.strip() == said, done
 
 
 def test_what_is_released_during_a_fork_is_free(machine: Machine) -> None:

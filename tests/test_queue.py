@@ -318,7 +318,7 @@ def notice(queue: Queue) -> None:
 
 @pytest.fixture
 def wakeups(queue: Queue) -> Iterator[Wakeups]:
-    with Wakeups(queue.directory.descriptor) as wakeups:
+    with Wakeups(queue.directory) as wakeups:
         if not wakeups.is_told:
             pytest.skip("in a container nobody is told")
         yield wakeups
@@ -395,7 +395,7 @@ def test_without_notices(queue: Queue) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
     try:
-        wakeups = Wakeups(queue.directory.descriptor).__enter__()
+        wakeups = Wakeups(queue.directory).__enter__()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert not wakeups.is_told

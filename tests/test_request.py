@@ -197,4 +197,4 @@ def test_deadline(wait: object, *, waits: bool, limit_s: float | None) -> None:
     deadline = Deadline.after(wait)
     assert (deadline.waits, deadline.limit_s) == (waits, limit_s)
     assert deadline.at >= before + (limit_s or 0)
-    assert deadline.passed is not bool(limit_s)
+    assert bool(deadline.left_s) is bool(limit_s)

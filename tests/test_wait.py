@@ -6,6 +6,7 @@ import gc
 import io
 import os
 import re
+import shutil
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ from reserve_gpu.reservation import environment, policy
 from reserve_gpu.reservation.claim import Claim, Denied, Granted, attempt, explained
 from reserve_gpu.reservation.request import parse
 from reserve_gpu.reservation.wait import Explainer, News, _wants
+from tests.locked import locked
 from tests.reserving import got, of_gpu, refused
 
 if TYPE_CHECKING:
@@ -83,9 +85,9 @@ class Other:
         if not isinstance(outcome, Granted):
             return None
         self.place.__exit__()
-        for locked in outcome.locked:
-            self._stack.callback(locked.lock.release)
-        return ",".join(locked.device.number for locked in outcome.locked)
+        for taken in outcome.locked:
+            self._stack.callback(taken.lock.release)
+        return ",".join(taken.device.number for taken in outcome.locked)
 
 
 class Steps:
@@ -370,6 +372,40 @@ def test_deleted_ticket_of_a_waiter(here: Here) -> None:
     assert len(set(numbers)) == 1
 
 
+def remove_the_directory(here: Here) -> None:
+    shutil.rmtree(here.locks)
+
+
+def block_the_mutex(here: Here) -> None:
+    """Nobody can lock what stands in the place of the mutex's file, as on a disk that is full."""
+    (here.locks / "mutex.lock").unlink()
+    (here.locks / "mutex.lock").mkdir()
+
+
+def unblock_the_mutex(here: Here) -> None:
+    if (here.locks / "mutex.lock").is_dir():
+        (here.locks / "mutex.lock").rmdir()
+
+
+@pytest.mark.parametrize("trouble", [remove_the_directory, block_the_mutex])
+def test_a_wait_outlives_trouble(here: Here, trouble: Callable[[Here], None]) -> None:
+    """A lock directory that is removed, or can't be used for a moment, does not end a wait."""
+    here.write(BUSY)
+
+    def begin() -> None:
+        trouble(here)
+        for path in here.locks.glob("queue-*"):
+            path.unlink()  # which makes a look due
+
+    def end() -> None:
+        unblock_the_mutex(here)
+        here.write(ONE)
+
+    steps = Steps(begin, lambda: None, end)
+    assert got(wait=LONG_S, progress=steps) == "0"
+    assert locked(here.locks) == {f"{UUIDS[0]}.lock"}
+
+
 @pytest.mark.parametrize("record", [b"", b"rubbish", b'{"pid": 1, "wants": []}'])
 def test_what_is_written_into_a_ticket(here: Here, record: bytes) -> None:
     """Whatever stands in the ticket of the only one in the queue, that one gets the GPU."""
@@ -485,7 +521,7 @@ def test_looks_leave_nothing(here: Here, found: str) -> None:
         if FOUND[found] == FOUND["reserved"]:
             stack.enter_context(reserved(here, "0", "1", "2", "3"))
         other = stack.enter_context(Other(here))
-        wakeups = stack.enter_context(Wakeups(other.claim.locks.descriptor))
+        wakeups = stack.enter_context(Wakeups(other.claim.locks))
         news = News(other.claim)
         gc.disable()  # garbage that only the collector would free counts: some switch that off
         stack.callback(gc.enable)

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -18,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from reserve_gpu.locks.directory import MUTEX_LIMIT_S
 from reserve_gpu.locks.queue import STOPPED_S
 from reserve_gpu.reservation import policy
 from tests import test_users
-from tests.machine import LIMIT_S, Child, Machine
+from tests.machine import LIMIT_S, TAKE_THE_MUTEX, Child, Machine
 from tests.processes import wait_for
 from tests.test_machines import CONTAINER, behind
 from tests.waiters import Waiter, queued, read, stopped
@@ -80,6 +82,32 @@ def test_a_killed_waiter_leaves_no_trace(one: Machine) -> None:
         waiter.sees(1, "reserved")
         holder.run("reserve_gpu.release()")
         assert waiter.answer().value == "0"
+
+
+def test_a_lock_directory_that_is_made_anew(one: Machine) -> None:
+    """Where somebody removes the lock directory, waiters go on in a new one, in the old order."""
+    one.write(f"{ONE}  compute 4321 3500\n")
+    with one.child() as a, one.child() as b, one.child() as c:
+        first, second = Waiter(one, a), Waiter(one, b)
+        shutil.rmtree(one.locks)
+        wait_for(lambda: sorted(queued(one)) == sorted([first.pid, second.pid]))
+        assert queued(one) == [first.pid, second.pid]
+        third = Waiter(one, c)
+        one.write(ONE)
+        for waiter in (first, second, third):
+            assert waiter.answer().value == "0"
+            waiter.child.run("reserve_gpu.release()")
+
+
+@pytest.mark.full
+def test_a_wait_outlives_a_mutex_holder_that_is_stopped(one: Machine) -> None:
+    """Who waits waits for the mutex, too, for longer than others do, and then goes on."""
+    with one.child() as stopped_child, one.child() as child:
+        assert stopped_child.run(TAKE_THE_MUTEX).error is None
+        child.send(f"reserve_gpu.reserve(wait={2 * MUTEX_LIMIT_S}).devices[0].label")
+        time.sleep(MUTEX_LIMIT_S + 1)
+        stopped_child.kill()
+        assert child.answer().value == "GPU0"
 
 
 @pytest.mark.full

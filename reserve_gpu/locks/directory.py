@@ -17,12 +17,12 @@ import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
-from math import inf
 from typing import TYPE_CHECKING
 
 from reserve_gpu import host, interrupts
 from reserve_gpu.errors import LockError, MutexHeldError, shown
 from reserve_gpu.locks import descriptors, files
+from reserve_gpu.locks.descriptors import NONE
 from reserve_gpu.locks.holders import Holders
 from reserve_gpu.locks.lock import Lock, flock
 
@@ -40,7 +40,7 @@ PLACES = ("/run/lock", "/dev/shm", "/tmp")  # noqa: S108 - nothing in them is ev
 
 MUTEX, QUEUE = "mutex.lock", "queue"
 MUTEX_LIMIT_S = 30.0
-MUTEX_ASK_S = 1.0  # between two looks at who has it; so long it is waited for in any case
+MUTEX_ASK_S = 1.0  # between two looks at who has it
 MUTEX_POLL_S = 0.01
 REPLACED_LIMIT = 10  # attempts to lock a file that others go on replacing
 MOST_LOST = 256  # locks that are looked at to find those of lost devices; anybody may make some
@@ -71,14 +71,21 @@ class LockDirectory:
     def __exit__(self, *_: object) -> None:
         descriptors.close(self.descriptor)
 
-    @contextmanager
-    def mutex(self, limit_s: float = MUTEX_LIMIT_S, until: float = inf) -> Iterator[None]:
-        """Hold the machine's mutex. Raises MutexHeldError where others have it for limit_s seconds.
+    def follow(self) -> bool:
+        """Use the directory that others find under the path now; whether that is another one.
 
-        until: the latest moment, by time.monotonic(), to give up at; a mutex that is free within a
-            second is waited for all the same.
+        Somebody may have removed it, as programs do that clean up. Raises LockError.
         """
-        mutex = self._wait_for_mutex(limit_s, until)
+        if files.is_current(NONE, self.path, self.descriptor):
+            return False
+        before, self.descriptor = self.descriptor, files.open_directory(self.path)
+        descriptors.close(before)
+        return True
+
+    @contextmanager
+    def mutex(self, limit_s: float = MUTEX_LIMIT_S) -> Iterator[None]:
+        """Hold the machine's mutex; MutexHeldError where others have it for limit_s seconds."""
+        mutex = self._wait_for_mutex(limit_s)
         try:
             self._holders = Holders(self.path, self.descriptor, mutex.descriptor)
             yield
@@ -86,9 +93,9 @@ class LockDirectory:
             self._holders = None
             mutex.release()
 
-    def _wait_for_mutex(self, limit_s: float, until: float) -> Lock:
+    def _wait_for_mutex(self, limit_s: float) -> Lock:
         start = asked_at = time.monotonic()
-        end = start + min(limit_s, max(until - start, MUTEX_ASK_S))
+        end = start + limit_s
         pids: list[int | None] = []  # several may have it in turn
         while (lock := self.acquire(MUTEX)) is None:
             now = time.monotonic()

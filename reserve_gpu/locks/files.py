@@ -116,7 +116,10 @@ def is_others(directory: int, name: str) -> bool:
 
 
 def is_current(directory: int, name: str, descriptor: int) -> bool:
-    """Whether the open file is the one of that name, not one that was deleted since."""
+    """Whether the open file is the one of that name, not one that was deleted since.
+
+    directory: to look in; none is needed for an absolute path.
+    """
     status = status_of(directory, name)
     return status is not None and os.path.samestat(status, os.fstat(descriptor))
 

@@ -143,7 +143,7 @@ class Place:
 class Wakeups:
     """Tells when somebody may have let go of a lock, so that nobody has to look all the time.
 
-    directory: its descriptor. A context manager.
+    directory: the locks' directory. A context manager.
 
     The kernel gives notice of each file that was closed after writing, as a lock is when its
     process ends, however it ends (https://man7.org/linux/man-pages/man7/inotify.7.html). Where its
@@ -151,17 +151,21 @@ class Wakeups:
     where there is none, only time passes.
     """
 
-    def __init__(self, directory: int) -> None:
+    def __init__(self, directory: LockDirectory) -> None:
         self._directory = directory
         self._notices = NONE
 
     def __enter__(self) -> Self:
-        if host.sees_all_locks():
-            self._notices = _watch(self._directory)
+        self.watch()
         return self
 
     def __exit__(self, *_: object) -> None:
         descriptors.close(self._notices)
+
+    def watch(self) -> None:
+        """Take notice of what happens in the directory, which may be another one than before."""
+        descriptors.close(self._notices)
+        self._notices = _watch(self._directory.descriptor) if host.sees_all_locks() else NONE
 
     @property
     def is_told(self) -> bool:

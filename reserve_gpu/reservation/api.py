@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from contextlib import suppress
-from math import inf
 from typing import TYPE_CHECKING
 
 from reserve_gpu import host, interrupts
@@ -23,10 +22,10 @@ from reserve_gpu.errors import (
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.model import Device
 from reserve_gpu.report import messages
-from reserve_gpu.reservation import environment, policy
+from reserve_gpu.reservation import environment, limit, policy
 from reserve_gpu.reservation.claim import Claim, Denied, Granted, attempt, cautions, explained
 from reserve_gpu.reservation.request import Deadline, idle_mib, parse
 from reserve_gpu.reservation.session import Reservation, session
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from reserve_gpu.report.status import Status
     from reserve_gpu.reservation.session import Session
 
-
+LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
 HELD_LIMIT_S = 5.0  # for the driver to answer about what is held: a first touch takes up to 3 s
 
 
@@ -190,6 +189,8 @@ def _taken(
         if is_late:
             request = _only_what_cuda_sees(own, request, gpus)
         with LockDirectory() as locks:
+            if not is_late:
+                limit.inherit(gpus, locks)
             outside, held = own.outside(), own.locks_in(locks.path)
             driver = gpus.driver_version() if request.needed > 1 else None
             claim = Claim(request, gpus, locks, outside, held, limit_mib, is_late, driver=driver)
@@ -203,7 +204,9 @@ def _taken(
 def _outcome(
     own: Session, claim: Claim, deadline: Deadline, progress: Callable[[Waiting], object]
 ) -> Granted | Denied:
-    outcome = attempt(claim, deadline.at if deadline.waits else inf)
+    # Who waits anyway waits for one who is stopped while it has the mutex, too.
+    limit_s = max(LEAST_WAIT_S, deadline.left_s) if deadline.waits else MUTEX_LIMIT_S
+    outcome = attempt(claim, mutex_limit_s=limit_s)
     if isinstance(outcome, Granted) or not deadline.waits or _is_above(own, claim, outcome):
         return outcome
     if not policy.may_come_free(outcome.refusals, claim.request):

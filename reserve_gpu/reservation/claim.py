@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import host
@@ -15,6 +14,7 @@ from reserve_gpu.errors import LockError
 from reserve_gpu.gpus import usage
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Link
+from reserve_gpu.locks.directory import MUTEX_LIMIT_S
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import Caution, Device, Fault, Refusal, State, Ticket
@@ -129,19 +129,21 @@ def _spare(locked: Locked) -> Refusal:
     return Refusal(locked.device, state, locked.usage, holder=holder, would_be_taken=True)
 
 
-def attempt(claim: Claim, until: float = inf, place: Place | None = None) -> Granted | Denied:
+def attempt(
+    claim: Claim, place: Place | None = None, mutex_limit_s: float = MUTEX_LIMIT_S
+) -> Granted | Denied:
     """Take what is asked for, or say of each device why it could not be had.
 
-    until: when to give up on the mutex, by time.monotonic(). place: in the queue, of one who
-    waits; who does not wait comes after all who do. Raises LockError, and RequestError for a name
-    that means no device.
+    place: in the queue, of one who waits; who does not wait comes after all who do.
+    mutex_limit_s: for how long to wait for the mutex.
+    Raises LockError, and RequestError for a name that means no device.
     """
     refusals: list[Refusal] = []
     ahead: list[Ticket] = []
     queue = place or Place(claim.locks)
     record = host.myself(claim.request.note)
     for devices in _batches(claim):
-        with claim.locks.mutex(until=until), Taken(claim.held) as taken:
+        with claim.locks.mutex(mutex_limit_s), Taken(claim.held) as taken:
             if place and not place.stands():
                 place.join()
             ahead = queue.ahead()

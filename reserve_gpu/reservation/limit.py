@@ -10,6 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from reserve_gpu import host
 from reserve_gpu.errors import ImpossibleError, RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Device, Fault
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from reserve_gpu.gpus.nvml import Nvml
+    from reserve_gpu.locks.directory import LockDirectory
     from reserve_gpu.model import Request
 
 CHILD_LIMIT_S = 60
@@ -40,6 +42,25 @@ def candidates(
         _check_name(gpus, name)
     devices = inside(gpus, outside, frozenset(whole))
     return (device for device in devices if not names.is_one_of(device, request.exclude))
+
+
+def inherit(gpus: Nvml, locks: LockDirectory) -> None:
+    """Set the variables that a child of multiprocessing did not get from the process it works for.
+
+    A fork server, the default from Python 3.14 on, hands on the environment that it was started
+    with: by then nothing may have been reserved.
+    """
+    parent = host.multiprocessing_parent()
+    if parent is None or environment.read()[environment.VISIBLE] is not None:
+        return
+    devices = [
+        device
+        for device in gpus.walk()
+        if isinstance(device, Device)
+        and any(h.seen and h.pid == parent for h in locks.listed_holders_of(device.uuid))
+    ]
+    if devices:
+        environment.write(environment.variables(devices))
 
 
 def inside(

@@ -44,9 +44,9 @@ class Deadline(NamedTuple):
         return self.limit_s is not None
 
     @property
-    def passed(self) -> bool:
-        """Whether it is over."""
-        return time.monotonic() >= self.at
+    def left_s(self) -> float:
+        """The seconds until then, 0 when it is over."""
+        return max(0.0, self.at - time.monotonic())
 
 
 def parse(  # noqa: PLR0913 - these are reserve()'s

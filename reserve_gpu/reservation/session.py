@@ -6,7 +6,6 @@ in it; the program that a process becomes by exec takes over what was left to it
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu import host, interrupts
 from reserve_gpu.errors import LockError, NoFreeDeviceError, RequestError
 from reserve_gpu.locks import descriptors
-from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.report import messages
 from reserve_gpu.reservation import environment, handover, policy
 from reserve_gpu.reservation.environment import Changes
@@ -246,7 +245,7 @@ class Session:
                 self._sign()
             return lines
 
-    def renew(self, limit_s: float = math.inf) -> list[str]:
+    def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[str]:
         """Lock again what others don't respect any more.
 
         Somebody deleted the lock file, and others look at a new one; or other code in this process
@@ -258,8 +257,7 @@ class Session:
         if held is None or not (devices := held.unprotected()):
             return []
         texts = []
-        until = time.monotonic() + limit_s
-        with LockDirectory() as directory, directory.mutex(until=until):
+        with LockDirectory() as directory, directory.mutex(limit_s):
             for device in devices:
                 old = held.locks[device.uuid]
                 self._held, text = held.relocked(device, directory)

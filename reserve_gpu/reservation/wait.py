@@ -40,11 +40,11 @@ def wait_in_queue(
     outcome: Granted | Denied = denied
     start = due = time.monotonic()
     lively_until = 0.0
-    with Place(claim.locks, wants, about) as place, Wakeups(claim.locks.descriptor) as wakeups:
+    with Place(claim.locks, wants, about) as place, Wakeups(claim.locks) as wakeups:
         news = News(claim)
         while isinstance(outcome, Denied):
             if time.monotonic() >= due or not place.stands():
-                outcome = _look(claim, outcome, place)
+                outcome = _look(claim, outcome, place, wakeups)
                 if isinstance(outcome, Granted):
                     break
                 news.forget(outcome)
@@ -53,7 +53,7 @@ def wait_in_queue(
                     is_lively=time.monotonic() < lively_until or not place.stands(),
                     is_told=wakeups.is_told,
                 )
-            if deadline.passed:
+            if not deadline.left_s:
                 break
             place.beat()
             waited_s = time.monotonic() - start
@@ -106,14 +106,15 @@ class Explainer:
         return answer
 
 
-def _look(claim: Claim, denied: Denied, place: Place) -> Granted | Denied:
+def _look(claim: Claim, denied: Denied, place: Place, wakeups: Wakeups) -> Granted | Denied:
     """Try once more; what is in the way of one who is in the queue already may be mended later.
 
     Raises LockError where this process can't even join the queue.
     """
-    until = time.monotonic() + MUTEX_LIMIT_S
     try:
-        return attempt(claim, until, place)
+        if claim.locks.follow():
+            wakeups.watch()
+        return attempt(claim, place, MUTEX_LIMIT_S)
     except MutexHeldError:  # by one whose driver hangs, perhaps not for ever
         return denied
     except LockError:  # a full disk, say
