@@ -258,8 +258,10 @@ def _show(result: Status | Check, arguments: Namespace) -> None:
 
 
 def _reserve(arguments: Namespace) -> None:
-    may_wait = arguments.wait is not None
+    may_wait, before = arguments.wait is not None, api.current()
     cautions, outcome = _wait(arguments) if may_wait else options.reserve(arguments)
+    if before:
+        cautions += [f"Warning: {line}" for line in api.troubles()]
     for line in cautions:
         print(line, file=sys.stderr)
     print(outcome)

@@ -97,14 +97,18 @@ class Fault(NamedTuple):
         return f"GPU{self.number}"
 
 
+GRAPHICS = "graphics"  # the kind of a process that makes nothing busy
+
+
 class Process(NamedTuple):
-    """A process on a device."""
+    """A process on a device. kind: `compute`, `MPS` or `graphics`, the first that it is."""
 
     pid: int
     memory_mib: int | None = None  # device memory that it holds
     user: str | None = None
     command: str | None = None
     has_reserved: bool | None = None  # it, or one that it descends from; None: it can't be seen
+    kind: str = "compute"
 
 
 class Usage(NamedTuple):
@@ -128,8 +132,9 @@ class Usage(NamedTuple):
 class Holder(NamedTuple):
     """The process that has a lock, and what it says of itself.
 
-    Where `seen`, the kernel's own list of locks names the pid. The rest was written by somebody
-    else: it is shown, made fit to print, and never decides anything.
+    Where `seen`, the kernel's own list of locks names the pid, and the user is that process's. The
+    rest was written by somebody else, perhaps by another than the holder: it is shown, made fit to
+    print, and never decides anything.
     """
 
     pid: int | None = None
@@ -141,6 +146,9 @@ class Holder(NamedTuple):
     confirmed: bool = False  # the record names the same pid as the kernel
     elsewhere: bool = False  # the pid is of another PID namespace; here it means another process
     last_cell: float | None = None  # when it last ended a cell, after it took the lock
+    # Of what it has reserved, by its own word: once a GPU is lost nobody can read its UUID.
+    label: str | None = None
+    index: int | None = None  # type: ignore[assignment]
 
 
 class Ticket(NamedTuple):
@@ -181,12 +189,13 @@ class Refusal(NamedTuple):
     """Why one device was not taken."""
 
     device: Device | Fault
-    state: State  # FREE where it was others that were missing
+    state: State
     usage: Usage | None = None  # the reading that decided, or that there is beside the state
     processes: tuple[Process, ...] | None = None  # on it; None where nobody has asked yet
     holder: Holder | None = None  # who has it, or waits for it
     unfit: Unfit | None = None
     fault: str | None = None  # why it can't be used or asked, as the driver or the system says
+    would_be_taken: bool = False  # it was others that were missing
 
     @property
     def label(self) -> str:
@@ -230,6 +239,7 @@ class Row(NamedTuple):
     # In use by somebody who has not reserved it; None if that can't be seen.
     is_unreserved_use: bool | None = False
     next_in_queue: int | None = None  # the place, from 1, of the first who could use it
+    graphics: tuple[Process, ...] = ()  # graphics processes, which decide nothing
 
     @property
     def label(self) -> str:

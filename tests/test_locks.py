@@ -716,13 +716,15 @@ def test_a_record_is_shown_safely_and_changes_nothing(two: Here, name: str, *, s
     assert "GPU1: free" not in text.split("\n")
 
 
-def test_a_record_that_names_another_process_is_not_believed(two: Here) -> None:
-    """The pid in a record is neither shown nor believed where the kernel knows better."""
-    with have(two.locks / GPU0, record(pid=1)):
-        text = refused("0")
-    assert f"pid {os.getpid()}" in text
-    assert "pid 1)" not in text
-    assert "unconfirmed" in text
+@pytest.mark.parametrize("is_true", [False, True])
+def test_nothing_vouches_for_a_record(two: Here, *, is_true: bool) -> None:
+    """The pid is the kernel's, whatever the record says, and no mark vouches for the rest of it."""
+    with have(two.locks / GPU0, record(pid=os.getpid() if is_true else 1, note="ends at noon")):
+        line = of_gpu(refused("0"))
+    assert f" (pid {os.getpid()})" in line
+    assert line.endswith(": ends at noon")
+    assert "confirmed" not in line
+    assert "word" not in line
 
 
 def test_the_user_of_a_process_is_whom_the_system_names(two: Here) -> None:

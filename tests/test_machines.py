@@ -172,8 +172,8 @@ def test_a_holder_elsewhere_is_not_taken_for_a_local_process(machine: Machine) -
         outside.reserve("1")
         refused = two.reserve()
         assert refused.error == "NoFreeDeviceError"
-        assert "(pid 1 of another container)" in refused.text
-        assert f"(pid {outside.pid} of another container)" in refused.text
+        assert "(pid 1 of another container, by its own word)" in refused.text
+        assert f"(pid {outside.pid} of another container, by its own word)" in refused.text
         one.run("reserve_gpu.release()")
         assert two.reserve().value == "0"
 

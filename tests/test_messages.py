@@ -197,14 +197,14 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
             Refusal(GPU0, State.RESERVED, holder=ALICE),
             "reserved by alice, train.ipynb (pid 4321)",
         ),
-        (Refusal(GPU0, State.RESERVED), "reserved by somebody [unconfirmed]"),
+        (Refusal(GPU0, State.RESERVED), "reserved by somebody"),
         (
             Refusal(GPU0, State.RESERVED, holder=Holder(17, "bob")),
-            "reserved by bob (pid 17) [unconfirmed]",
+            "reserved by bob (pid 17, by its own word)",
         ),
         (
             Refusal(GPU0, State.RESERVED, holder=Holder(17, "bob", elsewhere=True)),
-            "reserved by bob (pid 17 of another container) [unconfirmed]",
+            "reserved by bob (pid 17 of another container, by its own word)",
         ),
         (
             Refusal(GPU0, State.RESERVED, holder=ALICE._replace(note="till noon, call 123")),
@@ -212,7 +212,7 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
         ),
         (
             Refusal(GPU0, State.RESERVED, holder=Holder(notebook=HOSTILE, user="")),
-            f"reserved by somebody, {HARMLESS} [unconfirmed]",
+            f"reserved by somebody, {HARMLESS} (by its own word)",
         ),
         (Refusal(GPU0, State.AWAITED, EMPTY, holder=BOB), "awaited by bob, /home/bob (pid 9876)"),
         (
@@ -227,6 +227,18 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
         (
             Refusal(GPU0, State.BUSY, COMPUTED_ON, (PYTHON,)),
             "busy, alice: python (pid 4321) 3.4 GiB",
+        ),
+        (
+            Refusal(GPU0, State.BUSY, EXCLUSIVE, (PYTHON,)),
+            "busy in exclusive mode (one process at a time), alice: python (pid 4321) 3.4 GiB",
+        ),
+        (
+            Refusal(GPU0, State.BUSY, EXCLUSIVE),
+            "busy in exclusive mode (one process at a time), 1 compute process",
+        ),
+        (
+            Refusal(GPU0, State.BUSY, FULL._replace(mode=ComputeMode.EXCLUSIVE_PROCESS)),
+            "busy, 10.2 GiB in use by no process that can be seen",
         ),
         (Refusal(GPU0, State.BUSY, COMPUTED_ON), "busy, 1 compute process"),
         (Refusal(GPU0, State.BUSY, EMPTY._replace(compute=2)), "busy, 2 compute processes"),
@@ -262,6 +274,18 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
             "is a MIG instance; with this driver a process can use only one",
         ),
         (Refusal(GPU0, State.FREE), "free"),
+        (Refusal(GPU0, State.FREE, would_be_taken=True), "free"),
+        (
+            Refusal(GPU0, State.BUSY, COMPUTED_ON, (PYTHON,), would_be_taken=True),
+            (
+                "busy, alice: python (pid 4321) 3.4 GiB; it would be taken all the same, as it was "
+                "named"
+            ),
+        ),
+        (
+            Refusal(GPU0, State.RESERVED, EMPTY, (), ALICE, would_be_taken=True),
+            "reserved by alice, train.ipynb (pid 4321); it would be shared",
+        ),
     ],
 )
 def test_refusal(refusal: Refusal, expected: str) -> None:
@@ -380,6 +404,15 @@ def test_headline(states: list[State], count: int, expected: str) -> None:
     assert nothing_free(*refusals, request=Request(count=count))[0] == expected
 
 
+def test_what_would_be_taken_is_no_advice() -> None:
+    """Of a device that would be taken nobody is told to ask for it, or to name it."""
+    shared = Refusal(GPU1, State.RESERVED, EMPTY, (), ALICE, would_be_taken=True)
+    named = Refusal(GPU2, State.BUSY, COMPUTED_ON, (PYTHON,), would_be_taken=True)
+    lines = nothing_free(RESERVED, shared, named, request=Request(("0", "1", "2")), user="alice")
+    assert lines[0] == "No free GPU devices: 3 of 3 are in use."
+    assert lines[4:] == [QUEUE, EMPTIED]
+
+
 @pytest.mark.parametrize(
     ("waited_s", "expected"), [(0.2, "0.2 s"), (90.0, "1 min"), (7200.0, "2 h")]
 )
@@ -413,6 +446,40 @@ def test_nothing_free_without_a_wait(waited_s: float | None) -> None:
 def test_the_queue_is_offered(state: State, *, is_offered: bool) -> None:
     """The queue is offered where waiting may help."""
     assert (QUEUE in nothing_free(Refusal(GPU0, state))) is is_offered
+
+
+TROUBLE = (
+    "Waiting alone won't help: look at what nvidia-smi says, and ask the administrator (a GPU that "
+    "is lost needs a reset or a reboot)."
+)
+BROKEN = Refusal(LOST, State.BROKEN)
+BARRED = Refusal(GPU0, State.PROHIBITED, PROHIBITED)
+
+
+@pytest.mark.parametrize(
+    ("refusals", "request_", "is_told"),
+    [
+        ([BROKEN], Request(), True),
+        ([BROKEN, BARRED, Refusal(GPU1, State.UNFIT, unfit=Unfit.MODEL)], Request(), True),
+        ([BROKEN, RESERVED], Request(), False),
+        ([BROKEN, RESERVED], Request(count=2), True),
+        ([BROKEN, RESERVED], Request(("4", "0")), True),
+        ([BROKEN, Refusal(GPU1, State.FREE, would_be_taken=True)], Request(count=2), True),
+        ([BROKEN, RESERVED, Refusal(GPU1, State.BUSY)], Request(count=2), False),
+        ([BARRED, Refusal(GPU1, State.UNKNOWN, fault="its lock is a link")], Request(), False),
+        ([Refusal(GPU1, State.UNFIT, unfit=Unfit.MODEL)], Request(), False),
+        ([RESERVED], Request(count=2), False),
+        ([], Request(), False),
+    ],
+)
+def test_trouble_that_waiting_does_not_end(
+    refusals: list[Refusal], request_: Request, *, is_told: bool
+) -> None:
+    """Where too few of what would do can come free by themselves it is said what to do."""
+    for waited_s in (None, 5.0):
+        lines = nothing_free(*refusals, request=request_, waited_s=waited_s)
+        assert (TROUBLE in lines) is is_told
+        assert not (is_told and any("in the queue" in line for line in lines))
 
 
 def test_what_is_kept() -> None:

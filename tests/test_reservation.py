@@ -434,6 +434,25 @@ def test_a_reason_for_each_device(here: Here) -> None:
     assert variables() == {}
 
 
+def test_a_named_gpu_in_use_is_not_called_free(here: Here) -> None:
+    """What would be taken as it was named, or as it is shared, is said as it is, not as free."""
+    here.write("gpu\n compute 5000001 29000\ngpu\ngpu\n")
+    with here.rival("1"), here.rival("2", share=True):
+        named = refused("0,1")
+        shared = refused("1,2", share=True)
+        with pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
+            reserve_gpu.reserve("0,1")
+    head, first = named.splitlines()[:2]
+    assert head == "No free GPU devices: 2 of 2 are in use."
+    assert first == (
+        "  GPU0: busy, pid 5000001, 28.3 GiB; it would be taken all the same, as it was named"
+    )
+    line = shared.splitlines()[2]
+    assert line.startswith("  GPU2: reserved by ")
+    assert line.endswith("; it would be shared")
+    assert [refusal.would_be_taken for refusal in caught.value.refusals] == [True, False]
+
+
 def test_refusals_are_for_programs(here: Here) -> None:
     """The error carries of each device its state, who has it, what uses it and what is wrong."""
     here.write(
@@ -447,6 +466,7 @@ def test_refusals_are_for_programs(here: Here) -> None:
     assert states == [State.UNFIT, State.FREE, State.BUSY, State.PROHIBITED, State.BROKEN]
     assert unfit.unfit
     assert isinstance(free.device, Device)
+    assert [refusal.would_be_taken for refusal in (free, busy)] == [True, False]
     assert busy.usage
     assert (busy.usage.compute, busy.usage.used_mib) == (1, 3500)
     assert busy.processes

@@ -25,6 +25,7 @@ from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import Device, Fault, Holder, Process, Row, State, Ticket, Usage
 from reserve_gpu.report.status import Status
+from tests.locked import have
 from tests.machine import LIMIT_S, ROOT, TAKE_THE_MUTEX, Machine
 from tests.processes import wait_for
 from tests.test_machines import CONTAINER, behind, on_a_host
@@ -116,13 +117,40 @@ def test_what_is_lost_keeps_its_place(here: Here) -> None:
 
 def test_prohibited(here: Here) -> None:
     """A GPU that nobody may use is prohibited, whether it is in use or not, and says why."""
-    here.write("gpu\n mode prohibited\ngpu\n mode prohibited\n compute 4321 900")
+    here.write("gpu\n mode prohibited\ngpu\n mode prohibited\n compute 5000001 900")
     for row in devices():
         assert (row["state"], row["is_reserved_but_idle"]) == ("prohibited", False)
         assert row["reason"] == "compute mode is prohibited: nobody can use it"
     text = str(reserve_gpu.status())
-    assert "compute mode is prohibited: nobody can use it" in text
+    assert text.count("compute mode is prohibited: nobody can use it") == 2
+    assert "used by pid 5000001, 900 MiB" in text
+    assert "without a reservation" not in text
     assert text.startswith("None of 2 GPUs is free.")
+
+
+def test_compute_modes(here: Here) -> None:
+    """The compute mode is in JSON, and in the picture where it keeps others out."""
+    modes = ["default", "exclusive_thread", "prohibited", "exclusive_process"]
+    here.write("".join(f"gpu\n mode {mode}\n" for mode in modes))
+    here.add("compute 5000001 900\ngpu\nfail nvmlDeviceGetComputeMode 4 3")
+    here.add("fail nvmlDeviceGetHandleByIndex_v2 0 15")
+    rows = devices()
+    assert [row["compute_mode"] for row in rows] == [None, *modes[1:], None]
+    assert [row["state"] for row in rows] == ["broken", "free", "prohibited", "busy", "free"]
+    below = str(reserve_gpu.status()).partition("\n3 ")[2].splitlines()[1:3]
+    assert [line.strip() for line in below] == [
+        "compute mode is exclusive: one process at a time",
+        "used without a reservation by pid 5000001, 900 MiB",
+    ]
+
+
+def test_an_exclusive_gpu_is_said_to_be_exclusive(here: Here) -> None:
+    """Who names a GPU that its compute mode keeps for one process is told of both."""
+    here.write("gpu\n mode exclusive_process\n compute 5000001 900\ngpu")
+    with pytest.raises(reserve_gpu.NoFreeDeviceError) as refused:
+        reserve_gpu.reserve("0")
+    expected = "GPU0: busy in exclusive mode (one process at a time), pid 5000001, 900 MiB"
+    assert expected in str(refused.value)
 
 
 # -- who has what ----------------------------------------------------------------------------------
@@ -192,6 +220,84 @@ def test_all_who_share_are_named(here: Here) -> None:
     assert text.count("this kernel") == 1
 
 
+LOST = "fail nvmlDeviceGetHandleByIndex_v2 1 15"
+
+
+@on_a_host
+@pytest.mark.process
+@pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
+def test_a_lost_gpu_keeps_its_holder(here: Here, *, share: bool) -> None:
+    """Who holds a GPU that is lost is named until they let go, by the number in their record."""
+    with here.child() as holder:
+        assert holder.reserve(f"'1', share={share}").value == "1"
+        here.add(LOST)
+        assert devices()[1]["holders"][0]["pid"] == holder.pid
+        holder.reserve(f"note='until Friday', share={share}")
+        first, lost = devices()
+        text = str(reserve_gpu.status())
+        is_its_own = devices_of(holder)[1]["is_this_process"]
+        holder.run("reserve_gpu.release()")
+        assert devices()[1]["holders"] == []
+    assert (first["state"], first["holders"]) == ("free", [])
+    (who,) = lost["holders"]
+    assert (who["pid"], who["user"], who["note"]) == (holder.pid, ME, "until Friday")
+    assert (lost["state"], lost["uuid"], is_its_own) == ("broken", None, True)
+    assert (lost["is_this_process"], lost["is_reserved_but_idle"]) == (False, None)
+    assert f"reserved as GPU1 by {ME}, " in text
+    assert "GPU is lost (nvmlDeviceGetHandleByIndex)" in text
+
+
+@pytest.mark.process
+def test_a_lost_instance_keeps_its_holder(here: Here) -> None:
+    """The holders of lost instances stand where these were; of a lost GPU all of them."""
+    here.write("gpu\ngpu\n mig on\n instance 3\n instance 5")
+    with here.child() as three, here.child() as five:
+        assert not three.reserve("'1:3'").error
+        assert not five.reserve("'1:5'").error
+        here.add("fail nvmlDeviceGetUUID 1:3 15\nfail nvmlDeviceGetUUID 1:5 15")
+        pids = [[holder["pid"] for holder in row["holders"]] for row in devices()]
+        assert pids == [[], [three.pid], [five.pid]]
+        here.add(LOST)
+        first, gpu = devices()
+    assert first["holders"] == []
+    assert {holder["pid"] for holder in gpu["holders"]} == {three.pid, five.pid}
+
+
+def test_records_of_what_is_not_lost(here: Here) -> None:
+    """A record names the holder of what is lost only in a file that is locked, and of no device.
+
+    Whatever it says is shown as foreign text, and decides nothing.
+    """
+    here.write("gpu\n" * 3)
+    here.add(LOST)
+    about: dict[str, Any] = {"label": HOSTILE, "index": 1, "user": HOSTILE}
+    odd: list[dict[str, Any]] = [
+        {"index": "1"},
+        {"index": True},
+        {"index": 1.0},
+        {"label": ["GPU1"]},
+        {"index": 10**40},
+    ]
+    with ExitStack() as stack:
+        stack.enter_context(here.rival("0", **about))
+        stack.enter_context(here.rival("2", share=True, **about))
+        stack.enter_context(waiter(here, [here.uuid("0")], **about))
+        (here.locks / "GPU-old.lock").write_text(json.dumps(about))
+        (here.locks / "GPU-link.lock").symlink_to("GPU-old.lock")
+        (here.locks / "GPU-folder.lock").mkdir()
+        for number, record in enumerate(odd):
+            stack.enter_context(
+                have(here.locks / f"GPU-{number}.lock", json.dumps(record).encode())
+            )
+        assert [len(row["holders"]) for row in devices()] == [1, 0, 1]
+        stack.enter_context(have(here.locks / "GPU-9.lock", json.dumps(about).encode()))
+        status = reserve_gpu.status()
+    rows = status.to_dict()["devices"]
+    assert [row["state"] for row in rows] == ["reserved", "broken", "reserved"]
+    assert [len(row["holders"]) for row in rows] == [1, 1, 1]
+    assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", str(status) + status._repr_html_())
+
+
 @pytest.mark.process
 def test_in_a_container_only_memory_tells_of_idleness(here: Here) -> None:
     """Where processes can't be seen, memory in use says neither that it is idle nor whose it is."""
@@ -203,6 +309,55 @@ def test_in_a_container_only_memory_tells_of_idleness(here: Here) -> None:
     assert rows[2]["processes"][0]["has_reserved"] is None
     assert rows[0]["holders"][0]["pid"] == os.getpid()
     assert rows[0]["holders"][0]["elsewhere"]
+
+
+# No process has pids of seven digits from 4,194,304 on.
+LISTS = """
+gpu
+  compute 5000011 300
+  mps 5000011 300
+  graphics 5000011 20
+  mps 5000012 200
+  graphics 5000012 20
+  graphics 5000013 20
+gpu
+  graphics 5000013 3000
+gpu
+  graphics 5000013 20
+  used 3000
+"""
+
+
+@on_a_host
+def test_every_process_has_its_kind(here: Here) -> None:
+    """JSON lists compute, MPS and graphics processes, each once: compute goes before all others."""
+    here.write(LISTS)
+    rows = devices()
+    kinds = [{process["pid"]: process["kind"] for process in row["processes"]} for row in rows]
+    assert kinds == [
+        {5000011: "compute", 5000012: "MPS", 5000013: "graphics"},
+        *[{5000013: "graphics"}] * 2,
+    ]
+    assert [len(row["processes"]) for row in rows] == [3, 1, 1]
+    assert [row["state"] for row in rows] == ["busy", "free", "busy"]
+    assert [row["is_used_without_reservation"] for row in rows] == [True, False, True]
+    assert rows[2]["reason"] == "2.9 GiB in use by no process that can be seen"
+    text = str(reserve_gpu.status())
+    assert "used without a reservation by pid 5000011, 300 MiB; pid 5000012, 200 MiB\n" in text
+    assert "graphics: pid 5000013, 2.9 GiB\n" in text
+    assert rows[2]["reason"] in text
+    assert "20 MiB" not in text
+
+
+@on_a_host
+def test_graphics_processes_decide_nothing(here: Here) -> None:
+    """A graphics process, of a holder or not, makes a device neither used nor less idle."""
+    here.write(f"gpu\n graphics {os.getpid()} 3000\ngpu\n graphics 1 3000")
+    with here.rival("0"), here.rival("1"):
+        rows = devices()
+    assert [row["processes"][0]["has_reserved"] for row in rows] == [True, False]
+    assert [row["is_reserved_but_idle"] for row in rows] == [True, True]
+    assert [row["is_used_without_reservation"] for row in rows] == [False, False]
 
 
 # -- since when ------------------------------------------------------------------------------------
@@ -505,6 +660,16 @@ HEADS = {
         "None of 2 GPUs is free.",
         "GPU0 is reserved but idle: ask alice (train.ipynb). Or wait in the queue with %reserve_",
     ),
+    "lost": (
+        (Row(Fault(0, "lost"), State.BROKEN), Row(GPUS[1], State.PROHIBITED)),
+        "None of 2 GPUs is free.",
+        "Waiting alone won't help: look at what nvidia-smi says, and ask the administrator",
+    ),
+    "one of two lost": (
+        (Row(Fault(0, "lost"), State.BROKEN), RESERVED[1]),
+        "None of 2 GPUs is free.",
+        "Wait in the queue with %reserve_gpu --wait",
+    ),
     "awaited": (
         tuple(AWAITED),
         "3 of 3 GPUs are free: GPU0, GPU1 and GPU2.",
@@ -580,11 +745,11 @@ def test_a_split_gpu_stands_above_its_instances() -> None:
 
 
 def test_who_is_only_half_known() -> None:
-    """A holder of whom the record and the kernel disagree, or without a pid, is shown as such."""
-    unknown, elsewhere = Holder(), ALICE._replace(elsewhere=True, confirmed=False)
+    """Of a holder whose pid only the record names it is said that all is by its own word."""
+    unknown, elsewhere = Holder(), ALICE._replace(elsewhere=True, seen=False, confirmed=False)
     text = "\n".join(picture(RESERVED[0]._replace(holders=(unknown, elsewhere))))
-    assert "reserved by somebody [unconfirmed]\n" in text
-    assert "(pid 4321 of another container) since NOW (2 h 10 min) [unconfirmed]" in text
+    assert "reserved by somebody\n" in text
+    assert "(pid 4321 of another container, by its own word) since NOW (2 h 10 min)" in text
 
 
 class Table(HTMLParser):
@@ -785,7 +950,7 @@ def test_the_shape_is_the_documented_one(here: Here) -> None:
     """docs/status.md shows the names of the JSON, all of them, in their order."""
     document = (ROOT / "docs" / "status.md").read_text()
     (example,) = re.findall("```json\n(.*?)```", document, re.DOTALL)
-    here.write("gpu\n compute 4321 300")
+    here.write("gpu\n compute 4321 300\n graphics 99 900")
     with here.rival(), waiter(here, [here.uuid("0")]):
         found = reserve_gpu.status().to_dict()
     assert repr(shape(found)) == repr(shape(json.loads(example)))

@@ -133,7 +133,7 @@ def test_another_users_kernel_is_named_with_its_user(
     assert refused.error == "NoFreeDeviceError"
     assert f"reserved by {holder}" in refused.text
     assert f"pid {first.pid}" in refused.text
-    assert "unconfirmed" not in refused.text
+    assert "word" not in refused.text
     assert second.reserve().value == "1"
     assert first.run("len(reserve_gpu.release())").value == 1
     assert second.reserve("0").value == "0"

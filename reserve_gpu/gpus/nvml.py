@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from reserve_gpu import host
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.bindings import NOT_OFFERED, Bindings, Code, DeviceError
-from reserve_gpu.model import Device, Fault, Process, Usage
+from reserve_gpu.model import GRAPHICS, Device, Fault, Process, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from types import TracebackType
 
     from typing_extensions import Self
@@ -33,6 +33,10 @@ NO_MEMORY_V2 = NOT_OFFERED | {Code.INVALID_ARGUMENT}
 # part of it whom a look at the whole GPU need not show; so then it is not used.
 NO_MIG = frozenset({Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND})
 NO_INSTANCE = frozenset({Code.NOT_FOUND})  # gaps in the numbering of the instances are normal
+
+# By the kind of processes, as in `RunningProcesses` of NVML's names; the strongest kind first.
+KINDS = {"compute": "Compute", "MPS": "MPSCompute", GRAPHICS: "Graphics"}
+COMPUTING = ("compute", "MPS")
 
 P2P_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
 P2P_OK = 0  # NVML_P2P_STATUS_OK
@@ -146,7 +150,7 @@ class Nvml:
         return self._driver.run(self._read_usage, device, limit_s=limit_s)
 
     def look(self, device: Device) -> tuple[Usage, list[Process], int | None]:
-        """All that people want to see: the usage, the processes, the utilisation in percent.
+        """All that people want to see: usage, processes of all kinds, utilisation in percent.
 
         In one reading, as each takes a change to the worker thread and back. The utilisation is
         None where it is not reported.
@@ -159,7 +163,7 @@ class Nvml:
         """The compute processes and MPS clients on the device, as far as the driver shows them."""
         with suppress(DeviceError):
             self._require(device)
-            return self._driver.run(self._read_processes, device)
+            return self._driver.run(self._read_processes, device, COMPUTING)
         return []
 
     def link(self, one: Device, other: Device, limit_s: float | None = None) -> int:
@@ -261,7 +265,7 @@ class Nvml:
         total_mib, used_mib, reserve_known = self._read_memory(handle)
         # An instance has no compute mode of its own.
         mode = self._driver.ask_if_offered("nvmlDeviceGetComputeMode", gpu)
-        graphics = self._read_list(handle, "Graphics")
+        graphics = self._read_list(handle, GRAPHICS)
         return Usage(
             compute=self._read_count(handle, "Compute"),
             mps=self._read_count(handle, "MPSCompute"),
@@ -294,10 +298,14 @@ class Nvml:
             return int(self._driver.ask("nvmlDeviceGetUtilizationRates", handle).gpu)
         return None
 
-    def _read_processes(self, device: Device) -> list[Process]:
+    def _read_processes(self, device: Device, kinds: Iterable[str] = KINDS) -> list[Process]:
+        """The processes of these kinds, the strongest kind of one that is on several lists."""
         handle, _ = self._handles[device.uuid]
-        listed = self._read_list(handle, "Compute") + self._read_list(handle, "MPSCompute")
-        return list({process.pid: process for process in listed}.values())
+        processes: dict[int, Process] = {}
+        for kind in kinds:
+            for process in self._read_list(handle, kind):
+                processes.setdefault(process.pid, process)
+        return list(processes.values())
 
     def _read_list(self, handle: Any, kind: str) -> list[Process]:
         """The processes of one kind; none where the driver keeps them to itself.
@@ -307,8 +315,8 @@ class Nvml:
         """
         for version in ("v2", "v3"):
             with suppress(DeviceError):
-                entries = self._driver.ask(f"nvmlDeviceGet{kind}RunningProcesses_{version}", handle)
-                return [_process(entry) for entry in entries]
+                name = f"nvmlDeviceGet{KINDS[kind]}RunningProcesses_{version}"
+                return [_process(entry, kind) for entry in self._driver.ask(name, handle)]
         return []
 
     def _read_link(self, one: Device, other: Device) -> int:
@@ -322,6 +330,6 @@ class Nvml:
         return Link.SYSTEM
 
 
-def _process(entry: Any) -> Process:
+def _process(entry: Any, kind: str) -> Process:
     memory = entry.usedGpuMemory
-    return Process(entry.pid, None if memory is None else memory // MIB)
+    return Process(entry.pid, None if memory is None else memory // MIB, kind=kind)

@@ -43,6 +43,7 @@ MUTEX_LIMIT_S = 30.0
 MUTEX_ASK_S = 1.0  # between two looks at who has it
 MUTEX_POLL_S = 0.01
 REPLACED_LIMIT = 10  # attempts to lock a file that others go on replacing
+MOST_LOST = 256  # locks that are looked at to find those of lost devices; anybody may make some
 MOST_OF_ONE_USER = 64  # sharers of a device, and waiters; nobody needs more, and each costs a look
 OTHERS_MODE, OWN_MODE = 0o666, 0o644
 
@@ -180,6 +181,17 @@ class LockDirectory:
     def sharers_of(self, uuid: str, besides: Collection[str] = ()) -> tuple[Holder, ...]:
         """Who shares the device, without those whose files are named; under the mutex."""
         return tuple(map(self.holders.of, self._living(_share_prefix(uuid), besides)))
+
+    def holders_besides(self, uuids: Collection[str]) -> tuple[Holder, ...]:
+        """Who has locked what is none of these devices, perhaps one that is lost; under the mutex.
+
+        Anybody may have made such a file, so this is for people to read. Raises LockError.
+        """
+        devices = [lock_name(uuid).removesuffix("lock") for uuid in uuids]
+        known = (*devices, MUTEX, QUEUE)
+        names = [name for name in sorted(self.holders.names) if name.endswith(".lock")]
+        others = [name for name in names if not name.startswith(known)][:MOST_LOST]
+        return tuple(map(self.holders.of, filter(self._is_held, others)))
 
     def unlisted(self, uuids: Collection[str], tickets: Collection[str]) -> set[str]:
         """Those of the devices and tickets that the kernel's list shows nobody to have.

@@ -115,6 +115,7 @@ def merge(record: dict[str, Any], pid: int | None, changed: float = 0.0) -> Hold
     changed: the time stamp of the record's file, which the extension renews after each cell.
     """
     claimed, since, written = record.get("pid"), record.get("since"), record.get("written")
+    index = record.get("index")
     is_renewed = isinstance(written, (int, float)) and 0 < written < changed - WRITING_S
     return Holder(
         pid=pid or (claimed if type(claimed) is int and 0 < claimed < PIDS else None),
@@ -123,6 +124,8 @@ def merge(record: dict[str, Any], pid: int | None, changed: float = 0.0) -> Hold
         note=_text(record.get("note")),
         since=float(since) if isinstance(since, (int, float)) and 0 < since < LATEST_S else None,
         last_cell=changed if is_renewed else None,
+        label=_text(record.get("label")),
+        index=index if type(index) is int else None,
         seen=pid is not None,
         confirmed=pid is not None and pid == claimed,
         elsewhere=pid is None and record.get("namespace") not in (None, host.pid_namespace()),

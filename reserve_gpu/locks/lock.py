@@ -20,6 +20,8 @@ from reserve_gpu.locks.descriptors import NONE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from reserve_gpu.model import Device
+
 with suppress(ImportError):  # Windows, where nothing can be reserved
     import fcntl
 
@@ -49,11 +51,20 @@ class Lock:
         """Of the file in its directory."""
         return os.path.basename(self.path)
 
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Say who has the lock. Where the disk is full that is lost, and the lock is not."""
+    def write(self, record: Mapping[str, Any], device: Device | None = None) -> None:
+        """Say who has the lock. Where the disk is full that is lost, and the lock is not.
+
+        device: what it is of, for people to know once nobody can read its UUID.
+        """
         if not self.held():
             return
-        own = {"pid": self._pid, "namespace": host.pid_namespace(), "since": self.since}
+        own: dict[str, Any] = {
+            "pid": self._pid,
+            "namespace": host.pid_namespace(),
+            "since": self.since,
+        }
+        if device:
+            own |= {"label": device.label, "index": device.index}
         texts = {k: v[:TEXT_LIMIT] if isinstance(v, str) else v for k, v in record.items()}
         data = json.dumps({**own, "written": time.time(), **texts}).encode()
         with suppress(OSError):

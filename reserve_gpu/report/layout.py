@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus import names
+from reserve_gpu.gpus.usage import idle_limit_mib
 from reserve_gpu.model import Device, State
 from reserve_gpu.report import words
 from reserve_gpu.report.words import FAINT, MARK, REASON_LIMIT, STRONG, duration, listed
@@ -18,7 +19,7 @@ from reserve_gpu.report.words import FAINT, MARK, REASON_LIMIT, STRONG, duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import Holder, Row, Ticket
+    from reserve_gpu.model import Holder, Process, Row, Ticket
     from reserve_gpu.report.words import Line
 
 TITLES = ("GPU", "state", "name", "memory", "use")
@@ -109,6 +110,8 @@ def _advice(rows: Sequence[Row], *, is_limited: bool) -> Line:
     free = [row for row in rows if row.state is State.FREE]
     if any(row.next_in_queue is None for row in free):
         return "Get one with ", ("%reserve_gpu", STRONG)
+    if words.is_trouble([row.state for row in rows]):
+        return (words.TROUBLE,)
     sentences = ["Others wait in the queue for what is free."] if free else []
     to_ask = words.whom_to_ask([(row.label, row.holders) for row in rows if row.is_unused])
     sentences += [*to_ask, "Or wait in the queue with " if to_ask else "Wait in the queue with "]
@@ -162,21 +165,33 @@ def _memory(used_mib: float | None, total_mib: int | None) -> str:
 
 def _lines(row: Row, tickets: Sequence[Ticket], now: float) -> list[Line]:
     """Who has the device, who uses it, and what is to be said of that."""
-    lines = [_holder(holder, now) for holder in row.holders]
+    lines = [_holder(holder, now, _reserved_by(row, holder)) for holder in row.holders]
     if row.is_mine:
         lines[0] += (("  this kernel", MARK),)
     if row.is_unused:
         lines.append((("reserved but idle", MARK), _idle(row, now)))
+    mode = words.MODES.get(row.usage.mode or 0) if row.usage else None
+    if mode:
+        lines.append((mode,))
     lines += _uses(row)
-    if row.reason and not row.processes and row.state is not State.FREE:
+    if row.reason and row.reason != mode and not row.processes and row.state is not State.FREE:
         lines.append((shown(row.reason, REASON_LIMIT),))
+    graphics_mib = sum(process.memory_mib or 0 for process in row.graphics)
+    if row.usage and graphics_mib > idle_limit_mib(row.usage):  # else nobody wonders about it
+        lines.append((("graphics: ", FAINT), words.users(_by_memory(row.graphics))))
     if row.state is State.FREE and row.next_in_queue:
         first = tickets[row.next_in_queue - 1]
         lines.append((("free, but awaited by ", MARK), words.person(first.holder)))
     return lines
 
 
-def _holder(holder: Holder, now: float, what: str = "reserved by ", asks: str = "") -> Line:
+def _reserved_by(row: Row, holder: Holder) -> str:
+    """Of what is lost only the record says that it is this one."""
+    is_lost = not isinstance(row.device, Device)
+    return f"reserved as {shown(holder.label or row.label)} by " if is_lost else "reserved by "
+
+
+def _holder(holder: Holder, now: float, what: str, asks: str = "") -> Line:
     """`reserved by alice, train.ipynb (pid 4321) since 16:26 (2 h 10 min): until Friday`."""
     when = ""
     if holder.since and (ago := _ago(holder.since, now)):
@@ -204,14 +219,19 @@ def _uses(row: Row) -> list[Line]:
         (None, ("used by ", FAINT)),
         (False, ("used without a reservation by ", MARK)),
     )
-    in_order = sorted(row.processes, key=lambda process: -(process.memory_mib or 0))
-    if row.is_unreserved_use and not row.holders:  # whose processes these are needs not be seen
-        in_order = [process._replace(has_reserved=False) for process in in_order]
+    in_order = _by_memory(row.processes)
+    if not row.holders:  # whose processes these are needs not be seen
+        has_reserved = False if row.is_unreserved_use else None
+        in_order = [process._replace(has_reserved=has_reserved) for process in in_order]
     return [
         (title, words.users(processes))
         for kind, title in kinds
         if (processes := [process for process in in_order if process.has_reserved is kind])
     ]
+
+
+def _by_memory(processes: Sequence[Process]) -> list[Process]:
+    return sorted(processes, key=lambda process: -(process.memory_mib or 0))
 
 
 def _ago(moment: float, now: float) -> str:

@@ -100,7 +100,7 @@ def nothing_free(  # noqa: PLR0913 - the last two are keywords that most callers
     lines = [waited + _headline(request, refusals), *_lines(refusals, "  ")]
     if limit is not None:
         lines.append(_limit_line(limit, len(refusals)))
-    lines += _ways_out(refusals, has_waited=bool(waited_s), user=user)
+    lines += _ways_out(refusals, request.needed, has_waited=bool(waited_s), user=user)
     keeps = f"This kernel keeps {labels(kept)}; nothing was changed."
     return "\n".join([*lines, keeps if kept else "CUDA_VISIBLE_DEVICES = ''"])
 
@@ -166,6 +166,16 @@ def caution(caution: Caution, request: Request) -> str:
     if caution.state is not State.IDLE:
         against.insert(0, words.use(caution.state, caution.usage, caution.processes))
     return f"{asked_for} {caution.device.label}: it is {'; '.join(against)}"
+
+
+def unusable(device: Device, reason: str) -> str:
+    """What the holder of a device has to know that the driver can't use. reason: the driver's."""
+    return (
+        f"The NVIDIA driver can't use {device.label} now, which this kernel holds: "
+        f"{shown(reason, words.REASON_LIMIT)}. Restart the kernel to get another GPU; for "
+        f"{device.label} look at what nvidia-smi says, and ask the administrator for a reset or a "
+        "reboot."
+    )
 
 
 def stays(devices: Sequence[Device], *, is_late: bool) -> str:
@@ -288,8 +298,12 @@ def _headline(request: Request, refusals: Sequence[Refusal]) -> str:
     return f"No free GPU devices: {', '.join(parts)}."
 
 
-def _ways_out(refusals: Sequence[Refusal], *, has_waited: bool, user: str | None) -> list[str]:
+def _ways_out(
+    refusals: Sequence[Refusal], needed: int, *, has_waited: bool, user: str | None
+) -> list[str]:
     """Whom to ask, the queue, and what may be taken by name: never what another person has."""
+    is_trouble = words.is_trouble([refusal.state for refusal in _fit(refusals)], needed)
+    refusals = [refusal for refusal in refusals if not refusal.would_be_taken]
     unused = [
         (refusal.label, (refusal.holder,))
         for refusal in refusals
@@ -300,7 +314,9 @@ def _ways_out(refusals: Sequence[Refusal], *, has_waited: bool, user: str | None
     may_come_free = any(
         r.state in IN_USE or (r.state is State.UNKNOWN and not r.fault) for r in refusals
     )
-    if may_come_free and not has_waited:
+    if is_trouble:
+        ways.append(words.TROUBLE)
+    elif may_come_free and not has_waited:
         ways.append(f"{'Or wait' if ways else 'Wait'} in the queue with %reserve_gpu --wait.")
     lines = [" ".join(ways)] if ways else []
     if refusal := next((r for r in refusals if _may_be_named(r, user)), None):

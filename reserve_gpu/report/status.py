@@ -15,7 +15,7 @@ from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.gpus.usage import judge
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.model import Device, Fault, Holder, Process, Row, State, Ticket, Usage
+from reserve_gpu.model import GRAPHICS, Device, Fault, Holder, Process, Row, State, Ticket, Usage
 from reserve_gpu.report import html, terminal, words
 from reserve_gpu.report.layout import layout
 
@@ -23,10 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 VERSION = 1  # of the JSON; names are only ever added to it
-PROCESS_FIELDS = ("pid", "user", "command", "memory_mib", "has_reserved")
+PROCESS_FIELDS = ("pid", "user", "command", "memory_mib", "has_reserved", "kind")
 HOLDER_FIELDS = (
     "pid", "user", "notebook", "note", "since", "last_cell", "confirmed", "elsewhere",
 )  # fmt: skip
+COMPUTE_MODES = (
+    "default",
+    "exclusive_thread",
+    "prohibited",
+    "exclusive_process",
+)  # by NVML's number
 MUTEX_LIMIT_S = 0.5
 
 
@@ -76,13 +82,14 @@ class Status(NamedTuple):
 class Reservations(NamedTuple):
     """What the lock directory tells: by UUID who has a device, and why others may have it unseen.
 
-    problem: why nothing, or not all, is known.
+    problem: why nothing, or not all, is known. others: who has what is none of these devices.
     """
 
     holders: Mapping[str, tuple[Holder, ...]]
     faults: Mapping[str, str]
     waiting: Sequence[Ticket] = ()
     problem: str | None = None
+    others: tuple[Holder, ...] = ()
 
 
 def look(*, idle_mib: float | None = None, limit: str | None = None) -> Status:
@@ -95,7 +102,7 @@ def look(*, idle_mib: float | None = None, limit: str | None = None) -> Status:
     """
     with Nvml() as nvml:
         devices = list(nvml.walk())
-        reservations = _reservations([d.uuid for d in devices if isinstance(d, Device)])
+        reservations = _reservations(devices)
         waiting = tuple(
             ticket._replace(holder=host.with_user(ticket.holder)) for ticket in reservations.waiting
         )
@@ -104,20 +111,23 @@ def look(*, idle_mib: float | None = None, limit: str | None = None) -> Status:
     return Status(rows, waiting, reservations.problem, now, host.machine_name(), limit)
 
 
-def _reservations(uuids: Sequence[str]) -> Reservations:
+def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
     """Who has which device, and who waits.
 
     Trying a lock makes others fail to take it for a moment, so that is done under the mutex. Where
     others have the mutex for too long the kernel's list names those that it shows, without a try.
     Users are looked up after that, as it can take long where they come from a server.
     """
+    uuids = [device.uuid for device in devices if isinstance(device, Device)]
     unseen = dict.fromkeys(uuids, "whether it is reserved can't be seen now")
     try:
         with LockDirectory() as directory:
             try:
                 with directory.mutex(MUTEX_LIMIT_S):
                     holders, faults = _holders(uuids, directory.holders_of)
-                    return Reservations(holders, faults, directory.tickets())
+                    is_some_lost = len(uuids) < len(devices)
+                    others = directory.holders_besides(uuids) if is_some_lost else ()
+                    return Reservations(holders, faults, directory.tickets(), others=others)
             except MutexHeldError as error:
                 holders, faults = _holders(uuids, directory.listed_holders_of)
                 waiting = directory.listed_tickets()
@@ -143,7 +153,7 @@ def _row(
     nvml: Nvml, device: Device | Fault, reservations: Reservations, idle_mib: float | None
 ) -> Row:
     if isinstance(device, Fault):
-        return Row(device, State.BROKEN, reason=device.reason)
+        return _lost_row(device, reservations.others)
     fault = reservations.faults.get(device.uuid)
     holders = map(host.with_user, reservations.holders.get(device.uuid, ()))
     row = Row(
@@ -161,8 +171,33 @@ def _row(
         return row._replace(reason=str(error), is_unreserved_use=None)
     if nvml.sees_all:
         processes = _attributed(processes, row.holders, is_complete=not fault)
-    row = row._replace(usage=usage, utilisation=utilisation, processes=tuple(processes))
+    row = row._replace(
+        usage=usage,
+        utilisation=utilisation,
+        processes=tuple(process for process in processes if process.kind != GRAPHICS),
+        graphics=tuple(process for process in processes if process.kind == GRAPHICS),
+    )
     return _judged(row, usage, judge(usage, idle_mib), fault)
+
+
+def _lost_row(fault: Fault, others: Sequence[Holder]) -> Row:
+    """The row of what can't be used, with those who, by their own word, have reserved it."""
+    holders = [
+        host.with_user(holder)
+        for holder in others
+        if holder.label == fault.label
+        or (holder.index == fault.index and fault.instance is None)  # the GPU of an instance
+    ]
+    holders.sort(key=_is_another)
+    is_mine = bool(holders) and not _is_another(holders[0])
+    return Row(
+        fault,
+        State.BROKEN,
+        reason=fault.reason,
+        holders=tuple(holders),
+        is_mine=is_mine,
+        is_unused=None if holders else False,
+    )
 
 
 def _judged(row: Row, usage: Usage, use: State, fault: str | None) -> Row:
@@ -234,13 +269,19 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "memory_total_mib": device.memory_mib if device else None,
         "memory_used_mib": row.usage.used_mib if row.usage else None,
         "utilisation_percent": row.utilisation,
-        "processes": [_named(process, PROCESS_FIELDS) for process in row.processes],
+        "compute_mode": _compute_mode(row.usage),
+        "processes": [_named(process, PROCESS_FIELDS) for process in row.processes + row.graphics],
         "holders": [_named(holder, HOLDER_FIELDS) for holder in row.holders],
         "is_this_process": row.is_mine,
         "is_reserved_but_idle": row.is_unused,
         "is_used_without_reservation": row.is_unreserved_use,
         "next_in_line": row.next_in_queue,
     }
+
+
+def _compute_mode(usage: Usage | None) -> str | None:
+    mode = usage.mode if usage else None
+    return None if mode is None else dict(enumerate(COMPUTE_MODES)).get(mode)
 
 
 def _ticket_dict(ticket: Ticket, every_uuid: set[str]) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.errors import shown
-from reserve_gpu.gpus.usage import judge
-from reserve_gpu.model import Fault, Holder, State, Unfit
+from reserve_gpu.gpus.usage import is_usable, judge
+from reserve_gpu.model import ComputeMode, Fault, Holder, State, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +26,16 @@ NAMED_IDLE = 3  # reserved devices on which nothing runs
 # Where processes can't be seen, a device with less memory in use than this has none on it: the CUDA
 # context of a program that computes nothing takes some hundred MiB.
 CONTEXT_MIB = 64.0
+# What to do where no device can come free by itself.
+TROUBLE = (
+    "Waiting alone won't help: look at what nvidia-smi says, and ask the administrator (a GPU that "
+    "is lost needs a reset or a reboot)."
+)
+# By the compute mode of a device, what it means for those who would use it.
+MODES = {
+    ComputeMode.PROHIBITED: "compute mode is prohibited: nobody can use it",
+    ComputeMode.EXCLUSIVE_PROCESS: "compute mode is exclusive: one process at a time",
+}
 
 
 def gib(mib: float) -> str:
@@ -88,14 +98,14 @@ def holder_line(holder: Holder, what: str, when: str, asks: str = "") -> Line:
     line: Line = (what, FAINT), (shown(holder.user or "somebody"), STRONG)
     if holder.notebook:
         line += ", ", (shown(holder.notebook), STRONG)
-    if holder.pid:
-        line += (f" (pid {holder.pid}{' of another container' if holder.elsewhere else ''})",)
+    if origin := _origin(holder):
+        line += (f" ({origin})",)
     if asks:
         line += (" has waited for ", FAINT), (shown(asks), STRONG)
     line += (when,)
     if holder.note:
         line += ": ", (shown(holder.note), STRONG)
-    return line if holder.confirmed else (*line, (" [unconfirmed]", FAINT))
+    return line
 
 
 def person(holder: Holder) -> str:
@@ -115,7 +125,7 @@ def users(processes: Sequence[Process]) -> str:
 def cause(state: State, usage: Usage | None) -> str:
     """What in the readings makes the device busy, prohibited or unknown; empty for other states."""
     if state is State.PROHIBITED:
-        return "compute mode is prohibited: nobody can use it"
+        return MODES[ComputeMode.PROHIBITED]
     if state is State.UNKNOWN:
         return "neither its processes nor its memory can be read"
     if state is not State.BUSY or usage is None:
@@ -133,14 +143,24 @@ def use(state: State, usage: Usage | None, processes: Sequence[Process] = ()) ->
     """`busy, bob: python (pid 9876) 10.2 GiB`, or `busy, 2 compute processes` without names."""
     if state is State.PROHIBITED:
         return cause(state, usage)
-    if state is State.BUSY and processes:
-        return f"busy, {users(processes)}"
-    separator = ", " if state is State.BUSY else ": "
-    return separator.join(filter(None, [state.value, cause(state, usage)]))
+    if state is not State.BUSY:
+        return ": ".join(filter(None, [state.value, cause(state, usage)]))
+    is_closed = usage is not None and not is_usable(usage)
+    busy = "busy in exclusive mode (one process at a time)" if is_closed else "busy"
+    return ", ".join(filter(None, [busy, users(processes) or cause(state, usage)]))
 
 
 def refusal(refusal: Refusal) -> str:
     """Why the device was not taken, in words that follow `GPU0: `."""
+    if not refusal.would_be_taken or refusal.state is State.FREE:
+        return _obstacle(refusal)
+    if refusal.state is State.RESERVED:
+        return f"{_obstacle(refusal)}; it would be shared"
+    return f"{_obstacle(refusal)}; it would be taken all the same, as it was named"
+
+
+def _obstacle(refusal: Refusal) -> str:
+    """What speaks against taking the device."""
     device, state = refusal.device, refusal.state
     if isinstance(device, Fault):
         return shown(refusal.fault or device.reason, REASON_LIMIT)
@@ -173,6 +193,12 @@ def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
     return True
 
 
+def is_trouble(states: Sequence[State], needed: int = 1) -> bool:
+    """Whether too few of the devices in these states can come free unless somebody mends one."""
+    stuck = states.count(State.BROKEN) + states.count(State.PROHIBITED)
+    return stuck > 0 and len(states) - stuck < needed
+
+
 def whom_to_ask(unused: Sequence[tuple[str, Sequence[Holder]]]) -> list[str]:
     """Of devices on which nothing of their holders' runs, whom to ask; the longest idle first.
 
@@ -186,6 +212,15 @@ def whom_to_ask(unused: Sequence[tuple[str, Sequence[Holder]]]) -> list[str]:
         f"{label} is reserved but idle: ask {listed(list(map(person, holders[:NAMED_SHARERS])))}."
         for label, holders in sorted(unused, key=last_sign)[:NAMED_IDLE]
     ]
+
+
+def _origin(holder: Holder) -> str:
+    """`pid 4321` where the kernel says so; else what says it, if anything does."""
+    pid = f"pid {holder.pid}" if holder.pid else ""
+    if holder.elsewhere:
+        pid += " of another container"
+    is_word = not holder.seen and bool(holder.pid or holder.user or holder.notebook)
+    return ", ".join(filter(None, [pid, "by its own word" if is_word else ""]))
 
 
 def _use_beside(refusal: Refusal) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu import host, interrupts
 from reserve_gpu.errors import (
+    DriverError,
     ImpossibleError,
     NoDriverError,
     NoFreeDeviceError,
@@ -18,6 +20,7 @@ from reserve_gpu.errors import (
     WaitTimeoutError,
 )
 from reserve_gpu.gpus import names
+from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.model import Device
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.session import Session
 
 LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
+HELD_LIMIT_S = 5.0  # for the driver to answer about what is held: a first touch takes up to 3 s
 
 
 def reserve(  # noqa: PLR0913 - all but the first are keywords
@@ -150,6 +154,21 @@ def before_exec(reason: str | None = None) -> None:
 def reason() -> str | None:
     """Why the program before this one, in the same process, has left it no GPU."""
     return session().reason
+
+
+def troubles() -> list[str]:
+    """Lines about what this process holds and the driver can't use any more, mostly none.
+
+    A driver that does not start says nothing of a device: CUDA may go on using it.
+    """
+    lines = []
+    with suppress(DriverError), interrupts.deferred(), Nvml(HELD_LIMIT_S) as gpus:
+        for device in session().devices:
+            try:
+                gpus.usage(device)
+            except DeviceError as error:  # noqa: PERF203 - each device may have one
+                lines.append(messages.unusable(device, str(error)))
+    return lines
 
 
 def note_cell() -> list[str]:

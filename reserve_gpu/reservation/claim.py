@@ -113,13 +113,20 @@ class Taken:
             self.refusals.append(answer)
         else:
             self.locked[answer.device.uuid] = answer
-            # What is said of it if the others can't be had.
-            self.refusals.append(Refusal(answer.device, State.FREE))
+            self.refusals.append(_spare(answer))
 
     def keep(self, devices: Sequence[Device]) -> Granted:
         """Let these stay locked."""
         self._kept = frozenset(device.uuid for device in devices)
         return Granted(tuple(self.locked[device.uuid] for device in devices))
+
+
+def _spare(locked: Locked) -> Refusal:
+    """What is said of a device that would be taken, if the others can't be had."""
+    state, holder = State.FREE if locked.state is State.IDLE else locked.state, None
+    if locked.sharers:
+        state, holder = State.RESERVED, locked.sharers[0]
+    return Refusal(locked.device, state, locked.usage, holder=holder, would_be_taken=True)
 
 
 def attempt(
@@ -143,7 +150,7 @@ def attempt(
             if chosen := _choose(claim, devices, queue, taken):
                 granted = taken.keep(chosen)
                 for locked in granted.locked:
-                    locked.lock.write(record)
+                    locked.lock.write(record, locked.device)
                 return granted
         refusals += taken.refusals
     return Denied(tuple(refusals), tuple(ahead))

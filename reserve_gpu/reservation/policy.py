@@ -177,5 +177,5 @@ def next_look_s(refusals: Sequence[Refusal], *, is_lively: bool, is_told: bool) 
         return LIVELY_LOOK_S
     # No notice tells of use that ends, nor that somebody ahead in the queue is stopped.
     untold = {State.BUSY, State.UNKNOWN, State.BROKEN, State.PROHIBITED, State.AWAITED}
-    states = {refusal.state for refusal in refusals}
+    states = {refusal.state for refusal in refusals if not refusal.would_be_taken}
     return QUIET_S if is_told and states.isdisjoint(untold) else LOOK_S

@@ -358,8 +358,8 @@ class Session:
         if self._held:
             note = self._held.note if note is None else note
             self._held = self._held._replace(note=note, is_unnamed=not host.notebook_path())
-            for lock in self._held.locks.values():
-                lock.write(host.myself(note))
+            for device in self._held.devices:
+                self._held.locks[device.uuid].write(host.myself(note), device)
 
 
 # By process id; an entry of another process is its parent's.
