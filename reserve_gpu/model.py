@@ -74,6 +74,14 @@ class Device(NamedTuple):
         return _number(self.index, self.instance)
 
     @property
+    def entry(self) -> str:
+        """Its entry in CUDA_VISIBLE_DEVICES.
+
+        A whole GPU goes by its NVML index, as much code calls int() on it; a MIG instance has none.
+        """
+        return str(self.index) if self.instance is None else self.uuid
+
+    @property
     def label(self) -> str:
         """`GPU2`, or `GPU1:0`: what people call it."""
         return f"GPU{self.number}"
@@ -149,6 +157,7 @@ class Holder(NamedTuple):
     # Of what it has reserved, by its own word: once a GPU is lost nobody can read its UUID.
     label: str | None = None
     index: int | None = None  # type: ignore[assignment]
+    visible: str | None = None  # its CUDA_VISIBLE_DEVICES, by its own word
 
 
 class Ticket(NamedTuple):

@@ -126,6 +126,7 @@ def merge(record: dict[str, Any], pid: int | None, changed: float = 0.0) -> Hold
         last_cell=changed if is_renewed else None,
         label=_text(record.get("label")),
         index=index if type(index) is int else None,
+        visible=_text(record.get("visible")),
         seen=pid is not None,
         confirmed=pid is not None and pid == claimed,
         elsewhere=pid is None and record.get("namespace") not in (None, host.pid_namespace()),

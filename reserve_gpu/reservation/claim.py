@@ -18,7 +18,7 @@ from reserve_gpu.locks.directory import MUTEX_LIMIT_S
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import Caution, Device, Fault, Refusal, State, Ticket
-from reserve_gpu.reservation import limit, policy
+from reserve_gpu.reservation import environment, limit, policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -141,7 +141,6 @@ def attempt(
     refusals: list[Refusal] = []
     ahead: list[Ticket] = []
     queue = place or Place(claim.locks)
-    record = host.myself(claim.request.note)
     for devices in _batches(claim):
         with claim.locks.mutex(mutex_limit_s), Taken(claim.held) as taken:
             if place and not place.stands():
@@ -149,11 +148,18 @@ def attempt(
             ahead = queue.ahead()
             if chosen := _choose(claim, devices, queue, taken):
                 granted = taken.keep(chosen)
+                record = signature(chosen, claim.request.note)
                 for locked in granted.locked:
                     locked.lock.write(record, locked.device)
                 return granted
         refusals += taken.refusals
     return Denied(tuple(refusals), tuple(ahead))
+
+
+def signature(devices: Sequence[Device], note: str | None) -> dict[str, str | None]:
+    """What others may read in the locks of these devices."""
+    visible = environment.variables(devices)[environment.VISIBLE]
+    return {**host.myself(note), "visible": visible}
 
 
 def cautions(claim: Claim, granted: Granted) -> list[Caution]:

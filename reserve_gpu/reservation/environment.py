@@ -55,16 +55,12 @@ class Changes(NamedTuple):
 
 
 def variables(devices: Sequence[Device]) -> dict[str, str | None]:
-    """The three variables for these devices, in this order; None for one that must not be set.
-
-    Whole GPUs go by their NVML index, as much code calls int() on it; a MIG instance has no index.
-    """
+    """The three variables for these devices, in this order; None for one that must not be set."""
     memory = [device.memory_mib for device in devices]
-    visible = [str(d.index) if d.instance is None else d.uuid for d in devices]
     return {
         MEMORY: None if None in memory else ",".join(map(str, memory)),
         ORDER: "PCI_BUS_ID",  # CUDA's own default is another order than NVML's
-        VISIBLE: ",".join(visible),
+        VISIBLE: ",".join(device.entry for device in devices),
     }
 
 

@@ -53,13 +53,16 @@ def inherit(gpus: Nvml, locks: LockDirectory) -> None:
     parent = host.multiprocessing_parent()
     if parent is None or environment.read()[environment.VISIBLE] is not None:
         return
-    devices = [
-        device
-        for device in gpus.walk()
-        if isinstance(device, Device)
-        and any(h.seen and h.pid == parent for h in locks.listed_holders_of(device.uuid))
-    ]
+    devices: list[Device] = []
+    order: list[str] = []
+    for device in gpus.walk():
+        if isinstance(device, Device):
+            holders = locks.listed_holders_of(device.uuid)
+            if own := next((h for h in holders if h.seen and h.pid == parent), None):
+                devices.append(device)
+                order = (own.visible or "").split(",")
     if devices:
+        devices.sort(key=lambda d: order.index(d.entry) if d.entry in order else len(order))
         environment.write(environment.variables(devices))
 
 

@@ -18,6 +18,7 @@ from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.report import messages
 from reserve_gpu.reservation import environment, handover, policy
+from reserve_gpu.reservation.claim import signature
 from reserve_gpu.reservation.environment import Changes
 from reserve_gpu.reservation.held import Held
 from reserve_gpu.reservation.turn import Turn
@@ -359,7 +360,7 @@ class Session:
             note = self._held.note if note is None else note
             self._held = self._held._replace(note=note, is_unnamed=not host.notebook_path())
             for device in self._held.devices:
-                self._held.locks[device.uuid].write(host.myself(note), device)
+                self._held.locks[device.uuid].write(signature(self._held.devices, note), device)
 
 
 # By process id; an entry of another process is its parent's.
