@@ -12,10 +12,12 @@ import sys
 import warnings
 from _thread import get_ident
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from reserve_gpu.errors import DriverError, NoDriverError, shown
 from reserve_gpu.gpus.worker import HangError, Worker
+from reserve_gpu.interrupts import no_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -276,7 +278,8 @@ def import_pynvml() -> ModuleType:
         with warnings.catch_warnings():
             # PyPI's package pynvml only wraps the official bindings, and warns that it does.
             warnings.simplefilter("ignore")
-            import pynvml
+            with no_fork():
+                import pynvml
     except SyntaxError:  # written for Python 2
         raise DriverError(REINSTALL) from None
     except Exception as error:  # a broken module may raise anything
@@ -286,8 +289,16 @@ def import_pynvml() -> ModuleType:
         ) from error
     if not all(hasattr(pynvml, name) for name in OFFICIAL):
         raise DriverError(REINSTALL)
+    with suppress(AttributeError):  # Windows has no fork; other bindings may have no lock
+        _free_in_children(pynvml.libLoadLock)
     module: ModuleType = pynvml
     return module
+
+
+@cache
+def _free_in_children(lock: Any) -> None:
+    """Free the bindings' lock in a fork: the thread that had it, if any had, is not there."""
+    os.register_at_fork(after_in_child=lock._at_fork_reinit)  # noqa: SLF001 - as logging does
 
 
 def _preload_wsl_library() -> None:

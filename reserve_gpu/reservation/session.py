@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import host, interrupts
 from reserve_gpu.errors import LockError, NoFreeDeviceError, RequestError
-from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.report import messages
 from reserve_gpu.reservation import environment, handover, policy
@@ -325,7 +324,7 @@ class Session:
         values = environment.variables(devices)
         reservation = Reservation(devices, _set_only(values))
         before = self._held_locks()
-        with descriptors.no_fork():
+        with interrupts.no_fork():
             self._changes = self._changes.to(values)
             is_unnamed = not host.notebook_path()
             self._held = Held(reservation.devices, dict(locks), note, is_unnamed, answers)
@@ -341,7 +340,7 @@ class Session:
 
     def _release(self) -> tuple[Device, ...]:
         devices = self.devices
-        with descriptors.no_fork():
+        with interrupts.no_fork():
             for lock in self._held_locks().values():
                 lock.release()
             self._held = self._reservation = None
