@@ -118,7 +118,7 @@ def status() -> Status:
         from reserve_gpu.report.status import look  # which most sessions never need
 
     limit = session().outside()[environment.VISIBLE]
-    with interrupts.deferred():
+    with interrupts.deferred(), session().looking():
         return look(idle_mib=idle_mib(), limit=limit)
 
 

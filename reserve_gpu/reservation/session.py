@@ -87,6 +87,7 @@ class Session:
         self._reservation: Reservation | None = None  # of what is held
         self._changes = Changes()
         self._turn = Turn()
+        self._looking: list[int] = []  # the threads that do
         self._has_adopted = False
         environment.remember_over_fork()
 
@@ -96,9 +97,9 @@ class Session:
 
         deadline: of a call that may wait; one that may not doesn't wait for one that does.
         Raises NoFreeDeviceError then, and RequestError in a handler of a signal that came in the
-        midst of another call.
+        midst of another call, also of one that looks: who reserves would wait for its mutex.
         """
-        if self._turn.is_own:
+        if self._turn.is_own or (deadline and threading.get_ident() in self._looking):
             raise RequestError(messages.NESTED)
 
         def give_up() -> None:
@@ -108,6 +109,16 @@ class Session:
 
         with self._turn.take(give_up):
             yield self
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Look in the block, by whichever thread, at what others hold."""
+        thread = threading.get_ident()
+        self._looking.append(thread)
+        try:
+            yield
+        finally:
+            self._looking.remove(thread)
 
     @contextmanager
     def letting_go_if_interrupted(self, deadline: Deadline) -> Iterator[None]:
