@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     Children = tuple[Child, Child]
 
 FEW, MANY, ALL = 25, 400, 1 << 20  # instructions at which an action is interrupted
+SHORT = ("reserve", "release", "say it again", "reserve less")
 LONG_S = 30
 SHORT_S = 0.5  # but long enough for a look
 REFUSED_IN_A_LINE = r"This process is reserving, releasing or looking already.*\.$"
@@ -198,7 +199,7 @@ def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
         *[
             pytest.param(
                 action,
-                ALL if action in ("reserve", "release") else MANY,
+                ALL if action in SHORT else MANY,
                 marks=pytest.mark.full,
             )
             for action in (*ACTIONS, *IN_VAIN)
