@@ -139,6 +139,27 @@ def test_files_are_never_deleted(two: Here) -> None:
         assert inodes(two.locks) == before
 
 
+# The interpreter calls the hook when the file was not there a moment ago and is to be made.
+MADE_MEANWHILE = """
+from reserve_gpu.locks.directory import LockDirectory
+def hook(event, arguments):
+    if event == "open" and arguments[0] == "a.lock" and arguments[2] & os.O_EXCL:
+        with open(os.path.join(directory.path, "a.lock"), "w"):
+            pass
+sys.addaudithook(hook)
+with LockDirectory() as directory:
+    lock = directory.acquire("a.lock")
+lock.held()
+"""
+
+
+@pytest.mark.process
+def test_a_file_that_somebody_makes_meanwhile(machine: Machine) -> None:
+    """Of two who find no lock file and make it, the second one takes the first one's."""
+    with machine.child() as child:
+        assert child.run(MADE_MEANWHILE).value is True
+
+
 @pytest.mark.process
 def test_the_file_of_a_killed_holder_is_used_again(two: Here) -> None:
     """What a holder that was killed has left is taken by the next one, under the same name."""
