@@ -64,9 +64,12 @@ def allowed() -> Iterator[None]:
 
 
 def checkpoint() -> None:
-    """Raise the KeyboardInterrupt that is due, if one is: nothing is half done here."""
+    """Raise the KeyboardInterrupt that is due, if one is: nothing is half done here.
+
+    Not in another thread: it is the main thread's call that is to be ended.
+    """
     global _is_pending
-    if _is_pending and _handler:
+    if _is_pending and _handler and threading.current_thread() is threading.main_thread():
         _is_pending = False
         _handler(signal.SIGINT, None)
 

@@ -454,6 +454,31 @@ def test_a_fork_that_began_before_a_first_call(machine: Machine) -> None:
         assert child.run(FORK_BEFORE_THE_HOOKS).value == [0, True]
 
 
+FORK_IN_A_CALL = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+pids = []
+def progress(waiting):
+    pids.append(os.fork())
+    if not pids[-1]:
+        os._exit(signal.getsignal(signal.SIGINT) is not signal.default_int_handler)
+try:
+    reserve_gpu.reserve(0, wait=0.1, progress=progress)
+except reserve_gpu.WaitTimeoutError:
+    pass
+[os.waitpid(pid, 0)[1] for pid in pids]
+"""
+
+
+def test_a_child_forked_in_a_call_can_be_interrupted(machine: Machine) -> None:
+    """A child that is forked in the midst of its parent's call has Ctrl-C as it was before that."""
+    with machine.child() as child, machine.child() as other:
+        assert other.reserve("0").value == "0"
+        answer = child.run(FORK_IN_A_CALL)
+    assert answer.value, answer
+    assert not any(answer.value)
+
+
 RESERVING_IN_A_THREAD = """
 import threading
 stop = threading.Event()

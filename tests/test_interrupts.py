@@ -178,6 +178,29 @@ def test_another_thread() -> None:
     thread.join()
 
 
+def test_an_interrupt_is_the_main_threads(here: Here) -> None:
+    """What is due in the main thread ends no call of another one, which keeps what it reserves."""
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            assert got("1") == "1"
+        except BaseException as error:
+            raised.append(error)
+
+    def work_in_a_thread() -> None:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(LONG_S)
+
+    steps = Steps()
+    with pytest.raises(KeyboardInterrupt):
+        steps.deferred(interrupt, work_in_a_thread, "done")
+    assert raised == []
+    assert steps == ["done"]
+    assert not is_free(here, "1")
+
+
 # -- an interrupt in the midst of a call -----------------------------------------------------------
 
 
