@@ -13,11 +13,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
 from reserve_gpu.errors import shown
+from reserve_gpu.interrupts import no_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from reserve_gpu.model import Holder, Process
+
+with suppress(ImportError):  # Windows, where there is no /proc to learn of users from
+    import pwd
 
 T = TypeVar("T")
 
@@ -115,10 +119,8 @@ def user_of(pid: int) -> str | None:
     with suppress(OSError):
         uid = os.stat(f"/proc/{pid}").st_uid
         try:
-            import pwd
-
             return pwd.getpwuid(uid).pw_name
-        except (ImportError, KeyError):
+        except KeyError:
             return f"uid {uid}"
     return None
 
@@ -134,7 +136,8 @@ def with_user(holder: Holder) -> Holder:
 
 def lineage(pid: int) -> set[int]:
     """The process and those that it descends from, as far as they live and can be seen."""
-    import psutil
+    with no_fork():
+        import psutil
 
     try:
         return {pid, *(parent.pid for parent in psutil.Process(pid).parents())}
@@ -160,7 +163,8 @@ def multiprocessing_parent() -> int | None:
 
 def identified(process: Process) -> Process:
     """The process with its user and command, as far as they can be seen from here."""
-    import psutil
+    with no_fork():
+        import psutil
 
     try:
         command = psutil.Process(process.pid).name()

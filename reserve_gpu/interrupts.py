@@ -1,9 +1,10 @@
-"""Ctrl-C waits for a safe place while this process changes what it holds.
+"""Ctrl-C, and a fork in another thread, wait for a safe place while this process changes things.
 
 Python raises KeyboardInterrupt between any two instructions of the main thread. Between taking a
 lock and writing down that it is held, that would leave a GPU reserved by nobody who knows of it. So
 a call that changes something runs in `deferred`: SIGINT is only noted there, and raised at the end
-of the call, or at once while the call waits for something (`allowed`).
+of the call, or at once while the call waits for something (`allowed`). A fork waits for the end of
+`no_fork`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 _handler: Handler | None = None  # what SIGINT did before; None while nothing is deferred
 _is_pending = False
 _is_allowed = False
+
+# Reentrant, as a handler of a signal that reserves or releases may run while this thread has it.
+_fork_guard = threading.RLock()
 
 
 @contextmanager
@@ -60,11 +64,26 @@ def allowed() -> Iterator[None]:
 
 
 def checkpoint() -> None:
-    """Raise the KeyboardInterrupt that is due, if one is: nothing is half done here."""
+    """Raise the KeyboardInterrupt that is due, if one is: nothing is half done here.
+
+    Not in another thread: it is the main thread's call that is to be ended.
+    """
     global _is_pending
-    if _is_pending and _handler:
+    if _is_pending and _handler and threading.current_thread() is threading.main_thread():
         _is_pending = False
         _handler(signal.SIGINT, None)
+
+
+@contextmanager
+def no_fork() -> Iterator[None]:
+    """Keep this process from forking in the block: a child would get something half made.
+
+    A lock that nobody has noted yet would outlive this process in the child. A module in the midst
+    of its import would never be there in the child, which waits for it for ever.
+    """
+    _hook_fork()
+    with _fork_guard:
+        yield
 
 
 def _begin(handler: Handler) -> bool:
@@ -100,13 +119,21 @@ def _note(_signal: int, _frame: Any) -> None:
 
 @cache
 def _hook_fork() -> None:
+    """Registering the hooks twice, after a reload of this module, is harmless."""
     if hasattr(os, "register_at_fork"):  # Windows has no fork
-        os.register_at_fork(after_in_child=_restore_in_child)
+        os.register_at_fork(
+            before=_fork_guard.acquire,
+            after_in_parent=_fork_guard.release,
+            after_in_child=_restore_in_child,
+        )
 
 
 def _restore_in_child() -> None:
     """A child has the handler of its parent's call, which will never end there."""
     global _handler, _is_allowed, _is_pending
+    # Not released: this fork may have begun before the hooks were there, and then another thread,
+    # which the child has not, has the guard.
+    _fork_guard._at_fork_reinit()  # type: ignore[attr-defined]  # noqa: SLF001 - as logging does
     if _handler is not None and signal.getsignal(signal.SIGINT) is _note:
         signal.signal(signal.SIGINT, _handler)
     _handler, _is_allowed, _is_pending = None, False, False

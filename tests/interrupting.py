@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -17,7 +18,8 @@ from reserve_gpu.locks.directory import LOCK_DIRECTORY
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PACKAGE = os.path.dirname(reserve_gpu.__file__)
+# The package's own, and those that run its context managers.
+FILES = (os.path.dirname(reserve_gpu.__file__), contextlib.__file__)
 HANG_S = 30
 INOTIFY = "anon_inode:inotify"
 VARIABLES = ("CUDA_DEVICE_MEMORY", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")
@@ -39,6 +41,11 @@ def use_inside() -> None:
         pass
 
 
+def change_inside() -> None:
+    with suppress(reserve_gpu.RequestError), reserve_gpu.reserve():
+        reserve(1)
+
+
 # What is done before, and what is interrupted.
 ACTIONS: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "reserve": (int, reserve),
@@ -47,9 +54,11 @@ ACTIONS: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "reserve another": (reserve, lambda: reserve(1)),
     "reserve less": (lambda: reserve(count=2), lambda: reserve(count=1)),
     "share": (reserve, lambda: reserve(share=True)),
+    "share no more": (lambda: reserve(share=True), reserve),
     "release": (reserve, reserve_gpu.release),
     "with": (int, use),
     "with inside of with": (int, use_inside),
+    "with, then another": (int, change_inside),
     "status": (reserve, reserve_gpu.status),
 }
 # The same where others have all GPUs.
@@ -70,8 +79,8 @@ HANDLERS: dict[str, Callable[[], object]] = {
 class Interrupted:
     """What became of an action in the midst of which a signal came.
 
-    at: the number of the instruction among those of the package that were carried out; where there
-    are fewer no signal comes. where: it, for people to read.
+    at: the number of the instruction among those of FILES that were carried out; where there are
+    fewer no signal comes. where: it, for people to read.
     """
 
     def __init__(
@@ -91,7 +100,7 @@ class Interrupted:
             sys.settrace(None)
 
     def _trace(self, frame: Any, event: str, _: object) -> Any:
-        if not frame.f_code.co_filename.startswith(PACKAGE):
+        if not frame.f_code.co_filename.startswith(FILES):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":

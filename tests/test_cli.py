@@ -216,10 +216,13 @@ def test_a_script_that_uses_low_descriptors_keeps_the_gpu(here: Here) -> None:
 
 @pytest.mark.process
 def test_a_job_in_the_background_keeps_the_gpu(here: Here, typed: CommandLine) -> None:
-    """What a command leaves running keeps its GPU, and is named as the holder, until it ends."""
+    """What a command leaves running keeps its GPU, and is named as the holder, until it ends.
+
+    Not a process that only has the same file open, as this one has.
+    """
     done = run(here, "--", "sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!")
     job = int(done.stdout)
-    with living(job):
+    with living(job), (here.locks / f"{here.uuid('0')}.lock").open():
         assert f"(pid {job})" in typed("status").stdout
         assert held(here) == [0]
     wait_for(lambda: not is_running(job))

@@ -392,13 +392,127 @@ def test_a_fork_waits_until_another_thread_has_opened_its_lock(machine: Machine)
             assert str(machine.locks / "a.lock") not in there
 
 
+# While a thread has come to an event of its interpreter, the process is forked; what the child does
+# then has a time limit. `{seen}` is of an event and its arguments.
+FORK_IN_THE_MIDST = """
+import signal, threading
+there, forked = threading.Event(), threading.Event()
+def hook(event, arguments):
+    if threading.current_thread() is not threading.main_thread() and not there.is_set():
+        if {seen}:
+            there.set()
+            forked.wait(0.5)  # a fork that does not wait for this thread comes now
+def act():
+    try:
+        return {code}
+    except reserve_gpu.NoFreeDeviceError as error:
+        return type(error).__name__
+sys.addaudithook(hook)
+thread = threading.Thread(target=act)
+thread.start()
+assert there.wait(30)
+pid = os.fork()
+if not pid:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, 10)
+    act()
+    os._exit(0)
+forked.set()
+thread.join()
+os.waitpid(pid, 0)[1]
+"""
+
+
+def importing(file: str) -> str:
+    return f"event == 'exec' and getattr(arguments[0], 'co_filename', '').endswith({file!r})"
+
+
+@pytest.mark.parametrize(
+    ("seen", "code"),
+    [
+        (importing("pynvml.py"), "reserve_gpu.reserve()"),
+        (importing("pynvml.py"), "reserve_gpu.status()"),
+        (importing("report/status.py"), "reserve_gpu.status()"),
+        (importing("psutil/__init__.py"), "reserve_gpu.status()"),
+        # The bindings have a lock of their own.
+        ("event == 'ctypes.dlsym' and 'nvml' in arguments[1]", "reserve_gpu.reserve()"),
+    ],
+    ids=["bindings", "bindings for a look", "status", "processes", "in the bindings"],
+)
+def test_a_fork_in_the_midst_of_a_first_call(machine: Machine, seen: str, code: str) -> None:
+    """A child that is forked while another thread loads what it needs can reserve and look."""
+    machine.use("busy")
+    with machine.child() as child:
+        answer = child.run(FORK_IN_THE_MIDST.format(seen=seen, code=code))
+    assert answer.error is None, answer
+    assert answer.value == 0
+
+
+FORK_BEFORE_THE_HOOKS = """
+import signal, threading
+starting, opened, forked = (threading.Event() for _ in range(3))
+def before():
+    starting.set()
+    opened.wait(30)
+os.register_at_fork(before=before)
+def hook(event, arguments):
+    if event == "os.chmod" and arguments[1] == 0o666 and not opened.is_set():
+        opened.set()
+        forked.wait(0.5)
+def reserve():
+    starting.wait(30)
+    reserve_gpu.reserve(0)
+sys.addaudithook(hook)
+thread = threading.Thread(target=reserve)
+thread.start()
+pid = os.fork()
+if not pid:
+    signal.setitimer(signal.ITIMER_REAL, 10)
+    reserve_gpu.reserve(1)
+    os._exit(0)
+forked.set()
+thread.join()
+os.waitpid(pid, 0)[1], opened.is_set()
+"""
+
+
+def test_a_fork_that_began_before_a_first_call(machine: Machine) -> None:
+    """A child can reserve whose fork had begun before another thread's first reservation."""
+    with machine.child() as child:
+        assert child.run(FORK_BEFORE_THE_HOOKS).value == [0, True]
+
+
+FORK_IN_A_CALL = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+pids = []
+def progress(waiting):
+    pids.append(os.fork())
+    if not pids[-1]:
+        os._exit(signal.getsignal(signal.SIGINT) is not signal.default_int_handler)
+try:
+    reserve_gpu.reserve(0, wait=0.1, progress=progress)
+except reserve_gpu.WaitTimeoutError:
+    pass
+[os.waitpid(pid, 0)[1] for pid in pids]
+"""
+
+
+def test_a_child_forked_in_a_call_can_be_interrupted(machine: Machine) -> None:
+    """A child that is forked in the midst of its parent's call has Ctrl-C as it was before that."""
+    with machine.child() as child, machine.child() as other:
+        assert other.reserve("0").value == "0"
+        answer = child.run(FORK_IN_A_CALL)
+    assert answer.value, answer
+    assert not any(answer.value)
+
+
 RESERVING_IN_A_THREAD = """
 import threading
 stop = threading.Event()
 def reserve_and_release():
     while not stop.is_set():
         reserve_gpu.reserve().release()
-reserve_gpu.reserve().release()  # a fork in the midst of another thread's import is Python's affair
 thread = threading.Thread(target=reserve_and_release)
 thread.start()
 answers = [in_fork("reserve_gpu.reserve(1).devices[0].label") for _ in range(12)]

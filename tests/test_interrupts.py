@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import threading
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from tests.reserving import got, refused, variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
     from tests.here import Here
     from tests.machine import Child
@@ -27,8 +29,10 @@ if TYPE_CHECKING:
     Children = tuple[Child, Child]
 
 FEW, MANY, ALL = 25, 400, 1 << 20  # instructions at which an action is interrupted
+SHORT = ("reserve", "release", "say it again", "reserve less")
 LONG_S = 30
 SHORT_S = 0.5  # but long enough for a look
+REFUSED_IN_A_LINE = r"This process is reserving, releasing or looking already.*\.$"
 
 
 def interrupt() -> None:
@@ -174,6 +178,29 @@ def test_another_thread() -> None:
     thread.join()
 
 
+def test_an_interrupt_is_the_main_threads(here: Here) -> None:
+    """What is due in the main thread ends no call of another one, which keeps what it reserves."""
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            assert got("1") == "1"
+        except BaseException as error:
+            raised.append(error)
+
+    def work_in_a_thread() -> None:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(LONG_S)
+
+    steps = Steps()
+    with pytest.raises(KeyboardInterrupt):
+        steps.deferred(interrupt, work_in_a_thread, "done")
+    assert raised == []
+    assert steps == ["done"]
+    assert not is_free(here, "1")
+
+
 # -- an interrupt in the midst of a call -----------------------------------------------------------
 
 
@@ -195,7 +222,7 @@ def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
         *[
             pytest.param(
                 action,
-                ALL if action in ("reserve", "release") else MANY,
+                ALL if action in SHORT else MANY,
                 marks=pytest.mark.full,
             )
             for action in (*ACTIONS, *IN_VAIN)
@@ -240,6 +267,7 @@ def test_an_interrupted_reserve_holds_nothing(children: Children) -> None:
         ("reserve", "reserve"),
         ("reserve", "release"),
         ("reserve", "with inside of with"),
+        ("reserve", "status"),
     ],
 )
 def test_a_handler_anywhere(children: Children, does: str, action: str, number: int) -> None:
@@ -350,7 +378,7 @@ def test_reserve_in_a_handler(here: Here) -> None:
 
         assert got("0", wait=LONG_S, progress=signal_twice) == "0"
     assert len(said) == 2
-    assert all(re.match(r"This process is reserving or releasing already.*\.$", s) for s in said)
+    assert all(re.match(REFUSED_IN_A_LINE, text) for text in said)
     assert len(set(numbers)) == 1
     assert not is_free(here, "0")
 
@@ -367,6 +395,27 @@ def test_other_calls_in_a_handler(here: Here) -> None:
         refused("0", wait=SHORT_S, progress=signal_once)
     assert said == [""]
     assert reserve_gpu.current() is held
+
+
+def test_reserve_in_a_handler_in_the_midst_of_a_look(here: Here) -> None:
+    """A handler that reserves while its own thread looks at the locks is refused in a line."""
+
+    def signal_once_in_the_mutex(frame: FrameType, _event: str, _: object) -> None:
+        if frame.f_code.co_name == "holders_of":
+            sys.settrace(None)
+            signal_once(None)
+
+    held = reserve_gpu.reserve("1")
+    with calling(lambda: (reserve_gpu.status(), reserve_gpu.reserve("0"))) as said:
+        sys.settrace(signal_once_in_the_mutex)
+        try:
+            assert len(reserve_gpu.status().rows) == 2
+        finally:
+            sys.settrace(None)
+    assert len(said) == 1
+    assert re.match(REFUSED_IN_A_LINE, said[0])
+    assert reserve_gpu.current() is held
+    assert got("0") == "0"
 
 
 @pytest.mark.parametrize("is_got", [True, False], ids=["got", "in vain"])

@@ -138,6 +138,27 @@ def test_files_are_never_deleted(two: Here) -> None:
         assert inodes(two.locks) == before
 
 
+# The interpreter calls the hook when the file was not there a moment ago and is to be made.
+MADE_MEANWHILE = """
+from reserve_gpu.locks.directory import LockDirectory
+def hook(event, arguments):
+    if event == "open" and arguments[0] == "a.lock" and arguments[2] & os.O_EXCL:
+        with open(os.path.join(directory.path, "a.lock"), "w"):
+            pass
+sys.addaudithook(hook)
+with LockDirectory() as directory:
+    lock = directory.acquire("a.lock")
+lock.held()
+"""
+
+
+@pytest.mark.process
+def test_a_file_that_somebody_makes_meanwhile(machine: Machine) -> None:
+    """Of two who find no lock file and make it, the second one takes the first one's."""
+    with machine.child() as child:
+        assert child.run(MADE_MEANWHILE).value is True
+
+
 @pytest.mark.process
 def test_the_file_of_a_killed_holder_is_used_again(two: Here) -> None:
     """What a holder that was killed has left is taken by the next one, under the same name."""
@@ -334,25 +355,30 @@ def test_a_full_lock_directory_loses_the_record_not_the_lock(mounted: Child) -> 
 
 @pytest.mark.process
 def test_where_stat_and_the_list_of_locks_differ(mounted: Child) -> None:
-    """On a file system that the kernel's list calls by another number a holder is named as well."""
+    """On a file system that the kernel's list calls by another number a holder is found in it."""
     if mounted.run("os.path.exists('no-overlay')").value:
         pytest.skip("this system allows no overlay")
     look = """
 from reserve_gpu.locks.directory import LockDirectory, lock_name
 from reserve_gpu.locks.lock import kernel_device
-with LockDirectory() as directory, directory.mutex():
-    holders = directory.holders_of(reserve_gpu.current().devices[0].uuid)
+uuid = reserve_gpu.current().devices[0].uuid
+with LockDirectory() as directory:
+    with directory.mutex():
+        holders = directory.holders_of(uuid)
+    missing = directory.unlisted([uuid], ["mutex.lock"])  # as one who waits asks
     number = os.stat(directory.path + "/mutex.lock").st_dev
     lock = directory.acquire("another.lock")
     called = kernel_device(lock.descriptor)
     lock.release()
-[[(h.pid, h.seen) for h in holders], called, f"{os.major(number):02x}:{os.minor(number):02x}"]
+device = f"{os.major(number):02x}:{os.minor(number):02x}"
+[[(h.pid, h.seen) for h in holders], list(missing), called, device]
 """
     with locks_in(mounted, "overlay"):
         for share in (False, True):
             assert mounted.reserve(f"0, share={share}").value == "0"
-            holders, called, number = mounted.run(look).value
+            holders, missing, called, number = mounted.run(look).value
             assert called != number
+            assert missing == ["mutex.lock"]
             assert holders == [[mounted.pid, True]]
 
 

@@ -762,7 +762,7 @@ def test_too_late(held: list[Device], seen: list[Device], expected: str) -> None
 
 def test_programs_are_told_in_their_words() -> None:
     """What only programs get to know is said in one sentence each."""
-    assert "This process is reserving or releasing already" in messages.NESTED
+    assert "This process is reserving, releasing or looking already" in messages.NESTED
     assert messages.HAS_ENDED == "This reservation has been released; ask for another one."
     assert "waiting in the queue" in messages.ANOTHER_THREAD_WAITS
 

@@ -31,7 +31,8 @@ ROOMS = [
     {"reservation"},
     {"report"},
     {"gpus", "locks"},
-    {"host", "interrupts"},
+    {"host"},
+    {"interrupts"},
     {"errors"},
     {"model"},
 ]

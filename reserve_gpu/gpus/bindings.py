@@ -12,11 +12,13 @@ import sys
 import warnings
 from _thread import get_ident
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from reserve_gpu import host
 from reserve_gpu.errors import DriverError, NoDriverError, shown
 from reserve_gpu.gpus.worker import HangError, Worker
+from reserve_gpu.interrupts import no_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -272,7 +274,8 @@ def import_pynvml() -> ModuleType:
         with warnings.catch_warnings():
             # PyPI's package pynvml only wraps the official bindings, and warns that it does.
             warnings.simplefilter("ignore")
-            import pynvml
+            with no_fork():
+                import pynvml
     except SyntaxError:  # written for Python 2
         raise _wrong_bindings() from None
     except Exception as error:  # a broken module may raise anything
@@ -282,6 +285,8 @@ def import_pynvml() -> ModuleType:
         ) from error
     if not all(hasattr(pynvml, name) for name in OFFICIAL):
         raise _wrong_bindings()
+    with suppress(AttributeError):  # Windows has no fork; other bindings may have no lock
+        _free_in_children(pynvml.libLoadLock)
     module: ModuleType = pynvml
     return module
 
@@ -290,6 +295,12 @@ def _wrong_bindings() -> DriverError:
     packages = "pynvml nvidia-ml-py3 nvidia-ml-py"  # each has a module of this name
     command = host.install_command("nvidia-ml-py", instead_of=packages)
     return DriverError(f"The module pynvml here is not the one of nvidia-ml-py. Run: {command}")
+
+
+@cache
+def _free_in_children(lock: Any) -> None:
+    """Free the bindings' lock in a fork: the thread that had it, if any had, is not there."""
+    os.register_at_fork(after_in_child=lock._at_fork_reinit)  # noqa: SLF001 - as logging does
 
 
 def _preload_wsl_library() -> None:

@@ -11,36 +11,23 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache, partial
 from itertools import count
-from typing import TYPE_CHECKING
 
 from reserve_gpu import host
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from reserve_gpu.interrupts import no_fork
 
 NONE = -1  # no descriptor
 
 # By number: a serial number, then the file.
 _opened: dict[int, tuple[object, ...]] = host.kept("opened", dict)
 _serial = host.kept("serial", partial(count, 1))
-# Reentrant, as a signal handler that reserves or releases may run while this thread has it.
-_guard = host.kept("guard", threading.RLock)
-
-
-@contextmanager
-def no_fork() -> Iterator[None]:
-    """Keep this process from forking in the block: a child would get something half made."""
-    _hook_fork()
-    with _guard:
-        yield
 
 
 def remember(descriptor: int) -> int:
-    """Count the descriptor among ours; returns it."""
+    """Count the descriptor among ours; returns it. In `no_fork`, from its opening on."""
+    _hook_fork()
     _opened[descriptor] = (next(_serial), *_identity(descriptor))
     return descriptor
 
@@ -55,7 +42,7 @@ def opening(descriptor: int) -> tuple[object, ...] | None:
 
 def close(descriptor: int) -> None:
     """Close the descriptor, if it is still ours."""
-    with _guard:
+    with no_fork():
         if opening(descriptor):
             os.close(descriptor)
         _opened.pop(descriptor, None)
@@ -80,14 +67,9 @@ def _identity(descriptor: int) -> tuple[object, ...]:
 def _hook_fork() -> None:
     """Registering the hook twice is harmless; forgetting it leaks every lock into every child."""
     if hasattr(os, "register_at_fork"):  # Windows has no fork
-        os.register_at_fork(
-            before=_guard.acquire,
-            after_in_parent=_guard.release,
-            after_in_child=_close_all,
-        )
+        os.register_at_fork(after_in_child=_close_all)
 
 
 def _close_all() -> None:
     for descriptor in list(_opened):
         close(descriptor)
-    _guard.release()

@@ -24,7 +24,7 @@ from reserve_gpu.errors import LockError, MutexHeldError, shown
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.descriptors import NONE
 from reserve_gpu.locks.holders import Holders
-from reserve_gpu.locks.lock import Lock, flock
+from reserve_gpu.locks.lock import Lock, flock, kernel_device
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -63,6 +63,7 @@ class LockDirectory:
             raise LockError(f"Reservations need Linux or WSL2; this is {platform}.")
         self.path = path or default_path()
         self._holders: Holders | None = None
+        self._device: str | None = None  # known from the first lock on, as Holders wants it
 
     def __enter__(self) -> Self:
         self.descriptor = files.open_directory(self.path)
@@ -79,6 +80,7 @@ class LockDirectory:
         if files.is_current(NONE, self.path, self.descriptor):
             return False
         before, self.descriptor = self.descriptor, files.open_directory(self.path)
+        self._device = None
         descriptors.close(before)
         return True
 
@@ -87,7 +89,8 @@ class LockDirectory:
         """Hold the machine's mutex; MutexHeldError where others have it for limit_s seconds."""
         mutex = self._wait_for_mutex(limit_s)
         try:
-            self._holders = Holders(self.path, self.descriptor, mutex.descriptor)
+            self._device = kernel_device(mutex.descriptor)
+            self._holders = Holders(self.path, self.descriptor, self._device)
             yield
         finally:
             self._holders = None
@@ -239,7 +242,7 @@ class LockDirectory:
     @property
     def holders(self) -> Holders:
         """What is there, and who has it; under the mutex read once, as others change nothing."""
-        return self._holders or Holders(self.path, self.descriptor)
+        return self._holders or Holders(self.path, self.descriptor, self._device)
 
     def _living(self, prefix: str, besides: Collection[str] = ()) -> Iterator[str]:
         for name in self.user_files(prefix):

@@ -14,8 +14,7 @@ from typing import Any
 from reserve_gpu import host
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors, files
-from reserve_gpu.locks.descriptors import NONE
-from reserve_gpu.locks.lock import TEXT_LIMIT, kernel_device
+from reserve_gpu.locks.lock import TEXT_LIMIT
 from reserve_gpu.model import Holder, Ticket
 
 RECORD_LIMIT = 1 << 16  # bytes; what is longer was not written by us
@@ -30,14 +29,13 @@ class Holders:
     """Who has what locked in one lock directory, as it is when first asked.
 
     path, directory: its path and its descriptor.
-    own: the descriptor of a lock that this process has there; it tells what the kernel's list calls
-        the file system.
+    device: what the kernel's list calls the file system, None for what stat(2) calls it.
     """
 
-    def __init__(self, path: str, directory: int, own: int = NONE) -> None:
+    def __init__(self, path: str, directory: int, device: str | None = None) -> None:
         self._path = path
         self._directory = directory
-        self._device = kernel_device(own)
+        self._device = device
         # Not functools.cached_property: before Python 3.12 it has a lock, which a child that is
         # forked meanwhile finds taken for ever.
         self._names: set[str] | None = None

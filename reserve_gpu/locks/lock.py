@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import host
+from reserve_gpu import host, interrupts
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.descriptors import NONE
@@ -109,7 +109,7 @@ class Lock:
 
     def keep_over_exec(self) -> None:
         """Let the program that this process becomes next have the lock, and what that starts."""
-        with descriptors.no_fork(), suppress(OSError):  # so many may not be open here
+        with interrupts.no_fork(), suppress(OSError):  # so many may not be open here
             number = fcntl.fcntl(self.descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH)
             descriptors.remember(number)
             descriptors.close(self.descriptor)

@@ -199,7 +199,7 @@ def _watch(directory: int) -> int:
 
     with suppress(OSError, AttributeError):  # no C library that has these
         libc = ctypes.CDLL(None)
-        with descriptors.no_fork():
+        with interrupts.no_fork():
             notices: int = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
             if notices == NONE:
                 return NONE

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 IN_USE = (State.RESERVED, State.BUSY, State.AWAITED)
 # What only programs get to know.
 NESTED = (  # of a call in the midst of another one, in a handler of a signal
-    "This process is reserving or releasing already; it can't reserve once more in the midst of "
+    "This process is reserving, releasing or looking already; it can't reserve in the midst of "
     "that. Try again when it is done."
 )
 HAS_ENDED = "This reservation has been released; ask for another one."

@@ -119,10 +119,11 @@ def status() -> Status:
     Raises DriverError where there is no driver. Where the lock directory can't be used the devices
     are there all the same, and `problem` says why nothing is known of reservations.
     """
-    from reserve_gpu.report.status import look  # which most sessions never need
+    with interrupts.no_fork():
+        from reserve_gpu.report.status import look  # which most sessions never need
 
     limit = session().outside()[environment.VISIBLE]
-    with interrupts.deferred():
+    with interrupts.deferred(), session().looking():
         return look(idle_mib=idle_mib(), limit=limit)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from reserve_gpu.interrupts import no_fork
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -93,7 +95,9 @@ def cuda_uuids() -> list[str]:
     Empty where CUDA has not started, or can't be asked, as in a fork.
     """
     import ctypes
-    import uuid
+
+    with no_fork():
+        import uuid
 
     cuda = _cuda()
     if cuda is None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu import host
 from reserve_gpu.errors import ImpossibleError, RequestError, shown
 from reserve_gpu.gpus import names
+from reserve_gpu.interrupts import no_fork
 from reserve_gpu.model import Device, Fault
 from reserve_gpu.reservation import environment
 
@@ -164,7 +165,8 @@ def _device_uuids() -> list[str]:
 
     Asked in a child process, as asking starts CUDA. Raises OSError if it can't be.
     """
-    import subprocess
+    with no_fork():
+        import subprocess
 
     unset = environment.VISIBLE, environment.ORDER
     environ = {name: value for name, value in os.environ.items() if name not in unset}

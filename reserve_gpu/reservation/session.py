@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import host, interrupts
 from reserve_gpu.errors import LockError, NoFreeDeviceError, RequestError
-from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.report import messages
 from reserve_gpu.reservation import environment, handover, policy
@@ -88,6 +87,7 @@ class Session:
         self._reservation: Reservation | None = None  # of what is held
         self._changes = Changes()
         self._turn = Turn()
+        self._looking: list[int] = []  # the threads that do
         self._has_adopted = False
         environment.remember_over_fork()
 
@@ -97,9 +97,9 @@ class Session:
 
         deadline: of a call that may wait; one that may not doesn't wait for one that does.
         Raises NoFreeDeviceError then, and RequestError in a handler of a signal that came in the
-        midst of another call.
+        midst of another call, also of one that looks: who reserves would wait for its mutex.
         """
-        if self._turn.is_own:
+        if self._turn.is_own or (deadline and threading.get_ident() in self._looking):
             raise RequestError(messages.NESTED)
 
         def give_up() -> None:
@@ -109,6 +109,16 @@ class Session:
 
         with self._turn.take(give_up):
             yield self
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Look in the block, by whichever thread, at what others hold."""
+        thread = threading.get_ident()
+        self._looking.append(thread)
+        try:
+            yield
+        finally:
+            self._looking.remove(thread)
 
     @contextmanager
     def letting_go_if_interrupted(self, deadline: Deadline) -> Iterator[None]:
@@ -324,7 +334,7 @@ class Session:
         values = environment.variables(devices)
         reservation = Reservation(devices, _set_only(values))
         before = self._held_locks()
-        with descriptors.no_fork():
+        with interrupts.no_fork():
             self._changes = self._changes.to(values)
             is_unnamed = not host.notebook_path()
             self._held = Held(reservation.devices, dict(locks), note, is_unnamed, answers)
@@ -340,7 +350,7 @@ class Session:
 
     def _release(self) -> tuple[Device, ...]:
         devices = self.devices
-        with descriptors.no_fork():
+        with interrupts.no_fork():
             for lock in self._held_locks().values():
                 lock.release()
             self._held = self._reservation = None

@@ -66,7 +66,7 @@ class Turn:
             actions, self._actions = self._actions, []
             for action in actions:
                 action()
-            self._thread, self.is_waiting = None, False
+            self._thread = None
             if self._actions:  # a handler came just now
                 self._thread = threading.get_ident()
         self._lock.release()
