@@ -13,7 +13,6 @@ import os
 import signal
 import threading
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -81,15 +80,13 @@ def no_fork() -> Iterator[None]:
     A lock that nobody has noted yet would outlive this process in the child. A module in the midst
     of its import would never be there in the child, which waits for it for ever.
     """
-    _hook_fork()
-    with _fork_guard:
+    with deferred(), _fork_guard:  # an interrupt could leave the guard to a frame that lives on
         yield
 
 
 def _begin(handler: Handler) -> bool:
     """Note SIGINT from now on. False in a subinterpreter, where Python handles no signals."""
     global _handler, _is_allowed, _is_pending
-    _hook_fork()
     _handler, _is_allowed, _is_pending = handler, False, False
     try:
         signal.signal(signal.SIGINT, _note)
@@ -117,23 +114,19 @@ def _note(_signal: int, _frame: Any) -> None:
         checkpoint()
 
 
-@cache
-def _hook_fork() -> None:
-    """Registering the hooks twice, after a reload of this module, is harmless."""
-    if hasattr(os, "register_at_fork"):  # Windows has no fork
-        os.register_at_fork(
-            before=_fork_guard.acquire,
-            after_in_parent=_fork_guard.release,
-            after_in_child=_restore_in_child,
-        )
-
-
 def _restore_in_child() -> None:
     """A child has the handler of its parent's call, which will never end there."""
     global _handler, _is_allowed, _is_pending
-    # Not released: this fork may have begun before the hooks were there, and then another thread,
-    # which the child has not, has the guard.
-    _fork_guard._at_fork_reinit()  # type: ignore[attr-defined]  # noqa: SLF001 - as logging does
     if _handler is not None and signal.getsignal(signal.SIGINT) is _note:
         signal.signal(signal.SIGINT, _handler)
     _handler, _is_allowed, _is_pending = None, False, False
+
+
+# At import: a fork that has begun asks for no more hooks. Those of a reload do no harm.
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(
+        before=_fork_guard.acquire,
+        after_in_parent=_fork_guard.release,
+        after_in_child=_fork_guard.release,
+    )
+    os.register_at_fork(after_in_child=_restore_in_child)

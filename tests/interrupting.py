@@ -7,11 +7,13 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import reserve_gpu
+from reserve_gpu import interrupts
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.directory import LOCK_DIRECTORY
 
@@ -144,7 +146,18 @@ def disagreements() -> list[str]:
         wrong.append(f"the variables are {environ}, and nothing is held")
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         wrong.append(f"SIGINT is left to {signal.getsignal(signal.SIGINT)}")
+    thread = threading.Thread(target=try_to_fork, args=(wrong,))
+    thread.start()
+    thread.join()
     return wrong
+
+
+def try_to_fork(wrong: list[str]) -> None:
+    """In another thread than the one that was interrupted, as that one may always fork."""
+    if interrupts._fork_guard.acquire(blocking=False):
+        interrupts._fork_guard.release()
+    else:
+        wrong.append("no other thread can fork any more")
 
 
 def what_the_next_call_says(*, is_in_vain: bool) -> list[str]:

@@ -434,10 +434,11 @@ def importing(file: str) -> str:
         (importing("pynvml.py"), "reserve_gpu.status()"),
         (importing("report/status.py"), "reserve_gpu.status()"),
         (importing("psutil/__init__.py"), "reserve_gpu.status()"),
+        (importing("ctypes/__init__.py"), "reserve_gpu.reserve()"),
         # The bindings have a lock of their own.
         ("event == 'ctypes.dlsym' and 'nvml' in arguments[1]", "reserve_gpu.reserve()"),
     ],
-    ids=["bindings", "bindings for a look", "status", "processes", "in the bindings"],
+    ids=["bindings", "bindings for a look", "status", "processes", "C", "in the bindings"],
 )
 def test_a_fork_in_the_midst_of_a_first_call(machine: Machine, seen: str, code: str) -> None:
     """A child that is forked while another thread loads what it needs can reserve and look."""
@@ -448,7 +449,7 @@ def test_a_fork_in_the_midst_of_a_first_call(machine: Machine, seen: str, code: 
     assert answer.value == 0
 
 
-FORK_BEFORE_THE_HOOKS = """
+FORK_THAT_HAS_BEGUN = """
 import signal, threading
 starting, opened, forked = (threading.Event() for _ in range(3))
 def before():
@@ -479,7 +480,7 @@ os.waitpid(pid, 0)[1], opened.is_set()
 def test_a_fork_that_began_before_a_first_call(machine: Machine) -> None:
     """A child can reserve whose fork had begun before another thread's first reservation."""
     with machine.child() as child:
-        assert child.run(FORK_BEFORE_THE_HOOKS).value == [0, True]
+        assert child.run(FORK_THAT_HAS_BEGUN).value == [0, True]
 
 
 FORK_IN_A_CALL = """

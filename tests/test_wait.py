@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -641,3 +642,25 @@ def test_where_the_limit_runs_out_only_optional_goes_on(
     assert "Traceback" not in output
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
     assert queued(here) == []
+
+
+def test_what_is_in_the_way_of_a_look_may_be_mended(here: Here) -> None:
+    """Who is in the queue goes on waiting while something stands in place of a lock file."""
+    mutex = here.locks / "mutex.lock"
+    with ExitStack() as stack:
+        stack.enter_context(here.rival("0"))
+        calls = count(1)
+
+        def obstruct(_: Waiting) -> None:
+            number = next(calls)
+            if number == 1:
+                (ticket,) = here.locks.glob("queue-*.lock")
+                ticket.unlink()  # so the next look is due
+                mutex.rename(here.locks / "kept")
+                mutex.mkdir()
+            elif number == 3:
+                mutex.rmdir()
+                (here.locks / "kept").rename(mutex)
+                stack.close()
+
+        assert got("0", wait=LONG_S, progress=obstruct) == "0"

@@ -131,7 +131,8 @@ def _cuda() -> Any:
     """The CUDA driver library, if this process has loaded and initialised it."""
     if not hasattr(os, "RTLD_NOLOAD"):
         return None
-    import ctypes
+    with no_fork():
+        import ctypes
 
     try:
         library = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
