@@ -96,10 +96,10 @@ def unmapped_uid() -> int | None:
     https://man7.org/linux/man-pages/man7/user_namespaces.7.html
     """
     with suppress(OSError, ValueError):
-        with open("/proc/self/uid_map", encoding="ascii") as uid_map:
+        with open("/proc/self/uid_map", encoding="utf-8") as uid_map:
             if uid_map.read().split() == ["0", "0", "4294967295"]:
                 return None
-        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as overflow:
+        with open("/proc/sys/kernel/overflowuid", encoding="utf-8") as overflow:
             return int(overflow.read())
     return None
 

@@ -449,6 +449,39 @@ def test_a_fork_in_the_midst_of_a_first_call(machine: Machine, seen: str, code: 
     assert answer.value == 0
 
 
+LOADED = """
+import warnings
+from reserve_gpu import interrupts
+warnings.simplefilter("ignore")
+loaded = []
+def hook(event, arguments):
+    if event == "exec" and arguments[0].co_name == "<module>":
+        if not interrupts._fork_guard._is_owned():
+            loaded.append(arguments[0].co_filename)
+def in_vain(**wishes):
+    try:
+        reserve_gpu.reserve(**wishes)
+    except reserve_gpu.NoFreeDeviceError:
+        pass
+sys.addaudithook(hook)
+{calls}
+[file for file in loaded if file != "<told>"]
+"""
+CALLS = ("reserve_gpu.status()", "in_vain(share=True)\nreserve_gpu.release()", "in_vain(wait=0.1)")
+
+
+@pytest.mark.parametrize("scenario", ["two", "busy"])
+@pytest.mark.parametrize("first", range(len(CALLS)))
+def test_no_call_loads_a_module_that_a_fork_could_cut_short(
+    machine: Machine, scenario: str, first: int
+) -> None:
+    """What a first call still loads, codecs too, it loads while no other thread can fork."""
+    machine.use(scenario)
+    with machine.child() as child:
+        answer = child.run(LOADED.format(calls="\n".join(CALLS[first:] + CALLS[:first])))
+    assert answer.value == [], answer
+
+
 FORK_THAT_HAS_BEGUN = """
 import signal, threading
 starting, opened, forked = (threading.Event() for _ in range(3))
