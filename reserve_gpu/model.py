@@ -40,6 +40,7 @@ class Unfit(Enum):
     MEMORY = "it has less memory"
     MEMORY_UNKNOWN = "it does not say how much memory it has"
     SECOND_INSTANCE = "this driver gives a process one MIG instance only"
+    UNREADABLE = "what it is can't be read"
 
 
 class Device(NamedTuple):

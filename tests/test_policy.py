@@ -51,9 +51,14 @@ SECOND = Device(3, "MIG-e", name="NVIDIA A100 MIG 1g.5gb", memory_mib=4864, inst
         (INSTANCE, Request(count=2), None, None),  # nobody can say
         (INSTANCE, Request(count=2), "of old", None),
         (A100, Request(count=2), "550.54.15", None),
+        (Fault(1, "GPU is lost"), Request(count=2), None, None),
+        (Fault(1, "GPU is lost"), Request(model="A100"), None, Unfit.UNREADABLE),
+        (Fault(1, "GPU is lost"), Request(min_memory_mib=1), None, Unfit.UNREADABLE),
     ],
 )
-def test_unfit(device: Device, request_: Request, driver: str | None, reason: Unfit | None) -> None:
+def test_unfit(
+    device: Device | Fault, request_: Request, driver: str | None, reason: Unfit | None
+) -> None:
     """A device fits if the text is in its name, its memory is enough, and CUDA lets it be used."""
     assert policy.unfit(device, request_, driver) is reason
 

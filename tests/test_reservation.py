@@ -15,7 +15,7 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.model import ComputeMode, Device, State
+from reserve_gpu.model import ComputeMode, Device, State, Unfit
 from tests.locked import MUTEX, have, held, opened, texts
 from tests.reserving import got, refused, variables
 
@@ -72,6 +72,19 @@ def test_release_of_nothing(here: Here) -> None:
     assert reserve_gpu.release() == ()
     assert variables() == {VISIBLE: "1"}
     assert here.calls() == []
+
+
+@pytest.mark.parametrize("wait", [None, True])
+@pytest.mark.parametrize("wish", [{"name": "L40"}, {"min_memory": "500GB"}])
+def test_what_no_gpu_is_beside_a_lost_one(
+    here: Here, wish: dict[str, Any], *, wait: bool | None
+) -> None:
+    """A GPU that can't be read is none of that name or size: nobody waits for it to become one."""
+    here.write("gpu\n name NVIDIA A100\ngpu\nfail nvmlDeviceGetHandleByIndex_v2 1 15")
+    lost = "GPU1 can't be read: GPU is lost"
+    with pytest.raises(reserve_gpu.ImpossibleError, match=f"none will do: GPU0 .*; {lost}"):
+        reserve_gpu.reserve(wait=wait, **wish)
+    assert variables() == {}
 
 
 @pytest.mark.parametrize(
@@ -463,8 +476,9 @@ def test_refusals_are_for_programs(here: Here) -> None:
         reserve_gpu.reserve(count=2, min_memory="6GiB")
     unfit, free, busy, prohibited, lost = caught.value.refusals
     states = [refusal.state for refusal in caught.value.refusals]
-    assert states == [State.UNFIT, State.FREE, State.BUSY, State.PROHIBITED, State.BROKEN]
+    assert states == [State.UNFIT, State.FREE, State.BUSY, State.PROHIBITED, State.UNFIT]
     assert unfit.unfit
+    assert lost.unfit is Unfit.UNREADABLE
     assert isinstance(free.device, Device)
     assert [refusal.would_be_taken for refusal in (free, busy)] == [True, False]
     assert busy.usage

@@ -163,7 +163,8 @@ def _obstacle(refusal: Refusal) -> str:
     """What speaks against taking the device."""
     device, state = refusal.device, refusal.state
     if isinstance(device, Fault):
-        return shown(refusal.fault or device.reason, REASON_LIMIT)
+        reason = shown(refusal.fault or device.reason, REASON_LIMIT)
+        return f"can't be read: {reason}" if refusal.unfit else reason
     if refusal.unfit is not None:
         return _unfit(device, refusal.unfit)
     if state is State.RESERVED:

@@ -257,10 +257,11 @@ def _choose(
 def _take(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) -> Locked | Refusal:
     """Lock one device, look at it, and keep the lock only if it will do."""
     request = claim.request
-    if isinstance(device, Fault):
-        return Refusal(device, State.BROKEN, fault=device.reason)
+    fault = device.reason if isinstance(device, Fault) else None
     if reason := policy.unfit(device, request, claim.driver):
-        return Refusal(device, State.UNFIT, unfit=reason)
+        return Refusal(device, State.UNFIT, unfit=reason, fault=fault)
+    if isinstance(device, Fault):
+        return Refusal(device, State.BROKEN, fault=fault)
     own = claim.held.get(device.uuid)
     if own and own.shared == request.share:
         return Locked(device, own)

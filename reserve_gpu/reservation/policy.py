@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus import names, usage
-from reserve_gpu.model import Device, State, Unfit
+from reserve_gpu.model import Device, Fault, State, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,11 +21,13 @@ LIVELY_LOOK_S = 0.25  # after something has changed: so many who wait don't keep
 LIVELY_S = 2.0  # for so long: a GPU may be in use a little longer than it is reserved
 
 
-def unfit(device: Device, request: Request, driver: str | None = None) -> Unfit | None:
+def unfit(device: Device | Fault, request: Request, driver: str | None = None) -> Unfit | None:
     """Why the device can never be what is asked for, None if it can.
 
     driver: its version, which matters for who asks for several MIG instances.
     """
+    if isinstance(device, Fault):
+        return Unfit.UNREADABLE if request.model or request.min_memory_mib else None
     if request.model.lower() not in (device.name or "").lower():
         return Unfit.MODEL
     if request.min_memory_mib and device.memory_mib is None:
