@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pwd
 import re
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
@@ -12,6 +10,7 @@ import pytest
 
 from tests.lab import CHROMIUM, THEMES, Lab, Notebook, browser, show_theme
 from tests.machine import Machine
+from tests.processes import own_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -238,7 +237,7 @@ def test_a_wait_that_runs_out(on_lab: Machine, open_notebook: Callable[..., Note
         shown = notebook.finish(0).splitlines()
     assert shown[0] == "Waited for 1 s. No free GPU devices: 1 of 1 is in use."
     assert f"train.ipynb (pid {child.pid})" in shown[1]
-    user = pwd.getpwuid(os.getuid()).pw_name
+    user = own_name()
     assert shown[2:] == [
         f"GPU0 is reserved but idle: ask {user} (train.ipynb).",
         "CUDA_VISIBLE_DEVICES = ''",

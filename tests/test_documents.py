@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import os
-import pwd
 import re
 import sys
 from functools import cache
@@ -19,6 +18,7 @@ from traitlets.config.loader import PyFileConfigLoader
 import reserve_gpu
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place
+from tests.processes import own_name
 
 if TYPE_CHECKING:
     from tests.here import Here
@@ -120,7 +120,7 @@ def test_a_hub_tells_who_has_the_gpus(here: Here) -> None:
     here.add("compute 4321 3500")  # on the last GPU
     assert spawn() == "starts"
     with here.rival("0"):
-        user = pwd.getpwuid(os.getuid()).pw_name
+        user = own_name()
         assert spawn() == f"503 No GPU is free now. GPU0: reserved, {user}; GPU1: busy"
 
 

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pty
-import pwd
 import re
 import struct
 import subprocess
@@ -27,7 +26,7 @@ from reserve_gpu.model import Device, Fault, Holder, Process, Row, State, Ticket
 from reserve_gpu.report.status import Status
 from tests.locked import have
 from tests.machine import LIMIT_S, ROOT, TAKE_THE_MUTEX, Machine
-from tests.processes import wait_for
+from tests.processes import own_name, wait_for
 from tests.test_machines import CONTAINER, behind, on_a_host
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from tests.here import Here
     from tests.machine import Child
 
-ME = pwd.getpwuid(os.getuid()).pw_name
+ME = own_name()
 
 
 def devices() -> list[dict[str, Any]]:
