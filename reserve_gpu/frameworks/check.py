@@ -189,13 +189,7 @@ def _inherited(rows: Sequence[Row]) -> tuple[Device, ...]:
         if isinstance(row.device, Device)
         and any(holder.seen and holder.pid in ancestors for holder in row.holders)
     ]
-    visible = os.environ.get(environment.VISIBLE, "").split(",")
-
-    def position(device: Device) -> int:
-        entry = environment.variables([device])[environment.VISIBLE]
-        return visible.index(entry) if entry in visible else len(visible)
-
-    return tuple(sorted(devices, key=position))
+    return environment.in_order(devices, os.environ.get(environment.VISIBLE, ""))
 
 
 # -- the parts of a result -------------------------------------------------------------------------

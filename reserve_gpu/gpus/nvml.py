@@ -163,7 +163,7 @@ class Nvml:
         """The compute processes and MPS clients on the device, as far as the driver shows them."""
         with suppress(DeviceError):
             self._require(device)
-            return self._driver.run(self._read_processes, device, COMPUTING)
+            return self._driver.run(self._read_computing, device)
         return []
 
     def link(self, one: Device, other: Device, limit_s: float | None = None) -> int:
@@ -254,18 +254,20 @@ class Nvml:
         return gpu_uuid, f"MIG-{gpu_uuid}/{gpu_instance}/{part}"
 
     def _read_all(self, device: Device) -> tuple[Usage, list[Process], int | None]:
-        return (
-            self._read_usage(device),
-            self._read_processes(device),
-            self._read_utilisation(device),
-        )
+        handle, _ = self._handles[device.uuid]
+        graphics = self._read_list(handle, GRAPHICS)
+        usage = self._read_usage(device, graphics)
+        processes = _distinct([*self._read_computing(device), *graphics])
+        return usage, processes, self._read_utilisation(device)
 
-    def _read_usage(self, device: Device) -> Usage:
+    def _read_usage(self, device: Device, graphics: list[Process] | None = None) -> Usage:
+        """graphics: those processes, where they were read already."""
         handle, gpu = self._handles[device.uuid]
         total_mib, used_mib, reserve_known = self._read_memory(handle)
         # An instance has no compute mode of its own.
         mode = self._driver.ask_if_offered("nvmlDeviceGetComputeMode", gpu)
-        graphics = self._read_list(handle, GRAPHICS)
+        if graphics is None:
+            graphics = self._read_list(handle, GRAPHICS)
         return Usage(
             compute=self._read_count(handle, "Compute"),
             mps=self._read_count(handle, "MPSCompute"),
@@ -298,14 +300,9 @@ class Nvml:
             return int(self._driver.ask("nvmlDeviceGetUtilizationRates", handle).gpu)
         return None
 
-    def _read_processes(self, device: Device, kinds: Iterable[str] = KINDS) -> list[Process]:
-        """The processes of these kinds, the strongest kind of one that is on several lists."""
+    def _read_computing(self, device: Device) -> list[Process]:
         handle, _ = self._handles[device.uuid]
-        processes: dict[int, Process] = {}
-        for kind in kinds:
-            for process in self._read_list(handle, kind):
-                processes.setdefault(process.pid, process)
-        return list(processes.values())
+        return _distinct([p for kind in COMPUTING for p in self._read_list(handle, kind)])
 
     def _read_list(self, handle: Any, kind: str) -> list[Process]:
         """The processes of one kind; none where the driver keeps them to itself.
@@ -328,6 +325,14 @@ class Nvml:
             level = self._driver.ask("nvmlDeviceGetTopologyCommonAncestor", *gpus)
             return LINKS.get(level, Link.SYSTEM)
         return Link.SYSTEM
+
+
+def _distinct(listed: Iterable[Process]) -> list[Process]:
+    """The processes, each as what it is listed as first."""
+    processes: dict[int, Process] = {}
+    for process in listed:
+        processes.setdefault(process.pid, process)
+    return list(processes.values())
 
 
 def _process(entry: Any, kind: str) -> Process:

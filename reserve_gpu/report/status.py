@@ -15,24 +15,35 @@ from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.gpus.usage import judge
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.model import GRAPHICS, Device, Fault, Holder, Process, Row, State, Ticket, Usage
+from reserve_gpu.model import (
+    GRAPHICS,
+    ComputeMode,
+    Device,
+    Fault,
+    Holder,
+    Process,
+    Row,
+    State,
+    Ticket,
+    Usage,
+)
 from reserve_gpu.report import html, terminal, words
 from reserve_gpu.report.layout import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 VERSION = 1  # of the JSON; names are only ever added to it
 PROCESS_FIELDS = ("pid", "user", "command", "memory_mib", "has_reserved", "kind")
 HOLDER_FIELDS = (
     "pid", "user", "notebook", "note", "since", "last_cell", "confirmed", "elsewhere",
 )  # fmt: skip
-COMPUTE_MODES = (
-    "default",
-    "exclusive_thread",
-    "prohibited",
-    "exclusive_process",
-)  # by NVML's number
+COMPUTE_MODES: dict[int | None, str] = {
+    ComputeMode.DEFAULT: "default",
+    ComputeMode.EXCLUSIVE_THREAD: "exclusive_thread",
+    ComputeMode.PROHIBITED: "prohibited",
+    ComputeMode.EXCLUSIVE_PROCESS: "exclusive_process",
+}
 MUTEX_LIMIT_S = 0.5
 
 
@@ -155,16 +166,11 @@ def _row(
     if isinstance(device, Fault):
         return _lost_row(device, reservations.others)
     fault = reservations.faults.get(device.uuid)
-    holders = map(host.with_user, reservations.holders.get(device.uuid, ()))
-    row = Row(
-        device,
-        State.BROKEN,
-        holders=tuple(sorted(holders, key=_is_another)),
+    row = _unread(device, reservations.holders.get(device.uuid, ()))
+    row = row._replace(
+        state=State.RESERVED if row.holders else State.BROKEN,
         next_in_queue=_next_in_queue(device, reservations.waiting),
     )
-    if row.holders:
-        is_mine = not _is_another(row.holders[0])
-        row = row._replace(state=State.RESERVED, is_mine=is_mine, is_unused=None)
     try:
         usage, processes, utilisation = nvml.look(device)
     except DeviceError as error:
@@ -183,20 +189,23 @@ def _row(
 def _lost_row(fault: Fault, others: Sequence[Holder]) -> Row:
     """The row of what can't be used, with those who, by their own word, have reserved it."""
     holders = [
-        host.with_user(holder)
+        holder
         for holder in others
         if holder.label == fault.label
         or (holder.index == fault.index and fault.instance is None)  # the GPU of an instance
     ]
-    holders.sort(key=_is_another)
-    is_mine = bool(holders) and not _is_another(holders[0])
+    return _unread(fault, holders)._replace(reason=fault.reason)
+
+
+def _unread(device: Device | Fault, holders: Iterable[Holder]) -> Row:
+    """The row of a device as long as nothing is read from it: who has it, this process first."""
+    known = tuple(sorted(map(host.with_user, holders), key=_is_another))
     return Row(
-        fault,
+        device,
         State.BROKEN,
-        reason=fault.reason,
-        holders=tuple(holders),
-        is_mine=is_mine,
-        is_unused=None if holders else False,
+        holders=known,
+        is_mine=bool(known) and not _is_another(known[0]),
+        is_unused=None if known else False,
     )
 
 
@@ -269,7 +278,7 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "memory_total_mib": device.memory_mib if device else None,
         "memory_used_mib": row.usage.used_mib if row.usage else None,
         "utilisation_percent": row.utilisation,
-        "compute_mode": _compute_mode(row.usage),
+        "compute_mode": COMPUTE_MODES.get(row.usage.mode) if row.usage else None,
         "processes": [_named(process, PROCESS_FIELDS) for process in row.processes + row.graphics],
         "holders": [_named(holder, HOLDER_FIELDS) for holder in row.holders],
         "is_this_process": row.is_mine,
@@ -277,11 +286,6 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "is_used_without_reservation": row.is_unreserved_use,
         "next_in_line": row.next_in_queue,
     }
-
-
-def _compute_mode(usage: Usage | None) -> str | None:
-    mode = usage.mode if usage else None
-    return None if mode is None else dict(enumerate(COMPUTE_MODES)).get(mode)
 
 
 def _ticket_dict(ticket: Ticket, every_uuid: set[str]) -> dict[str, Any]:

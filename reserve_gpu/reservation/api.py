@@ -122,9 +122,9 @@ def status() -> Status:
     with interrupts.no_fork():
         from reserve_gpu.report.status import look  # which most sessions never need
 
-    limit = session().outside()[environment.VISIBLE]
+    visible = session().outside()[environment.VISIBLE]
     with interrupts.deferred(), session().looking():
-        return look(idle_mib=idle_mib(), limit=limit)
+        return look(idle_mib=idle_mib(), limit=visible)
 
 
 def go_without() -> None:

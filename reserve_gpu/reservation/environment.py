@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from reserve_gpu.interrupts import no_fork
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from reserve_gpu.model import Device
 
@@ -64,6 +64,16 @@ def variables(devices: Sequence[Device]) -> dict[str, str | None]:
         ORDER: "PCI_BUS_ID",  # CUDA's own default is another order than NVML's
         VISIBLE: ",".join(device.entry for device in devices),
     }
+
+
+def in_order(devices: Iterable[Device], visible: str) -> tuple[Device, ...]:
+    """The devices as that CUDA_VISIBLE_DEVICES has them in its order; others at the end."""
+    entries = visible.split(",")
+
+    def place(device: Device) -> int:
+        return entries.index(device.entry) if device.entry in entries else len(entries)
+
+    return tuple(sorted(devices, key=place))
 
 
 def read() -> dict[str, str | None]:

@@ -55,16 +55,15 @@ def inherit(gpus: Nvml, locks: LockDirectory) -> None:
     if parent is None or environment.read()[environment.VISIBLE] is not None:
         return
     devices: list[Device] = []
-    order: list[str] = []
+    visible = ""
     for device in gpus.walk():
         if isinstance(device, Device):
             holders = locks.listed_holders_of(device.uuid)
             if own := next((h for h in holders if h.seen and h.pid == parent), None):
                 devices.append(device)
-                order = (own.visible or "").split(",")
+                visible = own.visible or ""
     if devices:
-        devices.sort(key=lambda d: order.index(d.entry) if d.entry in order else len(order))
-        environment.write(environment.variables(devices))
+        environment.write(environment.variables(environment.in_order(devices, visible)))
 
 
 def inside(
