@@ -57,15 +57,16 @@ from reserve_gpu.errors import (
     TooLateError,
     WaitTimeoutError,
 )
-from reserve_gpu.model import Device
-from reserve_gpu.reservation.api import current, release, reserve, status
-from reserve_gpu.reservation.session import Reservation
+from reserve_gpu.interrupts import no_fork
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from reserve_gpu.frameworks.check import Check, check
+    from reserve_gpu.model import Device
     from reserve_gpu.report.status import Status
+    from reserve_gpu.reservation.api import current, release, reserve, status
+    from reserve_gpu.reservation.session import Reservation
 
 __all__ = [
     "Check",
@@ -94,26 +95,39 @@ __all__ = [
 ]
 
 
+# Imported when they are first used: most shells that load the extension never ask for anything.
+_HOMES = {
+    "Check": "frameworks.check",
+    "Device": "model",
+    "Reservation": "reservation.session",
+    "Status": "report.status",
+    "check": "frameworks.check",
+    "current": "reservation.api",
+    "release": "reservation.api",
+    "reserve": "reservation.api",
+    "status": "reservation.api",
+}
+
+
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Add %reserve_gpu to the shell; called by `%load_ext reserve_gpu`."""
-    from reserve_gpu import magic
+    from reserve_gpu import extension
 
-    magic.load(shell)
+    extension.load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Take %reserve_gpu away again; what is reserved stays reserved."""
-    from reserve_gpu import magic
+    from reserve_gpu import extension
 
-    magic.unload(shell)
+    extension.unload(shell)
 
 
 def __getattr__(name: str) -> Any:
-    """Import what shows a status or checks frameworks when it is first used: most never do."""
-    homes = {"Status": "report.status", "Check": "frameworks.check", "check": "frameworks.check"}
-    if name not in homes:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{homes[name]}"), name)
+    with no_fork():
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -28,6 +28,9 @@ T = TypeVar("T")
 # What this process held before exec made it another program: its pid, then a description
 # (reservation/handover.py). A process with another pid has only inherited the variable.
 HELD = "RESERVE_GPU_HELD"
+# What people may set.
+LOCK_DIRECTORY = "RESERVE_GPU_LOCK_DIR"
+IDLE_MEMORY = "RESERVE_GPU_IDLE_MEMORY"
 
 COMMAND_LIMIT = 10_000  # characters: two paths of the greatest length, and some words
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h

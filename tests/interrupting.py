@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import reserve_gpu
 from reserve_gpu import interrupts
+from reserve_gpu.host import LOCK_DIRECTORY
 from reserve_gpu.locks import descriptors
-from reserve_gpu.locks.directory import LOCK_DIRECTORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -80,9 +80,9 @@ def waiter(
 
 @contextmanager
 def both(here: Here) -> Iterator[ExitStack]:
-    """Both GPUs are somebody else's, until the end or until the stack is closed."""
+    """Both GPUs are somebody else's, until the end or until the stack is closed: GPU0 first."""
     with ExitStack() as rivals:
-        for number in "01":
+        for number in "10":
             rivals.enter_context(here.rival(number))
         yield rivals
 
@@ -438,7 +438,7 @@ def test_nothing_free(here: Here, typed: CommandLine) -> None:
     assert first == "No free GPU devices: 2 of 2 are in use."
     assert [line[:20] for line in devices] == ["  GPU0: reserved by ", "  GPU1: reserved by "]
     assert all(f"rival.ipynb (pid {os.getpid()})" in line for line in devices)
-    assert last.startswith("GPU0 is reserved but idle: ask ")
+    assert last.startswith("GPU1 is reserved but idle: ask ")  # it was reserved first
     assert last.endswith(" Or wait in the queue with reserve-gpu run --wait.")
     assert "--share" not in done.stderr
 

@@ -34,6 +34,7 @@ def test_a_reload_of_every_module(machine: Machine) -> None:
     done = machine.ipython(
         "%load_ext autoreload\n%autoreload 2",
         "%reserve_gpu 1",
+        "%autoreload",  # notes how old the files of the modules are
         CHANGE_ALL,
         "%autoreload",
         "import reserve_gpu.reservation.session as s; print('changed', s.changed)",

@@ -24,6 +24,7 @@ PACKAGE = ROOT / "reserve_gpu"
 ROOMS = [
     {"__main__"},
     {"__init__"},
+    {"extension"},
     {"magic", "cli", "dask"},
     {"command"},
     {"jupyter", "frameworks"},
@@ -40,8 +41,8 @@ FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 
 # Who alone may import what is slow to load, or not there on every system.
 OWNERS = {
-    "IPython": {"magic", "report.progress", "jupyter.completion"},
-    "traitlets": {"magic"},
+    "IPython": {"extension", "magic", "report.progress", "jupyter.completion"},
+    "traitlets": {"extension"},
     "pynvml": {"gpus.bindings"},
     "fcntl": {"locks.lock"},
     "psutil": {"host"},
@@ -62,7 +63,7 @@ OWNERS = {
 # Imported inside functions only; so is what is ours and seldom needed.
 LATE = {"pynvml", "psutil", "rich", "ctypes", "argcomplete", "ipykernel", "jupyter_client"}
 LATE |= {"jupyter_core", "subprocess"}
-LATE_OURS = {"frameworks", "jupyter", "magic", "cli", "command"}
+LATE_OURS = {"frameworks", "jupyter", "extension", "magic", "cli", "command"}
 
 
 def sources() -> list[Path]:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from reserve_gpu.model import Holder, Ticket
 
-LOCK_DIRECTORY = "RESERVE_GPU_LOCK_DIR"
 NAME = "reserve_gpu"
 # Machine-wide places, best first. /tmp is last: a service with PrivateTmp has one of its own.
 PLACES = ("/run/lock", "/dev/shm", "/tmp")  # noqa: S108 - nothing in them is ever trusted
@@ -277,9 +276,9 @@ def default_path() -> str:
 
     Raises LockError. A relative path would be another directory for every working directory.
     """
-    configured = os.path.expanduser(os.environ.get(LOCK_DIRECTORY, ""))
+    configured = os.path.expanduser(os.environ.get(host.LOCK_DIRECTORY, ""))
     if configured and not os.path.isabs(configured):
-        raise LockError(f"{LOCK_DIRECTORY}={shown(configured)!r} must be an absolute path.")
+        raise LockError(f"{host.LOCK_DIRECTORY}={shown(configured)!r} must be an absolute path.")
     if configured:
         return os.path.normpath(configured)
     for place in PLACES:
@@ -289,7 +288,7 @@ def default_path() -> str:
                 return f"{place}/{NAME}"
     raise LockError(
         f"None of {', '.join(PLACES)} is a directory that every user may write to (mode 1777). "
-        f"Set {LOCK_DIRECTORY} to a directory that all users of this machine share."
+        f"Set {host.LOCK_DIRECTORY} to a directory that all users of this machine share."
     )
 
 

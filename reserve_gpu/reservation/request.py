@@ -8,6 +8,7 @@ import re
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from reserve_gpu import host
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Request
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from reserve_gpu.gpus.names import DeviceNames
-
-IDLE_MEMORY = "RESERVE_GPU_IDLE_MEMORY"
 
 _DURATION = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([smhd]?)"
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -110,13 +109,13 @@ def parse_duration(text: object) -> float:
 
 def idle_mib() -> float | None:
     """Memory in MiB up to which a device is idle, None for the default. Raises RequestError."""
-    size = os.environ.get(IDLE_MEMORY)
+    size = os.environ.get(host.IDLE_MEMORY)
     if not size:
         return None
     try:
         return parse_size(size)
     except RequestError as error:
-        raise RequestError(f"{IDLE_MEMORY}: {error}") from error
+        raise RequestError(f"{host.IDLE_MEMORY}: {error}") from error
 
 
 def _names(devices: DeviceNames | None) -> tuple[str, ...]:

@@ -1,0 +1,193 @@
+"""What IPython loads: the name %reserve_gpu, its settings, and Tab.
+
+Most shells that load it, by a configuration file, never reserve anything. So what does the work is
+imported when the first line asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.magic import Magics, line_magic, magics_class
+from traitlets import CUnicode, TraitError, Unicode, observe, validate
+
+from reserve_gpu import host
+from reserve_gpu.errors import RequestError
+from reserve_gpu.interrupts import no_fork
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
+
+    from reserve_gpu.jupyter.completion import Completion
+
+MAGIC_NAME = "%reserve_gpu"
+MATCHER = "reserve_gpu.jupyter.completion"
+SETTINGS = {"lock_directory": host.LOCK_DIRECTORY, "idle_memory": host.IDLE_MEMORY}
+
+
+# -- the magic and its settings -------------------------------------------------------------------
+
+
+def _manual() -> str:
+    with no_fork():
+        from reserve_gpu.options import magic_help
+    return magic_help()
+
+
+@magics_class
+class ReserveGPU(Magics):
+    """Settings of %reserve_gpu."""
+
+    lock_directory = Unicode(
+        help="Directory of the locks, one for all users of this machine; empty for the default. "
+        f"Kept in ${host.LOCK_DIRECTORY}, so that what this kernel starts uses the same."
+    ).tag(config=True)
+    idle_memory = CUnicode(  # people also write the number 500 here
+        help="Memory in use up to which a GPU without compute processes is idle (500MiB, 2GB); "
+        "empty for 1 GiB or 5 % of the GPU, whichever is less. "
+        f"Kept in ${host.IDLE_MEMORY}."
+    ).tag(config=True)
+
+    is_loaded = False
+
+    @line_magic
+    def reserve_gpu(self, line: str) -> None:
+        """Reserve a GPU for this kernel, and set the CUDA variables for what it runs next."""
+        with no_fork():
+            from reserve_gpu import magic
+        magic.run(line)
+
+    # Where IPython looks before the docstring; %reserve_gpu? shows what the parser says of itself.
+    reserve_gpu.getdoc = _manual  # type: ignore[union-attr]
+
+    def tell_reason(self, info: ExecutionInfo) -> None:
+        """Say in the first cell why the kernel was started without a GPU: earlier nobody reads."""
+        reason = _reason()
+        # Front ends run code of their own unseen, without a place in the history.
+        if info.store_history and self.shell:
+            self.shell.events.unregister("pre_run_cell", self.tell_reason)
+            print(reason, file=sys.stderr, flush=True)  # before what the cell itself prints
+
+    @validate("idle_memory")
+    def _check_size(self, proposal: dict[str, Any]) -> str:
+        """Refuse what is no size.
+
+        A value from a configuration file is checked at the first reservation instead: an error
+        while the shell starts would be a traceback.
+        """
+        value: str = proposal["value"]
+        if value and self.is_loaded:
+            with no_fork():
+                from reserve_gpu.reservation.request import parse_size
+            try:
+                parse_size(value)
+            except RequestError as error:
+                raise TraitError(str(error)) from error  # traitlets puts the old value back
+        return value
+
+    @observe(*SETTINGS)
+    def _export(self, change: dict[str, Any]) -> None:
+        variable = SETTINGS[change["name"]]
+        if change["new"]:
+            os.environ[variable] = change["new"]
+        else:
+            os.environ.pop(variable, None)
+
+
+# -- loading and unloading ------------------------------------------------------------------------
+
+
+def load(shell: InteractiveShell) -> None:
+    """Register the magic and its settings with the shell."""
+    unload(shell)
+    # What the environment says prevails over a configuration file.
+    given = {trait: os.environ[name] for trait, name in SETTINGS.items() if os.environ.get(name)}
+    magics = ReserveGPU(shell=shell, parent=shell, **given)
+    magics.is_loaded = True
+    shell.register_magics(magics)
+    shell.events.register("post_run_cell", _note_cell)
+    _add_completion(shell)
+    if _reason():
+        shell.events.register("pre_run_cell", magics.tell_reason)
+
+
+def unload(shell: InteractiveShell) -> None:
+    """Take the magic and its settings out of the shell."""
+    _remove_completion(shell)
+    with suppress(ValueError):  # it was not loaded
+        shell.events.unregister("post_run_cell", _note_cell)
+    shell.magics_manager.magics["line"].pop("reserve_gpu", None)
+    if magics := shell.magics_manager.registry.pop("ReserveGPU", None):
+        shell.configurables.remove(magics)
+        with suppress(ValueError):  # there was no reason to tell, or it was told
+            shell.events.unregister("pre_run_cell", magics.tell_reason)
+
+
+def _reason() -> str | None:
+    """Why the program before this one, in the same process, has left it no GPU.
+
+    Asking takes over what that program held (see api.before_exec), which must not come later: a
+    child that the shell starts before would inherit the locks.
+    """
+    if not _has_session():
+        return None
+    with no_fork():
+        from reserve_gpu.reservation import api
+    return api.reason()
+
+
+def _note_cell(_result: ExecutionResult) -> None:
+    """After each cell: let others see that this kernel is in use, and say what went wrong."""
+    if not _has_session():
+        return
+    with no_fork():
+        from reserve_gpu.reservation import api
+    for line in api.note_cell():
+        print(f"Warning: {line}", file=sys.stderr)
+
+
+def _has_session() -> bool:
+    """Whether this process has ever asked for anything, or was left something."""
+    return bool(host.kept("sessions", dict)) or host.held_by() == os.getpid()
+
+
+def _add_completion(shell: InteractiveShell) -> None:
+    """Let Tab complete the magic's line; the module that knows how is loaded at the first Tab."""
+
+    @cache
+    def completion() -> Completion:
+        with no_fork():
+            from reserve_gpu.jupyter.completion import Completion
+        return Completion(shell)
+
+    try:
+        from IPython.core.completer import context_matcher
+    except ImportError:  # before 8.6
+
+        def endings(_shell: InteractiveShell, event: Any) -> list[str]:
+            with suppress(Exception):  # IPython would print it into the line being typed
+                return completion().endings(event)
+            return []
+
+        shell.set_hook("complete_command", endings, str_key=MAGIC_NAME)  # type: ignore[no-untyped-call]
+        return
+
+    def matcher(context: Any) -> Any:
+        with suppress(Exception):  # IPython would print it into the line being typed
+            if "reserve_gpu" in context.full_text:
+                return completion().matches(context)
+        return {"completions": []}
+
+    if shell.Completer is not None:
+        shell.Completer.custom_matchers.append(context_matcher(identifier=MATCHER)(matcher))
+
+
+def _remove_completion(shell: InteractiveShell) -> None:
+    matchers = getattr(shell.Completer, "custom_matchers", [])
+    matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != MATCHER]
+    if hooks := shell.strdispatchers.get("complete_command"):
+        hooks.strs.pop(MAGIC_NAME, None)
