@@ -250,6 +250,8 @@ class Row(NamedTuple):
     is_unreserved_use: bool | None = False
     next_in_queue: int | None = None  # the place, from 1, of the first who could use it
     graphics: tuple[Process, ...] = ()  # graphics processes, which decide nothing
+    temperature_c: int | None = None
+    power_w: float | None = None
 
     @property
     def label(self) -> str:
