@@ -148,7 +148,7 @@ class Holder(NamedTuple):
 
     pid: int | None = None
     user: str | None = None
-    notebook: str | None = None
+    notebook: str | None = None  # its file's name; older versions wrote a directory, too
     note: str | None = None
     since: float | None = None  # when it took the lock
     seen: bool = False
@@ -159,6 +159,8 @@ class Holder(NamedTuple):
     label: str | None = None
     index: int | None = None  # type: ignore[assignment]
     visible: str | None = None  # its CUDA_VISIBLE_DEVICES, by its own word
+    command: str | None = None  # in short, as `python train.py`; an engine by its number
+    cwd: str | None = None  # its working directory when it took the lock
 
 
 class Ticket(NamedTuple):

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 VERSION = 1  # of the JSON; names are only ever added to it
 PROCESS_FIELDS = ("pid", "user", "command", "memory_mib", "has_reserved", "kind")
 HOLDER_FIELDS = (
-    "pid", "user", "notebook", "note", "since", "last_cell", "confirmed", "elsewhere",
+    "pid", "user", "notebook", "command", "cwd", "note", "since", "last_cell", "confirmed",
+    "elsewhere",
 )  # fmt: skip
 COMPUTE_MODES: dict[int | None, str] = {
     ComputeMode.DEFAULT: "default",

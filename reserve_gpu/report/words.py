@@ -96,8 +96,8 @@ def holder(holder: Holder, what: str = "reserved") -> str:
 def holder_line(holder: Holder, what: str, when: str, asks: str = "") -> Line:
     """The same with styles. when: since when, in words. asks: of one who waits, what for."""
     line: Line = (what, FAINT), (shown(holder.user or "somebody"), STRONG)
-    if holder.notebook:
-        line += ", ", (shown(holder.notebook), STRONG)
+    if name := holder.notebook or holder.command:
+        line += ", ", (shown(name), STRONG)
     if origin := _origin(holder):
         line += (f" ({origin})",)
     if asks:
@@ -110,8 +110,8 @@ def holder_line(holder: Holder, what: str, when: str, asks: str = "") -> Line:
 
 def person(holder: Holder) -> str:
     """`alice (train.ipynb)`: whom to talk to."""
-    user = shown(holder.user or "somebody")
-    return f"{user} ({shown(holder.notebook)})" if holder.notebook else user
+    user, name = shown(holder.user or "somebody"), holder.notebook or holder.command
+    return f"{user} ({shown(name)})" if name else user
 
 
 def users(processes: Sequence[Process]) -> str:
