@@ -138,6 +138,18 @@ class Usage(NamedTuple):
         return None if self.used_mib is None else self.used_mib - self.graphics_mib
 
 
+class Gauges(NamedTuple):
+    """What a device shows besides, that decides nothing; of an instance the last three its GPU's.
+
+    utilisation: percent of the time. power_limit_w: above which the driver slows the GPU down.
+    """
+
+    utilisation: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+
+
 class Holder(NamedTuple):
     """The process that has a lock, and what it says of itself.
 
@@ -252,6 +264,9 @@ class Row(NamedTuple):
     is_unreserved_use: bool | None = False
     next_in_queue: int | None = None  # the place, from 1, of the first who could use it
     graphics: tuple[Process, ...] = ()  # graphics processes, which decide nothing
+    temperature_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
 
     @property
     def label(self) -> str:
