@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu import command, errors, options
 from reserve_gpu.options import Option, Parser
+from reserve_gpu.report.faces import SHELL
 from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import api
 
@@ -69,8 +70,8 @@ class Command(NamedTuple):
 
 
 def _status(arguments: Namespace) -> int:
-    status = api.status()
-    _show(status, command.in_a_shell(status.to_text()), arguments)
+    status = api.look(SHELL)
+    _show(status, status.to_text(), arguments)
     return 0
 
 

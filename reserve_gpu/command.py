@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from reserve_gpu import errors, host, options
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus import names
+from reserve_gpu.report import faces
 from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import api
 
@@ -37,7 +38,7 @@ def run(arguments: Namespace) -> NoReturn:
     """Reserve what was asked for and become the command."""
     program = find(arguments.command)
     host.call_it(host.command(arguments.command) or "")
-    _reserve(arguments)
+    _reserve(arguments, faces.shell(arguments.command))
     become(program, arguments.command)
 
 
@@ -45,7 +46,7 @@ def start_kernel(arguments: Namespace) -> NoReturn:
     """The same for a kernel, which starts in any case; its first cell tells why it has no GPU."""
     program, reason = find(arguments.command), None
     try:
-        _reserve(arguments)
+        _reserve(arguments, faces.MAGIC)
     except errors.ReserveGPUError as error:
         reason = "This kernel was started without a GPU of its own."
         reason += f"\n{error}\n{api.go_on_after(error)}"
@@ -114,23 +115,18 @@ def say(text: str) -> None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
-def in_a_shell(text: str) -> str:
-    """A text for notebooks in the words of a shell."""
-    return text.replace("%reserve_gpu", "reserve-gpu run")
-
-
 def error_text(error: errors.ReserveGPUError) -> str:
-    """The error's text in the words of a shell."""
-    # This process ends with the error, so what its variables are now matters to nobody.
-    lines = [line for line in str(error).splitlines() if line != "CUDA_VISIBLE_DEVICES = ''"]
-    return in_a_shell("\n".join(lines))
+    """How the error looks on stderr."""
+    picture = error.picture if isinstance(error, errors.NoFreeDeviceError) else None
+    return picture.to_text(sys.stderr) if picture else str(error)
 
 
-def _reserve(arguments: Namespace) -> None:
+def _reserve(arguments: Namespace, face: faces.Face) -> None:
     """Reserve, show the wait, and say what came of it."""
     with Live(sys.stderr) as live:
-        cautions, outcome = options.reserve(arguments, live.show)
-    say(in_a_shell("\n".join([*cautions, outcome])))
+        outcome = options.reserve(arguments, face, live.show)
+    excused = [error_text(outcome.excused)] if outcome.excused else []
+    say("\n".join([*outcome.warnings, *excused, outcome.text]))
 
 
 def _names_device(word: str) -> bool:

@@ -11,8 +11,23 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Protocol, TextIO
 
     from reserve_gpu.model import Refusal
+
+    class Picture(Protocol):
+        """What can be shown in a notebook; its text is the whole of it."""
+
+        @property
+        def brief(self) -> str:
+            """What happened, in one line."""
+
+        def show(self) -> None:
+            """Show it as what a cell displays."""
+
+        def to_text(self, stream: TextIO | None = None) -> str:
+            """How it looks in a terminal."""
+
 
 _UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 
@@ -50,14 +65,22 @@ class TooLateError(ReserveGPUError):
 class NoFreeDeviceError(ReserveGPUError):
     """Every device that would do is reserved, in use or unreadable.
 
-    refusals: one for each device that was looked at.
+    refusals: one for each device that was looked at. picture: the whole of it, to be shown.
     """
 
     exit_code = 75  # EX_TEMPFAIL
 
-    def __init__(self, text: str, refusals: Sequence[Refusal] = ()) -> None:
-        super().__init__(text)
+    def __init__(self, picture: Picture | str, refusals: Sequence[Refusal] = ()) -> None:
+        super().__init__(str(picture))
         self.refusals = tuple(refusals)
+        self.picture = None if isinstance(picture, str) else picture
+
+    def _render_traceback_(self) -> list[str]:
+        """Let IPython show the picture, and as the error itself what happened, in one line."""
+        if self.picture is None:
+            return super()._render_traceback_()
+        self.picture.show()
+        return [self.picture.brief]
 
 
 class WaitTimeoutError(NoFreeDeviceError):
@@ -88,6 +111,13 @@ class MutexHeldError(LockError):
     """Other processes have been reserving for longer than that can take."""
 
     exit_code = 75  # EX_TEMPFAIL
+
+
+class WaitInterrupted(KeyboardInterrupt):
+    """Ctrl-C during a wait or a check of the magic; its text says how things stand now."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
 
 
 # What --optional lets pass.

@@ -7,7 +7,6 @@ imported when the first line asks for it.
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from traitlets import CUnicode, TraitError, Unicode, observe, validate
 
 from reserve_gpu import host
-from reserve_gpu.errors import RequestError
+from reserve_gpu.errors import RequestError, WaitInterrupted
 from reserve_gpu.interrupts import no_fork
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class ReserveGPU(Magics):
         # Front ends run code of their own unseen, without a place in the history.
         if info.store_history and self.shell:
             self.shell.events.unregister("pre_run_cell", self.tell_reason)
-            print(reason, file=sys.stderr, flush=True)  # before what the cell itself prints
+            print(reason, flush=True)  # before what the cell itself prints
 
     @validate("idle_memory")
     def _check_size(self, proposal: dict[str, Any]) -> str:
@@ -110,6 +109,8 @@ def load(shell: InteractiveShell) -> None:
     magics.is_loaded = True
     shell.register_magics(magics)
     shell.events.register("post_run_cell", _note_cell)
+    if not shell.custom_exceptions:  # a person may have set something there
+        shell.set_custom_exc((WaitInterrupted,), _show_interrupted)  # type: ignore[no-untyped-call]
     _add_completion(shell)
     if _reason():
         shell.events.register("pre_run_cell", magics.tell_reason)
@@ -120,6 +121,8 @@ def unload(shell: InteractiveShell) -> None:
     _remove_completion(shell)
     with suppress(ValueError):  # it was not loaded
         shell.events.unregister("post_run_cell", _note_cell)
+    if shell.custom_exceptions == (WaitInterrupted,):
+        shell.set_custom_exc((), None)  # type: ignore[no-untyped-call]
     shell.magics_manager.magics["line"].pop("reserve_gpu", None)
     if magics := shell.magics_manager.registry.pop("ReserveGPU", None):
         shell.configurables.remove(magics)
@@ -147,7 +150,13 @@ def _note_cell(_result: ExecutionResult) -> None:
     with no_fork():
         from reserve_gpu.reservation import api
     for line in api.note_cell():
-        print(f"Warning: {line}", file=sys.stderr)
+        print(f"Warning: {line}")  # not on stderr, which notebooks show in red
+
+
+def _show_interrupted(*about: Any, **_options: Any) -> None:
+    """Say how things stand after Ctrl-C; Run All stops, but nothing is red as if it had failed."""
+    _shell, _kind, error, _traceback = about
+    print(error)
 
 
 def _has_session() -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 
 from reserve_gpu import errors, options
 from reserve_gpu.report import messages
+from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.reservation import api, environment
 
 if TYPE_CHECKING:
@@ -17,13 +17,6 @@ if TYPE_CHECKING:
 
     from reserve_gpu.frameworks.check import Check
     from reserve_gpu.report.status import Status
-
-
-class WaitInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a wait or a check. IPython shows one line: how things stand now."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [str(self)]
 
 
 def run(line: str) -> None:
@@ -73,7 +66,7 @@ def _release(arguments: Namespace) -> None:
 def _status(arguments: Namespace) -> None:
     """Show how the machine stands; that there is no driver is an answer too, not a failure."""
     try:
-        status = api.status()
+        status = api.look(MAGIC)
     except errors.DriverError as error:
         print(error)
     else:
@@ -91,7 +84,7 @@ def _check(arguments: Namespace) -> None:
         with Live() as live:
             result = check(progress=None if arguments.json else live.show_check)
     except KeyboardInterrupt:
-        raise WaitInterrupted("Stopped the check; nothing was changed.") from None
+        raise errors.WaitInterrupted("Stopped the check; nothing was changed.") from None
     _show(result, arguments)
 
 
@@ -108,22 +101,25 @@ def _show(result: Status | Check, arguments: Namespace) -> None:
 
 def _reserve(arguments: Namespace) -> None:
     may_wait, before = arguments.wait is not None, api.current()
-    cautions, outcome = _wait(arguments) if may_wait else options.reserve(arguments)
-    if before:
-        cautions += [f"Warning: {line}" for line in api.troubles()]
-    for line in cautions:
-        print(line, file=sys.stderr)
-    print(outcome)
+    outcome = _wait(arguments) if may_wait else options.reserve(arguments, MAGIC)
+    warnings = [f"Warning: {line}" for line in api.troubles()] if before else []
+    for line in outcome.warnings + warnings:
+        print(line)  # not on stderr, which notebooks show in red
+    if isinstance(outcome.excused, errors.NoFreeDeviceError) and outcome.excused.picture:
+        outcome.excused.picture.show()
+    elif outcome.excused:
+        print(outcome.excused)
+    print(outcome.text)
 
 
-def _wait(arguments: Namespace) -> tuple[list[str], str]:
+def _wait(arguments: Namespace) -> options.Outcome:
     """Reserve, and show the wait meanwhile."""
     from reserve_gpu.report.progress import Live
 
     try:
         with Live() as live:
-            return options.reserve(arguments, live.show)
+            return options.reserve(arguments, MAGIC, live.show)
     except KeyboardInterrupt:
         kept = api.current()
-        text = messages.interrupted(kept.devices if kept else ())
-        raise WaitInterrupted(text) from None
+        text = messages.interrupted(kept.devices if kept else (), MAGIC)
+        raise errors.WaitInterrupted(text) from None

@@ -6,18 +6,20 @@ and Tab completion take it from the table.
 
 from __future__ import annotations
 
-import warnings
 from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from reserve_gpu.errors import EXCUSED, RequestError, ReserveGPUWarning, shown
+from reserve_gpu.errors import EXCUSED, RequestError, shown
 from reserve_gpu.reservation import api
+from reserve_gpu.reservation.request import Deadline, parse
 
 if TYPE_CHECKING:
     from argparse import Namespace, _ActionsContainer
     from collections.abc import Callable
 
+    from reserve_gpu.errors import ReserveGPUError
     from reserve_gpu.model import Waiting
+    from reserve_gpu.report.faces import Face
 
 MESSAGE_LIMIT = 200  # characters of argparse's message, which repeats what was typed
 
@@ -129,6 +131,14 @@ class Parser(ArgumentParser):
         raise RequestError(f"{shown(message, MESSAGE_LIMIT)}. See {more}")
 
 
+class Outcome(NamedTuple):
+    """What came of a request. excused: why nothing was reserved, with --optional."""
+
+    warnings: list[str]
+    text: str
+    excused: ReserveGPUError | None = None
+
+
 def wishes(arguments: Namespace) -> dict[str, Any]:
     """The keyword arguments of `reserve()` among what was parsed."""
     values = {
@@ -138,23 +148,18 @@ def wishes(arguments: Namespace) -> dict[str, Any]:
 
 
 def reserve(
-    arguments: Namespace, progress: Callable[[Waiting], object] = lambda _waiting: None
-) -> tuple[list[str], str]:
-    """Reserve what was parsed; returns lines of warning, and what came of it.
-
-    With --optional that may be why nothing was reserved, and how this goes on without.
-    Raises what `reserve()` raises.
-    """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", ReserveGPUWarning)
-        try:
-            outcome = str(api.reserve(progress=progress, **wishes(arguments)))
-        except EXCUSED as error:
-            if not getattr(arguments, "optional", False):  # not every command has the option
-                raise
-            outcome = f"{error}\n{api.go_on_after(error)}"
-    return [f"Warning: {warning.message}" for warning in caught], outcome
+    arguments: Namespace, face: Face, progress: Callable[[Waiting], object] = lambda _waiting: None
+) -> Outcome:
+    """Reserve what was parsed, for a face. Raises what `reserve()` raises."""
+    values = wishes(arguments)
+    deadline = Deadline.after(values.pop("wait"))
+    try:
+        reservation, texts = api.ask(parse(**values), deadline, progress, face)
+    except EXCUSED as error:
+        if not getattr(arguments, "optional", False):  # not every command has the option
+            raise
+        return Outcome([], api.go_on_after(error), error)
+    return Outcome([f"Warning: {text}" for text in texts], str(reservation))
 
 
 def magic_help() -> str:

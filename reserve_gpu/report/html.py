@@ -1,4 +1,4 @@
-"""The status as a table in a notebook, also in a saved one that is not trusted.
+"""The picture as a table in a notebook, also in a saved one that is not trusted.
 
 Such a notebook keeps inline styles and <meter>, but no <style>, no <svg> and no theme variables. So
 plain text has the notebook's own colour, and what has a colour of its own has its own background.
@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model import State
-from reserve_gpu.report.layout import QUEUE_TITLE, TITLES
-from reserve_gpu.report.words import FAINT, MARK, STRONG, escape
+from reserve_gpu.report.words import FAINT, MARK, QUEUE_TITLE, STRONG, TITLES, escape
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from reserve_gpu.report.layout import Entry, Layout
     from reserve_gpu.report.words import Line
 
@@ -31,48 +32,66 @@ STYLES = {
     FAINT: "opacity:0.75",
     MARK: "font-weight:bold;font-style:italic",
 }
-# The people stand below each row, as in a terminal: where two notebooks are side by side, a column
-# for them would be cut off. The theme's stripes would part the two rows of one device, so they are
-# switched off, and a line stands above each device.
+# The theme's stripes are switched off, and a line stands above each device. What is this kernel's
+# own has a background that is seen on white and on black.
 ROW = "background:transparent"
+OWN_ROW = "background:rgba(9,105,218,0.16)"
 LINE = "border-top:1px solid rgba(128,128,128,0.4)"
-CELL = "text-align:left;vertical-align:top;padding:4px 7px"
+CELL = "text-align:left;vertical-align:top;padding:3px 7px"
 SHORT = f"{CELL};white-space:nowrap"
 LONG = f"{CELL};overflow-wrap:break-word"
-BELOW = "text-align:left;padding:0 7px 6px;overflow-wrap:anywhere"
+WHO = f"{CELL};overflow-wrap:anywhere;min-width:11em"
 
 
 def html(layout: Layout) -> str:
     """The picture in HTML."""
-    head = "".join(f'<th style="{SHORT}">{title}</th>' for title in TITLES)
-    body = "".join(map(_row, layout.entries))
-    waiting = "".join(f"<div>{_line(line)}</div>" for line in layout.waiting)
-    if waiting:
-        waiting = f'<div style="margin-top:6px"><b>{QUEUE_TITLE}</b></div>{waiting}'
-    remarks = "".join(f"<div>{_line(line)}</div>" for line in layout.remarks)
+    queue = ""
+    if layout.queue:
+        queue = f'<div style="margin-top:6px"><b>{QUEUE_TITLE}</b></div>{_divs(layout.queue)}'
+    return f"{_divs(layout.head)}{_table(layout.entries)}{queue}{_divs(layout.foot)}"
+
+
+def _table(entries: Sequence[Entry]) -> str:
+    if not entries:
+        return ""
+    titles = [title for title in TITLES if title not in _without(entries)]
+    head = "".join(f'<th style="{SHORT}">{title}</th>' for title in titles)
+    body = "".join(_row(entry, titles) for entry in entries)
     return (
-        f"<div>{_line(layout.head)}</div><div>{_line(layout.advice)}</div>"
         '<table style="border-collapse:collapse;table-layout:auto;margin:6px 0;color:inherit">'
-        f'<thead><tr style="{ROW}">{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table>{waiting}{remarks}"
+        f'<thead><tr style="{ROW}">{head}</tr></thead><tbody>{body}</tbody></table>'
     )
 
 
-def _row(entry: Entry) -> str:
+def _without(entries: Sequence[Entry]) -> set[str]:
+    """The columns that would be empty."""
+    empty = {"use": not any(e.use for e in entries), "heat": not any(e.heat for e in entries)}
+    return {title for title, is_empty in empty.items() if is_empty}
+
+
+def _row(entry: Entry, titles: Sequence[str]) -> str:
     number = entry.number
     if entry.is_instance:
         number = f'<span style="margin-left:1em">{number}</span>'
-    cells = (
-        (SHORT, number),
-        (SHORT, _state(entry.state)),
-        (LONG, _isolated(entry.name)),
-        (CELL, _memory(entry)),
-        (SHORT, entry.use),
-    )
-    row = "".join(f'<td style="{LINE};{style}">{cell}</td>' for style, cell in cells)
-    lines = "".join(f"<div>{_line(line)}</div>" for line in entry.lines)
-    below = f'<td></td><td style="{BELOW}" colspan="{len(cells) - 1}">{lines}</td>'
-    return f'<tr style="{ROW}">{row}</tr>' + (f'<tr style="{ROW}">{below}</tr>' if lines else "")
+    lines = [entry.who, *entry.more]
+    contents = {
+        "GPU": (SHORT, f"<b>{number}</b>" if entry.is_mine else number),
+        "state": (SHORT, _state(entry.state)),
+        "name": (LONG, _isolated(entry.name)),
+        "memory": (CELL, _memory(entry)),
+        "use": (SHORT, escape(entry.use)),
+        "heat": (SHORT, escape(entry.heat)),
+        "who": (WHO, _divs([line for line in lines if line])),
+    }
+    cells = ""
+    for title in titles:
+        style, cell = contents[title]
+        cells += f'<td style="{LINE};{style}">{cell}</td>'
+    return f'<tr style="{OWN_ROW if entry.is_mine else ROW}">{cells}</tr>'
+
+
+def _divs(lines: Sequence[Line]) -> str:
+    return "".join(f"<div>{_line(line)}</div>" for line in lines)
 
 
 def _memory(entry: Entry) -> str:

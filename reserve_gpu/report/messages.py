@@ -5,22 +5,21 @@ Values in, text out. What is said of one device is in `words.py`.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus.names import gpu_index
-from reserve_gpu.gpus.usage import is_usable
-from reserve_gpu.model import State
+from reserve_gpu.model import Request, State
 from reserve_gpu.report import words
-from reserve_gpu.report.words import duration, gib, labels, listed, time_limit
+from reserve_gpu.report.words import gib, labels, listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reserve_gpu.model import Caution, Device, Holder, Refusal, Request, Waiting
+    from reserve_gpu.model import Caution, Device, Holder, Refusal
+    from reserve_gpu.report.faces import Face
 
-IN_USE = (State.RESERVED, State.BUSY, State.AWAITED)
+ANY = Request()  # a GPU, whichever
 # What only programs get to know.
 NESTED = (  # of a call in the midst of another one, in a handler of a signal
     "This process is reserving, releasing or looking already; it can't reserve in the midst of "
@@ -66,6 +65,14 @@ def released(devices: Sequence[Device], environ: Mapping[str, str | None], *, st
     return "\n".join(lines)
 
 
+def left_with(kept: Sequence[Device], face: Face) -> str:
+    """How things stand where nothing was reserved. kept: what stays reserved."""
+    if kept:
+        return f"This {face.place} keeps {labels(kept)}; nothing was changed."
+    visible_to = {"kernel": "notebook"}.get(face.place, face.place)
+    return f"No GPU is visible to this {visible_to}." if visible_to else ""
+
+
 def going_on(held: Sequence[Device], visible: str | None = None) -> str:
     """How a kernel goes on that got no GPU, or not the one that it asked for.
 
@@ -81,30 +88,6 @@ def going_on(held: Sequence[Device], visible: str | None = None) -> str:
 # -- why there is no reservation -------------------------------------------------------------------
 
 
-def nothing_free(  # noqa: PLR0913 - the last two are keywords that most callers leave out
-    request: Request,
-    refusals: Sequence[Refusal],
-    kept: Sequence[Device],
-    limit: str | None,
-    *,
-    waited_s: float | None = None,
-    user: str | None = None,
-) -> str:
-    """Why nothing was reserved, device by device, and what can be done.
-
-    kept: what stays reserved. limit: the CUDA_VISIBLE_DEVICES from outside, if there is one.
-    waited_s: the time in seconds that was allowed for waiting, None if nobody waited.
-    user: who asks; a GPU that only this user's own processes use may be taken by name.
-    """
-    waited = f"Waited for {time_limit(waited_s)}. " if waited_s else ""
-    lines = [waited + _headline(request, refusals), *_lines(refusals, "  ")]
-    if limit is not None:
-        lines.append(_limit_line(limit, len(refusals)))
-    lines += _ways_out(refusals, request.needed, has_waited=bool(waited_s), user=user)
-    keeps = f"This kernel keeps {labels(kept)}; nothing was changed."
-    return "\n".join([*lines, keeps if kept else "CUDA_VISIBLE_DEVICES = ''"])
-
-
 def impossible(request: Request, refusals: Sequence[Refusal], limit: str | None) -> str:
     """Why no state of this machine could satisfy the request.
 
@@ -112,47 +95,51 @@ def impossible(request: Request, refusals: Sequence[Refusal], limit: str | None)
     """
     if not refusals:
         return "Every GPU that this process may use is excluded."
-    fit = _fit(refusals)
-    instances = [refusal for refusal in fit if refusal.device.instance is not None]
+    fitting = fit(refusals)
+    instances = [refusal for refusal in fitting if refusal.device.instance is not None]
     reasons = [f"{r.label} {words.refusal(r)}" for r in refusals if r.state is State.UNFIT]
-    if 0 < len(instances) < len(fit):
+    if 0 < len(instances) < len(fitting):
         reasons.append("CUDA gives a process whole GPUs or MIG instances, not both")
     what = "1 GPU" if request.needed == 1 else f"{request.needed} GPUs"
     what += f" of {gib(request.min_memory_mib)} or more" if request.min_memory_mib else ""
     what += f" with {shown(request.model)!r} in the name" if request.model else ""
-    will_do = ", ".join(refusal.label for refusal in fit) or "none"
+    will_do = ", ".join(refusal.label for refusal in fitting) or "none"
     why = f": {'; '.join(reasons)}" if reasons else ""
     text = f"{what} can't be had here. Of {len(refusals)}, {will_do} will do{why}."
-    return text if limit is None else f"{text} {_limit_line(limit, len(refusals))}"
+    return text if limit is None else f"{text} {limit_line(limit, len(refusals))}"
 
 
-def above(refusals: Sequence[Refusal], environ: Mapping[str, str | None]) -> str:
+def above(refusals: Sequence[Refusal], environ: Mapping[str, str | None], face: Face) -> str:
     """Why there is no GPU of its own below a process that has reserved all that this may use."""
     held = [refusal for refusal in refusals if refusal.holder]
     head = (
         f"{labels(held)} {_is(len(held))} reserved already, for all that the holder has started, "
         "and so for this process:"
     )
-    way_out = "The variables are set for that: leave out %reserve_gpu here."
-    return "\n".join([head, *_lines(refusals, "  "), way_out, *variables(environ)])
+    lines = [f"  {refusal.label}: {words.refusal(refusal)}" for refusal in refusals]
+    way_out = f"The variables are set for that: leave out {face.program or 'reserve()'} here."
+    return "\n".join([head, *lines, way_out, *variables(environ)])
 
 
-def too_late(held: Sequence[Device], seen: Sequence[Device]) -> str:
+def too_late(held: Sequence[Device], seen: Sequence[Device], face: Face) -> str:
     """Why a process that has started CUDA can't get another GPU any more.
 
     seen: what CUDA sees here and this process may reserve.
     """
-    keeps = f"This kernel keeps {labels(held)}." if held else "Nothing was reserved or changed."
+    keeps = "Nothing was reserved or changed."
+    if held:
+        keeps = f"This {face.place} keeps {labels(held)}."
     restart = "Restart"
     if seen:
         these = "it" if len(seen) == 1 else "these"
         keeps += f" CUDA sees {labels(seen)} here: {these} can still be reserved, with "
-        keeps += f"%reserve_gpu {','.join(device.number for device in seen)}."
+        numbers = ",".join(device.number for device in seen)
+        keeps += f"{face.typed(Request(devices=(numbers,)))}."
         restart = "For another GPU, restart"
     return (
-        "Too late: CUDA has already started in this kernel, and it reads CUDA_VISIBLE_DEVICES only "
-        f"when it starts. {keeps} {restart} the kernel and run %reserve_gpu before anything that "
-        "uses a GPU."
+        f"Too late: CUDA has already started in this {face.place}, and it reads "
+        f"CUDA_VISIBLE_DEVICES only when it starts. {keeps} {restart} the {face.place} and run "
+        f"{face.typed(ANY)} before anything that uses a GPU."
     )
 
 
@@ -250,110 +237,26 @@ def asked(request: Request) -> str:
     return f"{what}, also shared" if request.share else what
 
 
-def waiting(waiting: Waiting) -> list[str]:
-    """What is awaited, the place in the queue and for how long; then a line for each device."""
-    return [_awaited(waiting), *_lines(_fit(waiting.refusals))]
-
-
-def waiting_briefly(waiting: Waiting) -> str:
-    """The same in one row: of each device only who has it."""
-    holders = [f"{refusal.label} {_who(refusal)}" for refusal in _fit(waiting.refusals)]
-    return f"{_awaited(waiting)} {', '.join(holders)}"
-
-
-def interrupted(held: Sequence[Device]) -> str:
+def interrupted(held: Sequence[Device], face: Face) -> str:
     """What is said when a wait was interrupted."""
     if held:
-        return f"Stopped waiting. This kernel keeps {labels(held)}."
-    return "Stopped waiting; nothing is reserved. CUDA_VISIBLE_DEVICES = ''"
+        return f"Stopped waiting. This {face.place} keeps {labels(held)}."
+    return f"Stopped waiting; nothing is reserved. {left_with((), face)}"
 
 
 # -- parts of them ---------------------------------------------------------------------------------
 
 
-def _lines(refusals: Sequence[Refusal], indent: str = "") -> list[str]:
-    return [f"{indent}{refusal.label}: {words.refusal(refusal)}" for refusal in refusals]
-
-
-def _limit_line(limit: str, count: int) -> str:
+def limit_line(limit: str, count: int) -> str:
     """What a CUDA_VISIBLE_DEVICES from outside means for this process. count: devices in it."""
     inside = {0: "no GPU at all", 1: "that one"}.get(count, "those")
     variable = f"CUDA_VISIBLE_DEVICES={shown(limit)!r}"
     return f"{variable} was set before: it limits this process to {inside}."
 
 
-def _headline(request: Request, refusals: Sequence[Refusal]) -> str:
-    states = [refusal.state for refusal in _fit(refusals)]
-    total, free = len(states), states.count(State.FREE)
-    if not total:
-        return "No free GPU devices."
-    if free:
-        counts = f"{free} of {total} {_is(free)} free, {request.needed} are needed"
-        return f"Not enough free GPU devices: {counts}."
-    in_use = sum(state in IN_USE for state in states)
-    awaited = " or awaited" if State.AWAITED in states else ""
-    parts = [f"{in_use} of {total} {_is(in_use)} in use{awaited}"] if in_use else []
-    if rest := total - in_use:
-        parts.append(f"{rest} of {total} can't be used")
-    return f"No free GPU devices: {', '.join(parts)}."
-
-
-def _ways_out(
-    refusals: Sequence[Refusal], needed: int, *, has_waited: bool, user: str | None
-) -> list[str]:
-    """Whom to ask, the queue, and what may be taken by name: never what another person has."""
-    is_trouble = words.is_trouble([refusal.state for refusal in _fit(refusals)], needed)
-    refusals = [refusal for refusal in refusals if not refusal.would_be_taken]
-    unused = [
-        (refusal.label, (refusal.holder,))
-        for refusal in refusals
-        if refusal.state is State.RESERVED and refusal.holder and refusal.usage
-        if words.is_unused(refusal.usage, refusal.processes or ())
-    ]
-    ways = words.whom_to_ask(unused)
-    may_come_free = any(
-        r.state in IN_USE or (r.state is State.UNKNOWN and not r.fault) for r in refusals
-    )
-    if is_trouble:
-        ways.append(words.TROUBLE)
-    elif may_come_free and not has_waited:
-        ways.append(f"{'Or wait' if ways else 'Wait'} in the queue with %reserve_gpu --wait.")
-    lines = [" ".join(ways)] if ways else []
-    if refusal := next((r for r in refusals if _may_be_named(r, user)), None):
-        number = refusal.device.number
-        lines.append(f"To use {refusal.label} all the same, name it: %reserve_gpu {number}")
-    return lines
-
-
-def _may_be_named(refusal: Refusal, user: str | None) -> bool:
-    """Whether naming the device would get it, and would take nothing from another person."""
-    usage, processes = refusal.usage, refusal.processes or ()
-    if usage is None or refusal.fault or not is_usable(usage):
-        return False
-    if refusal.state is State.UNKNOWN:
-        return True
-    is_all_seen = len(processes) >= max(1, (usage.compute or 0) + (usage.mps or 0))
-    is_own = user is not None and all(process.user == user for process in processes)
-    return refusal.state is State.BUSY and is_all_seen and is_own
-
-
-def _awaited(waiting: Waiting) -> str:
-    place = "next" if waiting.place == 1 else f"number {waiting.place}"
-    time = duration(waiting.waited_s)
-    if not math.isinf(waiting.limit_s):
-        time += f" ({time_limit(waiting.limit_s)} at most)"
-    return f"Waiting for {asked(waiting.request)}, {place} in the queue, for {time}."
-
-
-def _fit(refusals: Sequence[Refusal]) -> list[Refusal]:
+def fit(refusals: Sequence[Refusal]) -> list[Refusal]:
     """Those of the devices that would do."""
     return [refusal for refusal in refusals if refusal.state is not State.UNFIT]
-
-
-def _who(refusal: Refusal) -> str:
-    """Who has a device, in a word."""
-    user = refusal.holder and refusal.holder.user
-    return shown(user) if user and refusal.state is State.RESERVED else refusal.state.value
 
 
 def _label(name: str) -> str:

@@ -1,30 +1,27 @@
 """The one live display of a wait or a check, gone when that is over.
 
-What it says comes from messages; here is where it goes: to a notebook, a terminal, or a log. Only
+What it shows comes from pictures; here is where it goes: to a notebook, a terminal, or a log. Only
 the functions that name IPython need it, so the command line shows the same without.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from contextlib import suppress
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
-from reserve_gpu.report import messages
-from reserve_gpu.report.words import escape
+from reserve_gpu.report import pictures, terminal
+from reserve_gpu.report.layout import Layout
+from reserve_gpu.report.pictures import Picture
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from IPython.display import DisplayHandle
     from typing_extensions import Self
 
     from reserve_gpu.model import Waiting
 
-CLEAR_ROW = "\r\x1b[K"  # back to the first column, and delete what stands there
+CLEAR = "\x1b[J"  # delete from the cursor to the end of the screen
 
 
 class Timed(Protocol):
@@ -36,20 +33,13 @@ class Timed(Protocol):
 
 
 class Frame(NamedTuple):
-    """What is shown at one moment: lines, the first above the others; the same in one short row.
+    """What is shown at one moment: a picture, with a brief line where there is no room for it.
 
     news: what is worth a line in a log when it changes, None for nothing.
     """
 
-    lines: Sequence[str]
-    brief: str
+    picture: Picture
     news: Any = None
-
-    @property
-    def row(self) -> str:
-        """All lines in one: the headline, then the others."""
-        first, *others = self.lines
-        return f"{first} {'; '.join(others)}".rstrip()
 
 
 class Live:
@@ -74,12 +64,12 @@ class Live:
     def show(self, waiting: Waiting) -> None:
         """Show how a wait stands; news is another place in the queue, another holder or state."""
         devices = [(r.label, r.state, r.holder and r.holder.pid) for r in waiting.refusals]
-        lines, brief = messages.waiting(waiting), messages.waiting_briefly(waiting)
-        self._show(waiting.waited_s, Frame(lines, brief, (waiting.place, devices)))
+        self._show(waiting.waited_s, Frame(pictures.wait(waiting), (waiting.place, devices)))
 
     def show_check(self, progress: Timed) -> None:
         """Show how a check stands; it takes seconds, not hours, so nothing of it is news to log."""
-        self._show(progress.waited_s, Frame([str(progress)], str(progress)))
+        picture = Picture(Layout([(str(progress),)]), str(progress))
+        self._show(progress.waited_s, Frame(picture))
 
     def _show(self, waited_s: float, frame: Frame) -> None:
         """Show what is new, at most once in every second that is counted.
@@ -93,23 +83,24 @@ class Live:
 
 
 class Terminal:
-    """One row that is rewritten, and empty at the end."""
+    """Lines that are rewritten in place, and gone at the end."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._lines_above = 0  # that were written, above the one with the cursor
 
     def show(self, frame: Frame | None) -> None:
-        """Write the row anew, None for an empty one."""
-        row, columns = "", self._columns() - 1  # some terminals wrap in the last one
+        """Write the picture anew, None for nothing; where it is too high, its brief line alone."""
+        lines: list[str] = [""]
         if frame is not None:
-            row = frame.row if _width(frame.row) <= columns else _cut(frame.brief, columns)
-        _print(f"{CLEAR_ROW}{row}", self._stream)
-
-    def _columns(self) -> int:
-        with suppress(OSError, ValueError):
-            if columns := os.get_terminal_size(self._stream.fileno()).columns:
-                return columns
-        return shutil.get_terminal_size().columns
+            width, height = terminal.size(self._stream)
+            width -= 1  # some terminals wrap in the last column
+            lines = terminal.lines(frame.picture.layout, width, is_coloured=True)
+            if len(lines) >= height:
+                lines = [terminal.cut(frame.picture.brief, width, "...")]
+        back = f"\x1b[{self._lines_above}A" if self._lines_above else ""
+        _print(f"\r{back}{CLEAR}" + "\n".join(lines), self._stream)
+        self._lines_above = len(lines) - 1
 
 
 class Log:
@@ -123,7 +114,7 @@ class Log:
         """Write one line, if there is news; what is written stays."""
         if frame is not None and frame.news != self._news:
             self._news = frame.news
-            _print(f"{frame.row}\n", self._stream)
+            _print(f"{frame.picture.brief}\n", self._stream)
 
 
 class Notebook:
@@ -138,37 +129,13 @@ class Notebook:
 
         data = {"text/plain": ""}
         if frame is not None:
-            data = {"text/plain": "\n  ".join(frame.lines), "text/html": _html(frame.lines)}
+            data = {"text/plain": str(frame.picture), "text/html": frame.picture._repr_html_()}
         if self._handle is None:
             # Kept before it is shown, so that it is cleared too if showing it is interrupted.
             self._handle = DisplayHandle()  # type: ignore[no-untyped-call]
             self._handle.display(data, raw=True)  # type: ignore[no-untyped-call]
         else:
             self._handle.update(data, raw=True)  # type: ignore[no-untyped-call]
-
-
-def _html(lines: Sequence[str]) -> str:
-    """In HTML, as JupyterLab breaks a long line of plain text in the middle of words."""
-    first, *others = map(escape, lines)
-    hanging = "padding-left:2.5em;text-indent:-1.5em"
-    rest = "".join(f"<div style='{hanging}'>{other}</div>" for other in others)
-    return f"<div style='padding-left:.5em'>{first}{rest}</div>"
-
-
-def _width(row: str) -> int:
-    """In columns of a terminal, of which some letters take two."""
-    from unicodedata import east_asian_width
-
-    return sum(1 + (east_asian_width(letter) in "WF") for letter in row)
-
-
-def _cut(row: str, columns: int) -> str:
-    """As much of the row as has room, with three dots where it was cut."""
-    if _width(row) <= columns:
-        return row
-    widths = accumulate(map(_width, row))
-    kept = [letter for letter, width in zip(row, widths, strict=True) if width <= columns - 3]
-    return f"{''.join(kept).rstrip()}..."
 
 
 def _print(text: str, stream: TextIO) -> None:

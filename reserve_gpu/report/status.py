@@ -27,8 +27,9 @@ from reserve_gpu.model import (
     Ticket,
     Usage,
 )
-from reserve_gpu.report import html, terminal, words
-from reserve_gpu.report.layout import layout
+from reserve_gpu.report import pictures, words
+from reserve_gpu.report.faces import PYTHON, Face
+from reserve_gpu.report.pictures import Picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,6 +56,7 @@ class Status(NamedTuple):
     problem: why nothing, or not all, is known of reservations.
     time: in seconds since the epoch. host: the machine's name.
     limit: the CUDA_VISIBLE_DEVICES from outside, which limits what this process can reserve.
+    face: where it is read, which decides how hints are typed.
     """
 
     rows: tuple[Row, ...]
@@ -63,19 +65,23 @@ class Status(NamedTuple):
     time: float = 0.0
     host: str = ""
     limit: str | None = None
+    face: Face = PYTHON
 
     def __repr__(self) -> str:
-        return terminal.text(layout(*self), is_plain=True)
+        return str(self._picture())
 
     def _repr_pretty_(self, printer: Any, _is_cycle: bool) -> None:  # noqa: FBT001 - IPython's
         printer.text(self.to_text())
 
     def _repr_html_(self) -> str:
-        return html.html(layout(*self))
+        return self._picture()._repr_html_()
 
     def to_text(self) -> str:
         """How it looks on standard output: coloured and broken to its width in a terminal."""
-        return terminal.text(layout(*self))
+        return self._picture().to_text()
+
+    def _picture(self) -> Picture:
+        return Picture(pictures.status(*self))
 
     def to_dict(self) -> dict[str, Any]:
         """The same for programs, as JSON takes it; docs/status.md has the shape."""
@@ -104,11 +110,11 @@ class Reservations(NamedTuple):
     others: tuple[Holder, ...] = ()
 
 
-def look(*, idle_mib: float | None = None, limit: str | None = None) -> Status:
+def look(*, idle_mib: float | None = None, limit: str | None = None, face: Face = PYTHON) -> Status:
     """Look at every device of this machine that the driver shows.
 
     idle_mib: memory in use up to which a device is idle, None for the default.
-    limit: the CUDA_VISIBLE_DEVICES from outside, if there is one.
+    limit: the CUDA_VISIBLE_DEVICES from outside, if there is one. face: where it is read.
     Raises DriverError where there is no driver. Where the lock directory can't be used the devices
     are there all the same, and `problem` says why nothing is known of reservations.
     """
@@ -120,7 +126,7 @@ def look(*, idle_mib: float | None = None, limit: str | None = None) -> Status:
         )
         rows = tuple(_row(nvml, device, reservations, idle_mib) for device in devices)
     now = time.time()
-    return Status(rows, waiting, reservations.problem, now, host.machine_name(), limit)
+    return Status(rows, waiting, reservations.problem, now, host.machine_name(), limit, face)
 
 
 def _reservations(devices: Sequence[Device | Fault]) -> Reservations:

@@ -1,121 +1,159 @@
-"""The status in a terminal, in a log and in a pipe."""
+"""The picture as text: in a terminal, in a log and in a pipe."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import sys
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, TextIO
+from unicodedata import combining, east_asian_width
 
 from reserve_gpu.model import State
-from reserve_gpu.report.layout import QUEUE_TITLE, TITLES
-from reserve_gpu.report.words import FAINT, MARK, STRONG
+from reserve_gpu.report.words import FAINT, MARK, QUEUE_TITLE, STRONG, TITLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rich.console import OverflowMethod, RenderableType
-    from rich.text import Text
-
     from reserve_gpu.report.layout import Entry, Layout
+    from reserve_gpu.report.words import Line
 
-STYLES = {STRONG: "bold", FAINT: "dim", MARK: "bold cyan"}
-STATES = {
-    State.FREE: "bold green",
-    State.RESERVED: "bold yellow",
-    State.AWAITED: "bold yellow",
-    State.BUSY: "bold red",
-}
-OTHER_STATE = "bold magenta"
+# The numbers of "select graphic rendition", ECMA-48.
+STYLES = {STRONG: "1", FAINT: "2", MARK: "1;36"}
+STATES = {State.FREE: "1;32", State.RESERVED: "1;33", State.AWAITED: "1;33", State.BUSY: "1;31"}
+OTHER_STATE = "1;35"
 BAR = 8  # columns
 FULL, LIGHT = "\N{FULL BLOCK}", "\N{LIGHT SHADE}"
 # In place of letters that not every encoding has; the others become question marks.
-ASCII = {FULL: "#", LIGHT: ".", "\N{HORIZONTAL ELLIPSIS}": "..."}
+ASCII = {FULL: "#", LIGHT: ".", "\N{HORIZONTAL ELLIPSIS}": "...", " \N{DEGREE SIGN}C": " C"}
 HEAD = (*TITLES[:3], "", *TITLES[3:])  # the bar of the memory has no title
-STATE, NAME, BARS, MEMORY, USE = 1, 2, 3, 4, 5
+STATE, NAME, BARS, MEMORY, USE, HEAT = 1, 2, 3, 4, 5, 6
+HEAT_FROM = 120  # columns
 LEAST_NAME = 6  # columns; where less is left for the name, another column is left out
 GAP = 2
 INDENT = 5
 PLAIN_COLUMNS = 4000  # so wide that no line is broken where there is no terminal
 
 
-def text(layout: Layout, *, is_plain: bool = False) -> str:
-    """How it looks on standard output: coloured if that is a terminal, and broken to its width.
+def plain(layout: Layout) -> str:
+    """The picture without colours, each line in one piece."""
+    return "\n".join(lines(layout, PLAIN_COLUMNS, is_coloured=False))
 
-    is_plain: without colours and each line in one piece, also in a terminal.
+
+def text(layout: Layout, stream: TextIO | None = None) -> str:
+    """How it looks there, on standard output by default.
+
+    Coloured if that is a terminal, and broken to its width.
     """
-    from rich.console import Console, Group
-    from rich.theme import Theme
-
-    is_terminal = not is_plain and hasattr(sys.stdout, "isatty") and sys.stdout.isatty()
-    console = Console(
-        theme=Theme(STYLES),
-        force_terminal=is_terminal,
-        force_jupyter=False,
-        width=None if is_terminal else PLAIN_COLUMNS,
-        highlight=False,
-        legacy_windows=False,
-    )
-    is_ascii = not console.encoding.startswith("utf")
-    with console.capture() as captured:
-        parts = _parts(layout, console.width, "crop" if is_ascii else "ellipsis")
-        console.print(Group(*parts))
-    words = "\n".join(line.rstrip() for line in captured.get().splitlines())
-    if not is_ascii:
-        return words
+    stream = stream or sys.stdout
+    is_terminal = hasattr(stream, "isatty") and stream.isatty()
+    width = size(stream)[0] if is_terminal else PLAIN_COLUMNS
+    made = "\n".join(lines(layout, width, is_coloured=is_terminal))
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    if encoding.lower().startswith("utf"):
+        return made
     for letter, instead in ASCII.items():
-        words = words.replace(letter, instead)
-    return words.encode(console.encoding, "replace").decode(console.encoding)
+        made = made.replace(letter, instead)
+    return made.encode(encoding, "replace").decode(encoding)
 
 
-def _parts(layout: Layout, width: int, overflow: OverflowMethod) -> Iterator[RenderableType]:
-    """What is printed, from above: each row of the table is followed by what is said about it."""
-    from rich.padding import Padding
-    from rich.text import Text
-
-    yield Text.assemble(*layout.head)
-    if layout.advice:
-        yield Text.assemble(*layout.advice)
-    head, *rows = _rows(layout.entries, width, overflow)
-    yield head
-    for entry, row in zip(layout.entries, rows, strict=True):
-        yield row
-        for line in entry.lines:
-            yield Padding.indent(Text.assemble(*line), INDENT + 2 * entry.is_instance)
-    if layout.waiting:
-        yield Text(QUEUE_TITLE, FAINT)
-    for line in layout.waiting:
-        yield Padding.indent(Text.assemble(*line), 1)
-    for line in layout.remarks:
-        yield Text.assemble(*line)
+def size(stream: TextIO) -> tuple[int, int]:
+    """The columns and the lines of the terminal."""
+    with suppress(OSError, ValueError):
+        there = os.get_terminal_size(stream.fileno())
+        if there.columns and there.lines:
+            return there
+    return shutil.get_terminal_size()
 
 
-def _rows(entries: Sequence[Entry], width: int, overflow: OverflowMethod) -> Iterator[Text]:
-    """The titles and a line for each device; figures stand to the right.
+def lines(layout: Layout, width: int, *, is_coloured: bool) -> list[str]:
+    """The picture line by line. width: in columns of the terminal."""
+    return [_styled(line, is_coloured=is_coloured) for line in _lines(layout, width)]
 
-    overflow: how a name looks for which there is not enough room.
+
+def width_of(text: str) -> int:
+    """In columns of a terminal, of which some letters take two, and some none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if combining(letter) else 1 + (east_asian_width(letter) in "WF") for letter in text
+    )
+
+
+def cut(text: str, width: int, end: str = "\N{HORIZONTAL ELLIPSIS}") -> str:
+    """As much of the text as has room, with the end where it was cut."""
+    if width_of(text) <= width:
+        return text
+    kept = text
+    while kept and width_of(kept) > width - len(end):
+        kept = kept[:-1]
+    return f"{kept.rstrip()}{end}"
+
+
+def _lines(layout: Layout, width: int) -> Iterator[Line]:
+    for line in layout.head:
+        yield from _wrapped(line, width)
+    if layout.entries:
+        yield from _table(layout.entries, width)
+    if layout.queue:
+        yield ((QUEUE_TITLE, FAINT),)
+    for line in layout.queue:
+        yield from _wrapped(line, width, indent=1)
+    for line in layout.foot:
+        yield from _wrapped(line, width)
+
+
+def _table(entries: Sequence[Entry], width: int) -> Iterator[Line]:
+    """The titles and a line for each device; people who don't fit beside it stand below it."""
+    rows = [_cells(entry) for entry in entries]
+    longest = max(_width_of_line(entry.who) for entry in entries)
+    widths = _widths(rows, width, longest)
+    yield _row(HEAD, dict.fromkeys(range(len(HEAD)), FAINT), widths, HEAD[-1])
+    for entry, cells in zip(entries, rows, strict=True):
+        who, below = entry.who, list(entry.more)
+        if sum(widths) + _width_of_line(who) > width:
+            who, below = (), [entry.who, *below]
+        styles = {BARS: FAINT, STATE: STATES.get(entry.state, OTHER_STATE) if entry.state else ""}
+        if entry.is_mine:
+            styles |= dict.fromkeys((0, NAME, MEMORY, USE), STRONG)
+        yield _row(cells, styles, widths, who)
+        for line in below:
+            yield from _wrapped(line, width, indent=INDENT + 2 * entry.is_instance)
+
+
+def _widths(rows: Sequence[Sequence[str]], width: int, longest: int) -> list[int]:
+    """How wide each column is with the gap behind it, 0 for one that is left out.
+
+    longest: the width of what is said of people, which matters more than temperatures.
     """
-    from rich.cells import cell_len
-    from rich.text import Text
-
-    rows = [HEAD, *map(_cells, entries)]
-    widths = [max(map(cell_len, column)) + GAP for column in zip(*rows, strict=True)]
+    widths = []
+    for title, *cells in zip(HEAD, *rows, strict=False):
+        widest = max(map(width_of, cells))
+        widths.append(max(widest, width_of(title)) + GAP if widest else 0)
+    if width < HEAT_FROM or sum(widths) + longest > width:
+        widths[HEAT] = 0
     room = width + GAP
     for column in (BARS, USE, MEMORY):
         if sum(widths) - max(0, widths[NAME] - LEAST_NAME - GAP) > room:
             widths[column] = 0
     widths[NAME] = max(1 + GAP, min(widths[NAME], room - sum(widths) + widths[NAME]))
-    for entry, cells in zip([None, *entries], rows, strict=True):
-        row = Text(no_wrap=True, overflow="crop", style="" if entry else FAINT)
-        styles = {BARS: FAINT}
-        if entry and entry.state:
-            styles[STATE] = STATES.get(entry.state, OTHER_STATE)
-        for column, words in enumerate(cells):
-            if widths[column]:
-                cell = Text(words, styles.get(column, ""))
-                cell.truncate(widths[column] - GAP, overflow=overflow)
-                cell.align("right" if column in (MEMORY, USE) else "left", widths[column] - GAP)
-                row.append_text(cell).append(" " * GAP)
-        row.rstrip()
-        yield row
+    return widths
+
+
+def _row(
+    cells: Sequence[str], styles: dict[int, str], widths: Sequence[int], who: Line | str
+) -> Line:
+    """One line of the table; figures stand to the right."""
+    line: Line = ()
+    for column, column_width in enumerate(widths):
+        if column_width:
+            words = cut(cells[column], column_width - GAP)
+            space = " " * (column_width - GAP - width_of(words))
+            is_figure = column in (MEMORY, USE, HEAT)
+            line += (space if is_figure else "", (words, styles.get(column, "")))
+            line += ("" if is_figure else space, " " * GAP)
+    return line + (((who, FAINT),) if isinstance(who, str) else who)
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:
@@ -125,4 +163,39 @@ def _cells(entry: Entry) -> tuple[str, ...]:
     if entry.share is not None:
         full = round(entry.share * BAR) or (entry.share > 0.001)  # a little memory is not no memory
         bar = FULL * full + LIGHT * (BAR - full)
-    return number, state, entry.name, bar, entry.memory, entry.use
+    return number, state, entry.name, bar, entry.memory, entry.use, entry.heat
+
+
+def _wrapped(line: Line, width: int, indent: int = 0) -> Iterator[Line]:
+    """The line in as many as it takes; broken between words, never in one."""
+    row: Line = ()
+    used = indent
+    for part in line:
+        words, style = _part(part)
+        for word in re.findall(r"\S+\s*|\s+", words):
+            word = cut(word, width - indent)  # noqa: PLW2901
+            if used > indent and used + width_of(word.rstrip()) > width:
+                yield (" " * indent, *row)
+                row, used = (), indent
+            row += ((word, style),)
+            used += width_of(word)
+    yield (" " * indent, *row)
+
+
+def _width_of_line(line: Line) -> int:
+    return sum(width_of(_part(part)[0]) for part in line)
+
+
+def _part(part: str | tuple[str, str]) -> tuple[str, str]:
+    return (part, "") if isinstance(part, str) else part
+
+
+def _styled(line: Line, *, is_coloured: bool) -> str:
+    made = ""
+    text = "".join(words for words, _ in map(_part, line)).rstrip()
+    left = len(text)
+    for words, style in map(_part, line):
+        shown, left = words[:left], left - len(words[:left])
+        code = STYLES.get(style, style)
+        made += f"\x1b[{code}m{shown}\x1b[0m" if is_coloured and code and shown else shown
+    return made

@@ -12,20 +12,25 @@ from reserve_gpu.model import ComputeMode, Fault, Holder, State, Unfit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import Device, Process, Refusal, Usage
+    from reserve_gpu.model import Device, Process, Refusal, Row, Usage
 
 # How words are set off. MARK is for what people argue about.
 STRONG, FAINT, MARK = "strong", "faint", "mark"
 Line: TypeAlias = "tuple[str | tuple[str, str], ...]"  # plain words, and words with their style
 
+TITLES = ("GPU", "state", "name", "memory", "use", "heat", "who")  # of the columns
+QUEUE_TITLE = "waiting in the queue"
+
 REASON_LIMIT = 300  # characters of an error of the driver's or the system's
 LISTED_PROCESSES = 3
 COMMAND_LIMIT = 40  # characters
+NOTEBOOK_LIMIT = 40  # characters
 NAMED_SHARERS = 3
 NAMED_IDLE = 3  # reserved devices on which nothing runs
 # Where processes can't be seen, a device with less memory in use than this has none on it: the CUDA
 # context of a program that computes nothing takes some hundred MiB.
 CONTEXT_MIB = 64.0
+CLOCK_SKEW_S = 60  # a time further in the future than this is not shown
 # What to do where no device can come free by itself.
 TROUBLE = (
     "Waiting alone won't help: look at what nvidia-smi says, and ask the administrator (a GPU that "
@@ -88,24 +93,53 @@ def described(device: Device) -> str:
 
 def holder(holder: Holder, what: str = "reserved") -> str:
     """`reserved by alice, train.ipynb (pid 4321) for 2 h 10 min`, as far as it is known."""
-    when = f" for {duration(max(0.0, time.time() - holder.since))}" if holder.since else ""
-    parts = holder_line(holder, f"{what} by ", when)
-    return "".join(part if isinstance(part, str) else part[0] for part in parts)
+    return plain(holder_line(holder, time.time(), f"{what} by "))
 
 
-def holder_line(holder: Holder, what: str, when: str, asks: str = "") -> Line:
-    """The same with styles. when: since when, in words. asks: of one who waits, what for."""
-    line: Line = (what, FAINT), (shown(holder.user or "somebody"), STRONG)
+def holder_line(  # noqa: PLR0913 - the last ones are keywords
+    holder: Holder,
+    now: float,
+    what: str = "",
+    *,
+    asks: str = "",
+    more: Line = (),
+    is_own: bool = False,
+) -> Line:
+    """The same with styles.
+
+    asks: of one who waits, what for. more: what follows, before the note.
+    is_own: it is this process, which is told first.
+    """
+    line: Line = ((what, FAINT),) if what else ()
+    if is_own:
+        line += ("this kernel" if holder.notebook else "this process", MARK), ": "
+    line += ((shown(holder.user or "somebody"), STRONG),)
     if name := holder.notebook or holder.command:
-        line += ", ", (shown(name), STRONG)
+        line += ", ", (shown(name, NOTEBOOK_LIMIT), STRONG)
     if origin := _origin(holder):
         line += (f" ({origin})",)
     if asks:
         line += (" has waited for ", FAINT), (shown(asks), STRONG)
-    line += (when,)
+    if holder.since is not None and holder.since < now + CLOCK_SKEW_S:
+        line += (f" for {duration(max(0.0, now - holder.since))}",)
+    line += more
     if holder.note:
         line += ": ", (shown(holder.note), STRONG)
     return line
+
+
+def plain(line: Line) -> str:
+    """A line without its styles."""
+    return "".join(part if isinstance(part, str) else part[0] for part in line)
+
+
+def heat(row: Row) -> str:
+    """`61 °C 240 W`, as far as it is known."""
+    parts = [
+        "" if row.temperature_c is None else f"{row.temperature_c} \N{DEGREE SIGN}C",
+        "" if row.power_w is None else f"{row.power_w:.0f} W",
+    ]
+    return " ".join(filter(None, parts))
 
 
 def person(holder: Holder) -> str:
@@ -115,8 +149,11 @@ def person(holder: Holder) -> str:
 
 
 def users(processes: Sequence[Process]) -> str:
-    """`bob: python (pid 9876) 10.2 GiB`, for the first few processes."""
-    words = [_process(process) for process in processes[:LISTED_PROCESSES]]
+    """`bob, python (pid 9876)`, for the first few processes."""
+    words = [
+        _process(process, has_memory=len(processes) > 1)
+        for process in processes[:LISTED_PROCESSES]
+    ]
     if more := len(processes) - len(words):
         words.append(f"{more} more")
     return "; ".join(words)
@@ -140,7 +177,7 @@ def cause(state: State, usage: Usage | None) -> str:
 
 
 def use(state: State, usage: Usage | None, processes: Sequence[Process] = ()) -> str:
-    """`busy, bob: python (pid 9876) 10.2 GiB`, or `busy, 2 compute processes` without names."""
+    """`busy, bob, python (pid 9876)`, or `busy, 2 compute processes` without names."""
     if state is State.PROHIBITED:
         return cause(state, usage)
     if state is not State.BUSY:
@@ -200,21 +237,6 @@ def is_trouble(states: Sequence[State], needed: int = 1) -> bool:
     return stuck > 0 and len(states) - stuck < needed
 
 
-def whom_to_ask(unused: Sequence[tuple[str, Sequence[Holder]]]) -> list[str]:
-    """Of devices on which nothing of their holders' runs, whom to ask; the longest idle first.
-
-    unused: the label of each such device, and who has reserved it.
-    """
-
-    def last_sign(device: tuple[str, Sequence[Holder]]) -> float:
-        return max((holder.last_cell or holder.since or 0.0 for holder in device[1]), default=0.0)
-
-    return [
-        f"{label} is reserved but idle: ask {listed(list(map(person, holders[:NAMED_SHARERS])))}."
-        for label, holders in sorted(unused, key=last_sign)[:NAMED_IDLE]
-    ]
-
-
 def _origin(holder: Holder) -> str:
     """`pid 4321` where the kernel says so; else what says it, if anything does."""
     pid = f"pid {holder.pid}" if holder.pid else ""
@@ -244,9 +266,10 @@ def _unfit(device: Device, unfit: Unfit) -> str:
     return "is a MIG instance; with this driver a process can use only one"
 
 
-def _process(process: Process) -> str:
-    user = f"{shown(process.user)}: " if process.user else ""
-    memory = "" if process.memory_mib is None else gib(process.memory_mib)
+def _process(process: Process, *, has_memory: bool) -> str:
+    """has_memory: it is said how much of the device's it has; of one alone the device says it."""
+    user = f"{shown(process.user)}, " if process.user else ""
+    memory = "" if process.memory_mib is None or not has_memory else gib(process.memory_mib)
     if not process.command:
         return f"{user}pid {process.pid}{', ' if memory else ''}{memory}"
     return f"{user}{shown(process.command, COMMAND_LIMIT)} (pid {process.pid}) {memory}".rstrip()

@@ -24,7 +24,8 @@ from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.model import Device
-from reserve_gpu.report import messages
+from reserve_gpu.report import messages, pictures
+from reserve_gpu.report.faces import PYTHON
 from reserve_gpu.reservation import environment, limit, policy
 from reserve_gpu.reservation.claim import Claim, Denied, Granted, attempt, cautions, explained
 from reserve_gpu.reservation.request import Deadline, idle_mib, parse
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from reserve_gpu.gpus.names import DeviceNames
     from reserve_gpu.model import Request, Waiting
+    from reserve_gpu.report.faces import Face
     from reserve_gpu.report.status import Status
     from reserve_gpu.reservation.session import Session
 
@@ -83,20 +85,31 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         share=share,
         note=note,
     )
-    deadline = Deadline.after(wait)
-    with session().turn(deadline) as own:
-        texts = own.renew()
-        before = own.reservation
-        with own.letting_go_if_interrupted(deadline):
-            reservation, more = own.met_by(request) or _taken(own, request, deadline, progress)
+    before = current()
+    reservation, texts = ask(request, Deadline.after(wait), progress, PYTHON)
     try:
-        for text in texts + more:
+        for text in texts:
             warnings.warn(text, ReserveGPUWarning, stacklevel=2)
     except ReserveGPUWarning:  # where warnings are errors nobody gets to know of the reservation
         if reservation is not before:
             reservation.release()
         raise
     return reservation
+
+
+def ask(
+    request: Request, deadline: Deadline, progress: Callable[[Waiting], object], face: Face
+) -> tuple[Reservation, list[str]]:
+    """The same for every face: returns the reservation, and what there is to be said against it.
+
+    face: where what is said is read, which decides how hints are typed.
+    """
+    with session().turn(deadline) as own:
+        texts = own.renew()
+        with own.letting_go_if_interrupted(deadline):
+            met = own.met_by(request) or _taken(own, request, deadline, progress, face)
+    reservation, more = met
+    return reservation, texts + more
 
 
 def current() -> Reservation | None:
@@ -119,12 +132,17 @@ def status() -> Status:
     Raises DriverError where there is no driver. Where the lock directory can't be used the devices
     are there all the same, and `problem` says why nothing is known of reservations.
     """
+    return look(PYTHON)
+
+
+def look(face: Face) -> Status:
+    """The same for every face. face: as of `ask`."""
     with interrupts.no_fork():
-        from reserve_gpu.report.status import look  # which most sessions never need
+        from reserve_gpu.report import status  # which most sessions never need
 
     visible = session().outside()[environment.VISIBLE]
     with interrupts.deferred(), session().looking():
-        return look(idle_mib=idle_mib(), limit=visible)
+        return status.look(idle_mib=idle_mib(), limit=visible, face=face)
 
 
 def go_without() -> None:
@@ -178,17 +196,21 @@ def note_cell() -> list[str]:
 
 
 def _taken(
-    own: Session, request: Request, deadline: Deadline, progress: Callable[[Waiting], object]
+    own: Session,
+    request: Request,
+    deadline: Deadline,
+    progress: Callable[[Waiting], object],
+    face: Face,
 ) -> tuple[Reservation, list[str]]:
     """Take what is asked for; returns the reservation, and what there is to be said against it."""
     limit_mib = idle_mib()
     is_late = environment.cuda_started()
     if is_late and not environment.cuda_uuids():
-        raise TooLateError(messages.too_late(own.devices, ()))
+        raise TooLateError(messages.too_late(own.devices, (), face))
     with Nvml() as gpus:
         gpus.count()  # without a driver nothing is made
         if is_late:
-            request = _only_what_cuda_sees(own, request, gpus)
+            request = _only_what_cuda_sees(own, request, gpus, face)
         with LockDirectory() as locks:
             if not is_late:
                 limit.inherit(gpus, locks)
@@ -199,7 +221,7 @@ def _taken(
             if isinstance(outcome, Granted):
                 reservation = own.hold(outcome, request.note)
                 return reservation, _warnings(claim, outcome)
-            raise _failure(own, claim, outcome, deadline)
+            raise _failure(own, claim, outcome, deadline, face)
 
 
 def _outcome(
@@ -217,7 +239,7 @@ def _outcome(
 
 
 def _failure(
-    own: Session, claim: Claim, denied: Denied, deadline: Deadline
+    own: Session, claim: Claim, denied: Denied, deadline: Deadline, face: Face
 ) -> ImpossibleError | NoFreeDeviceError:
     """Why nothing was taken. Unless the request was wrong, no GPU is visible from now on."""
     request, visible = claim.request, claim.outside[environment.VISIBLE]
@@ -228,14 +250,14 @@ def _failure(
         own.go_without()  # first: what follows may take long, and be interrupted
     refusals = [explained(claim, refusal) for refusal in denied.refusals]
     if is_above:
-        return ReservedAboveError(messages.above(refusals, claim.outside), refusals)
+        return ReservedAboveError(messages.above(refusals, claim.outside, face), refusals)
     has_waited = deadline.waits and policy.may_come_free(refusals, request)
     waited_s = deadline.limit_s if has_waited else None
     user = host.user_of(os.getpid())
-    text = messages.nothing_free(
-        request, refusals, own.devices, visible, waited_s=waited_s, user=user
+    picture = pictures.refusal(
+        request, refusals, face, kept=own.devices, limit=visible, waited_s=waited_s, user=user
     )
-    return (WaitTimeoutError if has_waited else NoFreeDeviceError)(text, refusals)
+    return (WaitTimeoutError if has_waited else NoFreeDeviceError)(picture, refusals)
 
 
 def _is_above(own: Session, claim: Claim, denied: Denied) -> bool:
@@ -247,7 +269,7 @@ def _is_above(own: Session, claim: Claim, denied: Denied) -> bool:
     )
 
 
-def _only_what_cuda_sees(own: Session, request: Request, gpus: Nvml) -> Request:
+def _only_what_cuda_sees(own: Session, request: Request, gpus: Nvml, face: Face) -> Request:
     """The request by the names of the devices that CUDA sees here. Raises TooLateError.
 
     CUDA has started, so nothing else can be reserved; but this process may have released these.
@@ -261,7 +283,9 @@ def _only_what_cuda_sees(own: Session, request: Request, gpus: Nvml) -> Request:
     is_limited = len(seen) < len(everything) or len(everything) == 1
     held = {device.uuid for device in own.devices}
     is_held = all(device.uuid in held for device in seen)
-    raise TooLateError(messages.too_late(own.devices, seen if is_limited and not is_held else ()))
+    raise TooLateError(
+        messages.too_late(own.devices, seen if is_limited and not is_held else (), face)
+    )
 
 
 def _warnings(claim: Claim, granted: Granted) -> list[str]:

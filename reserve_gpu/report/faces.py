@@ -1,0 +1,81 @@
+"""How a hint is typed where it is read: in a notebook, in a shell, in Python."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from reserve_gpu.model import Request
+
+COMMAND_LIMIT = 200  # characters; a longer one is not repeated
+COMMAND = "COMMAND ..."
+
+
+class Face(NamedTuple):
+    """One of the ways in which people ask for a GPU.
+
+    program: what a line begins with; empty for Python's `reserve()`. command: what follows `--`.
+    place: what a reservation belongs to there, in a word; empty where it ends without one.
+    """
+
+    program: str
+    place: str
+    command: str = ""
+
+    def typed(self, request: Request, *, waits: bool = False) -> str:
+        """What to type for that request. waits: with the wish to wait in the queue."""
+        if not self.program:
+            wishes = [*_arguments(request), *(["wait='1h'"] if waits else [])]
+            return f"reserve({', '.join(wishes)})"
+        words = [self.program, *_words(request), *(["--wait"] if waits else [])]
+        return " ".join([*words, *(["--", self.command] if self.command else [])])
+
+
+MAGIC = Face("%reserve_gpu", "kernel")
+PYTHON = Face("", "process")
+SHELL = Face("reserve-gpu run", "", COMMAND)
+
+
+def shell(command: list[str]) -> Face:
+    """That of a shell in which a command was typed."""
+    line = shlex.join(command)
+    is_short = len(line) <= COMMAND_LIMIT and line.isprintable()
+    return SHELL._replace(command=line if is_short else COMMAND)
+
+
+def _words(request: Request) -> Iterator[str]:
+    """The request as the magic and the command line take it."""
+    yield from map(shlex.quote, request.devices)
+    if request.count and not request.devices:
+        yield f"-n {request.count}"
+    if request.min_memory_mib:
+        yield f"--min-memory {request.min_memory_mib:g}"
+    if request.model:
+        yield f"--name {shlex.quote(request.model)}"
+    if request.exclude:
+        yield f"--exclude {' '.join(map(shlex.quote, request.exclude))}"
+    if request.share:
+        yield "--share"
+    if request.note:
+        yield f"--note {shlex.quote(request.note)}"
+
+
+def _arguments(request: Request) -> Iterator[str]:
+    """The same as `reserve()` takes it."""
+    if request.devices:
+        yield repr(",".join(request.devices))
+    if request.count and not request.devices:
+        yield f"count={request.count}"
+    if request.min_memory_mib:
+        yield f"min_memory={request.min_memory_mib:g}"
+    if request.model:
+        yield f"name={request.model!r}"
+    if request.exclude:
+        yield f"exclude={','.join(request.exclude)!r}"
+    if request.share:
+        yield "share=True"
+    if request.note:
+        yield f"note={request.note!r}"

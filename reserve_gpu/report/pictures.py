@@ -1,0 +1,273 @@
+"""What the one picture shows of a status, of a refusal and of a wait: its head and its foot."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from reserve_gpu.errors import shown
+from reserve_gpu.gpus.usage import is_usable
+from reserve_gpu.model import State
+from reserve_gpu.report import html, layout, messages, terminal, words
+from reserve_gpu.report.layout import Layout
+from reserve_gpu.report.words import MARK, REASON_LIMIT, STRONG, duration, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, TextIO
+
+    from reserve_gpu.model import Device, Refusal, Request, Row, Ticket, Waiting
+    from reserve_gpu.report.faces import Face
+    from reserve_gpu.report.words import Line
+
+IN_USE = (State.RESERVED, State.BUSY, State.AWAITED)
+
+
+class Picture(NamedTuple):
+    """A layout that shows itself wherever it is. brief: what happened, in one line."""
+
+    layout: Layout
+    brief: str = ""
+
+    def __str__(self) -> str:
+        return terminal.plain(self.layout)
+
+    def _repr_pretty_(self, printer: Any, _is_cycle: bool) -> None:  # noqa: FBT001 - IPython's
+        printer.text(self.to_text())
+
+    def _repr_html_(self) -> str:
+        return html.html(self.layout)
+
+    def to_text(self, stream: TextIO | None = None) -> str:
+        """How it looks there, on standard output by default: coloured, and as wide as it is."""
+        return terminal.text(self.layout, stream)
+
+    def show(self) -> None:
+        """Show it as what a cell of this IPython displays."""
+        from IPython.display import display
+
+        display(self)  # type: ignore[no-untyped-call]
+
+
+# -- the status of a machine -----------------------------------------------------------------------
+
+
+def status(  # noqa: PLR0913, PLR0917 - a Status has these fields
+    rows: Sequence[Row],
+    tickets: Sequence[Ticket],
+    problem: str | None,
+    at: float,
+    host: str,
+    limit: str | None,
+    face: Face,
+) -> Layout:
+    """The picture of a machine, of the fields of a Status.
+
+    at: when it was looked at, in seconds since the epoch. face: where it is read.
+    """
+    when = f"  {shown(host)}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(at))}"
+    head: list[Line] = [((_free(rows), STRONG), (when, words.FAINT))]
+    if own := [row.label for row in rows if row.is_mine]:
+        head.append(((f"This {face.place or 'process'} has {listed(own)}.", MARK),))
+    foot = [] if own else [_advice(rows, face, at, is_limited=limit is not None)]
+    if limit is not None:
+        text = " was set before: only what it lets this process see can be reserved from here."
+        foot.append(((f"CUDA_VISIBLE_DEVICES={shown(limit)!r}", STRONG), text))
+    if problem:
+        text = f": {shown(problem, REASON_LIMIT)}"
+        foot.append((("Reservations may be missing here", MARK), text))
+    queue = [
+        words.holder_line(ticket.holder, at, f"{place}. ", asks=ticket.asks or "a GPU")
+        for place, ticket in enumerate(tickets, 1)
+    ]
+    return Layout(head, layout.entries(rows, tickets, at), queue, [line for line in foot if line])
+
+
+def _free(rows: Sequence[Row]) -> str:
+    free = [row.label for row in rows if row.state is State.FREE]
+    if not rows:
+        return "There is no GPU."
+    is_split = any(row.device.instance is not None for row in rows)
+    what = f"{len(rows)} {'device' if is_split else 'GPU'}{'' if len(rows) == 1 else 's'}"
+    if not free:
+        return f"None of {what} is free." if len(rows) > 1 else f"{rows[0].label} is not free."
+    return f"{len(free)} of {what} {'is' if len(free) == 1 else 'are'} free: {listed(free)}."
+
+
+def _advice(rows: Sequence[Row], face: Face, now: float, *, is_limited: bool) -> Line:
+    """What a newcomer should do: take what is free, else ask those who don't use theirs, or wait.
+
+    is_limited: this process may use only some of the devices; to which of them another line says.
+    """
+    if is_limited or not rows:
+        return ()
+    free = [row for row in rows if row.state is State.FREE]
+    if any(row.next_in_queue is None for row in free):
+        return "Get one with ", (face.typed(messages.ANY), STRONG)
+    if words.is_trouble([row.state for row in rows]):
+        return (words.TROUBLE,)
+    line: Line = ("Others wait in the queue for what is free. ",) if free else ()
+    return line + _asking(rows, now) + _queueing(rows, face.typed(messages.ANY, waits=True), now)
+
+
+# -- why nothing was reserved ----------------------------------------------------------------------
+
+
+def refusal(  # noqa: PLR0913 - the last ones are keywords
+    request: Request,
+    refusals: Sequence[Refusal],
+    face: Face,
+    *,
+    kept: Sequence[Device] = (),
+    limit: str | None = None,
+    waited_s: float | None = None,
+    user: str | None = None,
+) -> Picture:
+    """Why nothing was reserved, device by device, and what can be done.
+
+    kept: what stays reserved. limit: the CUDA_VISIBLE_DEVICES from outside, if there is one.
+    waited_s: the time in seconds that was allowed for waiting, None if nobody waited.
+    user: who asks; a GPU that only this user's own processes use may be taken by name.
+    """
+    waited = f"Waited for {words.time_limit(waited_s)}. " if waited_s else ""
+    headline = waited + _none_free(request, refusals)
+    foot = _ways_out(request, refusals, face, has_waited=bool(waited_s), user=user)
+    if limit is not None:
+        foot.append((messages.limit_line(limit, len(refusals)),))
+    end = messages.left_with(kept, face)
+    now = time.time()
+    rows = list(map(layout.row, refusals))
+    picture = Layout([((headline, STRONG),)], layout.entries(rows, (), now), (), foot)
+    return Picture(picture, f"{headline} {end}".strip())
+
+
+def _none_free(request: Request, refusals: Sequence[Refusal]) -> str:
+    states = [refusal.state for refusal in messages.fit(refusals)]
+    total, free = len(states), states.count(State.FREE)
+    if not total:
+        return "No free GPU devices."
+    if free:
+        counts = f"{free} of {total} {_is(free)} free, {request.needed} are needed"
+        return f"Not enough free GPU devices: {counts}."
+    in_use = sum(state in IN_USE for state in states)
+    awaited = " or awaited" if State.AWAITED in states else ""
+    parts = [f"{in_use} of {total} {_is(in_use)} in use{awaited}"] if in_use else []
+    if rest := total - in_use:
+        parts.append(f"{rest} of {total} can't be used")
+    return f"No free GPU devices: {', '.join(parts)}."
+
+
+def _ways_out(
+    request: Request,
+    refusals: Sequence[Refusal],
+    face: Face,
+    *,
+    has_waited: bool,
+    user: str | None,
+) -> list[Line]:
+    """Whom to ask, the queue, a smaller request, and what may be taken by name.
+
+    That is never what another person has.
+    """
+    states = [refusal.state for refusal in messages.fit(refusals)]
+    is_trouble = words.is_trouble(states, request.needed)
+    missing = [refusal for refusal in refusals if not refusal.would_be_taken]
+    may_come_free = any(
+        r.state in IN_USE or (r.state is State.UNKNOWN and not r.fault) for r in missing
+    )
+    now = time.time()
+    rows = list(map(layout.row, missing))
+    ways = _asking(rows, now)
+    if is_trouble:
+        ways += (words.TROUBLE,)
+    elif may_come_free and not has_waited:
+        ways += _queueing(rows, face.typed(request, waits=True), now)
+    lines = [ways] if ways else []
+    free = sum(refusal.would_be_taken for refusal in refusals)
+    if free and not request.devices:
+        smaller = face.typed(request._replace(count=free))
+        lines.append((f"{free} can be had now: ", (smaller, STRONG)))
+    if own := next((r for r in missing if _may_be_named(r, user)), None):
+        named = face.typed(request._replace(devices=(own.device.number,)))
+        lines.append((f"To use {own.label} all the same, name it: ", (named, STRONG)))
+    return lines
+
+
+def _may_be_named(refusal: Refusal, user: str | None) -> bool:
+    """Whether naming the device would get it, and would take nothing from another person."""
+    usage, processes = refusal.usage, refusal.processes or ()
+    if usage is None or refusal.fault or not is_usable(usage):
+        return False
+    if refusal.state is State.UNKNOWN:
+        return True
+    is_all_seen = len(processes) >= max(1, (usage.compute or 0) + (usage.mps or 0))
+    is_own = user is not None and all(process.user == user for process in processes)
+    return refusal.state is State.BUSY and is_all_seen and is_own
+
+
+# -- a wait ----------------------------------------------------------------------------------------
+
+
+def wait(waiting: Waiting) -> Picture:
+    """What is awaited, the place in the queue and for how long; who has what; what may come first.
+
+    Its brief line has all that, of each device only who has it.
+    """
+    head = awaited(waiting)
+    refusals = messages.fit(waiting.refusals)
+    now = time.time()
+    rows = list(map(layout.row, refusals))
+    idle = _longest_idle(rows, now)[:1]
+    foot: list[Line] = [("Likeliest to come free: ", _idle_words(row, now)) for row in idle]
+    holders = ", ".join(f"{refusal.label} {_who(refusal)}" for refusal in refusals)
+    picture = Layout([((head, STRONG),)], layout.entries(rows, (), now), (), foot)
+    return Picture(picture, f"{head} {holders}".rstrip())
+
+
+def awaited(waiting: Waiting) -> str:
+    """`Waiting for a GPU, number 2 in the queue, for 3 min (1 h at most)`, and a full stop."""
+    place = "next" if waiting.place == 1 else f"number {waiting.place}"
+    time_ = duration(waiting.waited_s)
+    if not math.isinf(waiting.limit_s):
+        time_ += f" ({words.time_limit(waiting.limit_s)} at most)"
+    return f"Waiting for {messages.asked(waiting.request)}, {place} in the queue, for {time_}."
+
+
+def _who(refusal: Refusal) -> str:
+    """Who has a device, in a word."""
+    user = refusal.holder and refusal.holder.user
+    return shown(user) if user and refusal.state is State.RESERVED else refusal.state.value
+
+
+# -- parts of them ---------------------------------------------------------------------------------
+
+
+def _longest_idle(rows: Sequence[Row], now: float) -> list[Row]:
+    """The reserved devices of others on which nothing runs, the longest idle first."""
+    unused = [row for row in rows if row.is_unused and row.holders and not row.is_mine]
+    return sorted(unused, key=lambda row: -(layout.idle_s(row, now) or 0.0))
+
+
+def _asking(rows: Sequence[Row], now: float) -> Line:
+    """Whom to ask for a device on which nothing of theirs runs."""
+    line: Line = ()
+    for row in _longest_idle(rows, now)[: words.NAMED_IDLE]:
+        people = listed(list(map(words.person, row.holders[: words.NAMED_SHARERS])))
+        line += ("Ask ", (people, STRONG), f" for {_idle_words(row, now)}. ")
+    return line
+
+
+def _queueing(rows: Sequence[Row], typed: str, now: float) -> Line:
+    is_second = bool(_longest_idle(rows, now))
+    return ("Or wait in the queue: " if is_second else "Wait in the queue: "), (typed, STRONG)
+
+
+def _idle_words(row: Row, now: float) -> str:
+    """`GPU3, idle for 2 h`."""
+    seconds = layout.idle_s(row, now)
+    return f"{row.label}, idle" + ("" if seconds is None else f" for {duration(seconds)}")
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
