@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from reserve_gpu import errors, options
+from reserve_gpu import errors, host, options
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus import names
 from reserve_gpu.report import faces
@@ -37,6 +37,7 @@ class CommandError(errors.ReserveGPUError):
 def run(arguments: Namespace) -> NoReturn:
     """Reserve what was asked for and become the command."""
     program = find(arguments.command)
+    host.call_it(host.command(arguments.command) or "")
     _reserve(arguments, faces.shell(arguments.command))
     become(program, arguments.command)
 

@@ -80,11 +80,9 @@ class ReserveGPU(WorkerPlugin):
         """
         if not _is_thread(worker):
             api.go_without()  # first: from here on tasks could run beside us
-        arguments = dict(self.arguments)
-        if not api.current():
-            arguments["note"] = arguments.get("note") or f"Dask worker {worker.address}"
+            host.call_it(f"Dask worker {worker.name} of {worker.scheduler.address}")
         try:
-            reservation = await _reserve(arguments)
+            reservation = await _reserve(self.arguments)
         except TooLateError as error:
             _refuse(worker, error)
         except Exception as error:

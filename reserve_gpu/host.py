@@ -16,7 +16,7 @@ from reserve_gpu.errors import shown
 from reserve_gpu.interrupts import no_fork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from reserve_gpu.model import Holder, Process
 
@@ -32,8 +32,12 @@ HELD = "RESERVE_GPU_HELD"
 LOCK_DIRECTORY = "RESERVE_GPU_LOCK_DIR"
 IDLE_MEMORY = "RESERVE_GPU_IDLE_MEMORY"
 
+NAME_LIMIT = 200  # characters of a command, or of what a process is called in its place
+KERNEL_MODULE = "ipykernel_launcher"  # what Jupyter starts a kernel with: python -m ...
 COMMAND_LIMIT = 10_000  # characters: two paths of the greatest length, and some words
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
+
+_name: str | None = None  # what this process is called in place of its own command
 
 
 def kept(name: str, make: Callable[[], T]) -> T:
@@ -189,7 +193,41 @@ def myself(note: str | None = None) -> dict[str, str | None]:
     the login has set is enough.
     """
     user = os.environ.get("LOGNAME") or user_of(os.getpid())
-    return {"user": user, "notebook": notebook(), "note": note}
+    name = _name or _engine()
+    return {
+        "user": user,
+        # An engine inherits the variable of the notebook that has started it.
+        "notebook": None if name else notebook(),
+        "command": name or command(sys.orig_argv),
+        "cwd": _directory(),
+        "note": note,
+    }
+
+
+def call_it(name: str) -> None:
+    """Let others read that name of this process in place of its own command."""
+    global _name
+    _name = shown(name, NAME_LIMIT)
+
+
+def command(words: Sequence[str]) -> str | None:
+    """A command in short: base names of the program and its script, and the arguments.
+
+    `python train.py --epochs 3`; `ipython` where Python only runs a program; `kernel in ~/thesis`,
+    as the arguments of a Jupyter kernel tell nobody anything. None without words.
+    """
+    if KERNEL_MODULE in words:
+        return shown(f"kernel in {_below_home(_directory() or '?')}", NAME_LIMIT)
+    short = [os.path.basename(word) for word in words[:1]] + list(words[1:])
+    for place, word in enumerate(words[1:], 1):
+        if word == "-c":
+            break
+        if not word.startswith("-"):
+            short[place] = os.path.basename(word)
+            is_program = short[0].startswith("python") and place == 1 and "." not in short[1]
+            short = short[1:] if is_program else short
+            break
+    return shown(" ".join(" ".join(short).split()), NAME_LIMIT) or None
 
 
 def notebook_path() -> str | None:
@@ -203,16 +241,34 @@ def notebook_path() -> str | None:
     return str(path) if path else None
 
 
-def notebook() -> str:
-    """The name of this kernel's notebook, else the working directory."""
-    if path := notebook_path():
-        return os.path.basename(path)
-    try:
-        directory = os.getcwd()
-    except OSError:
-        return "?"
+def notebook() -> str | None:
+    """The name of this kernel's notebook, None if it is not known (yet)."""
+    path = notebook_path()
+    return os.path.basename(path) if path else None
+
+
+def _engine() -> str | None:
+    """This engine of ipyparallel's by its number and its cluster, None if it is none."""
+    module = sys.modules.get("ipyparallel.engine.app")
+    app = module and module.IPEngine
+    if not (app and app.initialized()):
+        return None
+    engine = app.instance()
+    cluster = f" of cluster {engine.cluster_id}" if engine.cluster_id else ""
+    return shown(f"engine {'?' if engine.id is None else engine.id}{cluster}", NAME_LIMIT)
+
+
+def _directory() -> str | None:
+    """The working directory, None if it is gone."""
+    with suppress(OSError):
+        return os.getcwd()
+    return None
+
+
+def _below_home(path: str) -> str:
+    """`~/thesis` for a path in this user's home."""
     home = os.path.expanduser("~")
-    return f"~{directory[len(home) :]}" if f"{directory}/".startswith(f"{home}/") else directory
+    return f"~{path[len(home) :]}" if f"{path}/".startswith(f"{home}/") else path
 
 
 def install_command(package: str, instead_of: str = "") -> str:

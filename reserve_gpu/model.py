@@ -145,6 +145,18 @@ class Usage(NamedTuple):
         return None if self.used_mib is None else self.used_mib - self.graphics_mib
 
 
+class Gauges(NamedTuple):
+    """What a device shows besides, that decides nothing; of an instance the last three its GPU's.
+
+    utilisation: percent of the time. power_limit_w: above which the driver slows the GPU down.
+    """
+
+    utilisation: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+
+
 class Holder(NamedTuple):
     """The process that has a lock, and what it says of itself.
 
@@ -155,7 +167,7 @@ class Holder(NamedTuple):
 
     pid: int | None = None
     user: str | None = None
-    notebook: str | None = None
+    notebook: str | None = None  # its file's name; older versions wrote a directory, too
     note: str | None = None
     since: float | None = None  # when it took the lock
     seen: bool = False
@@ -166,6 +178,8 @@ class Holder(NamedTuple):
     label: str | None = None
     index: int | None = None  # type: ignore[assignment]
     visible: str | None = None  # its CUDA_VISIBLE_DEVICES, by its own word
+    command: str | None = None  # in short, as `python train.py`; an engine by its number
+    cwd: str | None = None  # its working directory when it took the lock
 
 
 class Ticket(NamedTuple):
@@ -259,6 +273,7 @@ class Row(NamedTuple):
     graphics: tuple[Process, ...] = ()  # graphics processes, which decide nothing
     temperature_c: int | None = None
     power_w: float | None = None
+    power_limit_w: float | None = None
 
     @property
     def label(self) -> str:

@@ -32,6 +32,9 @@ READINGS = {  # what a reservation and a status ask of a GPU
     "graphics processes": "pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)",
     "MPS processes": "pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)",
     "utilisation": "pynvml.nvmlDeviceGetUtilizationRates(handle)",
+    "temperature": "pynvml.nvmlDeviceGetTemperature(handle, 0)",
+    "power": "pynvml.nvmlDeviceGetPowerUsage(handle)",
+    "power limit": "pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)",
 }
 ROWS = (
     "cuDeviceGetCount before cuInit",

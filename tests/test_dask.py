@@ -76,6 +76,9 @@ PLUGIN = """
 shown = []
 warnings.showwarning = lambda message, *_: shown.append(str(message))
 say(seen(client))
+holders = [h for r in reserve_gpu.status().rows for h in r.holders]
+say(sorted((h.command, h.notebook, h.note) for h in holders))
+say(client.scheduler.address)
 
 client.restart()
 say(seen(client))
@@ -111,11 +114,15 @@ def test_plugin(machine: Machine) -> None:
     """README's plugin gives each worker its GPU, again after restart and kill -9; the fifth none.
 
     No task ever sees another number of GPUs than one, and who got none says so, in its log and in
-    the client.
+    the client. Each is called by its name and its scheduler, not by the notebook that started it.
     """
     (plugin, _) = examples("Dask")
-    done = script(machine, plugin + PLUGIN)
-    first, restarted, tasks, replaced, scaled, others, warned, logs = said(done.stdout)
+    done = script(machine, plugin + PLUGIN, JPY_SESSION_NAME="/home/alice/train.ipynb")
+    first, holders, address, restarted, tasks, replaced, scaled, others, warned, logs = said(
+        done.stdout
+    )
+    named = [f"Dask worker {number} of {address}" for number in range(GPUS)]
+    assert holders == [[name, None, None] for name in named]
     assert first == restarted == ["0", "1", "2", "3"]
     assert tasks == replaced == [[one] for one in uuids()]
     assert scaled == ["", "0", "1", "2", "3"]

@@ -237,6 +237,21 @@ def test_structs_have_the_size_of_the_bindings(nvml: Here, function: str, struct
     assert len(bytes(room).rstrip(b"\xaa")) == ctypes.sizeof(getattr(pynvml, struct))
 
 
+def test_board_gauges(nvml: Here) -> None:
+    """Both calls answer the temperature, as the bindings ask for it; power is in mW."""
+    nvml.write(
+        "gpu\n temperature 66\n power 42\n power-limit 300\ngpu\n temperature none\n power none"
+    )
+    calls = pynvml.nvmlDeviceGetTemperature, pynvml.nvmlDeviceGetTemperatureV
+    assert [call(gpu(0), 0) for call in calls] == [66, 66]
+    assert [code(call, gpu(1), 0) for call in calls] == [3, 3]
+    assert [code(call, gpu(0), 1) for call in calls] == [2, 2]
+    assert pynvml.nvmlDeviceGetPowerUsage(gpu(0)) == 42000
+    assert pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu(0)) == 300_000
+    assert code(pynvml.nvmlDeviceGetPowerUsage, gpu(1)) == 3
+    assert driver.load().nvmlDeviceGetTemperatureV(gpu(0), (c_uint * 3)(1)) == 25
+
+
 @pytest.mark.parametrize("kind", ["Compute", "Graphics", "MPSCompute"])
 @pytest.mark.parametrize(("suffix", "size"), [("", 16), ("_v2", 24), ("_v3", 24)])
 def test_process_structs(nvml: Here, kind: str, suffix: str, size: int) -> None:

@@ -23,10 +23,10 @@ def machine(tmp_path: Path) -> Machine:
     return host(tmp_path)
 
 
-def ipython(machine: Machine, code: str) -> tuple[str, list[Any]]:
+def ipython(machine: Machine, code: str, **extra: str) -> tuple[str, list[Any]]:
     """Run lines in a fresh IPython: all that they show, and what they say."""
     (machine.folder / "lines.ipy").write_text(code)
-    done = run(machine, "-m", "IPython", "--colors=NoColor", "lines.ipy")
+    done = run(machine, "-m", "IPython", "--colors=NoColor", "lines.ipy", **extra)
     shown = done.stdout + done.stderr
     assert done.returncode == 0, shown
     return shown, said(done.stdout)
@@ -81,6 +81,9 @@ import ipyparallel as ipp
 rc = ipp.Cluster(n=5, log_level=30).start_and_connect_sync(activate=True)
 v = rc[:]
 say(sorted(v.apply_sync(visible)))
+import reserve_gpu
+say([(h.notebook, h.command) for r in reserve_gpu.status().rows for h in r.holders])
+say(rc.cluster.cluster_id)
 logs = [open(path).read() for path in glob.glob(os.path.expanduser(
     "~/.ipython/profile_default/log/ipengine-*.log"))]
 say(sorted(log.count("Reserving GPU") for log in logs))
@@ -92,13 +95,22 @@ rc.cluster.stop_cluster_sync()
 
 @pytest.mark.needs("engines")
 def test_profile(machine: Machine) -> None:
-    """With README's profile each engine has its GPU when it starts; the fifth none, and says so."""
+    """With README's profile each engine has its GPU when it starts; the fifth none, and says so.
+
+    Each is called by its number and its cluster, not by the notebook that has started it.
+    """
     profile = machine.home / ".ipython" / "profile_default"
     profile.mkdir(parents=True)
     (_, config) = examples("ipyparallel")
     (profile / "ipengine_config.py").write_text(config)
-    shown, (visible, reserved, without) = ipython(machine, PRELUDE + PROFILE)
+    shown, (visible, holders, cluster, reserved, without) = ipython(
+        machine, PRELUDE + PROFILE, JPY_SESSION_NAME="/home/alice/train.ipynb"
+    )
     assert visible == ["", "0", "1", "2", "3"]
+    assert {notebook for notebook, _ in holders} == {None}
+    numbers = {name.partition(f" of cluster {cluster}")[0] for _, name in holders}
+    assert len(numbers) == 4
+    assert numbers < {f"engine {number}" for number in range(5)}
     assert reserved == [0, 1, 1, 1, 1]
     assert without == [0, 0, 0, 0, 1]
     assert "No free GPU devices: 4 of 4 are in use." in shown

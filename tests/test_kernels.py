@@ -236,11 +236,14 @@ def test_the_name_that_vs_code_tells_the_kernel(two: Two) -> None:
     """A notebook's name that a kernel is told after it has reserved, as by VS Code, is shown."""
     kernel = two.second
     kernel.run("%reserve_gpu")
-    look = "import reserve_gpu; print([h.notebook for h in reserve_gpu.status().rows[0].holders])"
-    assert two.first.run(look).stdout == f"{[str(two.machine.folder)]}\n"
+    look = (
+        "import reserve_gpu; "
+        "print([(h.notebook, h.cwd) for h in reserve_gpu.status().rows[0].holders])"
+    )
+    assert two.first.run(look).stdout == f"{[(None, str(two.machine.folder))]}\n"
     told = "__vsc_ipynb_file__ = '/home/bob/tune.ipynb'"
     kernel.finish(kernel.client.execute(told, store_history=False))
-    assert two.first.run(look).stdout == "['tune.ipynb']\n"
+    assert two.first.run(look).stdout == f"{[('tune.ipynb', str(two.machine.folder))]}\n"
     kernel.run("del __vsc_ipynb_file__")
 
 

@@ -217,12 +217,13 @@ def test_a_kernel_has_its_gpu_before_its_first_line(started: Started) -> None:
 @pytest.mark.process
 def test_the_name_that_vs_code_tells_the_kernel(started: Started) -> None:
     """A notebook's name that such a kernel is told later, as by VS Code, stands beside its GPU."""
-    look = "[(h.notebook, h.pid) for r in reserve_gpu.status().rows for h in r.holders]"
+    look = "[(h.notebook, h.command, h.pid) for r in reserve_gpu.status().rows for h in r.holders]"
     with started.machine.child() as asker:
-        assert asker.run(look).value == [[str(started.machine.folder), started.kernel.pid]]
+        kernel = f"kernel in {started.machine.folder}"
+        assert asker.run(look).value == [[None, kernel, started.kernel.pid]]
         told = "__vsc_ipynb_file__ = '/home/alice/train.ipynb'"
         started.kernel.finish(started.kernel.client.execute(told, store_history=False))
-        assert asker.run(look).value == [["train.ipynb", started.kernel.pid]]
+        assert asker.run(look).value == [["train.ipynb", kernel, started.kernel.pid]]
 
 
 @pytest.mark.process

@@ -722,6 +722,7 @@ RECORDS = {
     "half a surrogate": b'{"user": "\\ud800", "note": "\\udfff"}',
     "markup": record(user="<script>alert(1)</script>", note="<img src=x onerror=alert(1)>"),
     "long": record(user="u" * 900, notebook="n" * 900, note="o" * 900),
+    "a hostile command": record(command="python\n  GPU1: free\x1b[31m" + "x" * 900, cwd=[1]),
     "not UTF-8": b'{"user": "\xff\xfe"}',
 }
 

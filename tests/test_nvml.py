@@ -17,7 +17,7 @@ from reserve_gpu import host
 from reserve_gpu.errors import DriverError, NoDriverError, NoFreeDeviceError, RequestError
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import GPU_LIMIT, MIG_LIMIT, Link, Nvml
-from reserve_gpu.model import ComputeMode, Device, Fault, State
+from reserve_gpu.model import ComputeMode, Device, Fault, Gauges, State
 from tests.reserving import got, of_gpu, refused, variables
 
 if TYPE_CHECKING:
@@ -226,7 +226,65 @@ def test_utilisation(here: Here) -> None:
     here.add("fail nvmlDeviceGetUtilizationRates 2 999")
     with Nvml() as nvml:
         devices = [device for device in nvml.walk() if isinstance(device, Device)]
-        assert [nvml.look(device)[2] for device in devices] == [97, None, None]
+        assert [nvml.look(device)[2].utilisation for device in devices] == [97, None, None]
+
+
+GAUGES = {
+    "nvmlDeviceGetUtilizationRates": "utilisation",
+    "nvmlDeviceGetPowerUsage": "power_w",
+    "nvmlDeviceGetEnforcedPowerLimit": "power_limit_w",
+}
+
+
+def gauges() -> list[Gauges]:
+    """Of each device there is; each must be free."""
+    rows = reserve_gpu.status().rows
+    assert {row.state for row in rows} == {State.FREE}
+    return [Gauges(*(getattr(row, name) for name in Gauges._fields)) for row in rows]
+
+
+def test_gauges(here: Here) -> None:
+    """A GPU's temperature and power are read; what is not reported is None, never zero."""
+    here.write(
+        "gpu\n temperature 71\n power 318\n power-limit 400\n"
+        "gpu\n temperature none\n power none\n power-limit none\ngpu\n temperature 0\n power 0\n"
+    )
+    assert gauges() == [
+        Gauges(0, 71, 318.0, 400.0),
+        Gauges(0, None, None, None),
+        Gauges(0, 0, 0.0, 250.0),
+    ]
+
+
+def test_gauges_of_an_instance(here: Here) -> None:
+    """The temperature and the power of an instance are its GPU's: it has none of its own."""
+    here.write("gpu\n mig on\n temperature 50\n power 90\n instance 0\n instance 1")
+    assert gauges() == [Gauges(None, 50, 90.0, 250.0)] * 2
+
+
+@pytest.mark.parametrize("lost", ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"])
+def test_temperature_of_old_and_new_drivers(here: Here, lost: str) -> None:
+    """Where the driver has only one of NVML's two functions for the temperature, that one is read.
+
+    https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html
+    """
+    here.write(f"missing {lost}\ngpu\n temperature 66")
+    assert [each.temperature_c for each in gauges()] == [66]
+
+
+@pytest.mark.parametrize("code", [1, 3, 4, 13, 15, 16, 24, 555, 999])
+def test_a_gauge_that_fails(here: Here, code: int) -> None:
+    """A gauge that fails is None; the other gauges are there, and the GPU is free."""
+    whole = Gauges(0, 40, 30.0, 250.0)
+    for function, name in GAUGES.items():
+        here.write(f"gpu\nfail {function} 0 {code}")
+        assert gauges() == [whole._replace(**{name: None})]
+    both = "".join(f"fail nvmlDeviceGetTemperature{v} 0 {code}\n" for v in ("", "V"))
+    here.write(f"gpu\n{both}")
+    assert gauges() == [whole._replace(temperature_c=None)]
+    here.write(f"gpu\n{both}fail nvmlDeviceGetComputeMode 0 15")
+    (row,) = reserve_gpu.status().rows
+    assert (row.state, row.power_w) == (State.BROKEN, None)
 
 
 def test_driver_version(here: Here) -> None:

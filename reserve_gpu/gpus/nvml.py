@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from reserve_gpu import host
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.bindings import NOT_OFFERED, Bindings, Code, DeviceError
-from reserve_gpu.model import GRAPHICS, Device, Fault, Process, State, Usage
+from reserve_gpu.model import GRAPHICS, Device, Fault, Gauges, Process, State, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,6 +37,10 @@ NO_INSTANCE = frozenset({Code.NOT_FOUND})  # gaps in the numbering of the instan
 # By the kind of processes, as in `RunningProcesses` of NVML's names; the strongest kind first.
 KINDS = {"compute": "Compute", "MPS": "MPSCompute", GRAPHICS: "Graphics"}
 COMPUTING = ("compute", "MPS")
+
+# The second will be gone with CUDA 14; the first is missing before R570 and from older bindings.
+TEMPERATURES = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
+TEMPERATURE_GPU = 0  # NVML_TEMPERATURE_GPU
 
 P2P_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
 P2P_OK = 0  # NVML_P2P_STATUS_OK
@@ -149,11 +153,10 @@ class Nvml:
         self._require(device)
         return self._driver.run(self._read_usage, device, limit_s=limit_s)
 
-    def look(self, device: Device) -> tuple[Usage, list[Process], int | None]:
-        """All that people want to see: usage, processes of all kinds, utilisation in percent.
+    def look(self, device: Device) -> tuple[Usage, list[Process], Gauges]:
+        """All that people want to see: usage, processes of all kinds, gauges.
 
-        In one reading, as each takes a change to the worker thread and back. The utilisation is
-        None where it is not reported.
+        In one reading, as each takes a change to the worker thread and back.
         Raises DeviceError as `usage`.
         """
         self._require(device)
@@ -253,12 +256,12 @@ class Nvml:
         part = self._driver.decoration("nvmlDeviceGetComputeInstanceId", handle)
         return gpu_uuid, f"MIG-{gpu_uuid}/{gpu_instance}/{part}"
 
-    def _read_all(self, device: Device) -> tuple[Usage, list[Process], int | None]:
+    def _read_all(self, device: Device) -> tuple[Usage, list[Process], Gauges]:
         handle, _ = self._handles[device.uuid]
         graphics = self._read_list(handle, GRAPHICS)
         usage = self._read_usage(device, graphics)
         processes = _distinct([*self._read_computing(device), *graphics])
-        return usage, processes, self._read_utilisation(device)
+        return usage, processes, self._read_gauges(device)
 
     def _read_usage(self, device: Device, graphics: list[Process] | None = None) -> Usage:
         """graphics: those processes, where they were read already."""
@@ -293,11 +296,24 @@ class Nvml:
         name = f"nvmlDeviceGet{kind}RunningProcesses"
         return self._driver.process_count(handle, name, absent=NO_PROCESS_LIST)
 
-    def _read_utilisation(self, device: Device) -> int | None:
-        """How busy it was lately, in percent of the time."""
-        handle, _ = self._handles[device.uuid]
-        with suppress(DeviceError):
-            return int(self._driver.ask("nvmlDeviceGetUtilizationRates", handle).gpu)
+    def _read_gauges(self, device: Device) -> Gauges:
+        """What decides nothing, so that one that fails costs that one alone."""
+        handle, gpu = self._handles[device.uuid]
+        rates = self._read_first(("nvmlDeviceGetUtilizationRates",), handle)
+        power = self._read_first(("nvmlDeviceGetPowerUsage",), gpu)
+        limit = self._read_first(("nvmlDeviceGetEnforcedPowerLimit",), gpu)
+        return Gauges(
+            None if rates is None else int(rates.gpu),
+            self._read_first(TEMPERATURES, gpu, TEMPERATURE_GPU),
+            None if power is None else power / 1000,
+            None if limit is None else limit / 1000,
+        )
+
+    def _read_first(self, names: Iterable[str], *arguments: Any) -> Any:
+        """What the first of these functions answers that can; None where none can."""
+        for name in names:
+            with suppress(DeviceError):
+                return self._driver.ask(name, *arguments)
         return None
 
     def _read_computing(self, device: Device) -> list[Process]:

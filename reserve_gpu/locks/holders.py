@@ -125,6 +125,8 @@ def merge(record: dict[str, Any], pid: int | None, changed: float = 0.0) -> Hold
         label=_text(record.get("label")),
         index=index if type(index) is int else None,
         visible=_text(record.get("visible")),
+        command=_text(record.get("command")),
+        cwd=_text(record.get("cwd")),
         seen=pid is not None,
         confirmed=pid is not None and pid == claimed,
         elsewhere=pid is None and record.get("namespace") not in (None, host.pid_namespace()),

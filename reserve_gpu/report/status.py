@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 VERSION = 1  # of the JSON; names are only ever added to it
 PROCESS_FIELDS = ("pid", "user", "command", "memory_mib", "has_reserved", "kind")
 HOLDER_FIELDS = (
-    "pid", "user", "notebook", "note", "since", "last_cell", "confirmed", "elsewhere",
+    "pid", "user", "notebook", "command", "cwd", "note", "since", "last_cell", "confirmed",
+    "elsewhere",
 )  # fmt: skip
 COMPUTE_MODES: dict[int | None, str] = {
     ComputeMode.DEFAULT: "default",
@@ -178,7 +179,7 @@ def _row(
         next_in_queue=_next_in_queue(device, reservations.waiting),
     )
     try:
-        usage, processes, utilisation = nvml.look(device)
+        usage, processes, gauges = nvml.look(device)
     except DeviceError as error:
         state = State.RESERVED if row.holders else error.state
         return row._replace(state=state, reason=str(error), is_unreserved_use=None)
@@ -186,7 +187,7 @@ def _row(
         processes = _attributed(processes, row.holders, is_complete=not fault)
     row = row._replace(
         usage=usage,
-        utilisation=utilisation,
+        **gauges._asdict(),
         processes=tuple(process for process in processes if process.kind != GRAPHICS),
         graphics=tuple(process for process in processes if process.kind == GRAPHICS),
     )
@@ -285,6 +286,9 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "memory_total_mib": device.memory_mib if device else None,
         "memory_used_mib": row.usage.used_mib if row.usage else None,
         "utilisation_percent": row.utilisation,
+        "temperature_c": row.temperature_c,
+        "power_w": row.power_w,
+        "power_limit_w": row.power_limit_w,
         "compute_mode": COMPUTE_MODES.get(row.usage.mode) if row.usage else None,
         "processes": [_named(process, PROCESS_FIELDS) for process in row.processes + row.graphics],
         "holders": [_named(holder, HOLDER_FIELDS) for holder in row.holders],

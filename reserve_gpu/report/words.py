@@ -114,8 +114,8 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
     if is_own:
         line += ("this kernel" if holder.notebook else "this process", MARK), ": "
     line += ((shown(holder.user or "somebody"), STRONG),)
-    if holder.notebook:
-        line += ", ", (shown(holder.notebook, NOTEBOOK_LIMIT), STRONG)
+    if name := holder.notebook or holder.command:
+        line += ", ", (shown(name, NOTEBOOK_LIMIT), STRONG)
     if origin := _origin(holder):
         line += (f" ({origin})",)
     if asks:
@@ -144,8 +144,8 @@ def heat(row: Row) -> str:
 
 def person(holder: Holder) -> str:
     """`alice (train.ipynb)`: whom to talk to."""
-    user = shown(holder.user or "somebody")
-    return f"{user} ({shown(holder.notebook)})" if holder.notebook else user
+    user, name = shown(holder.user or "somebody"), holder.notebook or holder.command
+    return f"{user} ({shown(name)})" if name else user
 
 
 def users(processes: Sequence[Process]) -> str:

@@ -82,6 +82,33 @@ DEVICE_CALL(nvmlDeviceGetCurrPcieLinkGeneration, (handle_t device, unsigned *gen
 DEVICE_CALL(nvmlDeviceGetMaxPcieLinkGeneration, (handle_t device, unsigned *generation),
             number(it.gpu->generation, generation))
 
+/* ---- what the board measures ---------------------------------------------------------------- */
+
+struct temperature_v1 {
+    unsigned version, sensor;
+    int degrees;
+};
+
+static int temperature_v1(const struct gpu *gpu, struct temperature_v1 *to) {
+    enum { VERSION = sizeof *to | 1 << 24 };
+    if (!to || to->sensor) return INVALID_ARGUMENT;
+    if (to->version != VERSION) return ARGUMENT_VERSION_MISMATCH;
+    if (gpu->temperature == NONE) return NOT_SUPPORTED;
+    to->degrees = gpu->temperature;
+    return SUCCESS;
+}
+
+static int milliwatts(int watts, unsigned *to) {
+    return number(watts == NONE ? NONE : watts * 1000, to);
+}
+
+DEVICE_CALL(nvmlDeviceGetTemperature, (handle_t device, unsigned sensor, unsigned *degrees),
+            sensor ? INVALID_ARGUMENT : number(it.gpu->temperature, degrees))
+DEVICE_CALL(nvmlDeviceGetTemperatureV, (handle_t device, struct temperature_v1 *temperature),
+            temperature_v1(it.gpu, temperature))
+DEVICE_CALL(nvmlDeviceGetPowerUsage, (handle_t device, unsigned *power), milliwatts(it.gpu->power, power))
+DEVICE_CALL(nvmlDeviceGetEnforcedPowerLimit, (handle_t device, unsigned *limit), milliwatts(it.gpu->power_limit, limit))
+
 /* ---- gauges that no test depends on: plausible and constant ------------------------------- */
 
 static const unsigned long long mib = 1 << 20;
@@ -96,10 +123,6 @@ static int bar1(struct bar1 *memory) {
     return SUCCESS;
 }
 
-DEVICE_CALL(nvmlDeviceGetTemperature, (handle_t device, unsigned sensor, unsigned *degrees),
-            sensor ? INVALID_ARGUMENT : number(it.gpu->temperature, degrees))
-DEVICE_CALL(nvmlDeviceGetPowerUsage, (handle_t device, unsigned *milliwatts), number(30000, milliwatts))
-DEVICE_CALL(nvmlDeviceGetEnforcedPowerLimit, (handle_t device, unsigned *milliwatts), number(250000, milliwatts))
 DEVICE_CALL(nvmlDeviceGetPowerManagementLimit, (handle_t device, unsigned *milliwatts), number(250000, milliwatts))
 DEVICE_CALL(nvmlDeviceGetFanSpeed, (handle_t device, unsigned *percent), number(30, percent))
 DEVICE_CALL(nvmlDeviceGetClockInfo, (handle_t device, unsigned type, unsigned *mhz),

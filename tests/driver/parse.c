@@ -102,8 +102,8 @@ static void open_gpu(char *rest) {
     int position = now.scenario->gpus_count++;
     if (position == GPUS) wrong("more than %d GPUs", GPUS);
     now.gpu = &now.scenario->gpus[position];
-    *now.gpu = (struct gpu){.bus = position + 1, .width = 16, .generation = 3, .temperature = 40, .speed = 10,
-                            .minor = position, .numa = NONE, .slots = NONE, .major_capability = 8};
+    *now.gpu = (struct gpu){.bus = position + 1, .width = 16, .generation = 3, .temperature = 40, .power = 30,
+                            .power_limit = 250, .speed = 10, .minor = position, .numa = NONE, .slots = NONE, .major_capability = 8};
     open_device(&now.gpu->whole, 8192);
     strcpy(now.gpu->whole.name, "NVIDIA Stand-in");
     strcpy(now.gpu->vbios, "86.07.22.00.A8");
@@ -237,6 +237,8 @@ static const struct word {
     {"slots", OF_GPU, NUMBER, offsetof(struct gpu, slots), NULL, NULL},
     {"utilisation", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, utilisation), NULL, NULL},
     {"temperature", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, temperature), NULL, NULL},
+    {"power", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, power), NULL, NULL},
+    {"power-limit", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, power_limit), NULL, NULL},
     {"speed", OF_GPU, NUMBER, offsetof(struct gpu, speed), NULL, NULL},
     {"minor", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, minor), NULL, NULL},
     {"numa", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, numa), NULL, NULL},

@@ -36,7 +36,7 @@ struct gpu {
     struct device whole;
     unsigned domain, bus, slot, function;          /* the PCI address */
     char vbios[TEXT];
-    int width, generation, mode, utilisation, temperature, speed, minor, numa;
+    int width, generation, mode, utilisation, temperature, power, power_limit, speed, minor, numa;
     int major_capability, minor_capability;
     int mig, slots;
     enum link links[GPUS];

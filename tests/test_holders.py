@@ -1,0 +1,121 @@
+"""What a holder is called: its notebook, its command and its directory, each apart."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu import host
+from reserve_gpu.model import Holder
+from reserve_gpu.report import words
+from tests.machine import Child
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.here import Here
+
+SCRIPT = """
+import json, sys
+import reserve_gpu
+reserve_gpu.reserve("0")
+print(json.dumps(reserve_gpu.status().to_dict()["devices"][0]["holders"]))
+"""
+US = (sys.executable, "-m", "reserve_gpu")
+
+
+@pytest.mark.parametrize(
+    ("words", "short"),
+    [
+        (["/usr/bin/python3.11", "/home/alice/thesis/train.py", "--epochs", "3"],
+         "python3.11 train.py --epochs 3"),
+        (["python", "-u", "-X", "dev", "train.py"], "python -u -X dev train.py"),
+        (["python", "-u", "/srv/train.py"], "python -u train.py"),
+        (["python3", "-m", "torch.distributed.run", "/srv/train.py"],
+         "python3 -m torch.distributed.run /srv/train.py"),
+        (["python3", "-c", "import x\nx.y(1 / 2)"], "python3 -c import x x.y(1 / 2)"),
+        (["/venv/bin/python", "/venv/bin/ipython", "--pylab"], "ipython --pylab"),
+        (["/opt/app/run", "/data/set"], "run set"),
+        (["python"], "python"),
+        (["", ""], None),
+        ([], None),
+    ],
+)  # fmt: skip
+def test_a_command_in_short(words: Sequence[str], short: str | None) -> None:
+    """A command is called by the names of its program and its script, and by its arguments."""
+    assert host.command(words) == short
+
+
+@pytest.mark.parametrize("argument", ["x" * 5000, "\x1b]0;title\x07", "a\n\u2028b", "\udfff"])
+def test_a_command_is_fit_to_print(argument: str) -> None:
+    """Whatever its arguments are, a command is one short line that can be printed."""
+    command = host.command(["python", "train.py", argument])
+    assert command
+    assert command.startswith("python train.py")
+    assert command.isprintable()
+    assert len(command) <= 200
+
+
+@pytest.mark.process
+def test_a_script(here: Here) -> None:
+    """A script's holder has no notebook; its command and its directory stand apart."""
+    (here.folder / "train.py").write_text(SCRIPT)
+    done = here.command(sys.executable, str(here.folder / "train.py"), "--epochs", "3")
+    (holder,) = json.loads(done.stdout)
+    assert holder["notebook"] is None
+    assert holder["command"] == f"{os.path.basename(sys.executable)} train.py --epochs 3"
+    assert holder["cwd"] == str(here.folder)
+
+
+@pytest.mark.process
+def test_the_directory_is_gone(here: Here) -> None:
+    """Who works in a directory that was deleted reserves as ever, and has none."""
+    code = "import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')"
+    done = here.python(code + SCRIPT)
+    (holder,) = json.loads(done.stdout)
+    assert holder["cwd"] is None
+    assert holder["command"].startswith(f"{os.path.basename(sys.executable)} -c import os;")
+
+
+@pytest.mark.process
+def test_what_run_has_started(here: Here) -> None:
+    """Behind `reserve-gpu run` it is the command that is named, not ours nor the notebook's."""
+    environ = here.environ(JPY_SESSION_NAME="/home/alice/train.ipynb")
+    child = Child(environ, here.folder, *US, "run", "--")
+    try:
+        (holder,) = reserve_gpu.status().rows[0].holders
+    finally:
+        child.kill()
+    assert holder.notebook is None
+    assert holder.command == f"{os.path.basename(sys.executable)} child.py"
+    assert f", {holder.command} (pid {child.pid})" in words.holder(holder)
+
+
+def test_a_notebook(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook is named by its file, and so it is shown; its command is known beside it."""
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/alice/train.ipynb")
+    monkeypatch.setattr(sys, "orig_argv", ["/bin/python", "/bin/jupyter", "run"])
+    reserve_gpu.reserve("0")
+    (holder,) = reserve_gpu.status().rows[0].holders
+    assert (holder.notebook, holder.command) == ("train.ipynb", "jupyter run")
+    assert holder.cwd == str(here.folder)
+    assert ", train.ipynb (pid" in words.holder(holder)
+    assert words.person(holder).endswith(" (train.ipynb)")
+
+
+def test_a_record_of_an_older_version(here: Here) -> None:
+    """A record that has the directory for a notebook, and nothing else, is read as it is."""
+    with here.rival(notebook="~/thesis"):
+        (holder,) = reserve_gpu.status().rows[0].holders
+    assert (holder.notebook, holder.command, holder.cwd) == ("~/thesis", None, None)
+    assert ", ~/thesis (pid" in words.holder(holder)
+
+
+def test_nothing_is_known() -> None:
+    """Who is named by no record at all is somebody."""
+    assert words.holder(Holder()) == "reserved by somebody"
