@@ -7,6 +7,8 @@ import re
 import shutil
 import sys
 from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, TextIO
 from unicodedata import combining, east_asian_width
 
@@ -38,7 +40,7 @@ PLAIN_COLUMNS = 4000  # so wide that no line is broken where there is no termina
 
 def plain(layout: Layout) -> str:
     """The picture without colours, each line in one piece."""
-    return "\n".join(lines(layout, PLAIN_COLUMNS, is_coloured=False))
+    return _in_its_letters("\n".join(lines(layout, PLAIN_COLUMNS, is_coloured=False)), sys.stdout)
 
 
 def text(layout: Layout, stream: TextIO | None = None) -> str:
@@ -50,12 +52,7 @@ def text(layout: Layout, stream: TextIO | None = None) -> str:
     is_terminal = hasattr(stream, "isatty") and stream.isatty()
     width = size(stream)[0] if is_terminal else PLAIN_COLUMNS
     made = "\n".join(lines(layout, width, is_coloured=is_terminal))
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    if encoding.lower().startswith("utf"):
-        return made
-    for letter, instead in ASCII.items():
-        made = made.replace(letter, instead)
-    return made.encode(encoding, "replace").decode(encoding)
+    return _in_its_letters(made, stream)
 
 
 def size(stream: TextIO) -> tuple[int, int]:
@@ -91,6 +88,16 @@ def cut(text: str, width: int, end: str = "\N{HORIZONTAL ELLIPSIS}") -> str:
     return f"{kept.rstrip()}{end}"
 
 
+def _in_its_letters(text: str, stream: TextIO) -> str:
+    """The text with those letters that the stream can write."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    if encoding.lower().startswith("utf"):
+        return text
+    for letter, instead in ASCII.items():
+        text = text.replace(letter, instead)
+    return text.encode(encoding, "replace").decode(encoding)
+
+
 def _lines(layout: Layout, width: int) -> Iterator[Line]:
     for line in layout.head:
         yield from _wrapped(line, width)
@@ -109,10 +116,12 @@ def _table(entries: Sequence[Entry], width: int) -> Iterator[Line]:
     rows = [_cells(entry) for entry in entries]
     longest = max(_width_of_line(entry.who) for entry in entries)
     widths = _widths(rows, width, longest)
-    yield _row(HEAD, dict.fromkeys(range(len(HEAD)), FAINT), widths, HEAD[-1])
+    has_room = sum(widths) + width_of(HEAD[-1]) <= width
+    styles = dict.fromkeys(range(len(HEAD)), FAINT)
+    yield _row(HEAD, styles, widths, HEAD[-1] if has_room else "")
     for entry, cells in zip(entries, rows, strict=True):
         who, below = entry.who, list(entry.more)
-        if sum(widths) + _width_of_line(who) > width:
+        if who and sum(widths) + _width_of_line(who) > width:
             who, below = (), [entry.who, *below]
         styles = {BARS: FAINT, STATE: STATES.get(entry.state, OTHER_STATE) if entry.state else ""}
         if entry.is_mine:
@@ -137,7 +146,9 @@ def _widths(rows: Sequence[Sequence[str]], width: int, longest: int) -> list[int
     if sum(widths) + longest > width >= sum(widths) - widths[BARS] + longest:
         widths[BARS] = 0
     room = width + GAP
-    for column in (BARS, USE, MEMORY):
+    if sum(widths) > room:
+        widths[BARS] = 0
+    for column in (USE, MEMORY):
         if sum(widths) - max(0, widths[NAME] - LEAST_NAME - GAP) > room:
             widths[column] = 0
     widths[NAME] = max(1 + GAP, min(widths[NAME], room - sum(widths) + widths[NAME]))
@@ -197,7 +208,8 @@ def _styled(line: Line, *, is_coloured: bool) -> str:
     made = ""
     text = "".join(words for words, _ in map(_part, line)).rstrip()
     left = len(text)
-    for words, style in map(_part, line):
+    for style, parts in groupby(map(_part, line), key=itemgetter(1)):
+        words = "".join(words for words, _ in parts)
         shown, left = words[:left], left - len(words[:left])
         code = STYLES.get(style, style)
         made += f"\x1b[{code}m{shown}\x1b[0m" if is_coloured and code and shown else shown

@@ -58,6 +58,11 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes else f"{int(seconds)} s"
 
 
+def time_since(moment: float, now: float) -> float | None:
+    """The seconds since a moment that somebody noted, None if it lies in the future."""
+    return max(0.0, now - moment) if moment < now + CLOCK_SKEW_S else None
+
+
 def time_limit(seconds: float) -> str:
     """A duration that somebody asked for: as above, and `0.2 s` where it is below a second."""
     return duration(seconds) if seconds >= 1 else f"{seconds:.2g} s"
@@ -120,8 +125,9 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
         line += (f" ({origin})",)
     if asks:
         line += (" has waited for ", FAINT), (shown(asks), STRONG)
-    if holder.since is not None and holder.since < now + CLOCK_SKEW_S:
-        line += (f" for {duration(max(0.0, now - holder.since))}",)
+    seconds = None if holder.since is None else time_since(holder.since, now)
+    if seconds is not None:
+        line += (f" for {duration(seconds)}",)
     line += more
     if holder.note:
         line += ": ", (shown(holder.note), STRONG)
