@@ -59,7 +59,7 @@ def _words(request: Request) -> Iterator[str]:
         yield f"--exclude {' '.join(map(shlex.quote, request.exclude))}"
     if request.share:
         yield "--share"
-    if request.note:
+    if request.note and request.note.isprintable():
         yield f"--note {shlex.quote(request.note)}"
 
 
@@ -84,4 +84,4 @@ def _arguments(request: Request) -> Iterator[str]:
 def _size(mib: float) -> str:
     """`16GiB`, or all of it in MiB: what is typed must ask for as much again."""
     gib = mib / 1024
-    return f"{gib:.0f}GiB" if gib.is_integer() else f"{mib:.12g}MiB"
+    return f"{gib:.0f}GiB" if gib.is_integer() else f"{mib:.15g}MiB"

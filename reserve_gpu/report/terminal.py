@@ -10,10 +10,11 @@ from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, TextIO
-from unicodedata import combining, east_asian_width
+from unicodedata import category, east_asian_width
 
 from reserve_gpu.model import State
 from reserve_gpu.report.words import FAINT, MARK, QUEUE_TITLE, STRONG, TITLES
+from reserve_gpu.report.words import plain as text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,6 +27,10 @@ STYLES = {STRONG: "1", FAINT: "2", MARK: "1;36"}
 STATES = {State.FREE: "1;32", State.RESERVED: "1;33", State.AWAITED: "1;33", State.BUSY: "1;31"}
 OTHER_STATE = "1;35"
 BAR = 8  # columns
+OVER = (
+    "Mn",
+    "Me",
+)  # Unicode's categories of what stands on another letter, in no column of its own
 FULL, LIGHT = "\N{FULL BLOCK}", "\N{LIGHT SHADE}"
 # In place of letters that not every encoding has; the others become question marks.
 ASCII = {FULL: "#", LIGHT: ".", "\N{HORIZONTAL ELLIPSIS}": "...", " \N{DEGREE SIGN}C": " C"}
@@ -74,7 +79,7 @@ def width_of(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(
-        0 if combining(letter) else 1 + (east_asian_width(letter) in "WF") for letter in text
+        0 if category(letter) in OVER else 1 + (east_asian_width(letter) in "WF") for letter in text
     )
 
 
@@ -151,7 +156,8 @@ def _widths(rows: Sequence[Sequence[str]], width: int, longest: int) -> list[int
     for column in (USE, MEMORY):
         if sum(widths) - max(0, widths[NAME] - LEAST_NAME - GAP) > room:
             widths[column] = 0
-    widths[NAME] = max(1 + GAP, min(widths[NAME], room - sum(widths) + widths[NAME]))
+    if widths[NAME]:
+        widths[NAME] = max(1 + GAP, min(widths[NAME], room - sum(widths) + widths[NAME]))
     return widths
 
 
@@ -181,23 +187,24 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 
 
 def _wrapped(line: Line, width: int, indent: int = 0) -> Iterator[Line]:
-    """The line in as many as it takes; broken between words, never in one."""
+    """The line in as many as it takes; broken between words, and in one only if it has no room."""
+    letters = [(letter, style) for words, style in map(_part, line) for letter in words]
     row: Line = ()
     used = indent
-    for part in line:
-        words, style = _part(part)
-        for word in re.findall(r"\S+\s*|\s+", words):
-            word = cut(word, width - indent)  # noqa: PLW2901
-            if used > indent and used + width_of(word.rstrip()) > width:
+    for match in re.finditer(r"\S+\s*|\s+", text_of(tuple(letters))):
+        word = tuple(letters[slice(*match.span())])
+        has_room = width_of(match[0].rstrip()) <= width - indent
+        for piece in [word] if has_room else [(letter,) for letter in word]:
+            if used > indent and used + width_of(text_of(piece).rstrip()) > width:
                 yield (" " * indent, *row)
                 row, used = (), indent
-            row += ((word, style),)
-            used += width_of(word)
+            row += piece
+            used += width_of(text_of(piece))
     yield (" " * indent, *row)
 
 
 def _width_of_line(line: Line) -> int:
-    return sum(width_of(_part(part)[0]) for part in line)
+    return width_of(text_of(line))
 
 
 def _part(part: str | tuple[str, str]) -> tuple[str, str]:
@@ -206,8 +213,7 @@ def _part(part: str | tuple[str, str]) -> tuple[str, str]:
 
 def _styled(line: Line, *, is_coloured: bool) -> str:
     made = ""
-    text = "".join(words for words, _ in map(_part, line)).rstrip()
-    left = len(text)
+    left = len(text_of(line).rstrip())
     for style, parts in groupby(map(_part, line), key=itemgetter(1)):
         words = "".join(words for words, _ in parts)
         shown, left = words[:left], left - len(words[:left])
