@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         def brief(self) -> str:
             """What happened, in one line."""
 
-        def show(self) -> None:
+        def show(self, *, has_head: bool = True) -> None:
             """Show it as what a cell displays."""
 
         def to_text(self, stream: TextIO | None = None) -> str:
@@ -79,7 +79,7 @@ class NoFreeDeviceError(ReserveGPUError):
         """Let IPython show the picture, and as the error itself what happened, in one line."""
         if self.picture is None:
             return super()._render_traceback_()
-        self.picture.show()
+        self.picture.show(has_head=False)
         return [self.picture.brief]
 
 
