@@ -175,7 +175,7 @@ class Case:
     def lines_of(self, label: str) -> list[str]:
         """What the message says of the device: its line in the picture, or where it is named."""
         number = label.removeprefix("GPU")
-        of_device = re.compile(rf" *{number}  |.*\b{label}\b")
+        of_device = re.compile(rf" *{number}(:\d+)?  |.*\b{label}\b")
         return [line for line in self.text.splitlines() if of_device.match(line)]
 
     def is_told(self, label: str, error: str) -> bool:

@@ -1,4 +1,4 @@
-"""A notebook on every machine people have: the rows of README's table "Where it works".
+"""A notebook on every machine people have: the rows of the table in docs/machines.md.
 
 What users, kernels, locks and single readings have to do with it is in the tests of their own.
 """
@@ -959,13 +959,13 @@ def test_sharing_prefers_the_free_then_the_emptiest(here: Here) -> None:
             reserve_gpu.release()
 
 
-# -- README ----------------------------------------------------------------------------------------
+# -- the page --------------------------------------------------------------------------------------
 
 
-def test_readmes_table_names_tests_that_are_there() -> None:
+def test_the_table_names_tests_that_are_there() -> None:
     """Each row of "Where it works" names tests that exist, files of them, or what is not tested."""
-    section = (ROOT / "README.md").read_text().partition("## Where it works\n")[2]
-    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| ")]
+    page = (ROOT / "docs" / "machines.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
     assert len(rows) > 15
     for row in rows[2:]:
         named = re.findall(r"`(test_\w+\.py)(?:::(test_\w+))?`", row.split(" | ")[-1])
