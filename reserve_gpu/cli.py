@@ -71,7 +71,7 @@ class Command(NamedTuple):
 
 def _status(arguments: Namespace) -> int:
     status = api.look(SHELL)
-    _show(status, status.to_text(), arguments)
+    _show(status, status.to_text(arguments.color), arguments)
     return 0
 
 
@@ -109,7 +109,10 @@ COMMANDS = (
         takes_command=True,
     ),
     Command(
-        "status", "Show every GPU, who uses it and who has reserved it.", (options.JSON,), _status
+        "status",
+        "Show every GPU, who uses it and who has reserved it.",
+        (options.JSON, options.COLOR),
+        _status,
     ),
     Command(
         "check",
