@@ -21,7 +21,13 @@ class State(Enum):
     PROHIBITED = "prohibited"  # its compute mode lets nobody use it
     UNKNOWN = "unknown"  # whether it is idle or reserved can't be seen
     BROKEN = "broken"  # the driver can't use it
+    DENIED = "no permission"  # this user may not use it
+    EMPTY = "no instance"  # MIG is on, and there is no instance
     UNFIT = "unfit"  # not what was asked for
+
+
+# What ends only when somebody changes something.
+STUCK = frozenset({State.BROKEN, State.DENIED, State.EMPTY, State.PROHIBITED})
 
 
 class ComputeMode:
@@ -94,6 +100,7 @@ class Fault(NamedTuple):
     index: int  # type: ignore[assignment]
     reason: str
     instance: int | None = None
+    state: State = State.BROKEN
 
     @property
     def number(self) -> str:

@@ -19,6 +19,7 @@ from reserve_gpu import host
 from reserve_gpu.errors import DriverError, NoDriverError, shown
 from reserve_gpu.gpus.worker import HangError, Worker
 from reserve_gpu.interrupts import no_fork
+from reserve_gpu.model import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,11 +92,15 @@ NO_THREAD = (
 
 
 class DeviceError(Exception):
-    """A driver call that failed. code: what NVML answered, None where it gave no answer."""
+    """A driver call that failed.
+
+    code: what NVML answered, None where it gave no answer. state: what that makes of the device.
+    """
 
     def __init__(self, reason: str, code: int | None = None) -> None:
         super().__init__(reason)
         self.code = code
+        self.state = State.DENIED if code == Code.NO_PERMISSION else State.BROKEN
 
 
 class Bindings:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from reserve_gpu import host
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.bindings import NOT_OFFERED, Bindings, Code, DeviceError
-from reserve_gpu.model import GRAPHICS, Device, Fault, Gauges, Process, Usage
+from reserve_gpu.model import GRAPHICS, Device, Fault, Gauges, Process, State, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -139,7 +139,7 @@ class Nvml:
             try:
                 known = self._driver.run(self._read_gpu, index)
             except DeviceError as error:
-                known = [Fault(index, str(error))]
+                known = [Fault(index, str(error), state=error.state)]
             self._devices[index] = known
         return list(known)
 
@@ -200,7 +200,7 @@ class Nvml:
         if not is_split:
             return [self._read_device(index, gpu, gpu)]
         return self._read_instances(index, gpu) or [
-            Fault(index, "MIG is on, but it has no MIG instances")
+            Fault(index, "MIG is on, but it has no MIG instances", state=State.EMPTY)
         ]
 
     def _read_instances(self, index: int, gpu: Any) -> list[Device | Fault]:
@@ -221,7 +221,7 @@ class Nvml:
             )
             return None if handle is None else self._read_device(index, handle, gpu, slot)
         except DeviceError as error:
-            return Fault(index, str(error), slot)
+            return Fault(index, str(error), slot, error.state)
 
     def _read_device(self, index: int, handle: Any, gpu: Any, slot: int | None = None) -> Device:
         """What is at that place; the same as before where it is asked again for another's fault."""

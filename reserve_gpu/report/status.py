@@ -184,7 +184,8 @@ def _row(
     try:
         usage, processes, gauges = nvml.look(device)
     except DeviceError as error:
-        return row._replace(reason=str(error), is_unreserved_use=None)
+        state = State.RESERVED if row.holders else error.state
+        return row._replace(state=state, reason=str(error), is_unreserved_use=None)
     if nvml.sees_all:
         processes = _attributed(processes, row.holders, is_complete=not fault)
     row = row._replace(
@@ -204,7 +205,7 @@ def _lost_row(fault: Fault, others: Sequence[Holder]) -> Row:
         if holder.label == fault.label
         or (holder.index == fault.index and fault.instance is None)  # the GPU of an instance
     ]
-    return _unread(fault, holders)._replace(reason=fault.reason)
+    return _unread(fault, holders)._replace(state=fault.state, reason=fault.reason)
 
 
 def _unread(device: Device | Fault, holders: Iterable[Holder]) -> Row:

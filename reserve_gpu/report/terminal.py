@@ -134,14 +134,17 @@ def _table(entries: Sequence[Entry], width: int) -> Iterator[Line]:
 def _widths(rows: Sequence[Sequence[str]], width: int, longest: int) -> list[int]:
     """How wide each column is with the gap behind it, 0 for one that is left out.
 
-    longest: the width of what is said of people, which matters more than temperatures.
+    longest: how wide what is said of people is.
     """
     widths = []
     for title, *cells in zip(HEAD, *rows, strict=False):
         widest = max(map(width_of, cells))
         widths.append(max(widest, width_of(title)) + GAP if widest else 0)
+    # What people have is worth more than how warm it is, and than bars.
     if width < HEAT_FROM or sum(widths) + longest > width:
         widths[HEAT] = 0
+    if sum(widths) + longest > width >= sum(widths) - widths[BARS] + longest:
+        widths[BARS] = 0
     room = width + GAP
     for column in (BARS, USE, MEMORY):
         if sum(widths) - max(0, widths[NAME] - LEAST_NAME - GAP) > room:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus.usage import is_usable, judge
-from reserve_gpu.model import ComputeMode, Fault, Holder, State, Unfit
+from reserve_gpu.model import STUCK, ComputeMode, Fault, Holder, State, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,8 +151,7 @@ def person(holder: Holder) -> str:
 def users(processes: Sequence[Process]) -> str:
     """`bob, python (pid 9876)`, for the first few processes."""
     words = [
-        _process(process, has_memory=len(processes) > 1)
-        for process in processes[:LISTED_PROCESSES]
+        _process(process, has_memory=len(processes) > 1) for process in processes[:LISTED_PROCESSES]
     ]
     if more := len(processes) - len(words):
         words.append(f"{more} more")
@@ -210,7 +209,7 @@ def _obstacle(refusal: Refusal) -> str:
         awaited = holder(refusal.holder or Holder(), "awaited")
         return "; ".join(filter(None, [_use_beside(refusal), awaited]))
     if refusal.fault:
-        kind = "can't be read" if state is State.BROKEN else state.value
+        kind = "can't be read" if state in STUCK else state.value
         return f"{kind}: {shown(refusal.fault, REASON_LIMIT)}"
     return use(state, refusal.usage, refusal.processes or ())
 
@@ -233,7 +232,7 @@ def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
 
 def is_trouble(states: Sequence[State], needed: int = 1) -> bool:
     """Whether too few of the devices in these states can come free unless somebody mends one."""
-    stuck = states.count(State.BROKEN) + states.count(State.PROHIBITED)
+    stuck = sum(state in STUCK for state in states)
     return stuck > 0 and len(states) - stuck < needed
 
 

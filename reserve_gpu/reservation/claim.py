@@ -261,7 +261,7 @@ def _take(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) ->
     if reason := policy.unfit(device, request, claim.driver):
         return Refusal(device, State.UNFIT, unfit=reason, fault=fault)
     if isinstance(device, Fault):
-        return Refusal(device, State.BROKEN, fault=fault)
+        return Refusal(device, device.state, fault=fault)
     own = claim.held.get(device.uuid)
     if own and own.shared == request.share:
         return Locked(device, own)
@@ -291,7 +291,7 @@ def _look(
     try:
         reading = claim.gpus.usage(device, limit_s)
     except DeviceError as error:
-        return Refusal(device, State.BROKEN, fault=str(error))
+        return Refusal(device, error.state, fault=str(error))
     state = usage.judge(reading, claim.idle_mib)
     if claim.is_taking_back:  # this process itself may be on it
         return Locked(device, lock, state, reading, sharers)

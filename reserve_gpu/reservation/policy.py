@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus import names, usage
-from reserve_gpu.model import Device, Fault, State, Unfit
+from reserve_gpu.model import STUCK, Device, Fault, State, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -178,6 +178,6 @@ def next_look_s(refusals: Sequence[Refusal], *, is_lively: bool, is_told: bool) 
     if is_lively:
         return LIVELY_LOOK_S
     # No notice tells of use that ends, nor that somebody ahead in the queue is stopped.
-    untold = {State.BUSY, State.UNKNOWN, State.BROKEN, State.PROHIBITED, State.AWAITED}
+    untold = {State.BUSY, State.UNKNOWN, State.AWAITED, *STUCK}
     states = {refusal.state for refusal in refusals if not refusal.would_be_taken}
     return QUIET_S if is_told and states.isdisjoint(untold) else LOOK_S
