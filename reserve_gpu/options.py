@@ -78,6 +78,17 @@ REQUEST_THAT_GOES_ON = tuple(option for option in REQUEST if option is not OPTIO
 JSON = Option("--json", action="store_true", help="as JSON, for programs")
 PYTHON = Option("--python", metavar="PATH", help="ask the frameworks of another Python than this")
 
+# One value with --json, which says the same in short.
+FORMAT = Option(
+    "--format",
+    choices=("text", "json", "html", "prometheus"),
+    default="text",
+    help="text (the default), json (for programs), html (a page that loads itself again), "
+    "prometheus (for node_exporter's textfile collector)",
+)
+STATUS_JSON = Option(
+    "--json", dest="format", action="store_const", const="json", help="--format json"
+)
 COLOR = Option(
     "--color",
     choices=colour.CHOICES,
