@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu import command, errors, options
 from reserve_gpu.options import Option, Parser
+from reserve_gpu.report import page, prometheus
 from reserve_gpu.report.faces import SHELL
 from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import api
@@ -71,7 +72,10 @@ class Command(NamedTuple):
 
 def _status(arguments: Namespace) -> int:
     status = api.look(SHELL)
-    _show(status, status.to_text(), arguments)
+    if arguments.format == "text":
+        _print(status.to_text(arguments.color))
+    else:
+        _print(FORMATS[arguments.format](status), "utf-8")
     return 0
 
 
@@ -80,7 +84,7 @@ def _check(arguments: Namespace) -> int:
 
     with Live(sys.stderr) as live:
         result = check(python=arguments.python, progress=live.show_check)
-    _show(result, str(result), arguments)
+    _print(_json(result) if arguments.json else str(result))
     return 0 if result.is_well else DOES_NOT_FIT
 
 
@@ -109,7 +113,10 @@ COMMANDS = (
         takes_command=True,
     ),
     Command(
-        "status", "Show every GPU, who uses it and who has reserved it.", (options.JSON,), _status
+        "status",
+        "Show every GPU, who uses it and who has reserved it.",
+        (options.FORMAT, options.STATUS_JSON, options.COLOR),
+        _status,
     ),
     Command(
         "check",
@@ -206,21 +213,29 @@ def _complete(parser: Parser) -> None:
         argcomplete.autocomplete(parser, exclude=hidden)
 
 
-def _show(result: Status | Check, text: str, arguments: Namespace) -> None:
-    if arguments.json:
-        import json
+def _json(result: Status | Check) -> str:
+    import json
 
-        _print(json.dumps(result.to_dict(), indent=2))
-    else:
-        _print(text)
+    return json.dumps(result.to_dict(), indent=2)
 
 
-def _print(text: str) -> None:
-    """Print what was asked for. A reader that goes away ends this quietly, as it does `ls`."""
+# What the status is given out as, besides text.
+FORMATS: dict[str, Callable[[Status], str]] = {
+    "json": _json,
+    "html": page.page,
+    "prometheus": prometheus.text,
+}
+
+
+def _print(text: str, encoding: str | None = None) -> None:
+    """Print what was asked for. A reader that goes away ends this quietly, as it does `ls`.
+
+    encoding: that of the format, None for what people here read.
+    """
     if hasattr(signal, "SIGPIPE"):  # not on Windows
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-    print(text, flush=True)
+    sys.stdout.reconfigure(encoding=encoding, errors="replace")  # type: ignore[union-attr]
+    print(text.removesuffix("\n"), flush=True)
 
 
 def _version() -> str:

@@ -10,6 +10,7 @@ from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from reserve_gpu.errors import EXCUSED, RequestError, shown
+from reserve_gpu.report import colour
 from reserve_gpu.reservation import api
 from reserve_gpu.reservation.request import Deadline, parse
 
@@ -76,6 +77,24 @@ REQUEST_THAT_GOES_ON = tuple(option for option in REQUEST if option is not OPTIO
 
 JSON = Option("--json", action="store_true", help="as JSON, for programs")
 PYTHON = Option("--python", metavar="PATH", help="ask the frameworks of another Python than this")
+
+# One value with --json, which says the same in short.
+FORMAT = Option(
+    "--format",
+    choices=("text", "json", "html", "prometheus"),
+    default="text",
+    help="text (the default), json (for programs), html (a page that loads itself again), "
+    "prometheus (for node_exporter's textfile collector)",
+)
+STATUS_JSON = Option(
+    "--json", dest="format", action="store_const", const="json", help="--format json"
+)
+COLOR = Option(
+    "--color",
+    choices=colour.CHOICES,
+    default=colour.AUTO,
+    help="auto (in a terminal; the default), always (as under watch --color) or never",
+)
 
 PLACES = (
     Option("--user", action="store_true", help="for this user; the default"),

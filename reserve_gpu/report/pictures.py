@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import State
-from reserve_gpu.report import html, layout, messages, terminal, words
+from reserve_gpu.report import colour, html, layout, messages, terminal, words
 from reserve_gpu.report.layout import Layout
 from reserve_gpu.report.words import MARK, REASON_LIMIT, STRONG, duration, listed
 
@@ -35,14 +35,19 @@ class Picture(NamedTuple):
         return terminal.plain(self.layout)
 
     def _repr_pretty_(self, printer: Any, _is_cycle: bool) -> None:  # noqa: FBT001 - IPython's
-        printer.text(self.to_text())
+        # A kernel has FORCE_COLOR set, for what cells start; text beside HTML has no colours.
+        color = colour.AUTO if terminal.is_terminal(sys.stdout) else colour.NEVER
+        printer.text(self.to_text(color=color))
 
     def _repr_html_(self) -> str:
         return html.html(self.layout)
 
-    def to_text(self, stream: TextIO | None = None) -> str:
-        """How it looks there, on standard output by default: coloured, and as wide as it is."""
-        return terminal.text(self.layout, stream)
+    def to_text(self, stream: TextIO | None = None, color: str = colour.AUTO) -> str:
+        """How it looks there, on standard output by default: coloured, and as wide as it is.
+
+        color: one of colour.CHOICES.
+        """
+        return terminal.text(self.layout, stream, color)
 
     def show(self, *, has_head: bool = True) -> None:
         """Show it as what a cell of this IPython displays. has_head: with its head lines."""

@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
-from reserve_gpu.report import pictures, terminal
+from reserve_gpu.report import colour, pictures, terminal
 from reserve_gpu.report.layout import Layout
 from reserve_gpu.report.pictures import Picture
 
@@ -87,6 +87,7 @@ class Terminal:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._is_coloured = colour.is_coloured(colour.AUTO, os.environ, is_terminal=True)
         self._lines_above = 0  # that were written, above the one with the cursor
 
     def show(self, frame: Frame | None) -> None:
@@ -95,7 +96,7 @@ class Terminal:
         if frame is not None:
             width, height = terminal.size(self._stream)
             width -= 1  # some terminals wrap in the last column
-            lines = terminal.lines(frame.picture.layout, width, is_coloured=True)
+            lines = terminal.lines(frame.picture.layout, width, is_coloured=self._is_coloured)
             if len(lines) >= height:
                 lines = [terminal.cut(frame.picture.brief, width, "...")]
         back = f"\x1b[{self._lines_above}A" if self._lines_above else ""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 from unicodedata import combining, east_asian_width
 
 from reserve_gpu.model import State
+from reserve_gpu.report import colour
 from reserve_gpu.report.words import FAINT, MARK, QUEUE_TITLE, STRONG, TITLES
 
 if TYPE_CHECKING:
@@ -43,21 +44,29 @@ def plain(layout: Layout) -> str:
     return "\n".join(lines(layout, PLAIN_COLUMNS, is_coloured=False))
 
 
-def text(layout: Layout, stream: TextIO | None = None) -> str:
-    """How it looks there, on standard output by default.
+def text(layout: Layout, stream: TextIO | None = None, color: str = colour.AUTO) -> str:
+    """How it looks there, on standard output by default; broken to the width of a terminal.
 
-    Coloured if that is a terminal, and broken to its width.
+    color: one of colour.CHOICES. In colours it is for a screen also where that is not seen from
+    here: `watch` says in COLUMNS how wide its own is.
     """
     stream = stream or sys.stdout
-    is_terminal = hasattr(stream, "isatty") and stream.isatty()
-    width = size(stream)[0] if is_terminal else PLAIN_COLUMNS
-    made = "\n".join(lines(layout, width, is_coloured=is_terminal))
+    is_there = is_terminal(stream)
+    is_coloured = colour.is_coloured(color, os.environ, is_terminal=is_there)
+    has_width = is_there or (is_coloured and "COLUMNS" in os.environ)
+    width = size(stream)[0] if has_width else PLAIN_COLUMNS
+    made = "\n".join(lines(layout, width, is_coloured=is_coloured))
     encoding = getattr(stream, "encoding", None) or "utf-8"
     if encoding.lower().startswith("utf"):
         return made
     for letter, instead in ASCII.items():
         made = made.replace(letter, instead)
     return made.encode(encoding, "replace").decode(encoding)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether it is a terminal; what stands in for standard output need not say."""
+    return hasattr(stream, "isatty") and stream.isatty()
 
 
 def size(stream: TextIO) -> tuple[int, int]:
