@@ -126,7 +126,8 @@ def _reserve(arguments: Namespace, face: faces.Face) -> None:
     with Live(sys.stderr) as live:
         outcome = options.reserve(arguments, face, live.show)
     excused = [error_text(outcome.excused)] if outcome.excused else []
-    say("\n".join([*outcome.warnings, *excused, outcome.text]))
+    warnings = [f"Warning: {text}" for text in outcome.warnings]
+    say("\n".join([*warnings, *excused, outcome.text]))
 
 
 def _names_device(word: str) -> bool:

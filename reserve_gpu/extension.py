@@ -148,9 +148,9 @@ def _note_cell(_result: ExecutionResult) -> None:
     if not _has_session():
         return
     with no_fork():
+        from reserve_gpu.report import pictures
         from reserve_gpu.reservation import api
-    for line in api.note_cell():
-        print(f"Warning: {line}")  # not on stderr, which notebooks show in red
+    pictures.warn(api.note_cell())
 
 
 def _show_interrupted(*about: Any, **_options: Any) -> None:

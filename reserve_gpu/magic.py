@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from IPython.core.error import UsageError
 
 from reserve_gpu import errors, options
-from reserve_gpu.report import messages
+from reserve_gpu.report import messages, pictures
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.reservation import api, environment
 from reserve_gpu.reservation.request import parse_duration
@@ -124,9 +124,7 @@ def _show(result: Status | Check, arguments: Namespace) -> None:
 def _reserve(arguments: Namespace) -> None:
     may_wait, before = arguments.wait is not None, api.current()
     outcome = _wait(arguments) if may_wait else options.reserve(arguments, MAGIC)
-    warnings = [f"Warning: {line}" for line in api.troubles()] if before else []
-    for line in outcome.warnings + warnings:
-        print(line)  # not on stderr, which notebooks show in red
+    pictures.warn(outcome.warnings + (api.troubles() if before else []))
     if isinstance(outcome.excused, errors.NoFreeDeviceError) and outcome.excused.picture:
         outcome.excused.picture.show()
     elif outcome.excused:

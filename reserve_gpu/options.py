@@ -181,12 +181,12 @@ def reserve(
     values = wishes(arguments)
     deadline = Deadline.after(values.pop("wait"))
     try:
-        reservation, texts = api.ask(parse(**values), deadline, progress, face)
+        reservation, texts, _ = api.ask(parse(**values), deadline, progress, face)
     except EXCUSED as error:
         if not getattr(arguments, "optional", False):  # not every command has the option
             raise
         return Outcome([], api.go_on_after(error), error)
-    return Outcome([f"Warning: {text}" for text in texts], str(reservation))
+    return Outcome(texts, str(reservation))
 
 
 def magic_help() -> str:

@@ -204,6 +204,16 @@ class Cell:
     traceback: list[str] = field(default_factory=list)
     values: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def shown(self) -> str:
+        """What was displayed, as text."""
+        return "\n".join(value["text/plain"] for value in self.values)
+
+    @property
+    def all(self) -> str:
+        """Whatever there is to read."""
+        return "\n".join([self.shown, self.stdout, self.stderr, *self.traceback])
+
 
 class Kernel:
     """A real kernel on a machine."""

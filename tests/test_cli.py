@@ -24,6 +24,7 @@ from tests.frameworks import STANDINS, installed
 from tests.locked import have, held
 from tests.machine import LIMIT_S, ROOT, Child, program
 from tests.processes import US, is_running, living, queue, wait_for
+from tests.reserving import of_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -211,7 +212,7 @@ def test_a_script_that_uses_low_descriptors_keeps_the_gpu(here: Here) -> None:
     us = " ".join(US)
     done = run(here, "0", "--", "sh", "-c", f"{opens}{again} {us} run 0 -- echo mine too")
     assert "mine too" not in done.stdout
-    assert "reserved by" in done.stderr
+    assert of_gpu(done.stderr).startswith("reserved: ")
 
 
 @pytest.mark.process
@@ -434,12 +435,13 @@ def test_nothing_free(here: Here, typed: CommandLine) -> None:
     with both(here):
         done = typed("run", "--", "echo", "ran")
     assert (done.code, done.stdout, done.argv) == (75, "", None)
-    first, *devices, last = done.stderr.splitlines()
+    first, *_, last = done.stderr.splitlines()
     assert first == "No free GPU devices: 2 of 2 are in use."
-    assert [line[:20] for line in devices] == ["  GPU0: reserved by ", "  GPU1: reserved by "]
-    assert all(f"rival.ipynb (pid {os.getpid()})" in line for line in devices)
-    assert last.startswith("GPU1 is reserved but idle: ask ")  # it was reserved first
-    assert last.endswith(" Or wait in the queue with reserve-gpu run --wait.")
+    for number in "01":
+        assert of_gpu(done.stderr, number).startswith("reserved: ")
+        assert f"rival.ipynb (pid {os.getpid()})" in of_gpu(done.stderr, number)
+    assert last.index("GPU1, idle") < last.index("GPU0, idle")  # it was reserved first
+    assert last.endswith(" Or wait in the queue: reserve-gpu run --wait -- echo ran")
     assert "--share" not in done.stderr
 
 
@@ -472,7 +474,7 @@ def test_optional(here: Here, typed: CommandLine) -> None:
         done = typed("run", "--optional", "--", "env")
     assert (done.argv, done.visible) == (["env"], "")
     assert done.stderr.startswith("No free GPU devices")
-    assert done.stderr.endswith("CUDA_VISIBLE_DEVICES = ''\nGoing on without a GPU.\n")
+    assert done.stderr.endswith("\nGoing on without a GPU.\n")
 
 
 @pytest.mark.process
@@ -539,7 +541,7 @@ def test_a_wait_in_a_log(here: Here) -> None:
 
 @pytest.mark.process
 def test_a_wait_on_a_terminal(here: Here) -> None:
-    """On a terminal a wait is one line on stderr that is replaced, and gone at the end."""
+    """On a terminal a wait is a picture on stderr that is replaced, and gone at the end."""
     terminal, end = pty.openpty()
     said = b""
     with (
@@ -556,9 +558,11 @@ def test_a_wait_on_a_terminal(here: Here) -> None:
             said += os.read(terminal, 4096)
     os.close(terminal)
     before, _, after = said.decode().partition("Reserving GPU0")
-    assert before.startswith("\r\x1b[KWaiting for a GPU")
-    assert before.endswith("\r\x1b[K")
-    assert "\n" not in before
+    assert before.startswith("\r\x1b[J\x1b[1mWaiting for a GPU")
+    first, *_, last = before.split("\x1b[J")[1:]
+    assert last == ""
+    rows = first.count("\n")
+    assert before.endswith(f"\r\x1b[{rows}A\x1b[J")  # so many up, and all below is deleted
     assert "\x1b" not in after
 
 
@@ -843,7 +847,7 @@ def test_below_a_command_that_holds_it(here: Here) -> None:
     pid, *told, visible, code = done.stdout.splitlines()
     assert told[0].startswith("GPU0 is reserved already, for all that the holder has started")
     assert f"(pid {pid})" in told[1]
-    assert "leave out %reserve_gpu here" in told[2]
+    assert "leave out reserve() here" in told[2]
     assert "leave out reserve-gpu run here" in done.stderr
     assert "--share" not in done.stdout + done.stderr
     assert (visible, code) == ("0", "75")

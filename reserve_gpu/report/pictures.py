@@ -49,11 +49,23 @@ class Picture(NamedTuple):
         """
         return terminal.text(self.layout, stream, color)
 
-    def show(self) -> None:
-        """Show it as what a cell of this IPython displays."""
+    def show(self, *, has_head: bool = True) -> None:
+        """Show it as what a cell of this IPython displays. has_head: with its head lines."""
         from IPython.display import display
 
-        display(self)  # type: ignore[no-untyped-call]
+        shown = self if has_head else self._replace(layout=self.layout._replace(head=()))
+        display(shown)  # type: ignore[no-untyped-call]
+
+
+def warn(warnings: Sequence[str]) -> None:
+    """Show warnings in this IPython: in a terminal on stderr, which notebooks would show in red."""
+    from IPython.core.getipython import get_ipython
+
+    picture = Picture(Layout([(("Warning: ", MARK), warning) for warning in warnings]))
+    if warnings and hasattr(get_ipython(), "kernel"):
+        picture.show()
+    elif warnings:
+        print(picture, file=sys.stderr)
 
 
 # -- the status of a machine -----------------------------------------------------------------------
@@ -141,11 +153,12 @@ def refusal(  # noqa: PLR0913 - the last ones are keywords
     foot = _ways_out(request, refusals, face, has_waited=bool(waited_s), user=user)
     if limit is not None:
         foot.append((messages.limit_line(limit, len(refusals)),))
-    end = messages.left_with(kept, face)
+    if end := messages.left_with(kept, face):
+        foot.append((end,))
     now = time.time()
     rows = list(map(layout.row, refusals))
     picture = Layout([((headline, STRONG),)], layout.entries(rows, (), now), (), foot)
-    return Picture(picture, f"{headline} {end}".strip())
+    return Picture(picture, headline)
 
 
 def _none_free(request: Request, refusals: Sequence[Refusal]) -> str:
@@ -271,8 +284,7 @@ def _queueing(rows: Sequence[Row], typed: str, now: float) -> Line:
 
 def _idle_words(row: Row, now: float) -> str:
     """`GPU3, idle for 2 h`."""
-    seconds = layout.idle_s(row, now)
-    return f"{row.label}, idle" + ("" if seconds is None else f" for {duration(seconds)}")
+    return f"{row.label}, {words.idle(layout.idle_s(row, now))}"
 
 
 def _is(count: int) -> str:

@@ -136,17 +136,18 @@ class Terminal:
 
 
 class Log:
-    """What can't be taken back: a line at the beginning, and one when there is news."""
+    """What can't be taken back: the picture at the beginning, and a line when there is news."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._news: Any = None
 
     def show(self, frame: Frame | None) -> None:
-        """Write one line, if there is news; what is written stays."""
+        """Write it, if there is news; what is written stays."""
         if frame is not None and frame.news != self._news:
+            text = str(frame.picture) if self._news is None else frame.picture.brief
             self._news = frame.news
-            _print(f"{frame.picture.brief}\n", self._stream)
+            _print(f"{text}\n", self._stream)
 
 
 class Notebook:

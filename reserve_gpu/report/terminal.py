@@ -7,6 +7,8 @@ import re
 import shutil
 import sys
 from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, TextIO
 from unicodedata import combining, east_asian_width
 
@@ -149,7 +151,8 @@ def _widths(rows: Sequence[Sequence[str]], width: int, longest: int) -> list[int
     for column in (BARS, USE, MEMORY):
         if sum(widths) - max(0, widths[NAME] - LEAST_NAME - GAP) > room:
             widths[column] = 0
-    widths[NAME] = max(1 + GAP, min(widths[NAME], room - sum(widths) + widths[NAME]))
+    if widths[NAME]:
+        widths[NAME] = max(1 + GAP, min(widths[NAME], room - sum(widths) + widths[NAME]))
     return widths
 
 
@@ -204,10 +207,9 @@ def _part(part: str | tuple[str, str]) -> tuple[str, str]:
 
 def _styled(line: Line, *, is_coloured: bool) -> str:
     made = ""
-    text = "".join(words for words, _ in map(_part, line)).rstrip()
-    left = len(text)
-    for words, style in map(_part, line):
-        shown, left = words[:left], left - len(words[:left])
+    for style, parts in groupby(map(_part, line), key=itemgetter(1)):
+        words = "".join(words for words, _ in parts)
         code = STYLES.get(style, style)
-        made += f"\x1b[{code}m{shown}\x1b[0m" if is_coloured and code and shown else shown
-    return made
+        is_styled = is_coloured and code and not words.isspace()
+        made += f"\x1b[{code}m{words}\x1b[0m" if is_styled else words
+    return made.rstrip()

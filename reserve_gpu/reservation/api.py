@@ -85,13 +85,12 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         share=share,
         note=note,
     )
-    before = current()
-    reservation, texts = ask(request, Deadline.after(wait), progress, PYTHON)
+    reservation, texts, is_new = ask(request, Deadline.after(wait), progress, PYTHON)
     try:
         for text in texts:
             warnings.warn(text, ReserveGPUWarning, stacklevel=2)
     except ReserveGPUWarning:  # where warnings are errors nobody gets to know of the reservation
-        if reservation is not before:
+        if is_new:
             reservation.release()
         raise
     return reservation
@@ -99,17 +98,19 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
 
 def ask(
     request: Request, deadline: Deadline, progress: Callable[[Waiting], object], face: Face
-) -> tuple[Reservation, list[str]]:
-    """The same for every face: returns the reservation, and what there is to be said against it.
+) -> tuple[Reservation, list[str], bool]:
+    """The same for every face.
 
+    Returns the reservation, what there is to be said against it, and whether it is a new one.
     face: where what is said is read, which decides how hints are typed.
     """
     with session().turn(deadline) as own:
         texts = own.renew()
+        before = own.reservation
         with own.letting_go_if_interrupted(deadline):
             met = own.met_by(request) or _taken(own, request, deadline, progress, face)
     reservation, more = met
-    return reservation, texts + more
+    return reservation, texts + more, reservation is not before
 
 
 def current() -> Reservation | None:
