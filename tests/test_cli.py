@@ -558,7 +558,7 @@ def test_a_wait_on_a_terminal(here: Here) -> None:
             said += os.read(terminal, 4096)
     os.close(terminal)
     before, _, after = said.decode().partition("Reserving GPU0")
-    assert before.startswith("\r\x1b[J\x1b[1mWaiting for a GPU")
+    assert before.startswith("\r\x1b[JWaiting for a GPU")
     first, *_, last = before.split("\x1b[J")[1:]
     assert last == ""
     rows = first.count("\n")
@@ -994,7 +994,7 @@ COMPLETIONS = [
     ("reserve-gpu ker", {"kernel "}),
     ("reserve-gpu kernel ", {"install", "uninstall"}),
     ("reserve-gpu run --mi", {"--min-memory "}),
-    ("reserve-gpu status --", {"--json"}),
+    ("reserve-gpu status --", {"--json", "--format", "--color", "--watch"}),
 ]
 
 
