@@ -17,13 +17,15 @@ from reserve_gpu import command, errors, options
 from reserve_gpu.options import Option, Parser
 from reserve_gpu.report import page, prometheus
 from reserve_gpu.report.faces import SHELL
-from reserve_gpu.report.progress import Live
+from reserve_gpu.report.progress import Live, watch
 from reserve_gpu.reservation import api
+from reserve_gpu.reservation.request import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reserve_gpu.frameworks.check import Check
+    from reserve_gpu.report.pictures import Picture
     from reserve_gpu.report.status import Status
 
 LAST_STANDARD = 2  # the descriptor of stderr
@@ -71,11 +73,27 @@ class Command(NamedTuple):
 
 
 def _status(arguments: Namespace) -> int:
+    if arguments.watch:
+        return _watch(arguments)
     status = api.look(SHELL)
     if arguments.format == "text":
         _print(status.to_text(arguments.color))
     else:
         _print(FORMATS[arguments.format](status), "utf-8")
+    return 0
+
+
+def _watch(arguments: Namespace) -> int:
+    """Show the status until Ctrl-C: in place in a terminal, else one picture below the other."""
+    if arguments.format != "text":
+        raise errors.RequestError("--watch shows a picture; it goes without --format and --json.")
+    every_s = parse_duration(arguments.watch)
+    with Live(sys.stdout, arguments.color, stays=True) as live:
+
+        def add(picture: Picture) -> None:
+            _print(f"{picture.to_text(color=arguments.color)}\n")
+
+        watch(lambda: api.look(SHELL), live.show_picture if live.is_in_place else add, every_s)
     return 0
 
 
@@ -115,7 +133,7 @@ COMMANDS = (
     Command(
         "status",
         "Show every GPU, who uses it and who has reserved it.",
-        (options.FORMAT, options.STATUS_JSON, options.COLOR),
+        (options.FORMAT, options.STATUS_JSON, options.COLOR, options.WATCH),
         _status,
     ),
     Command(

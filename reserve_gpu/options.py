@@ -76,6 +76,13 @@ REQUEST = (*WHICH, *HOW)
 REQUEST_THAT_GOES_ON = tuple(option for option in REQUEST if option is not OPTIONAL)
 
 JSON = Option("--json", action="store_true", help="as JSON, for programs")
+WATCH = Option(
+    "--watch",
+    nargs="?",
+    const="2s",
+    metavar="SECONDS",
+    help="the status again and again, every 2 s, until Ctrl-C",
+)
 PYTHON = Option("--python", metavar="PATH", help="ask the frameworks of another Python than this")
 
 # One value with --json, which says the same in short.
@@ -118,6 +125,7 @@ MAGIC = (
         "--check", action="store_true", help="does each framework use exactly what is reserved?"
     ),
     Option("--json", action="store_true", help="with --status or --check: for programs"),
+    WATCH,
     Option("--release", action="store_true", help="let go of what this kernel holds"),
 )
 HELP = Option("-h", "--help", action="store_true", help="show this")

@@ -994,7 +994,7 @@ COMPLETIONS = [
     ("reserve-gpu ker", {"kernel "}),
     ("reserve-gpu kernel ", {"install", "uninstall"}),
     ("reserve-gpu run --mi", {"--min-memory "}),
-    ("reserve-gpu status --", {"--json", "--format", "--color"}),
+    ("reserve-gpu status --", {"--json", "--format", "--color", "--watch"}),
 ]
 
 
