@@ -373,8 +373,15 @@ def headline(picture: Picture) -> str:
 
 
 def ways_out(picture: Picture) -> list[str]:
-    """What stands below the devices."""
-    return list(map(words.plain, picture.layout.foot))
+    """What stands below the devices, but for how things are left."""
+    lines = list(map(words.plain, picture.layout.foot))
+    return lines[:-1] if lines[-1:] == [left(picture)] else lines
+
+
+def left(picture: Picture) -> str:
+    """How things are left, in the last line; empty where nothing is said of that."""
+    last = words.plain(picture.layout.foot[-1]) if picture.layout.foot else ""
+    return last if last.startswith(("No GPU is visible", "This ")) else ""
 
 
 RESERVED = Refusal(GPU0, State.RESERVED, COMPUTED_ON, (), ALICE)
@@ -393,8 +400,9 @@ def test_nothing_free() -> None:
         "0 reserved A100 3.4 of 40 GiB alice, train.ipynb (pid 4321)",
         "1 busy Tesla T4 3.4 of 15 GiB no reservation: alice, python (pid 4321)",
         QUEUE,
+        "No GPU is visible to this notebook.",
     ]
-    assert picture.brief == f"{head} No GPU is visible to this notebook."
+    assert (picture.brief, left(picture)) == (head, "No GPU is visible to this notebook.")
 
 
 @pytest.mark.parametrize(
@@ -527,12 +535,13 @@ def test_trouble_that_waiting_does_not_end(
 )
 def test_what_is_left(face: Face, kept: list[Device], expected: str) -> None:
     """The one line says what is kept, or that no GPU can be seen, as one says it there."""
-    assert refused(RESERVED, face=face, kept=kept).brief == f"{NONE_FREE} {expected}"
+    picture = refused(RESERVED, face=face, kept=kept)
+    assert (picture.brief, left(picture)) == (NONE_FREE, expected)
 
 
 def test_a_command_that_does_not_run_sees_nothing() -> None:
     """A command that gets no GPU is not started, so there is nothing to say of what it sees."""
-    assert refused(RESERVED, face=SHELL).brief == NONE_FREE
+    assert left(refused(RESERVED, face=SHELL)) == ""
 
 
 @pytest.mark.parametrize(
