@@ -67,7 +67,7 @@ def split(own: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
         return own + rest[:at], rest[at + 1 :]
     if not rest or {"-h", "--help"} & set(rest):
         return own + rest, []
-    if rest[0].startswith("-") or _names_device(rest[0]):
+    if rest[0].startswith("-") or names.is_name(rest[0]):
         raise errors.RequestError(f"Put -- before the command, as in: {SYNOPSIS}")
     return own, rest
 
@@ -130,10 +130,3 @@ def _reserve(arguments: Namespace) -> None:
     with Live(sys.stderr) as live:
         cautions, outcome = options.reserve(arguments, live.show)
     say(in_a_shell("\n".join([*cautions, outcome])))
-
-
-def _names_device(word: str) -> bool:
-    try:
-        return bool(names.parse(word))
-    except errors.RequestError:
-        return False

@@ -85,6 +85,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     )
     deadline = Deadline.after(wait)
     with session().turn(deadline) as own:
+        limit.require_absolute(request, own.outside())
         texts = own.renew()
         before = own.reservation
         with own.letting_go_if_interrupted(deadline):
