@@ -170,7 +170,7 @@ def wishes(arguments: Namespace) -> dict[str, Any]:
 
 
 def reserve(
-    arguments: Namespace, progress: Callable[[Waiting], object] = lambda _waiting: None
+    arguments: Namespace, progress: Callable[[Waiting], object] | None = None
 ) -> tuple[list[str], str]:
     """Reserve what was parsed; returns lines of warning, and what came of it.
 
