@@ -82,19 +82,19 @@ CASES = [
     ("%reserve_gpu 2:", ["2:0", "2:5"]),
     ("%reserve_gpu 0,", ["0,1"]),
     ("%reserve_gpu 2:5 ", ["2:0", *REQUESTS[1:]]),
-    ("%reserve_gpu 0-1,", ["0-1,"]),
+    ("%reserve_gpu 0-1,", []),
     ("%reserve_gpu 1 -", ["--min-memory", "--name", "--exclude", *REQUESTS[4:]]),
     ("%reserve_gpu -n 2 ", REQUESTS[1:]),
     ("%reserve_gpu -n 2 --exclude ", ["0", "1", "2:0", "2:5"]),
-    ("%reserve_gpu --exclude 0 --share 1,", ["1,"]),
+    ("%reserve_gpu --exclude 0 --share 1,", []),
     ("%reserve_gpu --share --wait 1h --", [f for f in REQUESTS if f not in ("--share", "--wait")]),
-    ("%reserve_gpu --exclude 0 --ex", ["--ex"]),
+    ("%reserve_gpu --exclude 0 --ex", []),
     ("%reserve_gpu --json ", ["--status", "--check"]),
-    ("%reserve_gpu --json --status ", [""]),
-    ("%reserve_gpu --release ", [""]),
-    ("%reserve_gpu --note pri", ["pri"]),
-    ("%reserve_gpu --note ", [""]),
-    ("%reserve_gpu # pri", [""]),
+    ("%reserve_gpu --json --status ", []),
+    ("%reserve_gpu --release ", []),
+    ("%reserve_gpu --note pri", []),
+    ("%reserve_gpu --note ", []),
+    ("%reserve_gpu # pri", []),
     ("%reserve_gpu gpu", ["gpu0", "gpu1", "gpu2:0", "gpu2:5"]),
     ("%reserve_gpu GPU-a", ["GPU-aaaa1111-0000-0000-0000-000000000000"]),
     ("%reserve_gpu -n ", ["1", "2", "3"]),
@@ -121,8 +121,7 @@ def test_devices_and_values(here: Here) -> None:
     shell = shell_of(here)
     for line, texts in CASES:
         start = line[: max(line.rfind(" "), line.rfind("\n")) + 1]
-        expected = [line] if line.endswith("# pri") else [start + text for text in texts]
-        assert offered(shell, line) == expected, line
+        assert offered(shell, line) == ([start + text for text in texts] or [line]), line
 
 
 @pytest.mark.skipif(IS_OLD, reason="IPython before 8.6 shows texts alone")
@@ -131,11 +130,15 @@ def test_what_devices_are(here: Here) -> None:
     here.write(MIXED + "gpu\n name Tesla T4\n compute 4321 3500\ngpu\n name Tesla\x1b[31m")
     shell = shell_of(here)
     kinds = described(shell, "%reserve_gpu ")
-    assert kinds["1"] == "A100-SXM4-40GB, idle"
+    assert kinds["1"] == "A100, idle"
     assert kinds["3"] == "Tesla T4, busy"
     assert kinds["4"] == "Tesla\ufffd[31m, idle"
-    assert described(shell, "%reserve_gpu GPU-b") == {here.uuid("1"): "A100-SXM4-40GB, idle"}
+    assert described(shell, "%reserve_gpu GPU-b") == {here.uuid("1"): "A100, idle"}
     assert kinds["--wait"] == "option"
+    shell.shell.kernel = object()  # JupyterLab breaks what stands beside an offer at blanks
+    assert (
+        described(shell, "%reserve_gpu ")["3"] == "Tesla\N{NO-BREAK SPACE}T4,\N{NO-BREAK SPACE}busy"
+    )
 
 
 @pytest.mark.skipif(IS_OLD, reason="IPython before 8.6 shows texts alone")
@@ -168,7 +171,7 @@ def test_devices_in_an_old_shell(here: Here) -> None:
     here.write(MIXED)
     shell = shell_of(here)
     assert {"%reserve_gpu 0", "%reserve_gpu 2:5"} <= set(offered(shell, "%reserve_gpu "))
-    assert "%reserve_gpu 0,2:0" in offered(shell, "%reserve_gpu 0,")
+    assert "%reserve_gpu 0,1" in offered(shell, "%reserve_gpu 0,")
     name = offered(shell, "%reserve_gpu --name 'gef")
     assert "%reserve_gpu --name 'GeForce RTX 2080 Ti'" in name
 

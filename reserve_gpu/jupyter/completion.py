@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from reserve_gpu.options import Option
 
 LIMIT_S = 0.3  # for one driver call, and for beginning another one: a person waits for Tab
+USER_LIMIT = 20  # characters: the column is narrow
 FRESH_S = 10.0  # what the driver has said, or not said in time, is used again for so long
 WORD = r"""(?:"[^"]*(?:"|$)|'[^']*(?:'|$)|[^\s"'])+"""
 DURATIONS = ("10m", "1h", "8h", "1d")
@@ -53,7 +54,8 @@ ALONE = {
 }
 COMPANIONS = set[str]().union(*ALONE.values())
 QUOTES = "\"'"
-OPTION, VALUE = "option", "value"  # what is offered, in the column beside it
+OPTION, VALUE, AS_IT_STANDS = "option", "value", "as it stands"  # in the column beside an offer
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 FLAGS = tuple(option for option in (*REQUEST, *MAGIC, HELP) if option is not DEVICES)
 BY_FLAG = {flag: option for option in FLAGS for flag in option.flags}
@@ -107,11 +109,16 @@ class Completion:
         offer = self._offer(context.text_until_cursor)
         if offer is None:
             return {"completions": []}
-        # Others are kept out only by an answer that is not empty: names of Python and of files.
-        kinds = offer.kinds or {offer.fragment: VALUE}
+        fragment, kinds = offer
+        if not kinds:
+            # Only an answer that is not empty keeps out others: the names of Python and of files.
+            fragment = fragment or "".join(re.findall(r"\S+\s*$", context.text_until_cursor))
+            kinds = {fragment: AS_IT_STANDS}
+        if hasattr(self._shell, "kernel"):  # JupyterLab would break the column at blanks
+            kinds = {text: kind.replace(" ", NO_BREAK) for text, kind in kinds.items()}
         return {
             "completions": [SimpleCompletion(text, type=kind) for text, kind in kinds.items()],
-            "matched_fragment": offer.fragment,
+            "matched_fragment": fragment,
             "ordered": True,
             "suppress": True,
         }
@@ -169,7 +176,7 @@ def _holders(devices: Iterable[Device]) -> dict[str, str]:
             with LockDirectory(path) as directory:
                 for device in devices:
                     for holder in directory.listed_holders_of(device.uuid)[:1]:
-                        user = shown(holder.user or "reserved", 30)
+                        user = shown(holder.user or "reserved", USER_LIMIT)
                         is_own = holder.seen and holder.pid == os.getpid()
                         holders[device.uuid] = "this kernel" if is_own else user
     return holders
@@ -285,8 +292,8 @@ def _names(words: Iterable[str]) -> list[str]:
 
 
 def _described(device: Device, machine: Machine) -> str:
-    """What a device is, and who has it: `A100-SXM4-40GB, alice`."""
-    name = shown(device.name or "GPU").removeprefix("NVIDIA ")
+    """What a device is, in short, and who has it: `A100, alice`."""
+    name = shown(device.name or "GPU").removeprefix("NVIDIA ").partition("-")[0]
     return ", ".join(filter(None, [name, machine.states.get(device.uuid)]))
 
 
