@@ -599,7 +599,7 @@ class Terminal(io.StringIO):
         ({"wait": 0.1, "progress": lambda _: None}, False),
         ({}, False),
     ],
-    ids=str,
+    ids=["by itself", "silent", "told what to call", "no wait"],
 )
 def test_a_script_at_a_terminal(
     here: Here, monkeypatch: pytest.MonkeyPatch, wishes: dict[str, Any], *, is_shown: bool
