@@ -7,22 +7,28 @@ A row in COMMANDS is a subcommand.
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
 import sys
 from argparse import Namespace, RawDescriptionHelpFormatter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from reserve_gpu import command, errors, options
+from reserve_gpu import command, errors, options, spelling
+from reserve_gpu.gpus import names
 from reserve_gpu.options import Option, Parser
+from reserve_gpu.report import page, prometheus
 from reserve_gpu.report.faces import SHELL
-from reserve_gpu.report.progress import Live
+from reserve_gpu.report.progress import Live, watch
 from reserve_gpu.reservation import api
+from reserve_gpu.reservation.request import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reserve_gpu.frameworks.check import Check
+    from reserve_gpu.report.pictures import Picture
     from reserve_gpu.report.status import Status
 
 LAST_STANDARD = 2  # the descriptor of stderr
@@ -70,8 +76,27 @@ class Command(NamedTuple):
 
 
 def _status(arguments: Namespace) -> int:
+    if arguments.watch:
+        return _watch(arguments)
     status = api.look(SHELL)
-    _show(status, status.to_text(), arguments)
+    if arguments.format == "text":
+        _print(status.to_text(arguments.color))
+    else:
+        _print(FORMATS[arguments.format](status), "utf-8")
+    return 0
+
+
+def _watch(arguments: Namespace) -> int:
+    """Show the status until Ctrl-C: in place in a terminal, else one picture below the other."""
+    if arguments.format != "text":
+        raise errors.RequestError("--watch shows a picture; it goes without --format and --json.")
+    every_s = parse_duration(arguments.watch)
+    with Live(sys.stdout, arguments.color, stays=True) as live:
+
+        def add(picture: Picture) -> None:
+            _print(f"{picture.to_text(color=arguments.color)}\n")
+
+        watch(lambda: api.look(SHELL), live.show_picture if live.is_in_place else add, every_s)
     return 0
 
 
@@ -80,7 +105,7 @@ def _check(arguments: Namespace) -> int:
 
     with Live(sys.stderr) as live:
         result = check(python=arguments.python, progress=live.show_check)
-    _show(result, str(result), arguments)
+    _print(_json(result) if arguments.json else str(result))
     return 0 if result.is_well else DOES_NOT_FIT
 
 
@@ -109,7 +134,10 @@ COMMANDS = (
         takes_command=True,
     ),
     Command(
-        "status", "Show every GPU, who uses it and who has reserved it.", (options.JSON,), _status
+        "status",
+        "Show every GPU, who uses it and who has reserved it.",
+        (options.FORMAT, options.STATUS_JSON, options.COLOR, options.WATCH),
+        _status,
     ),
     Command(
         "check",
@@ -158,31 +186,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _start(words: list[str]) -> int:
     """Parse the words that are ours, and call the subcommand."""
     typed = [each for each in COMMANDS if each.words.split() == words[: each.words.count(" ") + 1]]
-    parser = _parser(typed or COMMANDS)
+    if words and not typed:
+        _require_command(words)
     own, to_run = words, None
     for subcommand in typed:
         if subcommand.takes_command:
             length = len(subcommand.words.split())
             own, to_run = command.split(words[:length], words[length:])
-    arguments = parser.parse_args(own, Namespace(command=to_run))
+    parser = _parser(typed or COMMANDS, to_run or ())
+    arguments = parser.parse_args(own, Namespace(command=to_run, own=own))
     if arguments.version:
         _print(_version())
         return 0
-    if "start" not in arguments:
-        parser.error("there is no command")
+    if "start" not in arguments:  # the help is what was asked for, but a script has made a mistake
+        _print(arguments.parser.format_help().rstrip())
+        return errors.RequestError.exit_code
     code: int = arguments.start(arguments)
     return code
 
 
-def _parser(commands: Sequence[Command]) -> Parser:
+def _require_command(words: list[str]) -> None:
+    """Raise RequestError, with what may be meant, for words that begin no subcommand."""
+    first, known = words[0], [each.words for each in COMMANDS if each.text]
+    for length in (1, 2)[: len(words)]:
+        alike = [each for each in known if each.count(" ") == length - 1]
+        for meant in spelling.near(" ".join(words[:length]), alike):
+            _did_you_mean(first, [*meant.split(), *words[length:]])
+    flag = first.partition("=")[0]
+    if names.is_name(first) or any(flag in option.flags for option in options.REQUEST):
+        _did_you_mean(first, ["run", *words])
+    if shutil.which(first):
+        _did_you_mean(first, ["run", "--", *words])
+
+
+def _did_you_mean(wrong: str, words: list[str]) -> NoReturn:
+    line = errors.shown(shlex.join(["reserve-gpu", *words]), spelling.LINE_LIMIT)
+    raise errors.RequestError(f"There is no command {errors.shown(wrong)}. Did you mean: {line}")
+
+
+def _parser(commands: Sequence[Command], to_run: Sequence[str] = ()) -> Parser:
     parser = Parser("reserve-gpu", description=TEXT, formatter_class=RawDescriptionHelpFormatter)
+    parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="store_true", help="show the version")
     groups = {"": parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)}
     for subcommand in commands:
         group, _, name = subcommand.words.rpartition(" ")
         if group not in groups:
             above = groups[""].add_parser(group, help=f"see reserve-gpu {group} --help")
-            groups[group] = above.add_subparsers(metavar="COMMAND", required=True)
+            above.set_defaults(parser=above)
+            groups[group] = above.add_subparsers(metavar="COMMAND")
         listed: dict[str, Any] = {"help": subcommand.text} if subcommand.text else {}
         own_parser = groups[group].add_parser(
             name,
@@ -194,6 +246,7 @@ def _parser(commands: Sequence[Command]) -> Parser:
         )
         options.add(subcommand.options, own_parser)
         own_parser.set_defaults(start=subcommand.start)
+        own_parser.command = to_run
     return parser
 
 
@@ -206,21 +259,29 @@ def _complete(parser: Parser) -> None:
         argcomplete.autocomplete(parser, exclude=hidden)
 
 
-def _show(result: Status | Check, text: str, arguments: Namespace) -> None:
-    if arguments.json:
-        import json
+def _json(result: Status | Check) -> str:
+    import json
 
-        _print(json.dumps(result.to_dict(), indent=2))
-    else:
-        _print(text)
+    return json.dumps(result.to_dict(), indent=2)
 
 
-def _print(text: str) -> None:
-    """Print what was asked for. A reader that goes away ends this quietly, as it does `ls`."""
+# What the status is given out as, besides text.
+FORMATS: dict[str, Callable[[Status], str]] = {
+    "json": _json,
+    "html": page.page,
+    "prometheus": prometheus.text,
+}
+
+
+def _print(text: str, encoding: str | None = None) -> None:
+    """Print what was asked for. A reader that goes away ends this quietly, as it does `ls`.
+
+    encoding: that of the format, None for what people here read.
+    """
     if hasattr(signal, "SIGPIPE"):  # not on Windows
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
-    print(text, flush=True)
+    sys.stdout.reconfigure(encoding=encoding, errors="replace")  # type: ignore[union-attr]
+    print(text.removesuffix("\n"), flush=True)
 
 
 def _version() -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         def brief(self) -> str:
             """What happened, in one line."""
 
-        def show(self) -> None:
+        def show(self, *, has_head: bool = True) -> None:
             """Show it as what a cell displays."""
 
         def to_text(self, stream: TextIO | None = None) -> str:
@@ -74,12 +74,15 @@ class NoFreeDeviceError(ReserveGPUError):
         super().__init__(str(picture))
         self.refusals = tuple(refusals)
         self.picture = None if isinstance(picture, str) else picture
+        self._is_shown = False
 
     def _render_traceback_(self) -> list[str]:
         """Let IPython show the picture, and as the error itself what happened, in one line."""
         if self.picture is None:
             return super()._render_traceback_()
-        self.picture.show()
+        if not self._is_shown:  # IPython asks twice, the second time for its history
+            self._is_shown = True
+            self.picture.show(has_head=False)
         return [self.picture.brief]
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MAGIC_NAME = "%reserve_gpu"
 MATCHER = "reserve_gpu.jupyter.completion"
+FIRST = 1000  # before IPython's own matchers, so that those that it keeps out are not even asked
 SETTINGS = {"lock_directory": host.LOCK_DIRECTORY, "idle_memory": host.IDLE_MEMORY}
 
 
@@ -69,7 +70,9 @@ class ReserveGPU(Magics):
         # Front ends run code of their own unseen, without a place in the history.
         if info.store_history and self.shell:
             self.shell.events.unregister("pre_run_cell", self.tell_reason)
-            print(reason, flush=True)  # before what the cell itself prints
+            with no_fork():
+                from reserve_gpu.report import pictures
+            pictures.tell(str(reason))
 
     @validate("idle_memory")
     def _check_size(self, proposal: dict[str, Any]) -> str:
@@ -148,9 +151,9 @@ def _note_cell(_result: ExecutionResult) -> None:
     if not _has_session():
         return
     with no_fork():
+        from reserve_gpu.report import pictures
         from reserve_gpu.reservation import api
-    for line in api.note_cell():
-        print(f"Warning: {line}")  # not on stderr, which notebooks show in red
+    pictures.warn(api.note_cell())
 
 
 def _show_interrupted(*about: Any, **_options: Any) -> None:
@@ -192,7 +195,9 @@ def _add_completion(shell: InteractiveShell) -> None:
         return {"completions": []}
 
     if shell.Completer is not None:
-        shell.Completer.custom_matchers.append(context_matcher(identifier=MATCHER)(matcher))
+        shell.Completer.custom_matchers.append(
+            context_matcher(identifier=MATCHER, priority=FIRST)(matcher)
+        )
 
 
 def _remove_completion(shell: InteractiveShell) -> None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from IPython.core.error import UsageError
 
 from reserve_gpu import errors, options
-from reserve_gpu.report import messages
+from reserve_gpu.report import messages, pictures
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.reservation import api, environment
+from reserve_gpu.reservation.request import parse_duration
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -50,6 +51,8 @@ def _do(arguments: Namespace) -> None:
         _status(arguments)
     elif arguments.json:
         raise errors.RequestError("--json goes with --status or --check.")
+    elif arguments.watch:
+        raise errors.RequestError("--watch goes with --status.")
     else:
         _reserve(arguments)
 
@@ -64,13 +67,32 @@ def _release(arguments: Namespace) -> None:
 
 
 def _status(arguments: Namespace) -> None:
-    """Show how the machine stands; that there is no driver is an answer too, not a failure."""
+    """Show how the machine stands; that there is no driver is an answer too, not a failure.
+
+    With --watch again and again, but once where nobody watches: a notebook that is executed
+    unattended would never end.
+    """
+    if arguments.watch and _watch(arguments):
+        return
     try:
         status = api.look(MAGIC)
     except errors.DriverError as error:
         print(error)
     else:
         _show(status, arguments)
+
+
+def _watch(arguments: Namespace) -> bool:
+    """Show the status until Ctrl-C, if that can be done in place; returns whether it could."""
+    from reserve_gpu.report.progress import Live, watch
+
+    if arguments.json:
+        raise errors.RequestError("--watch shows a picture; it goes without --json.")
+    every_s = parse_duration(arguments.watch)
+    with Live(stays=True) as live:
+        if live.is_in_place:
+            watch(lambda: api.look(MAGIC), live.show_picture, every_s)
+        return live.is_in_place
 
 
 def _check(arguments: Namespace) -> None:
@@ -102,9 +124,7 @@ def _show(result: Status | Check, arguments: Namespace) -> None:
 def _reserve(arguments: Namespace) -> None:
     may_wait, before = arguments.wait is not None, api.current()
     outcome = _wait(arguments) if may_wait else options.reserve(arguments, MAGIC)
-    warnings = [f"Warning: {line}" for line in api.troubles()] if before else []
-    for line in outcome.warnings + warnings:
-        print(line)  # not on stderr, which notebooks show in red
+    pictures.warn(outcome.warnings + (api.troubles() if before else []))
     if isinstance(outcome.excused, errors.NoFreeDeviceError) and outcome.excused.picture:
         outcome.excused.picture.show()
     elif outcome.excused:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import reserve_gpu
+from reserve_gpu import host
 from reserve_gpu.cli import main
 from reserve_gpu.host import HELD
 from tests.here import become
@@ -85,6 +86,7 @@ def as_a_process() -> Iterator[None]:
         yield
     finally:
         reserve_gpu.release()
+        host.call_it("")
         become(environ)
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""What the tests of ipyparallel, Dask and Ray share: README's examples, hosts, what CUDA shows."""
+"""What the tests of ipyparallel, Dask and Ray share: examples, hosts, what CUDA shows."""
 
 from __future__ import annotations
 
@@ -18,21 +18,13 @@ if TYPE_CHECKING:
 
 GPUS = 4
 LIMIT_S = 200  # Ray alone starts seven processes, each with all of Python, on however few cores
-SECTION = "## Clusters: ipyparallel, Dask, Ray\n"
 
 
 def examples(engine: str) -> list[str]:
-    """The code blocks of README's section about an engine."""
-    section = (ROOT / "README.md").read_text().partition(SECTION)[2].partition("\n## ")[0]
-    (part,) = (part for part in re.split(r"\n(?=\*\*)", section) if part.startswith(f"**{engine}"))
-    return re.findall(r"```\w+\n(.*?)```", part, re.DOTALL)
-
-
-def more_examples(engine: str) -> list[str]:
-    """The code blocks of the section about an engine in the page about engines."""
-    page = (ROOT / "docs" / "engines.md").read_text()
+    """The code blocks of the section about an engine in docs/clusters.md."""
+    page = (ROOT / "docs" / "clusters.md").read_text()
     section = page.partition(f"\n## {engine}\n")[2].partition("\n## ")[0]
-    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    return re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
 
 
 def host(folder: Path, number: int = 0) -> Machine:

@@ -204,6 +204,16 @@ class Cell:
     traceback: list[str] = field(default_factory=list)
     values: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def shown(self) -> str:
+        """What was displayed, as text."""
+        return "\n".join(value["text/plain"] for value in self.values)
+
+    @property
+    def all(self) -> str:
+        """Whatever there is to read."""
+        return "\n".join([self.shown, self.stdout, self.stderr, *self.traceback])
+
 
 class Kernel:
     """A real kernel on a machine."""
@@ -250,6 +260,14 @@ class Kernel:
                     cell.error, cell.traceback = content["ename"], content["traceback"]
                 case "status" if content["execution_state"] == "idle":
                     return cell
+
+    def reply(self, message: str) -> dict[str, Any]:
+        """What who runs a cell is told of its end, which stops Run All or does not."""
+        while True:
+            reply: dict[str, Any] = self.client.get_shell_msg(timeout=LIMIT_S)
+            if reply["parent_header"].get("msg_id") == message:
+                content: dict[str, Any] = reply["content"]
+                return content
 
     def restart(self) -> None:
         self.client.stop_channels()

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+import re
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import reserve_gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def got(*devices: Any, **wishes: Any) -> str:
@@ -24,10 +29,16 @@ def refused(*devices: Any, **wishes: Any) -> str:
 
 
 def of_gpu(text: str, number: str = "0") -> str:
-    """What an error's text says of that device."""
-    label = f"  GPU{number}: "
-    (line,) = (line for line in text.splitlines() if line.startswith(label))
-    return line.removeprefix(label)
+    """What a picture says of that device: `busy: bob, python (pid 9876)`."""
+    lines = text.splitlines()
+    (at,) = (at for at, line in enumerate(lines) if re.match(rf" *{number}  ", line))
+    _, state, *_, who = re.split(" {2,}", lines[at].strip())
+    return ", ".join([f"{state}: {who}", *beneath(lines[at + 1 :])])
+
+
+def beneath(lines: Iterable[str]) -> list[str]:
+    """What stands in the lines below a device."""
+    return [line.strip() for line in takewhile(lambda line: line.startswith("     "), lines)]
 
 
 def variables() -> dict[str, str]:

@@ -24,6 +24,7 @@ from tests.frameworks import STANDINS, installed
 from tests.locked import have, held
 from tests.machine import LIMIT_S, ROOT, Child, program
 from tests.processes import US, is_running, living, queue, wait_for
+from tests.reserving import of_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -211,7 +212,7 @@ def test_a_script_that_uses_low_descriptors_keeps_the_gpu(here: Here) -> None:
     us = " ".join(US)
     done = run(here, "0", "--", "sh", "-c", f"{opens}{again} {us} run 0 -- echo mine too")
     assert "mine too" not in done.stdout
-    assert "reserved by" in done.stderr
+    assert of_gpu(done.stderr).startswith("reserved: ")
 
 
 @pytest.mark.process
@@ -323,16 +324,25 @@ BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ..
         ("run --", "There is no command to run"),
         ("run 0 --", "There is no command to run"),
         ("run -n x -- true", "See reserve-gpu run --help"),
-        ("run --nonsense -- true", "See reserve-gpu --help"),
+        ("run --nonsense -- true", "See reserve-gpu run --help"),
         ("run nonsense -- true", "'nonsense' names no GPU"),
         ("run --wait soon -- true", "'soon' is no duration"),
         ("run 7 -- true", "There is no GPU7"),
         ("run -n 9 -- true", "9"),
-        ("", "See reserve-gpu --help"),
         ("nonsense", "See reserve-gpu --help"),
-        ("status --nonsense", "See reserve-gpu --help"),
-        ("status -- true", "See reserve-gpu --help"),
-        ("kernel", "See reserve-gpu kernel --help"),
+        ("status --nonsense", "See reserve-gpu status --help"),
+        ("status -- true", "See reserve-gpu status --help"),
+        ("stat", "no command stat. Did you mean: reserve-gpu status\n"),
+        ("--status --json", "Did you mean: reserve-gpu status --json\n"),
+        ("kernel instal -n 2", "Did you mean: reserve-gpu kernel install -n 2\n"),
+        ("--wait 1h -- true", "Did you mean: reserve-gpu run --wait 1h -- true\n"),
+        ("0-1 -- true", "Did you mean: reserve-gpu run 0-1 -- true\n"),
+        ("env -i", "Did you mean: reserve-gpu run -- env -i\n"),
+        ("status --jsno", "no option --jsno. Did you mean: reserve-gpu status --json\n"),
+        ("run --wiat 1h -- true x", "Did you mean: reserve-gpu run --wait 1h -- true x\n"),
+        ("run -w -- true", "Did you mean: reserve-gpu run --wait -- true\n"),
+        ("run wait -- true", "'wait' names no GPU. Did you mean: reserve-gpu run --wait -- true\n"),
+        ("run --note until May 3 -- true", "quotation marks: --note 'until May' 3\n"),
     ],
 )
 def test_usage(typed: CommandLine, words: str, text: str) -> None:
@@ -341,6 +351,50 @@ def test_usage(typed: CommandLine, words: str, text: str) -> None:
     assert (done.code, done.stdout) == (2, "")
     assert text in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", ["", "kernel"])
+def test_no_command(here: Here, typed: CommandLine, words: str) -> None:
+    """Who gives no command is shown the help on stdout; a script learns by exit code 2."""
+    done, asked = typed(*words.split()), typed(*words.split(), "--help")
+    assert (done.code, done.stdout, done.stderr) == (2, asked.stdout, "")
+    assert here.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "meant"),
+    [
+        ("train.py", 0o644, "python train.py"),
+        ("train.py", 0o755, "python train.py"),
+        ("./train.py", 0o644, "python ./train.py"),
+        ("all.sh", 0o644, "sh all.sh"),
+        ("tool", 0o755, "./tool"),
+        ("tool", 0o644, None),
+    ],
+)
+def test_a_script_for_a_command(
+    here: Here, typed: CommandLine, name: str, mode: int, meant: str | None
+) -> None:
+    """Who gives a script for a command is told the line that runs it, with the words typed."""
+    path = here.folder / name
+    path.touch()
+    path.chmod(mode)
+    (here.folder / "bin").mkdir()
+    (here.folder / "bin/python").symlink_to(sys.executable)
+    os.environ["PATH"] = f"{here.folder}/bin:{os.environ['PATH']}"
+    done = typed("run", "-n", "2", "--note", "a b", "--", name, "c d")
+    line = f" Did you mean: reserve-gpu run -n 2 --note 'a b' -- {meant} 'c d'"
+    assert done.stderr.endswith(f"{line if meant else ''}\n")
+    assert meant or "Did you" not in done.stderr
+
+
+def test_values_of_several_words(here: Here, typed: CommandLine) -> None:
+    """Words that follow a value and name no GPU belong to it; a GPU's number does not."""
+    words = ["--wait", "1", "h", "--min-memory", "4", "GB", "--note", "until", "Friday"]
+    done = typed("run", *words, "--", "true")
+    assert (done.visible, done.argv) == ("0", ["true"])
+    assert typed("run", "--wait", "1", "1", "--", "true").visible == "1"
+    assert typed("run", "--note", "x", "GPU1", "--", "true").visible == "1"
 
 
 @pytest.mark.parametrize(
@@ -434,12 +488,13 @@ def test_nothing_free(here: Here, typed: CommandLine) -> None:
     with both(here):
         done = typed("run", "--", "echo", "ran")
     assert (done.code, done.stdout, done.argv) == (75, "", None)
-    first, *devices, last = done.stderr.splitlines()
+    first, *_, last = done.stderr.splitlines()
     assert first == "No free GPU devices: 2 of 2 are in use."
-    assert [line[:20] for line in devices] == ["  GPU0: reserved by ", "  GPU1: reserved by "]
-    assert all(f"rival.ipynb (pid {os.getpid()})" in line for line in devices)
-    assert last.startswith("GPU1 is reserved but idle: ask ")  # it was reserved first
-    assert last.endswith(" Or wait in the queue with reserve-gpu run --wait.")
+    for number in "01":
+        assert of_gpu(done.stderr, number).startswith("reserved: ")
+        assert f"rival.ipynb (pid {os.getpid()})" in of_gpu(done.stderr, number)
+    assert last.index("GPU1, idle") < last.index("GPU0, idle")  # it was reserved first
+    assert last.endswith(" Or wait in the queue: reserve-gpu run --wait -- echo ran")
     assert "--share" not in done.stderr
 
 
@@ -472,7 +527,7 @@ def test_optional(here: Here, typed: CommandLine) -> None:
         done = typed("run", "--optional", "--", "env")
     assert (done.argv, done.visible) == (["env"], "")
     assert done.stderr.startswith("No free GPU devices")
-    assert done.stderr.endswith("CUDA_VISIBLE_DEVICES = ''\nGoing on without a GPU.\n")
+    assert done.stderr.endswith("\nGoing on without a GPU.\n")
 
 
 @pytest.mark.process
@@ -539,7 +594,7 @@ def test_a_wait_in_a_log(here: Here) -> None:
 
 @pytest.mark.process
 def test_a_wait_on_a_terminal(here: Here) -> None:
-    """On a terminal a wait is one line on stderr that is replaced, and gone at the end."""
+    """On a terminal a wait is a picture on stderr that is replaced, and gone at the end."""
     terminal, end = pty.openpty()
     said = b""
     with (
@@ -556,9 +611,11 @@ def test_a_wait_on_a_terminal(here: Here) -> None:
             said += os.read(terminal, 4096)
     os.close(terminal)
     before, _, after = said.decode().partition("Reserving GPU0")
-    assert before.startswith("\r\x1b[KWaiting for a GPU")
-    assert before.endswith("\r\x1b[K")
-    assert "\n" not in before
+    assert before.startswith("\r\x1b[JWaiting for a GPU")
+    first, *_, last = before.split("\x1b[J")[1:]
+    assert last == ""
+    rows = first.count("\n")
+    assert before.endswith(f"\r\x1b[{rows}A\x1b[J")  # so many up, and all below is deleted
     assert "\x1b" not in after
 
 
@@ -843,7 +900,7 @@ def test_below_a_command_that_holds_it(here: Here) -> None:
     pid, *told, visible, code = done.stdout.splitlines()
     assert told[0].startswith("GPU0 is reserved already, for all that the holder has started")
     assert f"(pid {pid})" in told[1]
-    assert "leave out %reserve_gpu here" in told[2]
+    assert "leave out reserve() here" in told[2]
     assert "leave out reserve-gpu run here" in done.stderr
     assert "--share" not in done.stdout + done.stderr
     assert (visible, code) == ("0", "75")
@@ -990,7 +1047,7 @@ COMPLETIONS = [
     ("reserve-gpu ker", {"kernel "}),
     ("reserve-gpu kernel ", {"install", "uninstall"}),
     ("reserve-gpu run --mi", {"--min-memory "}),
-    ("reserve-gpu status --", {"--json"}),
+    ("reserve-gpu status --", {"--json", "--format", "--color", "--watch"}),
 ]
 
 

@@ -111,7 +111,7 @@ client.cluster.close()
 
 @engines
 def test_plugin(machine: Machine) -> None:
-    """README's plugin gives each worker its GPU, again after restart and kill -9; the fifth none.
+    """The page's plugin gives each worker its GPU, again after restart and kill -9; the fifth none.
 
     No task ever sees another number of GPUs than one, and who got none says so, in its log and in
     the client. Each is called by its name and its scheduler, not by the notebook that started it.
@@ -182,7 +182,7 @@ client.close()
 
 @engines
 def test_two_hosts(tmp_path: Path) -> None:
-    """README's `--preload` on two hosts of four GPUs: eight workers, eight GPUs, each its host's.
+    """The page's `--preload` on two hosts of four GPUs: eight workers, eight GPUs, each its host's.
 
     Two that are killed with -9 come back with the same. The scheduler, told to preload it too,
     reserves nothing and says so.

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import os
 import re
+import shlex
 import sys
 from functools import cache
 from pathlib import Path
@@ -18,10 +19,12 @@ from traitlets.config.loader import PyFileConfigLoader
 import reserve_gpu
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place
+from reserve_gpu.options import magic_parser
 from tests.processes import own_name
 
 if TYPE_CHECKING:
     from tests.here import Here
+    from tests.machine import Machine
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -131,6 +134,52 @@ def test_first_example(here: Here) -> None:
     cell, *said = blocks()[0].code.splitlines()
     assert cell == "In [1]: %reserve_gpu"
     assert here.shell().run("%reserve_gpu").stdout.splitlines() == said
+
+
+def test_the_front_page_is_short() -> None:
+    """The README has at most 150 lines; the rest stands in the pages of docs/."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_beta_until_a_real_gpu_has_confirmed_it() -> None:
+    """Before any run on a real GPU the README's first screen says so, and the package is Beta."""
+    unconfirmed = "Driver, GPU, date: none yet." in (ROOT / "docs" / "hardware.md").read_text()
+    first_screen = "".join((ROOT / "README.md").read_text().splitlines()[:25])
+    assert ("not been confirmed on a real GPU" in first_screen) == unconfirmed
+    classifiers = (ROOT / "pyproject.toml").read_text()
+    assert ("Development Status :: 4 - Beta" in classifiers) == unconfirmed
+
+
+def test_what_people_type() -> None:
+    """The ten lines of the front page's list are requests that can be understood."""
+    (block,) = (b.code for b in blocks() if b.code.startswith("%reserve_gpu   "))
+    typed = [re.split(r"  +", line)[0] for line in block.splitlines()]
+    assert len(typed) == 10
+    for line in typed:
+        name, *words = shlex.split(line)
+        if name == "%reserve_gpu":
+            magic_parser().parse_args(words)
+        else:
+            assert (name, words) == ("reserve-gpu", ["run", "--", "python", "train.py"])
+
+
+@pytest.mark.process
+@pytest.mark.needs("frameworks")
+def test_first_notebook(machine: Machine) -> None:
+    """The front page's first notebook runs to its end; here on the CPU, as no GPU can compute."""
+    (notebook,) = (b.code for b in blocks() if b.code.startswith("%reserve_gpu\nimport torch\n"))
+    assert len(notebook.splitlines()) == 5
+    done = machine.ipython(notebook.replace('"cuda"', '"cpu"'))
+    assert done.returncode == 0, done
+    assert done.stdout.startswith("Reserving GPU0")
+    assert re.search(r"^10\d\d\.\d+$", done.stdout, re.MULTILINE)  # a quarter of 4096 on average
+
+
+def test_the_reference_has_every_public_name() -> None:
+    """docs/python.md shows the docstring of each public name."""
+    page = (ROOT / "docs" / "python.md").read_text()
+    shown = re.findall(r"^::: reserve_gpu\.(\w+)$", page, re.MULTILINE)
+    assert sorted(shown) == sorted(reserve_gpu.__all__)
 
 
 def test_files_made_by_root(here: Here, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ again at every call. A sample of the kinds and codes is tried at every run, all 
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ import pytest
 import reserve_gpu
 from tests import driver
 from tests.here import Here
-from tests.reserving import refused, variables
+from tests.reserving import of_gpu, refused, variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -171,9 +172,15 @@ class Case:
         """Whether calls about that device fail, if they are made."""
         return self.where == "*" or label in (f"GPU{self.where}", f"GPU{self.where}:0")
 
+    def lines_of(self, label: str) -> list[str]:
+        """What the message says of the device: its line in the picture, or where it is named."""
+        number = label.removeprefix("GPU")
+        of_device = re.compile(rf" *{number}(:\d+)?  |.*\b{label}\b")
+        return [line for line in self.text.splitlines() if of_device.match(line)]
+
     def is_told(self, label: str, error: str) -> bool:
         """Whether the message gives this error, or that function, as the cause for the device."""
-        lines = [x for line in self.text.splitlines() for x in line.split("; ") if label in x]
+        lines = [x for line in self.lines_of(label) for x in line.split("; ")]
         named = [function.removesuffix("_v2").removesuffix("_v3") for function in self.functions]
         answers = [words for name, code, words in ANSWERS if name in named and code == self.code]
         answers += ["without a name"] if "nvmlDeviceGetName" in named else []
@@ -358,7 +365,7 @@ def test_messages(matrix: Matrix) -> None:
         error = matrix.errors[case.code]
         if case.error in ("DriverError", "NoDriverError"):
             return error in case.text
-        return all(label in case.text for label in considered) and (
+        return all(case.lines_of(label) for label in considered) and (
             not kind.serves or case.is_told("GPU0", error)
         )
 
@@ -414,5 +421,6 @@ def test_no_count(here: Here) -> None:
         reserve_gpu.reserve()
     here.write(f"count 3\n{GPU.format('a')}{BUSY.format(9000)}")
     text = refused()
-    for label in ("GPU0: busy", "GPU1: Insufficient Permissions", "GPU2: Insufficient"):
-        assert label in text
+    assert of_gpu(text, "0").startswith("busy: ")
+    for number in "12":
+        assert of_gpu(text, number).startswith("no permission: Insufficient Permissions")

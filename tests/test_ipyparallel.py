@@ -62,7 +62,7 @@ rc.cluster.stop_cluster_sync()
 
 @pytest.mark.needs("engines")
 def test_magic(machine: Machine) -> None:
-    """README's `%px %reserve_gpu` gives each engine its GPU, also one that replaces a killed one.
+    """The page's `%px %reserve_gpu` gives each engine its GPU, also one that replaces a killed one.
 
     The fifth has none, shows why, and fails the cell.
     """
@@ -95,7 +95,7 @@ rc.cluster.stop_cluster_sync()
 
 @pytest.mark.needs("engines")
 def test_profile(machine: Machine) -> None:
-    """With README's profile each engine has its GPU when it starts; the fifth none, and says so.
+    """With the page's profile each engine has its GPU when it starts; the fifth none, and says so.
 
     Each is called by its number and its cluster, not by the notebook that has started it.
     """

@@ -13,7 +13,7 @@ import pytest
 from reserve_gpu.options import MAGIC, REQUEST, magic_parser
 from tests.locked import held
 from tests.machine import ROOT
-from tests.reserving import variables
+from tests.reserving import of_gpu, variables
 
 if TYPE_CHECKING:
     import subprocess
@@ -143,12 +143,11 @@ def test_nothing_free(here: Here) -> None:
     here.use("busy")
     cell = here.shell().run("%reserve_gpu\nprint('went on')")
     assert (cell.error, cell.stdout) == ("NoFreeDeviceError", "")
-    first, *devices, _, last = cell.traceback
-    assert first == "No free GPU devices: 2 of 2 are in use."
-    assert [line.split(":")[0] for line in devices] == ["  GPU0", "  GPU1"]
-    assert "4321" in devices[0]
-    assert last == "CUDA_VISIBLE_DEVICES = ''"
-    text = "\n".join(cell.traceback)
+    assert cell.traceback == ["No free GPU devices: 2 of 2 are in use."]
+    assert [of_gpu(cell.shown, number).partition(":")[0] for number in "01"] == ["busy", "busy"]
+    assert "4321" in of_gpu(cell.shown)
+    assert cell.shown.endswith("\nNo GPU is visible to this notebook.")
+    text = cell.all
     assert not any(sign in text for sign in ("Traceback", "File ", "---->", "Error:", "\x1b"))
 
 
@@ -156,8 +155,8 @@ def test_who_has_it_is_named(here: Here) -> None:
     """A GPU that somebody has reserved is said to be, with the notebook and its pid."""
     with here.rival("0"), here.rival("1"):
         cell = here.shell().run("%reserve_gpu")
-    assert cell.traceback[1].startswith("  GPU0: reserved by ")
-    assert f"rival.ipynb (pid {os.getpid()})" in cell.traceback[1]
+    assert of_gpu(cell.shown).startswith("reserved: ")
+    assert f"rival.ipynb (pid {os.getpid()})" in of_gpu(cell.shown)
 
 
 def test_a_lost_gpu_is_told_to_its_holder(here: Here) -> None:
@@ -275,11 +274,11 @@ def test_going_on_with_what_is_held(here: Here) -> None:
     shell.run("%reserve_gpu 1")
     with here.rival("0"):
         cell = shell.run("%reserve_gpu 0 --optional")
-        assert cell.stdout.endswith("\nGoing on with GPU1, as before.\n")
+        assert cell.stdout == "Going on with GPU1, as before.\n"
         assert (cell.error, visible()) == (None, "1")
         shell.run("%reserve_gpu --release")
         cell = shell.run("%reserve_gpu 0 --optional")
-        assert cell.stdout.endswith("\nGoing on without a GPU.\n")
+        assert cell.stdout == "Going on without a GPU.\n"
         assert (cell.error, visible()) == (None, "")
 
 
@@ -333,7 +332,14 @@ RUBBISH = [
     ("0:0", "0:0"),
     ("1gpu2", "1gpu2"),
     ("1.5", "1.5"),
-    ("1-3", "1-3"),
+    ("3-1", "3-1"),
+    *((word, f"Did you mean: %reserve_gpu --{word}") for word in ("status", "check", "release")),
+    ("wait 1h", "Did you mean: %reserve_gpu --wait 1h"),
+    ("0 --wiat=1h", "Did you mean: %reserve_gpu 0 --wait=1h"),
+    ("-w 1h", "Did you mean: %reserve_gpu --wait 1h"),
+    ("-s", "Did you mean --share or --status?"),
+    ("--note until May 3", "--note 'until May' 3"),
+    ("--min-memory 16", "16 MiB or 16 GB? Write 16GB or 16MiB."),
     ("0;1", "0;1"),
     ("\N{ARABIC-INDIC DIGIT ONE}", "\N{ARABIC-INDIC DIGIT ONE}"),
     ("\N{SUPERSCRIPT TWO}", "\N{SUPERSCRIPT TWO}"),
@@ -355,7 +361,7 @@ RUBBISH = [
     ("1 -n 2", "2"),
     ("--min-memory lots", "lots"),
     ("--min-memory -1", "-1"),
-    ("--min-memory 1TB", "GiB"),
+    ("--min-memory 1TB", "none has 1 TB"),
     ("--name Voodoo", "Voodoo"),
     ("--exclude 9", "GPU9"),
     ("--exclude x", "x"),
@@ -542,8 +548,10 @@ def test_ext_gives_the_magic_and_a_failure_stops_ipython(machine: Machine) -> No
     done = ipython(machine, "--ext=reserve_gpu", "-c", "%reserve_gpu\nprint('went on')")
     assert done.returncode == 1
     shown = (done.stdout + done.stderr).splitlines()
-    assert shown[0] == "No free GPU devices: 2 of 2 are in use."
-    assert shown[-1] == "CUDA_VISIBLE_DEVICES = ''"
+    assert shown[0].startswith("GPU  state ")
+    assert shown[-2:] == [
+        "No GPU is visible to this notebook.", "No free GPU devices: 2 of 2 are in use.",
+    ]  # fmt: skip
     assert "went on" not in shown
     assert "Traceback" not in done.stdout + done.stderr
 

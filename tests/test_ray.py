@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.engines import examples, host, more_examples, run, said, uuids
+from tests.engines import examples, host, run, said, uuids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,8 +75,8 @@ ray.shutdown()
 
 @pytest.mark.needs("engines")
 def test_reserved_before_init(machine: Machine, environ: dict[str, str]) -> None:
-    """README's notebook limits Ray to its two GPUs; a worker that reserves too keeps its one."""
-    (notebook, _) = examples("Ray")
+    """The page's notebook limits Ray to its two GPUs; a worker that reserves too keeps its one."""
+    (notebook, _, _) = examples("Ray")
     code = PRELUDE + notebook + LIMITED
     count, found, none, (error, left), pid = ipython(machine, code, environ)
     assert count == 2
@@ -109,8 +109,8 @@ ray.shutdown()
 
 @pytest.mark.needs("engines")
 def test_reserve_in_workers(machine: Machine, environ: dict[str, str]) -> None:
-    """README's actors lock the GPU that Ray gave each, also one that was killed and replaced."""
-    (_, actor) = examples("Ray")
+    """The page's actors lock the GPU that Ray gave each, also one that was killed and replaced."""
+    (_, actor, _) = examples("Ray")
     code = PRELUDE + actor + ACTORS
     first, found, holders, again, same = ipython(machine, code, environ)
     assert first == ["0", "1", "2", "3"]
@@ -132,7 +132,7 @@ ray.shutdown()
 @pytest.mark.needs("engines")
 def test_a_fraction_of_a_gpu(machine: Machine, environ: dict[str, str]) -> None:
     """The page's actors of half a GPU each are two on one GPU, and share it."""
-    (half,) = more_examples("Ray")
+    (_, _, half) = examples("Ray")
     gpus, holders = ipython(machine, PRELUDE + half + HALVES, environ)
     assert gpus == ["0", "0"]
     assert holders == [2, 0, 0, 0]

@@ -29,6 +29,7 @@ ROOMS = [
     {"command"},
     {"jupyter", "frameworks"},
     {"options"},
+    {"spelling"},
     {"reservation"},
     {"report"},
     {"gpus", "locks"},
@@ -41,7 +42,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 
 # Who alone may import what is slow to load, or not there on every system.
 OWNERS = {
-    "IPython": {"extension", "magic", "report.progress", "jupyter.completion"},
+    "IPython": {"extension", "magic", "report.pictures", "report.progress", "jupyter.completion"},
     "traitlets": {"extension"},
     "pynvml": {"gpus.bindings"},
     "fcntl": {"locks.lock"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import time
 from contextlib import ExitStack, contextmanager
@@ -72,7 +73,7 @@ def test_whole_is_for_nobody_else(one: Here, devices: str | None, *, share: bool
     """A GPU that somebody has reserved for themselves is shared with nobody, named or not."""
     with one.rival("0"):
         text = refused(devices, share=share)
-    assert of_gpu(text).startswith("reserved by ")
+    assert of_gpu(text).startswith("reserved: ")
     assert variables() == {"CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -154,13 +155,15 @@ def test_what_others_wait_for_is_not_shared(
         others.enter_context(awaited(one))
         text = of_gpu(refused(devices, share=share))
         expected = "reserved" if beside == "beside a sharer" and not share else "awaited"
-        assert text.startswith(f"{expected} by ")
+        assert text.startswith(f"{expected}: ")
 
 
 def test_several_are_shared(here: Here) -> None:
     """Several GPUs are shared together, all or none."""
     with here.rival("1"):
-        assert "GPU0: free" in refused(count=2, share=True)
+        text = refused(count=2, share=True)
+        assert of_gpu(text).startswith("free: ")
+        assert "1 can be had now: reserve(count=1, share=True)" in text
         assert sharer_files(here) == [f".share-{UID}-0.lock"]
         assert held(here) == [1]
     assert got(count=2, share=True) == "0,1"
@@ -186,7 +189,7 @@ def test_to_have_it_whole_beside_others(one: Here) -> None:
     with one.rival("0", share=True, note="till noon"):
         text = refused("0")
         assert "till noon" in of_gpu(text)
-        assert "This kernel keeps GPU0" in text
+        assert "This process keeps GPU0" in text
         assert variables() == before
         assert locked(one.locks) == {f"{one.uuid('0')}{name}" for name in sharer_files(one)}
     assert got("0") == "0"
@@ -278,13 +281,12 @@ def test_whom_to_ask(here: Here) -> None:
         here.rival("2", since=now - 86400, notebook="training.ipynb"),
     ):
         for wishes in ({}, {"devices": "0,1,2"}, {"share": True}):
-            lines = refused(**wishes).splitlines()
-            old, young = lines[-2].partition("GPU0 is reserved but idle: ask ")[::2]
-            assert old.startswith("GPU1 is reserved but idle: ask ")
-            assert "(old.ipynb)" in old
-            assert "(young.ipynb)" in young
-            assert young.endswith("Or wait in the queue with %reserve_gpu --wait.")
-            assert "training.ipynb" not in lines[-2]
+            advice = refused(**wishes).splitlines()[-2]
+            old, young, wait = advice.split(". ")
+            assert re.fullmatch(r"Ask \w+ \(old.ipynb\) for GPU1, idle for 2 h", old)
+            assert re.fullmatch(r"Ask \w+ \(young.ipynb\) for GPU0, idle for 1 min", young)
+            assert wait.startswith("Or wait in the queue: reserve(")
+            assert "training.ipynb" not in advice
 
 
 @WHOLE_OR_SHARED

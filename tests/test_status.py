@@ -684,7 +684,7 @@ def test_what_to_do(rows: tuple[Row, ...], head: str, advice: list[str]) -> None
     waiting = (TICKET,) if rows == tuple(AWAITED) else ()
     lines = picture(*rows, waiting=waiting)
     assert lines[0] == f"{head}  box, NOW"
-    layout = Status(rows, waiting, time=NOW, face=MAGIC)._picture().layout
+    layout = Status(rows, waiting, time=NOW, face=MAGIC).picture().layout
     assert list(map(words.plain, layout.foot)) == advice
     assert lines[len(lines) - len(advice) :] == advice
 

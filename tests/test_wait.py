@@ -194,8 +194,8 @@ def test_who_does_not_wait_does_not_overtake(here: Here, wishes: dict[str, Any])
     with reserved(here, "0") as (free,), Other(here) as other:
         free()
         text = refused(**wishes)
-        assert re.match(rf"awaited by .*pid {os.getpid()}\).*the thesis", of_gpu(text))
-        assert "--wait" in text
+        assert re.match(rf"awaited: awaited by .*pid {os.getpid()}\).*the thesis", of_gpu(text))
+        assert "wait='1h'" in text
         assert other.look() == "0"
 
 
@@ -205,7 +205,7 @@ def test_who_is_behind_others_is_told_who_uses_a_gpu(here: Here) -> None:
     with Other(here) as other:
         for wishes in ({}, {"wait": 0.01}):
             text = of_gpu(refused(**wishes))
-            assert re.match(r"busy, pid 4321, 3\.4 GiB; awaited by .*the thesis", text)
+            assert re.match(r"awaited: busy, pid 4321; awaited by .*the thesis", text)
         here.write(ONE)
         assert other.look() == "0"
 
@@ -297,8 +297,8 @@ def test_limit(here: Here, wait: float | str, said: str, *, is_thread: bool) -> 
         text = pool.submit(refused, wait=wait).result() if is_thread else refused(wait=wait)
     assert text.startswith(f"{said}No free GPU devices: 1 of 1 is in use.\n")
     assert f"pid {os.getpid()}" in of_gpu(text)
-    assert ("--wait" in text) == (not said)
-    assert "--share" not in text
+    assert ("wait='1h'" in text) == (not said)
+    assert "share" not in text
 
 
 def test_error_tells_of_the_wait(here: Here) -> None:
@@ -591,9 +591,54 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_row_is_cut_by_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a terminal has no room for is cut off; letters that take two columns count as two."""
+@pytest.mark.parametrize(
+    ("wishes", "is_shown"),
+    [
+        ({"wait": 0.1}, True),
+        ({"wait": 0.1, "progress": None}, False),
+        ({"wait": 0.1, "progress": lambda _: None}, False),
+        ({}, False),
+    ],
+    ids=["by itself", "silent", "told what to call", "no wait"],
+)
+def test_a_script_at_a_terminal(
+    here: Here, monkeypatch: pytest.MonkeyPatch, wishes: dict[str, Any], *, is_shown: bool
+) -> None:
+    """A script shows its wait on a terminal by itself, and nothing where it was told what to do."""
+    here.write(BUSY)
+    monkeypatch.setenv("TERM", "vt100")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    refused(**wishes)
+    shown = getattr(sys.stderr, "getvalue")()  # noqa: B009 - mypy knows no other type of it
+    assert ("Waiting for a GPU, next in the queue" in shown) == bool(shown) == is_shown
+    assert not shown or shown.endswith("\x1b[J")
+
+
+def test_a_script_in_a_pipe(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script whose stderr is no terminal waits in silence."""
+    here.write(BUSY)
+    refused(wait=0.1)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.ipython
+def test_a_call_in_a_notebook(here: Here) -> None:
+    """reserve(wait=...) in a notebook shows what the magic shows, and progress=None nothing."""
+    here.write(BUSY)
+    shell = here.shell(is_notebook=True)
+    shell.run("import reserve_gpu")
+    for line in ("%reserve_gpu --wait 0.1", "reserve_gpu.reserve(wait=0.1)"):
+        assert any("Waiting for a GPU" in each["text/plain"] for each in shell.run(line).values)
+    assert shell.run("reserve_gpu.reserve(wait=0.1, progress=None)").values == []
+
+
+def test_where_the_picture_is_too_high(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal with too few lines gets one line, cut where it has no room.
+
+    Letters that take two columns count as two.
+    """
     monkeypatch.setenv("COLUMNS", "71")
+    monkeypatch.setenv("LINES", "3")
     monkeypatch.setenv("TERM", "vt100")
     holder, terminal = Holder(4321, "\N{CJK UNIFIED IDEOGRAPH-4E2D}" * 20), Terminal()
     refusal = Refusal(Device(0, "GPU-a"), State.RESERVED, holder=holder)
@@ -601,7 +646,7 @@ def test_a_row_is_cut_by_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         live.show(Waiting(Request(), 1, 0.0, (refusal,)))
     shown = "Waiting for a GPU, next in the queue, for 0 s. GPU0 "
     row = f"{shown}{holder.user}"[: len(shown) + (70 - 3 - len(shown)) // 2]
-    assert terminal.getvalue().split("\r\x1b[K") == ["", f"{row}...", ""]
+    assert terminal.getvalue().split("\r\x1b[J") == ["", f"{row}...", ""]
 
 
 def test_a_log_gets_a_line_only_on_news(here: Here) -> None:
@@ -615,14 +660,14 @@ def test_a_log_gets_a_line_only_on_news(here: Here) -> None:
             states.append(waiting.refusals[0].state)
             if states == [State.BUSY] * 2:
                 here.add("fail nvmlDeviceGetComputeRunningProcesses_v3 0 15")
-            elif len(log.getvalue().splitlines()) == 2:  # a line a second at most
+            elif "GPU0 broken" in log.getvalue():  # a line a second at most
                 here.write(ONE)
 
         assert got(wait=LONG_S, progress=show) == "0"
     assert len(states) >= 3
-    first, second = log.getvalue().splitlines()
-    assert re.match(r"Waiting for a GPU, next in the queue.*GPU0: busy, pid 4321, 3\.4 GiB$", first)
-    assert re.match("Waiting for a GPU, next in the queue.*GPU0: can't be read", second)
+    picture, second = log.getvalue().rstrip().rsplit("\n", 1)
+    assert of_gpu(picture) == "busy: no reservation: pid 4321"
+    assert re.match("Waiting for a GPU, next in the queue.* GPU0 broken$", second)
     assert not re.search("[\r\x1b]", log.getvalue())
 
 
@@ -635,10 +680,10 @@ def test_where_the_limit_runs_out_only_optional_goes_on(
     here.write(BUSY)
     cell = here.shell().run(f"%reserve_gpu --wait 0.1{options}\nprint('went on')")
     assert cell.error == error
-    output = "\n".join([cell.stdout, cell.stderr, *cell.traceback])
+    output = cell.all
     assert ("went on" in cell.stdout) == (error is None)
     assert "Waited for 0.1 s. " in output
-    assert "GPU0: busy" in output
+    assert "busy" in of_gpu(cell.shown)
     assert "Traceback" not in output
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
     assert queued(here) == []

@@ -83,13 +83,12 @@ def row(refusal: Refusal) -> Row:
         holders = (refusal.holder or Holder(),)
         reason = "it would be shared" if refusal.would_be_taken else None
         return Row(device, state, usage, holders=holders, reason=reason, is_unused=unused)
-    if state is State.BUSY and not refusal.fault and not refusal.would_be_taken:
-        is_shown = bool(processes)
-        reason = None if is_shown else words.cause(state, usage)
-        return Row(
-            device, state, usage, processes=processes, reason=reason, is_unreserved_use=is_shown
-        )
-    return Row(device, state, usage, reason=words.refusal(refusal))
+    if state is State.AWAITED:
+        return Row(device, state, usage, reason=words.refusal(refusal))
+    reason = words.detail(refusal)
+    if refusal.would_be_taken and state is not State.FREE:
+        reason = "it would be taken all the same, as it was named"
+    return Row(device, state, usage, processes=processes, reason=reason, is_unreserved_use=True)
 
 
 def idle_s(row: Row, now: float) -> float | None:
@@ -149,7 +148,8 @@ def _lines(row: Row, tickets: Sequence[Ticket], now: float) -> list[Line]:
         lines.append((("awaited by ", MARK), words.person(first.holder)))
     lines += _uses(row)
     mode = words.MODES.get(row.usage.mode or 0) if row.usage else None
-    if row.reason and row.reason != mode and not row.processes and row.state is not State.FREE:
+    is_said = bool(row.processes) and row.reason == words.cause(State.BUSY, row.usage)
+    if row.reason and row.reason != mode and not is_said and row.state is not State.FREE:
         lines.append((shown(row.reason, REASON_LIMIT),))
     if mode:
         lines.append((mode,))
@@ -168,8 +168,7 @@ def _holder(row: Row, holder: Holder, now: float) -> Line:
     seconds = idle_s(row, now)
     is_new = row.is_mine and (seconds is None or seconds < NEW_S)
     if row.is_unused and not is_new:
-        for_how_long = "" if seconds is None else f" for {words.duration(seconds)}"
-        idle = ", ", (f"idle{for_how_long}", MARK)
+        idle = ", ", (words.idle(seconds), MARK)
     is_own = row.is_mine and holder is row.holders[0]
     return what + words.holder_line(holder, now, more=idle, is_own=is_own)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import State
-from reserve_gpu.report import html, layout, messages, terminal, words
+from reserve_gpu.report import colour, html, layout, messages, terminal, words
 from reserve_gpu.report.layout import Layout
 from reserve_gpu.report.words import MARK, REASON_LIMIT, STRONG, duration, listed
 
@@ -34,20 +35,45 @@ class Picture(NamedTuple):
         return terminal.plain(self.layout)
 
     def _repr_pretty_(self, printer: Any, _is_cycle: bool) -> None:  # noqa: FBT001 - IPython's
-        printer.text(self.to_text())
+        # A kernel has FORCE_COLOR set, for what cells start; text beside HTML has no colours.
+        color = colour.AUTO if terminal.is_terminal(sys.stdout) else colour.NEVER
+        printer.text(self.to_text(color=color))
 
     def _repr_html_(self) -> str:
         return html.html(self.layout)
 
-    def to_text(self, stream: TextIO | None = None) -> str:
-        """How it looks there, on standard output by default: coloured, and as wide as it is."""
-        return terminal.text(self.layout, stream)
+    def to_text(self, stream: TextIO | None = None, color: str = colour.AUTO) -> str:
+        """How it looks there, on standard output by default: coloured, and as wide as it is.
 
-    def show(self) -> None:
-        """Show it as what a cell of this IPython displays."""
+        color: one of colour.CHOICES.
+        """
+        return terminal.text(self.layout, stream, color)
+
+    def show(self, *, has_head: bool = True) -> None:
+        """Show it as what a cell of this IPython displays. has_head: with its head lines."""
         from IPython.display import display
 
-        display(self)  # type: ignore[no-untyped-call]
+        shown = self if has_head else self._replace(layout=self.layout._replace(head=()))
+        display(shown)  # type: ignore[no-untyped-call]
+
+
+def warn(warnings: Sequence[str]) -> None:
+    """Show warnings in this IPython, if there are any."""
+    if warnings:
+        tell(Picture(Layout([(("Warning: ", MARK), warning) for warning in warnings])))
+
+
+def tell(what: Picture | str) -> None:
+    """Tell it in this IPython: in a terminal on stderr, which notebooks would show in red."""
+    from IPython.core.getipython import get_ipython
+    from IPython.display import display
+
+    if not hasattr(get_ipython(), "kernel"):
+        print(what, file=sys.stderr, flush=True)
+    elif isinstance(what, str):
+        display({"text/plain": what}, raw=True)  # type: ignore[no-untyped-call]
+    else:
+        what.show()
 
 
 # -- the status of a machine -----------------------------------------------------------------------
@@ -135,11 +161,12 @@ def refusal(  # noqa: PLR0913 - the last ones are keywords
     foot = _ways_out(request, refusals, face, has_waited=bool(waited_s), user=user)
     if limit is not None:
         foot.append((messages.limit_line(limit, len(refusals)),))
-    end = messages.left_with(kept, face)
+    if end := messages.left_with(kept, face):
+        foot.append((end,))
     now = time.time()
     rows = list(map(layout.row, refusals))
     picture = Layout([((headline, STRONG),)], layout.entries(rows, (), now), (), foot)
-    return Picture(picture, f"{headline} {end}".strip())
+    return Picture(picture, headline)
 
 
 def _none_free(request: Request, refusals: Sequence[Refusal]) -> str:
@@ -265,8 +292,7 @@ def _queueing(rows: Sequence[Row], typed: str, now: float) -> Line:
 
 def _idle_words(row: Row, now: float) -> str:
     """`GPU3, idle for 2 h`."""
-    seconds = layout.idle_s(row, now)
-    return f"{row.label}, idle" + ("" if seconds is None else f" for {duration(seconds)}")
+    return f"{row.label}, {words.idle(layout.idle_s(row, now))}"
 
 
 def _is(count: int) -> str:

@@ -1,4 +1,4 @@
-"""The one live display of a wait or a check, gone when that is over.
+"""The one live display: of a wait or a check, gone when that is over, and of the status.
 
 What it shows comes from pictures; here is where it goes: to a notebook, a terminal, or a log. Only
 the functions that name IPython need it, so the command line shows the same without.
@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
-from reserve_gpu.report import pictures, terminal
+from reserve_gpu.errors import DriverError
+from reserve_gpu.report import colour, pictures, terminal
 from reserve_gpu.report.layout import Layout
 from reserve_gpu.report.pictures import Picture
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from IPython.display import DisplayHandle
     from typing_extensions import Self
 
     from reserve_gpu.model import Waiting
+    from reserve_gpu.report.status import Status
 
+SHORTEST_S = 0.1  # between two looks of `watch`
 CLEAR = "\x1b[J"  # delete from the cursor to the end of the screen
 
 
@@ -47,10 +53,14 @@ class Live:
 
     A context manager; at its end the display is taken away, where that can be done.
     stream: where to show it; None for wherever this IPython shows what cells print.
+    color: one of colour.CHOICES. stays: what was shown last stays.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._screen = _screen(stream)
+    def __init__(
+        self, stream: TextIO | None = None, color: str = colour.AUTO, *, stays: bool = False
+    ) -> None:
+        self._screen = _screen(stream, color)
+        self._stays = stays
         self._second: int | None = None
         self._frame: Frame | None = None
 
@@ -58,8 +68,17 @@ class Live:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._frame is not None:
+        if self._frame is None:
+            return
+        if not self._stays:
             self._screen.show(None)
+        elif isinstance(self._screen, Terminal):
+            self._screen.leave()
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether what is shown is replaced, so that somebody can watch it."""
+        return not isinstance(self._screen, Log)
 
     def show(self, waiting: Waiting) -> None:
         """Show how a wait stands; news is another place in the queue, another holder or state."""
@@ -70,6 +89,10 @@ class Live:
         """Show how a check stands; it takes seconds, not hours, so nothing of it is news to log."""
         picture = Picture(Layout([(str(progress),)]), str(progress))
         self._show(progress.waited_s, Frame(picture))
+
+    def show_picture(self, picture: Picture) -> None:
+        """Show how the machine stands now."""
+        self._show(time.monotonic(), Frame(picture))
 
     def _show(self, waited_s: float, frame: Frame) -> None:
         """Show what is new, at most once in every second that is counted.
@@ -82,39 +105,60 @@ class Live:
             self._screen.show(frame)
 
 
+def for_people() -> Live | None:
+    """The display that a call from Python shows by itself; None where nobody would see it."""
+    if "IPython" in sys.modules:
+        from IPython.core.getipython import get_ipython
+
+        if get_ipython() is not None:
+            return Live()
+    stream = sys.stderr  # None in a process without one
+    return Live(stream) if stream and stream.isatty() else None
+
+
 class Terminal:
     """Lines that are rewritten in place, and gone at the end."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, color: str = colour.AUTO) -> None:
         self._stream = stream
+        self._is_coloured = colour.is_coloured(color, os.environ, is_terminal=True)
         self._lines_above = 0  # that were written, above the one with the cursor
 
     def show(self, frame: Frame | None) -> None:
-        """Write the picture anew, None for nothing; where it is too high, its brief line alone."""
+        """Write the picture anew, None for nothing; where it is too high, its brief line alone.
+
+        Without such a line as much of it as there is room for.
+        """
         lines: list[str] = [""]
         if frame is not None:
             width, height = terminal.size(self._stream)
             width -= 1  # some terminals wrap in the last column
-            lines = terminal.lines(frame.picture.layout, width, is_coloured=True)
+            lines = terminal.lines(frame.picture.layout, width, is_coloured=self._is_coloured)
             if len(lines) >= height:
-                lines = [terminal.cut(frame.picture.brief, width, "...")]
+                brief = terminal.cut(frame.picture.brief, width, "...")
+                lines = [brief] if brief else lines[: height - 1]
         back = f"\x1b[{self._lines_above}A" if self._lines_above else ""
         _print(f"\r{back}{CLEAR}" + "\n".join(lines), self._stream)
         self._lines_above = len(lines) - 1
 
+    def leave(self) -> None:
+        """Let what comes next stand below."""
+        _print("\n", self._stream)
+
 
 class Log:
-    """What can't be taken back: a line at the beginning, and one when there is news."""
+    """What can't be taken back: the picture at the beginning, and a line when there is news."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._news: Any = None
 
     def show(self, frame: Frame | None) -> None:
-        """Write one line, if there is news; what is written stays."""
+        """Write it, if there is news; what is written stays."""
         if frame is not None and frame.news != self._news:
+            text = str(frame.picture) if self._news is None else frame.picture.brief
             self._news = frame.news
-            _print(f"{frame.picture.brief}\n", self._stream)
+            _print(f"{text}\n", self._stream)
 
 
 class Notebook:
@@ -138,6 +182,21 @@ class Notebook:
             self._handle.update(data, raw=True)  # type: ignore[no-untyped-call]
 
 
+def watch(look: Callable[[], Status], show: Callable[[Picture], object], every_s: float) -> None:
+    """Show how the machine stands, again and again until Ctrl-C: that is its end, and no error.
+
+    look: at the machine. A driver that fails may come back: its line is shown meanwhile.
+    """
+    with suppress(KeyboardInterrupt):
+        while True:
+            try:
+                picture = look().picture()
+            except DriverError as error:
+                picture = Picture(Layout([(str(error),)]))
+            show(picture)
+            time.sleep(max(every_s, SHORTEST_S))
+
+
 def _print(text: str, stream: TextIO) -> None:
     with suppress(OSError):  # nobody reads the stream any more; the wait goes on
         try:
@@ -147,7 +206,7 @@ def _print(text: str, stream: TextIO) -> None:
             print(known, end="", file=stream, flush=True)
 
 
-def _screen(stream: TextIO | None) -> Terminal | Log | Notebook:
+def _screen(stream: TextIO | None, color: str) -> Terminal | Log | Notebook:
     """A notebook in front of which somebody sits, a terminal that can rewrite a row, else a log."""
     if stream is None:
         from IPython.core.getipython import get_ipython
@@ -157,7 +216,7 @@ def _screen(stream: TextIO | None) -> Terminal | Log | Notebook:
             return Notebook()
         stream = sys.stdout
     is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-    return Terminal(stream) if is_terminal else Log(stream)
+    return Terminal(stream, color) if is_terminal else Log(stream)
 
 
 def _is_watched(shell: Any) -> bool:

@@ -27,7 +27,7 @@ from reserve_gpu.model import (
     Ticket,
     Usage,
 )
-from reserve_gpu.report import pictures, words
+from reserve_gpu.report import colour, pictures, words
 from reserve_gpu.report.faces import PYTHON, Face
 from reserve_gpu.report.pictures import Picture
 
@@ -68,19 +68,23 @@ class Status(NamedTuple):
     face: Face = PYTHON
 
     def __repr__(self) -> str:
-        return str(self._picture())
+        return str(self.picture())
 
-    def _repr_pretty_(self, printer: Any, _is_cycle: bool) -> None:  # noqa: FBT001 - IPython's
-        printer.text(self.to_text())
+    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:  # noqa: FBT001 - IPython's
+        self.picture()._repr_pretty_(printer, is_cycle)
 
     def _repr_html_(self) -> str:
-        return self._picture()._repr_html_()
+        return self.picture()._repr_html_()
 
-    def to_text(self) -> str:
-        """How it looks on standard output: coloured and broken to its width in a terminal."""
-        return self._picture().to_text()
+    def to_text(self, color: str = colour.AUTO) -> str:
+        """How it looks on standard output: coloured and broken to its width in a terminal.
 
-    def _picture(self) -> Picture:
+        color: `auto`, `always` or `never`; NO_COLOR and FORCE_COLOR count where it is `auto`.
+        """
+        return self.picture().to_text(color=color)
+
+    def picture(self) -> Picture:
+        """What it looks like."""
         return Picture(pictures.status(*self))
 
     def to_dict(self) -> dict[str, Any]:

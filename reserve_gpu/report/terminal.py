@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 from unicodedata import category, east_asian_width
 
 from reserve_gpu.model import State
+from reserve_gpu.report import colour
 from reserve_gpu.report.words import FAINT, MARK, QUEUE_TITLE, STRONG, TITLES
 from reserve_gpu.report.words import plain as text_of
 
@@ -48,16 +49,24 @@ def plain(layout: Layout) -> str:
     return _in_its_letters("\n".join(lines(layout, PLAIN_COLUMNS, is_coloured=False)), sys.stdout)
 
 
-def text(layout: Layout, stream: TextIO | None = None) -> str:
-    """How it looks there, on standard output by default.
+def text(layout: Layout, stream: TextIO | None = None, color: str = colour.AUTO) -> str:
+    """How it looks there, on standard output by default; broken to the width of a terminal.
 
-    Coloured if that is a terminal, and broken to its width.
+    color: one of colour.CHOICES. In colours it is for a screen also where that is not seen from
+    here: `watch` says in COLUMNS how wide its own is.
     """
     stream = stream or sys.stdout
-    is_terminal = hasattr(stream, "isatty") and stream.isatty()
-    width = size(stream)[0] if is_terminal else PLAIN_COLUMNS
-    made = "\n".join(lines(layout, width, is_coloured=is_terminal))
+    is_there = is_terminal(stream)
+    is_coloured = colour.is_coloured(color, os.environ, is_terminal=is_there)
+    has_width = is_there or (is_coloured and "COLUMNS" in os.environ)
+    width = size(stream)[0] if has_width else PLAIN_COLUMNS
+    made = "\n".join(lines(layout, width, is_coloured=is_coloured))
     return _in_its_letters(made, stream)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether it is a terminal; what stands in for standard output need not say."""
+    return hasattr(stream, "isatty") and stream.isatty()
 
 
 def size(stream: TextIO) -> tuple[int, int]:
@@ -218,5 +227,6 @@ def _styled(line: Line, *, is_coloured: bool) -> str:
         words = "".join(words for words, _ in parts)
         shown, left = words[:left], left - len(words[:left])
         code = STYLES.get(style, style)
-        made += f"\x1b[{code}m{shown}\x1b[0m" if is_coloured and code and shown else shown
+        is_styled = is_coloured and code and shown and not shown.isspace()
+        made += f"\x1b[{code}m{shown}\x1b[0m" if is_styled else shown
     return made

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus.usage import is_usable, judge
-from reserve_gpu.model import STUCK, ComputeMode, Fault, Holder, State, Unfit
+from reserve_gpu.model import MIB, STUCK, UNITS, ComputeMode, Fault, Holder, State, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +30,7 @@ NAMED_IDLE = 3  # reserved devices on which nothing runs
 # Where processes can't be seen, a device with less memory in use than this has none on it: the CUDA
 # context of a program that computes nothing takes some hundred MiB.
 CONTEXT_MIB = 64.0
+MINUTE_S = 60
 CLOCK_SKEW_S = 60  # a time further in the future than this is not shown
 # What to do where no device can come free by itself.
 TROUBLE = (
@@ -48,6 +49,11 @@ def gib(mib: float) -> str:
     return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.0f} MiB"
 
 
+def size(mib: float, unit: str) -> str:
+    """Memory in the unit that somebody asked in: `200 GB`."""
+    return f"{round(mib * MIB / UNITS[unit], 2):.12g} {unit}"
+
+
 def duration(seconds: float) -> str:
     """`45 s`, `12 min`, `2 h 10 min`, `2 h`, `3 d 4 h`."""
     minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
@@ -56,6 +62,11 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes % 60} min".removesuffix(" 0 min")
     return f"{minutes} min" if minutes else f"{int(seconds)} s"
+
+
+def idle(seconds: float | None) -> str:
+    """`idle for 2 h`, and `idle` alone for less than a minute, or if that is not known."""
+    return "idle" if seconds is None or seconds < MINUTE_S else f"idle for {duration(seconds)}"
 
 
 def time_since(moment: float, now: float) -> float | None:
@@ -218,6 +229,17 @@ def _obstacle(refusal: Refusal) -> str:
         kind = "can't be read" if state in STUCK else state.value
         return f"{kind}: {shown(refusal.fault, REASON_LIMIT)}"
     return use(state, refusal.usage, refusal.processes or ())
+
+
+def detail(refusal: Refusal) -> str:
+    """What there is to be said beside the state of a device that nobody has."""
+    device = refusal.device
+    if refusal.fault or isinstance(device, Fault):
+        reason = refusal.fault or (device.reason if isinstance(device, Fault) else "")
+        return shown(reason, REASON_LIMIT)
+    if refusal.unfit is not None:
+        return _unfit(device, refusal.unfit)
+    return cause(refusal.state, refusal.usage)
 
 
 def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:

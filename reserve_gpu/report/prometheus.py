@@ -1,0 +1,155 @@
+"""The status as metrics, for the textfile collector of Prometheus' node_exporter.
+
+The format: https://prometheus.io/docs/instrumenting/exposition_formats/. Names and units:
+https://prometheus.io/docs/practices/naming/. What is not known has no sample: a rule that asks for
+it does not fire, and no graph shows a zero.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from reserve_gpu.errors import shown
+from reserve_gpu.model import Device, State
+from reserve_gpu.report.layout import idle_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from reserve_gpu.model import Holder, Row
+    from reserve_gpu.report.status import Status
+
+    Labels = Mapping[str, str]
+    Sample = tuple[Labels, float | None]
+
+MIB = 1 << 20
+ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+SOMEBODY = "somebody"  # whose name is not known; nobody has the name ""
+
+
+class Gauge(NamedTuple):
+    """One metric of every device. read: its value, None where that is not known."""
+
+    name: str
+    help: str
+    read: Callable[[Row], float | None]
+
+
+OF_DEVICE = (
+    Gauge("free", "Whether it is idle and nobody has reserved it.",
+          lambda row: None if row.state is State.UNKNOWN else row.state is State.FREE),
+    Gauge("used_without_reservation", "Whether somebody uses it who has not reserved it.",
+          lambda row: row.is_unreserved_use if row.usage else None),
+    Gauge("broken", "Whether the driver can't use it.", lambda row: row.state is State.BROKEN),
+    Gauge("memory_used_bytes", "Memory in use.",
+          lambda row: _bytes(row.usage and row.usage.used_mib)),
+    Gauge("memory_total_bytes", "Memory that it has.",
+          lambda row: _bytes(row.device.memory_mib if isinstance(row.device, Device) else None)),
+    Gauge("utilization_ratio", "Share of the time in which it was busy lately, 0 to 1.",
+          lambda row: None if row.utilisation is None else row.utilisation / 100),
+)  # fmt: skip
+# An instance has its GPU's: of each GPU there is one sample, else a sum would be too large.
+OF_BOARD = (
+    Gauge("temperature_celsius", "Temperature of the GPU.", lambda row: row.temperature_c),
+    Gauge("power_usage_watts", "Power that the GPU draws.", lambda row: row.power_w),
+    Gauge("power_limit_watts", "Power above which the GPU is slowed down.",
+          lambda row: row.power_limit_w),
+)  # fmt: skip
+
+
+def text(status: Status) -> str:
+    """The metrics of a machine."""
+    host = {"hostname": status.host}
+    rows = [({**host, **_labels(row)}, row) for row in status.rows]
+    boards = {row.device.index: ({**host, **_board_labels(row)}, row) for row in _read_last(status)}
+    families = [_family("info", "What it is; always 1.", [
+        ({**labels, **_about(row)}, 1) for labels, row in rows
+    ])]  # fmt: skip
+    for gauges, those in ((OF_DEVICE, rows), (OF_BOARD, boards.values())):
+        families += [
+            _family(gauge.name, gauge.help, [(labels, gauge.read(row)) for labels, row in those])
+            for gauge in gauges
+        ]
+    families += [
+        _family("reserved", "How many processes of a user have it reserved; 0 without a user.",
+                [sample for labels, row in rows for sample in _reserved(labels, row, status)]),
+        _family("idle_seconds", "For how long nothing of its holder's has run on it; 0 if it does.",
+                [sample for labels, row in rows for sample in _idle(labels, row, status)]),
+        _family("waiting", "How many processes of a user wait in the queue; 0 without a user.",
+                list(_waiting(host, status))),
+    ]  # fmt: skip
+    return "".join(families)
+
+
+def _read_last(status: Status) -> list[Row]:
+    """The rows of what was read after those of what was not, as instances can fail one by one."""
+    return sorted(status.rows, key=lambda row: row.usage is not None)
+
+
+def _family(name: str, about: str, samples: list[Sample]) -> str:
+    """A metric with its samples, nothing without."""
+    name = f"reserve_gpu_{name}"
+    lines = [
+        f"{name}{{{_in_braces(labels)}}} {float(value):.15g}\n"
+        for labels, value in samples
+        if value is not None
+    ]
+    return "".join([f"# HELP {name} {about}\n# TYPE {name} gauge\n", *lines]) if lines else ""
+
+
+def _in_braces(labels: Labels) -> str:
+    # Fit to print first, as others have written some: that leaves no line break to escape but ours.
+    return ",".join(f'{name}="{shown(value).translate(ESCAPES)}"' for name, value in labels.items())
+
+
+def _labels(row: Row) -> Labels:
+    uuid = row.device.uuid if isinstance(row.device, Device) else ""
+    return {"index": row.device.number, "uuid": uuid}
+
+
+def _board_labels(row: Row) -> Labels:
+    device = row.device if isinstance(row.device, Device) else None
+    uuid = (device.gpu_uuid or device.uuid) if device else ""
+    return {"index": str(row.device.index), "uuid": uuid}
+
+
+def _about(row: Row) -> Labels:
+    name = row.device.name if isinstance(row.device, Device) else None
+    return {"devicename": name or "", "gpu_uuid": _board_labels(row)["uuid"]}
+
+
+def _reserved(labels: Labels, row: Row, status: Status) -> Iterator[Sample]:
+    users = Counter(map(_user, row.holders))
+    if not users and not status.problem and _is_known(row):
+        users[""] = 0
+    for user, count in users.items():
+        yield {**labels, "username": user}, count
+
+
+def _is_known(row: Row) -> bool:
+    """Whether it is known that nobody has a device without holders."""
+    is_hidden = row.usage is None or row.state is State.UNKNOWN or row.is_unreserved_use is None
+    return not is_hidden
+
+
+def _idle(labels: Labels, row: Row, status: Status) -> Iterator[Sample]:
+    seconds = idle_s(row, status.time) if row.is_unused else 0
+    for user in dict.fromkeys(map(_user, row.holders)) if row.is_unused is not None else ():
+        yield {**labels, "username": user}, seconds
+
+
+def _waiting(labels: Labels, status: Status) -> Iterator[Sample]:
+    users = Counter(_user(ticket.holder) for ticket in status.waiting)
+    if not users and not status.problem:
+        users[""] = 0
+    for user, count in users.items():
+        yield {**labels, "username": user}, count
+
+
+def _user(holder: Holder) -> str:
+    return shown(holder.user or SOMEBODY)
+
+
+def _bytes(mib: float | None) -> float | None:
+    return None if mib is None else mib * MIB

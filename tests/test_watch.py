@@ -1,0 +1,183 @@
+"""The status again and again: in a notebook, in a terminal, and where nobody watches."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu.errors import DriverError
+from reserve_gpu.report import progress
+from tests.commandline import CommandLine
+from tests.machine import LIMIT_S
+from tests.waiters import read
+
+if TYPE_CHECKING:
+    from reserve_gpu.report.pictures import Picture
+    from tests.here import Here
+    from tests.machine import Machine
+
+US = (sys.executable, "-m", "reserve_gpu")
+WATCH = "%reserve_gpu --status --watch 0.1"
+
+
+class Tty(io.StringIO):
+    """A terminal, as far as Python asks."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def typed(here: Here, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """`reserve-gpu` on the machine of this process."""
+    return CommandLine(capsys)
+
+
+@pytest.mark.process
+@pytest.mark.ipython
+def test_in_a_notebook(machine: Machine) -> None:
+    """A notebook has one display, which follows what happens; interrupting it is no error."""
+    pytest.importorskip("ipykernel.kernelspec")
+    shown: list[Any] = []
+    with machine.child() as child, machine.kernel() as kernel:
+        cell = kernel.start(WATCH)
+        while len(shown) < 2:
+            part = kernel.client.get_iopub_msg(timeout=LIMIT_S)
+            if part["msg_type"] in ("display_data", "update_display_data"):
+                if not shown:
+                    child.reserve("0, note='the thesis'")
+                shown.append(part)
+        kernel.manager.interrupt_kernel()
+        done = kernel.finish(cell)
+        assert (done.error, done.stdout, done.stderr) == (None, "", "")
+        assert kernel.run("print('went on')").stdout == "went on\n"
+    assert [part["msg_type"] for part in shown] == ["display_data", "update_display_data"]
+    assert len({part["content"]["transient"]["display_id"] for part in shown}) == 1
+    first, last = (part["content"]["data"] for part in shown)
+    assert ["the thesis" in data["text/plain"] for data in (first, last)] == [False, True]
+    assert "<table" in last["text/html"]
+    assert "the thesis" in (done.values or [last])[-1]["text/plain"]  # it stays
+
+
+@pytest.mark.process
+@pytest.mark.ipython
+def test_where_nobody_watches(machine: Machine) -> None:
+    """A cell that is run unattended shows the status once and ends; so does IPython in a pipe."""
+    pytest.importorskip("ipykernel.kernelspec")
+    with machine.kernel() as kernel:
+        done = kernel.finish(kernel.client.execute(WATCH, allow_stdin=False))
+    assert done.error is None
+    assert [data["text/plain"].count("GPUs are free") for data in done.values] == [1]
+    piped = machine.ipython(WATCH, "print('went on')")
+    assert piped.stdout.count("GPUs are free") == 1
+    assert piped.stdout.endswith("went on\n")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("program", ["reserve-gpu", "IPython"])
+def test_in_a_terminal(machine: Machine, program: str) -> None:
+    """A terminal has one picture, drawn in place; after Ctrl-C it stays, and the next is below."""
+    ipython = ("-m", "IPython", "--no-banner", "--colors=NoColor", "--ext=reserve_gpu", "-c")
+    words = {
+        "reserve-gpu": (*US, "status", "--watch", "0.1"),
+        "IPython": (sys.executable, *ipython, f"{WATCH}\nprint('went on')"),
+    }[program]
+    terminal, end = pty.openpty()
+    environ = machine.environ(TERM="vt100", COLUMNS="100", LINES="40")
+    text, is_interrupted = "", False
+    with machine.child() as child, machine.running(
+        *words, environ=environ, stdout=end, stderr=end
+    ) as process:  # fmt: skip
+        os.close(end)
+        while part := read(terminal):
+            text += part
+            if "the thesis" in text and not is_interrupted:
+                is_interrupted = True
+                process.send_signal(signal.SIGINT)
+            elif "GPUs are free" in text:
+                child.reserve("0, note='the thesis'")
+        assert process.wait(LIMIT_S) == 0
+    os.close(terminal)
+    first, last = text.split(progress.CLEAR)[1:3]
+    assert "the thesis" not in first
+    assert f"\x1b[{first.count(chr(10))}A" in first  # back to its first line
+    assert last.endswith("went on\r\n" if program == "IPython" else "\r\n")
+    assert "Traceback" not in text
+    assert "Interrupt" not in text
+
+
+@pytest.mark.process
+def test_in_a_log(machine: Machine) -> None:
+    """In a pipe one picture follows the other; a reader that goes away ends it quietly."""
+    with subprocess.Popen(
+        [*US, "status", "--watch", "0.1"], env=machine.environ(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout
+        assert process.stderr
+        heads = 0
+        while heads < 3:
+            heads += "GPUs are free" in process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(LIMIT_S) == -signal.SIGPIPE
+        assert process.stderr.read() == ""
+
+
+def test_a_driver_that_fails(here: Here) -> None:
+    """While the driver fails its line is shown, and the status again when it is back."""
+    shown: list[str] = []
+
+    def show(picture: Picture) -> None:
+        shown.append(str(picture))
+        here.write("gpu" if len(shown) % 2 == 0 else "gpu\nfail nvmlInitWithFlags * 18")
+        if len(shown) == 3:
+            raise KeyboardInterrupt
+
+    progress.watch(reserve_gpu.status, show, 0)
+    with pytest.raises(DriverError) as failed:
+        reserve_gpu.status()
+    assert [str(failed.value) in text for text in shown] == [False, True, False]
+    assert "GPU0 is not free" not in shown[2]
+
+
+def test_a_terminal_that_is_too_low(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a status with more lines than the terminal there is what has room: nothing scrolls."""
+    here.use("eight")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "5")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Tty()
+    with progress.Live(stream, stays=True) as live:
+        live.show_picture(reserve_gpu.status().picture())
+    text = stream.getvalue()
+    assert text.count("\n") == 4
+    assert re.search("^0 ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [("--watch", "goes with --status"), ("--status --watch --json", "without --json"),
+     ("--status --watch soon", "is no duration")],
+)  # fmt: skip
+def test_watch_goes_with_status(here: Here, line: str, told: str) -> None:
+    """The magic's --watch is for the picture of the status; else one line says so."""
+    done = here.shell().run(f"%reserve_gpu {line}")
+    assert told in done.stdout + done.stderr + "".join(done.traceback)
+
+
+def test_watch_is_for_text(typed: CommandLine) -> None:
+    """The command line's --watch is for the picture, too."""
+    done = typed("status", "--watch", "--format", "html")
+    assert (done.code, done.stdout) == (2, "")
+    assert "--watch" in done.stderr
