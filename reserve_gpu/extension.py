@@ -69,7 +69,9 @@ class ReserveGPU(Magics):
         # Front ends run code of their own unseen, without a place in the history.
         if info.store_history and self.shell:
             self.shell.events.unregister("pre_run_cell", self.tell_reason)
-            print(reason, flush=True)  # before what the cell itself prints
+            with no_fork():
+                from reserve_gpu.report import pictures
+            pictures.tell(str(reason))
 
     @validate("idle_memory")
     def _check_size(self, proposal: dict[str, Any]) -> str:

@@ -261,6 +261,14 @@ class Kernel:
                 case "status" if content["execution_state"] == "idle":
                     return cell
 
+    def reply(self, message: str) -> dict[str, Any]:
+        """What who runs a cell is told of its end, which stops Run All or does not."""
+        while True:
+            reply: dict[str, Any] = self.client.get_shell_msg(timeout=LIMIT_S)
+            if reply["parent_header"].get("msg_id") == message:
+                content: dict[str, Any] = reply["content"]
+                return content
+
     def restart(self) -> None:
         self.client.stop_channels()
         self.manager.restart_kernel(now=False)

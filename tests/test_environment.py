@@ -234,7 +234,7 @@ def asking(here: Here, forker: Forker) -> Asking:
     return Asking(here, forker)
 
 
-RESTART = "estart the kernel and run %reserve_gpu before anything that uses a GPU."
+RESTART = "estart the process and run reserve() before anything that uses a GPU."
 
 
 @pytest.mark.process
@@ -283,7 +283,7 @@ def test_taken_back(asking: Asking, first: str, then: str, expected: str | None)
     assert visible is None
     assert again.startswith("TooLateError: ")
     numbers = answers[0]
-    assert f"still be reserved, with %reserve_gpu {numbers}. For another GPU, r{RESTART}" in again
+    assert f"still be reserved, with reserve('{numbers}'). For another GPU, r{RESTART}" in again
 
 
 @pytest.mark.process
@@ -303,7 +303,7 @@ def test_what_a_shell_has_set_can_be_reserved_late(asking: Asking) -> None:
     assert asking(START, "ask(count=3)") == ([None, "0,1,2"], [])
     asking.environ = {VISIBLE: "1", ORDER: "PCI_BUS_ID"}
     (_, refused, late), _ = asking(START, "ask(devices='1', name='H100')", "ask(devices='1')")
-    assert "CUDA sees GPU1 here: it can still be reserved, with %reserve_gpu 1." in refused
+    assert "CUDA sees GPU1 here: it can still be reserved, with reserve('1')." in refused
     assert late == "1"
 
 
@@ -360,7 +360,7 @@ open({str(asking.here.locks)!r} + '/{asking.here.uuid("1")}.lock', 'r+')
     )
     error = "NoFreeDeviceError" if wait == "None" else "WaitTimeoutError"
     assert answers[4].startswith(f"{error}: ")
-    assert "reserved by" in answers[4]
+    assert "1    reserved " in answers[4]
     assert answers[5] == ""
     assert answers[7] == "1"
 
@@ -395,7 +395,7 @@ def test_another_wish_comes_late(asking: Asking, then: str) -> None:
         "ask(devices='1,2')", START, f"ask({then})", VARIABLE, "len(reserve_gpu.release())"
     )
     assert answers[2].startswith("TooLateError: ")
-    assert f"This kernel keeps GPU1 and GPU2. R{RESTART}" in answers[2]
+    assert f"This process keeps GPU1 and GPU2. R{RESTART}" in answers[2]
     assert answers[3:] == ["1,2", 2]
     assert warnings == []
 

@@ -205,7 +205,7 @@ together = pytest.mark.xdist_group("a kernel with its GPU")
 @pytest.mark.process
 def test_a_kernel_has_its_gpu_before_its_first_line(started: Started) -> None:
     """The first cell of such a kernel finds the variables set, and %reserve_gpu says the same."""
-    assert (started.first.stdout, started.first.stderr) == ("['1']\n", "")
+    assert (started.first.stdout, started.first.shown) == ("['1']\n", "")
     assert held(started.machine) == [1]
     cell = started.kernel.run("%reserve_gpu")
     assert cell.stdout.startswith("Reserving GPU1: 0000:02:00.0 16x GeForce"), cell
@@ -276,12 +276,12 @@ def test_no_gpu_free(here: Here, typed: CommandLine) -> None:
             kernel.client.execute("1", store_history=False)
             first = kernel.run(VISIBLE)
             assert first.stdout == "['']\n"
-            assert first.stderr.startswith("This kernel was started without a GPU of its own.\n")
-            assert "No free GPU devices: 2 of 2" in first.stderr
-            assert f"(pid {holder.pid})" in first.stderr
-            assert "%reserve_gpu --wait" in first.stderr
+            assert first.shown.startswith("This kernel was started without a GPU of its own.\n")
+            assert "No free GPU devices: 2 of 2" in first.shown
+            assert f"(pid {holder.pid})" in first.shown
+            assert "%reserve_gpu --wait" in first.shown
             assert not first.error
-            assert kernel.run("1").stderr == ""
+            assert kernel.run("1;").shown == ""
             assert kernel.run("%reserve_gpu").error == "NoFreeDeviceError"
             holder.kill()
             assert kernel.run("%reserve_gpu").stdout.startswith("Reserving GPU0: ")
@@ -308,9 +308,9 @@ def test_a_profile_that_loads_the_extension_too(here: Here, typed: CommandLine) 
     with here.child() as holder:
         holder.reserve("[0, 1]")
         NotebookClient(notebook, kernel_name="python3-gpu", timeout=LIMIT_S).execute()
-    printed = {output["name"]: output["text"] for output in cell["outputs"]}
-    assert printed["stdout"] == "['']\n"
-    assert printed["stderr"].count("No free GPU devices") == 1
+    told, printed = cell["outputs"]
+    assert told["data"]["text/plain"].count("No free GPU devices") == 1
+    assert printed["text"] == "['']\n"
 
 
 @pytest.mark.process

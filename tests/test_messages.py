@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,13 +19,19 @@ from reserve_gpu.model import (
     Process,
     Refusal,
     Request,
+    Row,
     State,
     Unfit,
     Usage,
     Waiting,
 )
-from reserve_gpu.report import messages, words
-from reserve_gpu.report.progress import Frame
+from reserve_gpu.report import faces, messages, pictures, words
+from reserve_gpu.report.faces import MAGIC, SHELL
+from reserve_gpu.report.status import Status
+
+if TYPE_CHECKING:
+    from reserve_gpu.report.faces import Face
+    from reserve_gpu.report.pictures import Picture
 
 GPU0 = Device(0, "GPU-a", "NVIDIA A100", "0000:01:00.0", 40960, "92.00.45.00.03", 16)
 GPU1 = Device(1, "GPU-b", "Tesla T4", memory_mib=15360)
@@ -41,6 +48,9 @@ FULL = EMPTY._replace(used_mib=10444.8)
 PROHIBITED = EMPTY._replace(mode=ComputeMode.PROHIBITED)
 EXCLUSIVE = COMPUTED_ON._replace(mode=ComputeMode.EXCLUSIVE_PROCESS)
 PYTHON = Process(4321, 3500, "alice", "python")
+
+ANY = Request()
+PYTHON_CODE = faces.PYTHON
 
 HOSTILE = "\x1b[31mred\n  GPU1: free\u202e"
 HARMLESS = "\ufffd[31mred\ufffd  GPU1: free\ufffd"
@@ -217,7 +227,7 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
         (Refusal(GPU0, State.AWAITED, EMPTY, holder=BOB), "awaited by bob, /home/bob (pid 9876)"),
         (
             Refusal(GPU0, State.AWAITED, COMPUTED_ON, (PYTHON,), BOB),
-            "busy, alice: python (pid 4321) 3.4 GiB; awaited by bob, /home/bob (pid 9876)",
+            "busy, alice, python (pid 4321); awaited by bob, /home/bob (pid 9876)",
         ),
         (
             Refusal(GPU0, State.AWAITED, holder=BOB, fault="Unknown Error"),
@@ -226,11 +236,11 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
         (Refusal(GPU0, State.AWAITED, holder=BOB), "awaited by bob, /home/bob (pid 9876)"),
         (
             Refusal(GPU0, State.BUSY, COMPUTED_ON, (PYTHON,)),
-            "busy, alice: python (pid 4321) 3.4 GiB",
+            "busy, alice, python (pid 4321)",
         ),
         (
             Refusal(GPU0, State.BUSY, EXCLUSIVE, (PYTHON,)),
-            "busy in exclusive mode (one process at a time), alice: python (pid 4321) 3.4 GiB",
+            "busy in exclusive mode (one process at a time), alice, python (pid 4321)",
         ),
         (
             Refusal(GPU0, State.BUSY, EXCLUSIVE),
@@ -277,10 +287,7 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
         (Refusal(GPU0, State.FREE, would_be_taken=True), "free"),
         (
             Refusal(GPU0, State.BUSY, COMPUTED_ON, (PYTHON,), would_be_taken=True),
-            (
-                "busy, alice: python (pid 4321) 3.4 GiB; it would be taken all the same, as it was "
-                "named"
-            ),
+            "busy, alice, python (pid 4321); it would be taken all the same, as it was named",
         ),
         (
             Refusal(GPU0, State.RESERVED, EMPTY, (), ALICE, would_be_taken=True),
@@ -294,31 +301,43 @@ def test_refusal(refusal: Refusal, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds_ago", "expected"), [(0, "0 s"), (7800, "2 h 10 min"), (-100, "0 s")]
+    ("seconds_ago", "expected"),
+    [(0, " for 0 s"), (7800, " for 2 h 10 min"), (-50, " for 0 s"), (-100, "")],
 )
 def test_for_how_long(seconds_ago: float, expected: str) -> None:
-    """It is said for how long somebody has had a device; a time to come counts as none."""
+    """It is said for how long somebody has had a device; what lies in the future is not shown.
+
+    Less than a minute ahead is a clock that is set a little differently.
+    """
     holder = ALICE._replace(since=time.time() - seconds_ago, note="x")
-    assert words.holder(holder) == f"reserved by alice, train.ipynb (pid 4321) for {expected}: x"
+    assert words.holder(holder) == f"reserved by alice, train.ipynb (pid 4321){expected}: x"
 
 
 @pytest.mark.parametrize(
     ("process", "expected"),
     [
-        (PYTHON, "alice: python (pid 4321) 3.4 GiB"),
+        (PYTHON, "alice, python (pid 4321) 3.4 GiB"),
         (Process(17), "pid 17"),
         (Process(17, 512), "pid 17, 512 MiB"),
-        (Process(17, user="bob"), "bob: pid 17"),
+        (Process(17, user="bob"), "bob, pid 17"),
         (Process(17, command="java"), "java (pid 17)"),
         (Process(17, command=LONG), f"{'x' * 39}\u2026 (pid 17)"),
         (
             Process(17, 5, HOSTILE, "a\nb"),
-            f"{HARMLESS}: a\ufffdb (pid 17) 5 MiB",
+            f"{HARMLESS}, a\ufffdb (pid 17) 5 MiB",
         ),
     ],
 )
 def test_process(process: Process, expected: str) -> None:
     """A process is described as far as it is known, in letters that do no harm."""
+    assert words.users([process, Process(1)]) == f"{expected}; pid 1"
+
+
+@pytest.mark.parametrize(
+    ("process", "expected"), [(PYTHON, "alice, python (pid 4321)"), (Process(17, 512), "pid 17")]
+)
+def test_one_process(process: Process, expected: str) -> None:
+    """The memory of one process alone is not said: the device says it already."""
     assert words.users([process]) == expected
 
 
@@ -345,26 +364,37 @@ def test_every_refusal_has_one_line(device: Device | Fault, state: State) -> Non
 # -- nothing free ----------------------------------------------------------------------------------
 
 
-def nothing_free(*refusals: Refusal, request: Request | None = None, **more: Any) -> list[str]:
-    kept, limit = more.pop("kept", []), more.pop("limit", None)
-    given = request or Request()
-    return messages.nothing_free(given, refusals, kept, limit, **more).splitlines()
+def refused(*refusals: Refusal, request: Request = ANY, face: Face = MAGIC, **more: Any) -> Picture:
+    return pictures.refusal(request, refusals, face, **more)
+
+
+def headline(picture: Picture) -> str:
+    return str(picture).splitlines()[0]
+
+
+def ways_out(picture: Picture) -> list[str]:
+    """What stands below the devices."""
+    return list(map(words.plain, picture.layout.foot))
 
 
 RESERVED = Refusal(GPU0, State.RESERVED, COMPUTED_ON, (), ALICE)
-QUEUE = "Wait in the queue with %reserve_gpu --wait."
-EMPTIED = "CUDA_VISIBLE_DEVICES = ''"
+QUEUE = "Wait in the queue: %reserve_gpu --wait"
+NONE_FREE = "No free GPU devices: 1 of 1 is in use."
 
 
 def test_nothing_free() -> None:
-    """There is a headline, a line for each device, the queue, and what became of the variable."""
-    assert nothing_free(RESERVED, Refusal(GPU1, State.BUSY, COMPUTED_ON, (PYTHON,))) == [
-        "No free GPU devices: 2 of 2 are in use.",
-        "  GPU0: reserved by alice, train.ipynb (pid 4321)",
-        "  GPU1: busy, alice: python (pid 4321) 3.4 GiB",
+    """There is a headline, a line for each device that says who has it, and the queue."""
+    picture = refused(RESERVED, Refusal(GPU1, State.BUSY, COMPUTED_ON, (PYTHON,)))
+    head = "No free GPU devices: 2 of 2 are in use."
+    text = re.sub("[\u2588\u2591]", "", str(picture))
+    assert [" ".join(line.split()) for line in text.splitlines()] == [
+        head,
+        "GPU state name memory who",
+        "0 reserved A100 3.4 of 40 GiB alice, train.ipynb (pid 4321)",
+        "1 busy Tesla T4 3.4 of 15 GiB no reservation: alice, python (pid 4321)",
         QUEUE,
-        EMPTIED,
     ]
+    assert picture.brief == f"{head} No GPU is visible to this notebook."
 
 
 @pytest.mark.parametrize(
@@ -401,16 +431,16 @@ def test_nothing_free() -> None:
 def test_headline(states: list[State], count: int, expected: str) -> None:
     """The headline counts the devices that would do, not those that never could."""
     refusals = [Refusal(Device(i, f"GPU-{i}"), state) for i, state in enumerate(states)]
-    assert nothing_free(*refusals, request=Request(count=count))[0] == expected
+    assert headline(refused(*refusals, request=Request(count=count))) == expected
 
 
 def test_what_would_be_taken_is_no_advice() -> None:
     """Of a device that would be taken nobody is told to ask for it, or to name it."""
     shared = Refusal(GPU1, State.RESERVED, EMPTY, (), ALICE, would_be_taken=True)
     named = Refusal(GPU2, State.BUSY, COMPUTED_ON, (PYTHON,), would_be_taken=True)
-    lines = nothing_free(RESERVED, shared, named, request=Request(("0", "1", "2")), user="alice")
-    assert lines[0] == "No free GPU devices: 3 of 3 are in use."
-    assert lines[4:] == [QUEUE, EMPTIED]
+    picture = refused(RESERVED, shared, named, request=Request(("0", "1", "2")), user="alice")
+    assert headline(picture) == "No free GPU devices: 3 of 3 are in use."
+    assert ways_out(picture) == ["Wait in the queue: %reserve_gpu 0 1 2 --wait"]
 
 
 @pytest.mark.parametrize(
@@ -418,17 +448,18 @@ def test_what_would_be_taken_is_no_advice() -> None:
 )
 def test_nothing_free_after_a_wait(waited_s: float, expected: str) -> None:
     """Who has waited is told for how long, and not to wait."""
-    lines = nothing_free(RESERVED, waited_s=waited_s)
-    assert lines[0] == f"Waited for {expected}. No free GPU devices: 1 of 1 is in use."
-    assert QUEUE not in lines
+    picture = refused(RESERVED, waited_s=waited_s)
+    assert headline(picture) == f"Waited for {expected}. {NONE_FREE}"
+    assert picture.brief.startswith(headline(picture))
+    assert QUEUE not in ways_out(picture)
 
 
 @pytest.mark.parametrize("waited_s", [None, 0.0])
 def test_nothing_free_without_a_wait(waited_s: float | None) -> None:
     """A wait of no time is none: the queue is offered."""
-    lines = nothing_free(RESERVED, waited_s=waited_s)
-    assert lines[0].startswith("No free")
-    assert QUEUE in lines
+    picture = refused(RESERVED, waited_s=waited_s)
+    assert headline(picture) == NONE_FREE
+    assert ways_out(picture) == [QUEUE]
 
 
 @pytest.mark.parametrize(
@@ -440,12 +471,14 @@ def test_nothing_free_without_a_wait(waited_s: float | None) -> None:
         (State.UNKNOWN, True),
         (State.BROKEN, False),
         (State.PROHIBITED, False),
+        (State.DENIED, False),
+        (State.EMPTY, False),
         (State.UNFIT, False),
     ],
 )
 def test_the_queue_is_offered(state: State, *, is_offered: bool) -> None:
     """The queue is offered where waiting may help."""
-    assert (QUEUE in nothing_free(Refusal(GPU0, state))) is is_offered
+    assert (QUEUE in ways_out(refused(Refusal(GPU0, state)))) is is_offered
 
 
 TROUBLE = (
@@ -477,16 +510,29 @@ def test_trouble_that_waiting_does_not_end(
 ) -> None:
     """Where too few of what would do can come free by themselves it is said what to do."""
     for waited_s in (None, 5.0):
-        lines = nothing_free(*refusals, request=request_, waited_s=waited_s)
+        lines = ways_out(refused(*refusals, request=request_, waited_s=waited_s))
         assert (TROUBLE in lines) is is_told
         assert not (is_told and any("in the queue" in line for line in lines))
 
 
-def test_what_is_kept() -> None:
-    """Who keeps what it has is told so, and not that the variable is empty."""
-    lines = nothing_free(RESERVED, kept=[GPU1, PART])
-    assert lines[-1] == "This kernel keeps GPU1 and GPU3:0; nothing was changed."
-    assert EMPTIED not in lines
+@pytest.mark.parametrize(
+    ("face", "kept", "expected"),
+    [
+        (MAGIC, [GPU1, PART], "This kernel keeps GPU1 and GPU3:0; nothing was changed."),
+        (MAGIC, [], "No GPU is visible to this notebook."),
+        (PYTHON_CODE, [GPU1], "This process keeps GPU1; nothing was changed."),
+        (PYTHON_CODE, [], "No GPU is visible to this process."),
+        (SHELL, [GPU1], "This process keeps GPU1; nothing was changed."),
+    ],
+)
+def test_what_is_left(face: Face, kept: list[Device], expected: str) -> None:
+    """The one line says what is kept, or that no GPU can be seen, as one says it there."""
+    assert refused(RESERVED, face=face, kept=kept).brief == f"{NONE_FREE} {expected}"
+
+
+def test_a_command_that_does_not_run_sees_nothing() -> None:
+    """A command that gets no GPU is not started, so there is nothing to say of what it sees."""
+    assert refused(RESERVED, face=SHELL).brief == NONE_FREE
 
 
 @pytest.mark.parametrize(
@@ -508,7 +554,7 @@ def test_what_is_kept() -> None:
 def test_limit(limit: str, count: int, expected: str) -> None:
     """An inherited limit is named with what it leaves."""
     refusals = [RESERVED] * count
-    assert expected in nothing_free(*refusals, limit=limit)
+    assert ways_out(refused(*refusals, limit=limit))[-1] == expected
 
 
 # -- whom to ask -----------------------------------------------------------------------------------
@@ -523,32 +569,40 @@ def idle(
 
 def test_the_longest_idle_is_asked_first() -> None:
     """Whom to ask is said for what is reserved but idle, by its last sign of life, oldest first."""
-    lines = nothing_free(
-        idle(GPU0, ALICE, since=100.0, cell=9000.0),
-        idle(GPU1, BOB, since=5000.0),
-        idle(GPU2, Holder(5, "carol", seen=True, confirmed=True), since=50.0, cell=7000.0),
+    now = time.time()
+    carol = Holder(5, "carol", seen=True, confirmed=True)
+    picture = refused(
+        idle(GPU0, ALICE, since=now - 9000, cell=now - 1800),
+        idle(GPU1, BOB, since=now - 7200),
+        idle(GPU2, carol, since=now - 9000, cell=now - 3600),
         Refusal(PART, State.RESERVED, COMPUTED_ON, (), BOB),
     )
-    assert lines[-2] == (
-        "GPU1 is reserved but idle: ask bob (/home/bob). "
-        "GPU2 is reserved but idle: ask carol. "
-        "GPU0 is reserved but idle: ask alice (train.ipynb). "
-        "Or wait in the queue with %reserve_gpu --wait."
+    (line,) = ways_out(picture)
+    assert line == (
+        "Ask bob (/home/bob) for GPU1, idle for 2 h. "
+        "Ask carol for GPU2, idle for 1 h. "
+        "Ask alice (train.ipynb) for GPU0, idle for 30 min. "
+        "Or wait in the queue: %reserve_gpu --wait"
     )
 
 
 def test_only_a_few_are_asked() -> None:
     """Of many idle reservations the three that are so for longest are named."""
     refusals = [idle(Device(i, f"GPU-{i}"), ALICE, since=100.0 - i) for i in range(6)]
-    (line,) = [line for line in nothing_free(*refusals) if "idle" in line]
-    assert [f"GPU{i} is reserved but idle" in line for i in range(6)] == [False] * 3 + [True] * 3
+    (line,) = ways_out(refused(*refusals))
+    assert [f"Ask alice (train.ipynb) for GPU{i}, idle" in line for i in range(6)] == [
+        *[False] * 3,
+        *[True] * 3,
+    ]
     assert line.index("GPU5") < line.index("GPU4") < line.index("GPU3")
 
 
 def test_all_who_share_are_asked() -> None:
-    """Of those who share an idle device the first three are named."""
-    holders = [Holder(i, name) for i, name in enumerate(("a", "b", "c", "d"), 1)]
-    assert words.whom_to_ask([("GPU0", holders)]) == ["GPU0 is reserved but idle: ask a, b and c."]
+    """Of those who share an idle device the first three are named; since when is not clear."""
+    holders = tuple(Holder(i, name, since=1.0) for i, name in enumerate("abcd", 1))
+    row = Row(GPU0, State.RESERVED, EMPTY, holders=holders, is_unused=True)
+    (line,) = Status((row,), face=MAGIC).picture().layout.foot
+    assert words.plain(line).startswith("Ask a, b and c for GPU0, idle. Or wait in the queue: ")
 
 
 IN_CONTAINER = EMPTY._replace(sees_all=False)
@@ -614,35 +668,39 @@ OWN = PYTHON._replace(pid=17)
 def test_naming_is_advised(refusal: Refusal, *, is_advised: bool) -> None:
     """To name a device is advised only where it helps and takes nothing from another person."""
     advice = "To use GPU1 all the same, name it: %reserve_gpu 1"
-    assert (advice in nothing_free(refusal, user="alice")) is is_advised
+    assert (advice in ways_out(refused(refusal, user="alice"))) is is_advised
 
 
 def test_naming_is_advised_once() -> None:
     """One device is enough to name; without knowing who asks, none that is in use."""
     refusals = [Refusal(device, State.BUSY, COMPUTED_ON, (PYTHON,)) for device in (PART, GPU1)]
-    advice = [line for line in nothing_free(*refusals, user="alice") if "name it" in line]
-    assert advice == ["To use GPU3:0 all the same, name it: %reserve_gpu 3:0"]
-    assert not any("name it" in line for line in nothing_free(*refusals))
+    lines = ways_out(refused(*refusals, user="alice"))
+    assert lines == [QUEUE, "To use GPU3:0 all the same, name it: %reserve_gpu 3:0"]
+    assert ways_out(refused(*refusals)) == [QUEUE]
 
 
 STATES = [state for state in State if state is not State.FREE]
 
 
+@pytest.mark.parametrize("face", [MAGIC, SHELL, PYTHON_CODE], ids=["magic", "shell", "Python"])
 @pytest.mark.parametrize("state", STATES, ids=str)
 @pytest.mark.parametrize("reading", [None, EMPTY, COMPUTED_ON, FULL, EXCLUSIVE], ids=str)
-def test_no_refusal_advises_to_take_what_others_have(state: State, reading: Usage | None) -> None:
+def test_no_refusal_advises_to_take_what_others_have(
+    state: State, reading: Usage | None, face: Face
+) -> None:
     """Nothing that is said of another person's GPU tells to share, to name or to take it."""
     bobs = PYTHON._replace(user="bob")
+    named = face.typed(Request(("0",)))
     for processes, waited_s, count in product([None, (bobs,), (PYTHON, bobs)], [None, 5.0], [1, 2]):
         if state is State.UNKNOWN or (state is State.BUSY and processes is None):
             continue  # nobody is known to have it
         refusal = Refusal(GPU0, state, reading, processes, BOB)
-        request = Request(count=count, share=count == 1)
-        refused = nothing_free(refusal, request=request, waited_s=waited_s, user="alice")
-        lines = "\n".join(refused).lower()
-        assert "share" not in lines
-        assert "all the same" not in lines
-        assert "%reserve_gpu 0" not in lines
+        request = Request(count=count)
+        picture = refused(refusal, request=request, face=face, waited_s=waited_s, user="alice")
+        text = str(picture).lower()
+        assert "share" not in text
+        assert "all the same" not in text
+        assert named not in text
 
 
 # -- what can't be had -----------------------------------------------------------------------------
@@ -715,7 +773,7 @@ def test_above(devices: list[Device], head: str) -> None:
     refusals = [Refusal(device, State.RESERVED, holder=ALICE) for device in devices]
     refusals.append(Refusal(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN))
     visible = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": None}
-    lines = messages.above(refusals, visible).splitlines()
+    lines = messages.above(refusals, visible, MAGIC).splitlines()
     assert lines == [
         f"{head}, for all that the holder has started, and so for this process:",
         *(f"  {device.label}: reserved by alice, train.ipynb (pid 4321)" for device in devices),
@@ -757,7 +815,14 @@ RESTART = "estart the kernel and run %reserve_gpu before anything that uses a GP
 )
 def test_too_late(held: list[Device], seen: list[Device], expected: str) -> None:
     """Once CUDA has started it is said what is kept, what can be taken back, and what to do."""
-    assert messages.too_late(held, seen) == TOO_LATE + expected
+    assert messages.too_late(held, seen, MAGIC) == TOO_LATE + expected
+
+
+def test_too_late_in_python() -> None:
+    """A program is told the call that takes its GPU back, and to start again itself."""
+    text = messages.too_late([], [PART, GPU1], PYTHON_CODE)
+    assert "started in this process" in text
+    assert "with reserve('3:0,1'). For another GPU, restart the process and run reserve()" in text
 
 
 def test_programs_are_told_in_their_words() -> None:
@@ -776,7 +841,7 @@ def test_programs_are_told_in_their_words() -> None:
         (
             Caution(GPU0, State.BUSY, COMPUTED_ON, (PYTHON,)),
             Request(("0",)),
-            "You asked for GPU0: it is busy, alice: python (pid 4321) 3.4 GiB",
+            "You asked for GPU0: it is busy, alice, python (pid 4321)",
         ),
         (
             Caution(GPU0, State.UNKNOWN, Usage()),
@@ -913,16 +978,26 @@ BUSY = Refusal(GPU2, State.BUSY, COMPUTED_ON, (PYTHON,))
 )
 def test_waiting(place: int, limit_s: float, expected: str) -> None:
     """A wait shows what for, the place in the queue and how long; then what is in the way."""
-    waiting = Waiting(Request(), place, 61.0, (RESERVED, UNUSABLE, BUSY), limit_s)
-    lines = messages.waiting(waiting)
-    assert lines == [
-        expected,
-        "GPU0: reserved by alice, train.ipynb (pid 4321)",
-        "GPU2: busy, alice: python (pid 4321) 3.4 GiB",
+    picture = pictures.wait(Waiting(Request(), place, 61.0, (RESERVED, UNUSABLE, BUSY), limit_s))
+    lines = str(picture).splitlines()
+    assert lines[0] == expected
+    assert [line.split()[:2] for line in lines[2:]] == [["0", "reserved"], ["2", "busy"]]
+    assert lines[2].endswith("alice, train.ipynb (pid 4321)")
+    assert picture.brief == f"{expected} GPU0 alice, GPU2 busy"
+
+
+def test_what_is_likeliest_to_come_free() -> None:
+    """Of a wait it is said which reserved GPU has been idle longest, where one is idle."""
+    now = time.time()
+    devices = (
+        idle(GPU0, ALICE, since=now - 1800),
+        idle(GPU1, BOB, since=now - 7200),
+        Refusal(GPU2, State.RESERVED, COMPUTED_ON, (), BOB),
+    )
+    assert ways_out(pictures.wait(Waiting(Request(), 1, 0.0, devices))) == [
+        "Likeliest to come free: GPU1, idle for 2 h"
     ]
-    assert messages.waiting_briefly(waiting) == f"{expected} GPU0 alice, GPU2 busy"
-    assert Frame(lines, "").row == f"{lines[0]} {lines[1]}; {lines[2]}"
-    assert Frame(lines[:1], "").row == expected
+    assert ways_out(pictures.wait(Waiting(Request(), 1, 0.0, (RESERVED, BUSY)))) == []
 
 
 @pytest.mark.parametrize(
@@ -937,15 +1012,20 @@ def test_waiting(place: int, limit_s: float, expected: str) -> None:
 )
 def test_waiting_briefly(refusal: Refusal, expected: str) -> None:
     """In one row there is a word for each device: its holder's name, else its state."""
-    row = messages.waiting_briefly(Waiting(Request(), 1, 0.0, (refusal,)))
-    assert row.partition("for 0 s. ")[2] == f"{refusal.label} {expected}"
+    brief = pictures.wait(Waiting(Request(), 1, 0.0, (refusal,))).brief
+    assert brief.partition("for 0 s. ")[2] == f"{refusal.label} {expected}"
 
 
-def test_interrupted() -> None:
+@pytest.mark.parametrize(
+    ("face", "held", "expected"),
+    [
+        (MAGIC, [], "Stopped waiting; nothing is reserved. No GPU is visible to this notebook."),
+        (MAGIC, [GPU0, GPU1], "Stopped waiting. This kernel keeps GPU0 and GPU1."),
+        (PYTHON_CODE, [GPU0], "Stopped waiting. This process keeps GPU0."),
+        (SHELL, [], "Stopped waiting; nothing is reserved."),
+        (SHELL, [GPU0], "Stopped waiting. This process keeps GPU0."),
+    ],
+)
+def test_interrupted(face: Face, held: list[Device], expected: str) -> None:
     """Who interrupts a wait is told what is reserved then."""
-    assert messages.interrupted([]) == (
-        "Stopped waiting; nothing is reserved. CUDA_VISIBLE_DEVICES = ''"
-    )
-    assert messages.interrupted([GPU0, GPU1]) == (
-        "Stopped waiting. This kernel keeps GPU0 and GPU1."
-    )
+    assert messages.interrupted(held, face) == expected

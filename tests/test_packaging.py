@@ -105,7 +105,7 @@ def test_metadata(wheel: ZipFile) -> None:
     named = [line for line in metadata.get_all("Classifier", []) if line.startswith(python)]
     assert [line.removeprefix(python[:-2]) for line in named] == list(VERSIONS)
     needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
-    assert needed == ["ipython>=7.34", "nvidia-ml-py>=12.550", "psutil>=5.9", "rich>=13"]
+    assert needed == ["ipython>=7.34", "nvidia-ml-py>=12.550", "psutil>=5.9"]
     assert metadata.get_payload() == (CHECKOUT / "README.md").read_text()
 
 
@@ -194,7 +194,7 @@ def test_has_dependencies_for_each_python(built: Built, version: str, tmp_path: 
         sys.executable, *PIP, "install", "--dry-run", "--ignore-installed", "--python-version",
         version, "--only-binary=:all:", "--target", tmp_path / "nowhere", built.wheel,
     )  # fmt: skip
-    for name in ("reserve-gpu", "ipython", "nvidia-ml-py", "psutil", "rich"):
+    for name in ("reserve-gpu", "ipython", "nvidia-ml-py", "psutil"):
         assert f"{name}-" in said.replace("_", "-").lower()
 
 

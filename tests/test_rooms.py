@@ -41,7 +41,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 
 # Who alone may import what is slow to load, or not there on every system.
 OWNERS = {
-    "IPython": {"extension", "magic", "report.progress", "jupyter.completion"},
+    "IPython": {"extension", "magic", "report.pictures", "report.progress", "jupyter.completion"},
     "traitlets": {"extension"},
     "pynvml": {"gpus.bindings"},
     "fcntl": {"locks.lock"},
@@ -52,7 +52,6 @@ OWNERS = {
         "reservation.environment",
         "frameworks.probes",
     },
-    "rich": {"report.terminal"},
     "argcomplete": {"cli"},
     "ipykernel": {"jupyter.kernelspec"},
     "jupyter_client": {"jupyter.kernelspec"},
@@ -61,7 +60,7 @@ OWNERS = {
     "distributed": {"dask"},
 }
 # Imported inside functions only; so is what is ours and seldom needed.
-LATE = {"pynvml", "psutil", "rich", "ctypes", "argcomplete", "ipykernel", "jupyter_client"}
+LATE = {"pynvml", "psutil", "ctypes", "argcomplete", "ipykernel", "jupyter_client"}
 LATE |= {"jupyter_core", "subprocess"}
 LATE_OURS = {"frameworks", "jupyter", "extension", "magic", "cli", "command"}
 
@@ -142,7 +141,7 @@ def test_no_circles() -> None:
 
 @pytest.mark.parametrize("path", sources(), ids=name_of)
 def test_owners(path: Path) -> None:
-    """IPython, NVML's bindings, flock, psutil and rich are each imported by their owners alone."""
+    """IPython, NVML's bindings, flock and psutil are each imported by their owners alone."""
     for top in tops(path, types=False):
         assert name_of(path) in OWNERS.get(top, {name_of(path)}), f"imports {top}"
 
@@ -207,7 +206,7 @@ def test_nothing_happens_at_import(machine: Machine) -> None:
     opened, state, modules = done.stdout.splitlines()
     assert opened == "[]"
     assert state == "1 True"
-    assert not set(modules.split()) & {"pynvml", "psutil", "rich", "ctypes", "IPython", "asyncio"}
+    assert not set(modules.split()) & {"pynvml", "psutil", "ctypes", "IPython", "asyncio"}
     assert machine.calls() == []
     assert not machine.locks.exists()
 

@@ -23,6 +23,8 @@ import reserve_gpu
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import Device, Fault, Holder, Process, Row, State, Ticket, Usage
+from reserve_gpu.report import faces, words
+from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.status import Status
 from tests.locked import have
 from tests.machine import LIMIT_S, ROOT, TAKE_THE_MUTEX, Machine
@@ -72,13 +74,16 @@ SCENARIOS = [
     ("lost", {"GPU0": "free", "GPU1": "broken", "GPU2": "free"}),
     (
         "mig",
-        {"GPU0": "free", "GPU1:0": "free", "GPU1:2": "free", "GPU1:5": "free", "GPU2": "broken"},
+        {
+            "GPU0": "free", "GPU1:0": "free", "GPU1:2": "free", "GPU1:5": "free",
+            "GPU2": "no instance",
+        },
     ),
     (
         "trouble",
         {
-            "GPU0": "broken", "GPU1": "broken", "GPU2": "broken", "GPU3": "prohibited",
-            "GPU4": "busy", "GPU5": "busy", "GPU6": "broken", "GPU7": "free",
+            "GPU0": "broken", "GPU1": "no permission", "GPU2": "broken", "GPU3": "prohibited",
+            "GPU4": "busy", "GPU5": "busy", "GPU6": "no instance", "GPU7": "free",
         },
     ),
 ]  # fmt: skip
@@ -122,8 +127,8 @@ def test_prohibited(here: Here) -> None:
         assert row["reason"] == "compute mode is prohibited: nobody can use it"
     text = str(reserve_gpu.status())
     assert text.count("compute mode is prohibited: nobody can use it") == 2
-    assert "used by pid 5000001, 900 MiB" in text
-    assert "without a reservation" not in text
+    assert "used by pid 5000001\n" in text
+    assert "reservation" not in text
     assert text.startswith("None of 2 GPUs is free.")
 
 
@@ -136,11 +141,9 @@ def test_compute_modes(here: Here) -> None:
     rows = devices()
     assert [row["compute_mode"] for row in rows] == [None, *modes[1:], None]
     assert [row["state"] for row in rows] == ["broken", "free", "prohibited", "busy", "free"]
-    below = str(reserve_gpu.status()).partition("\n3 ")[2].splitlines()[1:3]
-    assert [line.strip() for line in below] == [
-        "compute mode is exclusive: one process at a time",
-        "used without a reservation by pid 5000001, 900 MiB",
-    ]
+    exclusive, below = str(reserve_gpu.status()).partition("\n3 ")[2].splitlines()[:2]
+    assert exclusive.endswith("  no reservation: pid 5000001")
+    assert below.strip() == "compute mode is exclusive: one process at a time"
 
 
 def test_an_exclusive_gpu_is_said_to_be_exclusive(here: Here) -> None:
@@ -148,8 +151,9 @@ def test_an_exclusive_gpu_is_said_to_be_exclusive(here: Here) -> None:
     here.write("gpu\n mode exclusive_process\n compute 5000001 900\ngpu")
     with pytest.raises(reserve_gpu.NoFreeDeviceError) as refused:
         reserve_gpu.reserve("0")
-    expected = "GPU0: busy in exclusive mode (one process at a time), pid 5000001, 900 MiB"
-    assert expected in str(refused.value)
+    gpu, below = str(refused.value).splitlines()[2:4]
+    assert re.fullmatch(r"0 +busy .* no reservation: pid 5000001", gpu)
+    assert below.strip() == "compute mode is exclusive: one process at a time"
 
 
 # -- who has what ----------------------------------------------------------------------------------
@@ -215,8 +219,9 @@ def test_all_who_share_are_named(here: Here) -> None:
     assert len({holder["pid"] for holder in holders}) == 3
     assert len({holder["since"] for holder in holders}) == 3
     assert all(holder["user"] == ME and holder["confirmed"] for holder in holders)
-    assert text.count("reserved by") == 3
-    assert text.count("this kernel") == 1
+    assert all(f"{notebook} (pid " in text for notebook in notebooks)
+    assert all(f": {note}\n" in text for note in notebooks.values())
+    assert text.count("this process: ") == 1
 
 
 LOST = "fail nvmlDeviceGetHandleByIndex_v2 1 15"
@@ -342,8 +347,8 @@ def test_every_process_has_its_kind(here: Here) -> None:
     assert [row["is_used_without_reservation"] for row in rows] == [True, False, True]
     assert rows[2]["reason"] == "2.9 GiB in use by no process that can be seen"
     text = str(reserve_gpu.status())
-    assert "used without a reservation by pid 5000011, 300 MiB; pid 5000012, 200 MiB\n" in text
-    assert "graphics: pid 5000013, 2.9 GiB\n" in text
+    assert "  no reservation: pid 5000011, 300 MiB; pid 5000012, 200 MiB\n" in text
+    assert "  graphics: pid 5000013\n" in text
     assert rows[2]["reason"] in text
     assert "20 MiB" not in text
 
@@ -389,13 +394,14 @@ def test_the_end_of_each_cell_is_noted(here: Here) -> None:
     lock = lock_of(here)
     age(lock, 7200)
     assert last_cell() is None
+    assert "for 2 h, idle for 2 h" in str(reserve_gpu.status())
     before = time.time()
     shell.run("1 / 0")
     noted = last_cell()
     assert noted is not None
     assert before - 1 <= noted <= time.time() + 1
     text = shell.run("%reserve_gpu --status").values[0]["text/plain"]
-    assert "reserved but idle: nothing of yours runs on it" in text
+    assert "for 2 h\n" in text
     shell.run("%unload_ext reserve_gpu")
     age(lock, 7200)
     assert shell.run("2").error is None
@@ -448,8 +454,7 @@ def test_absurd_times_are_not_shown(here: Here) -> None:
             lock.write_text(json.dumps({**record, "since": since, "written": written}))
             os.utime(lock, (mtime, mtime))
             text = str(reserve_gpu.status())
-            assert f"(pid {holder.pid})\n" in text
-            assert "runs on it\n" in text
+            assert f"(pid {holder.pid}), idle\n" in text
 
 
 @pytest.mark.process
@@ -463,8 +468,8 @@ def test_a_kernel_that_was_left_alone(here: Here) -> None:
         hours_ago = time.time() - 3 * 3600 - 60
         os.utime(lock, (hours_ago, hours_ago))
         text = str(reserve_gpu.status())
-    assert "nothing of theirs runs on it, and their last cell ended 3 h 1 min ago" in text
-    assert f"GPU0 is reserved but idle: ask {ME} (eval.ipynb). Or wait in the queue with" in text
+    assert " for 9 h, idle for 3 h 1 min\n" in text
+    assert f"Ask {ME} (eval.ipynb) for GPU0, idle for 3 h 1 min. Or wait in the queue: " in text
     assert text.startswith("GPU0 is not free.")
 
 
@@ -593,7 +598,7 @@ def test_the_queue_says_who_waits_for_what(here: Here) -> None:
     assert (ticket["pid"], ticket["note"], ticket["asks"]) == (child.pid, "thesis", asks)
     assert ticket["wants"] == sorted(device["uuid"] for device in found["devices"][:2])
     assert [device["next_in_line"] for device in found["devices"]] == [1, 1, None]
-    assert "free, but awaited by " in text
+    assert re.search(rf"^0 +free .* awaited by {ME} \(", text, re.MULTILINE)
     assert re.search(rf"1\. .*\(pid {child.pid}\) has waited for 2 GPUs of 16 GiB.*: thesis", text)
 
 
@@ -631,69 +636,72 @@ PART = Device(1, "MIG-1", "Tesla T4 MIG 1g.5gb", memory_mib=4864, instance=2)
 
 
 def picture(*rows: Row, waiting: tuple[Ticket, ...] = (), **about: Any) -> list[str]:
-    """The lines of a status with these rows, without times of the day."""
-    text = repr(Status(rows, waiting, time=NOW, host="box", **about))
-    return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d|\b\d\d:\d\d\b", "NOW", text).splitlines()
+    """The lines of a status with these rows, without the bars and the time of the day."""
+    text = repr(Status(rows, waiting, time=NOW, host="box", face=MAGIC, **about))
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "NOW", text)
+    return [re.sub("[\u2588\u2591]", "", line) for line in text.splitlines()]
 
 
-HEADS = {
-    "nothing": ((), "There is no GPU.", None),
+GET, QUEUE = "Get one with %reserve_gpu", "Wait in the queue: %reserve_gpu --wait"
+HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
+    "nothing": ((), "There is no GPU.", []),
     "one of three": (
-        (FREE[0], RESERVED[1], RESERVED[2]),
-        "1 of 3 GPUs is free: GPU0.",
-        "Get one with %reserve_gpu",
+        (FREE[0], RESERVED[1], RESERVED[2]), "1 of 3 GPUs is free: GPU0.", [GET]
     ),
     "two of three": (
-        (FREE[0], RESERVED[1], FREE[2]),
-        "2 of 3 GPUs are free: GPU0 and GPU2.",
-        "Get one with %reserve_gpu",
+        (FREE[0], RESERVED[1], FREE[2]), "2 of 3 GPUs are free: GPU0 and GPU2.", [GET]
     ),
-    "instances": (
-        (FREE[0], Row(PART, State.BUSY)),
-        "1 of 2 devices is free: GPU0.",
-        "Get one with %reserve_gpu",
-    ),
-    "none": (tuple(RESERVED), "None of 3 GPUs is free.", "Wait in the queue with %reserve_gpu"),
-    "the only one": ((RESERVED[0],), "GPU0 is not free.", "Wait in the queue with %reserve_gpu"),
+    "instances": ((FREE[0], Row(PART, State.BUSY)), "1 of 2 devices is free: GPU0.", [GET]),
+    "none": (tuple(RESERVED), "None of 3 GPUs is free.", [QUEUE]),
+    "the only one": ((RESERVED[0],), "GPU0 is not free.", [QUEUE]),
     "reserved but idle": (
         (UNUSED[0], RESERVED[1]),
         "None of 2 GPUs is free.",
-        "GPU0 is reserved but idle: ask alice (train.ipynb). Or wait in the queue with %reserve_",
+        [f"Ask alice (train.ipynb) for GPU0, idle for 2 h 10 min. Or w{QUEUE[1:]}"],
     ),
     "lost": (
         (Row(Fault(0, "lost"), State.BROKEN), Row(GPUS[1], State.PROHIBITED)),
         "None of 2 GPUs is free.",
-        "Waiting alone won't help: look at what nvidia-smi says, and ask the administrator",
+        [words.TROUBLE],
     ),
     "one of two lost": (
-        (Row(Fault(0, "lost"), State.BROKEN), RESERVED[1]),
-        "None of 2 GPUs is free.",
-        "Wait in the queue with %reserve_gpu --wait",
+        (Row(Fault(0, "lost"), State.BROKEN), RESERVED[1]), "None of 2 GPUs is free.", [QUEUE]
     ),
     "awaited": (
         tuple(AWAITED),
         "3 of 3 GPUs are free: GPU0, GPU1 and GPU2.",
-        "Others wait in the queue for what is free. Wait in the queue with %reserve_gpu --wait",
+        [f"Others wait in the queue for what is free. {QUEUE}"],
     ),
     "ours": (
-        (RESERVED[0]._replace(is_mine=True), FREE[1]),
-        "1 of 2 GPUs is free: GPU1.",
-        "This kernel has GPU0.",
+        (RESERVED[0]._replace(is_mine=True), FREE[1]), "1 of 2 GPUs is free: GPU1.", []
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("rows", "head", "advice"), HEADS.values(), ids=HEADS.keys())
-def test_what_to_do(rows: tuple[Row, ...], head: str, advice: str | None) -> None:
-    """The first line counts what is free, the second says what a newcomer should do."""
+def test_what_to_do(rows: tuple[Row, ...], head: str, advice: list[str]) -> None:
+    """The first line counts what is free, the last says what one who has nothing should do."""
     waiting = (TICKET,) if rows == tuple(AWAITED) else ()
     lines = picture(*rows, waiting=waiting)
     assert lines[0] == f"{head}  box, NOW"
-    assert lines[1].startswith(advice or "GPU ")
+    layout = Status(rows, waiting, time=NOW, face=MAGIC).picture().layout
+    assert list(map(words.plain, layout.foot)) == advice
+    assert lines[len(lines) - len(advice) :] == advice
+
+
+def test_what_one_has_is_said_first() -> None:
+    """Who has a GPU reads that before the table, as it is called there."""
+    row = RESERVED[0]._replace(is_mine=True)
+    for face, expected in [
+        (MAGIC, "This kernel has GPU0."),
+        (faces.PYTHON, "This process has GPU0."),
+        (faces.SHELL, "This process has GPU0."),
+    ]:
+        assert str(Status((row,), face=face)).splitlines()[1] == expected
 
 
 def test_what_the_rows_say() -> None:
-    """A row has state, name, memory and use; below it stand its holders, processes and reason."""
+    """A line has state, name, memory and use, then who; below it what more there is to say."""
     mine = Process(4321, 5000, "alice", "python3", has_reserved=True)
     other = Process(777, 120, "bob", "python3", has_reserved=False)
     unseen = Process(1, 5)
@@ -707,35 +715,25 @@ def test_what_the_rows_say() -> None:
         AWAITED[2],
         waiting=(TICKET,),
     )
-    expected = [
-        "0 reserved Tesla T4 5.0 of 15.0 GiB 97 %",
-        "reserved by alice, train.ipynb (pid 4321) since NOW (2 h 10 min)",
-        "runs alice: python3 (pid 4321) 4.9 GiB",
-        "used without a reservation by bob: python3 (pid 777) 120 MiB",
-        "1 reserved Tesla T4 5.0 of 15.0 GiB 3 %",
-        "reserved by alice, train.ipynb (pid 4321) since NOW (2 h 10 min): till noon",
-        "reserved but idle: nothing of theirs runs on it, and their last cell ended 1 h ago",
-        "2 busy Tesla T4 5.0 of 15.0 GiB 0 %",
-        "used without a reservation by bob: python3 (pid 777) 120 MiB",
-        "0 busy Tesla T4 5.0 of 15.0 GiB ?",
-        "used by pid 1, 5 MiB",
-        "1 unknown Tesla T4 ? of 15.0 GiB ?",
-        "can't be seen",
-        "7 broken ? ? ?",
-        "GPU is lost",
-        "2 free Tesla T4 5.0 of 15.0 GiB 3 %",
-        "free, but awaited by carol (sweep.ipynb)",
+    alice = "alice, train.ipynb (pid 4321) for 2 h 10 min"
+    assert [" ".join(line.split()) for line in lines[2:-1]] == [
+        f"0 reserved Tesla T4 5.0 of 15 GiB 97 % {alice}",
+        "without a reservation: bob, python3 (pid 777)",
+        f"1 reserved Tesla T4 5.0 of 15 GiB 3 % {alice}, idle for 1 h: till noon",
+        "2 busy Tesla T4 5.0 of 15 GiB 0 % no reservation: bob, python3 (pid 777)",
+        "0 busy Tesla T4 5.0 of 15 GiB used by pid 1",
+        "1 unknown Tesla T4 ? of 15 GiB can't be seen",
+        "7 broken GPU is lost",
+        "2 free Tesla T4 5.0 of 15 GiB 3 % awaited by carol (sweep.ipynb)",
         "waiting in the queue",
-        "1. carol, sweep.ipynb (pid 99) has waited for 2 GPUs since NOW (12 min)",
+        "1. carol, sweep.ipynb (pid 99) has waited for 2 GPUs for 12 min",
     ]
-    bare = [" ".join(re.sub("[\u2588\u2591]", "", line).split()) for line in lines[3:]]
-    assert bare == expected
 
 
 def test_a_split_gpu_stands_above_its_instances() -> None:
     """The instances of a GPU stand under a row with its model, each with its profile."""
     lines = picture(FREE[0], Row(PART, State.FREE, READ, 0), Row(Fault(1, "x", 4), State.BROKEN))
-    rows = [line for line in lines[3:] if re.match(r" *\d", line)]
+    rows = [line for line in lines[2:] if re.match(r" *\d", line)]
     assert [line[: len("  1:2  free")] for line in rows] == [
         "0      free", "1          ", "  1:2  free", "  1:4  brok",
     ]  # fmt: skip
@@ -747,9 +745,9 @@ def test_a_split_gpu_stands_above_its_instances() -> None:
 def test_who_is_only_half_known() -> None:
     """Of a holder whose pid only the record names it is said that all is by its own word."""
     unknown, elsewhere = Holder(), ALICE._replace(elsewhere=True, seen=False, confirmed=False)
-    text = "\n".join(picture(RESERVED[0]._replace(holders=(unknown, elsewhere))))
-    assert "reserved by somebody\n" in text
-    assert "(pid 4321 of another container, by its own word) since NOW (2 h 10 min)" in text
+    first, second = picture(RESERVED[0]._replace(holders=(unknown, elsewhere)))[2:4]
+    assert first.endswith(" %  somebody")
+    assert second.endswith("(pid 4321 of another container, by its own word) for 2 h 10 min")
 
 
 class Table(HTMLParser):
@@ -793,17 +791,11 @@ def test_three_ways_say_the_same(here: Here) -> None:
         told = json.loads(shell.run("%reserve_gpu --status --json").stdout)
     table = Table(shown["text/html"])
     text = re.sub("[\u2588\u2591]", "", shown["text/plain"])
-    timeless = [re.sub(r"\(\d+ s\)", "", line) for line in text.splitlines()]
-    html = [" ".join(words) for words in table.words()]
-    assert [" ".join(line.split()) for line in timeless] == [
-        " ".join(re.sub(r"\(\d+ s\)", "", line).split()) for line in html
-    ]
+    assert text.split() == [word for line in table.words() for word in line]
     assert table.tags == TAGS
     for device in told["devices"]:
-        assert any(
-            words[:2] == [device["label"].removeprefix("GPU"), device["state"]]
-            for words in table.words()
-        )
+        start = [device["label"].removeprefix("GPU"), *device["state"].split()]
+        assert any(words[: len(start)] == start for words in table.words())
     assert "<script>" not in shown["text/html"]
     assert "<script>" in text
     assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", shown["text/plain"] + shown["text/html"])
@@ -825,11 +817,11 @@ class Terminal(io.StringIO):
 
 # By the width of a terminal: the columns that have room there, and how the names look.
 WIDTHS = [
-    (24, "GPU state name", "NVIDIA…"),
-    (40, "GPU state name memory", "NVIDI…"),
-    (60, "GPU state name memory use", "NVIDIA A10…"),
-    (80, "GPU state name memory use", "NVIDIA A100-SXM4-40GB"),
-    (200, "GPU state name memory use", "NVIDIA A100-SXM4-40GB"),
+    (24, "GPU state name", "A10…"),
+    (40, "GPU state name who", "A100-SXM4-40GB"),
+    (60, "GPU state name memory use", "A100-SXM4-40GB"),
+    (80, "GPU state name memory use who", "A100-SXM4-40GB"),
+    (200, "GPU state name memory use heat who", "A100-SXM4-40GB"),
 ]
 
 
@@ -854,7 +846,7 @@ def test_in_a_terminal(
     assert re.search(rf"^0 +reserved +{name}( |$)", bare, re.MULTILINE)
     assert re.search(r"^  1:2 +free", bare, re.MULTILINE)
     assert str(os.getpid()) in re.sub(r"\n *", "", bare)
-    assert (f"(pid {os.getpid()}) since" in bare) or columns < 80
+    assert (f"(pid {os.getpid()}) for 0 s" in bare) or columns < 80
 
 
 @pytest.mark.process
@@ -900,7 +892,9 @@ def test_where_there_is_no_terminal(here: Here, monkeypatch: pytest.MonkeyPatch)
     text = shell.run("%reserve_gpu --status").values[0]["text/plain"]
     printed = shell.run("import reserve_gpu; print(reserve_gpu.status())").stdout
     value = shell.run("reserve_gpu.status()").values[0]["text/plain"]
-    assert text.splitlines()[1:] == printed.splitlines()[1:] == value.splitlines()[1:]
+    assert text.splitlines()[1:-1] == printed.splitlines()[1:-1] == value.splitlines()[1:-1]
+    assert text.endswith("\nWait in the queue: %reserve_gpu --wait")
+    assert value.endswith("\nWait in the queue: reserve(wait='1h')")
     assert "\x1b" not in text + printed
     assert not any(line != line.rstrip() for line in text.splitlines())
 
@@ -915,9 +909,9 @@ def test_where_letters_are_few(
     output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(output, "isatty", lambda: is_terminal, raising=False)
     monkeypatch.setattr(sys, "stdout", output)
-    monkeypatch.setenv("COLUMNS", "70")
+    monkeypatch.setenv("COLUMNS", "100")
     status = reserve_gpu.status()
-    texts = (str(status), status.to_text())
+    texts = (str(status), COLOURS.sub("", status.to_text()))
     monkeypatch.undo()
     for text in texts:
         assert text.isascii()

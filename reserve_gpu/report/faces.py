@@ -52,14 +52,14 @@ def _words(request: Request) -> Iterator[str]:
     if request.count and not request.devices:
         yield f"-n {request.count}"
     if request.min_memory_mib:
-        yield f"--min-memory {request.min_memory_mib:g}"
+        yield f"--min-memory {_size(request.min_memory_mib)}"
     if request.model:
         yield f"--name {shlex.quote(request.model)}"
     if request.exclude:
         yield f"--exclude {' '.join(map(shlex.quote, request.exclude))}"
     if request.share:
         yield "--share"
-    if request.note:
+    if request.note and request.note.isprintable():
         yield f"--note {shlex.quote(request.note)}"
 
 
@@ -70,7 +70,7 @@ def _arguments(request: Request) -> Iterator[str]:
     if request.count and not request.devices:
         yield f"count={request.count}"
     if request.min_memory_mib:
-        yield f"min_memory={request.min_memory_mib:g}"
+        yield f"min_memory={_size(request.min_memory_mib)!r}"
     if request.model:
         yield f"name={request.model!r}"
     if request.exclude:
@@ -79,3 +79,9 @@ def _arguments(request: Request) -> Iterator[str]:
         yield "share=True"
     if request.note:
         yield f"note={request.note!r}"
+
+
+def _size(mib: float) -> str:
+    """`16GiB`, or all of it in MiB: what is typed must ask for as much again."""
+    gib = mib / 1024
+    return f"{gib:.0f}GiB" if gib.is_integer() else f"{mib:.15g}MiB"

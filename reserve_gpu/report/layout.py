@@ -99,7 +99,7 @@ def idle_s(row: Row, now: float) -> float | None:
     if not row.is_unused or len(row.holders) != 1:
         return None
     since = row.holders[0].last_cell or row.holders[0].since
-    return None if since is None else max(0.0, now - since)
+    return None if since is None else words.time_since(since, now)
 
 
 def _entry(row: Row, tickets: Sequence[Ticket], now: float) -> Entry:
@@ -149,9 +149,9 @@ def _lines(row: Row, tickets: Sequence[Ticket], now: float) -> list[Line]:
     lines += _uses(row)
     mode = words.MODES.get(row.usage.mode or 0) if row.usage else None
     is_said = bool(row.processes) and row.reason == words.cause(State.BUSY, row.usage)
-    if row.reason and not is_said and row.state is not State.FREE:
+    if row.reason and row.reason != mode and not is_said and row.state is not State.FREE:
         lines.append((shown(row.reason, REASON_LIMIT),))
-    if mode and mode != row.reason:
+    if mode:
         lines.append((mode,))
     graphics_mib = sum(process.memory_mib or 0 for process in row.graphics)
     if row.usage and graphics_mib > idle_limit_mib(row.usage):  # else nobody wonders about it

@@ -68,7 +68,7 @@ def released(devices: Sequence[Device], environ: Mapping[str, str | None], *, st
 def left_with(kept: Sequence[Device], face: Face) -> str:
     """How things stand where nothing was reserved. kept: what stays reserved."""
     if kept:
-        return f"This {face.place} keeps {labels(kept)}; nothing was changed."
+        return f"This {face.place or 'process'} keeps {labels(kept)}; nothing was changed."
     visible_to = {"kernel": "notebook"}.get(face.place, face.place)
     return f"No GPU is visible to this {visible_to}." if visible_to else ""
 
@@ -240,8 +240,8 @@ def asked(request: Request) -> str:
 def interrupted(held: Sequence[Device], face: Face) -> str:
     """What is said when a wait was interrupted."""
     if held:
-        return f"Stopped waiting. This {face.place} keeps {labels(held)}."
-    return f"Stopped waiting; nothing is reserved. {left_with((), face)}"
+        return f"Stopped waiting. This {face.place or 'process'} keeps {labels(held)}."
+    return f"Stopped waiting; nothing is reserved. {left_with((), face)}".rstrip()
 
 
 # -- parts of them ---------------------------------------------------------------------------------

@@ -58,14 +58,22 @@ class Picture(NamedTuple):
 
 
 def warn(warnings: Sequence[str]) -> None:
-    """Show warnings in this IPython: in a terminal on stderr, which notebooks would show in red."""
-    from IPython.core.getipython import get_ipython
+    """Show warnings in this IPython, if there are any."""
+    if warnings:
+        tell(Picture(Layout([(("Warning: ", MARK), warning) for warning in warnings])))
 
-    picture = Picture(Layout([(("Warning: ", MARK), warning) for warning in warnings]))
-    if warnings and hasattr(get_ipython(), "kernel"):
-        picture.show()
-    elif warnings:
-        print(picture, file=sys.stderr)
+
+def tell(what: Picture | str) -> None:
+    """Tell it in this IPython: in a terminal on stderr, which notebooks would show in red."""
+    from IPython.core.getipython import get_ipython
+    from IPython.display import display
+
+    if not hasattr(get_ipython(), "kernel"):
+        print(what, file=sys.stderr, flush=True)
+    elif isinstance(what, str):
+        display({"text/plain": what}, raw=True)  # type: ignore[no-untyped-call]
+    else:
+        what.show()
 
 
 # -- the status of a machine -----------------------------------------------------------------------

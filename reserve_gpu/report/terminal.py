@@ -10,11 +10,12 @@ from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, TextIO
-from unicodedata import combining, east_asian_width
+from unicodedata import category, east_asian_width
 
 from reserve_gpu.model import State
 from reserve_gpu.report import colour
 from reserve_gpu.report.words import FAINT, MARK, QUEUE_TITLE, STRONG, TITLES
+from reserve_gpu.report.words import plain as text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,6 +28,10 @@ STYLES = {STRONG: "1", FAINT: "2", MARK: "1;36"}
 STATES = {State.FREE: "1;32", State.RESERVED: "1;33", State.AWAITED: "1;33", State.BUSY: "1;31"}
 OTHER_STATE = "1;35"
 BAR = 8  # columns
+OVER = (
+    "Mn",
+    "Me",
+)  # Unicode's categories of what stands on another letter, in no column of its own
 FULL, LIGHT = "\N{FULL BLOCK}", "\N{LIGHT SHADE}"
 # In place of letters that not every encoding has; the others become question marks.
 ASCII = {FULL: "#", LIGHT: ".", "\N{HORIZONTAL ELLIPSIS}": "...", " \N{DEGREE SIGN}C": " C"}
@@ -41,7 +46,7 @@ PLAIN_COLUMNS = 4000  # so wide that no line is broken where there is no termina
 
 def plain(layout: Layout) -> str:
     """The picture without colours, each line in one piece."""
-    return "\n".join(lines(layout, PLAIN_COLUMNS, is_coloured=False))
+    return _in_its_letters("\n".join(lines(layout, PLAIN_COLUMNS, is_coloured=False)), sys.stdout)
 
 
 def text(layout: Layout, stream: TextIO | None = None, color: str = colour.AUTO) -> str:
@@ -56,12 +61,7 @@ def text(layout: Layout, stream: TextIO | None = None, color: str = colour.AUTO)
     has_width = is_there or (is_coloured and "COLUMNS" in os.environ)
     width = size(stream)[0] if has_width else PLAIN_COLUMNS
     made = "\n".join(lines(layout, width, is_coloured=is_coloured))
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    if encoding.lower().startswith("utf"):
-        return made
-    for letter, instead in ASCII.items():
-        made = made.replace(letter, instead)
-    return made.encode(encoding, "replace").decode(encoding)
+    return _in_its_letters(made, stream)
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -88,7 +88,7 @@ def width_of(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(
-        0 if combining(letter) else 1 + (east_asian_width(letter) in "WF") for letter in text
+        0 if category(letter) in OVER else 1 + (east_asian_width(letter) in "WF") for letter in text
     )
 
 
@@ -100,6 +100,16 @@ def cut(text: str, width: int, end: str = "\N{HORIZONTAL ELLIPSIS}") -> str:
     while kept and width_of(kept) > width - len(end):
         kept = kept[:-1]
     return f"{kept.rstrip()}{end}"
+
+
+def _in_its_letters(text: str, stream: TextIO) -> str:
+    """The text with those letters that the stream can write."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    if encoding.lower().startswith("utf"):
+        return text
+    for letter, instead in ASCII.items():
+        text = text.replace(letter, instead)
+    return text.encode(encoding, "replace").decode(encoding)
 
 
 def _lines(layout: Layout, width: int) -> Iterator[Line]:
@@ -120,10 +130,12 @@ def _table(entries: Sequence[Entry], width: int) -> Iterator[Line]:
     rows = [_cells(entry) for entry in entries]
     longest = max(_width_of_line(entry.who) for entry in entries)
     widths = _widths(rows, width, longest)
-    yield _row(HEAD, dict.fromkeys(range(len(HEAD)), FAINT), widths, HEAD[-1])
+    has_room = sum(widths) + width_of(HEAD[-1]) <= width
+    styles = dict.fromkeys(range(len(HEAD)), FAINT)
+    yield _row(HEAD, styles, widths, HEAD[-1] if has_room else "")
     for entry, cells in zip(entries, rows, strict=True):
         who, below = entry.who, list(entry.more)
-        if sum(widths) + _width_of_line(who) > width:
+        if who and sum(widths) + _width_of_line(who) > width:
             who, below = (), [entry.who, *below]
         styles = {BARS: FAINT, STATE: STATES.get(entry.state, OTHER_STATE) if entry.state else ""}
         if entry.is_mine:
@@ -148,7 +160,9 @@ def _widths(rows: Sequence[Sequence[str]], width: int, longest: int) -> list[int
     if sum(widths) + longest > width >= sum(widths) - widths[BARS] + longest:
         widths[BARS] = 0
     room = width + GAP
-    for column in (BARS, USE, MEMORY):
+    if sum(widths) > room:
+        widths[BARS] = 0
+    for column in (USE, MEMORY):
         if sum(widths) - max(0, widths[NAME] - LEAST_NAME - GAP) > room:
             widths[column] = 0
     if widths[NAME]:
@@ -182,23 +196,24 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 
 
 def _wrapped(line: Line, width: int, indent: int = 0) -> Iterator[Line]:
-    """The line in as many as it takes; broken between words, never in one."""
+    """The line in as many as it takes; broken between words, and in one only if it has no room."""
+    letters = [(letter, style) for words, style in map(_part, line) for letter in words]
     row: Line = ()
     used = indent
-    for part in line:
-        words, style = _part(part)
-        for word in re.findall(r"\S+\s*|\s+", words):
-            word = cut(word, width - indent)  # noqa: PLW2901
-            if used > indent and used + width_of(word.rstrip()) > width:
+    for match in re.finditer(r"\S+\s*|\s+", text_of(tuple(letters))):
+        word = tuple(letters[slice(*match.span())])
+        has_room = width_of(match[0].rstrip()) <= width - indent
+        for piece in [word] if has_room else [(letter,) for letter in word]:
+            if used > indent and used + width_of(text_of(piece).rstrip()) > width:
                 yield (" " * indent, *row)
                 row, used = (), indent
-            row += ((word, style),)
-            used += width_of(word)
+            row += piece
+            used += width_of(text_of(piece))
     yield (" " * indent, *row)
 
 
 def _width_of_line(line: Line) -> int:
-    return sum(width_of(_part(part)[0]) for part in line)
+    return width_of(text_of(line))
 
 
 def _part(part: str | tuple[str, str]) -> tuple[str, str]:
@@ -207,9 +222,11 @@ def _part(part: str | tuple[str, str]) -> tuple[str, str]:
 
 def _styled(line: Line, *, is_coloured: bool) -> str:
     made = ""
+    left = len(text_of(line).rstrip())
     for style, parts in groupby(map(_part, line), key=itemgetter(1)):
         words = "".join(words for words, _ in parts)
+        shown, left = words[:left], left - len(words[:left])
         code = STYLES.get(style, style)
-        is_styled = is_coloured and code and not words.isspace()
-        made += f"\x1b[{code}m{words}\x1b[0m" if is_styled else words
-    return made.rstrip()
+        is_styled = is_coloured and code and shown and not shown.isspace()
+        made += f"\x1b[{code}m{shown}\x1b[0m" if is_styled else shown
+    return made

@@ -64,6 +64,11 @@ def idle(seconds: float | None) -> str:
     return "idle" if seconds is None or seconds < MINUTE_S else f"idle for {duration(seconds)}"
 
 
+def time_since(moment: float, now: float) -> float | None:
+    """The seconds since a moment that somebody noted, None if it lies in the future."""
+    return max(0.0, now - moment) if moment < now + CLOCK_SKEW_S else None
+
+
 def time_limit(seconds: float) -> str:
     """A duration that somebody asked for: as above, and `0.2 s` where it is below a second."""
     return duration(seconds) if seconds >= 1 else f"{seconds:.2g} s"
@@ -126,8 +131,9 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
         line += (f" ({origin})",)
     if asks:
         line += (" has waited for ", FAINT), (shown(asks), STRONG)
-    if holder.since is not None and holder.since < now + CLOCK_SKEW_S:
-        line += (f" for {duration(max(0.0, now - holder.since))}",)
+    seconds = None if holder.since is None else time_since(holder.since, now)
+    if seconds is not None:
+        line += (f" for {duration(seconds)}",)
     line += more
     if holder.note:
         line += ": ", (shown(holder.note), STRONG)

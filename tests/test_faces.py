@@ -1,0 +1,115 @@
+"""Hints: what is said to be typed can be typed as it stands, where it stands."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu import cli, command, options
+from reserve_gpu.model import Device, Process, Refusal, Request, State, Usage
+from reserve_gpu.report import faces, pictures, words
+from reserve_gpu.reservation.request import parse
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from reserve_gpu.report.faces import Face
+
+SCRIPT = ["python", "train it.py", "--wait", "it's; $HOME | `x` #1"]
+FACES = {"magic": faces.MAGIC, "shell": faces.shell(SCRIPT), "Python": faces.PYTHON}
+
+WISHES: list[dict[str, Any]] = [
+    {},
+    {"devices": "2"},
+    {"devices": "1,0:3,GPU-8f2a"},
+    {"devices": "0000:01:00.0", "share": True},
+    {"count": 2},
+    {"min_memory": "16GB"},
+    {"min_memory": "16GiB"},
+    {"min_memory": "15999.5MiB"},
+    {"min_memory": "2TB"},
+    {"name": "RTX 6000 Ada"},
+    {"exclude": "3,4"},
+    {"note": "until Friday"},
+    {"note": 'it\'s; $HOME | `x` #1 \\ "quoted"'},
+    {
+        "count": 2,
+        "min_memory": "16GB",
+        "name": "A100",
+        "exclude": "3",
+        "share": True,
+        "note": "a b",
+    },
+]
+
+
+def read(hint: str) -> tuple[Request, object]:
+    """The request that comes of a hint, typed where it was shown, and for how long it waits."""
+    if hint.startswith("reserve("):
+        called: dict[str, Any] = eval(hint, {"reserve": record})
+        return understood(called)
+    program, *typed = shlex.split(hint)
+    if program == "%reserve_gpu":
+        return understood(options.wishes(options.magic_parser().parse_args(typed)))
+    assert program == "reserve-gpu"
+    own, to_run = command.split(typed[:1], typed[1:])
+    assert to_run == SCRIPT
+    arguments: Namespace = cli._parser(cli.COMMANDS).parse_args(own)
+    return understood(options.wishes(arguments))
+
+
+def record(*arguments: object, **named: object) -> dict[str, object]:
+    """What `reserve()` would get."""
+    return inspect.signature(reserve_gpu.reserve).bind(*arguments, **named).arguments
+
+
+def understood(wishes: dict[str, Any]) -> tuple[Request, object]:
+    wait = wishes.pop("wait", None)
+    return parse(wishes.pop("devices", None), **wishes), wait
+
+
+@pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
+@pytest.mark.parametrize("wishes", WISHES, ids=str)
+def test_a_hint_can_be_typed_as_it_stands(wishes: dict[str, Any], face: Face) -> None:
+    """What is to be typed asks for what was asked for, to the letter, and waits if it says so."""
+    request = parse(**{"devices": None, **wishes})
+    assert read(face.typed(request)) == (request, None)
+    again, wait = read(face.typed(request, waits=True))
+    assert again == request
+    assert wait in {True, "1h"}
+
+
+GPU0, GPU1 = Device(0, "GPU-a"), Device(1, "GPU-b")
+BUSY = Refusal(GPU1, State.BUSY, Usage(compute=1, mps=0), (Process(1, user="alice"),))
+THERE = Refusal(GPU0, State.FREE, Usage(compute=0, mps=0), would_be_taken=True)
+
+
+@pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
+def test_each_way_out_is_what_it_says(face: Face) -> None:
+    """The queue asks for the same, the smaller request for what is free, the name for that GPU."""
+    request = parse(None, count=2, name="A100", note="a b")
+    foot = pictures.refusal(request, (THERE, BUSY), face, user="alice").layout.foot
+    (text, queue), (less, smaller), (_, named) = (words.plain(line).split(": ", 1) for line in foot)
+    assert (text, less) == ("Wait in the queue", "1 can be had now")
+    assert read(queue)[0] == request
+    assert read(queue)[1]
+    assert read(smaller) == (request._replace(count=1), None)
+    assert read(named)[0].devices == ("1",)
+
+
+@pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
+@pytest.mark.parametrize("note", ["a\nb", "\x1b[31m"], ids=ascii)
+def test_a_hint_is_one_printable_line(face: Face, note: str) -> None:
+    """A note that would do something to a terminal is not repeated there."""
+    assert face.typed(Request(note=note), waits=True).isprintable()
+
+
+def test_a_long_command_is_not_repeated() -> None:
+    """A command that would hide the hint, or do something to a terminal, is a placeholder."""
+    assert faces.shell(["echo", "x" * 200]).typed(Request()) == "reserve-gpu run -- COMMAND ..."
+    assert faces.shell(["echo", "a\nb"]).typed(Request()) == "reserve-gpu run -- COMMAND ..."
+    assert faces.shell(["echo", "a b"]).typed(Request()) == "reserve-gpu run -- echo 'a b'"
