@@ -7,13 +7,16 @@ A row in COMMANDS is a subcommand.
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
 import sys
 from argparse import Namespace, RawDescriptionHelpFormatter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from reserve_gpu import command, errors, options
+from reserve_gpu import command, errors, options, spelling
+from reserve_gpu.gpus import names
 from reserve_gpu.options import Option, Parser
 from reserve_gpu.report import page, prometheus
 from reserve_gpu.report.faces import SHELL
@@ -183,31 +186,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _start(words: list[str]) -> int:
     """Parse the words that are ours, and call the subcommand."""
     typed = [each for each in COMMANDS if each.words.split() == words[: each.words.count(" ") + 1]]
-    parser = _parser(typed or COMMANDS)
+    if words and not typed:
+        _require_command(words)
     own, to_run = words, None
     for subcommand in typed:
         if subcommand.takes_command:
             length = len(subcommand.words.split())
             own, to_run = command.split(words[:length], words[length:])
-    arguments = parser.parse_args(own, Namespace(command=to_run))
+    parser = _parser(typed or COMMANDS, to_run or ())
+    arguments = parser.parse_args(own, Namespace(command=to_run, own=own))
     if arguments.version:
         _print(_version())
         return 0
-    if "start" not in arguments:
-        parser.error("there is no command")
+    if "start" not in arguments:  # the help is what was asked for, but a script has made a mistake
+        _print(arguments.parser.format_help().rstrip())
+        return errors.RequestError.exit_code
     code: int = arguments.start(arguments)
     return code
 
 
-def _parser(commands: Sequence[Command]) -> Parser:
+def _require_command(words: list[str]) -> None:
+    """Raise RequestError, with what may be meant, for words that begin no subcommand."""
+    first, known = words[0], [each.words for each in COMMANDS if each.text]
+    for length in (1, 2)[: len(words)]:
+        alike = [each for each in known if each.count(" ") == length - 1]
+        for meant in spelling.near(" ".join(words[:length]), alike):
+            _did_you_mean(first, [*meant.split(), *words[length:]])
+    flag = first.partition("=")[0]
+    if names.is_name(first) or any(flag in option.flags for option in options.REQUEST):
+        _did_you_mean(first, ["run", *words])
+    if shutil.which(first):
+        _did_you_mean(first, ["run", "--", *words])
+
+
+def _did_you_mean(wrong: str, words: list[str]) -> NoReturn:
+    line = errors.shown(shlex.join(["reserve-gpu", *words]), spelling.LINE_LIMIT)
+    raise errors.RequestError(f"There is no command {errors.shown(wrong)}. Did you mean: {line}")
+
+
+def _parser(commands: Sequence[Command], to_run: Sequence[str] = ()) -> Parser:
     parser = Parser("reserve-gpu", description=TEXT, formatter_class=RawDescriptionHelpFormatter)
+    parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="store_true", help="show the version")
     groups = {"": parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)}
     for subcommand in commands:
         group, _, name = subcommand.words.rpartition(" ")
         if group not in groups:
             above = groups[""].add_parser(group, help=f"see reserve-gpu {group} --help")
-            groups[group] = above.add_subparsers(metavar="COMMAND", required=True)
+            above.set_defaults(parser=above)
+            groups[group] = above.add_subparsers(metavar="COMMAND")
         listed: dict[str, Any] = {"help": subcommand.text} if subcommand.text else {}
         own_parser = groups[group].add_parser(
             name,
@@ -219,6 +246,7 @@ def _parser(commands: Sequence[Command]) -> Parser:
         )
         options.add(subcommand.options, own_parser)
         own_parser.set_defaults(start=subcommand.start)
+        own_parser.command = to_run
     return parser
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -18,11 +19,15 @@ from reserve_gpu.gpus import names
 from reserve_gpu.report import faces
 from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import api
+from reserve_gpu.spelling import LINE_LIMIT
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Sequence
 
 SYNOPSIS = "reserve-gpu run [options] [DEVICE ...] -- COMMAND ..."
+# By the ending of a script, what runs it; the first that is there.
+INTERPRETERS = {".py": ("python", "python3"), ".sh": ("sh",)}
 CANNOT_RUN, NOT_FOUND, INTERRUPTED = 126, 127, 130  # as shells have it
 
 
@@ -36,7 +41,7 @@ class CommandError(errors.ReserveGPUError):
 
 def run(arguments: Namespace) -> NoReturn:
     """Reserve what was asked for and become the command."""
-    program = find(arguments.command)
+    program = find(arguments.command, arguments.own)
     host.call_it(host.command(arguments.command) or "")
     _reserve(arguments, faces.shell(arguments.command))
     become(program, arguments.command)
@@ -69,13 +74,16 @@ def split(own: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
         return own + rest[:at], rest[at + 1 :]
     if not rest or {"-h", "--help"} & set(rest):
         return own + rest, []
-    if rest[0].startswith("-") or _names_device(rest[0]):
+    if rest[0].startswith("-") or names.is_name(rest[0]):
         raise errors.RequestError(f"Put -- before the command, as in: {SYNOPSIS}")
     return own, rest
 
 
-def find(command: list[str]) -> str:
-    """The path of the program. Raises CommandError, before anything is reserved."""
+def find(command: list[str], own: Sequence[str] = ("run",)) -> str:
+    """The path of the program. Raises CommandError, before anything is reserved.
+
+    own: the words before the command, for the line that may be meant.
+    """
     if not command:
         raise errors.RequestError(f"There is no command to run: {SYNOPSIS}")
     name = command[0]
@@ -83,9 +91,24 @@ def find(command: list[str]) -> str:
         return path
     if os.path.dirname(name) and os.path.isdir(name):
         raise CommandError(f"{shown(name)} is a directory.")
+    guess = _with_interpreter(command, own) if os.path.isfile(name) else ""
     if shutil.which(name, os.F_OK):
-        raise CommandError(f"{shown(name)} may not be executed by this user.")
-    raise CommandError(f"There is no command {shown(name)}.", NOT_FOUND)
+        raise CommandError(f"{shown(name)} may not be executed by this user.{guess}")
+    raise CommandError(f"There is no command {shown(name)}.{guess}", NOT_FOUND)
+
+
+def _with_interpreter(command: list[str], own: Sequence[str]) -> str:
+    """The line that may be meant by somebody who gave a script for a command."""
+    name = command[0]
+    programs = INTERPRETERS.get(os.path.splitext(name)[1], ())
+    if program := next(filter(shutil.which, programs), None):
+        words = [program, *command]
+    elif os.access(name, os.X_OK):
+        words = [f"./{name}", *command[1:]]
+    else:
+        return ""
+    line = shlex.join(["reserve-gpu", *own, "--", *words])
+    return f" Did you mean: {shown(line, LINE_LIMIT)}"
 
 
 def become(program: str, command: list[str], reason: str | None = None) -> NoReturn:
@@ -128,10 +151,3 @@ def _reserve(arguments: Namespace, face: faces.Face) -> None:
     excused = [error_text(outcome.excused)] if outcome.excused else []
     warnings = [f"Warning: {text}" for text in outcome.warnings]
     say("\n".join([*warnings, *excused, outcome.text]))
-
-
-def _names_device(word: str) -> bool:
-    try:
-        return bool(names.parse(word))
-    except errors.RequestError:
-        return False

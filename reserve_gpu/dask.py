@@ -133,7 +133,7 @@ def _refuse(worker: Worker, error: TooLateError) -> NoReturn:
 
 def _plugin(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> Any:
     """What the command line of `dask worker` asks for, after `--preload reserve_gpu.dask`."""
-    parser = options.Parser(add_help=False)
+    parser = options.Parser("--preload reserve_gpu.dask", add_help=False)
     options.add(options.REQUEST_THAT_GOES_ON, parser)
     parser.set_defaults(wait=WAIT_S)
     try:

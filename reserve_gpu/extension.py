@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MAGIC_NAME = "%reserve_gpu"
 MATCHER = "reserve_gpu.jupyter.completion"
+FIRST = 1000  # before IPython's own matchers, so that those that it keeps out are not even asked
 SETTINGS = {"lock_directory": host.LOCK_DIRECTORY, "idle_memory": host.IDLE_MEMORY}
 
 
@@ -194,7 +195,9 @@ def _add_completion(shell: InteractiveShell) -> None:
         return {"completions": []}
 
     if shell.Completer is not None:
-        shell.Completer.custom_matchers.append(context_matcher(identifier=MATCHER)(matcher))
+        shell.Completer.custom_matchers.append(
+            context_matcher(identifier=MATCHER, priority=FIRST)(matcher)
+        )
 
 
 def _remove_completion(shell: InteractiveShell) -> None:

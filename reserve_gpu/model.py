@@ -9,6 +9,11 @@ import math
 from enum import Enum
 from typing import NamedTuple
 
+MIB = 2**20
+# Bytes in the units of memory that people give sizes in.
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KiB": 2**10, "MiB": MIB, "GiB": 2**30, "TiB": 2**40}
+
 
 class State(Enum):
     """How a device stands, in a word."""
@@ -205,6 +210,7 @@ class Request(NamedTuple):
     # Where none are named; None for "one, or all that I have already".
     count: int | None = None  # type: ignore[assignment]
     min_memory_mib: float = 0.0  # total memory of each
+    memory_unit: str = "GiB"  # in which that was asked for
     model: str = ""  # text that the name of each must contain
     exclude: tuple[str, ...] = ()  # as typed
     share: bool = False  # together with others who share

@@ -9,14 +9,16 @@ from __future__ import annotations
 from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from reserve_gpu import spelling
 from reserve_gpu.errors import EXCUSED, RequestError, shown
+from reserve_gpu.gpus import names
 from reserve_gpu.report import colour
 from reserve_gpu.reservation import api
 from reserve_gpu.reservation.request import Deadline, parse
 
 if TYPE_CHECKING:
     from argparse import Namespace, _ActionsContainer
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from reserve_gpu.errors import ReserveGPUError
     from reserve_gpu.model import Waiting
@@ -41,8 +43,9 @@ DEVICES = Option(
     "devices",
     nargs="*",
     metavar="DEVICE",
-    help="GPUs to take: an index (2), several (1,3 or 1 3, order kept), a UUID or its start "
-    "(GPU-8f2a), a MIG instance (1:0), a PCI bus id (0000:03:00.0); none: the first free one",
+    help="GPUs to take: an index (2, GPU2 or cuda:2), several (1,3 or 1 3, order kept), a range "
+    "(0-3), a UUID or its start (GPU-8f2a), a MIG instance (1:0), a PCI bus id (0000:03:00.0); "
+    "none: the first free one",
 )
 COUNT = Option("-n", "--count", type=int, metavar="COUNT", help="how many, the best connected ones")
 MIN_MEMORY = Option(
@@ -150,7 +153,36 @@ examples:
 
 
 class Parser(ArgumentParser):
-    """A parser that raises RequestError where argparse would end the process."""
+    """A parser that raises RequestError where argparse would end the process.
+
+    command: what follows `--` in the line.
+    """
+
+    command: Sequence[str] = ()
+
+    def parse_known_args(  # type: ignore[override] # with these two argparse calls it
+        self, args: Sequence[str], namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        """Parse the words; a subcommand's parser gets its own ones from argparse.
+
+        Raises RequestError, with what may be meant, for a word that is unknown.
+        """
+        actions = self._option_string_actions
+        valued = {flag for flag, a in actions.items() if a.nargs in (None, "?") and not a.type}
+        arguments, unknown = super().parse_known_args(spelling.joined(args, valued), namespace)
+        line = [*self.prog.split(), *args, *(["--", *self.command] if self.command else [])]
+        flags = [flag for flag in actions if flag.startswith("--")]
+        for word in unknown:
+            if word.startswith("-") and (guess := spelling.did_you_mean(line, word, flags)):
+                raise RequestError(f"There is no option {shown(word)}.{guess}")
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        for word in getattr(arguments, "devices", ()):
+            guess = "" if names.is_name(word) else spelling.did_you_mean(line, word, flags)
+            if guess:
+                raise RequestError(f"{shown(word)!r} names no GPU.{guess}")
+            names.parse(word)
+        return arguments, unknown
 
     def error(self, message: str) -> NoReturn:
         """Raise RequestError with argparse's message, and where to read more."""
@@ -175,7 +207,7 @@ def wishes(arguments: Namespace) -> dict[str, Any]:
 
 
 def reserve(
-    arguments: Namespace, face: Face, progress: Callable[[Waiting], object] = lambda _waiting: None
+    arguments: Namespace, face: Face, progress: Callable[[Waiting], object] | None = None
 ) -> Outcome:
     """Reserve what was parsed, for a face. Raises what `reserve()` raises."""
     values = wishes(arguments)

@@ -324,16 +324,25 @@ BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ..
         ("run --", "There is no command to run"),
         ("run 0 --", "There is no command to run"),
         ("run -n x -- true", "See reserve-gpu run --help"),
-        ("run --nonsense -- true", "See reserve-gpu --help"),
+        ("run --nonsense -- true", "See reserve-gpu run --help"),
         ("run nonsense -- true", "'nonsense' names no GPU"),
         ("run --wait soon -- true", "'soon' is no duration"),
         ("run 7 -- true", "There is no GPU7"),
         ("run -n 9 -- true", "9"),
-        ("", "See reserve-gpu --help"),
         ("nonsense", "See reserve-gpu --help"),
-        ("status --nonsense", "See reserve-gpu --help"),
-        ("status -- true", "See reserve-gpu --help"),
-        ("kernel", "See reserve-gpu kernel --help"),
+        ("status --nonsense", "See reserve-gpu status --help"),
+        ("status -- true", "See reserve-gpu status --help"),
+        ("stat", "no command stat. Did you mean: reserve-gpu status\n"),
+        ("--status --json", "Did you mean: reserve-gpu status --json\n"),
+        ("kernel instal -n 2", "Did you mean: reserve-gpu kernel install -n 2\n"),
+        ("--wait 1h -- true", "Did you mean: reserve-gpu run --wait 1h -- true\n"),
+        ("0-1 -- true", "Did you mean: reserve-gpu run 0-1 -- true\n"),
+        ("env -i", "Did you mean: reserve-gpu run -- env -i\n"),
+        ("status --jsno", "no option --jsno. Did you mean: reserve-gpu status --json\n"),
+        ("run --wiat 1h -- true x", "Did you mean: reserve-gpu run --wait 1h -- true x\n"),
+        ("run -w -- true", "Did you mean: reserve-gpu run --wait -- true\n"),
+        ("run wait -- true", "'wait' names no GPU. Did you mean: reserve-gpu run --wait -- true\n"),
+        ("run --note until May 3 -- true", "quotation marks: --note 'until May' 3\n"),
     ],
 )
 def test_usage(typed: CommandLine, words: str, text: str) -> None:
@@ -342,6 +351,50 @@ def test_usage(typed: CommandLine, words: str, text: str) -> None:
     assert (done.code, done.stdout) == (2, "")
     assert text in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", ["", "kernel"])
+def test_no_command(here: Here, typed: CommandLine, words: str) -> None:
+    """Who gives no command is shown the help on stdout; a script learns by exit code 2."""
+    done, asked = typed(*words.split()), typed(*words.split(), "--help")
+    assert (done.code, done.stdout, done.stderr) == (2, asked.stdout, "")
+    assert here.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "meant"),
+    [
+        ("train.py", 0o644, "python train.py"),
+        ("train.py", 0o755, "python train.py"),
+        ("./train.py", 0o644, "python ./train.py"),
+        ("all.sh", 0o644, "sh all.sh"),
+        ("tool", 0o755, "./tool"),
+        ("tool", 0o644, None),
+    ],
+)
+def test_a_script_for_a_command(
+    here: Here, typed: CommandLine, name: str, mode: int, meant: str | None
+) -> None:
+    """Who gives a script for a command is told the line that runs it, with the words typed."""
+    path = here.folder / name
+    path.touch()
+    path.chmod(mode)
+    (here.folder / "bin").mkdir()
+    (here.folder / "bin/python").symlink_to(sys.executable)
+    os.environ["PATH"] = f"{here.folder}/bin:{os.environ['PATH']}"
+    done = typed("run", "-n", "2", "--note", "a b", "--", name, "c d")
+    line = f" Did you mean: reserve-gpu run -n 2 --note 'a b' -- {meant} 'c d'"
+    assert done.stderr.endswith(f"{line if meant else ''}\n")
+    assert meant or "Did you" not in done.stderr
+
+
+def test_values_of_several_words(here: Here, typed: CommandLine) -> None:
+    """Words that follow a value and name no GPU belong to it; a GPU's number does not."""
+    words = ["--wait", "1", "h", "--min-memory", "4", "GB", "--note", "until", "Friday"]
+    done = typed("run", *words, "--", "true")
+    assert (done.visible, done.argv) == ("0", ["true"])
+    assert typed("run", "--wait", "1", "1", "--", "true").visible == "1"
+    assert typed("run", "--note", "x", "GPU1", "--", "true").visible == "1"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -11,6 +12,7 @@ import IPython
 import pytest
 from IPython.core.completer import provisionalcompleter
 
+from reserve_gpu import host
 from tests.shell import printed
 
 if TYPE_CHECKING:
@@ -36,8 +38,9 @@ gpu
 """
 OPTIONS = [
     *("--count", "--min-memory", "--name", "--exclude", "--wait", "--share", "--note"),
-    *("--optional", "--status", "--check", "--json", "--release", "--help"),
+    *("--optional", "--status", "--check", "--release", "--help"),
 ]
+REQUESTS = OPTIONS[: OPTIONS.index("--status")]
 # Before 8.6 IPython adds to what is offered Python's own names; ours are there all the same.
 IS_OLD = IPython.version_info < (8, 6)
 
@@ -58,6 +61,13 @@ def offered(shell: Shell, line: str) -> list[str]:
     return [line[: each.start] + each.text for each in found]
 
 
+def described(shell: Shell, line: str) -> dict[str, str]:
+    """What is offered at the end of the line, and what stands beside each."""
+    with provisionalcompleter():
+        found = list(shell.shell.Completer.completions(line, len(line)))
+    return {each.text: each.type or "" for each in found}
+
+
 @pytest.mark.parametrize("magic", ["%reserve_gpu", "reserve_gpu", "  %reserve_gpu"])
 def test_options(here: Here, magic: str) -> None:
     """Tab offers all options, with the percent sign and without, and completes a begun one."""
@@ -70,7 +80,21 @@ def test_options(here: Here, magic: str) -> None:
 CASES = [
     ("%reserve_gpu ", ["0", "1", "2:0", "2:5", *OPTIONS]),
     ("%reserve_gpu 2:", ["2:0", "2:5"]),
-    ("%reserve_gpu 0,", ["0,1", "0,2:0", "0,2:5"]),
+    ("%reserve_gpu 0,", ["0,1"]),
+    ("%reserve_gpu 2:5 ", ["2:0", *REQUESTS[1:]]),
+    ("%reserve_gpu 0-1,", []),
+    ("%reserve_gpu 1 -", ["--min-memory", "--name", "--exclude", *REQUESTS[4:]]),
+    ("%reserve_gpu -n 2 ", REQUESTS[1:]),
+    ("%reserve_gpu -n 2 --exclude ", ["0", "1", "2:0", "2:5"]),
+    ("%reserve_gpu --exclude 0 --share 1,", []),
+    ("%reserve_gpu --share --wait 1h --", [f for f in REQUESTS if f not in ("--share", "--wait")]),
+    ("%reserve_gpu --exclude 0 --ex", []),
+    ("%reserve_gpu --json ", ["--status", "--check"]),
+    ("%reserve_gpu --json --status ", []),
+    ("%reserve_gpu --release ", []),
+    ("%reserve_gpu --note pri", []),
+    ("%reserve_gpu --note ", []),
+    ("%reserve_gpu # pri", []),
     ("%reserve_gpu gpu", ["gpu0", "gpu1", "gpu2:0", "gpu2:5"]),
     ("%reserve_gpu GPU-a", ["GPU-aaaa1111-0000-0000-0000-000000000000"]),
     ("%reserve_gpu -n ", ["1", "2", "3"]),
@@ -97,7 +121,48 @@ def test_devices_and_values(here: Here) -> None:
     shell = shell_of(here)
     for line, texts in CASES:
         start = line[: max(line.rfind(" "), line.rfind("\n")) + 1]
-        assert offered(shell, line) == [start + text for text in texts], line
+        assert offered(shell, line) == ([start + text for text in texts] or [line]), line
+
+
+@pytest.mark.skipif(IS_OLD, reason="IPython before 8.6 shows texts alone")
+def test_what_devices_are(here: Here) -> None:
+    """Beside each device Tab shows what it is, and whether anything runs on it."""
+    here.write(MIXED + "gpu\n name Tesla T4\n compute 4321 3500\ngpu\n name Tesla\x1b[31m")
+    shell = shell_of(here)
+    kinds = described(shell, "%reserve_gpu ")
+    assert kinds["1"] == "A100, idle"
+    assert kinds["3"] == "Tesla T4, busy"
+    assert kinds["4"] == "Tesla\ufffd[31m, idle"
+    assert described(shell, "%reserve_gpu GPU-b") == {here.uuid("1"): "A100, idle"}
+    assert kinds["--wait"] == "option"
+    shell.shell.kernel = object()  # JupyterLab breaks what stands beside an offer at blanks
+    assert (
+        described(shell, "%reserve_gpu ")["3"] == "Tesla\N{NO-BREAK SPACE}T4,\N{NO-BREAK SPACE}busy"
+    )
+
+
+@pytest.mark.skipif(IS_OLD, reason="IPython before 8.6 shows texts alone")
+@pytest.mark.process
+def test_who_has_devices(here: Here) -> None:
+    """Tab names who has a device, by the kernel's list of locks, and this kernel by that name."""
+    with here.child() as child:
+        assert child.reserve("0").value == "0"
+        shell = shell_of(here)
+        shell.run("%reserve_gpu 1")
+        kinds = described(shell, "%reserve_gpu ")
+    assert kinds["0"].endswith(f", {host.user_of(os.getpid())}")
+    assert kinds["1"].endswith(", this kernel")
+
+
+@pytest.mark.skipif(IS_OLD, reason="the matchers of IPython from 8.6 on")
+def test_nothing_else_is_offered(here: Here) -> None:
+    """Jedi, files and Python's names are not even asked on the magic's line."""
+    shell = here.shell()
+    shell.shell.Completer.use_jedi = True
+    (here.folder / "print_me").touch()
+    shell.run("print_too = printed = 1")
+    for line in ("%reserve_gpu pri", "%reserve_gpu --note pri", "x = 1\n%reserve_gpu --name pri"):
+        assert offered(shell, line) == [line]
 
 
 @pytest.mark.skipif(not IS_OLD, reason="the way of IPython before 8.6")
@@ -106,7 +171,7 @@ def test_devices_in_an_old_shell(here: Here) -> None:
     here.write(MIXED)
     shell = shell_of(here)
     assert {"%reserve_gpu 0", "%reserve_gpu 2:5"} <= set(offered(shell, "%reserve_gpu "))
-    assert "%reserve_gpu 0,2:0" in offered(shell, "%reserve_gpu 0,")
+    assert "%reserve_gpu 0,1" in offered(shell, "%reserve_gpu 0,")
     name = offered(shell, "%reserve_gpu --name 'gef")
     assert "%reserve_gpu --name 'GeForce RTX 2080 Ti'" in name
 
@@ -122,6 +187,7 @@ def test_devices_in_an_old_shell(here: Here) -> None:
                 "print('%reserve_gpu') --stat",
                 "%reserve_gpu # --stat",
                 "%reserve_gpu --status --stat",
+                "%reserve_gpu 0 --stat",
             ],
         ),
         ("import reserve_gpu", ["reserve_gpu --stat"]),

@@ -373,8 +373,15 @@ def headline(picture: Picture) -> str:
 
 
 def ways_out(picture: Picture) -> list[str]:
-    """What stands below the devices."""
-    return list(map(words.plain, picture.layout.foot))
+    """What stands below the devices, but for how things are left."""
+    lines = list(map(words.plain, picture.layout.foot))
+    return lines[:-1] if lines[-1:] == [left(picture)] else lines
+
+
+def left(picture: Picture) -> str:
+    """How things are left, in the last line; empty where nothing is said of that."""
+    last = words.plain(picture.layout.foot[-1]) if picture.layout.foot else ""
+    return last if last.startswith(("No GPU is visible", "This ")) else ""
 
 
 RESERVED = Refusal(GPU0, State.RESERVED, COMPUTED_ON, (), ALICE)
@@ -393,8 +400,9 @@ def test_nothing_free() -> None:
         "0 reserved A100 3.4 of 40 GiB alice, train.ipynb (pid 4321)",
         "1 busy Tesla T4 3.4 of 15 GiB no reservation: alice, python (pid 4321)",
         QUEUE,
+        "No GPU is visible to this notebook.",
     ]
-    assert picture.brief == f"{head} No GPU is visible to this notebook."
+    assert (picture.brief, left(picture)) == (head, "No GPU is visible to this notebook.")
 
 
 @pytest.mark.parametrize(
@@ -527,12 +535,13 @@ def test_trouble_that_waiting_does_not_end(
 )
 def test_what_is_left(face: Face, kept: list[Device], expected: str) -> None:
     """The one line says what is kept, or that no GPU can be seen, as one says it there."""
-    assert refused(RESERVED, face=face, kept=kept).brief == f"{NONE_FREE} {expected}"
+    picture = refused(RESERVED, face=face, kept=kept)
+    assert (picture.brief, left(picture)) == (NONE_FREE, expected)
 
 
 def test_a_command_that_does_not_run_sees_nothing() -> None:
     """A command that gets no GPU is not started, so there is nothing to say of what it sees."""
-    assert refused(RESERVED, face=SHELL).brief == NONE_FREE
+    assert left(refused(RESERVED, face=SHELL)) == ""
 
 
 @pytest.mark.parametrize(
@@ -713,9 +722,33 @@ def test_no_refusal_advises_to_take_what_others_have(
             [Refusal(GPU1, State.UNFIT, unfit=Unfit.MODEL)],
             Request(model="H100"),
             None,
+            ("Of 1 GPU none has 'H100' in its name; there is 1 Tesla T4."),
+        ),
+        (
+            [Refusal(GPU0._replace(index=n), State.UNFIT, unfit=Unfit.MEMORY) for n in range(8)],
+            Request(min_memory_mib=190734.86, memory_unit="GB"),
+            None,
+            "Of 8 GPUs none has 200 GB; the largest has 42.95 GB.",
+        ),
+        (
+            [Refusal(GPU, State.UNFIT, unfit=Unfit.MODEL) for GPU in (GPU0, GPU0, GPU1, GPU2)],
+            Request(model="H100"),
+            None,
             (
-                "1 GPU with 'H100' in the name can't be had here. Of 1, none will do: "
-                "GPU1 is a Tesla T4."
+                "Of 4 GPUs none has 'H100' in its name; there are 2 A100, 1 Tesla T4 and 1 GPU "
+                "without a name."
+            ),
+        ),
+        (
+            [
+                Refusal(GPU0, State.UNFIT, unfit=Unfit.MEMORY),
+                Refusal(GPU1, State.UNFIT, unfit=Unfit.MODEL),
+            ],
+            Request(model="A100", min_memory_mib=81920),
+            None,
+            (
+                "1 GPU of 80 GiB or more with 'A100' in the name can't be had here. Of 2 GPUs none "
+                "will do; GPU1 is called Tesla T4; GPU0 has 40 GiB."
             ),
         ),
         (
@@ -727,7 +760,7 @@ def test_no_refusal_advises_to_take_what_others_have(
             Request(count=2, min_memory_mib=20480),
             None,
             (
-                "2 GPUs of 20.0 GiB or more can't be had here. Of 3, GPU0 will do: GPU1 has 15.0 "
+                "2 GPUs of 20 GiB or more can't be had here. Of 3 GPUs GPU0 will do; GPU1 has 15 "
                 "GiB; GPU2 does not say how much memory it has."
             ),
         ),
@@ -736,8 +769,8 @@ def test_no_refusal_advises_to_take_what_others_have(
             Request(count=9),
             "0,1",
             (
-                "9 GPUs can't be had here. Of 2, GPU0, GPU1 will do. CUDA_VISIBLE_DEVICES='0,1' "
-                "was set before: it limits this process to those."
+                "9 GPUs can't be had here. Of 2 GPUs GPU0 and GPU1 will do. "
+                "CUDA_VISIBLE_DEVICES='0,1' was set before: it limits this process to those."
             ),
         ),
         (
@@ -745,8 +778,8 @@ def test_no_refusal_advises_to_take_what_others_have(
             Request(count=2),
             None,
             (
-                "2 GPUs can't be had here. Of 2, GPU0, GPU3:0 will do: CUDA gives a process whole "
-                "GPUs or MIG instances, not both."
+                "2 GPUs can't be had here. Of 2 GPUs GPU0 and GPU3:0 will do; CUDA gives a process "
+                "whole GPUs or MIG instances, not both."
             ),
         ),
         (
@@ -947,8 +980,9 @@ def test_warnings(warning: str, expected: str) -> None:
         (Request(("0", "gpu1:0", "GPU2")), "GPU0, GPU1:0 and GPU2"),
         (Request(("GPU-8f2a", "03:00.0")), "GPU-8f2a and 03:00.0"),
         (Request(min_memory_mib=16384), "a GPU of 16 GiB or more"),
-        (Request(min_memory_mib=15258.8), "a GPU of 14.9 GiB or more"),
-        (Request(min_memory_mib=500), "a GPU of 500 MiB or more"),
+        (Request(min_memory_mib=15258.789, memory_unit="GB"), "a GPU of 16 GB or more"),
+        (Request(min_memory_mib=16000, memory_unit="MiB"), "a GPU of 16000 MiB or more"),
+        (Request(("cuda:1", "3")), "GPU1 and GPU3"),
         (Request(model="a100\x07"), "a GPU with 'a100\ufffd' in the name"),
         (Request(exclude=("3", "MIG-1")), "a GPU, not GPU3 and MIG-1"),
         (Request(share=True), "a GPU, also shared"),

@@ -43,10 +43,13 @@ EVERYTHING: list[Device | Fault] = [A, B, C, D, LOST]
         ("MIG-GPU-8f2a/7/0", ["MIG-GPU-8f2a/7/0"]),
         ("0000:03:00.0 03:00.0 00000000:0a:1F.7", ["0000:03:00.0", "03:00.0", "00000000:0a:1F.7"]),
         (iter(["0"]), ["0"]),
+        ("0-3", ["0", "1", "2", "3"]),
+        ("7,gpu1-GPU2 2-2", ["7", "1", "2", "2"]),
+        ("cuda:0 CUDA:1", ["cuda:0", "CUDA:1"]),
     ],
 )
 def test_parse(text: Any, expected: list[str]) -> None:
-    """Names are taken apart at commas and blanks; their order is kept."""
+    """Names are taken apart at commas and blanks, ranges are spelled out; the order is kept."""
     assert names.parse(text) == tuple(expected)
 
 
@@ -55,6 +58,7 @@ def test_parse(text: Any, expected: list[str]) -> None:
     [
         *("-1", "+1", "1.5", "0x1", "12345", "1:", ":0", "1:2:3", "1:1234", "GPU", "GPU-", "GPU2-"),
         *("all", "1;2", "1/0", "*", "TPU-1", "3:00.0", "03:00.8", "0000:03:00.0.0"),
+        *("3-0", "0-", "-3", "0-1-2", "0:1-2", "cuda:", "cuda:0:1", "cuda:GPU0", "cuda:0-1"),
         *("GPU-8f2a_", "GPU-8f2a:0", "\u0661", "\uff11", "0\x00", "GPU-\n1\x1b[31m"),
     ],
 )
@@ -71,6 +75,7 @@ def test_parse_refuses(text: str) -> None:
         ("2", 2, 2),
         ("GPU02", 2, 2),
         ("gpu2", 2, 2),
+        ("cuda:2", 2, 2),
         ("2:0", 2, None),
         ("GPU2:13", 2, None),
         ("GPU-2", None, None),

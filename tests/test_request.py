@@ -25,9 +25,13 @@ from reserve_gpu.reservation.request import Deadline
         ({"devices": "1 3", "count": 2}, Request(("1", "3"), 2), 2),
         ({"devices": None, "count": 4}, Request(count=4), 4),
         ({"devices": None, "count": 1}, Request(count=1), 1),
+        ({"devices": "0-2,5"}, Request(("0", "1", "2", "5")), 4),
         ({"devices": None, "min_memory": "16GiB"}, Request(min_memory_mib=16384), 1),
-        ({"devices": None, "min_memory": 16000}, Request(min_memory_mib=16000), 1),
-        ({"devices": None, "min_memory": 0.5}, Request(min_memory_mib=0.5), 1),
+        ({"devices": None, "min_memory": "1 gb"}, Request((), None, 10**9 / 2**20, "GB"), 1),
+        ({"devices": None, "min_memory": 16000}, Request((), None, 16000, "MiB"), 1),
+        ({"devices": None, "min_memory": "1000"}, Request((), None, 1000, "MiB"), 1),
+        ({"devices": None, "min_memory": "0.5mib"}, Request((), None, 0.5, "MiB"), 1),
+        ({"devices": None, "min_memory": 0}, Request((), None, 0, "MiB"), 1),
         ({"devices": None, "name": "a100"}, Request(model="a100"), 1),
         ({"devices": None, "exclude": "0 2"}, Request(exclude=("0", "2")), 1),
         ({"devices": None, "exclude": [0, "1:0"]}, Request(exclude=("0", "1:0")), 1),
@@ -63,6 +67,10 @@ def test_request(arguments: dict[str, Any], expected: Request, needed: int) -> N
         ({"devices": None, "min_memory": "lots"}, "'lots'"),
         ({"devices": None, "min_memory": -1}, "'-1'"),
         ({"devices": None, "min_memory": True}, "'True'"),
+        ({"devices": None, "min_memory": "16"}, "16 MiB or 16 GB? Write 16GB or 16MiB."),
+        ({"devices": None, "min_memory": 16}, 'Write min_memory="16GB" or min_memory="16MiB".'),
+        ({"devices": None, "min_memory": 0.5}, 'Write min_memory="0.5GB"'),
+        ({"devices": None, "min_memory": "999.9"}, "Write 999.9GB"),
         ({"devices": None, "exclude": "gpu"}, "'gpu'"),
         ({"devices": None, "exclude": b"0"}, "b'0'"),
         ({"devices": None, "name": 5}, "5"),
@@ -159,6 +167,7 @@ def test_bad_idle_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         ("0s", 0),
         ("10M", 600),
         (" 10 m ", 600),
+        ("10min", 600),
         (True, math.inf),
     ],
 )
@@ -171,7 +180,7 @@ def test_duration(text: str | float, seconds: float) -> None:
     "text",
     [
         *("", " ", "m", "-1", "-1m", "+1", "1e3", "0x10", "1,5h", "1.h", ".5h", "1 0m", "1h30m"),
-        *("1:30", "10min", "5ms", "1w", "nan", "1_000", "\u0661m", "10m\x00", "forever", "True"),
+        *("10mins", "5ms", "1w", "nan", "1_000", "\u0661m", "10m\x00", "forever", "True"),
         *(-1, -0.5, math.nan, False, None, [], b"90"),
     ],
 )
@@ -181,7 +190,7 @@ def test_bad_duration(text: object) -> None:
         request.parse_duration(text)
 
 
-@pytest.mark.parametrize("text", ["0,1", "GPU0,GPU1"])
+@pytest.mark.parametrize("text", ["0,1", "GPU0,GPU1", "cuda:0", "gpu3", "GPU-8f2a", "1:0"])
 def test_devices_in_place_of_a_duration(text: str) -> None:
     """Who gives devices after --wait is told where they belong."""
     with pytest.raises(RequestError, match=f"To wait for GPUs by name: {text} --wait"):

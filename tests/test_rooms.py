@@ -29,6 +29,7 @@ ROOMS = [
     {"command"},
     {"jupyter", "frameworks"},
     {"options"},
+    {"spelling"},
     {"reservation"},
     {"report"},
     {"gpus", "locks"},

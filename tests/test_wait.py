@@ -591,6 +591,47 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.parametrize(
+    ("wishes", "is_shown"),
+    [
+        ({"wait": 0.1}, True),
+        ({"wait": 0.1, "progress": None}, False),
+        ({"wait": 0.1, "progress": lambda _: None}, False),
+        ({}, False),
+    ],
+    ids=["by itself", "silent", "told what to call", "no wait"],
+)
+def test_a_script_at_a_terminal(
+    here: Here, monkeypatch: pytest.MonkeyPatch, wishes: dict[str, Any], *, is_shown: bool
+) -> None:
+    """A script shows its wait on a terminal by itself, and nothing where it was told what to do."""
+    here.write(BUSY)
+    monkeypatch.setenv("TERM", "vt100")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    refused(**wishes)
+    shown = getattr(sys.stderr, "getvalue")()  # noqa: B009 - mypy knows no other type of it
+    assert ("Waiting for a GPU, next in the queue" in shown) == bool(shown) == is_shown
+    assert not shown or shown.endswith("\x1b[J")
+
+
+def test_a_script_in_a_pipe(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script whose stderr is no terminal waits in silence."""
+    here.write(BUSY)
+    refused(wait=0.1)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.ipython
+def test_a_call_in_a_notebook(here: Here) -> None:
+    """reserve(wait=...) in a notebook shows what the magic shows, and progress=None nothing."""
+    here.write(BUSY)
+    shell = here.shell(is_notebook=True)
+    shell.run("import reserve_gpu")
+    for line in ("%reserve_gpu --wait 0.1", "reserve_gpu.reserve(wait=0.1)"):
+        assert any("Waiting for a GPU" in each["text/plain"] for each in shell.run(line).values)
+    assert shell.run("reserve_gpu.reserve(wait=0.1, progress=None)").values == []
+
+
 def test_where_the_picture_is_too_high(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal with too few lines gets one line, cut where it has no room.
 

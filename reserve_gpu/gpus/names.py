@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 DeviceNames: TypeAlias = "str | int | Iterable[str | int]"  # as people give them
 
 # Text, which `re` compiles when a pattern is first used: most requests name no device.
-_INDEX = r"(?:gpu)?([0-9]{1,4})"
+_INDEX = r"(?:gpu|cuda:)?([0-9]{1,4})"
+_RANGE = r"(?:gpu)?([0-9]{1,4})-(?:gpu)?([0-9]{1,4})"
 _INSTANCE = r"(?:gpu)?([0-9]{1,4}):([0-9]{1,3})"
 _BUS_ID = r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 _UUID = r"(?:GPU|MIG)-[0-9a-z/-]+"
@@ -29,17 +30,28 @@ _MAX_DIGITS = 9  # no machine has so many GPUs, and int() refuses thousands of d
 
 
 def parse(text: DeviceNames) -> tuple[str, ...]:
-    """The device names in text, in their order. Raises RequestError for what can't name one."""
+    """The device names in text, in their order; `0-3` is four of them.
+
+    Raises RequestError for what can't name one.
+    """
     parts = text if isinstance(text, Iterable) and not isinstance(text, (str, bytes)) else [text]
     joined = ",".join(str(part) for part in parts)
-    names = tuple(name for name in re.split(r"[,\s]+", joined) if name)
-    for name in names:
-        if not any(_match(pattern, name) for pattern in (_INDEX, _INSTANCE, _BUS_ID, _UUID)):
-            raise RequestError(
-                f"{shown(name)!r} names no GPU. Give an index (2), several (1,3), a UUID "
-                "(GPU-8f2a...), a MIG instance (1:0) or a PCI bus id (0000:03:00.0)."
-            )
-    return names
+    return tuple(
+        name for word in re.split(r"[,\s]+", joined) if word for name in _meant_by_word(word)
+    )
+
+
+def is_name(word: str) -> bool:
+    """Whether a word that somebody typed could name devices on some machine."""
+    try:
+        return bool(parse(word))
+    except RequestError:
+        return False
+
+
+def cuda_number(name: str) -> int | None:
+    """The number in `cuda:2`, which CUDA counts within CUDA_VISIBLE_DEVICES; else None."""
+    return gpu_index(name) if name.lower().startswith("cuda:") else None
 
 
 def gpu_index(name: str) -> int | None:
@@ -211,6 +223,21 @@ def _is_meant(name: str, device: Device | Fault) -> bool:
     if _match(_BUS_ID, name):
         return device.instance is None and _bus(device.bus_id or "") == _bus(name)
     return device.uuid.lower().startswith(name.lower())
+
+
+def _meant_by_word(word: str) -> list[str]:
+    """The names in a word without commas: itself, or the indices of a range."""
+    if match := _match(_RANGE, word):
+        first, last = int(match[1]), int(match[2])
+        if first <= last:
+            return [str(index) for index in range(first, last + 1)]
+    if any(_match(pattern, word) for pattern in (_INDEX, _INSTANCE, _BUS_ID, _UUID)):
+        return [word]
+    raise RequestError(
+        f"{shown(word)!r} names no GPU. Give an index (2, GPU2 or cuda:2), several (1,3), a range "
+        "(0-3), a UUID or its start (GPU-8f2a), a MIG instance (1:0) or a PCI bus id "
+        "(0000:03:00.0)."
+    )
 
 
 def _bus(bus_id: str) -> tuple[int, str] | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
+from reserve_gpu.report.words import size
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -52,7 +54,7 @@ def _words(request: Request) -> Iterator[str]:
     if request.count and not request.devices:
         yield f"-n {request.count}"
     if request.min_memory_mib:
-        yield f"--min-memory {_size(request.min_memory_mib)}"
+        yield f"--min-memory {_size(request)}"
     if request.model:
         yield f"--name {shlex.quote(request.model)}"
     if request.exclude:
@@ -70,7 +72,7 @@ def _arguments(request: Request) -> Iterator[str]:
     if request.count and not request.devices:
         yield f"count={request.count}"
     if request.min_memory_mib:
-        yield f"min_memory={_size(request.min_memory_mib)!r}"
+        yield f"min_memory={_size(request)!r}"
     if request.model:
         yield f"name={request.model!r}"
     if request.exclude:
@@ -81,7 +83,6 @@ def _arguments(request: Request) -> Iterator[str]:
         yield f"note={request.note!r}"
 
 
-def _size(mib: float) -> str:
-    """`16GiB`, or all of it in MiB: what is typed must ask for as much again."""
-    gib = mib / 1024
-    return f"{gib:.0f}GiB" if gib.is_integer() else f"{mib:.15g}MiB"
+def _size(request: Request) -> str:
+    """`16GB`, as it was typed, but for the blank."""
+    return size(request.min_memory_mib, request.memory_unit).replace(" ", "")

@@ -5,18 +5,19 @@ Values in, text out. What is said of one device is in `words.py`.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus.names import gpu_index
-from reserve_gpu.model import Request, State
+from reserve_gpu.model import Device, Request, State, Unfit
 from reserve_gpu.report import words
-from reserve_gpu.report.words import gib, labels, listed
+from reserve_gpu.report.words import labels, listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reserve_gpu.model import Caution, Device, Holder, Refusal
+    from reserve_gpu.model import Caution, Holder, Refusal
     from reserve_gpu.report.faces import Face
 
 ANY = Request()  # a GPU, whichever
@@ -97,16 +98,44 @@ def impossible(request: Request, refusals: Sequence[Refusal], limit: str | None)
         return "Every GPU that this process may use is excluded."
     fitting = fit(refusals)
     instances = [refusal for refusal in fitting if refusal.device.instance is not None]
-    reasons = [f"{r.label} {words.refusal(r)}" for r in refusals if r.state is State.UNFIT]
+    groups = _by_unfit(refusals)
+    reasons = [_unfit(request, group, len(refusals)) for group in groups]
+    of = "Of 1 GPU" if len(refusals) == 1 else f"Of {len(refusals)} GPUs"
+    says_all = [group[0].unfit for group in groups] in ([Unfit.MEMORY], [Unfit.MODEL])
+    if fitting or not says_all:
+        what = asked(request._replace(devices=(), exclude=(), share=False))
+        of = f"{what.replace('a GPU', '1 GPU', 1)} can't be had here. {of}"
+        reasons.insert(0, f"{labels(fitting) if fitting else 'none'} will do")
     if 0 < len(instances) < len(fitting):
         reasons.append("CUDA gives a process whole GPUs or MIG instances, not both")
-    what = "1 GPU" if request.needed == 1 else f"{request.needed} GPUs"
-    what += f" of {gib(request.min_memory_mib)} or more" if request.min_memory_mib else ""
-    what += f" with {shown(request.model)!r} in the name" if request.model else ""
-    will_do = ", ".join(refusal.label for refusal in fitting) or "none"
-    why = f": {'; '.join(reasons)}" if reasons else ""
-    text = f"{what} can't be had here. Of {len(refusals)}, {will_do} will do{why}."
+    text = f"{of} {'; '.join(reasons)}."
     return text if limit is None else f"{text} {limit_line(limit, len(refusals))}"
+
+
+def _by_unfit(refusals: Sequence[Refusal]) -> list[list[Refusal]]:
+    """The devices that will never do, those with the same reason together."""
+    groups = ([r for r in refusals if r.unfit is unfit] for unfit in Unfit)
+    return [group for group in groups if group]
+
+
+def _unfit(request: Request, group: Sequence[Refusal], total: int) -> str:
+    """Why these devices will never do, in words that follow `Of 8 GPUs`. total: of all devices."""
+    devices = [refusal.device for refusal in group if isinstance(refusal.device, Device)]
+    is_all, unfit, unit = len(group) == total, group[0].unfit, request.memory_unit
+    if unfit is Unfit.MEMORY:
+        largest = words.size(max(device.memory_mib or 0 for device in devices), unit)
+        if is_all:
+            return f"none has {words.size(request.min_memory_mib, unit)}; the largest has {largest}"
+        return f"{labels(group)} {'has' if len(group) == 1 else 'have at most'} {largest}"
+    if unfit is Unfit.MODEL:
+        models = Counter(shown(device.name or "GPU without a name") for device in devices)
+        short = {name.removeprefix("NVIDIA "): count for name, count in models.items()}
+        if is_all:
+            there = listed([f"{count} {name}" for name, count in short.items()])
+            wanted = f"none has {shown(request.model)!r} in its name"
+            return f"{wanted}; there {_is(len(group))} {there}"
+        return f"{labels(group)} {_is(len(group))} called {listed([*short])}"
+    return "; ".join(f"{refusal.label} {words.refusal(refusal)}" for refusal in group)
 
 
 def above(refusals: Sequence[Refusal], environ: Mapping[str, str | None], face: Face) -> str:
@@ -229,7 +258,7 @@ def asked(request: Request) -> str:
     if request.devices:
         what = listed([_label(name) for name in request.devices])
     if request.min_memory_mib:
-        what += f" of {gib(request.min_memory_mib).replace('.0 ', ' ')} or more"
+        what += f" of {words.size(request.min_memory_mib, request.memory_unit)} or more"
     if request.model:
         what += f" with {shown(request.model)!r} in the name"
     if request.exclude:
@@ -261,7 +290,8 @@ def fit(refusals: Sequence[Refusal]) -> list[Refusal]:
 
 def _label(name: str) -> str:
     """How a name that somebody typed is shown: `GPU2` for `2` and `gpu2`, others as they are."""
-    return name if gpu_index(name) is None else f"GPU{name.lower().removeprefix('gpu')}"
+    is_number = gpu_index(name) is not None
+    return f"GPU{name.lower().removeprefix('gpu').removeprefix('cuda:')}" if is_number else name
 
 
 def _is(count: int) -> str:

@@ -105,6 +105,17 @@ class Live:
             self._screen.show(frame)
 
 
+def for_people() -> Live | None:
+    """The display that a call from Python shows by itself; None where nobody would see it."""
+    if "IPython" in sys.modules:
+        from IPython.core.getipython import get_ipython
+
+        if get_ipython() is not None:
+            return Live()
+    stream = sys.stderr  # None in a process without one
+    return Live(stream) if stream and stream.isatty() else None
+
+
 class Terminal:
     """Lines that are rewritten in place, and gone at the end."""
 

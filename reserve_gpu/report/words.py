@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus.usage import is_usable, judge
-from reserve_gpu.model import STUCK, ComputeMode, Fault, Holder, State, Unfit
+from reserve_gpu.model import MIB, STUCK, UNITS, ComputeMode, Fault, Holder, State, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +47,11 @@ MODES = {
 def gib(mib: float) -> str:
     """Memory for people: `10.2 GiB`, and `512 MiB` below one GiB."""
     return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.0f} MiB"
+
+
+def size(mib: float, unit: str) -> str:
+    """Memory in the unit that somebody asked in: `200 GB`."""
+    return f"{round(mib * MIB / UNITS[unit], 2):.12g} {unit}"
 
 
 def duration(seconds: float) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Literal
 
 from reserve_gpu import host, interrupts
 from reserve_gpu.errors import (
@@ -33,7 +33,7 @@ from reserve_gpu.reservation.session import Reservation, session
 from reserve_gpu.reservation.wait import wait_in_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from reserve_gpu.gpus.names import DeviceNames
     from reserve_gpu.model import Request, Waiting
@@ -55,7 +55,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     wait: float | str | None = None,
     share: bool = False,
     note: str | None = None,
-    progress: Callable[[Waiting], object] = lambda _waiting: None,
+    progress: Callable[[Waiting], object] | Literal["auto"] | None = "auto",
 ) -> Reservation:
     """Reserve GPUs for this process and set the CUDA variables for whatever it starts next.
 
@@ -68,7 +68,8 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     wait: for how long to wait in the queue, in seconds or as `90s`, `10m`, `2h`; True for ever.
     share: together with others who share; who has reserved a GPU without it shares it with nobody.
     note: a line for others to read.
-    progress: called about once a second while this waits.
+    progress: called about once a second while this waits; by default the wait is shown in a
+        notebook, an IPython shell or, on stderr, a terminal; None for silence.
 
     A process has one reservation. Asking again for what it already holds changes nothing; asking
     for less lets go of the rest, as long as CUDA has not started.
@@ -97,18 +98,22 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
 
 
 def ask(
-    request: Request, deadline: Deadline, progress: Callable[[Waiting], object], face: Face
+    request: Request,
+    deadline: Deadline,
+    progress: Callable[[Waiting], object] | Literal["auto"] | None,
+    face: Face,
 ) -> tuple[Reservation, list[str], bool]:
     """The same for every face.
 
     Returns the reservation, what there is to be said against it, and whether it is a new one.
     face: where what is said is read, which decides how hints are typed.
     """
-    with session().turn(deadline) as own:
+    with _shown(progress, deadline) as show, session().turn(deadline) as own:
+        limit.require_absolute(request, own.outside())
         texts = own.renew()
         before = own.reservation
         with own.letting_go_if_interrupted(deadline):
-            met = own.met_by(request) or _taken(own, request, deadline, progress, face)
+            met = own.met_by(request) or _taken(own, request, deadline, show, face)
     reservation, more = met
     return reservation, texts + more, reservation is not before
 
@@ -194,6 +199,23 @@ def troubles() -> list[str]:
 def note_cell() -> list[str]:
     """Note for others that a cell of this kernel has ended; returns lines to show, mostly none."""
     return session().note_cell()
+
+
+@contextmanager
+def _shown(
+    progress: Callable[[Waiting], object] | Literal["auto"] | None, deadline: Deadline
+) -> Iterator[Callable[[Waiting], object]]:
+    """What to call while this waits: what the caller gave, or a display that is gone at the end."""
+    if callable(progress):
+        yield progress
+        return
+    live = None
+    if progress == "auto" and deadline.waits:
+        with interrupts.no_fork():
+            from reserve_gpu.report.progress import for_people
+        live = for_people()
+    with live or nullcontext():
+        yield live.show if live else lambda _waiting: None
 
 
 def _taken(

@@ -45,6 +45,26 @@ def candidates(
     return (device for device in devices if not names.is_one_of(device, request.exclude))
 
 
+def require_absolute(request: Request, outside: Mapping[str, str | None]) -> None:
+    """Raise RequestError for a `cuda:0` where it is no number of nvidia-smi's.
+
+    CUDA counts within CUDA_VISIBLE_DEVICES. Where somebody else has set that, who says `cuda:0` may
+    mean the first GPU of that list or of the machine.
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars
+    """
+    value = outside[environment.VISIBLE]
+    for name in (*request.devices, *request.exclude):
+        number = names.cuda_number(name)
+        if value is not None and number is not None:
+            listed = names.entries(value)
+            there = f"{listed[number]} of that list" if number < len(listed) else "no GPU at all"
+            raise RequestError(
+                f"{shown(name)} is CUDA's number, which counts within CUDA_VISIBLE_DEVICES="
+                f"{shown(value)!r}, which was set before: it would be {shown(there)}. Name the GPU "
+                "as nvidia-smi does."
+            )
+
+
 def inherit(gpus: Nvml, locks: LockDirectory) -> None:
     """Set the variables that a child of multiprocessing did not get from the process it works for.
 

@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, NamedTuple
 from reserve_gpu import host
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
-from reserve_gpu.model import Request
+from reserve_gpu.model import MIB, UNITS, Request
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from reserve_gpu.gpus.names import DeviceNames
 
-_DURATION = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([smhd]?)"
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*(s|m|min|h|d|)"
+_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _LONGEST_S = 1e10  # three centuries
-_SIZE = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([kmgt]?)(i?b)?"
-_BYTES = {"k": (10**3, 2**10), "m": (10**6, 2**20), "g": (10**9, 2**30), "t": (10**12, 2**40)}
+_SIZE = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*(?:([kmgt])(i?)b?)?"
+# No GPU that runs CUDA has so little: who asks for 16 means GB, though a bare number is MiB.
+_LEAST_BARE_MIB = 1000
 
 
 class Deadline(NamedTuple):
@@ -71,10 +72,15 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
     for what, text in (("name", name), ("note", note)):
         if text is not None and not isinstance(text, str):
             raise RequestError(f"The {what} must be a text, not {text!r}.")
+    number, unit = (0.0, "GiB") if min_memory is None else _size(min_memory)
+    if unit is None and 0 < number < _LEAST_BARE_MIB:
+        raise RequestError(_which_unit(min_memory))
+    unit = unit or "MiB"
     return Request(
         devices=named,
         count=count,
-        min_memory_mib=0.0 if min_memory is None else parse_size(min_memory),
+        min_memory_mib=number * UNITS[unit] / MIB,
+        memory_unit=unit,
         model=name or "",
         exclude=excluded,
         share=share,
@@ -84,13 +90,8 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
 
 def parse_size(text: str | float) -> float:
     """A size of memory in MiB: `16GB`, `16GiB`, `16000` (MiB). Raises RequestError."""
-    if isinstance(text, float) and text.is_integer():
-        text = int(text)
-    match = re.fullmatch(_SIZE, str(text).strip(), re.IGNORECASE | re.ASCII)
-    if not match or (match[3] and not match[2]):
-        raise RequestError(f"{shown(str(text))!r} is no size. Give 16GB, 16GiB or 16000 (MiB).")
-    number, prefix, unit = float(match[1]), match[2].lower(), (match[3] or "").lower()
-    return number * _BYTES[prefix][unit == "ib"] / 2**20 if prefix else number
+    number, unit = _size(text)
+    return number * UNITS[unit or "MiB"] / MIB
 
 
 def parse_duration(text: object) -> float:
@@ -101,8 +102,9 @@ def parse_duration(text: object) -> float:
         return float(min(text, _LONGEST_S))
     match = re.fullmatch(_DURATION, str(text).strip(), re.IGNORECASE | re.ASCII)
     if not match:
+        is_name = isinstance(text, str) and names.is_name(text)
         text = shown(str(text))
-        hint = f" To wait for GPUs by name: {text} --wait." if "," in text else ""
+        hint = f" To wait for GPUs by name: {text} --wait." if is_name else ""
         raise RequestError(f"{text!r} is no duration. Give 90, 90s, 10m or 2h.{hint}")
     return float(match[1]) * _SECONDS[match[2].lower()]
 
@@ -116,6 +118,26 @@ def idle_mib() -> float | None:
         return parse_size(size)
     except RequestError as error:
         raise RequestError(f"{host.IDLE_MEMORY}: {error}") from error
+
+
+def _size(text: str | float) -> tuple[float, str | None]:
+    """A size of memory as a number and its unit, None where none was given. Raises RequestError."""
+    if isinstance(text, float) and text.is_integer():
+        text = int(text)
+    match = re.fullmatch(_SIZE, str(text).strip(), re.IGNORECASE | re.ASCII)
+    if not match:
+        raise RequestError(f"{shown(str(text))!r} is no size. Give 16GB, 16GiB or 16000 (MiB).")
+    unit = f"{match[2].upper()}{match[3].lower()}B" if match[2] else None
+    return float(match[1]), unit
+
+
+def _which_unit(size: str | float | None) -> str:
+    """What is said to a bare number that no GPU is too small for; in Python's words to Python."""
+    number = str(size).strip()
+    forms = [f"{number}GB", f"{number}MiB"]
+    if not isinstance(size, str):
+        forms = [f'min_memory="{form}"' for form in forms]
+    return f"{number} MiB or {number} GB? Write {forms[0]} or {forms[1]}."
 
 
 def _names(devices: DeviceNames | None) -> tuple[str, ...]:
