@@ -91,6 +91,8 @@ CASES = [
     ("%reserve_gpu --exclude 0 --ex", []),
     ("%reserve_gpu --json ", ["--status", "--check"]),
     ("%reserve_gpu --json --status ", []),
+    ("%reserve_gpu --status --watch ", []),
+    ("%reserve_gpu --watch ", ["--status"]),
     ("%reserve_gpu --release ", []),
     ("%reserve_gpu --note pri", []),
     ("%reserve_gpu --note ", []),
@@ -106,7 +108,7 @@ CASES = [
     ("%reserve_gpu --min-memory 4", ["4GiB", "40GiB"]),
     ("%reserve_gpu --min-memory=1", ["--min-memory=11GiB"]),
     ("%reserve_gpu --wait 1", ["10m", "1h", "1d"]),
-    ("%reserve_gpu --status ", ["--json"]),
+    ("%reserve_gpu --status ", ["--json", "--watch"]),
     ("%reserve_gpu --check --", ["--json"]),
     ("x = 1\n%reserve_gpu --sh", ["--share"]),
 ]
