@@ -1,0 +1,432 @@
+"""The one picture: how it looks in a terminal, as plain text and in a notebook."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+from wcwidth import wcswidth
+
+from reserve_gpu.model import (
+    Device,
+    Fault,
+    Holder,
+    Process,
+    Refusal,
+    Request,
+    Row,
+    State,
+    Ticket,
+    Usage,
+    Waiting,
+)
+from reserve_gpu.report import html, pictures, terminal
+from reserve_gpu.report.faces import MAGIC, SHELL
+from reserve_gpu.report.status import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reserve_gpu.report.pictures import Picture
+
+NOW = 1_795_000_000.0
+BARS = re.compile("[\u2588\u2591]+")
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def device(index: int, name: str = "NVIDIA A100-SXM4-80GB") -> Device:
+    return Device(index, f"GPU-{index}", name, memory_mib=81920)
+
+
+def usage(used_mib: float) -> Usage:
+    return Usage(compute=0, mps=0, total_mib=81920, used_mib=used_mib)
+
+
+def free(index: int, name: str = "NVIDIA A100-SXM4-80GB") -> Row:
+    return Row(device(index, name), State.FREE, usage(0), 0, temperature_c=30 + index, power_w=55.0)
+
+
+def held(index: int, user: str, notebook: str = "train.ipynb", note: str | None = None) -> Row:
+    holder = Holder(4000 + index, user, notebook, note, NOW - 3600.0 * index, seen=True)
+    row = Row(device(index), State.RESERVED, usage(41000), 97, holders=(holder,))
+    return row._replace(temperature_c=60 + index, power_w=240.0)
+
+
+def status(*rows: Row, waiting: tuple[Ticket, ...] = (), **about: object) -> Picture:
+    fields = {"time": NOW, "host": "dgx", "face": MAGIC, **about}
+    return Status(rows, waiting, **fields)._picture()  # type: ignore[arg-type]
+
+
+def at(picture: Picture, width: int) -> list[str]:
+    return terminal.lines(picture.layout, width, is_coloured=False)
+
+
+# Six of eight GPUs are reserved, one is used without a reservation.
+EIGHT = (
+    held(0, "alice", "python train.py"),
+    held(1, "bob")._replace(is_unused=True),
+    held(2, "carol", "sweep.ipynb", "until Friday"),
+    *(held(index, "dave", "python train.py") for index in (3, 4, 5)),
+    free(6),
+    Row(
+        device(7),
+        State.BUSY,
+        usage(70000),
+        99,
+        (Process(77, 70000, "mallory", "python", has_reserved=False),),
+        is_unreserved_use=True,
+    ),
+)
+# What takes more room: instances, what is lost, a queue, long notes, two who share.
+PART = Device(8, "MIG-1", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", memory_mib=9728, instance=3)
+ODD = (
+    held(0, "alice", note="a very long story, told in so many words that no line has room for it"),
+    held(1, "bob")._replace(holders=(*held(1, "bob").holders, *held(2, "carol").holders)),
+    Row(PART, State.FREE, usage(0)),
+    Row(Fault(9, "x"), State.DENIED, reason="the driver does not let this user use it"),
+    Row(Fault(10, "x"), State.EMPTY, reason="MIG is on, but it has no MIG instances"),
+    free(11, "NVIDIA Quadro RTX 8000 with Max-Q Design"),
+)
+TICKET = Ticket(1, "queue-1-0.lock", None, Holder(99, "erin", since=NOW - 720), "2 GPUs of 16 GiB")
+PICTURES = {
+    "eight": status(*EIGHT),
+    "odd": status(*ODD, waiting=(TICKET,), problem="the lock directory can't be read by you"),
+    "refusal": pictures.refusal(
+        Request(count=2, note="a b"),
+        [
+            Refusal(device(0), State.RESERVED, usage(0), (), held(0, "alice").holders[0]),
+            Refusal(device(1), State.AWAITED, usage(0), (), held(1, "bob").holders[0]),
+            Refusal(device(2), State.FREE, usage(0), would_be_taken=True),
+        ],
+        SHELL,
+    ),
+    "wait": pictures.wait(
+        Waiting(
+            Request(),
+            3,
+            61.0,
+            (Refusal(device(0), State.RESERVED, usage(0), (), held(0, "alice").holders[0]),),
+            600.0,
+        )
+    ),
+}
+
+# -- widths ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [24, 40, 60, 80, 81, 100, 120, 160, 200])
+@pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES.keys())
+def test_no_line_is_wider_than_the_terminal(picture: Picture, width: int) -> None:
+    """At every width each line has room, and none is empty."""
+    lines = at(picture, width)
+    assert max(map(wcswidth, lines)) <= width
+    assert all(lines)
+
+
+@pytest.mark.parametrize("width", [80, 81, 100, 120, 160, 200])
+@pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES.keys())
+def test_no_word_is_broken(picture: Picture, width: int) -> None:
+    """From 80 columns on what is said is said in the same whole words as in plain text."""
+    words = iter(str(picture).split())
+    for word in " ".join(at(picture, width)).split():
+        assert word in words
+
+
+@pytest.mark.parametrize("width", range(70, 201, 5))
+@pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES.keys())
+def test_what_is_said_of_people_is_never_left_out(picture: Picture, width: int) -> None:
+    """Whatever the width, only columns are left out: no word of the head, of people, of advice."""
+    text = iter(" ".join(at(picture, width)).split())
+    entries = [line for entry in picture.layout.entries for line in (entry.who, *entry.more)]
+    for line in (*picture.layout.head, *entries, *picture.layout.queue, *picture.layout.foot):
+        for word in "".join(part if isinstance(part, str) else part[0] for part in line).split():
+            assert word in text
+
+
+def columns(lines: Sequence[str]) -> list[str]:
+    """The columns that have room, those that are worth most first."""
+    titles = next(line for line in lines if line.startswith("GPU ")).split()
+    there = {*titles, *(["bars"] if BARS.search("".join(lines)) else [])}
+    return [column for column in ("memory", "use", "bars", "heat") if column in there]
+
+
+def test_which_columns_are_left_out_first() -> None:
+    """The heat goes first, then the bars, then the use, then the memory; the state never."""
+    found = [columns(at(status(*EIGHT), width)) for width in range(200, 19, -1)]
+    assert list(dict.fromkeys(map(tuple, found))) == [
+        ("memory", "use", "bars", "heat"),
+        ("memory", "use", "bars"),
+        ("memory", "use"),
+        ("memory",),
+        (),
+    ]
+    for width in range(20, 201, 20):
+        assert sum(" reserved " in f"{line} " for line in at(status(*EIGHT), width)) == 6
+
+
+def test_heat_is_for_wide_terminals() -> None:
+    """Temperature and power stand in terminals of 120 columns, where people leave room for them."""
+    assert "31 \N{DEGREE SIGN}C 55 W" in "".join(at(status(free(1)), 120))
+    assert "31 \N{DEGREE SIGN}C" not in "".join(at(status(free(1)), 119))
+    assert "heat" in columns(at(status(*EIGHT), 200))
+    assert "heat" not in columns(at(status(*EIGHT), 120))
+
+
+def test_bars_make_room_for_people() -> None:
+    """The bars go where that lets people stand beside their GPU, and only there."""
+    picture = status(held(1, "alice")._replace(temperature_c=None, power_w=None))
+    who = "  alice, train.ipynb (pid 4001) for 1 h"
+    full = len(str(picture).splitlines()[2])
+    for width in range(full - 20, full + 5):
+        line = at(picture, width)[2]
+        assert bool(BARS.search(line)) is (width >= full or width < full - len("########  "))
+        assert line.endswith(who) is (width >= full - len("########  "))
+
+
+@pytest.mark.parametrize("width", range(60, 200, 7))
+def test_people_stand_below_only_where_they_must(width: int) -> None:
+    """Who has a GPU stands on its line unless that would be too long; then below it, indented."""
+    lines = at(status(*EIGHT), width)
+    for line, below in pairwise(lines):
+        if re.match(r"\d", line) and below.startswith("     "):
+            table = max(len(row) for row in lines[1:] if re.match(r"[0-9] .* %$", row))
+            assert table + 2 + len(below.strip()) > width
+
+
+def test_eight_gpus_take_at_most_twelve_rows() -> None:
+    """At 120 columns a machine of eight GPUs, six of them reserved, fits in twelve rows."""
+    for first in (EIGHT[0], EIGHT[0]._replace(is_mine=True)):
+        lines = at(status(first, *EIGHT[1:]), 120)
+        assert len(lines) <= 12
+        assert max(map(len, lines)) <= 120
+        assert all(line[0] != " " for line in lines)
+
+
+def test_a_word_without_room_is_broken_not_lost() -> None:
+    """A word that is wider than the terminal goes on in the next line, all of it."""
+    note = "z" * 70
+    text = "".join(line.strip() for line in at(status(held(1, "alice", note=note)), 50))
+    assert text.count("z") == 70
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["\N{CJK UNIFIED IDEOGRAPH-6771}" * 8, "e\N{COMBINING ACUTE ACCENT}" * 8, "\u0e01\u0e31" * 8],
+    ids=["wide", "combining", "Thai"],
+)
+@pytest.mark.parametrize("width", [24, 80, 120, 4000])
+def test_columns_stay_straight(name: str, width: int) -> None:
+    """Letters of two columns, and those of none, move no column."""
+    lines = at(status(free(0), free(1, name), free(2)), width)
+    table = [line for line in lines if line.startswith(("GPU ", "0 ", "1 ", "2 "))]
+    assert len(table) == 4
+    if width > 24:
+        ends = {wcswidth(line[: line.index("GiB")]) for line in table[1:]}
+        assert len(ends) == 1
+        assert name in table[2]
+    assert max(map(wcswidth, table)) <= width
+
+
+def test_what_is_lost_has_no_empty_columns() -> None:
+    """Where nothing is known but the state, there are no columns for the rest."""
+    lost = Row(Fault(0, "GPU is lost"), State.BROKEN, reason="GPU is lost")
+    assert at(status(lost), 80)[1:3] == ["GPU  state   who", "0    broken  GPU is lost"]
+
+
+# -- colours ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES.keys())
+def test_colours_are_only_where_they_are_asked_for(picture: Picture) -> None:
+    """Plain text has no escape sequences; colours change no letter, and none runs over a line."""
+    assert "\x1b" not in str(picture)
+    for width in (80, 120, 4000):
+        coloured = terminal.lines(picture.layout, width, is_coloured=True)
+        assert [COLOURS.sub("", line) for line in coloured] == at(picture, width)
+        assert "\x1b[" in coloured[0]
+        for line in coloured:
+            marks = COLOURS.findall(line)
+            assert all(mark == "\x1b[0m" for mark in marks[1::2])
+            assert "\x1b[0m" not in marks[::2]
+            assert len(marks) % 2 == 0
+
+
+SHOWN_STATES = [state for state in State if state is not State.IDLE]
+
+
+@pytest.mark.parametrize("state", SHOWN_STATES, ids=str)
+def test_each_state_has_its_word(state: State) -> None:
+    """A state is a word in every rendering, so its colour is never the only sign."""
+    picture = status(Row(device(0), state, usage(0)))
+    for text in (str(picture), "\n".join(at(picture, 80))):
+        assert re.search(rf"^0 +{state.value}( |$)", text, re.MULTILINE)
+    assert f">{state.value}</b>" in picture._repr_html_()
+    coloured = terminal.lines(picture.layout, 80, is_coloured=True)[2]
+    assert re.search(rf"\x1b\[1;3\dm{state.value}\x1b\[0m", coloured)
+
+
+def test_free_reserved_and_busy_differ() -> None:
+    """The states that decide have colours of their own, in a terminal and in a notebook."""
+    states = (State.FREE, State.RESERVED, State.BUSY, State.UNKNOWN)
+    rows = [status(Row(device(0), state, usage(0))) for state in states]
+    codes = [
+        re.findall(r"\x1b\[1;3\dm", terminal.lines(row.layout, 80, is_coloured=True)[2])[0]
+        for row in rows
+    ]
+    badges = [re.findall("background-color:(#[0-9a-f]{6})", row._repr_html_())[0] for row in rows]
+    assert len(set(codes)) == len(set(badges)) == 4
+
+
+def luminance(colour: Sequence[float]) -> float:
+    """The relative luminance of a colour in sRGB, 0 to 255.
+
+    https://www.w3.org/TR/WCAG21/#dfn-relative-luminance
+    """
+    red, green, blue = (
+        part / 255 / 12.92 if part / 255 <= 0.04045 else ((part / 255 + 0.055) / 1.055) ** 2.4
+        for part in colour
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: Sequence[float], other: Sequence[float]) -> float:
+    """As in https://www.w3.org/TR/WCAG21/#dfn-contrast-ratio."""
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+WHITE, BLACK = (255, 255, 255), (17, 17, 17)  # of JupyterLab's light and dark theme
+
+
+def rgb(colour: str) -> tuple[int, ...]:
+    return tuple(bytes.fromhex(colour.removeprefix("#")))
+
+
+@pytest.mark.parametrize("colour", sorted({*html.BACKGROUNDS.values(), html.OTHER_BACKGROUND}))
+def test_states_can_be_read(colour: str) -> None:
+    """White on a state's colour has a contrast of 4.5:1; the colour is seen on white and black.
+
+    https://www.w3.org/TR/WCAG21/#contrast-minimum and #non-text-contrast
+    """
+    assert contrast(rgb(colour), WHITE) >= 4.5
+    assert contrast(rgb(colour), BLACK) >= 3
+
+
+def test_the_own_row_can_be_read() -> None:
+    """What is one's own has a background on which the text of both themes keeps its contrast."""
+    found = re.search(r"rgba\((\d+),(\d+),(\d+),([0-9.]+)\)", html.OWN_ROW)
+    assert found
+    *colour, share = map(float, found.groups())
+    for page, letters in ((WHITE, (33, 33, 33)), (BLACK, (224, 224, 224))):
+        row = [share * part + (1 - share) * under for part, under in zip(colour, page, strict=True)]
+        assert contrast(row, letters) >= 7
+        assert contrast(row, page) > 1.1  # it is seen
+
+
+# -- what stands out -------------------------------------------------------------------------------
+
+
+def test_the_own_row_stands_out() -> None:
+    """This process' own GPU is set off in every rendering, in plain text by words."""
+    own, other = held(0, "alice")._replace(is_mine=True), held(1, "alice")
+    picture = status(own, other)
+    assert [line.count("this kernel: ") for line in str(picture).splitlines()[3:]] == [1, 0]
+    first, second = re.findall("<tr style.*?</tr>", picture._repr_html_())[1:]
+    assert html.OWN_ROW in first
+    assert html.OWN_ROW not in second
+    first, second = terminal.lines(picture.layout, 120, is_coloured=True)[3:]
+    assert first.startswith("\x1b[1m0\x1b[0m")
+    assert second.startswith("1 ")
+
+
+@pytest.mark.parametrize(("minutes", "is_said_to_me"), [(1, False), (9, False), (10, True)])
+def test_idle_is_said_of_others_at_once(minutes: int, *, is_said_to_me: bool) -> None:
+    """That nothing runs on a GPU is said of others at once, to oneself after ten minutes."""
+    row = held(1, "alice")._replace(is_unused=True)
+    row = row._replace(holders=(row.holders[0]._replace(last_cell=NOW - 60 * minutes),))
+    idle = f", idle for {minutes} min"
+    assert f"(pid 4001) for 1 h{idle}\n" in str(status(row))
+    expected = idle if is_said_to_me else ""
+    assert str(status(row._replace(is_mine=True))).endswith(f"(pid 4001) for 1 h{expected}")
+
+
+def test_a_holder_is_said_once() -> None:
+    """What a holder runs on the GPU is the holder's: neither is said twice."""
+    own = Process(4001, 41000, "alice", "python", has_reserved=True)
+    text = str(status(held(1, "alice")._replace(processes=(own,))))
+    assert text.count("4001") == text.count("alice") == 1
+
+
+def test_names_are_short() -> None:
+    """The maker's name is left out, and of an instance what stands above it."""
+    text = str(status(free(0), Row(PART, State.FREE, usage(0))))
+    assert "NVIDIA" not in text
+    assert re.search(r"^8 +A100-SXM4-80GB +split by MIG$", text, re.MULTILINE)
+    assert re.search(r"^  8:3 +free +1g\.10gb ", text, re.MULTILINE)
+
+
+def test_the_order_of_the_ways_out() -> None:
+    """First whom to ask, the longest idle first; then the queue; then the smaller request."""
+    ask, less = str(PICTURES["refusal"]).splitlines()[-2:]
+    assert re.fullmatch(
+        r"Ask alice \(train\.ipynb\) for GPU0, idle for .*\. Or wait in the queue: "
+        r"reserve-gpu run -n 2 --note 'a b' --wait -- COMMAND \.\.\.",
+        ask,
+    )
+    assert less == "1 can be had now: reserve-gpu run -n 1 --note 'a b' -- COMMAND ..."
+
+
+# -- what others wrote -----------------------------------------------------------------------------
+
+HOSTILE = (
+    "<script>alert(1)</script>&amp;\x1b[31m\r\n0    free\u202e\u2066\x9b1m\N{HEBREW LETTER ALEF}"
+)
+FOREIGN = HOSTILE + "x" * 5000
+
+
+def hostile_picture() -> dict[str, Picture]:
+    """Pictures in which all that somebody else can write is hostile."""
+    holder = Holder(1, FOREIGN, FOREIGN, FOREIGN, NOW, label=FOREIGN, command=FOREIGN, cwd=FOREIGN)
+    process = Process(5, 300, FOREIGN, FOREIGN, has_reserved=False)
+    gpu = Device(0, "GPU-0", FOREIGN, FOREIGN, 81920, FOREIGN)
+    rows = (
+        Row(gpu, State.RESERVED, usage(300), holders=(holder, holder), processes=(process,) * 2),
+        Row(gpu, State.BUSY, usage(300), processes=(process,), is_unreserved_use=True),
+        Row(gpu, State.UNKNOWN, reason=FOREIGN, graphics=(process._replace(memory_mib=9000),)),
+        Row(Fault(1, FOREIGN), State.BROKEN, holders=(holder,), reason=FOREIGN),
+        Row(gpu, State.FREE, usage(0), next_in_queue=1),
+    )
+    ticket = Ticket(1, FOREIGN, None, holder, FOREIGN)
+    refusals = (
+        Refusal(gpu, State.RESERVED, usage(0), (), holder),
+        Refusal(gpu, State.BUSY, usage(300)._replace(compute=1), (process,)),
+        Refusal(gpu, State.AWAITED, usage(300)._replace(compute=1), (process,), holder),
+        Refusal(Fault(1, FOREIGN), State.BROKEN, fault=FOREIGN, holder=holder),
+    )
+    request = Request(note=HOSTILE)
+    return {
+        "status": status(*rows, waiting=(ticket,), problem=FOREIGN, host=FOREIGN, limit=FOREIGN),
+        "refusal": pictures.refusal(request, refusals, MAGIC, limit=FOREIGN),
+        "wait": pictures.wait(Waiting(Request(model=FOREIGN), 1, 0.0, refusals)),
+    }
+
+
+@pytest.mark.parametrize("name", ["status", "refusal", "wait"])
+def test_what_others_wrote_stays_text(name: str) -> None:
+    """Whatever others write is bounded text in all renderings: no markup, no line, no sequence."""
+    picture = hostile_picture()[name]
+    page, plain = picture._repr_html_(), str(picture)
+    coloured = "\n".join(terminal.lines(picture.layout, 120, is_coloured=True))
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert "<script>" in plain
+    for text in (page, plain, picture.brief, COLOURS.sub("", coloured)):
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+        assert "x" * 301 not in text
+        assert not re.search(r"^0    free$", text, re.MULTILINE)
+    assert "\n" not in picture.brief
+    assert all(wcswidth(COLOURS.sub("", line)) <= 120 for line in coloured.splitlines())
+    for letters in re.findall("[^<>]*\N{HEBREW LETTER ALEF}[^<>]*", page):
+        assert f"<bdi>{letters}</bdi>" in page
