@@ -56,7 +56,7 @@ def held(index: int, user: str, notebook: str = "train.ipynb", note: str | None 
 
 def status(*rows: Row, waiting: tuple[Ticket, ...] = (), **about: object) -> Picture:
     fields = {"time": NOW, "host": "dgx", "face": MAGIC, **about}
-    return Status(rows, waiting, **fields)._picture()  # type: ignore[arg-type]
+    return Status(rows, waiting, **fields).picture()  # type: ignore[arg-type]
 
 
 def at(picture: Picture, width: int) -> list[str]:
