@@ -91,6 +91,8 @@ CASES = [
     ("%reserve_gpu --exclude 0 --ex", []),
     ("%reserve_gpu --json ", ["--status", "--check"]),
     ("%reserve_gpu --json --status ", []),
+    ("%reserve_gpu --status --watch ", []),
+    ("%reserve_gpu --watch ", ["--status"]),
     ("%reserve_gpu --release ", []),
     ("%reserve_gpu --note pri", []),
     ("%reserve_gpu --note ", []),

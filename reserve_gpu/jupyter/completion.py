@@ -45,7 +45,7 @@ FRESH_S = 10.0  # what the driver has said, or not said in time, is used again f
 WORD = r"""(?:"[^"]*(?:"|$)|'[^']*(?:'|$)|[^\s"'])+"""
 DURATIONS = ("10m", "1h", "8h", "1d")
 SIZES = ("8GiB", "16GiB", "24GiB", "40GiB", "80GiB")  # where the machine's own are not known
-# What is given in place of a request, and what goes with it.
+# What is given in place of a request, and what goes with it, one at most.
 ALONE = {
     "--status": {"--json", "--watch"},
     "--check": {"--json"},
