@@ -1,4 +1,4 @@
-"""Makes the README's pictures of JupyterLab: `python -m tests.screenshots`, as root.
+"""Makes the pictures of README: `python -m tests.screenshots`, as root.
 
 All that is to be seen is real, but for the driver: users, kernels, reservations and waits, and a
 browser that shows them. Names, times and the host's name are this machine's in a namespace alone.
@@ -6,8 +6,10 @@ browser that shows them. Names, times and the host's name are this machine's in 
 
 from __future__ import annotations
 
+import html
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -143,6 +145,48 @@ def waiting(scene: Scene, lab: Lab, page: Page) -> None:
         take(page, "waiting.png", left, right)
 
 
+def refusal(scene: Scene, lab: Lab, page: Page) -> None:
+    """A notebook asks for more GPUs than are free."""
+    del scene
+    lab.write("three.ipynb", "%reserve_gpu -n 3")
+    with closing(Notebook(page, "three.ipynb")) as notebook:
+        notebook.run(0)
+        notebook.finish(0)
+        take(page, "refusal.png", notebook)
+
+
+def terminal(scene: Scene, lab: Lab, page: Page) -> None:
+    """The status in a terminal of 120 columns, drawn by the terminal of JupyterLab's own kind."""
+    del lab
+    shown = scene.machine.command(
+        *as_user("erin"), sys.executable, "-m", "reserve_gpu", "status", "--color", "always",
+        COLUMNS="120", NO_COLOR="",
+    )  # fmt: skip
+    page.set_content(TERMINAL.format(as_html(f"$ reserve-gpu status\n{shown.stdout}")))
+    page.locator("pre").screenshot(path=IMAGES / "terminal.png")
+
+
+# What terminals make of the codes that a status has.
+TERMINAL = """<body style="margin:0"><pre style="margin:0;padding:14px;width:max-content;
+font:14px 'DejaVu Sans Mono',monospace;line-height:1.25;background:#1e1e1e;color:#ddd">{}</pre>"""
+COLOURS = {"31": "#f47067", "32": "#6bc46d", "33": "#daaa3f", "35": "#dcbdfb", "36": "#76e3ea"}
+
+
+def as_html(text: str) -> str:
+    """The text with its colours in HTML."""
+    made = ""
+    for part in re.split("(\x1b\\[[0-9;]*m)", text):
+        code = part[2:-1] if part.startswith("\x1b[") else None
+        if code is None:
+            made += html.escape(part)
+            continue
+        styles = [f"color:{COLOURS[each]}" for each in code.split(";") if each in COLOURS]
+        styles += ["font-weight:bold"] if "1" in code.split(";") else []
+        styles += ["opacity:0.7"] if code == "2" else []
+        made += "</span>" if code == "0" else f'<span style="{";".join(styles)}">'
+    return made
+
+
 def take(page: Page, name: str, *notebooks: Notebook) -> None:
     """Take a picture of the notebooks, down to the end of the longest."""
     panels = [notebook.panel.bounding_box() for notebook in notebooks]
@@ -158,11 +202,13 @@ def take(page: Page, name: str, *notebooks: Notebook) -> None:
     page.screenshot(path=IMAGES / name, clip=clip)
 
 
-# By theme, as each page starts with one: what is drawn, and the size of the window.
-PICTURES: dict[str, tuple[Callable[[Scene, Lab, Page], None], dict[str, int]]] = {
-    "light": (status, {"width": 1130, "height": 1400}),
-    "dark": (waiting, {"width": 1280, "height": 800}),
-}
+# The theme that the page starts with, what is drawn, and the size of the window.
+PICTURES: tuple[tuple[str, Callable[[Scene, Lab, Page], None], dict[str, int]], ...] = (
+    ("light", status, {"width": 1130, "height": 1400}),
+    ("light", refusal, {"width": 1130, "height": 1000}),
+    ("dark", waiting, {"width": 1600, "height": 900}),
+    ("dark", terminal, {"width": 1300, "height": 800}),
+)
 
 
 def name_people(folder: Path) -> None:
@@ -183,7 +229,7 @@ def draw(folder: Path) -> None:
         a_day(scene)
         lab = Lab(scene.machine, *as_user("erin"))
         opened.callback(lab.close)
-        for theme, (picture, viewport) in PICTURES.items():
+        for theme, picture, viewport in PICTURES:
             with browser(lab, viewport=viewport) as page:
                 show_theme(page, theme)
                 page.evaluate("window.jupyterapp.shell.collapseLeft()")

@@ -31,7 +31,7 @@ class Face(NamedTuple):
         """What to type for that request. waits: with the wish to wait in the queue."""
         if not self.program:
             wishes = [*_arguments(request), *(["wait='1h'"] if waits else [])]
-            return f"reserve({', '.join(wishes)})"
+            return f"reserve_gpu.reserve({', '.join(wishes)})"
         words = [self.program, *_words(request), *(["--wait"] if waits else [])]
         return " ".join([*words, *(["--", self.command] if self.command else [])])
 

@@ -40,6 +40,7 @@ LINE = "border-top:1px solid rgba(128,128,128,0.4)"
 CELL = "text-align:left;vertical-align:top;padding:3px 7px"
 SHORT = f"{CELL};white-space:nowrap"
 LONG = f"{CELL};overflow-wrap:break-word"
+LONGEST_SHORT = 20  # characters of a name that stands in one line
 WHO = f"{CELL};overflow-wrap:anywhere;min-width:11em"
 
 
@@ -64,9 +65,8 @@ def _table(entries: Sequence[Entry]) -> str:
 
 
 def _without(entries: Sequence[Entry]) -> set[str]:
-    """The columns that would be empty."""
-    empty = {"use": not any(e.use for e in entries), "heat": not any(e.heat for e in entries)}
-    return {title for title, is_empty in empty.items() if is_empty}
+    """The columns that are left out: temperatures are told when one points at the use."""
+    return {"heat"} if any(entry.use for entry in entries) else {"heat", "use"}
 
 
 def _row(entry: Entry, titles: Sequence[str]) -> str:
@@ -77,10 +77,9 @@ def _row(entry: Entry, titles: Sequence[str]) -> str:
     contents = {
         "GPU": (SHORT, f"<b>{number}</b>" if entry.is_mine else number),
         "state": (SHORT, _state(entry.state)),
-        "name": (LONG, _isolated(entry.name)),
-        "memory": (CELL, _memory(entry)),
-        "use": (SHORT, escape(entry.use)),
-        "heat": (SHORT, escape(entry.heat)),
+        "name": (SHORT if len(entry.name) <= LONGEST_SHORT else LONG, _isolated(entry.name)),
+        "memory": (SHORT, _memory(entry)),
+        "use": (SHORT, f'<span title="{escape(entry.heat)}">{escape(entry.use)}</span>'),
         "who": (WHO, _divs([line for line in lines if line])),
     }
     cells = ""
@@ -99,7 +98,7 @@ def _memory(entry: Entry) -> str:
         return escape(entry.memory)
     meter = (
         f'<meter min="0" max="1" low="0.5" high="0.9" optimum="0" value="{entry.share:.3f}"'
-        ' style="width:5em"></meter>'
+        ' style="width:4em"></meter>'
     )
     return f'{meter} <span style="white-space:nowrap">{escape(entry.memory)}</span>'
 

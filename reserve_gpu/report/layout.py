@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus import names
-from reserve_gpu.gpus.usage import idle_limit_mib
+from reserve_gpu.gpus.usage import idle_limit_mib, judge
 from reserve_gpu.model import Device, Holder, Row, State
 from reserve_gpu.report import words
 from reserve_gpu.report.words import FAINT, MARK, REASON_LIMIT
@@ -83,6 +83,9 @@ def row(refusal: Refusal) -> Row:
         holders = (refusal.holder or Holder(),)
         reason = "it would be shared" if refusal.would_be_taken else None
         return Row(device, state, usage, holders=holders, reason=reason, is_unused=unused)
+    if state is State.AWAITED and usage and judge(usage) is not State.IDLE:
+        state = judge(usage)  # the queue is not what keeps people off it
+        refusal = refusal._replace(state=state)
     if state is State.AWAITED:
         return Row(device, state, usage, reason=words.refusal(refusal))
     reason = words.detail(refusal)

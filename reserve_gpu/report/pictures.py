@@ -215,7 +215,8 @@ def _ways_out(
     if free and not request.devices:
         smaller = face.typed(request._replace(count=free))
         lines.append((f"{free} can be had now: ", (smaller, STRONG)))
-    if own := next((r for r in missing if _may_be_named(r, user)), None):
+    own = next((r for r in missing if _may_be_named(r, user)), None)
+    if own and request.needed == 1:
         named = face.typed(request._replace(devices=(own.device.number,)))
         lines.append((f"To use {own.label} all the same, name it: ", (named, STRONG)))
     return lines
@@ -277,9 +278,11 @@ def _longest_idle(rows: Sequence[Row], now: float) -> list[Row]:
 
 
 def _asking(rows: Sequence[Row], now: float) -> Line:
-    """Whom to ask for a device on which nothing of theirs runs."""
+    """Whom to ask for a device on which nothing of theirs runs; who has just come, at most one."""
     line: Line = ()
-    for row in _longest_idle(rows, now)[: words.NAMED_IDLE]:
+    first, *others = _longest_idle(rows, now) or [None]
+    longer = [row for row in others if (layout.idle_s(row, now) or 0.0) >= layout.NEW_S]
+    for row in [first, *longer][: words.NAMED_IDLE] if first else ():
         people = listed(list(map(words.person, row.holders[: words.NAMED_SHARERS])))
         line += ("Ask ", (people, STRONG), f" for {_idle_words(row, now)}. ")
     return line

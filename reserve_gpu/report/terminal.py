@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STYLES = {STRONG: "1", FAINT: "2", MARK: "1;36"}
 STATES = {State.FREE: "1;32", State.RESERVED: "1;33", State.AWAITED: "1;33", State.BUSY: "1;31"}
 OTHER_STATE = "1;35"
-BAR = 8  # columns
+BAR = 6  # columns
 OVER = (
     "Mn",
     "Me",
