@@ -174,10 +174,11 @@ def identified(process: Process) -> Process:
         import psutil
 
     try:
-        command = psutil.Process(process.pid).name()
+        seen = psutil.Process(process.pid)
+        name = command(seen.cmdline()) or seen.name()
     except (psutil.Error, OSError, ValueError):
         return process
-    return process._replace(user=user_of(process.pid), command=command)
+    return process._replace(user=user_of(process.pid), command=name)
 
 
 def held_by() -> int:
@@ -198,7 +199,7 @@ def myself(note: str | None = None) -> dict[str, str | None]:
         "user": user,
         # An engine inherits the variable of the notebook that has started it.
         "notebook": None if name else notebook(),
-        "command": name or command(sys.orig_argv),
+        "command": name or command(sys.orig_argv, _directory()),
         "cwd": _directory(),
         "note": note,
     }
@@ -210,15 +211,17 @@ def call_it(name: str) -> None:
     _name = shown(name, NAME_LIMIT)
 
 
-def command(words: Sequence[str]) -> str | None:
+def command(words: Sequence[str], directory: str | None = None) -> str | None:
     """A command in short: base names of the program and its script, and the arguments.
 
     `python train.py --epochs 3`; `ipython` where Python only runs a program; `kernel in ~/thesis`,
     as the arguments of a Jupyter kernel tell nobody anything. None without words.
+    directory: in which it runs, where that is known.
     """
     if KERNEL_MODULE in words:
-        return shown(f"kernel in {_below_home(_directory() or '?')}", NAME_LIMIT)
-    short = [os.path.basename(word) for word in words[:1]] + list(words[1:])
+        return shown(f"kernel in {_below_home(directory)}" if directory else "kernel", NAME_LIMIT)
+    # What is no path is a title that the process has given itself, as `ray::train /data`.
+    short = [word if " " in word else os.path.basename(word) for word in words[:1]] + [*words[1:]]
     for place, word in enumerate(words[1:], 1):
         if word == "-c":
             break

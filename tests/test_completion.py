@@ -106,7 +106,7 @@ CASES = [
     ("%reserve_gpu --min-memory 4", ["4GiB", "40GiB"]),
     ("%reserve_gpu --min-memory=1", ["--min-memory=11GiB"]),
     ("%reserve_gpu --wait 1", ["10m", "1h", "1d"]),
-    ("%reserve_gpu --status ", ["--json"]),
+    ("%reserve_gpu --status ", ["--json", "--watch"]),
     ("%reserve_gpu --check --", ["--json"]),
     ("x = 1\n%reserve_gpu --sh", ["--share"]),
 ]

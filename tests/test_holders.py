@@ -42,6 +42,8 @@ US = (sys.executable, "-m", "reserve_gpu")
         (["/venv/bin/python", "/venv/bin/ipython", "--pylab"], "ipython --pylab"),
         (["/opt/app/run", "/data/set"], "run set"),
         (["python"], "python"),
+        (["ray::train /data/set"], "ray::train /data/set"),
+        (["/bin/python", "-m", "ipykernel_launcher", "-f", "/tmp/kernel.json"], "kernel"),
         (["", ""], None),
         ([], None),
     ],
@@ -94,6 +96,15 @@ def test_what_run_has_started(here: Here) -> None:
     assert holder.notebook is None
     assert holder.command == f"{os.path.basename(sys.executable)} child.py"
     assert f", {holder.command} (pid {child.pid})" in words.holder(holder)
+
+
+@pytest.mark.process
+def test_who_uses_a_gpu(here: Here) -> None:
+    """A process that uses a GPU without having reserved it is called by its command in short."""
+    with here.child() as child:
+        here.write(f"gpu\n compute {child.pid} 300")
+        (process,) = reserve_gpu.status().rows[0].processes
+    assert process.command == f"{os.path.basename(sys.executable)} child.py"
 
 
 def test_a_notebook(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

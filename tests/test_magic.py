@@ -336,7 +336,7 @@ RUBBISH = [
     *((word, f"Did you mean: %reserve_gpu --{word}") for word in ("status", "check", "release")),
     ("wait 1h", "Did you mean: %reserve_gpu --wait 1h"),
     ("0 --wiat=1h", "Did you mean: %reserve_gpu 0 --wait=1h"),
-    ("-w 1h", "Did you mean: %reserve_gpu --wait 1h"),
+    ("-w 1h", "There is no option -w. Did you mean --wait or --watch?"),
     ("-s", "Did you mean --share or --status?"),
     ("--note until May 3", "--note 'until May' 3"),
     ("--min-memory 16", "16 MiB or 16 GB? Write 16GB or 16MiB."),

@@ -227,7 +227,7 @@ def _can_stand(option: Option, typed: Typed) -> bool:
     """Whether the option, or a device, can be given after what stands there."""
     given = {each.flag for each in typed.values}
     for flag in given & ALONE.keys():
-        return option.flag in ALONE[flag] - given
+        return option.flag in ALONE[flag] and not given & COMPANIONS
     if option.flag in ALONE:
         return given <= ALONE[option.flag]
     if option.flag in COMPANIONS or given & COMPANIONS:
