@@ -567,6 +567,13 @@ def test_what_one_has_is_not_free(states: list[State], head: str, offered: str |
     assert offers == ([offered] if offered else [])
 
 
+def test_who_is_in_the_way_of_what_one_shares() -> None:
+    """Who shares a GPU and asks for it whole is told of the others who share it."""
+    picture = refused(RESERVED, request=Request(("0",)), kept=[GPU0])
+    assert headline(picture) == NONE_FREE
+    assert words.plain(picture.layout.entries[0].who) == "alice, train.ipynb (pid 4321)"
+
+
 def test_a_command_that_does_not_run_sees_nothing() -> None:
     """A command that gets no GPU is not started, so there is nothing to say of what it sees."""
     assert left(refused(RESERVED, face=SHELL)) == ""

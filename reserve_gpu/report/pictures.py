@@ -157,7 +157,8 @@ def refusal(  # noqa: PLR0913 - the last ones are keywords
     user: who asks; a GPU that only this user's own processes use may be taken by name.
     """
     waited = f"Waited for {words.time_limit(waited_s)}. " if waited_s else ""
-    own = {device.label for device in kept}
+    has = {device.label for device in kept}
+    own = {refusal.label for refusal in refusals if refusal.would_be_taken} & has
     headline = waited + _none_free(request, refusals, own)
     foot = _ways_out(request, refusals, face, own=own, has_waited=bool(waited_s), user=user)
     if limit is not None:
