@@ -93,9 +93,8 @@ def test_each_way_out_is_what_it_says(face: Face) -> None:
     """The queue asks for the same, the smaller request for what is free, the name for that GPU."""
     request = parse(None, count=2, name="A100", note="a b")
     foot = pictures.refusal(request, (THERE, BUSY), face, user="alice").layout.foot
-    (text, queue), (less, smaller), (_, named) = (
-        words.plain(line).split(": ", 1) for line in foot[:3]
-    )
+    lines = [words.plain(line).split(": ", 1) for line in foot]
+    (text, queue), (less, smaller), (_, named) = lines[:3]
     assert (text, less) == ("Wait in the queue", "1 can be had now")
     assert read(queue)[0] == request
     assert read(queue)[1]

@@ -539,6 +539,41 @@ def test_what_is_left(face: Face, kept: list[Device], expected: str) -> None:
     assert (picture.brief, left(picture)) == (NONE_FREE, expected)
 
 
+@pytest.mark.parametrize(
+    ("states", "head", "offered"),
+    [
+        ([], "No other free GPU devices.", None),
+        ([State.BUSY], "No other free GPU devices: 1 of 1 is in use.", None),
+        (
+            [State.FREE, State.BUSY],
+            "Not enough other free GPU devices: 1 of 2 is free, 2 are needed.",
+            "2 can be had now: %reserve_gpu -n 2",
+        ),
+    ],
+)
+def test_what_one_has_is_not_free(states: list[State], head: str, offered: str | None) -> None:
+    """Who wants more beside a GPU sees it as their own, and is offered only what is more."""
+    others = [
+        Refusal(Device(i, f"GPU-{i}"), state, EMPTY, would_be_taken=state is State.FREE)
+        for i, state in enumerate(states, 1)
+    ]
+    own = Refusal(GPU0, State.FREE, EMPTY, would_be_taken=True)
+    picture = refused(own, *others, request=Request(count=3), kept=[GPU0])
+    assert headline(picture) == head
+    first = picture.layout.entries[0]
+    assert (first.state, first.is_mine) == (State.RESERVED, True)
+    assert words.plain(first.who) == "this kernel"
+    offers = [line for line in ways_out(picture) if "can be had now" in line]
+    assert offers == ([offered] if offered else [])
+
+
+def test_who_is_in_the_way_of_what_one_shares() -> None:
+    """Who shares a GPU and asks for it whole is told of the others who share it."""
+    picture = refused(RESERVED, request=Request(("0",)), kept=[GPU0])
+    assert headline(picture) == NONE_FREE
+    assert words.plain(picture.layout.entries[0].who) == "alice, train.ipynb (pid 4321)"
+
+
 def test_a_command_that_does_not_run_sees_nothing() -> None:
     """A command that gets no GPU is not started, so there is nothing to say of what it sees."""
     assert left(refused(RESERVED, face=SHELL)) == ""

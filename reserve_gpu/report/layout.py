@@ -74,10 +74,15 @@ def entries(rows: Sequence[Row], tickets: Sequence[Ticket], now: float) -> list[
     return made
 
 
-def row(refusal: Refusal) -> Row:
-    """What a refusal tells of its device, as a status has it."""
+def row(refusal: Refusal, own: str = "") -> Row:
+    """What a refusal tells of its device, as a status has it.
+
+    own: how this process is called, where it has the device and keeps it.
+    """
     device, state, usage = refusal.device, refusal.state, refusal.usage
     processes = refusal.processes or ()
+    if own:
+        return Row(device, State.RESERVED, usage, reason=own, is_mine=True)
     if state is State.RESERVED:
         unused = words.is_unused(usage, processes) if usage else None
         holders = (refusal.holder or Holder(),)

@@ -157,39 +157,48 @@ def refusal(  # noqa: PLR0913 - the last ones are keywords
     user: who asks; a GPU that only this user's own processes use may be taken by name.
     """
     waited = f"Waited for {words.time_limit(waited_s)}. " if waited_s else ""
-    headline = waited + _none_free(request, refusals)
-    foot = _ways_out(request, refusals, face, has_waited=bool(waited_s), user=user)
+    has = {device.label for device in kept}
+    own = {refusal.label for refusal in refusals if refusal.would_be_taken} & has
+    headline = waited + _none_free(request, refusals, own)
+    foot = _ways_out(request, refusals, face, own=own, has_waited=bool(waited_s), user=user)
     if limit is not None:
         foot.append((messages.limit_line(limit, len(refusals)),))
     if end := messages.left_with(kept, face):
         foot.append((end,))
     now = time.time()
-    rows = list(map(layout.row, refusals))
+    who = f"this {face.place or 'process'}"
+    rows = [layout.row(refusal, who if refusal.label in own else "") for refusal in refusals]
     picture = Layout([((headline, STRONG),)], layout.entries(rows, (), now), (), foot)
     return Picture(picture, headline)
 
 
-def _none_free(request: Request, refusals: Sequence[Refusal]) -> str:
-    states = [refusal.state for refusal in messages.fit(refusals)]
+def _none_free(request: Request, refusals: Sequence[Refusal], own: set[str]) -> str:
+    """How many are free. own: the labels of what this process has."""
+    fit = messages.fit(refusals)
+    states = [refusal.state for refusal in fit if refusal.label not in own]
     total, free = len(states), states.count(State.FREE)
+    had = len(fit) - total
+    what = f"{'other ' if had else ''}free GPU devices"
     if not total:
-        return "No free GPU devices."
+        return f"No {what}."
     if free:
-        counts = f"{free} of {total} {_is(free)} free, {request.needed} are needed"
-        return f"Not enough free GPU devices: {counts}."
+        needed = request.needed - had
+        counts = f"{free} of {total} {_is(free)} free, {needed} {_is(needed)} needed"
+        return f"Not enough {what}: {counts}."
     in_use = sum(state in IN_USE for state in states)
     awaited = " or awaited" if State.AWAITED in states else ""
     parts = [f"{in_use} of {total} {_is(in_use)} in use{awaited}"] if in_use else []
     if rest := total - in_use:
         parts.append(f"{rest} of {total} can't be used")
-    return f"No free GPU devices: {', '.join(parts)}."
+    return f"No {what}: {', '.join(parts)}."
 
 
-def _ways_out(
+def _ways_out(  # noqa: PLR0913 - the last ones are keywords
     request: Request,
     refusals: Sequence[Refusal],
     face: Face,
     *,
+    own: set[str],
     has_waited: bool,
     user: str | None,
 ) -> list[Line]:
@@ -211,14 +220,15 @@ def _ways_out(
     elif may_come_free and not has_waited:
         ways += _queueing(rows, face.typed(request, waits=True), now)
     lines = [ways] if ways else []
-    free = sum(refusal.would_be_taken for refusal in refusals)
-    if free and not request.devices:
+    there = [refusal.label for refusal in refusals if refusal.would_be_taken]
+    free = len(there)
+    if not request.devices and not own.issuperset(there):
         smaller = face.typed(request._replace(count=free))
         lines.append((f"{free} can be had now: ", (smaller, STRONG)))
-    own = next((r for r in missing if _may_be_named(r, user)), None)
-    if own and request.needed == 1:
-        named = face.typed(request._replace(devices=(own.device.number,)))
-        lines.append((f"To use {own.label} all the same, name it: ", (named, STRONG)))
+    usable = next((r for r in missing if _may_be_named(r, user)), None)
+    if usable and (request.needed == 1 or usable.state is State.BUSY):
+        named = face.typed(request._replace(devices=(usable.device.number,)))
+        lines.append((f"To use {usable.label} all the same, name it: ", (named, STRONG)))
     return lines
 
 
@@ -280,11 +290,10 @@ def _longest_idle(rows: Sequence[Row], now: float) -> list[Row]:
 def _asking(rows: Sequence[Row], now: float) -> Line:
     """Whom to ask for a device on which nothing of theirs runs; who has just come, at most one."""
     line: Line = ()
-    first, *others = _longest_idle(rows, now) or [None]
-    longer = [row for row in others if (layout.idle_s(row, now) or 0.0) >= layout.NEW_S]
-    for row in [first, *longer][: words.NAMED_IDLE] if first else ():
-        people = listed(list(map(words.person, row.holders[: words.NAMED_SHARERS])))
-        line += ("Ask ", (people, STRONG), f" for {_idle_words(row, now)}. ")
+    for place, row in enumerate(_longest_idle(rows, now)[: words.NAMED_IDLE]):
+        if not place or (layout.idle_s(row, now) or 0.0) >= layout.NEW_S:
+            people = listed(list(map(words.person, row.holders[: words.NAMED_SHARERS])))
+            line += ("Ask ", (people, STRONG), f" for {_idle_words(row, now)}. ")
     return line
 
 
