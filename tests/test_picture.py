@@ -178,11 +178,12 @@ def test_bars_make_room_for_people() -> None:
     """The bars go where that lets people stand beside their GPU, and only there."""
     picture = status(held(1, "alice")._replace(temperature_c=None, power_w=None))
     who = "  alice, train.ipynb (pid 4001) for 1 h"
-    full = len(str(picture).splitlines()[2])
+    line = str(picture).splitlines()[2]
+    full, without = len(line), len(BARS.sub("", line)) - 2
     for width in range(full - 20, full + 5):
         line = at(picture, width)[2]
-        assert bool(BARS.search(line)) is (width >= full or width < full - len("########  "))
-        assert line.endswith(who) is (width >= full - len("########  "))
+        assert bool(BARS.search(line)) is (width >= full or width < without)
+        assert line.endswith(who) is (width >= without)
 
 
 @pytest.mark.parametrize("width", range(60, 200, 7))

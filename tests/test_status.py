@@ -757,11 +757,13 @@ class Table(HTMLParser):
         super().__init__()
         self.lines: list[str] = [""]
         self.tags: set[str] = set()
+        self.titles: list[str] = []  # what is told when one points there
         self.feed(html)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         assert dict(attributes).keys() <= ATTRIBUTES
         self.tags.add(tag)
+        self.titles += filter(None, [dict(attributes).get("title")])
         if tag in ("tr", "div"):
             self.lines.append("")
         if tag in ("td", "th"):
@@ -774,7 +776,7 @@ class Table(HTMLParser):
         return [line.split() for line in self.lines if line.strip()]
 
 
-ATTRIBUTES = {"style", "colspan", "min", "max", "low", "high", "optimum", "value"}
+ATTRIBUTES = {"style", "colspan", "title", "min", "max", "low", "high", "optimum", "value"}
 TAGS = {"table", "thead", "tbody", "tr", "th", "td", "b", "bdi", "div", "meter", "span"}
 HOSTILE = "<script>alert(1)</script>&amp;\x1b[31m\u202e\N{HEBREW LETTER ALEF}" + "x" * 500
 
@@ -790,8 +792,10 @@ def test_three_ways_say_the_same(here: Here) -> None:
         shown = shell.run("%reserve_gpu --status").values[0]
         told = json.loads(shell.run("%reserve_gpu --status --json").stdout)
     table = Table(shown["text/html"])
-    text = re.sub("[\u2588\u2591]", "", shown["text/plain"])
-    assert text.split() == [word for line in table.words() for word in line]
+    text = re.sub("[\u2588\u2591]| heat ", "", shown["text/plain"])
+    heat = re.compile(r"\d+ \N{DEGREE SIGN}C \d+ W")
+    assert heat.sub("", text).split() == [word for line in table.words() for word in line]
+    assert heat.findall(text) == table.titles
     assert table.tags == TAGS
     for device in told["devices"]:
         start = [device["label"].removeprefix("GPU"), *device["state"].split()]
@@ -894,7 +898,7 @@ def test_where_there_is_no_terminal(here: Here, monkeypatch: pytest.MonkeyPatch)
     value = shell.run("reserve_gpu.status()").values[0]["text/plain"]
     assert text.splitlines()[1:-1] == printed.splitlines()[1:-1] == value.splitlines()[1:-1]
     assert text.endswith("\nWait in the queue: %reserve_gpu --wait")
-    assert value.endswith("\nWait in the queue: reserve(wait='1h')")
+    assert value.endswith("\nWait in the queue: reserve_gpu.reserve(wait='1h')")
     assert "\x1b" not in text + printed
     assert not any(line != line.rstrip() for line in text.splitlines())
 
@@ -915,7 +919,7 @@ def test_where_letters_are_few(
     monkeypatch.undo()
     for text in texts:
         assert text.isascii()
-        assert re.search(r"0 +busy +GeForce GTX 1050 Ti +#######\. ", text)
+        assert re.search(r"0 +busy +GeForce GTX 1050 Ti +####+ ", text)
     assert re.search(r"1 +busy +\?\?\?", texts[0])
 
 
@@ -927,7 +931,7 @@ def test_in_ipython_where_letters_are_few(machine: Machine) -> None:
     done = machine.ipython("%reserve_gpu --status", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert done.returncode == 0, done.stderr
     assert done.stdout.isascii()
-    assert re.search(r"0 +busy +GeForce GTX 1050 Ti +#######\. ", done.stdout)
+    assert re.search(r"0 +busy +GeForce GTX 1050 Ti +####+ ", done.stdout)
 
 
 # -- for programs ----------------------------------------------------------------------------------
