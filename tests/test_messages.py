@@ -630,6 +630,16 @@ def test_the_longest_idle_is_asked_first() -> None:
     )
 
 
+def test_who_has_just_come_is_asked_alone() -> None:
+    """Of those whose GPU has been idle for less than ten minutes one alone is named."""
+    now = time.time()
+    young = (idle(GPU0, ALICE, since=now - 120), idle(GPU1, BOB, since=now - 60))
+    (line,) = ways_out(refused(*young))
+    assert line == f"Ask alice (train.ipynb) for GPU0, idle for 2 min. Or w{QUEUE[1:]}"
+    (line,) = ways_out(refused(*young, idle(GPU2, BOB, since=now - 7200)))
+    assert line == f"Ask bob (/home/bob) for GPU2, idle for 2 h. Or w{QUEUE[1:]}"
+
+
 def test_only_a_few_are_asked() -> None:
     """Of many idle reservations the three that are so for longest are named."""
     refusals = [idle(Device(i, f"GPU-{i}"), ALICE, since=100.0 - i) for i in range(6)]
