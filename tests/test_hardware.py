@@ -272,7 +272,7 @@ def test_a_second_kernel_is_refused(hardware: Hardware, table: Table) -> None:
     found = f"{refused.error}, CUDA_VISIBLE_DEVICES={seen.strip()!r}"
     table.note("a second kernel is refused", found)
     assert refused.error == "NoFreeDeviceError"
-    assert f"(pid {pid})" in "".join(refused.traceback)
+    assert f"(pid {pid})" in refused.shown
     assert seen == "\n"
 
 

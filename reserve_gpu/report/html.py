@@ -37,11 +37,10 @@ STYLES = {
 ROW = "background:transparent"
 OWN_ROW = "background:rgba(9,105,218,0.16)"
 LINE = "border-top:1px solid rgba(128,128,128,0.4)"
-CELL = "text-align:left;vertical-align:top;padding:3px 7px"
+CELL = "text-align:left;vertical-align:top;padding:3px 5px"
 SHORT = f"{CELL};white-space:nowrap"
 LONG = f"{CELL};overflow-wrap:break-word"
-LONGEST_SHORT = 20  # characters of a name that stands in one line
-WHO = f"{CELL};overflow-wrap:anywhere;min-width:11em"
+WHO = f"{CELL};overflow-wrap:anywhere;min-width:7em"
 
 
 def html(layout: Layout) -> str:
@@ -77,8 +76,8 @@ def _row(entry: Entry, titles: Sequence[str]) -> str:
     contents = {
         "GPU": (SHORT, f"<b>{number}</b>" if entry.is_mine else number),
         "state": (SHORT, _state(entry.state)),
-        "name": (SHORT if len(entry.name) <= LONGEST_SHORT else LONG, _isolated(entry.name)),
-        "memory": (SHORT, _memory(entry)),
+        "name": (LONG, _isolated(entry.name)),
+        "memory": (CELL, _memory(entry)),
         "use": (SHORT, f'<span title="{escape(entry.heat)}">{escape(entry.use)}</span>'),
         "who": (WHO, _divs([line for line in lines if line])),
     }
@@ -100,7 +99,7 @@ def _memory(entry: Entry) -> str:
         f'<meter min="0" max="1" low="0.5" high="0.9" optimum="0" value="{entry.share:.3f}"'
         ' style="width:4em"></meter>'
     )
-    return f'{meter} <span style="white-space:nowrap">{escape(entry.memory)}</span>'
+    return f"{meter} {escape(entry.memory)}"
 
 
 def _state(state: State | None) -> str:

@@ -128,7 +128,7 @@ def _unfit(request: Request, group: Sequence[Refusal], total: int) -> str:
             return f"none has {words.size(request.min_memory_mib, unit)}; the largest has {largest}"
         return f"{labels(group)} {'has' if len(group) == 1 else 'have at most'} {largest}"
     if unfit is Unfit.MODEL:
-        models = Counter(shown(device.name or "GPU without a name") for device in devices)
+        models = Counter(shown(device.name or "without a name") for device in devices)
         short = {name.removeprefix("NVIDIA "): count for name, count in models.items()}
         if is_all:
             there = listed([f"{count} {name}" for name, count in short.items()])
