@@ -588,7 +588,10 @@ def test_killed(machine: Machine) -> None:
 @probing
 @pytest.mark.ipython
 def test_three_ways_say_the_same(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A notebook shows a table, text and JSON that agree; what is foreign stays text."""
+    """A notebook shows a table, text and JSON that agree; what is foreign stays text.
+
+    What is not installed is one line for people, and a row for programs.
+    """
     installed(monkeypatch, torch="crashes")
     shell = here.shell(is_notebook=True)
     shell.run("%reserve_gpu 1")
@@ -597,11 +600,16 @@ def test_three_ways_say_the_same(here: Here, monkeypatch: pytest.MonkeyPatch) ->
     assert progress[0]["text/plain"].startswith("Checking what each framework sees: ")
     assert progress[-1]["text/plain"] == ""
     table = Cells(shown["text/html"])
-    head, _, *lines = shown["text/plain"].splitlines()
+    head, _, *lines, last = shown["text/plain"].splitlines()
+    absent = [row["name"] for row in told["frameworks"] if row["state"] == "not installed"]
+    *but_one, one = absent
+    assert last == f"Not installed: {', '.join(but_one)} and {one}."
+    assert f"<div>{last}</div>" in shown["text/html"]
+    there = [row for row in told["frameworks"] if row["name"] not in absent]
     assert head == f"Reserved: GPU1. Python: {sys.executable}."
     assert told["python"] == sys.executable
-    for cells, line, row in zip(table.rows[1:], lines, told["frameworks"], strict=True):
-        assert all(cell in line for cell in cells)
+    for cells, line, row in zip(table.rows[1:], lines, there, strict=True):
+        assert all(cell.removesuffix(last) in line for cell in cells)
         assert cells[0] == row["name"]
         assert cells[-1].startswith(row["state"])
     assert table.tags <= {"table", "thead", "tbody", "tr", "th", "td", "b", "div"}

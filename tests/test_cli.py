@@ -493,7 +493,8 @@ def test_nothing_free(here: Here, typed: CommandLine) -> None:
     for number in "01":
         assert of_gpu(done.stderr, number).startswith("reserved: ")
         assert f"rival.ipynb (pid {os.getpid()})" in of_gpu(done.stderr, number)
-    assert last.index("GPU1, idle") < last.index("GPU0, idle")  # it was reserved first
+    assert "GPU1, idle" in last  # it was reserved first
+    assert "GPU0, idle" not in last
     assert last.endswith(" Or wait in the queue: reserve-gpu run --wait -- echo ran")
     assert "--share" not in done.stderr
 

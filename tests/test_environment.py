@@ -234,7 +234,7 @@ def asking(here: Here, forker: Forker) -> Asking:
     return Asking(here, forker)
 
 
-RESTART = "estart the process and run reserve() before anything that uses a GPU."
+RESTART = "estart the process and run reserve_gpu.reserve() before anything that uses a GPU."
 
 
 @pytest.mark.process
@@ -283,7 +283,10 @@ def test_taken_back(asking: Asking, first: str, then: str, expected: str | None)
     assert visible is None
     assert again.startswith("TooLateError: ")
     numbers = answers[0]
-    assert f"still be reserved, with reserve('{numbers}'). For another GPU, r{RESTART}" in again
+    assert (
+        f"still be reserved, with reserve_gpu.reserve('{numbers}'). For another GPU, r{RESTART}"
+        in again
+    )
 
 
 @pytest.mark.process
@@ -303,7 +306,9 @@ def test_what_a_shell_has_set_can_be_reserved_late(asking: Asking) -> None:
     assert asking(START, "ask(count=3)") == ([None, "0,1,2"], [])
     asking.environ = {VISIBLE: "1", ORDER: "PCI_BUS_ID"}
     (_, refused, late), _ = asking(START, "ask(devices='1', name='H100')", "ask(devices='1')")
-    assert "CUDA sees GPU1 here: it can still be reserved, with reserve('1')." in refused
+    assert (
+        "CUDA sees GPU1 here: it can still be reserved, with reserve_gpu.reserve('1')." in refused
+    )
     assert late == "1"
 
 

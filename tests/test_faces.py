@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shlex
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -49,8 +50,8 @@ WISHES: list[dict[str, Any]] = [
 
 def read(hint: str) -> tuple[Request, object]:
     """The request that comes of a hint, typed where it was shown, and for how long it waits."""
-    if hint.startswith("reserve("):
-        called: dict[str, Any] = eval(hint, {"reserve": record})
+    if hint.startswith("reserve_gpu."):
+        called: dict[str, Any] = eval(hint, {"reserve_gpu": SimpleNamespace(reserve=record)})
         return understood(called)
     program, *typed = shlex.split(hint)
     if program == "%reserve_gpu":

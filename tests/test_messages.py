@@ -890,7 +890,9 @@ def test_too_late_in_python() -> None:
     """A program is told the call that takes its GPU back, and to start again itself."""
     text = messages.too_late([], [PART, GPU1], PYTHON_CODE)
     assert "started in this process" in text
-    assert "with reserve('3:0,1'). For another GPU, restart the process and run reserve()" in text
+    assert (
+        "with reserve_gpu.reserve('3:0,1'). For another GPU, restart the process and run " in text
+    )
 
 
 def test_programs_are_told_in_their_words() -> None:

@@ -181,8 +181,8 @@ def test_bars_make_room_for_people() -> None:
     full = len(str(picture).splitlines()[2])
     for width in range(full - 20, full + 5):
         line = at(picture, width)[2]
-        assert bool(BARS.search(line)) is (width >= full or width < full - len("########  "))
-        assert line.endswith(who) is (width >= full - len("########  "))
+        assert bool(BARS.search(line)) is (width >= full or width < full - len("######  "))
+        assert line.endswith(who) is (width >= full - len("######  "))
 
 
 @pytest.mark.parametrize("width", range(60, 200, 7))

@@ -163,7 +163,7 @@ def test_several_are_shared(here: Here) -> None:
     with here.rival("1"):
         text = refused(count=2, share=True)
         assert of_gpu(text).startswith("free: ")
-        assert "1 can be had now: reserve(count=1, share=True)" in text
+        assert "1 can be had now: reserve_gpu.reserve(count=1, share=True)" in text
         assert sharer_files(here) == [f".share-{UID}-0.lock"]
         assert held(here) == [1]
     assert got(count=2, share=True) == "0,1"
@@ -276,16 +276,16 @@ def test_whom_to_ask(here: Here) -> None:
     here.write("gpu\ngpu\ngpu\n compute 4321 3500")
     now = time.time()
     with (
-        here.rival("0", since=now - 60, notebook="young.ipynb"),
-        here.rival("1", since=now - 7200, notebook="old.ipynb"),
+        here.rival("0", since=now - 900, notebook="old.ipynb"),
+        here.rival("1", since=now - 7200, notebook="oldest.ipynb"),
         here.rival("2", since=now - 86400, notebook="training.ipynb"),
     ):
         for wishes in ({}, {"devices": "0,1,2"}, {"share": True}):
             advice = refused(**wishes).splitlines()[-2]
-            old, young, wait = advice.split(". ")
-            assert re.fullmatch(r"Ask \w+ \(old.ipynb\) for GPU1, idle for 2 h", old)
-            assert re.fullmatch(r"Ask \w+ \(young.ipynb\) for GPU0, idle for 1 min", young)
-            assert wait.startswith("Or wait in the queue: reserve(")
+            oldest, old, wait = advice.split(". ")
+            assert re.fullmatch(r"Ask \w+ \(oldest.ipynb\) for GPU1, idle for 2 h", oldest)
+            assert re.fullmatch(r"Ask \w+ \(old.ipynb\) for GPU0, idle for 15 min", old)
+            assert wait.startswith("Or wait in the queue: reserve_gpu.reserve(")
             assert "training.ipynb" not in advice
 
 

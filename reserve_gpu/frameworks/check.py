@@ -17,7 +17,7 @@ from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, sh
 from reserve_gpu.frameworks import children, interpreter, probes, verdict
 from reserve_gpu.frameworks.verdict import Finding, Verdict
 from reserve_gpu.model import Device
-from reserve_gpu.report.words import duration, labels
+from reserve_gpu.report.words import duration, labels, listed
 from reserve_gpu.reservation import api, environment
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ QUIET = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": 
 
 TITLES = ("framework", "version", "built for", "sees", "result")
 # Can be read on white and on black.
-COLOURS = {Verdict.FITS: "#2e8b57", Verdict.UNRESERVED: "#c77700", Verdict.ABSENT: "#808080"}
+COLOURS = {Verdict.FITS: "#2e8b57", Verdict.UNRESERVED: "#c77700"}
 OTHER_COLOUR = "#c0392b"
 
 
@@ -78,25 +78,27 @@ class Check:
         return all(row.is_well for row in self.rows)
 
     def __repr__(self) -> str:
-        rows = [TITLES, *([*_cells(row), row.verdict.value + _because(row)] for row in self.rows)]
+        present = [(*_cells(r), r.verdict.value + _because(r)) for r in _present(self)]
+        rows = [TITLES, *present]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
-        return "\n".join([_headline(self), *lines])
+        return "\n".join([_headline(self), *lines, *_absent(self)])
 
     def _repr_html_(self) -> str:
         """The table in HTML, with inline styles alone: an untrusted notebook keeps no others."""
         rows = [[f"<th style='text-align:left'>{title}</th>" for title in TITLES]]
-        for row in self.rows:
+        for row in _present(self):
             colour = COLOURS.get(row.verdict, OTHER_COLOUR)
             result = f"<b style='color:{colour}'>{row.verdict.value}</b>{escape(_because(row))}"
             contents = [*map(escape, _cells(row)), result]
             rows.append([f"<td style=text-align:left>{content}</td>" for content in contents])
         head, *body = (f"<tr>{''.join(cells)}</tr>" for cells in rows)
         table = f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
-        return f"<div>{escape(_headline(self))}</div>{table}"
+        absent = "".join(f"<div>{escape(line)}</div>" for line in _absent(self))
+        return f"<div>{escape(_headline(self))}</div>{table}{absent}"
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON takes it; names are only ever added."""
@@ -207,6 +209,17 @@ def _headline(check: Check) -> str:
         "(%reserve_gpu; in a shell: reserve-gpu run -- reserve-gpu check). "
         f"CUDA_VISIBLE_DEVICES is {now}.{python}."
     )
+
+
+def _present(check: Check) -> list[Finding]:
+    """The rows of what is installed."""
+    return [row for row in check.rows if row.verdict is not Verdict.ABSENT]
+
+
+def _absent(check: Check) -> list[str]:
+    """One line for all that is not installed."""
+    names = [row.name for row in check.rows if row.verdict is Verdict.ABSENT]
+    return [f"Not installed: {listed(names)}."] if names else []
 
 
 def _cells(row: Finding) -> list[str]:
