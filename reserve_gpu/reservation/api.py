@@ -59,10 +59,10 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
 ) -> Reservation:
     """Reserve GPUs for this process and set the CUDA variables for whatever it starts next.
 
-    devices: the ones to take, one or several, in this order, by index, UUID or its unique prefix,
-        MIG instance (`1:0`) or PCI bus id; None for the first that are free.
+    devices: the ones to take, one or several, in this order, by index (`2`, `0-3` for four), UUID
+        or its unique prefix, MIG instance (`1:0`) or PCI bus id; None for the first that are free.
     count: how many, where none are named; 1 by default.
-    min_memory: total memory of each, in MiB or as `16GB`, `16GiB`.
+    min_memory: total memory of each, as `16GB`, `16GiB`, or in MiB, which is 1000 or more.
     name: text that the name of each must contain, in upper or lower case.
     exclude: devices that will not do.
     wait: for how long to wait in the queue, in seconds or as `90s`, `10m`, `2h`; True for ever.
