@@ -140,7 +140,7 @@ def test_a_container_without_a_reading(machine: Machine) -> None:
         refused = child.reserve()
         assert refused.error == "NoFreeDeviceError"
         assert of_gpu(refused.text).startswith("unknown: ")
-        assert "name it: reserve('0')" in refused.text
+        assert "name it: reserve_gpu.reserve('0')" in refused.text
         assert any("unknown" in text for text in child.run(WARNINGS.format("0")).value)
         uuid = child.run("reserve_gpu.current().devices[0].uuid").value
         assert child.run(CUDA_SEES).value == [uuid[4:]]

@@ -770,7 +770,7 @@ def test_no_refusal_advises_to_take_what_others_have(
             Request(model="H100"),
             None,
             (
-                "Of 4 GPUs none has 'H100' in its name; there are 2 A100, 1 Tesla T4 and 1 GPU "
+                "Of 4 GPUs none has 'H100' in its name; there are 2 A100, 1 Tesla T4 and 1 "
                 "without a name."
             ),
         ),

@@ -598,7 +598,7 @@ def test_the_queue_says_who_waits_for_what(here: Here) -> None:
     assert (ticket["pid"], ticket["note"], ticket["asks"]) == (child.pid, "thesis", asks)
     assert ticket["wants"] == sorted(device["uuid"] for device in found["devices"][:2])
     assert [device["next_in_line"] for device in found["devices"]] == [1, 1, None]
-    assert re.search(rf"^0 +free .* awaited by {ME} \(", text, re.MULTILINE)
+    assert re.search(rf"^0 +awaited .* by {ME} \(", text, re.MULTILINE)
     assert re.search(rf"1\. .*\(pid {child.pid}\) has waited for 2 GPUs of 16 GiB.*: thesis", text)
 
 
@@ -669,8 +669,8 @@ HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
     ),
     "awaited": (
         tuple(AWAITED),
-        "3 of 3 GPUs are free: GPU0, GPU1 and GPU2.",
-        [f"Others wait in the queue for what is free. {QUEUE}"],
+        "None of 3 GPUs is free.",
+        [f"Others wait in the queue for what would be free. {QUEUE}"],
     ),
     "ours": (
         (RESERVED[0]._replace(is_mine=True), FREE[1]), "1 of 2 GPUs is free: GPU1.", []
@@ -724,7 +724,7 @@ def test_what_the_rows_say() -> None:
         "0 busy Tesla T4 5.0 of 15 GiB used by pid 1",
         "1 unknown Tesla T4 ? of 15 GiB can't be seen",
         "7 broken GPU is lost",
-        "2 free Tesla T4 5.0 of 15 GiB 3 % awaited by carol (sweep.ipynb)",
+        "2 awaited Tesla T4 5.0 of 15 GiB 3 % by carol (sweep.ipynb)",
         "waiting in the queue",
         "1. carol, sweep.ipynb (pid 99) has waited for 2 GPUs for 12 min",
     ]

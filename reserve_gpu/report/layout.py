@@ -56,10 +56,12 @@ class Layout(NamedTuple):
     foot: Sequence[Line] = ()
 
 
-def entries(rows: Sequence[Row], tickets: Sequence[Ticket], now: float) -> list[Entry]:
+def entries(
+    rows: Sequence[Row], tickets: Sequence[Ticket], now: float, own: str = ""
+) -> list[Entry]:
     """An entry for each device, and one above the instances of a GPU that is split by MIG.
 
-    tickets: the queue. now: in seconds since the epoch.
+    tickets: the queue. now: in seconds since the epoch. own: how this process is called.
     """
     devices = [row.device for row in rows if isinstance(row.device, Device)]
     models = {device.index: names.model(device) for device in devices}
@@ -70,7 +72,7 @@ def entries(rows: Sequence[Row], tickets: Sequence[Ticket], now: float) -> list[
         if row.device.instance is not None and index not in split:
             split.add(index)
             made.append(Entry(str(index), _name(models.get(index)), memory="split by MIG"))
-        made.append(_entry(row, tickets, now))
+        made.append(_entry(row, tickets, now, own))
     return made
 
 
@@ -99,6 +101,11 @@ def row(refusal: Refusal, own: str = "") -> Row:
     return Row(device, state, usage, processes=processes, reason=reason, is_unreserved_use=True)
 
 
+def is_awaited(row: Row) -> bool:
+    """Whether the device is free but for those who wait for it."""
+    return row.state is State.FREE and row.next_in_queue is not None
+
+
 def idle_s(row: Row, now: float) -> float | None:
     """For how long nothing of its holders' has run on a reserved device, as far as it is known.
 
@@ -110,7 +117,7 @@ def idle_s(row: Row, now: float) -> float | None:
     return None if since is None else words.time_since(since, now)
 
 
-def _entry(row: Row, tickets: Sequence[Ticket], now: float) -> Entry:
+def _entry(row: Row, tickets: Sequence[Ticket], now: float, own: str) -> Entry:
     device = row.device
     is_instance = device.instance is not None
     name, total_mib = None, None
@@ -119,11 +126,11 @@ def _entry(row: Row, tickets: Sequence[Ticket], now: float) -> Entry:
         if name and is_instance:  # the profile alone: the model stands above it
             name = name.removeprefix(f"{names.model(device)} MIG ")
     used_mib = row.usage.used_mib if row.usage else None
-    who, *more = _lines(row, tickets, now) or [()]
+    who, *more = _lines(row, tickets, now, own) or [()]
     return Entry(
         device.number,
         _name(name),
-        row.state,
+        State.AWAITED if is_awaited(row) else row.state,
         _memory(used_mib, total_mib),
         None if used_mib is None or not total_mib else min(1.0, used_mib / total_mib),
         "" if row.utilisation is None else f"{row.utilisation} %",
@@ -148,12 +155,12 @@ def _memory(used_mib: float | None, total_mib: int | None) -> str:
     return f"{used} of {total.removesuffix('.0')} GiB"
 
 
-def _lines(row: Row, tickets: Sequence[Ticket], now: float) -> list[Line]:
+def _lines(row: Row, tickets: Sequence[Ticket], now: float, own: str) -> list[Line]:
     """Who has the device, who else uses it, and what is to be said of that; mostly one line."""
-    lines = [_holder(row, holder, now) for holder in row.holders]
-    if row.state is State.FREE and row.next_in_queue:
+    lines = [_holder(row, holder, now, own) for holder in row.holders]
+    if row.next_in_queue and is_awaited(row):
         first = tickets[row.next_in_queue - 1]
-        lines.append((("awaited by ", MARK), words.person(first.holder)))
+        lines.append((("by ", FAINT), words.person(first.holder)))
     lines += _uses(row)
     mode = words.MODES.get(row.usage.mode or 0) if row.usage else None
     is_said = bool(row.processes) and row.reason == words.cause(State.BUSY, row.usage)
@@ -167,7 +174,7 @@ def _lines(row: Row, tickets: Sequence[Ticket], now: float) -> list[Line]:
     return lines
 
 
-def _holder(row: Row, holder: Holder, now: float) -> Line:
+def _holder(row: Row, holder: Holder, now: float, own: str) -> Line:
     """`this kernel, train.ipynb (pid 4321) for 2 h, idle for 1 h: until Friday`."""
     what: Line = ()
     if not isinstance(row.device, Device):  # only the record says that it is this one
@@ -178,7 +185,7 @@ def _holder(row: Row, holder: Holder, now: float) -> Line:
     if row.is_unused and not is_new:
         idle = ", ", (words.idle(seconds), MARK)
     is_own = row.is_mine and holder is row.holders[0]
-    return what + words.holder_line(holder, now, more=idle, is_own=is_own)
+    return what + words.holder_line(holder, now, more=idle, own=own if is_own else "")
 
 
 def _uses(row: Row) -> list[Line]:

@@ -94,8 +94,9 @@ def status(  # noqa: PLR0913, PLR0917 - a Status has these fields
     """
     when = f"  {shown(host)}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(at))}"
     head: list[Line] = [((_free(rows), STRONG), (when, words.FAINT))]
+    name = f"this {face.place or 'process'}"
     if own := [row.label for row in rows if row.is_mine]:
-        head.append(((f"This {face.place or 'process'} has {listed(own)}.", MARK),))
+        head.append(((f"{name.capitalize()} has {listed(own)}.", MARK),))
     foot = [] if own else [_advice(rows, face, at, is_limited=limit is not None)]
     if limit is not None:
         text = " was set before: only what it lets this process see can be reserved from here."
@@ -107,11 +108,12 @@ def status(  # noqa: PLR0913, PLR0917 - a Status has these fields
         words.holder_line(ticket.holder, at, f"{place}. ", asks=ticket.asks or "a GPU")
         for place, ticket in enumerate(tickets, 1)
     ]
-    return Layout(head, layout.entries(rows, tickets, at), queue, [line for line in foot if line])
+    devices = layout.entries(rows, tickets, at, name)
+    return Layout(head, devices, queue, [line for line in foot if line])
 
 
 def _free(rows: Sequence[Row]) -> str:
-    free = [row.label for row in rows if row.state is State.FREE]
+    free = [r.label for r in rows if r.state is State.FREE and not layout.is_awaited(r)]
     if not rows:
         return "There is no GPU."
     is_split = any(row.device.instance is not None for row in rows)
@@ -129,11 +131,11 @@ def _advice(rows: Sequence[Row], face: Face, now: float, *, is_limited: bool) ->
     if is_limited or not rows:
         return ()
     free = [row for row in rows if row.state is State.FREE]
-    if any(row.next_in_queue is None for row in free):
+    if not all(map(layout.is_awaited, free)):
         return "Get one with ", (face.typed(messages.ANY), STRONG)
     if words.is_trouble([row.state for row in rows]):
         return (words.TROUBLE,)
-    line: Line = ("Others wait in the queue for what is free. ",) if free else ()
+    line: Line = ("Others wait in the queue for what would be free. ",) if free else ()
     return line + _asking(rows, now) + _queueing(rows, face.typed(messages.ANY, waits=True), now)
 
 

@@ -119,16 +119,16 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
     *,
     asks: str = "",
     more: Line = (),
-    is_own: bool = False,
+    own: str = "",
 ) -> Line:
     """The same with styles.
 
     asks: of one who waits, what for. more: what follows, before the note.
-    is_own: it is this process, which is told first.
+    own: how this process is called, if it is the holder.
     """
     line: Line = ((what, FAINT),) if what else ()
-    if is_own:
-        line += ("this kernel" if holder.notebook else "this process", MARK), ": "
+    if own:
+        line += (own, MARK), ": "
     line += ((shown(holder.user or "somebody"), STRONG),)
     if name := holder.notebook or holder.command:
         line += ", ", (shown(name, NOTEBOOK_LIMIT), STRONG)
