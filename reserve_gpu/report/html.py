@@ -99,7 +99,7 @@ def _memory(entry: Entry) -> str:
         f'<meter min="0" max="1" low="0.5" high="0.9" optimum="0" value="{entry.share:.3f}"'
         ' style="width:4em"></meter>'
     )
-    return f"{meter} {escape(entry.memory)}"
+    return f"{meter} {escape(entry.memory).replace(' GiB', '&nbsp;GiB')}"
 
 
 def _state(state: State | None) -> str:
