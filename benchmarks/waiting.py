@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import random
 import subprocess
+import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
-from benchmarks.stage import Stage, machine, stage
+from benchmarks.stage import Stage, crowd, machine, stage
 from benchmarks.table import Row, percentile
 from tests.machine import Child
 
@@ -34,6 +38,7 @@ RELEASE = "import time; start = time.monotonic(); reserve_gpu.release(); start"
 
 WATCH_S, SHORT_WATCH_S, SETTLE_S = 60, 5, 5
 CPU_LIMIT_PERCENT = 1
+TOP_WATCH_S, TOP_LIMIT_PERCENT = 20, 2
 
 GPUS, BUSY = 8, 4  # the others are reserved
 LOOKS, FEW_LOOKS = 20_000, 1_000  # a waiter looks at most once a second: that is 5.5 hours
@@ -103,6 +108,35 @@ def wait(*, quick: bool) -> Iterator[Row]:
             percent = 100 * (_cpu_s(process) - before_s[name]) / watch_s
             measured, bar = f"{percent:.2f} % of a core", f"at most {CPU_LIMIT_PERCENT} %"
             yield Row(f"{name}, {watch_s} s", measured, bar, percent <= CPU_LIMIT_PERCENT)
+
+
+def top(*, quick: bool) -> Iterator[Row]:
+    """What `reserve-gpu top` costs while somebody has it open."""
+    watch_s = SHORT_WATCH_S if quick else TOP_WATCH_S
+    with crowd(GPUS) as pids, stage(machine(GPUS, BUSY, pids)) as on:
+        terminal, end = pty.openpty()
+        environ = on.on_driver({**on.environ(), "TERM": "xterm", "COLUMNS": "120"})
+        command = [sys.executable, "-m", "reserve_gpu", "top"]
+        shown = subprocess.Popen(command, env=environ, stdin=end, stdout=end, cwd=on.folder)
+        reader = threading.Thread(target=_read_all, args=(terminal,), daemon=True)
+        reader.start()
+        os.close(end)
+        time.sleep(SETTLE_S)
+        process = psutil.Process(shown.pid)
+        before_s = _cpu_s(process)
+        time.sleep(watch_s)
+        percent = 100 * (_cpu_s(process) - before_s) / watch_s
+        shown.terminate()
+        shown.wait()
+    what = f"reserve-gpu top, {GPUS} GPUs, {GPUS} processes, {watch_s} s"
+    measured, bar = f"{percent:.2f} % of a core", f"at most {TOP_LIMIT_PERCENT} %"
+    yield Row(what, measured, bar, percent <= TOP_LIMIT_PERCENT)
+
+
+def _read_all(terminal: int) -> None:
+    with suppress(OSError):  # the other end is closed
+        while os.read(terminal, 1 << 16):
+            pass
 
 
 def memory(*, quick: bool) -> Iterator[Row]:

@@ -100,6 +100,12 @@ def _watch(arguments: Namespace) -> int:
     return 0
 
 
+def _top(arguments: Namespace) -> int:
+    from reserve_gpu import top
+
+    return top.run(arguments)
+
+
 def _check(arguments: Namespace) -> int:
     from reserve_gpu.frameworks.check import check
 
@@ -138,6 +144,12 @@ COMMANDS = (
         "Show every GPU, who uses it and who has reserved it.",
         (options.FORMAT, options.STATUS_JSON, options.COLOR, options.WATCH),
         _status,
+    ),
+    Command(
+        "top",
+        "Show the same live in a terminal, each second, until q.",
+        (options.COLOR,),
+        _top,
     ),
     Command(
         "check",

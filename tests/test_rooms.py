@@ -26,7 +26,7 @@ ROOMS = [
     {"__init__"},
     {"extension"},
     {"magic", "cli", "dask"},
-    {"command"},
+    {"command", "top"},
     {"jupyter", "frameworks"},
     {"options"},
     {"spelling"},
@@ -63,7 +63,7 @@ OWNERS = {
 # Imported inside functions only; so is what is ours and seldom needed.
 LATE = {"pynvml", "psutil", "ctypes", "argcomplete", "ipykernel", "jupyter_client"}
 LATE |= {"jupyter_core", "subprocess"}
-LATE_OURS = {"frameworks", "jupyter", "extension", "magic", "cli", "command"}
+LATE_OURS = {"top", "frameworks", "jupyter", "extension", "magic", "cli", "command"}
 
 
 def sources() -> list[Path]:

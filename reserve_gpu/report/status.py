@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from reserve_gpu import host
 from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.gpus.bindings import DeviceError
-from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.gpus.usage import judge
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.model import (
@@ -33,6 +32,8 @@ from reserve_gpu.report.pictures import Picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from reserve_gpu.gpus.nvml import Nvml
 
 VERSION = 1  # of the JSON; names are only ever added to it
 PROCESS_FIELDS = ("pid", "user", "command", "memory_mib", "has_reserved", "kind")
@@ -114,21 +115,23 @@ class Reservations(NamedTuple):
     others: tuple[Holder, ...] = ()
 
 
-def look(*, idle_mib: float | None = None, limit: str | None = None, face: Face = PYTHON) -> Status:
+def look(
+    nvml: Nvml, *, idle_mib: float | None = None, limit: str | None = None, face: Face = PYTHON
+) -> Status:
     """Look at every device of this machine that the driver shows.
 
+    nvml: a conversation with the driver.
     idle_mib: memory in use up to which a device is idle, None for the default.
     limit: the CUDA_VISIBLE_DEVICES from outside, if there is one. face: where it is read.
     Raises DriverError where there is no driver. Where the lock directory can't be used the devices
     are there all the same, and `problem` says why nothing is known of reservations.
     """
-    with Nvml() as nvml:
-        devices = list(nvml.walk())
-        reservations = _reservations(devices)
-        waiting = tuple(
-            ticket._replace(holder=host.with_user(ticket.holder)) for ticket in reservations.waiting
-        )
-        rows = tuple(_row(nvml, device, reservations, idle_mib) for device in devices)
+    devices = list(nvml.walk())
+    reservations = _reservations(devices)
+    waiting = tuple(
+        ticket._replace(holder=host.with_user(ticket.holder)) for ticket in reservations.waiting
+    )
+    rows = tuple(_row(nvml, device, reservations, idle_mib) for device in devices)
     now = time.time()
     return Status(rows, waiting, reservations.problem, now, host.machine_name(), limit, face)
 

@@ -80,7 +80,7 @@ def size(stream: TextIO) -> tuple[int, int]:
 
 def lines(layout: Layout, width: int, *, is_coloured: bool) -> list[str]:
     """The picture line by line. width: in columns of the terminal."""
-    return [_styled(line, is_coloured=is_coloured) for line in _lines(layout, width)]
+    return [_styled(line, is_coloured=is_coloured) for line in rows(layout, width)]
 
 
 def width_of(text: str) -> int:
@@ -112,7 +112,8 @@ def _in_its_letters(text: str, stream: TextIO) -> str:
     return text.encode(encoding, "replace").decode(encoding)
 
 
-def _lines(layout: Layout, width: int) -> Iterator[Line]:
+def rows(layout: Layout, width: int) -> Iterator[Line]:
+    """The same as words with their styles."""
     for line in layout.head:
         yield from _wrapped(line, width)
     if layout.entries:
@@ -197,7 +198,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 
 def _wrapped(line: Line, width: int, indent: int = 0) -> Iterator[Line]:
     """The line in as many as it takes; broken between words, and in one only if it has no room."""
-    letters = [(letter, style) for words, style in map(_part, line) for letter in words]
+    letters = [(letter, style) for words, style in map(part, line) for letter in words]
     row: Line = ()
     used = indent
     for match in re.finditer(r"\S+\s*|\s+", text_of(tuple(letters))):
@@ -216,14 +217,15 @@ def _width_of_line(line: Line) -> int:
     return width_of(text_of(line))
 
 
-def _part(part: str | tuple[str, str]) -> tuple[str, str]:
-    return (part, "") if isinstance(part, str) else part
+def part(piece: str | tuple[str, str]) -> tuple[str, str]:
+    """Words and their style, which is empty for plain words."""
+    return (piece, "") if isinstance(piece, str) else piece
 
 
 def _styled(line: Line, *, is_coloured: bool) -> str:
     made = ""
     left = len(text_of(line).rstrip())
-    for style, parts in groupby(map(_part, line), key=itemgetter(1)):
+    for style, parts in groupby(map(part, line), key=itemgetter(1)):
         words = "".join(words for words, _ in parts)
         shown, left = words[:left], left - len(words[:left])
         code = STYLES.get(style, style)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Literal
 
 from reserve_gpu import host, interrupts
@@ -23,7 +23,7 @@ from reserve_gpu.gpus import names
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
-from reserve_gpu.model import Device
+from reserve_gpu.model import Device, State
 from reserve_gpu.report import messages, pictures
 from reserve_gpu.report.faces import PYTHON
 from reserve_gpu.reservation import environment, limit, policy
@@ -143,12 +143,36 @@ def status() -> Status:
 
 def look(face: Face) -> Status:
     """The same for every face. face: as of `ask`."""
+    with looking(face) as look_now:
+        return look_now()
+
+
+@contextmanager
+def looking(face: Face) -> Iterator[Callable[[], Status]]:
+    """What looks, again and again, in one conversation with the driver.
+
+    After a look that failed, or found a broken device, it begins another one: that may be over.
+    """
     with interrupts.no_fork():
         from reserve_gpu.report import status  # which most sessions never need
 
-    visible = session().outside()[environment.VISIBLE]
-    with interrupts.deferred(), session().looking():
-        return status.look(idle_mib=idle_mib(), limit=visible, face=face)
+    with ExitStack() as conversation:
+        gpus: Nvml | None = None
+
+        def look_now() -> Status:
+            nonlocal gpus
+            visible = session().outside()[environment.VISIBLE]
+            with interrupts.deferred(), session().looking():
+                if gpus is None:
+                    conversation.close()
+                    gpus = conversation.enter_context(Nvml())
+                using, gpus = gpus, None
+                seen = status.look(using, idle_mib=idle_mib(), limit=visible, face=face)
+                if all(row.state is not State.BROKEN for row in seen.rows):
+                    gpus = using
+                return seen
+
+        yield look_now
 
 
 def go_without() -> None:

@@ -1,0 +1,160 @@
+"""reserve-gpu top: the status of the machine live in a terminal, until q."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from reserve_gpu.errors import DriverError, RequestError, shown
+from reserve_gpu.report import colour, layout, terminal
+from reserve_gpu.report.faces import SHELL
+from reserve_gpu.report.layout import Layout
+from reserve_gpu.reservation import api
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Sequence
+
+    from reserve_gpu.model import Row
+    from reserve_gpu.report.status import Status
+
+EVERY_S = 1.0
+ELSEWHERE = "reserve-gpu status --watch shows the same without one."
+NUMBER, USER, IDLE = "number", "user", "idle time"
+ORDERS = {"n": NUMBER, "u": USER, "i": IDLE}  # by the key that is pressed
+ENDS = ("q", "\x1b")
+LAST = "\U0010ffff"  # a user who comes behind all others: nobody
+
+
+def run(arguments: Namespace) -> int:
+    """Show the status until q. Raises RequestError where there is no terminal that could."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise RequestError(f"top needs a terminal; {ELSEWHERE}")
+    try:
+        import curses
+    except ImportError:  # Windows
+        raise RequestError(f"This Python has no curses, which top needs; {ELSEWHERE}") from None
+    is_coloured = colour.is_coloured(arguments.color, os.environ, is_terminal=True)
+    before = signal.signal(signal.SIGTERM, _end)  # so that the terminal is left as it was
+    try:
+        with api.looking(SHELL) as look, suppress(KeyboardInterrupt):
+            first = look()  # what is wrong from the start is said as by any other command
+            curses.wrapper(lambda screen: Top(screen, look, is_coloured=is_coloured).run(first))
+    except curses.error as error:
+        name = shown(os.environ.get("TERM", ""))
+        text = f"The terminal can't do it (TERM={name}: {error}); {ELSEWHERE}"
+        raise RequestError(text) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+def ordered(rows: Sequence[Row], order: str, now: float) -> list[Row]:
+    """The rows by number, by user, or the longest idle first; a GPU's instances stay together."""
+    if order == NUMBER:
+        return list(rows)
+
+    def key(row: Row) -> tuple[float, str]:
+        if order == USER:
+            users = [h.user for h in row.holders] + [p.user for p in row.processes]
+            return 0.0, min((user for user in users if user), default=LAST)
+        seconds = layout.idle_s(row, now)
+        return (1.0 if seconds is None else -seconds), ""
+
+    first = {row.device.index: min(key(r) for r in rows if r.device.index == row.device.index)
+             for row in rows}  # fmt: skip
+    return sorted(rows, key=lambda row: (first[row.device.index], row.device.index))
+
+
+class Top:
+    """The live picture on a screen of curses. look: at the machine."""
+
+    def __init__(self, screen: Any, look: Callable[[], Status], *, is_coloured: bool) -> None:
+        import curses
+
+        self._curses, self._screen, self._look = curses, screen, look
+        self._order = NUMBER
+        self._above = 0  # lines that are scrolled away
+        self._attributes: dict[str, int] = {}
+        with suppress(curses.error):  # a terminal that can't hide its cursor
+            curses.curs_set(0)
+        if is_coloured and curses.has_colors():
+            curses.use_default_colors()
+            for colour_ in range(1, 7):
+                curses.init_pair(colour_, colour_, -1)
+            self._attributes = {"1": curses.A_BOLD, "2": curses.A_DIM}
+            self._attributes |= {f"3{n}": curses.color_pair(n) for n in range(1, 7)}
+
+    def run(self, status: Status) -> None:
+        """Show it, and how the machine stands a second later, until a key ends it."""
+        picture = self._picture(status)
+        due = time.monotonic() + EVERY_S
+        while True:
+            self._draw(picture())
+            key = self._key(due - time.monotonic())
+            if key in ENDS:
+                return
+            self._order = ORDERS.get(key, self._order)
+            self._above += {"KEY_DOWN": 1, "KEY_UP": -1}.get(key, 0)
+            if time.monotonic() >= due:
+                due = time.monotonic() + EVERY_S
+                picture = self._seen()
+
+    def _seen(self) -> Callable[[], Layout]:
+        """How the machine stands now; a driver that fails may come back."""
+        try:
+            return self._picture(self._look())
+        except DriverError as error:
+            failed = Layout([(str(error),)])
+            return lambda: failed
+
+    def _picture(self, status: Status) -> Callable[[], Layout]:
+        """What draws it in the order that was chosen by then."""
+
+        def picture() -> Layout:
+            rows = tuple(ordered(status.rows, self._order, status.time))
+            made: Layout = status._replace(rows=rows).picture().layout
+            return made
+
+        return picture
+
+    def _key(self, left_s: float) -> str:
+        """The key that is pressed within that time, a name of it, or nothing."""
+        self._screen.timeout(max(0, round(left_s * 1000)))
+        try:
+            key = self._screen.getkey()
+        except self._curses.error:  # none
+            return ""
+        return str(key)
+
+    def _draw(self, picture: Layout) -> None:
+        height, width = self._screen.getmaxyx()
+        lines = list(terminal.rows(picture, width - 1))
+        room = max(1, height - 1)
+        self._above = max(0, min(self._above, len(lines) - room))
+        self._screen.erase()
+        for y, line in enumerate(lines[self._above : self._above + room]):
+            x = 0
+            for part in line:
+                words, style = terminal.part(part)
+                self._write(y, x, words, terminal.STYLES.get(style, style))
+                x += terminal.width_of(words)
+        keys = f"q quit   by: n number, u user, i idle time (now {self._order})"
+        more = "   arrows: more" if len(lines) > room else ""
+        self._write(height - 1, 0, terminal.cut(keys + more, width - 1), "2")
+        self._screen.refresh()
+
+    def _write(self, y: int, x: int, words: str, code: str) -> None:
+        attribute = 0
+        for number in code.split(";"):
+            attribute |= self._attributes.get(number, 0)
+        with suppress(self._curses.error):  # a window that is being made smaller
+            self._screen.addstr(y, x, words, attribute)
+
+
+def _end(_number: int, _frame: object) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)

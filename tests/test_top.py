@@ -1,0 +1,157 @@
+"""reserve-gpu top: the status live in a terminal."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from reserve_gpu import top
+from reserve_gpu.cli import main
+from reserve_gpu.model import Device, Holder, Process, Row, State
+from tests.machine import LIMIT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.machine import Machine
+
+pexpect = pytest.importorskip("pexpect")  # IPython brings it
+
+NOW = 1_000_000.0
+LEFT = "\x1b[?1049l"  # back from the screen that programs have for themselves (xterm's terminfo)
+
+
+def row(index: int, user: str | None = None, idle_s: float | None = None, **more: int) -> Row:
+    since = None if idle_s is None else NOW - idle_s
+    holders = (Holder(1, user, since=since),) if user else ()
+    device = Device(index, f"GPU-{index}", **more)  # type: ignore[arg-type]
+    state = State.RESERVED if user else State.FREE
+    return Row(device, state, holders=holders, is_unused=idle_s is not None)
+
+
+ROWS = (
+    row(0, "carol"),
+    row(1, "alice", idle_s=60),
+    row(2),
+    row(3, instance=0),
+    row(3, "bob", idle_s=7200, instance=1),
+    row(4)._replace(state=State.BUSY, processes=(Process(7, user="aaron"),)),
+)
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        (top.NUMBER, ["0", "1", "2", "3:0", "3:1", "4"]),
+        (top.USER, ["4", "1", "3:0", "3:1", "0", "2"]),
+        (top.IDLE, ["3:0", "3:1", "1", "0", "2", "4"]),
+    ],
+)
+def test_orders(order: str, expected: list[str]) -> None:
+    """By user come who holds and who uses, nobody last; idle longest first; instances together."""
+    assert [each.device.number for each in top.ordered(ROWS, order, NOW)] == expected
+
+
+def test_it_needs_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    """Where there is no terminal one line says so, and what to type."""
+    assert main(["top"]) == 2
+    out, err = capfd.readouterr()
+    (line,) = err.splitlines()
+    assert out == ""
+    assert "reserve-gpu status --watch" in line
+
+
+@pytest.fixture
+def screen(machine: Machine) -> Iterator[Any]:
+    machine.write("gpu\n name NVIDIA A100\ngpu\n")
+    child = start(machine)
+    yield child
+    child.close(force=True)
+
+
+def start(machine: Machine, term: str = "xterm") -> Any:
+    return pexpect.spawn(
+        sys.executable, ["-m", "reserve_gpu", "top"], env=machine.environ(TERM=term),
+        cwd=str(machine.folder), dimensions=(24, 120), encoding="utf-8", timeout=LIMIT_S,
+    )  # fmt: skip
+
+
+def end(child: Any) -> tuple[str, int | None]:
+    """What is written until the program ends by itself, and its exit code."""
+    child.expect(pexpect.EOF)
+    child.close()
+    return child.before, child.exitstatus
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("key", ["q", "\x03"], ids=["q", "Ctrl-C"])
+def test_it_is_live_until_a_key(machine: Machine, screen: Any, key: str) -> None:
+    """What changes is shown within moments; q and Ctrl-C give the terminal back, without a word."""
+    screen.expect("2 of 2 GPUs are free")
+    with machine.child() as child:
+        assert child.reserve("0, note='thesis'").value == "0"
+        screen.expect("thesis")
+    screen.expect("2 of 2|2")  # only the digit is written anew
+    screen.send(key)
+    text, code = end(screen)
+    assert LEFT in text
+    assert code == 0
+    assert "Traceback" not in text
+
+
+@pytest.mark.process
+def test_a_terminal_of_another_size(screen: Any) -> None:
+    """A window that is made small, and large again, is drawn anew, and keys go on."""
+    screen.expect("2 of 2 GPUs are free")
+    for size in ((4, 20), (1, 1), (30, 100)):
+        screen.setwinsize(*size)
+        time.sleep(0.1)  # a person is not quicker
+    screen.expect("by: n number")
+    screen.send("i")
+    screen.expect("idle time")
+    screen.send("q")
+    assert end(screen)[1] == 0
+
+
+@pytest.mark.process
+def test_a_driver_that_fails_meanwhile(machine: Machine, screen: Any) -> None:
+    """A driver that fails is said in one line, and shown again when it comes back."""
+    screen.expect("2 of 2 GPUs are free")
+    before = machine.scenario.read_text()
+    # The first that fails ends the conversation with the driver; the next does not begin.
+    reading, beginning = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlInitWithFlags"
+    machine.write(f"{before}fail {reading} * 15\nfail {beginning} * 9\n")
+    screen.expect("kernel module")
+    machine.write(before)
+    screen.expect("2 of 2 GPUs are free")
+    screen.send("q")
+    assert end(screen)[1] == 0
+
+
+@pytest.mark.process
+def test_ended_by_a_signal(screen: Any) -> None:
+    """SIGTERM gives the terminal back as well."""
+    screen.expect("2 of 2 GPUs are free")
+    screen.kill(signal.SIGTERM)
+    text, code = end(screen)
+    assert LEFT in text
+    assert code == 128 + signal.SIGTERM
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("scenario", "term", "part"), [
+    ("gpu", "no-such-terminal", "TERM=no-such-terminal"),
+    ("gpu\nfail nvmlInitWithFlags * 9", "xterm", "kernel module"),
+])  # fmt: skip
+def test_what_can_not_be_shown(machine: Machine, scenario: str, term: str, part: str) -> None:
+    """A terminal that nobody knows, and a driver that is not there, are one line."""
+    machine.write(scenario)
+    child = start(machine, term)
+    text, code = end(child)
+    (line,) = text.split("\r\n")[:-1]
+    assert part in line
+    assert code in {2, 69}
