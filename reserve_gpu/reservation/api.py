@@ -24,7 +24,7 @@ from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.model import Device, State
-from reserve_gpu.report import messages, pictures
+from reserve_gpu.report import messages
 from reserve_gpu.report.faces import PYTHON
 from reserve_gpu.reservation import environment, limit, policy
 from reserve_gpu.reservation.claim import Claim, Denied, Granted, attempt, cautions, explained
@@ -289,6 +289,8 @@ def _failure(
     own: Session, claim: Claim, denied: Denied, deadline: Deadline, face: Face
 ) -> ImpossibleError | NoFreeDeviceError:
     """Why nothing was taken. Unless the request was wrong, no GPU is visible from now on."""
+    with interrupts.no_fork():
+        from reserve_gpu.report import pictures  # which who gets a GPU never needs
     request, visible = claim.request, claim.outside[environment.VISIBLE]
     if policy.is_impossible(denied.refusals, request):
         return ImpossibleError(messages.impossible(request, denied.refusals, visible))
