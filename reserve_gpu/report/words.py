@@ -84,6 +84,11 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
+def be(count: int) -> str:
+    """`is` or `are`."""
+    return "is" if count == 1 else "are"
+
+
 def labels(devices: Sequence[Device | Fault | Refusal]) -> str:
     """`GPU1`, `GPU1 and GPU3`, `GPU0, GPU1 and GPU3`."""
     return listed([device.label for device in devices])
@@ -205,11 +210,16 @@ def use(state: State, usage: Usage | None, processes: Sequence[Process] = ()) ->
 
 def refusal(refusal: Refusal) -> str:
     """Why the device was not taken, in words that follow `GPU0: `."""
+    return "; ".join(filter(None, [_obstacle(refusal), would_be(refusal)]))
+
+
+def would_be(refusal: Refusal) -> str:
+    """What would become of a device that others have or use, were there enough; else empty."""
     if not refusal.would_be_taken or refusal.state is State.FREE:
-        return _obstacle(refusal)
+        return ""
     if refusal.state is State.RESERVED:
-        return f"{_obstacle(refusal)}; it would be shared"
-    return f"{_obstacle(refusal)}; it would be taken all the same, as it was named"
+        return "it would be shared"
+    return "it would be taken all the same, as it was named"
 
 
 def _obstacle(refusal: Refusal) -> str:
