@@ -183,11 +183,12 @@ def test_a_terminal_that_is_resized(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("line", "told"),
-    [("--watch", "goes with --status"), ("--status --watch --json", "without --json"),
+    [("--watch", "goes with --status"), ("--status 0", "--status shows every GPU"),
+     ("--status --watch --json", "without --json"),
      ("--status --watch soon", "is no duration")],
 )  # fmt: skip
-def test_watch_goes_with_status(here: Here, line: str, told: str) -> None:
-    """The magic's --watch is for the picture of the status; else one line says so."""
+def test_what_goes_with_status(here: Here, line: str, told: str) -> None:
+    """--watch is for the picture of the status, which is of every GPU; else one line says so."""
     done = here.shell().run(f"%reserve_gpu {line}")
     assert told in done.stdout + done.stderr + "".join(done.traceback)
 
