@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.errors import shown
-from reserve_gpu.gpus.usage import is_usable, judge
+from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import MIB, STUCK, UNITS, ComputeMode, Fault, Holder, State, Unfit
 
 if TYPE_CHECKING:
@@ -287,10 +287,9 @@ def _use_beside(refusal: Refusal) -> str:
     """What uses a device that others wait for, empty if nothing does."""
     if refusal.fault:
         return f"can't be read: {shown(refusal.fault, REASON_LIMIT)}"
-    if refusal.usage is None:
+    if refusal.use in (None, State.IDLE):
         return ""
-    state = judge(refusal.usage, None)
-    return "" if state is State.IDLE else use(state, refusal.usage, refusal.processes or ())
+    return use(refusal.use, refusal.usage, refusal.processes or ())
 
 
 def _unfit(device: Device, unfit: Unfit) -> str:
