@@ -220,10 +220,12 @@ def _start(words: list[str]) -> int:
 def _require_command(words: list[str]) -> None:
     """Raise RequestError, with what may be meant, for words that begin no subcommand."""
     first, known = words[0], [each.words for each in COMMANDS if each.text]
-    for length in (1, 2)[: len(words)]:
+    is_pair = len(words) > 1 and not words[1].startswith("-")  # `kernel -h` is right as it is
+    for length in (1, 2)[: 1 + is_pair]:
         alike = [each for each in known if each.count(" ") == length - 1]
-        for meant in spelling.near(" ".join(words[:length]), alike):
-            _did_you_mean(first, [*meant.split(), *words[length:]])
+        typed = " ".join(words[:length])
+        for meant in spelling.near(typed, alike):
+            _did_you_mean(typed, [*meant.split(), *words[length:]])
     flag = first.partition("=")[0]
     if names.is_name(first) or any(flag in option.flags for option in options.REQUEST):
         _did_you_mean(first, ["run", *words])

@@ -72,6 +72,8 @@ def _status(arguments: Namespace) -> None:
     With --watch again and again, but once where nobody watches: a notebook that is executed
     unattended would never end.
     """
+    if arguments.devices:
+        raise errors.RequestError("--status shows every GPU; it takes no names.")
     if arguments.watch and _watch(arguments):
         return
     try:

@@ -233,6 +233,7 @@ class Refusal(NamedTuple):
     unfit: Unfit | None = None
     fault: str | None = None  # why it can't be used or asked, as the driver or the system says
     would_be_taken: bool = False  # it was others that were missing
+    use: State | None = None  # of one that is awaited: what its readings alone come to
 
     @property
     def label(self) -> str:

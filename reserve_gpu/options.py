@@ -185,9 +185,11 @@ class Parser(ArgumentParser):
         return arguments, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Raise RequestError with argparse's message, and where to read more."""
-        more = f"{self.prog}?" if self.prog.startswith("%") else f"{self.prog} --help"
-        raise RequestError(f"{shown(message, MESSAGE_LIMIT)}. See {more}")
+        """Raise RequestError with argparse's message, and where to read more, if there is help."""
+        more = f" See {self.prog} --help" if self.add_help else ""
+        if self.prog.startswith("%"):
+            more = f" See {self.prog}?"
+        raise RequestError(f"{shown(message, MESSAGE_LIMIT)}.{more}")
 
 
 class Outcome(NamedTuple):

@@ -334,7 +334,10 @@ BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ..
         ("status -- true", "See reserve-gpu status --help"),
         ("stat", "no command stat. Did you mean: reserve-gpu status\n"),
         ("--status --json", "Did you mean: reserve-gpu status --json\n"),
-        ("kernel instal -n 2", "Did you mean: reserve-gpu kernel install -n 2\n"),
+        (
+            "kernel instal -n 2",
+            "command kernel instal. Did you mean: reserve-gpu kernel install -n 2\n",
+        ),
         ("--wait 1h -- true", "Did you mean: reserve-gpu run --wait 1h -- true\n"),
         ("0-1 -- true", "Did you mean: reserve-gpu run 0-1 -- true\n"),
         ("env -i", "Did you mean: reserve-gpu run -- env -i\n"),
@@ -351,6 +354,13 @@ def test_usage(typed: CommandLine, words: str, text: str) -> None:
     assert (done.code, done.stdout) == (2, "")
     assert text in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", ["", "run", "status", "kernel", "kernel install"])
+def test_help_in_short(typed: CommandLine, words: str) -> None:
+    """`-h` shows the help that --help shows, also of a group of commands."""
+    done, asked = typed(*words.split(), "-h"), typed(*words.split(), "--help")
+    assert (done.code, done.stdout, done.stderr) == (0, asked.stdout, "")
 
 
 @pytest.mark.parametrize("words", ["", "kernel"])

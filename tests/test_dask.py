@@ -206,7 +206,8 @@ def test_two_hosts(tmp_path: Path) -> None:
     ("argument", "told"),
     [
         ("--min-memory fast", "'fast' is no size."),
-        ("--frobnicate", "unrecognized arguments: --frobnicate."),
+        ("--frobnicate", "unrecognized arguments: --frobnicate.\n"),
+        ("-n two", "argument -n/--count: invalid int value: 'two'.\n"),
         ("--wait soon", "'soon' is no duration."),
     ],
 )

@@ -104,6 +104,15 @@ def test_each_way_out_is_what_it_says(face: Face) -> None:
 
 
 @pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
+@pytest.mark.parametrize("size", ["16GB", "1.2345TiB", "0.004GB", "1234.5MiB"])
+def test_a_hint_asks_for_the_same_memory(face: Face, size: str) -> None:
+    """The size in a hint is the one that was asked for, not rounded as in a sentence."""
+    request = parse(None, min_memory=size)
+    typed = read(face.typed(request))[0]
+    assert typed.min_memory_mib == pytest.approx(request.min_memory_mib)
+
+
+@pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
 @pytest.mark.parametrize("note", ["a\nb", "\x1b[31m"], ids=ascii)
 def test_a_hint_is_one_printable_line(face: Face, note: str) -> None:
     """A note that would do something to a terminal is not repeated there."""

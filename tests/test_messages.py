@@ -226,7 +226,7 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
         ),
         (Refusal(GPU0, State.AWAITED, EMPTY, holder=BOB), "awaited by bob, /home/bob (pid 9876)"),
         (
-            Refusal(GPU0, State.AWAITED, COMPUTED_ON, (PYTHON,), BOB),
+            Refusal(GPU0, State.AWAITED, COMPUTED_ON, (PYTHON,), BOB, use=State.BUSY),
             "busy, alice, python (pid 4321); awaited by bob, /home/bob (pid 9876)",
         ),
         (

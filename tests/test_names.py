@@ -158,6 +158,14 @@ def test_pick_refuses(name: str, found: Sequence[Device | Fault], said: list[str
     assert all(part in str(caught.value) for part in said), str(caught.value)
 
 
+def test_a_fault_is_shown_safely() -> None:
+    """The driver's words for what is broken are made fit to print where it is listed."""
+    with pytest.raises(RequestError) as caught:
+        names.pick("GPU-ffff", [Fault(0, "\x1b[31mlost\n" + "x" * 999)])
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
+
+
 @pytest.mark.parametrize(
     ("one", "wanted", "expected"),
     [

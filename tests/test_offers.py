@@ -187,6 +187,15 @@ def test_who_calls_it_busy_keeps_nobody_out(here: Here) -> None:
         assert of_gpu(refused("0")).startswith("awaited")
 
 
+def test_awaited_by_the_limit_that_was_set(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that is idle by the limit that was set is awaited where others come first."""
+    here.write("gpu\n name A\n memory 16384\n used 2048\n")
+    monkeypatch.setenv("RESERVE_GPU_IDLE_MEMORY", "3GiB")
+    with ExitStack() as stack:
+        Waiters(here.locks, stack).join(here.uuid("0"))
+        assert of_gpu(refused("0")).startswith("awaited")
+
+
 def test_who_needs_several_keeps_one(here: Here) -> None:
     """A free GPU that the first in the queue needs together with another stays for him."""
     with ExitStack() as stack:

@@ -402,7 +402,7 @@ def hostile_picture() -> dict[str, Picture]:
     refusals = (
         Refusal(gpu, State.RESERVED, usage(0), (), holder),
         Refusal(gpu, State.BUSY, usage(300)._replace(compute=1), (process,)),
-        Refusal(gpu, State.AWAITED, usage(300)._replace(compute=1), (process,), holder),
+        Refusal(gpu, State.AWAITED, usage(300), (process,), holder, use=State.BUSY),
         Refusal(Fault(1, FOREIGN), State.BROKEN, fault=FOREIGN, holder=holder),
     )
     request = Request(note=HOSTILE)

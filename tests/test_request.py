@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from typing import Any
 
@@ -174,6 +175,12 @@ def test_bad_idle_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_duration(text: str | float, seconds: float) -> None:
     """A bare number is seconds, s, m, h and d are units, True is for ever."""
     assert request.parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("longest", [math.inf, 1e300, "999999999999d", "999999999999"])
+def test_longest_duration(longest: str | float) -> None:
+    """However long a duration is, Python can sleep for it."""
+    assert 1e9 < request.parse_duration(longest) <= threading.TIMEOUT_MAX
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.errors import DriverError
+from reserve_gpu.model import Request, Waiting
 from reserve_gpu.report import progress
 from tests.commandline import CommandLine
 from tests.machine import LIMIT_S
@@ -165,13 +166,29 @@ def test_a_terminal_that_is_too_low(here: Here, monkeypatch: pytest.MonkeyPatch)
     assert re.search("^0 ", text, re.MULTILINE)
 
 
+def test_a_terminal_that_is_resized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is shown is broken to the new width at once, also where nothing else has changed."""
+    monkeypatch.setenv("LINES", "24")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Tty()
+    with progress.Live(stream) as live:
+        for waited_s, columns in ((3600.0, 80), (3601.0, 80), (3602.0, 30)):
+            monkeypatch.setenv("COLUMNS", str(columns))
+            live.show(Waiting(Request(), 1, waited_s, ()))
+    wide, narrow, end = stream.getvalue().split(progress.CLEAR)[1:]
+    assert "\n" not in wide
+    assert "\n" in narrow
+    assert "Waiting" not in end
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
-    [("--watch", "goes with --status"), ("--status --watch --json", "without --json"),
+    [("--watch", "goes with --status"), ("--status 0", "--status shows every GPU"),
+     ("--status --watch --json", "without --json"),
      ("--status --watch soon", "is no duration")],
 )  # fmt: skip
-def test_watch_goes_with_status(here: Here, line: str, told: str) -> None:
-    """The magic's --watch is for the picture of the status; else one line says so."""
+def test_what_goes_with_status(here: Here, line: str, told: str) -> None:
+    """--watch is for the picture of the status, which is of every GPU; else one line says so."""
     done = here.shell().run(f"%reserve_gpu {line}")
     assert told in done.stdout + done.stderr + "".join(done.traceback)
 

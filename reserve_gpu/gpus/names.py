@@ -26,6 +26,7 @@ _BUS_ID = r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 _UUID = r"(?:GPU|MIG)-[0-9a-z/-]+"
 _STRTOUL = r"\s*([+-]?)0*([0-9]+)"  # the start of a text that C's strtoul() reads as a number
 _STRTOUL_BLANKS = " \t\n\v\f\r"
+REASON_LIMIT = 300  # characters of the driver's words
 _MAX_DIGITS = 9  # no machine has so many GPUs, and int() refuses thousands of digits
 
 
@@ -252,6 +253,6 @@ def _match(pattern: str, text: str) -> re.Match[str] | None:
 
 def _described(device: Device | Fault) -> str:
     if isinstance(device, Fault):
-        return f"{device.label}: {device.reason}"
+        return f"{device.label}: {shown(device.reason, REASON_LIMIT)}"
     bus_id = "" if device.bus_id is None else f", {shown(device.bus_id)}"
     return f"{device.label} is {shown(device.uuid)}{bus_id}"

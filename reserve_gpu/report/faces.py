@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu.report.words import size
+from reserve_gpu.model import MIB, UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,5 +84,6 @@ def _arguments(request: Request) -> Iterator[str]:
 
 
 def _size(request: Request) -> str:
-    """`16GB`, as it was typed, but for the blank."""
-    return size(request.min_memory_mib, request.memory_unit).replace(" ", "")
+    """`16GB`: in the unit that was typed, and not rounded: it asks for just as much."""
+    number = request.min_memory_mib * MIB / UNITS[request.memory_unit]
+    return f"{number:.12g}{request.memory_unit}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus import names
-from reserve_gpu.gpus.usage import idle_limit_mib, judge
+from reserve_gpu.gpus.usage import idle_limit_mib
 from reserve_gpu.model import Device, Holder, Row, State
 from reserve_gpu.report import words
 from reserve_gpu.report.words import FAINT, MARK, REASON_LIMIT
@@ -88,16 +88,14 @@ def row(refusal: Refusal, own: str = "") -> Row:
     if state is State.RESERVED:
         unused = words.is_unused(usage, processes) if usage else None
         holders = (refusal.holder or Holder(),)
-        reason = "it would be shared" if refusal.would_be_taken else None
+        reason = words.would_be(refusal)
         return Row(device, state, usage, holders=holders, reason=reason, is_unused=unused)
-    if state is State.AWAITED and usage and judge(usage) is not State.IDLE:
-        state = judge(usage)  # the queue is not what keeps people off it
+    if refusal.use and refusal.use is not State.IDLE:
+        state = refusal.use  # the queue is not what keeps people off it
         refusal = refusal._replace(state=state)
     if state is State.AWAITED:
         return Row(device, state, usage, reason=words.refusal(refusal))
-    reason = words.detail(refusal)
-    if refusal.would_be_taken and state is not State.FREE:
-        reason = "it would be taken all the same, as it was named"
+    reason = words.would_be(refusal) or words.detail(refusal)
     return Row(device, state, usage, processes=processes, reason=reason, is_unreserved_use=True)
 
 

@@ -133,8 +133,8 @@ def _unfit(request: Request, group: Sequence[Refusal], total: int) -> str:
         if is_all:
             there = listed([f"{count} {name}" for name, count in short.items()])
             wanted = f"none has {shown(request.model)!r} in its name"
-            return f"{wanted}; there {_is(len(group))} {there}"
-        return f"{labels(group)} {_is(len(group))} called {listed([*short])}"
+            return f"{wanted}; there {words.be(len(group))} {there}"
+        return f"{labels(group)} {words.be(len(group))} called {listed([*short])}"
     return "; ".join(f"{refusal.label} {words.refusal(refusal)}" for refusal in group)
 
 
@@ -142,8 +142,8 @@ def above(refusals: Sequence[Refusal], environ: Mapping[str, str | None], face: 
     """Why there is no GPU of its own below a process that has reserved all that this may use."""
     held = [refusal for refusal in refusals if refusal.holder]
     head = (
-        f"{labels(held)} {_is(len(held))} reserved already, for all that the holder has started, "
-        "and so for this process:"
+        f"{labels(held)} {words.be(len(held))} reserved already, for all that the holder has "
+        "started, and so for this process:"
     )
     lines = [f"  {refusal.label}: {words.refusal(refusal)}" for refusal in refusals]
     way_out = f"The variables are set for that: leave out {face.program or 'reserve()'} here."
@@ -292,7 +292,3 @@ def _label(name: str) -> str:
     """How a name that somebody typed is shown: `GPU2` for `2` and `gpu2`, others as they are."""
     is_number = gpu_index(name) is not None
     return f"GPU{name.lower().removeprefix('gpu').removeprefix('cuda:')}" if is_number else name
-
-
-def _is(count: int) -> str:
-    return "is" if count == 1 else "are"

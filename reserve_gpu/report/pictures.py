@@ -53,8 +53,8 @@ class Picture(NamedTuple):
         """Show it as what a cell of this IPython displays. has_head: with its head lines."""
         from IPython.display import display
 
-        shown = self if has_head else self._replace(layout=self.layout._replace(head=()))
-        display(shown)  # type: ignore[no-untyped-call]
+        picture = self if has_head else self._replace(layout=self.layout._replace(head=()))
+        display(picture)  # type: ignore[no-untyped-call]
 
 
 def warn(warnings: Sequence[str]) -> None:
@@ -185,11 +185,11 @@ def _none_free(request: Request, refusals: Sequence[Refusal], own: set[str]) -> 
         return f"No {what}."
     if free:
         needed = request.needed - had
-        counts = f"{free} of {total} {_is(free)} free, {needed} {_is(needed)} needed"
+        counts = f"{free} of {total} {words.be(free)} free, {needed} {words.be(needed)} needed"
         return f"Not enough {what}: {counts}."
     in_use = sum(state in IN_USE for state in states)
     awaited = " or awaited" if State.AWAITED in states else ""
-    parts = [f"{in_use} of {total} {_is(in_use)} in use{awaited}"] if in_use else []
+    parts = [f"{in_use} of {total} {words.be(in_use)} in use{awaited}"] if in_use else []
     if rest := total - in_use:
         parts.append(f"{rest} of {total} can't be used")
     return f"No {what}: {', '.join(parts)}."
@@ -307,7 +307,3 @@ def _queueing(rows: Sequence[Row], typed: str, now: float) -> Line:
 def _idle_words(row: Row, now: float) -> str:
     """`GPU3, idle for 2 h`."""
     return f"{row.label}, {words.idle(layout.idle_s(row, now))}"
-
-
-def _is(count: int) -> str:
-    return "is" if count == 1 else "are"

@@ -61,14 +61,13 @@ class Live:
     ) -> None:
         self._screen = _screen(stream, color)
         self._stays = stays
-        self._second: int | None = None
-        self._frame: Frame | None = None
+        self._second: int | None = None  # of what was shown last
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._frame is None:
+        if self._second is None:
             return
         if not self._stays:
             self._screen.show(None)
@@ -95,13 +94,9 @@ class Live:
         self._show(time.monotonic(), Frame(picture))
 
     def _show(self, waited_s: float, frame: Frame) -> None:
-        """Show what is new, at most once in every second that is counted.
-
-        A front end that is not looking lets all that is sent to it pile up.
-        """
+        """Show it, at most once in every second that is counted."""
         before, self._second = self._second, int(waited_s)
-        if self._second != before and frame != self._frame:
-            self._frame = frame
+        if self._second != before:
             self._screen.show(frame)
 
 
@@ -122,12 +117,13 @@ class Terminal:
     def __init__(self, stream: TextIO, color: str = colour.AUTO) -> None:
         self._stream = stream
         self._is_coloured = colour.is_coloured(color, os.environ, is_terminal=True)
-        self._lines_above = 0  # that were written, above the one with the cursor
+        self._lines = [""]  # as they were written; the cursor is in the last one
 
     def show(self, frame: Frame | None) -> None:
         """Write the picture anew, None for nothing; where it is too high, its brief line alone.
 
-        Without such a line as much of it as there is room for.
+        Without such a line as much of it as there is room for. Nothing where all is as it was; the
+        lines of a terminal that has another size now are others.
         """
         lines: list[str] = [""]
         if frame is not None:
@@ -137,9 +133,12 @@ class Terminal:
             if len(lines) >= height:
                 brief = terminal.cut(frame.picture.brief, width, "...")
                 lines = [brief] if brief else lines[: height - 1]
-        back = f"\x1b[{self._lines_above}A" if self._lines_above else ""
+        if lines == self._lines:
+            return
+        above = len(self._lines) - 1
+        back = f"\x1b[{above}A" if above else ""
         _print(f"\r{back}{CLEAR}" + "\n".join(lines), self._stream)
-        self._lines_above = len(lines) - 1
+        self._lines = lines
 
     def leave(self) -> None:
         """Let what comes next stand below."""
@@ -166,11 +165,18 @@ class Notebook:
 
     def __init__(self) -> None:
         self._handle: DisplayHandle | None = None
+        self._frame: Frame | None = None
 
     def show(self, frame: Frame | None) -> None:
-        """Replace the display, None by an empty one."""
+        """Replace the display, None by an empty one.
+
+        Not by the same: a front end that is not looking lets all that is sent to it pile up.
+        """
         from IPython.display import DisplayHandle
 
+        if self._handle and frame == self._frame:
+            return
+        self._frame = frame
         data = {"text/plain": ""}
         if frame is not None:
             data = {"text/plain": str(frame.picture), "text/html": frame.picture._repr_html_()}

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.errors import shown
-from reserve_gpu.model import Device, State
+from reserve_gpu.model import MIB, Device, State
 from reserve_gpu.report.layout import idle_s
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     Labels = Mapping[str, str]
     Sample = tuple[Labels, float | None]
 
-MIB = 1 << 20
 ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 SOMEBODY = "somebody"  # whose name is not known; nobody has the name ""
 

@@ -28,10 +28,8 @@ STYLES = {STRONG: "1", FAINT: "2", MARK: "1;36"}
 STATES = {State.FREE: "1;32", State.RESERVED: "1;33", State.AWAITED: "1;33", State.BUSY: "1;31"}
 OTHER_STATE = "1;35"
 BAR = 6  # columns
-OVER = (
-    "Mn",
-    "Me",
-)  # Unicode's categories of what stands on another letter, in no column of its own
+# Unicode's categories of what stands on another letter, in no column of its own.
+OVER = ("Mn", "Me")
 FULL, LIGHT = "\N{FULL BLOCK}", "\N{LIGHT SHADE}"
 # In place of letters that not every encoding has; the others become question marks.
 ASCII = {FULL: "#", LIGHT: ".", "\N{HORIZONTAL ELLIPSIS}": "...", " \N{DEGREE SIGN}C": " C"}

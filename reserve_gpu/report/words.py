@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.errors import shown
-from reserve_gpu.gpus.usage import is_usable, judge
+from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import MIB, STUCK, UNITS, ComputeMode, Fault, Holder, State, Unfit
 
 if TYPE_CHECKING:
@@ -82,6 +82,11 @@ def time_limit(seconds: float) -> str:
 def listed(words: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def be(count: int) -> str:
+    """`is` or `are`."""
+    return "is" if count == 1 else "are"
 
 
 def labels(devices: Sequence[Device | Fault | Refusal]) -> str:
@@ -205,11 +210,16 @@ def use(state: State, usage: Usage | None, processes: Sequence[Process] = ()) ->
 
 def refusal(refusal: Refusal) -> str:
     """Why the device was not taken, in words that follow `GPU0: `."""
+    return "; ".join(filter(None, [_obstacle(refusal), would_be(refusal)]))
+
+
+def would_be(refusal: Refusal) -> str:
+    """What would become of a device that others have or use, were there enough; else empty."""
     if not refusal.would_be_taken or refusal.state is State.FREE:
-        return _obstacle(refusal)
+        return ""
     if refusal.state is State.RESERVED:
-        return f"{_obstacle(refusal)}; it would be shared"
-    return f"{_obstacle(refusal)}; it would be taken all the same, as it was named"
+        return "it would be shared"
+    return "it would be taken all the same, as it was named"
 
 
 def _obstacle(refusal: Refusal) -> str:
@@ -277,10 +287,9 @@ def _use_beside(refusal: Refusal) -> str:
     """What uses a device that others wait for, empty if nothing does."""
     if refusal.fault:
         return f"can't be read: {shown(refusal.fault, REASON_LIMIT)}"
-    if refusal.usage is None:
+    if refusal.use in (None, State.IDLE):
         return ""
-    state = judge(refusal.usage, None)
-    return "" if state is State.IDLE else use(state, refusal.usage, refusal.processes or ())
+    return use(refusal.use, refusal.usage, refusal.processes or ())
 
 
 def _unfit(device: Device, unfit: Unfit) -> str:

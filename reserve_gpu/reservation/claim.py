@@ -297,7 +297,7 @@ def _look(
         return Locked(device, lock, state, reading, sharers)
     is_free = policy.is_to_be_taken(claim.request, state, reading, is_shared=bool(sharers))
     if first := queue.first_for(device.uuid, is_free=is_free):
-        return Refusal(device, State.AWAITED, reading, holder=first.holder)
+        return Refusal(device, State.AWAITED, reading, holder=first.holder, use=state)
     if is_free:
         return Locked(device, lock, state, reading, sharers)
     return Refusal(device, state, reading)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _DURATION = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*(s|m|min|h|d|)"
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-_LONGEST_S = 1e10  # three centuries
+_LONGEST_S = 3e9  # a century, for which Python can still sleep
 _SIZE = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*(?:([kmgt])(i?)b?)?"
 # No GPU that runs CUDA has so little: who asks for 16 means GB, though a bare number is MiB.
 _LEAST_BARE_MIB = 1000
@@ -106,7 +106,7 @@ def parse_duration(text: object) -> float:
         text = shown(str(text))
         hint = f" To wait for GPUs by name: {text} --wait." if is_name else ""
         raise RequestError(f"{text!r} is no duration. Give 90, 90s, 10m or 2h.{hint}")
-    return float(match[1]) * _SECONDS[match[2].lower()]
+    return min(float(match[1]) * _SECONDS[match[2].lower()], _LONGEST_S)
 
 
 def idle_mib() -> float | None:
