@@ -36,6 +36,7 @@ WISHES: list[dict[str, Any]] = [
     {"name": "RTX 6000 Ada"},
     {"exclude": "3,4"},
     {"note": "until Friday"},
+    {"note": "-x", "name": "--a"},
     {"note": 'it\'s; $HOME | `x` #1 \\ "quoted"'},
     {
         "count": 2,

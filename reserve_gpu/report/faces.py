@@ -56,13 +56,18 @@ def _words(request: Request) -> Iterator[str]:
     if request.min_memory_mib:
         yield f"--min-memory {_size(request)}"
     if request.model:
-        yield f"--name {shlex.quote(request.model)}"
+        yield _option("--name", request.model)
     if request.exclude:
         yield f"--exclude {' '.join(map(shlex.quote, request.exclude))}"
     if request.share:
         yield "--share"
     if request.note and request.note.isprintable():
-        yield f"--note {shlex.quote(request.note)}"
+        yield _option("--note", request.note)
+
+
+def _option(flag: str, value: str) -> str:
+    """An option with its value, also with one that looks like an option."""
+    return f"{flag}{'=' if value.startswith('-') else ' '}{shlex.quote(value)}"
 
 
 def _arguments(request: Request) -> Iterator[str]:
