@@ -169,7 +169,7 @@ def test_which_columns_are_left_out_first() -> None:
 def test_heat_is_for_wide_terminals() -> None:
     """Temperature and power stand in terminals of 120 columns, where people leave room for them."""
     assert "31 \N{DEGREE SIGN}C 55 W" in "".join(at(status(free(1)), 120))
-    assert "31 \N{DEGREE SIGN}C" not in "".join(at(status(free(1)), 119))
+    assert "31 \N{DEGREE SIGN}C" not in "".join(at(status(free(1)), 118))
     assert "heat" in columns(at(status(*EIGHT), 200))
     assert "heat" not in columns(at(status(*EIGHT), 120))
 

@@ -122,14 +122,15 @@ class Terminal:
     def __init__(self, stream: TextIO, color: str = colour.AUTO) -> None:
         self._stream = stream
         self._is_coloured = colour.is_coloured(color, os.environ, is_terminal=True)
-        self._lines_above = 0  # that were written, above the one with the cursor
+        # That were written, all above the cursor: the ^C that a terminal shows breaks none of them.
+        self._lines_above = 0
 
     def show(self, frame: Frame | None) -> None:
         """Write the picture anew, None for nothing; where it is too high, its brief line alone.
 
         Without such a line as much of it as there is room for.
         """
-        lines: list[str] = [""]
+        lines: list[str] = []
         if frame is not None:
             width, height = terminal.size(self._stream)
             width -= 1  # some terminals wrap in the last column
@@ -138,12 +139,12 @@ class Terminal:
                 brief = terminal.cut(frame.picture.brief, width, "...")
                 lines = [brief] if brief else lines[: height - 1]
         back = f"\x1b[{self._lines_above}A" if self._lines_above else ""
-        _print(f"\r{back}{CLEAR}" + "\n".join(lines), self._stream)
-        self._lines_above = len(lines) - 1
+        _print(f"\r{back}{CLEAR}" + "".join(f"{line}\n" for line in lines), self._stream)
+        self._lines_above = len(lines)
 
     def leave(self) -> None:
-        """Let what comes next stand below."""
-        _print("\n", self._stream)
+        """Let what comes next stand below, in the place of a ^C."""
+        _print(f"\r{CLEAR}", self._stream)
 
 
 class Log:
