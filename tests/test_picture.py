@@ -185,6 +185,15 @@ def test_bars_make_room_for_people() -> None:
         assert line.endswith(who) is (width >= full - len("######  "))
 
 
+def test_one_long_story_does_not_move_the_others() -> None:
+    """The bars go for those who have room without them, though one stands below in any case."""
+    first, second = held(1, "alice"), held(2, "bob", note="a long story " * 6)
+    full = len(at(status(first), 118)[2])  # without heat
+    line = at(status(first), full - 1)[2]
+    assert not BARS.search(line)
+    assert at(status(first, second), full - 1)[2] == line
+
+
 @pytest.mark.parametrize("width", range(60, 200, 7))
 def test_people_stand_below_only_where_they_must(width: int) -> None:
     """Who has a GPU stands on its line unless that would be too long; then below it, indented."""

@@ -128,8 +128,7 @@ def _lines(layout: Layout, width: int) -> Iterator[Line]:
 def _table(entries: Sequence[Entry], width: int) -> Iterator[Line]:
     """The titles and a line for each device; people who don't fit beside it stand below it."""
     rows = [_cells(entry) for entry in entries]
-    longest = max(_width_of_line(entry.who) for entry in entries)
-    widths = _widths(rows, width, longest)
+    widths = _widths(rows, width, [_width_of_line(entry.who) for entry in entries])
     has_room = sum(widths) + width_of(HEAD[-1]) <= width
     styles = dict.fromkeys(range(len(HEAD)), FAINT)
     yield _row(HEAD, styles, widths, HEAD[-1] if has_room else "")
@@ -145,19 +144,20 @@ def _table(entries: Sequence[Entry], width: int) -> Iterator[Line]:
             yield from _wrapped(line, width, indent=INDENT + 2 * entry.is_instance)
 
 
-def _widths(rows: Sequence[Sequence[str]], width: int, longest: int) -> list[int]:
+def _widths(rows: Sequence[Sequence[str]], width: int, people: Sequence[int]) -> list[int]:
     """How wide each column is with the gap behind it, 0 for one that is left out.
 
-    longest: how wide what is said of people is.
+    people: how wide what is said of people is, for each device.
     """
     widths = []
     for title, *cells in zip(HEAD, *rows, strict=False):
         widest = max(map(width_of, cells))
         widths.append(max(widest, width_of(title)) + GAP if widest else 0)
     # What people have is worth more than how warm it is, and than bars.
-    if width < HEAT_FROM or sum(widths) + longest > width:
+    if width < HEAT_FROM or sum(widths) + max(people) > width:
         widths[HEAT] = 0
-    if sum(widths) + longest > width >= sum(widths) - widths[BARS] + longest:
+    left = width - sum(widths)
+    if any(left < who <= left + widths[BARS] for who in people):
         widths[BARS] = 0
     room = width + GAP
     if sum(widths) > room:
