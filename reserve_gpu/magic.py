@@ -41,6 +41,9 @@ def _parse(line: str) -> Namespace:
 
 
 def _do(arguments: Namespace) -> None:
+    actions = [flag for flag in ("release", "check", "status") if getattr(arguments, flag)]
+    if len(actions) > 1:
+        raise errors.RequestError(f"One at a time: --{' or --'.join(actions)}.")
     if arguments.help:
         print(options.magic_help())
     elif arguments.release:
@@ -74,14 +77,11 @@ def _status(arguments: Namespace) -> None:
     """
     if arguments.devices:
         raise errors.RequestError("--status shows every GPU; it takes no names.")
-    if arguments.watch and _watch(arguments):
-        return
     try:
-        status = api.look(MAGIC)
+        if not (arguments.watch and _watch(arguments)):
+            _show(api.look(MAGIC), arguments)
     except errors.DriverError as error:
         print(error)
-    else:
-        _show(status, arguments)
 
 
 def _watch(arguments: Namespace) -> bool:

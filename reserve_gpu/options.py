@@ -162,7 +162,8 @@ class Parser(ArgumentParser):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         # One way to write an option: what is like one is answered with what may be meant.
-        super().__init__(*arguments, allow_abbrev=False, **settings)
+        settings["allow_abbrev"] = False
+        super().__init__(*arguments, **settings)
 
     def parse_known_args(  # type: ignore[override] # with these two argparse calls it
         self, args: Sequence[str], namespace: Namespace | None = None

@@ -169,7 +169,7 @@ def test_which_columns_are_left_out_first() -> None:
 def test_heat_is_for_wide_terminals() -> None:
     """Temperature and power stand in terminals of 120 columns, where people leave room for them."""
     assert "31 \N{DEGREE SIGN}C 55 W" in "".join(at(status(free(1)), 120))
-    assert "31 \N{DEGREE SIGN}C" not in "".join(at(status(free(1)), 119))
+    assert "31 \N{DEGREE SIGN}C" not in "".join(at(status(free(1)), 118))
     assert "heat" in columns(at(status(*EIGHT), 200))
     assert "heat" not in columns(at(status(*EIGHT), 120))
 
@@ -183,6 +183,15 @@ def test_bars_make_room_for_people() -> None:
         line = at(picture, width)[2]
         assert bool(BARS.search(line)) is (width >= full or width < full - len("######  "))
         assert line.endswith(who) is (width >= full - len("######  "))
+
+
+def test_one_long_story_does_not_move_the_others() -> None:
+    """The bars go for those who have room without them, though one stands below in any case."""
+    first, second = held(1, "alice"), held(2, "bob", note="a long story " * 6)
+    full = len(at(status(first), 118)[2])  # without heat
+    line = at(status(first), full - 1)[2]
+    assert not BARS.search(line)
+    assert at(status(first, second), full - 1)[2] == line
 
 
 @pytest.mark.parametrize("width", range(60, 200, 7))

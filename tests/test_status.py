@@ -662,7 +662,7 @@ HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
     "lost": (
         (Row(Fault(0, "lost"), State.BROKEN), Row(GPUS[1], State.PROHIBITED)),
         "None of 2 GPUs is free.",
-        [words.TROUBLE],
+        [words.trouble([State.BROKEN])],
     ),
     "one of two lost": (
         (Row(Fault(0, "lost"), State.BROKEN), RESERVED[1]), "None of 2 GPUs is free.", [QUEUE]
@@ -912,7 +912,7 @@ def test_where_letters_are_few(
     output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(output, "isatty", lambda: is_terminal, raising=False)
     monkeypatch.setattr(sys, "stdout", output)
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "140")
     status = reserve_gpu.status()
     texts = (str(status), COLOURS.sub("", status.to_text()))
     monkeypatch.undo()

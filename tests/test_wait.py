@@ -647,7 +647,21 @@ def test_where_the_picture_is_too_high(monkeypatch: pytest.MonkeyPatch) -> None:
         live.show(Waiting(Request(), 1, 0.0, (refusal,)))
     shown = "Waiting for a GPU, next in the queue, for 0 s. GPU0 "
     row = f"{shown}{holder.user}"[: len(shown) + (70 - 3 - len(shown)) // 2]
-    assert terminal.getvalue().split("\r\x1b[J") == ["", f"{row}...", ""]
+    assert terminal.getvalue() == f"\r\x1b[J{row}...\n\r\x1b[1A\x1b[J"
+
+
+def test_where_the_terminal_shows_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cursor stands below the picture: the ^C that a terminal shows makes no line longer."""
+    monkeypatch.setenv("COLUMNS", "71")
+    monkeypatch.setenv("LINES", "24")
+    monkeypatch.setenv("TERM", "vt100")
+    refusal = Refusal(Device(0, "GPU-a"), State.RESERVED, holder=Holder(4321, "alice"))
+    terminal = Terminal()
+    with Live(terminal) as live:
+        live.show(Waiting(Request(), 1, 0.0, (refusal,)))
+        shown = terminal.getvalue()
+    assert shown.endswith("\n")
+    assert terminal.getvalue() == f"{shown}\r\x1b[{shown.count(chr(10))}A\x1b[J"
 
 
 def test_a_log_gets_a_line_only_on_news(here: Here) -> None:

@@ -298,8 +298,9 @@ def test_a_terminal_shows_a_picture_that_is_rewritten(one: Machine) -> None:
     assert (first, last) == ("\r", "")
     assert len(rewritten) >= 2
     for picture in rewritten:
-        *rows, back = re.split("\r?\n|\r", picture)
+        *rows, below, back = re.split("\r?\n|\r", picture)
+        assert below == ""
         assert rows[0].startswith("Waiting for a GPU, next in the queue")
-        assert back == f"\x1b[{len(rows) - 1}A"  # from the last line to the first
+        assert back == f"\x1b[{len(rows)}A"  # from below the last line to the first
         assert all(0 < len(row) < columns for row in rows)
         assert not re.search("[\r\n\x1b]", "".join(rows))

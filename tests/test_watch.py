@@ -110,10 +110,12 @@ def test_in_a_terminal(machine: Machine, program: str) -> None:
                 child.reserve("0, note='the thesis'")
         assert process.wait(LIMIT_S) == 0
     os.close(terminal)
-    first, last = text.split(progress.CLEAR)[1:3]
+    _, first, *_, last, after = text.split(progress.CLEAR)
     assert "the thesis" not in first
     assert f"\x1b[{first.count(chr(10))}A" in first  # back to its first line
-    assert last.endswith("went on\r\n" if program == "IPython" else "\r\n")
+    assert "the thesis" in last
+    assert last.endswith("\r\n\r")
+    assert after.split() == (["went", "on"] if program == "IPython" else [])
     assert "Traceback" not in text
     assert "Interrupt" not in text
 
@@ -150,6 +152,18 @@ def test_a_driver_that_fails(here: Here) -> None:
         reserve_gpu.status()
     assert [str(failed.value) in text for text in shown] == [False, True, False]
     assert "GPU0 is not free" not in shown[2]
+
+
+def test_heat_in_a_terminal_of_120_columns(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is watched in 120 columns has temperature and power, as the same status printed once."""
+    here.use("eight")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("LINES", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Tty()
+    with progress.Live(stream, stays=True) as live:
+        live.show_picture(reserve_gpu.status().picture())
+    assert "heat" in stream.getvalue()
 
 
 def test_a_terminal_that_is_too_low(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

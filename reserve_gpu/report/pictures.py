@@ -134,7 +134,7 @@ def _advice(rows: Sequence[Row], face: Face, now: float, *, is_limited: bool) ->
     if not all(map(layout.is_awaited, free)):
         return "Get one with ", (face.typed(messages.ANY), STRONG)
     if words.is_trouble([row.state for row in rows]):
-        return (words.TROUBLE,)
+        return (words.trouble([row.state for row in rows]),)
     line: Line = ("Others wait in the queue for what would be free. ",) if free else ()
     return line + _asking(rows, now) + _queueing(rows, face.typed(messages.ANY, waits=True), now)
 
@@ -218,7 +218,7 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
     rows = list(map(layout.row, missing))
     ways = _asking(rows, now)
     if is_trouble:
-        ways += (words.TROUBLE,)
+        ways += (words.trouble(states),)
     elif may_come_free and not has_waited:
         ways += _queueing(rows, face.typed(request, waits=True), now)
     lines = [ways] if ways else []
@@ -227,8 +227,7 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
     if not request.devices and not own.issuperset(there):
         smaller = face.typed(request._replace(count=free))
         lines.append((f"{free} can be had now: ", (smaller, STRONG)))
-    usable = next((r for r in missing if _may_be_named(r, user)), None)
-    if usable and (request.needed == 1 or usable.state is State.BUSY):
+    if usable := next((r for r in missing if _may_be_named(r, user)), None):
         named = face.typed(request._replace(devices=(usable.device.number,)))
         lines.append((f"To use {usable.label} all the same, name it: ", (named, STRONG)))
     return lines
@@ -239,8 +238,6 @@ def _may_be_named(refusal: Refusal, user: str | None) -> bool:
     usage, processes = refusal.usage, refusal.processes or ()
     if usage is None or refusal.fault or not is_usable(usage):
         return False
-    if refusal.state is State.UNKNOWN:
-        return True
     is_all_seen = len(processes) >= max(1, (usage.compute or 0) + (usage.mps or 0))
     is_own = user is not None and all(process.user == user for process in processes)
     return refusal.state is State.BUSY and is_all_seen and is_own

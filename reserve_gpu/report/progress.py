@@ -117,7 +117,8 @@ class Terminal:
     def __init__(self, stream: TextIO, color: str = colour.AUTO) -> None:
         self._stream = stream
         self._is_coloured = colour.is_coloured(color, os.environ, is_terminal=True)
-        self._lines = [""]  # as they were written; the cursor is in the last one
+        # As they were written, all above the cursor: the ^C that a terminal shows breaks none.
+        self._lines: list[str] = []
 
     def show(self, frame: Frame | None) -> None:
         """Write the picture anew, None for nothing; where it is too high, its brief line alone.
@@ -125,7 +126,7 @@ class Terminal:
         Without such a line as much of it as there is room for. Nothing where all is as it was; the
         lines of a terminal that has another size now are others.
         """
-        lines: list[str] = [""]
+        lines: list[str] = []
         if frame is not None:
             width, height = terminal.size(self._stream)
             width -= 1  # some terminals wrap in the last column
@@ -135,14 +136,13 @@ class Terminal:
                 lines = [brief] if brief else lines[: height - 1]
         if lines == self._lines:
             return
-        above = len(self._lines) - 1
-        back = f"\x1b[{above}A" if above else ""
-        _print(f"\r{back}{CLEAR}" + "\n".join(lines), self._stream)
+        back = f"\x1b[{len(self._lines)}A" if self._lines else ""
+        _print(f"\r{back}{CLEAR}" + "".join(f"{line}\n" for line in lines), self._stream)
         self._lines = lines
 
     def leave(self) -> None:
-        """Let what comes next stand below."""
-        _print("\n", self._stream)
+        """Let what comes next stand below, in the place of a ^C."""
+        _print(f"\r{CLEAR}", self._stream)
 
 
 class Log:
@@ -191,16 +191,18 @@ class Notebook:
 def watch(look: Callable[[], Status], show: Callable[[Picture], object], every_s: float) -> None:
     """Show how the machine stands, again and again until Ctrl-C: that is its end, and no error.
 
-    look: at the machine. A driver that fails may come back: its line is shown meanwhile.
+    look: at the machine. A driver that fails later may come back: its line is shown meanwhile.
+    Raises DriverError if it fails at first.
     """
     with suppress(KeyboardInterrupt):
+        picture = look().picture()
         while True:
+            show(picture)
+            time.sleep(max(every_s, SHORTEST_S))
             try:
                 picture = look().picture()
             except DriverError as error:
                 picture = Picture(Layout([(str(error),)]))
-            show(picture)
-            time.sleep(max(every_s, SHORTEST_S))
 
 
 def _print(text: str, stream: TextIO) -> None:

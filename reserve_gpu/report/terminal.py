@@ -35,7 +35,7 @@ FULL, LIGHT = "\N{FULL BLOCK}", "\N{LIGHT SHADE}"
 ASCII = {FULL: "#", LIGHT: ".", "\N{HORIZONTAL ELLIPSIS}": "...", " \N{DEGREE SIGN}C": " C"}
 HEAD = (*TITLES[:3], "", *TITLES[3:])  # the bar of the memory has no title
 STATE, NAME, BARS, MEMORY, USE, HEAT = 1, 2, 3, 4, 5, 6
-HEAT_FROM = 120  # columns
+HEAT_FROM = 119  # columns: of 120, a picture that is rewritten in place leaves one free
 LEAST_NAME = 6  # columns; where less is left for the name, another column is left out
 GAP = 2
 INDENT = 5
@@ -50,13 +50,13 @@ def plain(layout: Layout) -> str:
 def text(layout: Layout, stream: TextIO | None = None, color: str = colour.AUTO) -> str:
     """How it looks there, on standard output by default; broken to the width of a terminal.
 
-    color: one of colour.CHOICES. In colours it is for a screen also where that is not seen from
-    here: `watch` says in COLUMNS how wide its own is.
+    color: one of colour.CHOICES. What is exported as COLUMNS counts in a pipe, too: `watch` says
+    there how wide its screen is; shells export none.
     """
     stream = stream or sys.stdout
     is_there = is_terminal(stream)
     is_coloured = colour.is_coloured(color, os.environ, is_terminal=is_there)
-    has_width = is_there or (is_coloured and "COLUMNS" in os.environ)
+    has_width = is_there or "COLUMNS" in os.environ
     width = size(stream)[0] if has_width else PLAIN_COLUMNS
     made = "\n".join(lines(layout, width, is_coloured=is_coloured))
     return _in_its_letters(made, stream)
@@ -127,8 +127,7 @@ def rows(layout: Layout, width: int) -> Iterator[Line]:
 def _table(entries: Sequence[Entry], width: int) -> Iterator[Line]:
     """The titles and a line for each device; people who don't fit beside it stand below it."""
     rows = [_cells(entry) for entry in entries]
-    longest = max(_width_of_line(entry.who) for entry in entries)
-    widths = _widths(rows, width, longest)
+    widths = _widths(rows, width, [_width_of_line(entry.who) for entry in entries])
     has_room = sum(widths) + width_of(HEAD[-1]) <= width
     styles = dict.fromkeys(range(len(HEAD)), FAINT)
     yield _row(HEAD, styles, widths, HEAD[-1] if has_room else "")
@@ -144,19 +143,20 @@ def _table(entries: Sequence[Entry], width: int) -> Iterator[Line]:
             yield from _wrapped(line, width, indent=INDENT + 2 * entry.is_instance)
 
 
-def _widths(rows: Sequence[Sequence[str]], width: int, longest: int) -> list[int]:
+def _widths(rows: Sequence[Sequence[str]], width: int, people: Sequence[int]) -> list[int]:
     """How wide each column is with the gap behind it, 0 for one that is left out.
 
-    longest: how wide what is said of people is.
+    people: how wide what is said of people is, for each device.
     """
     widths = []
     for title, *cells in zip(HEAD, *rows, strict=False):
         widest = max(map(width_of, cells))
         widths.append(max(widest, width_of(title)) + GAP if widest else 0)
     # What people have is worth more than how warm it is, and than bars.
-    if width < HEAT_FROM or sum(widths) + longest > width:
+    if width < HEAT_FROM or sum(widths) + max(people) > width:
         widths[HEAT] = 0
-    if sum(widths) + longest > width >= sum(widths) - widths[BARS] + longest:
+    left = width - sum(widths)
+    if any(left < who <= left + widths[BARS] for who in people):
         widths[BARS] = 0
     room = width + GAP
     if sum(widths) > room:

@@ -33,10 +33,8 @@ CONTEXT_MIB = 64.0
 MINUTE_S = 60
 CLOCK_SKEW_S = 60  # a time further in the future than this is not shown
 # What to do where no device can come free by itself.
-TROUBLE = (
-    "Waiting alone won't help: look at what nvidia-smi says, and ask the administrator (a GPU that "
-    "is lost needs a reset or a reboot)."
-)
+TROUBLE = "Waiting alone won't help: look at what nvidia-smi says, and ask the administrator"
+LOST = " (a GPU that is lost needs a reset or a reboot)"
 # By the compute mode of a device, what it means for those who would use it.
 MODES = {
     ComputeMode.PROHIBITED: "compute mode is prohibited: nobody can use it",
@@ -272,6 +270,11 @@ def is_trouble(states: Sequence[State], needed: int = 1) -> bool:
     """Whether too few of the devices in these states can come free unless somebody mends one."""
     stuck = sum(state in STUCK for state in states)
     return stuck > 0 and len(states) - stuck < needed
+
+
+def trouble(states: Sequence[State]) -> str:
+    """What to do where no device can come free by itself."""
+    return f"{TROUBLE}{LOST if State.BROKEN in states else ''}."
 
 
 def _origin(holder: Holder) -> str:
