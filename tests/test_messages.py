@@ -691,8 +691,8 @@ OWN = PYTHON._replace(pid=17)
     [
         (Refusal(GPU1, State.BUSY, COMPUTED_ON, (PYTHON,)), True),
         (Refusal(GPU1, State.BUSY, EMPTY._replace(compute=2), (PYTHON, OWN)), True),
-        (Refusal(GPU1, State.UNKNOWN, Usage()), True),
         # Another person's, or perhaps.
+        (Refusal(GPU1, State.UNKNOWN, Usage()), False),
         (Refusal(GPU1, State.BUSY, COMPUTED_ON, (PYTHON._replace(user="bob"),)), False),
         (Refusal(GPU1, State.BUSY, EMPTY._replace(compute=2), (PYTHON,)), False),
         (Refusal(GPU1, State.BUSY, COMPUTED_ON, (Process(4321),)), False),
@@ -804,7 +804,7 @@ def test_no_refusal_advises_to_take_what_others_have(
             Request(count=9),
             "0,1",
             (
-                "9 GPUs can't be had here. Of 2 GPUs GPU0 and GPU1 will do. "
+                "There are 2 GPUs here; 9 are asked for. "
                 "CUDA_VISIBLE_DEVICES='0,1' was set before: it limits this process to those."
             ),
         ),

@@ -98,7 +98,8 @@ def impossible(request: Request, refusals: Sequence[Refusal], limit: str | None)
         return "Every GPU that this process may use is excluded."
     if request.needed > len(refusals):
         here = "is 1 GPU" if len(refusals) == 1 else f"are {len(refusals)} GPUs"
-        text = f"There {here} here that this process may use; {request.needed} are asked for."
+        here += " here, less what is excluded" if request.exclude else " here"
+        text = f"There {here}; {request.needed} are asked for."
         return text if limit is None else f"{text} {limit_line(limit, len(refusals))}"
     fitting = fit(refusals)
     instances = [refusal for refusal in fitting if refusal.device.instance is not None]

@@ -50,13 +50,13 @@ def plain(layout: Layout) -> str:
 def text(layout: Layout, stream: TextIO | None = None, color: str = colour.AUTO) -> str:
     """How it looks there, on standard output by default; broken to the width of a terminal.
 
-    color: one of colour.CHOICES. What is exported as COLUMNS counts in a pipe, too: `watch` says
-    there how wide its screen is; shells export none.
+    color: one of colour.CHOICES. In colours it is for a screen also where that is not seen from
+    here: `watch` says in COLUMNS how wide its own is.
     """
     stream = stream or sys.stdout
     is_there = is_terminal(stream)
     is_coloured = colour.is_coloured(color, os.environ, is_terminal=is_there)
-    has_width = is_there or "COLUMNS" in os.environ
+    has_width = is_there or (is_coloured and "COLUMNS" in os.environ)
     width = size(stream)[0] if has_width else PLAIN_COLUMNS
     made = "\n".join(lines(layout, width, is_coloured=is_coloured))
     return _in_its_letters(made, stream)
