@@ -7,7 +7,6 @@ A row in COMMANDS is a subcommand.
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import signal
 import sys
@@ -234,8 +233,8 @@ def _require_command(words: list[str]) -> None:
 
 
 def _did_you_mean(wrong: str, words: list[str]) -> NoReturn:
-    line = errors.shown(shlex.join(["reserve-gpu", *words]), spelling.LINE_LIMIT)
-    raise errors.RequestError(f"There is no command {errors.shown(wrong)}. Did you mean: {line}")
+    guess = spelling.suggestion(["reserve-gpu", *words])
+    raise errors.RequestError(f"There is no command {errors.shown(wrong)}.{guess}")
 
 
 def _parser(commands: Sequence[Command], to_run: Sequence[str] = ()) -> Parser:

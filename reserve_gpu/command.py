@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import shutil
 import signal
 import sys
@@ -19,7 +18,7 @@ from reserve_gpu.gpus import names
 from reserve_gpu.report import faces
 from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import api
-from reserve_gpu.spelling import LINE_LIMIT
+from reserve_gpu.spelling import suggestion
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -107,8 +106,7 @@ def _with_interpreter(command: list[str], own: Sequence[str]) -> str:
         words = [f"./{name}", *command[1:]]
     else:
         return ""
-    line = shlex.join(["reserve-gpu", *own, "--", *words])
-    return f" Did you mean: {shown(line, LINE_LIMIT)}"
+    return suggestion(["reserve-gpu", *own, "--", *words])
 
 
 def become(program: str, command: list[str], reason: str | None = None) -> NoReturn:

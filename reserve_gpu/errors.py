@@ -29,6 +29,7 @@ if TYPE_CHECKING:
             """How it looks in a terminal."""
 
 
+REASON_LIMIT = 300  # characters of what the driver or the system says
 _UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 
 

@@ -45,7 +45,12 @@ def did_you_mean(words: Sequence[str], wrong: str, known: Iterable[str]) -> str:
         return f" Did you mean {' or '.join(meant)}?"
     right = [f"{each}{equals}{value}" for each in meant]
     line = [right[0] if word == wrong else word for word in words] if right else []
-    return f" Did you mean: {shown(shlex.join(line), LINE_LIMIT)}" if line else ""
+    return suggestion(line) if line else ""
+
+
+def suggestion(line: Sequence[str]) -> str:
+    """The sentence that shows a line, as words, as it can be typed."""
+    return f" Did you mean: {shown(shlex.join(line), LINE_LIMIT)}"
 
 
 def joined(words: Sequence[str], valued: Collection[str]) -> list[str]:

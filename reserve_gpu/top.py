@@ -7,12 +7,12 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from reserve_gpu.errors import DriverError, RequestError, shown
-from reserve_gpu.report import colour, layout, terminal
+from reserve_gpu.report import colour, layout, pictures, terminal
 from reserve_gpu.report.faces import SHELL
-from reserve_gpu.report.layout import Layout
 from reserve_gpu.reservation import api
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reserve_gpu.model import Row
+    from reserve_gpu.report.layout import Layout
     from reserve_gpu.report.status import Status
 
 EVERY_S = 1.0
@@ -65,9 +66,8 @@ def ordered(rows: Sequence[Row], order: str, now: float) -> list[Row]:
         seconds = layout.idle_s(row, now)
         return (1.0 if seconds is None else -seconds), ""
 
-    first = {row.device.index: min(key(r) for r in rows if r.device.index == row.device.index)
-             for row in rows}  # fmt: skip
-    return sorted(rows, key=lambda row: (first[row.device.index], row.device.index))
+    gpus = [list(of_gpu) for _, of_gpu in groupby(rows, key=lambda row: row.device.index)]
+    return list(chain.from_iterable(sorted(gpus, key=lambda of_gpu: min(map(key, of_gpu)))))
 
 
 class Top:
@@ -89,12 +89,11 @@ class Top:
             self._attributes = {"1": curses.A_BOLD, "2": curses.A_DIM}
             self._attributes |= {f"3{n}": curses.color_pair(n) for n in range(1, 7)}
 
-    def run(self, status: Status) -> None:
+    def run(self, seen: Status | DriverError) -> None:
         """Show it, and how the machine stands a second later, until a key ends it."""
-        picture = self._picture(status)
         due = time.monotonic() + EVERY_S
         while True:
-            self._draw(picture())
+            self._draw(self._picture(seen))
             key = self._key(due - time.monotonic())
             if key in ENDS:
                 return
@@ -102,24 +101,16 @@ class Top:
             self._above += {"KEY_DOWN": 1, "KEY_UP": -1}.get(key, 0)
             if time.monotonic() >= due:
                 due = time.monotonic() + EVERY_S
-                picture = self._seen()
+                try:
+                    seen = self._look()
+                except DriverError as error:  # it may come back
+                    seen = error
 
-    def _seen(self) -> Callable[[], Layout]:
-        """How the machine stands now; a driver that fails may come back."""
-        try:
-            return self._picture(self._look())
-        except DriverError as error:
-            failed = Layout([(str(error),)])
-            return lambda: failed
-
-    def _picture(self, status: Status) -> Callable[[], Layout]:
-        """What draws it in the order that was chosen by then."""
-
-        def picture() -> Layout:
-            rows = tuple(ordered(status.rows, self._order, status.time))
-            made: Layout = status._replace(rows=rows).picture().layout
-            return made
-
+    def _picture(self, seen: Status | DriverError) -> Layout:
+        if isinstance(seen, DriverError):
+            return pictures.of_line(str(seen)).layout
+        rows = tuple(ordered(seen.rows, self._order, seen.time))
+        picture: Layout = seen._replace(rows=rows).picture().layout
         return picture
 
     def _key(self, left_s: float) -> str:

@@ -154,28 +154,26 @@ def test_a_driver_that_fails(here: Here) -> None:
     assert "GPU0 is not free" not in shown[2]
 
 
-def test_heat_in_a_terminal_of_120_columns(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is watched in 120 columns has temperature and power, as the same status printed once."""
+def drawn(here: Here, monkeypatch: pytest.MonkeyPatch, columns: int, lines: int) -> str:
+    """What is written where the status of eight GPUs is watched in a terminal of that size."""
     here.use("eight")
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("LINES", "40")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("LINES", str(lines))
     monkeypatch.setenv("TERM", "xterm")
     stream = Tty()
     with progress.Live(stream, stays=True) as live:
         live.show_picture(reserve_gpu.status().picture())
-    assert "heat" in stream.getvalue()
+    return stream.getvalue()
+
+
+def test_heat_in_a_terminal_of_120_columns(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is watched in 120 columns has temperature and power, as the same status printed once."""
+    assert "heat" in drawn(here, monkeypatch, 120, 40)
 
 
 def test_a_terminal_that_is_too_low(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a status with more lines than the terminal there is what has room: nothing scrolls."""
-    here.use("eight")
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("LINES", "5")
-    monkeypatch.setenv("TERM", "xterm")
-    stream = Tty()
-    with progress.Live(stream, stays=True) as live:
-        live.show_picture(reserve_gpu.status().picture())
-    text = stream.getvalue()
+    text = drawn(here, monkeypatch, 80, 5)
     assert text.count("\n") == 4
     assert re.search("^0 ", text, re.MULTILINE)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
-from reserve_gpu.errors import RequestError, shown
+from reserve_gpu.errors import REASON_LIMIT, RequestError, shown
 from reserve_gpu.model import Device, Fault
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ _BUS_ID = r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 _UUID = r"(?:GPU|MIG)-[0-9a-z/-]+"
 _STRTOUL = r"\s*([+-]?)0*([0-9]+)"  # the start of a text that C's strtoul() reads as a number
 _STRTOUL_BLANKS = " \t\n\v\f\r"
-REASON_LIMIT = 300  # characters of the driver's words
 _MAX_DIGITS = 9  # no machine has so many GPUs, and int() refuses thousands of digits
 
 

@@ -27,6 +27,11 @@ class Face(NamedTuple):
     place: str
     command: str = ""
 
+    @property
+    def here(self) -> str:
+        """How the process is called there: `this kernel`."""
+        return f"this {self.place or 'process'}"
+
     def typed(self, request: Request, *, waits: bool = False) -> str:
         """What to type for that request. waits: with the wish to wait in the queue."""
         if not self.program:

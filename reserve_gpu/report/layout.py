@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu.errors import shown
+from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.usage import idle_limit_mib
 from reserve_gpu.model import Device, Holder, Row, State
 from reserve_gpu.report import words
-from reserve_gpu.report.words import FAINT, MARK, REASON_LIMIT
+from reserve_gpu.report.words import FAINT, MARK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from reserve_gpu.errors import shown
+from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.names import gpu_index
 from reserve_gpu.model import Device, Request, State, Unfit
 from reserve_gpu.report import words
@@ -69,7 +69,7 @@ def released(devices: Sequence[Device], environ: Mapping[str, str | None], *, st
 def left_with(kept: Sequence[Device], face: Face) -> str:
     """How things stand where nothing was reserved. kept: what stays reserved."""
     if kept:
-        return f"This {face.place or 'process'} keeps {labels(kept)}; nothing was changed."
+        return f"{face.here.capitalize()} keeps {labels(kept)}; nothing was changed."
     visible_to = {"kernel": "notebook"}.get(face.place, face.place)
     return f"No GPU is visible to this {visible_to}." if visible_to else ""
 
@@ -193,7 +193,7 @@ def unusable(device: Device, reason: str) -> str:
     """What the holder of a device has to know that the driver can't use. reason: the driver's."""
     return (
         f"The NVIDIA driver can't use {device.label} now, which this kernel holds: "
-        f"{shown(reason, words.REASON_LIMIT)}. Restart the kernel to get another GPU; for "
+        f"{shown(reason, REASON_LIMIT)}. Restart the kernel to get another GPU; for "
         f"{device.label} look at what nvidia-smi says, and ask the administrator for a reset or a "
         "reboot."
     )
@@ -274,7 +274,7 @@ def asked(request: Request) -> str:
 def interrupted(held: Sequence[Device], face: Face) -> str:
     """What is said when a wait was interrupted."""
     if held:
-        return f"Stopped waiting. This {face.place or 'process'} keeps {labels(held)}."
+        return f"Stopped waiting. {face.here.capitalize()} keeps {labels(held)}."
     return f"Stopped waiting; nothing is reserved. {left_with((), face)}".rstrip()
 
 

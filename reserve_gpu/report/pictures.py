@@ -7,12 +7,12 @@ import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu.errors import shown
+from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import State
 from reserve_gpu.report import colour, html, layout, messages, terminal, words
 from reserve_gpu.report.layout import Layout
-from reserve_gpu.report.words import MARK, REASON_LIMIT, STRONG, duration, listed
+from reserve_gpu.report.words import MARK, STRONG, duration, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +57,11 @@ class Picture(NamedTuple):
         display(picture)  # type: ignore[no-untyped-call]
 
 
+def of_line(text: str) -> Picture:
+    """A picture of nothing but a line of text."""
+    return Picture(Layout([(text,)]), text)
+
+
 def warn(warnings: Sequence[str]) -> None:
     """Show warnings in this IPython, if there are any."""
     if warnings:
@@ -94,9 +99,8 @@ def status(  # noqa: PLR0913, PLR0917 - a Status has these fields
     """
     when = f"  {shown(host)}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(at))}"
     head: list[Line] = [((_free(rows), STRONG), (when, words.FAINT))]
-    name = f"this {face.place or 'process'}"
     if own := [row.label for row in rows if row.is_mine]:
-        head.append(((f"{name.capitalize()} has {listed(own)}.", MARK),))
+        head.append(((f"{face.here.capitalize()} has {listed(own)}.", MARK),))
     foot = [] if own else [_advice(rows, face, at, is_limited=limit is not None)]
     if limit is not None:
         text = " was set before: only what it lets this process see can be reserved from here."
@@ -108,7 +112,7 @@ def status(  # noqa: PLR0913, PLR0917 - a Status has these fields
         words.holder_line(ticket.holder, at, f"{place}. ", asks=ticket.asks or "a GPU")
         for place, ticket in enumerate(tickets, 1)
     ]
-    devices = layout.entries(rows, tickets, at, name)
+    devices = layout.entries(rows, tickets, at, face.here)
     return Layout(head, devices, queue, [line for line in foot if line])
 
 
@@ -136,7 +140,8 @@ def _advice(rows: Sequence[Row], face: Face, now: float, *, is_limited: bool) ->
     if words.is_trouble([row.state for row in rows]):
         return (words.trouble([row.state for row in rows]),)
     line: Line = ("Others wait in the queue for what would be free. ",) if free else ()
-    return line + _asking(rows, now) + _queueing(rows, face.typed(messages.ANY, waits=True), now)
+    asking = _asking(rows, now)
+    return line + asking + _queueing(face.typed(messages.ANY, waits=True), is_second=bool(asking))
 
 
 # -- why nothing was reserved ----------------------------------------------------------------------
@@ -168,8 +173,7 @@ def refusal(  # noqa: PLR0913 - the last ones are keywords
     if end := messages.left_with(kept, face):
         foot.append((end,))
     now = time.time()
-    who = f"this {face.place or 'process'}"
-    rows = [layout.row(refusal, who if refusal.label in own else "") for refusal in refusals]
+    rows = [layout.row(refusal, face.here if refusal.label in own else "") for refusal in refusals]
     picture = Layout([((headline, STRONG),)], layout.entries(rows, (), now), (), foot)
     return Picture(picture, headline)
 
@@ -220,7 +224,7 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
     if is_trouble:
         ways += (words.trouble(states),)
     elif may_come_free and not has_waited:
-        ways += _queueing(rows, face.typed(request, waits=True), now)
+        ways += _queueing(face.typed(request, waits=True), is_second=bool(ways))
     lines = [ways] if ways else []
     there = [refusal.label for refusal in refusals if refusal.would_be_taken]
     free = len(there)
@@ -296,8 +300,8 @@ def _asking(rows: Sequence[Row], now: float) -> Line:
     return line
 
 
-def _queueing(rows: Sequence[Row], typed: str, now: float) -> Line:
-    is_second = bool(_longest_idle(rows, now))
+def _queueing(typed: str, *, is_second: bool) -> Line:
+    """The queue as a way out. is_second: another was named before."""
     return ("Or wait in the queue: " if is_second else "Wait in the queue: "), (typed, STRONG)
 
 

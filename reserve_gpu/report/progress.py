@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 from reserve_gpu.errors import DriverError
 from reserve_gpu.report import colour, pictures, terminal
-from reserve_gpu.report.layout import Layout
-from reserve_gpu.report.pictures import Picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from reserve_gpu.model import Waiting
+    from reserve_gpu.report.pictures import Picture
     from reserve_gpu.report.status import Status
 
 SHORTEST_S = 0.1  # between two looks of `watch`
@@ -86,8 +85,7 @@ class Live:
 
     def show_check(self, progress: Timed) -> None:
         """Show how a check stands; it takes seconds, not hours, so nothing of it is news to log."""
-        picture = Picture(Layout([(str(progress),)]), str(progress))
-        self._show(progress.waited_s, Frame(picture))
+        self._show(progress.waited_s, Frame(pictures.of_line(str(progress))))
 
     def show_picture(self, picture: Picture) -> None:
         """Show how the machine stands now."""
@@ -202,7 +200,7 @@ def watch(look: Callable[[], Status], show: Callable[[Picture], object], every_s
             try:
                 picture = look().picture()
             except DriverError as error:
-                picture = Picture(Layout([(str(error),)]))
+                picture = pictures.of_line(str(error))
 
 
 def _print(text: str, stream: TextIO) -> None:

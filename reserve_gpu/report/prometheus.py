@@ -15,7 +15,7 @@ from reserve_gpu.model import MIB, Device, State
 from reserve_gpu.report.layout import idle_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from reserve_gpu.model import Holder, Row
     from reserve_gpu.report.status import Status
@@ -119,11 +119,7 @@ def _about(row: Row) -> Labels:
 
 
 def _reserved(labels: Labels, row: Row, status: Status) -> Iterator[Sample]:
-    users = Counter(map(_user, row.holders))
-    if not users and not status.problem and _is_known(row):
-        users[""] = 0
-    for user, count in users.items():
-        yield {**labels, "username": user}, count
+    return _by_user(labels, row.holders, is_all=not status.problem and _is_known(row))
 
 
 def _is_known(row: Row) -> bool:
@@ -139,8 +135,14 @@ def _idle(labels: Labels, row: Row, status: Status) -> Iterator[Sample]:
 
 
 def _waiting(labels: Labels, status: Status) -> Iterator[Sample]:
-    users = Counter(_user(ticket.holder) for ticket in status.waiting)
-    if not users and not status.problem:
+    holders = [ticket.holder for ticket in status.waiting]
+    return _by_user(labels, holders, is_all=not status.problem)
+
+
+def _by_user(labels: Labels, holders: Iterable[Holder], *, is_all: bool) -> Iterator[Sample]:
+    """How many processes of each user; 0 without a user if there is none. is_all: that is known."""
+    users = Counter(map(_user, holders))
+    if not users and is_all:
         users[""] = 0
     for user, count in users.items():
         yield {**labels, "username": user}, count

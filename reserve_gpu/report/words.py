@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, TypeAlias
 
-from reserve_gpu.errors import shown
+from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import MIB, STUCK, UNITS, ComputeMode, Fault, Holder, State, Unfit
 
@@ -21,7 +21,6 @@ Line: TypeAlias = "tuple[str | tuple[str, str], ...]"  # plain words, and words 
 TITLES = ("GPU", "state", "name", "memory", "use", "heat", "who")  # of the columns
 QUEUE_TITLE = "waiting in the queue"
 
-REASON_LIMIT = 300  # characters of an error of the driver's or the system's
 LISTED_PROCESSES = 3
 COMMAND_LIMIT = 40  # characters
 NOTEBOOK_LIMIT = 40  # characters
@@ -224,8 +223,7 @@ def _obstacle(refusal: Refusal) -> str:
     """What speaks against taking the device."""
     device, state = refusal.device, refusal.state
     if isinstance(device, Fault):
-        reason = shown(refusal.fault or device.reason, REASON_LIMIT)
-        return f"can't be read: {reason}" if refusal.unfit else reason
+        return f"can't be read: {_fault(refusal)}" if refusal.unfit else _fault(refusal)
     if refusal.unfit is not None:
         return _unfit(device, refusal.unfit)
     if state is State.RESERVED:
@@ -235,18 +233,16 @@ def _obstacle(refusal: Refusal) -> str:
         return "; ".join(filter(None, [_use_beside(refusal), awaited]))
     if refusal.fault:
         kind = "can't be read" if state in STUCK else state.value
-        return f"{kind}: {shown(refusal.fault, REASON_LIMIT)}"
+        return f"{kind}: {_fault(refusal)}"
     return use(state, refusal.usage, refusal.processes or ())
 
 
 def detail(refusal: Refusal) -> str:
     """What there is to be said beside the state of a device that nobody has."""
-    device = refusal.device
-    if refusal.fault or isinstance(device, Fault):
-        reason = refusal.fault or (device.reason if isinstance(device, Fault) else "")
-        return shown(reason, REASON_LIMIT)
+    if isinstance(refusal.device, Fault) or refusal.fault:
+        return _fault(refusal)
     if refusal.unfit is not None:
-        return _unfit(device, refusal.unfit)
+        return _unfit(refusal.device, refusal.unfit)
     return cause(refusal.state, refusal.usage)
 
 
@@ -289,10 +285,16 @@ def _origin(holder: Holder) -> str:
 def _use_beside(refusal: Refusal) -> str:
     """What uses a device that others wait for, empty if nothing does."""
     if refusal.fault:
-        return f"can't be read: {shown(refusal.fault, REASON_LIMIT)}"
+        return f"can't be read: {_fault(refusal)}"
     if refusal.use in (None, State.IDLE):
         return ""
     return use(refusal.use, refusal.usage, refusal.processes or ())
+
+
+def _fault(refusal: Refusal) -> str:
+    """Why the device can't be used or asked, as the driver or the system says; empty if it can."""
+    own = refusal.device.reason if isinstance(refusal.device, Fault) else ""
+    return shown(refusal.fault or own, REASON_LIMIT)
 
 
 def _unfit(device: Device, unfit: Unfit) -> str:
