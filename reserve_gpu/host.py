@@ -16,7 +16,7 @@ from reserve_gpu.errors import shown
 from reserve_gpu.interrupts import no_fork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from reserve_gpu.model import Holder, Process
 
@@ -141,15 +141,30 @@ def with_user(holder: Holder) -> Holder:
     return holder._replace(user=user or holder.user)
 
 
-def lineage(pid: int) -> set[int]:
+def lineage(pid: int) -> list[int]:
     """The process and those that it descends from, as far as they live and can be seen."""
     with no_fork():
         import psutil
 
     try:
-        return {pid, *(parent.pid for parent in psutil.Process(pid).parents())}
+        return [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
     except (psutil.Error, OSError, ValueError):
-        return {pid}
+        return [pid]
+
+
+def uses(processes: Sequence[Process], pids: Collection[int]) -> dict[int, float | None]:
+    """What each of these processes, with all that it has started, uses of a device, in MiB.
+
+    processes: all on the device; each is its nearest ancestor's. None where it can't be known.
+    """
+    used: dict[int, float | None] = dict.fromkeys(pids, 0.0)
+    for process in processes:
+        line = [process.pid] if process.pid in used else lineage(process.pid)
+        owner = next((pid for pid in line if pid in used), None)
+        if owner is not None:
+            before, more = used[owner], process.memory_mib
+            used[owner] = None if before is None or more is None else before + more
+    return used
 
 
 def ancestors() -> set[int]:

@@ -21,6 +21,7 @@ class State(Enum):
     IDLE = "idle"  # by its readings alone: nothing runs on it
     FREE = "free"  # idle, and nobody has reserved it or waits for it
     RESERVED = "reserved"
+    FULL = "full"  # shared by those who were promised parts of it, with too little left to promise
     AWAITED = "awaited"  # free, but somebody in the queue comes first
     BUSY = "busy"
     PROHIBITED = "prohibited"  # its compute mode lets nobody use it
@@ -59,7 +60,7 @@ class Device(NamedTuple):
 
     index: of the GPU, as NVML and nvidia-smi number it (PCI bus order).
     instance: number of the MIG instance on that GPU, None for a whole GPU.
-    memory_mib: total memory.
+    memory_mib: total memory. reserve_mib: what of that the driver keeps for itself.
     link_width: PCIe lanes in use now.
     gpu_uuid, old_name: of an instance, its GPU's UUID, and the name that CUDA had for it before
         instances had UUIDs.
@@ -75,6 +76,7 @@ class Device(NamedTuple):
     instance: int | None = None
     gpu_uuid: str | None = None
     old_name: str | None = None
+    reserve_mib: int | None = None
 
     def __repr__(self) -> str:
         name, uuid = ascii(self.name)[1:-1], ascii(self.uuid)[1:-1]  # the driver's words, escaped
@@ -185,6 +187,17 @@ class Holder(NamedTuple):
     visible: str | None = None  # its CUDA_VISIBLE_DEVICES, by its own word
     command: str | None = None  # in short, as `python train.py`; an engine by its number
     cwd: str | None = None  # its working directory when it took the lock
+    file: str | None = None  # the name of its lock file
+    # Of one who shares the device: the most memory of it that it was promised, and what it uses.
+    part_mib: float | None = None
+    used_mib: float | None = None  # with its children; None where that can't be seen
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it uses more than it was promised."""
+        if self.part_mib is None or self.used_mib is None:
+            return False
+        return self.used_mib > self.part_mib
 
 
 class Ticket(NamedTuple):
@@ -197,6 +210,7 @@ class Ticket(NamedTuple):
     asks: str | None = None  # the request in words, as its holder wrote it
     beat: int = 0  # its holder's last sign of life; only whether it changes means anything
     needs: int = 1  # devices at once
+    part_mib: float | None = None  # of each; None for all of it
 
     def could_use(self, uuid: str) -> bool:
         """Whether its holder waits for that device too."""
@@ -214,6 +228,8 @@ class Request(NamedTuple):
     model: str = ""  # text that the name of each must contain
     exclude: tuple[str, ...] = ()  # as typed
     share: bool = False  # together with others who share
+    part_mib: float | None = None  # of each, the most memory that will be used; then it is shared
+    part_unit: str = "GiB"  # in which that was asked for
     note: str | None = None  # for others to read
 
     @property
@@ -234,6 +250,8 @@ class Refusal(NamedTuple):
     fault: str | None = None  # why it can't be used or asked, as the driver or the system says
     would_be_taken: bool = False  # it was others that were missing
     use: State | None = None  # of one that is awaited: what its readings alone come to
+    sharers: tuple[Holder, ...] = ()  # of one that is full
+    room_mib: float | None = None  # of one that is full: what can still be promised of its memory
 
     @property
     def label(self) -> str:
@@ -281,6 +299,7 @@ class Row(NamedTuple):
     temperature_c: int | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
+    room_mib: float | None = None  # what can still be promised of its memory to who asks for a part
 
     @property
     def label(self) -> str:

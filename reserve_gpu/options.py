@@ -67,13 +67,18 @@ SHARE = Option(
     action="store_true",
     help="together with others who share it (a GPU reserved without --share is shared with nobody)",
 )
+MEMORY = Option(
+    "--memory",
+    metavar="SIZE",
+    help="a part of it: the most memory that you will use (10GB); together with others who share",
+)
 NOTE = Option("--note", metavar="TEXT", help="a line for others to read beside your reservation")
 OPTIONAL = Option(
     "--optional", action="store_true", help="where no GPU can be had, go on without one"
 )
 
 WHICH = (DEVICES, COUNT, MIN_MEMORY, NAME, EXCLUDE)
-HOW = (WAIT, SHARE, NOTE, OPTIONAL)
+HOW = (MEMORY, WAIT, SHARE, NOTE, OPTIONAL)
 REQUEST = (*WHICH, *HOW)
 # Where a failure never ends the program: kernels start in any case, and so do Dask's workers.
 REQUEST_THAT_GOES_ON = tuple(option for option in REQUEST if option is not OPTIONAL)
@@ -148,6 +153,7 @@ examples:
   %reserve_gpu                           the first idle GPU
   %reserve_gpu 1,3                       GPUs 1 and 3, which CUDA then numbers 0 and 1
   %reserve_gpu -n 2 --min-memory 16GB    two of 16 GB or more, as close to each other as can be
+  %reserve_gpu --memory 10GB             10 GB of one that others may have parts of, too
   %reserve_gpu --wait 1h --note thesis   the first that comes free within an hour, and why
 """
 

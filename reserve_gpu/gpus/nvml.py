@@ -6,6 +6,7 @@ time can take seconds where persistence mode is off, so each is touched only whe
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -231,7 +232,7 @@ class Nvml:
             if isinstance(known, Device) and (known.uuid, known.instance) == (uuid, slot):
                 return known
         decoration = self._driver.decoration
-        total_mib, _, _ = self._read_memory(handle)
+        total_mib, _, reserve_mib = self._read_memory(handle)
         gpu_uuid, old_name = (None, None) if slot is None else self._read_origin(handle, gpu)
         return Device(
             index=index,
@@ -244,6 +245,7 @@ class Nvml:
             instance=slot,
             gpu_uuid=gpu_uuid,
             old_name=old_name,
+            reserve_mib=None if reserve_mib is None else math.ceil(reserve_mib),
         )
 
     def _read_origin(self, handle: Any, gpu: Any) -> tuple[str, str]:
@@ -266,7 +268,7 @@ class Nvml:
     def _read_usage(self, device: Device, graphics: list[Process] | None = None) -> Usage:
         """graphics: those processes, where they were read already."""
         handle, gpu = self._handles[device.uuid]
-        total_mib, used_mib, reserve_known = self._read_memory(handle)
+        total_mib, used_mib, reserve_mib = self._read_memory(handle)
         # An instance has no compute mode of its own.
         mode = self._driver.ask_if_offered("nvmlDeviceGetComputeMode", gpu)
         if graphics is None:
@@ -277,20 +279,20 @@ class Nvml:
             sees_all=self.sees_all,
             total_mib=total_mib,
             used_mib=used_mib,
-            reserve_known=reserve_known,
+            reserve_known=reserve_mib is not None,
             graphics_mib=float(sum(process.memory_mib or 0 for process in graphics)),
             mode=mode,
         )
 
-    def _read_memory(self, handle: Any) -> tuple[float | None, float | None, bool]:
-        """Total and used memory in MiB, and whether the driver's own reserve is left out of it."""
+    def _read_memory(self, handle: Any) -> tuple[float | None, float | None, float | None]:
+        """Total and used memory in MiB, and the driver's reserve where that is not in use."""
         memory = self._driver.memory_v2(handle, absent=NO_MEMORY_V2)
-        reserve_known = memory is not None
+        if memory is not None:
+            return memory.total / MIB, memory.used / MIB, memory.reserved / MIB
+        memory = self._driver.ask_if_offered("nvmlDeviceGetMemoryInfo", handle)
         if memory is None:
-            memory = self._driver.ask_if_offered("nvmlDeviceGetMemoryInfo", handle)
-        if memory is None:
-            return None, None, reserve_known
-        return memory.total / MIB, memory.used / MIB, reserve_known
+            return None, None, None
+        return memory.total / MIB, memory.used / MIB, None
 
     def _read_count(self, handle: Any, kind: str) -> int | None:
         name = f"nvmlDeviceGet{kind}RunningProcesses"

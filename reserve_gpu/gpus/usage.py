@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from reserve_gpu.model import ComputeMode, State
 
 if TYPE_CHECKING:
-    from reserve_gpu.model import Usage
+    from collections.abc import Sequence
+
+    from reserve_gpu.model import Device, Usage
 
 DEFAULT_IDLE_MIB = 1024.0
 DEFAULT_IDLE_FRACTION = 0.05
@@ -61,3 +63,29 @@ def is_usable(usage: Usage) -> bool:
 def used_mib(usage: Usage) -> float:
     """Memory in use in MiB, to choose the device with the least; infinite if not reported."""
     return math.inf if usage.used_mib is None else usage.used_mib
+
+
+def room_mib(
+    device: Device, usage: Usage, parts: Sequence[tuple[float | None, float | None]]
+) -> float | None:
+    """How much of the device's memory can still be promised, in MiB; None if it can't be read.
+
+    What is promised counts in full, however little of it is used yet; so does what is used beyond.
+    All else that is in use belongs to those who were promised nothing, and who may stay.
+    parts: of each of those who share the device, what it was promised and what its processes use:
+    the first is None for who was promised nothing and may use all, the second where it can't be
+    seen.
+    """
+    total_mib, used_mib = device.memory_mib, usage.used_mib
+    if total_mib is None or used_mib is None:
+        return None
+    promised = [size for size, _ in parts if size is not None]
+    if len(promised) < len(parts):
+        return 0.0
+    uses = [use for _, use in parts if use is not None]
+    if len(uses) < len(parts):  # in a container: no telling whose the memory is that is in use
+        taken = max(sum(promised), used_mib)
+    else:
+        own = sum(map(max, promised, uses))
+        taken = own + max(0.0, used_mib - sum(uses))
+    return max(0.0, total_mib - (device.reserve_mib or 0) - taken)

@@ -20,6 +20,7 @@ from reserve_gpu.model import Holder, Ticket
 RECORD_LIMIT = 1 << 16  # bytes; what is longer was not written by us
 MOST_WANTED = 1024  # devices in a ticket; one that names more was not written by us
 PIDS = 1 << 31
+MOST_MIB = 1e9  # no device has more memory than that
 LATEST_S = 1e11  # no time since the epoch is later
 # A file that was changed no later than this after its record was only written: no cell has ended.
 WRITING_S = 1.0
@@ -54,7 +55,8 @@ class Holders:
     def of(self, name: str) -> Holder:
         """Who has the file of that name locked, as far as that is known: somebody has."""
         record, status = self._record(name)
-        return Holder() if status is None else self._holder(record, status)
+        holder = Holder() if status is None else self._holder(record, status)
+        return holder._replace(file=name)
 
     def ticket(self, name: str) -> Ticket:
         """The ticket in the file of that name, which somebody who waits has locked."""
@@ -70,6 +72,7 @@ class Holders:
             asks=_text(record.get("asks")),
             beat=status.st_ctime_ns,
             needs=needs if type(needs) is int and needs > 0 else 1,
+            part_mib=_part(record.get("part_mib")),
         )
 
     def lists(self, name: str) -> bool:
@@ -127,6 +130,7 @@ def merge(record: dict[str, Any], pid: int | None, changed: float = 0.0) -> Hold
         visible=_text(record.get("visible")),
         command=_text(record.get("command")),
         cwd=_text(record.get("cwd")),
+        part_mib=_part(record.get("part_mib")),
         seen=pid is not None,
         confirmed=pid is not None and pid == claimed,
         elsewhere=pid is None and record.get("namespace") not in (None, host.pid_namespace()),
@@ -135,6 +139,12 @@ def merge(record: dict[str, Any], pid: int | None, changed: float = 0.0) -> Hold
 
 def _uuids(wants: list[object]) -> frozenset[str]:
     return frozenset(uuid for uuid in wants[:MOST_WANTED] if isinstance(uuid, str))
+
+
+def _part(value: Any) -> float | None:
+    """A promise of memory, in MiB. What makes no sense is none: whoever wrote it may use it all."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 < value < MOST_MIB else None
 
 
 def _text(value: object) -> str | None:

@@ -59,12 +59,14 @@ def _words(request: Request) -> Iterator[str]:
     if request.count and not request.devices:
         yield f"-n {request.count}"
     if request.min_memory_mib:
-        yield f"--min-memory {_size(request)}"
+        yield f"--min-memory {_size(request.min_memory_mib, request.memory_unit)}"
     if request.model:
         yield _option("--name", request.model)
     if request.exclude:
         yield f"--exclude {' '.join(map(shlex.quote, request.exclude))}"
-    if request.share:
+    if request.part_mib is not None:
+        yield f"--memory {_size(request.part_mib, request.part_unit)}"
+    elif request.share:
         yield "--share"
     if request.note and request.note.isprintable():
         yield _option("--note", request.note)
@@ -82,18 +84,19 @@ def _arguments(request: Request) -> Iterator[str]:
     if request.count and not request.devices:
         yield f"count={request.count}"
     if request.min_memory_mib:
-        yield f"min_memory={_size(request)!r}"
+        yield f"min_memory={_size(request.min_memory_mib, request.memory_unit)!r}"
     if request.model:
         yield f"name={request.model!r}"
     if request.exclude:
         yield f"exclude={','.join(request.exclude)!r}"
-    if request.share:
+    if request.part_mib is not None:
+        yield f"memory={_size(request.part_mib, request.part_unit)!r}"
+    elif request.share:
         yield "share=True"
     if request.note:
         yield f"note={request.note!r}"
 
 
-def _size(request: Request) -> str:
+def _size(mib: float, unit: str) -> str:
     """`16GB`: in the unit that was typed, and not rounded: it asks for just as much."""
-    number = request.min_memory_mib * MIB / UNITS[request.memory_unit]
-    return f"{number:.12g}{request.memory_unit}"
+    return f"{mib * MIB / UNITS[unit]:.12g}{unit}"

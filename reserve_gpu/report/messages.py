@@ -268,6 +268,8 @@ def asked(request: Request) -> str:
         what += f" with {shown(request.model)!r} in the name"
     if request.exclude:
         what += f", not {listed([_label(name) for name in request.exclude])}"
+    if request.part_mib is not None:
+        return f"{words.size(request.part_mib, request.part_unit)} of {what}"
     return f"{what}, also shared" if request.share else what
 
 

@@ -265,7 +265,7 @@ def _attributed(
 
 def _is_below(pid: int, holders: set[int]) -> bool:
     """Whether the process is a holder or descends from one: the last is slow to find out."""
-    return pid in holders or (bool(holders) and not host.lineage(pid).isdisjoint(holders))
+    return pid in holders or (bool(holders) and not holders.isdisjoint(host.lineage(pid)))
 
 
 def _is_unreserved_use(row: Row, use: State, *, is_known: bool) -> bool | None:

@@ -54,6 +54,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     exclude: DeviceNames = (),
     wait: float | str | None = None,
     share: bool = False,
+    memory: float | str | None = None,
     note: str | None = None,
     progress: Callable[[Waiting], object] | Literal["auto"] | None = "auto",
 ) -> Reservation:
@@ -67,6 +68,8 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     exclude: devices that will not do.
     wait: for how long to wait in the queue, in seconds or as `90s`, `10m`, `2h`; True for ever.
     share: together with others who share; who has reserved a GPU without it shares it with nobody.
+    memory: a part of each alone: the most device memory that this process and all that it starts
+        will use, the CUDA context included, as `min_memory`. The rest is for others who share.
     note: a line for others to read.
     progress: called about once a second while this waits; by default the wait is shown in a
         notebook, an IPython shell or, on stderr, a terminal; None for silence.
@@ -84,6 +87,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         name=name,
         exclude=exclude,
         share=share,
+        memory=memory,
         note=note,
     )
     reservation, texts, is_new = ask(request, Deadline.after(wait), progress, PYTHON)

@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 
 LIMIT = 100_000  # characters; the kernel's own limit for one variable is 128 KiB
 REASON_LIMIT = 5_000  # characters, each of up to 12 in JSON
-NUMBERS = {"index", "memory_mib", "link_width", "instance"}  # of a device; the rest is text
+NUMBERS = {
+    "index",
+    "memory_mib",
+    "reserve_mib",
+    "link_width",
+    "instance",
+}  # of a device; the rest is text
 
 
 class Handover(NamedTuple):

@@ -57,6 +57,7 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
     name: str | None = None,
     exclude: DeviceNames | None = (),
     share: bool = False,
+    memory: float | str | None = None,
     note: str | None = None,
 ) -> Request:
     """The request that the arguments of reserve() make. Raises RequestError."""
@@ -72,18 +73,22 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
     for what, text in (("name", name), ("note", note)):
         if text is not None and not isinstance(text, str):
             raise RequestError(f"The {what} must be a text, not {text!r}.")
-    number, unit = (0.0, "GiB") if min_memory is None else _size(min_memory)
-    if unit is None and 0 < number < _LEAST_BARE_MIB:
-        raise RequestError(_which_unit(min_memory))
-    unit = unit or "MiB"
+    least_mib, least_unit = (
+        (0.0, "GiB") if min_memory is None else _memory("min_memory", min_memory)
+    )
+    part_mib, part_unit = (None, "GiB") if memory is None else _memory("memory", memory)
+    if part_mib == 0:
+        raise RequestError("A part of a GPU needs some memory: give its size, as 10GB.")
     return Request(
         devices=named,
         count=count,
-        min_memory_mib=number * UNITS[unit] / MIB,
-        memory_unit=unit,
+        min_memory_mib=least_mib,
+        memory_unit=least_unit,
         model=name or "",
         exclude=excluded,
-        share=share,
+        share=share or part_mib is not None,
+        part_mib=part_mib,
+        part_unit=part_unit,
         note=note,
     )
 
@@ -120,6 +125,15 @@ def idle_mib() -> float | None:
         raise RequestError(f"{host.IDLE_MEMORY}: {error}") from error
 
 
+def _memory(keyword: str, size: str | float) -> tuple[float, str]:
+    """A size of memory in MiB, and its unit. keyword: of reserve(). Raises RequestError."""
+    number, unit = _size(size)
+    if unit is None and 0 < number < _LEAST_BARE_MIB:
+        raise RequestError(_which_unit(keyword, size))
+    unit = unit or "MiB"
+    return number * UNITS[unit] / MIB, unit
+
+
 def _size(text: str | float) -> tuple[float, str | None]:
     """A size of memory as a number and its unit, None where none was given. Raises RequestError."""
     if isinstance(text, float) and text.is_integer():
@@ -131,12 +145,12 @@ def _size(text: str | float) -> tuple[float, str | None]:
     return float(match[1]), unit
 
 
-def _which_unit(size: str | float | None) -> str:
+def _which_unit(keyword: str, size: str | float) -> str:
     """What is said to a bare number that no GPU is too small for; in Python's words to Python."""
     number = str(size).strip()
     forms = [f"{number}GB", f"{number}MiB"]
     if not isinstance(size, str):
-        forms = [f'min_memory="{form}"' for form in forms]
+        forms = [f'{keyword}="{form}"' for form in forms]
     return f"{number} MiB or {number} GB? Write {forms[0]} or {forms[1]}."
 
 
