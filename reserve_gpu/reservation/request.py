@@ -73,16 +73,14 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
     for what, text in (("name", name), ("note", note)):
         if text is not None and not isinstance(text, str):
             raise RequestError(f"The {what} must be a text, not {text!r}.")
-    least_mib, least_unit = (
-        (0.0, "GiB") if min_memory is None else _memory("min_memory", min_memory)
-    )
-    part_mib, part_unit = (None, "GiB") if memory is None else _memory("memory", memory)
+    least_mib, least_unit = _memory("min_memory", min_memory)
+    part_mib, part_unit = _memory("memory", memory)
     if part_mib == 0:
         raise RequestError("A part of a GPU needs some memory: give its size, as 10GB.")
     return Request(
         devices=named,
         count=count,
-        min_memory_mib=least_mib,
+        min_memory_mib=least_mib or 0.0,
         memory_unit=least_unit,
         model=name or "",
         exclude=excluded,
@@ -125,8 +123,10 @@ def idle_mib() -> float | None:
         raise RequestError(f"{host.IDLE_MEMORY}: {error}") from error
 
 
-def _memory(keyword: str, size: str | float) -> tuple[float, str]:
+def _memory(keyword: str, size: str | float | None) -> tuple[float | None, str]:
     """A size of memory in MiB, and its unit. keyword: of reserve(). Raises RequestError."""
+    if size is None:
+        return None, "GiB"
     number, unit = _size(size)
     if unit is None and 0 < number < _LEAST_BARE_MIB:
         raise RequestError(_which_unit(keyword, size))
