@@ -312,7 +312,8 @@ def _failure(
         own.go_without()  # first: what follows may take long, and be interrupted
     refusals = [explained(claim, refusal) for refusal in denied.refusals]
     if is_above:
-        return ReservedAboveError(messages.above(refusals, claim.outside, face), refusals)
+        values = {name: claim.outside[name] for name in environment.CUDA}
+        return ReservedAboveError(messages.above(refusals, values, face), refusals)
     has_waited = deadline.waits and policy.may_come_free(refusals, request)
     waited_s = deadline.limit_s if has_waited else None
     user = host.user_of(os.getpid())

@@ -342,8 +342,8 @@ class Session:
 
     def _mend_variables(self, reservation: Reservation) -> list[str]:
         """Set the variables again if somebody changed them, as long as CUDA will read them."""
-        expected = {name: reservation.environ.get(name) for name in environment.VARIABLES}
-        values = environment.read()
+        expected = {name: reservation.environ.get(name) for name in environment.CUDA}
+        values = environment.read(environment.CUDA)
         if values == expected:
             return []
         is_late = environment.cuda_started()
