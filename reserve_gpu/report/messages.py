@@ -126,11 +126,16 @@ def _by_unfit(refusals: Sequence[Refusal]) -> list[list[Refusal]]:
 def _unfit(request: Request, group: Sequence[Refusal], total: int) -> str:
     """Why these devices will never do, in words that follow `Of 8 GPUs`. total: of all devices."""
     devices = [refusal.device for refusal in group if isinstance(refusal.device, Device)]
-    is_all, unfit, unit = len(group) == total, group[0].unfit, request.memory_unit
+    is_all, unfit = len(group) == total, group[0].unfit
     if unfit is Unfit.MEMORY:
-        largest = words.size(max(device.memory_mib or 0 for device in devices), unit)
+        wanted_mib, unit = request.min_memory_mib, request.memory_unit
+        sizes = [device.memory_mib or 0 for device in devices]
+        if (request.part_mib or 0.0) >= wanted_mib:  # of what the driver leaves to everybody
+            wanted_mib, unit = request.part_mib or 0.0, request.part_unit
+            sizes = [size - (d.reserve_mib or 0) for size, d in zip(sizes, devices, strict=True)]
+        largest = words.size(max(sizes), unit)
         if is_all:
-            return f"none has {words.size(request.min_memory_mib, unit)}; the largest has {largest}"
+            return f"none has {words.size(wanted_mib, unit)}; the largest has {largest}"
         return f"{labels(group)} {'has' if len(group) == 1 else 'have at most'} {largest}"
     if unfit is Unfit.MODEL:
         models = Counter(shown(device.name or "without a name") for device in devices)
@@ -181,12 +186,32 @@ def too_late(held: Sequence[Device], seen: Sequence[Device], face: Face) -> str:
 
 
 def caution(caution: Caution, request: Request) -> str:
-    """What there is to be said against a device that was taken all the same."""
+    """What there is to be said against a device that was taken all the same; empty if nothing.
+
+    Who asks for a part wants to share: only those matter who were promised nothing.
+    """
+    if request.part_mib is not None:
+        return _beside_a_part(caution, request)
     asked_for = "You share" if request.share else "You asked for"
     against = list(map(words.holder, caution.sharers))
     if caution.state is not State.IDLE:
         against.insert(0, words.use(caution.state, caution.usage, caution.processes))
     return f"{asked_for} {caution.device.label}: it is {'; '.join(against)}"
+
+
+def _beside_a_part(caution: Caution, request: Request) -> str:
+    """What there is to be said of those who use a device of which a part was taken, if anything."""
+    processes = caution.processes
+    if caution.sharers:  # what they run is theirs
+        processes = tuple(process for process in processes if process.has_reserved is False)
+    if caution.state is State.IDLE or (caution.sharers and not processes):
+        return ""
+    part = words.size(request.part_mib or 0.0, request.part_unit)
+    return (
+        f"{part} of {caution.device.label} are reserved, but it is "
+        f"{words.use(caution.state, caution.usage, processes)} without a reservation. What that "
+        "uses now was left out of the count, but it may grow"
+    )
 
 
 def unusable(device: Device, reason: str) -> str:
@@ -269,7 +294,8 @@ def asked(request: Request) -> str:
     if request.exclude:
         what += f", not {listed([_label(name) for name in request.exclude])}"
     if request.part_mib is not None:
-        return f"{words.size(request.part_mib, request.part_unit)} of {what}"
+        of = "of each of" if request.needed > 1 else "of"
+        return f"{words.size(request.part_mib, request.part_unit)} {of} {what}"
     return f"{what}, also shared" if request.share else what
 
 
