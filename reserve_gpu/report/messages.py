@@ -107,7 +107,7 @@ def impossible(request: Request, refusals: Sequence[Refusal], limit: str | None)
     groups = _by_unfit(refusals)
     reasons = [_unfit(request, group, len(refusals)) for group in groups]
     of = "Of 1 GPU" if len(refusals) == 1 else f"Of {len(refusals)} GPUs"
-    says_all = [group[0].unfit for group in groups] in ([Unfit.MEMORY], [Unfit.MODEL])
+    says_all = [group[0].unfit for group in groups] in ([Unfit.MEMORY], [Unfit.PART], [Unfit.MODEL])
     if fitting or not says_all:
         what = asked(request._replace(devices=(), exclude=(), share=False))
         of = f"{what.replace('a GPU', '1 GPU', 1)} can't be had here. {of}"
@@ -128,13 +128,13 @@ def _unfit(request: Request, group: Sequence[Refusal], total: int) -> str:
     """Why these devices will never do, in words that follow `Of 8 GPUs`. total: of all devices."""
     devices = [refusal.device for refusal in group if isinstance(refusal.device, Device)]
     is_all, unfit = len(group) == total, group[0].unfit
-    if unfit is Unfit.MEMORY:
+    if unfit in (Unfit.MEMORY, Unfit.PART):
         wanted_mib, unit = request.min_memory_mib, request.memory_unit
-        sizes = [device.memory_mib or 0 for device in devices]
-        if (request.part_mib or 0.0) >= wanted_mib:  # of what the driver leaves to everybody
+        most_mib: float = max(device.memory_mib or 0 for device in devices)
+        if unfit is Unfit.PART:
             wanted_mib, unit = request.part_mib or 0.0, request.part_unit
-            sizes = [size - (d.reserve_mib or 0) for size, d in zip(sizes, devices, strict=True)]
-        largest = words.size(max(sizes), unit)
+            most_mib = words.rounded_down(max(map(words.usable_mib, devices)), unit)
+        largest = words.size(most_mib, unit)
         if is_all:
             return f"none has {words.size(wanted_mib, unit)}; the largest has {largest}"
         return f"{labels(group)} {'has' if len(group) == 1 else 'have at most'} {largest}"
@@ -187,10 +187,7 @@ def too_late(held: Sequence[Device], seen: Sequence[Device], face: Face) -> str:
 
 
 def caution(caution: Caution, request: Request) -> str:
-    """What there is to be said against a device that was taken all the same; empty if nothing.
-
-    Who asks for a part wants to share: only those matter who were promised nothing.
-    """
+    """What there is to be said against a device that was taken all the same."""
     if request.part_mib is not None:
         return _beside_a_part(caution, request)
     asked_for = "You share" if request.share else "You asked for"
@@ -201,17 +198,12 @@ def caution(caution: Caution, request: Request) -> str:
 
 
 def _beside_a_part(caution: Caution, request: Request) -> str:
-    """What there is to be said of those who use a device of which a part was taken, if anything."""
-    processes = caution.processes
-    if caution.sharers:  # what they run is theirs
-        processes = tuple(process for process in processes if process.has_reserved is False)
-    if caution.state is State.IDLE or (caution.sharers and not processes):
-        return ""
+    """The same of a part: what others use is counted, but nothing keeps it from growing."""
     part = words.size(request.part_mib or 0.0, request.part_unit)
     return (
-        f"{part} of {caution.device.label} are reserved, but it is "
-        f"{words.use(caution.state, caution.usage, processes)} without a reservation. What that "
-        "uses now was left out of the count, but it may grow"
+        f"You have {part} of {caution.device.label}, which others use without a reservation: "
+        f"{words.use(caution.state, caution.usage, caution.processes)}. What they use now is not "
+        "in your part, but they may use more"
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from reserve_gpu import host
 from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.gpus.bindings import DeviceError
-from reserve_gpu.gpus.usage import is_usable, judge, room_mib
+from reserve_gpu.gpus.usage import judge, room_mib
 from reserve_gpu.locks.directory import LockDirectory, lock_name
 from reserve_gpu.model import (
     GRAPHICS,
@@ -261,8 +261,7 @@ def _using(holders: Sequence[Holder], processes: Sequence[Process]) -> tuple[Hol
 
 def _room_mib(device: Device, holders: Sequence[Holder], usage: Usage) -> float | None:
     """What can still be promised of a device: nothing where somebody has all of it."""
-    is_whole = any(holder.file in (None, lock_name(device.uuid)) for holder in holders)
-    if is_whole or not is_usable(usage):
+    if any(holder.file in (None, lock_name(device.uuid)) for holder in holders):
         return 0.0
     return room_mib(device, usage, [(holder.part_mib, holder.used_mib) for holder in holders])
 
