@@ -100,7 +100,7 @@ def _checked(fields: Mapping[str, Any]) -> Handover | None:
         devices,
         locks,
         note=_text(fields["note"]),
-        part_mib=read_part(fields["part_mib"]),
+        part_mib=read_part(fields.get("part_mib")),
         reason=_text(fields["reason"]),
     )
 
