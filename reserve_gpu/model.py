@@ -50,6 +50,7 @@ class Unfit(Enum):
 
     MODEL = "its name is another"
     MEMORY = "it has less memory"
+    PART = "it has less memory than the part that is asked for"
     MEMORY_UNKNOWN = "it does not say how much memory it has"
     SECOND_INSTANCE = "this driver gives a process one MIG instance only"
     UNREADABLE = "what it is can't be read"

@@ -76,16 +76,26 @@ def room_mib(
     the first is None for who was promised nothing and may use all, the second where it can't be
     seen.
     """
-    total_mib, used_mib = device.memory_mib, usage.used_mib
-    if total_mib is None or used_mib is None:
+    if device.memory_mib is None or usage.used_mib is None:
         return None
+    is_exclusive = usage.mode == ComputeMode.EXCLUSIVE_PROCESS and bool(parts)
     promised = [size for size, _ in parts if size is not None]
-    if len(promised) < len(parts):
+    if len(promised) < len(parts) or is_exclusive or not is_usable(usage):
         return 0.0
-    uses = [use for _, use in parts if use is not None]
-    if len(uses) < len(parts):  # in a container: no telling whose the memory is that is in use
-        taken = max(sum(promised), used_mib)
+    strangers_mib = unpromised_mib(usage, [use for _, use in parts])
+    if strangers_mib is None:  # in a container, say
+        taken = max(sum(promised), usage.used_mib)
     else:
-        own = sum(map(max, promised, uses))
-        taken = own + max(0.0, used_mib - sum(uses))
-    return max(0.0, total_mib - (device.reserve_mib or 0) - taken)
+        taken = strangers_mib + sum(max(size or 0.0, use or 0.0) for size, use in parts)
+    return max(0.0, device.memory_mib - (device.reserve_mib or 0) - taken)
+
+
+def unpromised_mib(usage: Usage, uses: Sequence[float | None]) -> float | None:
+    """Memory in use by those who were promised nothing, in MiB; None if it can't be told apart.
+
+    uses: what those use who were promised a part, None for one of whom that can't be seen.
+    """
+    known = [use for use in uses if use is not None]
+    if usage.used_mib is None or len(known) < len(uses):
+        return None
+    return max(0.0, usage.used_mib - sum(known))

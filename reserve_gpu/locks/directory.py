@@ -195,14 +195,13 @@ class LockDirectory:
         others = [name for name in names if not name.startswith(known)][:MOST_LOST]
         return tuple(map(self.holders.of, filter(self._is_held, others)))
 
-    def unlisted(self, uuids: Collection[str], tickets: Collection[str]) -> set[str]:
-        """Those of the devices and tickets that the kernel's list shows nobody to have.
+    def unlisted(self, names: Collection[str]) -> set[str]:
+        """Those of the files that the kernel's list shows nobody to have locked.
 
         A cheap hint that somebody may have let go of something; it decides nothing.
         """
         holders = self.holders
-        missing = {name for name in tickets if not holders.lists(name)}
-        return missing | {uuid for uuid in uuids if not any(self._listed(uuid, holders))}
+        return {name for name in names if not holders.lists(name)}
 
     def listed_holders_of(self, uuid: str) -> tuple[Holder, ...]:
         """Who has the device by the kernel's list, which may miss some; it decides nothing."""

@@ -72,7 +72,7 @@ class Holders:
             asks=_text(record.get("asks")),
             beat=status.st_ctime_ns,
             needs=needs if type(needs) is int and needs > 0 else 1,
-            part_mib=_part(record.get("part_mib")),
+            part_mib=read_part(record.get("part_mib")),
         )
 
     def lists(self, name: str) -> bool:
@@ -130,7 +130,7 @@ def merge(record: dict[str, Any], pid: int | None, changed: float = 0.0) -> Hold
         visible=_text(record.get("visible")),
         command=_text(record.get("command")),
         cwd=_text(record.get("cwd")),
-        part_mib=_part(record.get("part_mib")),
+        part_mib=read_part(record.get("part_mib")),
         seen=pid is not None,
         confirmed=pid is not None and pid == claimed,
         elsewhere=pid is None and record.get("namespace") not in (None, host.pid_namespace()),
@@ -141,7 +141,7 @@ def _uuids(wants: list[object]) -> frozenset[str]:
     return frozenset(uuid for uuid in wants[:MOST_WANTED] if isinstance(uuid, str))
 
 
-def _part(value: Any) -> float | None:
+def read_part(value: Any) -> float | None:
     """A promise of memory, in MiB. What makes no sense is none: whoever wrote it may use it all."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and 0 < value < MOST_MIB else None

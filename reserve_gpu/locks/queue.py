@@ -120,16 +120,19 @@ class Place:
         self._ahead = [t for t in before if now - self._beats[t.name, t.beat] < self._stopped_s]
         return self._ahead
 
-    def first_for(self, uuid: str, *, is_free: bool) -> Ticket | None:
+    def first_for(
+        self, uuid: str, *, is_free: bool, is_delayed: Callable[[Ticket], bool] | None = None
+    ) -> Ticket | None:
         """Who comes before this process for the device; of those whom `ahead` has returned.
 
         An offer lapses: who lets a device lie that is free can't use it, whatever the ticket says.
         Not who waits for several, and takes none before all are there.
         is_free: this process would take it.
+        is_delayed: whether one who comes before has to wait longer then; None for all of them.
         """
         now = time.monotonic()
         for ticket in self._ahead:
-            if not ticket.could_use(uuid):
+            if not ticket.could_use(uuid) or (is_delayed and not is_delayed(ticket)):
                 continue
             if not is_free or ticket.needs > 1:
                 return ticket

@@ -26,6 +26,7 @@ NESTED = (  # of a call in the midst of another one, in a handler of a signal
     "This process is reserving, releasing or looking already; it can't reserve in the midst of "
     "that. Try again when it is done."
 )
+PART_STAYS = "The `with` block around this has asked for a larger part, which stays reserved."
 HAS_ENDED = "This reservation has been released; ask for another one."
 ANOTHER_THREAD_WAITS = (
     "Another thread of this process is waiting in the queue for a GPU; this one gets the same GPU "

@@ -260,17 +260,26 @@ def _taken(
         raise TooLateError(messages.too_late(own.devices, (), face))
     with Nvml() as gpus:
         gpus.count()  # without a driver nothing is made
+        request = own.in_place(request)
         if is_late:
             request = _only_what_cuda_sees(own, request, gpus, face)
         with LockDirectory() as locks:
             if not is_late:
                 limit.inherit(gpus, locks)
-            outside, held = own.outside(), own.locks_in(locks.path)
-            driver = gpus.driver_version() if request.needed > 1 else None
-            claim = Claim(request, gpus, locks, outside, held, limit_mib, is_late, driver=driver)
+            claim = Claim(
+                request,
+                gpus,
+                locks,
+                own.outside(),
+                own.locks_in(locks.path),
+                part_mib=own.part_mib,
+                idle_mib=limit_mib,
+                is_taking_back=is_late,
+                driver=gpus.driver_version() if request.needed > 1 else None,
+            )
             outcome = _outcome(own, claim, deadline, progress)
             if isinstance(outcome, Granted):
-                reservation = own.hold(outcome, request.note)
+                reservation = own.hold(outcome, request)
                 return reservation, _warnings(claim, outcome)
             raise _failure(own, claim, outcome, deadline, face)
 

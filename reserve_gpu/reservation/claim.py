@@ -18,7 +18,7 @@ from reserve_gpu.locks.directory import MUTEX_LIMIT_S
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import Caution, Device, Fault, Refusal, State, Ticket
-from reserve_gpu.reservation import environment, limit, policy
+from reserve_gpu.reservation import environment, limit, parts, policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,8 @@ class Claim(NamedTuple):
     """All that an attempt needs to know.
 
     outside: the CUDA variables as somebody outside set them. held: locks that this process has
-    already, by UUID. idle_mib: memory in use up to which a device is idle, None for the default.
+    already, by UUID. part_mib: of each of them what it was promised, if that is a part.
+    idle_mib: memory in use up to which a device is idle, None for the default.
     is_taking_back: CUDA has started, so this process itself may be on the devices.
     candidates: the devices to try, None where that has still to be found out.
     driver: its version, where that matters.
@@ -51,6 +52,7 @@ class Claim(NamedTuple):
     locks: LockDirectory
     outside: Mapping[str, str | None]
     held: Mapping[str, Lock]
+    part_mib: float | None = None
     idle_mib: float | None = None
     is_taking_back: bool = False
     candidates: Sequence[Device | Fault] | None = None
@@ -61,6 +63,7 @@ class Locked(NamedTuple):
     """A device that was locked and will do.
 
     usage: its reading, None for what was held before. sharers: who has it too.
+    room_mib: what could have been promised of its memory, where a part is asked for.
     """
 
     device: Device
@@ -68,12 +71,18 @@ class Locked(NamedTuple):
     state: State = State.IDLE
     usage: Usage | None = None
     sharers: tuple[Holder, ...] = ()
+    room_mib: float | None = None
 
     @property
-    def crowd(self) -> tuple[bool, float]:
-        """How much others use it: less is better, and what is held already is best."""
+    def rank(self) -> tuple[bool, float]:
+        """Less is better: what is held already; of parts the fullest, so that whole ones stay so.
+
+        Else what others use the least.
+        """
         if self.usage is None:
             return False, -1.0
+        if self.room_mib is not None:
+            return False, self.room_mib
         return self.state is not State.IDLE or bool(self.sharers), usage.used_mib(self.usage)
 
 
@@ -124,7 +133,9 @@ class Taken:
 def _spare(locked: Locked) -> Refusal:
     """What is said of a device that would be taken, if the others can't be had."""
     state, holder = State.FREE if locked.state is State.IDLE else locked.state, None
-    if locked.sharers:
+    if locked.room_mib is not None:
+        state = State.FREE  # as much of it as is asked for
+    elif locked.sharers:
         state, holder = State.RESERVED, locked.sharers[0]
     return Refusal(locked.device, state, locked.usage, holder=holder, would_be_taken=True)
 
@@ -148,7 +159,7 @@ def attempt(
             ahead = queue.ahead()
             if chosen := _choose(claim, devices, queue, taken):
                 granted = taken.keep(chosen)
-                record = signature(chosen, claim.request.note)
+                record = signature(chosen, claim.request.note, claim.request.part_mib)
                 for locked in granted.locked:
                     locked.lock.write(record, locked.device)
                 return granted
@@ -156,10 +167,12 @@ def attempt(
     return Denied(tuple(refusals), tuple(ahead))
 
 
-def signature(devices: Sequence[Device], note: str | None) -> dict[str, str | None]:
+def signature(
+    devices: Sequence[Device], note: str | None, part_mib: float | None
+) -> dict[str, str | float | None]:
     """What others may read in the locks of these devices."""
     visible = environment.variables(devices)[environment.VISIBLE]
-    return {**host.myself(note), "visible": visible}
+    return {**host.myself(note), "visible": visible, "part_mib": part_mib}
 
 
 def cautions(claim: Claim, granted: Granted) -> list[Caution]:
@@ -169,8 +182,15 @@ def cautions(claim: Claim, granted: Granted) -> list[Caution]:
 
 
 def _caution(claim: Claim, locked: Locked, reading: Usage) -> Caution:
-    """What others do on the device; what this process itself has there is no use to warn of."""
+    """What others do on the device; what this process itself has there is no use to warn of.
+
+    Nor is what those do who share it by parts: that was counted.
+    """
     state, sharers = locked.state, tuple(map(host.with_user, locked.sharers))
+    if locked.room_mib is not None:
+        strangers = parts.strangers(_processes(claim, locked.device), locked.sharers)
+        state = State.BUSY if strangers else State.IDLE
+        return Caution(locked.device, state, reading, strangers)
     if state is State.IDLE:
         return Caution(locked.device, state, reading, (), sharers)
     processes = _processes(claim, locked.device)
@@ -242,9 +262,9 @@ def _choose(
         return claim.gpus.link(one, other, left_s) if left_s > 0 else Link.SYSTEM
 
     def choose() -> list[Device] | None:
-        crowd = {uuid: locked.crowd for uuid, locked in taken.locked.items()}
+        rank = {uuid: locked.rank for uuid, locked in taken.locked.items()}
         there = [locked.device for locked in taken.locked.values()]
-        return policy.choose(there, claim.request, crowd, link)
+        return policy.choose(there, claim.request, rank, link)
 
     for device in devices:
         left_s = max(LEAST_LIMIT_S, readings_until - time.monotonic())
@@ -262,16 +282,16 @@ def _take(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) ->
         return Refusal(device, State.UNFIT, unfit=reason, fault=fault)
     if isinstance(device, Fault):
         return Refusal(device, device.state, fault=fault)
-    own = claim.held.get(device.uuid)
+    own, is_part = claim.held.get(device.uuid), request.part_mib is not None
     if own and own.shared == request.share:
-        return Locked(device, own)
+        return _look(claim, device, own, queue, limit_s) if is_part else Locked(device, own)
     try:
         lock = claim.locks.take(device.uuid, share=request.share, own=own)
     except LockError as error:
         return Refusal(device, State.UNKNOWN, fault=str(error))
     if not isinstance(lock, Lock):
         return Refusal(device, State.RESERVED, holder=lock)
-    if own:  # from whole to shared, or back
+    if own and not is_part:  # from whole to shared, or back
         return Locked(device, lock)
     is_kept = False
     try:
@@ -287,12 +307,14 @@ def _look(
     claim: Claim, device: Device, lock: Lock, queue: Place, limit_s: float
 ) -> Locked | Refusal:
     """Whether the device, now locked, will do for all that others have or await of it."""
-    sharers = claim.locks.sharers_of(device.uuid, [lock.name]) if claim.request.share else ()
     try:
         reading = claim.gpus.usage(device, limit_s)
     except DeviceError as error:
         return Refusal(device, error.state, fault=str(error))
     state = usage.judge(reading, claim.idle_mib)
+    if claim.request.part_mib is not None:
+        return _look_for_part(claim, device, lock, queue, reading, state)
+    sharers = claim.locks.sharers_of(device.uuid, [lock.name]) if claim.request.share else ()
     if claim.is_taking_back:  # this process itself may be on it
         return Locked(device, lock, state, reading, sharers)
     is_free = policy.is_to_be_taken(claim.request, state, reading, is_shared=bool(sharers))
@@ -301,6 +323,30 @@ def _look(
     if is_free:
         return Locked(device, lock, state, reading, sharers)
     return Refusal(device, state, reading)
+
+
+def _look_for_part(  # noqa: PLR0913, PLR0917 - of a look, with what was read in it
+    claim: Claim, device: Device, lock: Lock, queue: Place, reading: Usage, state: State
+) -> Locked | Refusal:
+    """Whether the device, now locked as one who shares it, has room for the part."""
+    part_mib = claim.request.part_mib or 0.0
+    room = parts.room(claim, device, lock, reading)
+    if room is None:
+        return Refusal(device, State.UNKNOWN, reading)
+    is_shared = bool(room.sharers)
+    is_open = policy.is_to_be_taken(claim.request, state, reading, is_shared=is_shared)
+    if not is_open and not claim.is_taking_back:
+        return Refusal(device, state, reading)
+    if room.most_mib < part_mib:
+        return Refusal(device, State.FULL, reading, room_mib=room.most_mib, sharers=room.sharers)
+
+    def is_delayed(ahead: Ticket) -> bool:
+        return room.delays(part_mib, ahead.part_mib)
+
+    if first := queue.first_for(device.uuid, is_free=True, is_delayed=is_delayed):
+        return Refusal(device, State.AWAITED, reading, holder=first.holder, use=state)
+    is_held = device.uuid in claim.held
+    return Locked(device, lock, state, None if is_held else reading, room.sharers, room.most_mib)
 
 
 def _usage(claim: Claim, device: Device) -> Usage | None:

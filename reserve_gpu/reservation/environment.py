@@ -56,9 +56,13 @@ class Changes(NamedTuple):
         return Changes()
 
 
-def variables(devices: Sequence[Device]) -> dict[str, str | None]:
-    """The three variables for these devices, in this order; None for one that must not be set."""
-    memory = [device.memory_mib for device in devices]
+def variables(devices: Sequence[Device], part_mib: float | None = None) -> dict[str, str | None]:
+    """The three variables for these devices, in this order; None for one that must not be set.
+
+    part_mib: of each of them the part that is reserved, None for all of it.
+    """
+    part = None if part_mib is None else int(part_mib)
+    memory = [device.memory_mib if part is None else part for device in devices]
     return {
         MEMORY: None if None in memory else ",".join(map(str, memory)),
         ORDER: "PCI_BUS_ID",  # CUDA's own default is another order than NVML's

@@ -16,7 +16,7 @@ from reserve_gpu import host
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.directory import default_path
-from reserve_gpu.locks.holders import merge, read_record
+from reserve_gpu.locks.holders import merge, read_part, read_record
 from reserve_gpu.locks.lock import TEXT_LIMIT, Lock, kernel_device
 from reserve_gpu.model import Device
 from reserve_gpu.reservation import environment
@@ -39,7 +39,7 @@ NUMBERS = {
 class Handover(NamedTuple):
     """What one program leaves to the next in the same process.
 
-    changes: to the CUDA variables. locks: what holds the devices, by UUID.
+    changes: to the CUDA variables. locks: what holds the devices, by UUID. part_mib: as of Held.
     reason: why there is no device, if there is none and a person should be told.
     """
 
@@ -47,6 +47,7 @@ class Handover(NamedTuple):
     devices: tuple[Device, ...] = ()
     locks: Mapping[str, Lock] = {}
     note: str | None = None
+    part_mib: float | None = None
     reason: str | None = None
 
 
@@ -60,6 +61,7 @@ def offer(handover: Handover) -> None:
         "written": dict(handover.changes.written),
         "devices": [device._asdict() for device in handover.devices],
         "locks": [(lock.descriptor, lock.name, lock.shared) for lock in locks],
+        "part_mib": handover.part_mib,
         "note": handover.note and handover.note[:TEXT_LIMIT],
         "reason": handover.reason and handover.reason[:REASON_LIMIT],
     }
@@ -93,7 +95,14 @@ def _checked(fields: Mapping[str, Any]) -> Handover | None:
             return None
         locks[device.uuid] = lock
     changes = Changes(_variables(fields["before"]), _variables(fields["written"]))
-    return Handover(changes, devices, locks, _text(fields["note"]), _text(fields["reason"]))
+    return Handover(
+        changes,
+        devices,
+        locks,
+        note=_text(fields["note"]),
+        part_mib=read_part(fields["part_mib"]),
+        reason=_text(fields["reason"]),
+    )
 
 
 def _device(fields: Mapping[str, Any]) -> Device:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Held(NamedTuple):
     """Devices that are held.
 
-    locks: by UUID. note: for others to read. is_unnamed: it was signed before the notebook's name
+    locks: by UUID. part_mib: the part of each that was promised, None for all of it.
+    note: for others to read. is_unnamed: it was signed before the notebook's name
     was known. answers: how many calls of reserve() were answered with it outside of a `with` block.
     inside: the threads that are in a `with` block of it, once for each block.
     """
@@ -27,6 +28,7 @@ class Held(NamedTuple):
     devices: tuple[Device, ...]
     locks: Mapping[str, Lock]
     note: str | None = None
+    part_mib: float | None = None
     is_unnamed: bool = False
     answers: int = 1
     inside: tuple[int, ...] = ()

@@ -34,6 +34,11 @@ def unfit(device: Device | Fault, request: Request, driver: str | None = None) -
         return Unfit.MEMORY_UNKNOWN
     if device.memory_mib is not None and device.memory_mib < request.min_memory_mib:
         return Unfit.MEMORY
+    if request.part_mib is not None:
+        if device.memory_mib is None:
+            return Unfit.MEMORY_UNKNOWN
+        if request.part_mib > device.memory_mib - (device.reserve_mib or 0):
+            return Unfit.PART
     if device.instance is not None and request.needed > 1:
         major = (driver or "").partition(".")[0]
         if major.isdecimal() and int(major) < SEVERAL_INSTANCES_SINCE:
@@ -45,11 +50,13 @@ def is_to_be_taken(request: Request, state: State, reading: Usage, *, is_shared:
     """Whether a device that nobody else has reserved for themselves, or waits for, is taken.
 
     state: of its use. is_shared: others share it, with whom the request is willing to share.
-    A name says that the person knows better; it can't help where CUDA would let nobody on.
+    A name says that the person knows better; it can't help where CUDA would let nobody on. For a
+    part what others use is counted, so it need not be idle.
     """
     if state is State.IDLE:
         return True
-    is_expected = bool(request.devices) or (is_shared and state is State.BUSY)
+    is_counted = is_shared or request.part_mib is not None
+    is_expected = bool(request.devices) or (is_counted and state is State.BUSY)
     return is_expected and usage.is_usable(reading)
 
 
@@ -61,12 +68,12 @@ def first_will_do(request: Request) -> bool:
 def choose(
     devices: Sequence[Device],
     request: Request,
-    crowd: Mapping[str, tuple[bool, float]],
+    rank: Mapping[str, tuple[bool, float]],
     link: Callable[[Device, Device], int],
 ) -> list[Device] | None:
     """The best of those that can be had, in their order, None if they are too few.
 
-    crowd: by UUID, whether others use the device, and the memory in use; less is better.
+    rank: by UUID; of those that are shared the least is the best one.
     link: how far two devices are from each other; 0 is closest.
     """
     count = request.needed
@@ -79,7 +86,7 @@ def choose(
     if len(devices) < count:
         return None
     if request.share:
-        return sorted(devices, key=lambda device: crowd[device.uuid])[:count]
+        return sorted(devices, key=lambda device: rank[device.uuid])[:count]
     return closest(devices, count, link)
 
 
@@ -126,6 +133,13 @@ def kept(held: Sequence[Device], request: Request, *, is_shared: bool) -> list[D
     if request.count is None:
         return fitting or None
     return fitting[: request.count] if len(fitting) >= request.count else None
+
+
+def is_enough(held_mib: float | None, wanted_mib: float | None) -> bool:
+    """Whether what is held is the part that is wanted, or more; None for who asks for no part."""
+    if held_mib is None or wanted_mib is None:
+        return held_mib is wanted_mib
+    return wanted_mib <= held_mib
 
 
 def take_back(request: Request, seen: Sequence[Device]) -> Request | None:
@@ -178,6 +192,6 @@ def next_look_s(refusals: Sequence[Refusal], *, is_lively: bool, is_told: bool) 
     if is_lively:
         return LIVELY_LOOK_S
     # No notice tells of use that ends, nor that somebody ahead in the queue is stopped.
-    untold = {State.BUSY, State.UNKNOWN, State.AWAITED, *STUCK}
+    untold = {State.BUSY, State.FULL, State.UNKNOWN, State.AWAITED, *STUCK}
     states = {refusal.state for refusal in refusals if not refusal.would_be_taken}
     return QUIET_S if is_told and states.isdisjoint(untold) else LOOK_S

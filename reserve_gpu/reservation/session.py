@@ -41,11 +41,18 @@ class Reservation:
 
     devices: in the order in which CUDA numbers them in this process.
     environ: the variables that were set for them.
+    memory_mib: the part of each that this process may use, None for all of it.
     """
 
-    def __init__(self, devices: Sequence[Device], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        environ: Mapping[str, str],
+        memory_mib: float | None = None,
+    ) -> None:
         self.devices = tuple(devices)
         self.environ = dict(environ)
+        self.memory_mib = memory_mib
 
     @property
     def note(self) -> str | None:
@@ -157,6 +164,22 @@ class Session:
         reservation = self.reservation
         return reservation.devices if reservation else ()
 
+    @property
+    def part_mib(self) -> float | None:
+        """The part of each of them that was promised, None for all of it."""
+        return self._held.part_mib if self._held and self.reservation else None
+
+    def in_place(self, request: Request) -> Request:
+        """The request for the devices that are held, where it is for another part of them.
+
+        Who holds a part and asks for a larger one means more of the same device.
+        """
+        is_part = None not in (self.part_mib, request.part_mib)
+        devices = policy.kept(self.devices, request, is_shared=True) if is_part else None
+        if not devices or request.devices:
+            return request
+        return request._replace(devices=tuple(d.number for d in devices), count=None, exclude=())
+
     def note_of(self, reservation: Reservation) -> str | None:
         """What others read beside it, while it is held."""
         return self._held.note if self._held and self._reservation is reservation else None
@@ -180,28 +203,31 @@ class Session:
         if held is None or reservation is None:
             return None
         devices = policy.kept(reservation.devices, request, is_shared=held.is_shared)
-        if devices is None:
+        if devices is None or not policy.is_enough(held.part_mib, request.part_mib):
             return None
-        if tuple(devices) == reservation.devices:
+        if tuple(devices) == reservation.devices and held.part_mib == request.part_mib:
             return reservation, self._again(request.note)
+        if held.inside and request.part_mib != held.part_mib:
+            return reservation, [*self._again(request.note), messages.PART_STAYS]
         rest = [device for device in reservation.devices if device not in devices]
         is_late = environment.cuda_started()
         if rest and (is_late or held.inside):
             stays = messages.stays(rest, is_late=is_late)
             return reservation, [*self._again(request.note), stays]
-        if is_late:  # the same in another order
+        if is_late and tuple(devices) != reservation.devices:  # the same in another order
             return None
         locks = {device.uuid: held.locks[device.uuid] for device in devices}
-        reservation = self._change(devices, locks, held.note, held.answers + 1)
-        if request.note is not None:
-            self._sign(request.note)
+        note = held.note if request.note is None else request.note
+        now = Held(tuple(devices), locks, note, request.part_mib, answers=held.answers + 1)
+        reservation = self._change(now)
+        self._sign()
         return reservation, []
 
-    def hold(self, granted: Granted, note: str | None) -> Reservation:
+    def hold(self, granted: Granted, request: Request) -> Reservation:
         """Hold what was taken, and nothing else: set the variables, then let go of the rest."""
-        devices = [locked.device for locked in granted.locked]
+        devices = tuple(locked.device for locked in granted.locked)
         locks = {locked.device.uuid: locked.lock for locked in granted.locked}
-        return self._change(devices, locks, note)
+        return self._change(Held(devices, locks, request.note, request.part_mib))
 
     def release(self, reservation: Reservation | None = None) -> tuple[Device, ...]:
         """Let go of the reservation if it is still this one, None for any; returns its devices.
@@ -282,8 +308,9 @@ class Session:
         """Leave all of it to the program that this process becomes with its next exec."""
         held = self._held
         devices = held.devices if held else ()
-        note = held.note if held else None
-        handover.offer(handover.Handover(self._changes, devices, self._held_locks(), note, reason))
+        note, part_mib = (held.note, held.part_mib) if held else (None, None)
+        locks = self._held_locks()
+        handover.offer(handover.Handover(self._changes, devices, locks, note, part_mib, reason))
 
     def adopt(self) -> None:
         """Take over, once, what this process held before exec made it this program."""
@@ -299,8 +326,9 @@ class Session:
             return
         self.reason, self._changes = given.reason, given.changes
         if given.devices:
-            self._reservation = Reservation(given.devices, _set_only(given.changes.written))
-            self._held = Held(given.devices, given.locks, given.note)
+            environ = _set_only(given.changes.written)
+            self._reservation = Reservation(given.devices, environ, given.part_mib)
+            self._held = Held(given.devices, given.locks, given.note, given.part_mib)
             self._sign()  # the notebook is known only now, in VS Code later
 
     def _again(self, note: str | None) -> list[str]:
@@ -324,23 +352,17 @@ class Session:
         visible = values[environment.VISIBLE]
         return [messages.changed(visible, reservation.devices, is_late=is_late)]
 
-    def _change(
-        self,
-        devices: Sequence[Device],
-        locks: Mapping[str, Lock],
-        note: str | None,
-        answers: int = 1,
-    ) -> Reservation:
-        values = environment.variables(devices)
-        reservation = Reservation(devices, _set_only(values))
+    def _change(self, held: Held) -> Reservation:
+        """Hold that, and nothing else: set the variables, then let go of the rest."""
+        values = environment.variables(held.devices, held.part_mib)
+        reservation = Reservation(held.devices, _set_only(values), held.part_mib)
         before = self._held_locks()
         with interrupts.no_fork():
             self._changes = self._changes.to(values)
-            is_unnamed = not host.notebook_path()
-            self._held = Held(reservation.devices, dict(locks), note, is_unnamed, answers)
+            self._held = held._replace(is_unnamed=not host.notebook_path())
             self._reservation = reservation
         for uuid, lock in before.items():
-            if locks.get(uuid) is not lock:
+            if held.locks.get(uuid) is not lock:
                 lock.release()
         return reservation
 
@@ -369,8 +391,9 @@ class Session:
         if self._held:
             note = self._held.note if note is None else note
             self._held = self._held._replace(note=note, is_unnamed=not host.notebook_path())
+            record = signature(self._held.devices, note, self._held.part_mib)
             for device in self._held.devices:
-                self._held.locks[device.uuid].write(signature(self._held.devices, note), device)
+                self._held.locks[device.uuid].write(record, device)
 
 
 # By process id; an entry of another process is its parent's.

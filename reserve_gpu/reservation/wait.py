@@ -34,8 +34,9 @@ def wait_in_queue(
     """
     claim = claim._replace(candidates=[refusal.device for refusal in denied.refusals])
     wants = _wants(denied)
-    asks = {"asks": messages.asked(claim.request), "needs": claim.request.needed}
-    about = {**host.myself(claim.request.note), **asks}
+    request = claim.request
+    asks = {"asks": messages.asked(request), "needs": request.needed, "part_mib": request.part_mib}
+    about = {**host.myself(request.note), **asks}
     explain = Explainer(claim)
     outcome: Granted | Denied = denied
     start = due = time.monotonic()
@@ -72,21 +73,20 @@ class News:
 
     def __init__(self, claim: Claim) -> None:
         self._locks = claim.locks
-        self._uuids: list[str] = []
-        self._tickets: list[str] = []
+        self._names: list[str] = []
         self._missing: set[str] = set()
 
     def forget(self, denied: Denied) -> None:
         """Begin anew with what the last look has seen."""
-        reserved = [r.device for r in denied.refusals if r.state is State.RESERVED]
-        self._uuids = [device.uuid for device in reserved if isinstance(device, Device)]
-        self._tickets = [ticket.name for ticket in denied.ahead]
+        holders = [h for r in denied.refusals for h in (r.holder, *r.sharers) if h]
+        self._names = [holder.file for holder in holders if holder.file]
+        self._names += [ticket.name for ticket in denied.ahead]
 
     def __call__(self) -> bool:
         """Look into the kernel's list. What it does not show though it is held is no news twice."""
         before = self._missing
         with suppress(LockError):
-            self._missing = self._locks.unlisted(self._uuids, self._tickets)
+            self._missing = self._locks.unlisted(self._names)
         return not self._missing <= before
 
 
