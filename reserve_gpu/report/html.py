@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 BACKGROUNDS = {
     State.FREE: "#1a7f37",
     State.RESERVED: "#9a6700",
+    State.FULL: "#9a6700",
     State.AWAITED: "#9a6700",
     State.BUSY: "#c6303e",
     State.UNKNOWN: "#8250df",
@@ -95,11 +96,17 @@ def _divs(lines: Sequence[Line]) -> str:
 def _memory(entry: Entry) -> str:
     if entry.share is None:
         return escape(entry.memory)
-    meter = (
-        f'<meter min="0" max="1" low="0.5" high="0.9" optimum="0" value="{entry.share:.3f}"'
+    cell = f"{_meter(entry.share)} {escape(entry.memory).replace(' GiB', '&nbsp;GiB')}"
+    if entry.taken is not None:
+        cell += f"<div>{_meter(entry.taken)} with&nbsp;promises</div>"
+    return cell
+
+
+def _meter(share: float) -> str:
+    return (
+        f'<meter min="0" max="1" low="0.5" high="0.9" optimum="0" value="{share:.3f}"'
         ' style="width:4em"></meter>'
     )
-    return f"{meter} {escape(entry.memory).replace(' GiB', '&nbsp;GiB')}"
 
 
 def _state(state: State | None) -> str:

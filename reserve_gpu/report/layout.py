@@ -29,7 +29,8 @@ NEW_S = 600.0  # a reservation of one's own is not called idle in its first minu
 class Entry(NamedTuple):
     """One device: what each column says.
 
-    share: of the memory that is in use, 0 to 1. state: None for a GPU that is split by MIG.
+    share: of the memory that is in use, 0 to 1. taken: the same with what was promised besides,
+    None where nothing was. state: None for a GPU that is split by MIG.
     heat: temperature and power. more: lines below it. is_instance: it stands under its GPU.
     is_mine: this process has reserved it.
     """
@@ -39,6 +40,7 @@ class Entry(NamedTuple):
     state: State | None = None
     memory: str = ""
     share: float | None = None
+    taken: float | None = None
     use: str = ""
     heat: str = ""
     who: Line = ()
@@ -56,13 +58,21 @@ class Layout(NamedTuple):
     foot: Sequence[Line] = ()
 
 
-def entries(
-    rows: Sequence[Row], tickets: Sequence[Ticket], now: float, own: str = ""
-) -> list[Entry]:
-    """An entry for each device, and one above the instances of a GPU that is split by MIG.
+class View(NamedTuple):
+    """What a picture is made for.
 
     tickets: the queue. now: in seconds since the epoch. own: how this process is called.
+    unit: in which parts of a device are told.
     """
+
+    tickets: Sequence[Ticket]
+    now: float
+    own: str = ""
+    unit: str = "GiB"
+
+
+def entries(rows: Sequence[Row], view: View) -> list[Entry]:
+    """An entry for each device, and one above the instances of a GPU that is split by MIG."""
     devices = [row.device for row in rows if isinstance(row.device, Device)]
     models = {device.index: names.model(device) for device in devices}
     made: list[Entry] = []
@@ -72,19 +82,21 @@ def entries(
         if row.device.instance is not None and index not in split:
             split.add(index)
             made.append(Entry(str(index), _name(models.get(index)), memory="split by MIG"))
-        made.append(_entry(row, tickets, now, own))
+        made.append(_entry(row, view))
     return made
 
 
-def row(refusal: Refusal, own: str = "") -> Row:
+def row(refusal: Refusal, own: str = "", unit: str = "GiB") -> Row:
     """What a refusal tells of its device, as a status has it.
 
-    own: how this process is called, where it has the device and keeps it.
+    own: how this process is called, where it has the device and keeps it. unit: of parts of it.
     """
     device, state, usage = refusal.device, refusal.state, refusal.usage
     processes = refusal.processes or ()
-    if own:
+    if own and state is not State.FULL:
         return Row(device, State.RESERVED, usage, reason=own, is_mine=True)
+    if state is State.FULL:
+        return _full(refusal, own, unit)
     if state is State.RESERVED:
         unused = words.is_unused(usage, processes) if usage else None
         holders = (refusal.holder or Holder(),)
@@ -97,6 +109,29 @@ def row(refusal: Refusal, own: str = "") -> Row:
         return Row(device, state, usage, reason=words.refusal(refusal))
     reason = words.would_be(refusal) or words.detail(refusal)
     return Row(device, state, usage, processes=processes, reason=reason, is_unreserved_use=True)
+
+
+def _full(refusal: Refusal, own: str, unit: str) -> Row:
+    """The same of a device of which too little is left. own: how who has a part of it is called."""
+    sharers, usage, processes = refusal.sharers, refusal.usage, refusal.processes or ()
+    reason, room_mib, is_unused = None, refusal.room_mib, None
+    if own:
+        left = words.room(room_mib or 0.0, unit)
+        reason, room_mib = f"{own} has a part of it, and could have {left} in all", None
+    if sharers:  # what they run is theirs
+        is_unused = words.is_unused(usage, processes) if usage and not own else None
+        processes = tuple(process for process in processes if process.has_reserved is False)
+    return Row(
+        refusal.device,
+        State.FULL,
+        usage,
+        processes=processes,
+        holders=sharers,
+        reason=reason,
+        is_unused=is_unused,
+        is_unreserved_use=True,
+        room_mib=room_mib,
+    )
 
 
 def is_awaited(row: Row) -> bool:
@@ -115,7 +150,13 @@ def idle_s(row: Row, now: float) -> float | None:
     return None if since is None else words.time_since(since, now)
 
 
-def _entry(row: Row, tickets: Sequence[Ticket], now: float, own: str) -> Entry:
+def is_in_parts(row: Row) -> bool:
+    """Whether somebody was promised a part of the device, or wants one and finds it full."""
+    has_parts = any(holder.part_mib is not None for holder in row.holders)
+    return row.room_mib is not None and (has_parts or row.state is State.FULL)
+
+
+def _entry(row: Row, view: View) -> Entry:
     device = row.device
     is_instance = device.instance is not None
     name, total_mib = None, None
@@ -124,13 +165,14 @@ def _entry(row: Row, tickets: Sequence[Ticket], now: float, own: str) -> Entry:
         if name and is_instance:  # the profile alone: the model stands above it
             name = name.removeprefix(f"{names.model(device)} MIG ")
     used_mib = row.usage.used_mib if row.usage else None
-    who, *more = _lines(row, tickets, now, own) or [()]
+    who, *more = _lines(row, view) or [()]
     return Entry(
         device.number,
         _name(name),
         State.AWAITED if is_awaited(row) else row.state,
         _memory(used_mib, total_mib),
         None if used_mib is None or not total_mib else min(1.0, used_mib / total_mib),
+        _taken(row),
         "" if row.utilisation is None else f"{row.utilisation} %",
         words.heat(row),
         who,
@@ -138,6 +180,15 @@ def _entry(row: Row, tickets: Sequence[Ticket], now: float, own: str) -> Entry:
         is_instance,
         row.is_mine,
     )
+
+
+def _taken(row: Row) -> float | None:
+    """The share of a device's memory of which nothing can be promised, where it is in parts."""
+    device = row.device
+    if not isinstance(device, Device) or not device.memory_mib or not is_in_parts(row):
+        return None
+    left_mib = (row.room_mib or 0.0) + (device.reserve_mib or 0)
+    return min(1.0, max(0.0, 1 - left_mib / device.memory_mib))
 
 
 def _name(name: str | None) -> str:
@@ -153,13 +204,15 @@ def _memory(used_mib: float | None, total_mib: int | None) -> str:
     return f"{used} of {total.removesuffix('.0')} GiB"
 
 
-def _lines(row: Row, tickets: Sequence[Ticket], now: float, own: str) -> list[Line]:
+def _lines(row: Row, view: View) -> list[Line]:
     """Who has the device, who else uses it, and what is to be said of that; mostly one line."""
-    lines = [_holder(row, holder, now, own) for holder in row.holders]
+    lines = [_holder(row, holder, view) for holder in row.holders]
     if row.next_in_queue and is_awaited(row):
-        first = tickets[row.next_in_queue - 1]
+        first = view.tickets[row.next_in_queue - 1]
         lines.append((("by ", FAINT), words.person(first.holder)))
     lines += _uses(row)
+    if is_in_parts(row):
+        lines.append((words.promisable(row.room_mib or 0.0, row.holders, view.unit),))
     mode = words.MODES.get(row.usage.mode or 0) if row.usage else None
     is_said = bool(row.processes) and row.reason == words.cause(State.BUSY, row.usage)
     if row.reason and row.reason != mode and not is_said and row.state is not State.FREE:
@@ -172,18 +225,19 @@ def _lines(row: Row, tickets: Sequence[Ticket], now: float, own: str) -> list[Li
     return lines
 
 
-def _holder(row: Row, holder: Holder, now: float, own: str) -> Line:
+def _holder(row: Row, holder: Holder, view: View) -> Line:
     """`this kernel, train.ipynb (pid 4321) for 2 h, idle for 1 h: until Friday`."""
     what: Line = ()
     if not isinstance(row.device, Device):  # only the record says that it is this one
         what = (f"reserved as {shown(holder.label or row.label)} by ",)
     idle: Line = ()
-    seconds = idle_s(row, now)
+    seconds = idle_s(row, view.now)
     is_new = row.is_mine and (seconds is None or seconds < NEW_S)
     if row.is_unused and not is_new:
         idle = ", ", (words.idle(seconds), MARK)
     is_own = row.is_mine and holder is row.holders[0]
-    return what + words.holder_line(holder, now, more=idle, own=own if is_own else "")
+    own = view.own if is_own else ""
+    return what + words.holder_line(holder, view.now, more=idle, own=own, unit=view.unit)
 
 
 def _uses(row: Row) -> list[Line]:

@@ -107,7 +107,7 @@ def impossible(request: Request, refusals: Sequence[Refusal], limit: str | None)
     groups = _by_unfit(refusals)
     reasons = [_unfit(request, group, len(refusals)) for group in groups]
     of = "Of 1 GPU" if len(refusals) == 1 else f"Of {len(refusals)} GPUs"
-    says_all = [group[0].unfit for group in groups] in ([Unfit.MEMORY], [Unfit.MODEL])
+    says_all = [group[0].unfit for group in groups] in ([Unfit.MEMORY], [Unfit.PART], [Unfit.MODEL])
     if fitting or not says_all:
         what = asked(request._replace(devices=(), exclude=(), share=False))
         of = f"{what.replace('a GPU', '1 GPU', 1)} can't be had here. {of}"
@@ -127,11 +127,16 @@ def _by_unfit(refusals: Sequence[Refusal]) -> list[list[Refusal]]:
 def _unfit(request: Request, group: Sequence[Refusal], total: int) -> str:
     """Why these devices will never do, in words that follow `Of 8 GPUs`. total: of all devices."""
     devices = [refusal.device for refusal in group if isinstance(refusal.device, Device)]
-    is_all, unfit, unit = len(group) == total, group[0].unfit, request.memory_unit
-    if unfit is Unfit.MEMORY:
-        largest = words.size(max(device.memory_mib or 0 for device in devices), unit)
+    is_all, unfit = len(group) == total, group[0].unfit
+    if unfit in (Unfit.MEMORY, Unfit.PART):
+        wanted_mib, unit = request.min_memory_mib, request.memory_unit
+        most_mib: float = max(device.memory_mib or 0 for device in devices)
+        if unfit is Unfit.PART:
+            wanted_mib, unit = request.part_mib or 0.0, request.part_unit
+            most_mib = words.rounded_down(max(map(words.usable_mib, devices)), unit)
+        largest = words.size(most_mib, unit)
         if is_all:
-            return f"none has {words.size(request.min_memory_mib, unit)}; the largest has {largest}"
+            return f"none has {words.size(wanted_mib, unit)}; the largest has {largest}"
         return f"{labels(group)} {'has' if len(group) == 1 else 'have at most'} {largest}"
     if unfit is Unfit.MODEL:
         models = Counter(shown(device.name or "without a name") for device in devices)
@@ -183,11 +188,23 @@ def too_late(held: Sequence[Device], seen: Sequence[Device], face: Face) -> str:
 
 def caution(caution: Caution, request: Request) -> str:
     """What there is to be said against a device that was taken all the same."""
+    if request.part_mib is not None:
+        return _beside_a_part(caution, request)
     asked_for = "You share" if request.share else "You asked for"
     against = list(map(words.holder, caution.sharers))
     if caution.state is not State.IDLE:
         against.insert(0, words.use(caution.state, caution.usage, caution.processes))
     return f"{asked_for} {caution.device.label}: it is {'; '.join(against)}"
+
+
+def _beside_a_part(caution: Caution, request: Request) -> str:
+    """The same of a part: what others use is counted, but nothing keeps it from growing."""
+    part = words.size(request.part_mib or 0.0, request.part_unit)
+    return (
+        f"You have {part} of {caution.device.label}, which others use without a reservation: "
+        f"{words.use(caution.state, caution.usage, caution.processes)}. What they use now is not "
+        "in your part, but they may use more"
+    )
 
 
 def unusable(device: Device, reason: str) -> str:
@@ -270,7 +287,8 @@ def asked(request: Request) -> str:
     if request.exclude:
         what += f", not {listed([_label(name) for name in request.exclude])}"
     if request.part_mib is not None:
-        return f"{words.size(request.part_mib, request.part_unit)} of {what}"
+        of = "of each of" if request.needed > 1 else "of"
+        return f"{words.size(request.part_mib, request.part_unit)} {of} {what}"
     return f"{what}, also shared" if request.share else what
 
 

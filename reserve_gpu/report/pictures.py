@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import State
-from reserve_gpu.report import colour, html, layout, messages, terminal, words
-from reserve_gpu.report.layout import Layout
+from reserve_gpu.report import colour, html, layout, messages, parts, terminal, words
+from reserve_gpu.report.layout import Layout, View
 from reserve_gpu.report.words import MARK, STRONG, duration, listed
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from reserve_gpu.report.faces import Face
     from reserve_gpu.report.words import Line
 
-IN_USE = (State.RESERVED, State.BUSY, State.AWAITED)
+IN_USE = (State.RESERVED, State.FULL, State.BUSY, State.AWAITED)
 
 
 class Picture(NamedTuple):
@@ -101,7 +101,7 @@ def status(  # noqa: PLR0913, PLR0917 - a Status has these fields
     head: list[Line] = [((_free(rows), STRONG), (when, words.FAINT))]
     if own := [row.label for row in rows if row.is_mine]:
         head.append(((f"{face.here.capitalize()} has {listed(own)}.", MARK),))
-    foot = [] if own else [_advice(rows, face, at, is_limited=limit is not None)]
+    foot = [] if own else _advice(rows, face, at, is_limited=limit is not None)
     if limit is not None:
         text = " was set before: only what it lets this process see can be reserved from here."
         foot.append(((f"CUDA_VISIBLE_DEVICES={shown(limit)!r}", STRONG), text))
@@ -112,8 +112,8 @@ def status(  # noqa: PLR0913, PLR0917 - a Status has these fields
         words.holder_line(ticket.holder, at, f"{place}. ", asks=ticket.asks or "a GPU")
         for place, ticket in enumerate(tickets, 1)
     ]
-    devices = layout.entries(rows, tickets, at, face.here)
-    return Layout(head, devices, queue, [line for line in foot if line])
+    devices = layout.entries(rows, View(tickets, at, face.here))
+    return Layout(head, devices, queue, foot)
 
 
 def _free(rows: Sequence[Row]) -> str:
@@ -127,21 +127,22 @@ def _free(rows: Sequence[Row]) -> str:
     return f"{len(free)} of {what} {'is' if len(free) == 1 else 'are'} free: {listed(free)}."
 
 
-def _advice(rows: Sequence[Row], face: Face, now: float, *, is_limited: bool) -> Line:
-    """What a newcomer should do: take what is free, else ask those who don't use theirs, or wait.
+def _advice(rows: Sequence[Row], face: Face, now: float, *, is_limited: bool) -> list[Line]:
+    """What a newcomer should do: take what is free, or a part; else ask the idle ones, or wait.
 
     is_limited: this process may use only some of the devices; to which of them another line says.
     """
     if is_limited or not rows:
-        return ()
+        return []
     free = [row for row in rows if row.state is State.FREE]
     if not all(map(layout.is_awaited, free)):
-        return "Get one with ", (face.typed(messages.ANY), STRONG)
+        return [("Get one with ", (face.typed(messages.ANY), STRONG))]
     if words.is_trouble([row.state for row in rows]):
-        return (words.trouble([row.state for row in rows]),)
+        return [(words.trouble([row.state for row in rows]),)]
     line: Line = ("Others wait in the queue for what would be free. ",) if free else ()
     asking = _asking(rows, now)
-    return line + asking + _queueing(face.typed(messages.ANY, waits=True), is_second=bool(asking))
+    line += asking + _queueing(face.typed(messages.ANY, waits=True), is_second=bool(asking))
+    return [part for part in (parts.offer(rows, face), line) if part]
 
 
 # -- why nothing was reserved ----------------------------------------------------------------------
@@ -173,14 +174,19 @@ def refusal(  # noqa: PLR0913 - the last ones are keywords
     if end := messages.left_with(kept, face):
         foot.append((end,))
     now = time.time()
-    rows = [layout.row(refusal, face.here if refusal.label in own else "") for refusal in refusals]
-    picture = Layout([((headline, STRONG),)], layout.entries(rows, (), now), (), foot)
-    return Picture(picture, headline)
+    unit = request.part_unit
+    has_part = {refusal.label for refusal in refusals if refusal.state is State.FULL} & has
+    names = dict.fromkeys(own | has_part, face.here)
+    rows = [layout.row(refusal, names.get(refusal.label, ""), unit) for refusal in refusals]
+    entries = layout.entries(rows, View((), now, unit=unit))
+    return Picture(Layout([((headline, STRONG),)], entries, (), foot), headline)
 
 
 def _none_free(request: Request, refusals: Sequence[Refusal], own: set[str]) -> str:
     """How many are free. own: the labels of what this process has."""
     fit = messages.fit(refusals)
+    if no_room := parts.no_room(request, fit):
+        return no_room
     states = [refusal.state for refusal in fit if refusal.label not in own]
     total, free = len(states), states.count(State.FREE)
     had = len(fit) - total
@@ -189,14 +195,14 @@ def _none_free(request: Request, refusals: Sequence[Refusal], own: set[str]) -> 
         return f"No {what}."
     if free:
         needed = request.needed - had
-        counts = f"{free} of {total} {words.be(free)} free, {needed} {words.be(needed)} needed"
-        return f"Not enough {what}: {counts}."
+        there = f"{free} of {total} {words.be(free)} free"
+        return f"Not enough {what}: {there}, {needed} {words.be(needed)} needed."
     in_use = sum(state in IN_USE for state in states)
     awaited = " or awaited" if State.AWAITED in states else ""
-    parts = [f"{in_use} of {total} {words.be(in_use)} in use{awaited}"] if in_use else []
+    counts = [f"{in_use} of {total} {words.be(in_use)} in use{awaited}"] if in_use else []
     if rest := total - in_use:
-        parts.append(f"{rest} of {total} can't be used")
-    return f"No {what}: {', '.join(parts)}."
+        counts.append(f"{rest} of {total} can't be used")
+    return f"No {what}: {', '.join(counts)}."
 
 
 def _ways_out(  # noqa: PLR0913 - the last ones are keywords
@@ -231,6 +237,9 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
     if not request.devices and not own.issuperset(there):
         smaller = face.typed(request._replace(count=free))
         lines.append((f"{free} can be had now: ", (smaller, STRONG)))
+    if less := parts.smaller(request, messages.fit(refusals)):
+        size = words.size(less.part_mib or 0.0, less.part_unit)
+        lines.append((f"{size} can be had now: ", (face.typed(less), STRONG)))
     if usable := next((r for r in missing if _may_be_named(r, user)), None):
         named = face.typed(request._replace(devices=(usable.device.number,)))
         lines.append((f"To use {usable.label} all the same, name it: ", (named, STRONG)))
@@ -261,8 +270,10 @@ def wait(waiting: Waiting) -> Picture:
     rows = list(map(layout.row, refusals))
     idle = _longest_idle(rows, now)[:1]
     foot: list[Line] = [("Likeliest to come free: ", _idle_words(row, now)) for row in idle]
-    holders = ", ".join(f"{refusal.label} {_who(refusal)}" for refusal in refusals)
-    picture = Layout([((head, STRONG),)], layout.entries(rows, (), now), (), foot)
+    unit = waiting.request.part_unit
+    holders = ", ".join(f"{refusal.label} {_who(refusal, unit)}" for refusal in refusals)
+    entries = layout.entries(rows, View((), now, unit=unit))
+    picture = Layout([((head, STRONG),)], entries, (), foot)
     return Picture(picture, f"{head} {holders}".rstrip())
 
 
@@ -275,8 +286,10 @@ def awaited(waiting: Waiting) -> str:
     return f"Waiting for {messages.asked(waiting.request)}, {place} in the queue, for {time_}."
 
 
-def _who(refusal: Refusal) -> str:
-    """Who has a device, in a word."""
+def _who(refusal: Refusal, unit: str) -> str:
+    """Who has a device, in a word; of one that is full, for how much it has room."""
+    if refusal.state is State.FULL:
+        return f"has room for {words.room(refusal.room_mib or 0.0, unit)}"
     user = refusal.holder and refusal.holder.user
     return shown(user) if user and refusal.state is State.RESERVED else refusal.state.value
 

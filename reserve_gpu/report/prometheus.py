@@ -15,7 +15,7 @@ from reserve_gpu.model import MIB, Device, State
 from reserve_gpu.report.layout import idle_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from reserve_gpu.model import Holder, Row
     from reserve_gpu.report.status import Status
@@ -45,6 +45,8 @@ OF_DEVICE = (
           lambda row: _bytes(row.usage and row.usage.used_mib)),
     Gauge("memory_total_bytes", "Memory that it has.",
           lambda row: _bytes(row.device.memory_mib if isinstance(row.device, Device) else None)),
+    Gauge("memory_promisable_bytes", "Memory of which a part can still be promised.",
+          lambda row: _bytes(row.room_mib)),
     Gauge("utilization_ratio", "Share of the time in which it was busy lately, 0 to 1.",
           lambda row: None if row.utilisation is None else row.utilisation / 100),
 )  # fmt: skip
@@ -73,6 +75,12 @@ def text(status: Status) -> str:
     families += [
         _family("reserved", "How many processes of a user have it reserved; 0 without a user.",
                 [sample for labels, row in rows for sample in _reserved(labels, row, status)]),
+        _family("user_memory_promised_bytes", "Memory of parts that a user has reserved of it.",
+                [sample for labels, row in rows
+                 for sample in _memory(labels, row.holders, lambda holder: holder.part_mib)]),
+        _family("user_memory_used_bytes", "Memory that those use of it who have reserved it.",
+                [sample for labels, row in rows
+                 for sample in _memory(labels, row.holders, lambda holder: holder.used_mib)]),
         _family("idle_seconds", "For how long nothing of its holder's has run on it; 0 if it does.",
                 [sample for labels, row in rows for sample in _idle(labels, row, status)]),
         _family("waiting", "How many processes of a user wait in the queue; 0 without a user.",
@@ -146,6 +154,17 @@ def _by_user(labels: Labels, holders: Iterable[Holder], *, is_all: bool) -> Iter
         users[""] = 0
     for user, count in users.items():
         yield {**labels, "username": user}, count
+
+
+def _memory(
+    labels: Labels, holders: Sequence[Holder], read: Callable[[Holder], float | None]
+) -> Iterator[Sample]:
+    """The memory of each user's processes together, where that of all of them is known."""
+    for user in dict.fromkeys(map(_user, holders)):
+        sizes = [read(holder) for holder in holders if _user(holder) == user]
+        known = [size for size in sizes if size is not None]
+        if len(known) == len(sizes):
+            yield {**labels, "username": user}, _bytes(sum(known))
 
 
 def _user(holder: Holder) -> str:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from reserve_gpu import host
 from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.gpus.bindings import DeviceError
-from reserve_gpu.gpus.usage import judge
-from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.gpus.usage import judge, room_mib
+from reserve_gpu.locks.directory import LockDirectory, lock_name
 from reserve_gpu.model import (
     GRAPHICS,
     ComputeMode,
@@ -191,6 +191,7 @@ def _row(
         state = State.RESERVED if row.holders else error.state
         return row._replace(state=state, reason=str(error), is_unreserved_use=None)
     if nvml.sees_all:
+        row = row._replace(holders=_using(row.holders, processes))
         processes = _attributed(processes, row.holders, is_complete=not fault)
     row = row._replace(
         usage=usage,
@@ -198,7 +199,8 @@ def _row(
         processes=tuple(process for process in processes if process.kind != GRAPHICS),
         graphics=tuple(process for process in processes if process.kind == GRAPHICS),
     )
-    return _judged(row, usage, judge(usage, idle_mib), fault)
+    row = _judged(row, usage, judge(usage, idle_mib), fault)
+    return row if fault else row._replace(room_mib=_room_mib(device, row.holders, usage))
 
 
 def _lost_row(fault: Fault, others: Sequence[Holder]) -> Row:
@@ -248,6 +250,22 @@ def _next_in_queue(device: Device, tickets: Sequence[Ticket]) -> int | None:
     return next(places, None)
 
 
+def _using(holders: Sequence[Holder], processes: Sequence[Process]) -> tuple[Holder, ...]:
+    """The holders, each with what its processes use, as far as the kernel names it."""
+    uses = host.uses(processes, {holder.pid for holder in holders if holder.seen and holder.pid})
+    return tuple(
+        holder._replace(used_mib=uses.get(holder.pid) if holder.seen and holder.pid else None)
+        for holder in holders
+    )
+
+
+def _room_mib(device: Device, holders: Sequence[Holder], usage: Usage) -> float | None:
+    """What can still be promised of a device: nothing where somebody has all of it."""
+    if any(holder.file in (None, lock_name(device.uuid)) for holder in holders):
+        return 0.0
+    return room_mib(device, usage, [(holder.part_mib, holder.used_mib) for holder in holders])
+
+
 def _attributed(
     processes: Sequence[Process], holders: Sequence[Holder], *, is_complete: bool
 ) -> list[Process]:
@@ -292,17 +310,28 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "bus_id": device.bus_id if device else None,
         "memory_total_mib": device.memory_mib if device else None,
         "memory_used_mib": row.usage.used_mib if row.usage else None,
+        "memory_promisable_mib": row.room_mib,
         "utilisation_percent": row.utilisation,
         "temperature_c": row.temperature_c,
         "power_w": row.power_w,
         "power_limit_w": row.power_limit_w,
         "compute_mode": COMPUTE_MODES.get(row.usage.mode) if row.usage else None,
         "processes": [_named(process, PROCESS_FIELDS) for process in row.processes + row.graphics],
-        "holders": [_named(holder, HOLDER_FIELDS) for holder in row.holders],
+        "holders": [_holder_dict(holder) for holder in row.holders],
         "is_this_process": row.is_mine,
         "is_reserved_but_idle": row.is_unused,
         "is_used_without_reservation": row.is_unreserved_use,
         "next_in_line": row.next_in_queue,
+    }
+
+
+def _holder_dict(holder: Holder) -> dict[str, Any]:
+    is_known = holder.part_mib is None or holder.used_mib is not None
+    return {
+        **_named(holder, HOLDER_FIELDS),
+        "memory_promised_mib": holder.part_mib,
+        "memory_used_mib": holder.used_mib,
+        "is_over": holder.is_over if is_known else None,
     }
 
 

@@ -25,14 +25,27 @@ if TYPE_CHECKING:
 
 # The numbers of "select graphic rendition", ECMA-48.
 STYLES = {STRONG: "1", FAINT: "2", MARK: "1;36"}
-STATES = {State.FREE: "1;32", State.RESERVED: "1;33", State.AWAITED: "1;33", State.BUSY: "1;31"}
+STATES = {
+    State.FREE: "1;32",
+    State.RESERVED: "1;33",
+    State.FULL: "1;33",
+    State.AWAITED: "1;33",
+    State.BUSY: "1;31",
+}
 OTHER_STATE = "1;35"
 BAR = 6  # columns
 # Unicode's categories of what stands on another letter, in no column of its own.
 OVER = ("Mn", "Me")
-FULL, LIGHT = "\N{FULL BLOCK}", "\N{LIGHT SHADE}"
+# Of a bar: what is in use, what is promised besides, and what is left.
+FULL, MEDIUM, LIGHT = "\N{FULL BLOCK}", "\N{MEDIUM SHADE}", "\N{LIGHT SHADE}"
 # In place of letters that not every encoding has; the others become question marks.
-ASCII = {FULL: "#", LIGHT: ".", "\N{HORIZONTAL ELLIPSIS}": "...", " \N{DEGREE SIGN}C": " C"}
+ASCII = {
+    FULL: "#",
+    MEDIUM: "=",
+    LIGHT: ".",
+    "\N{HORIZONTAL ELLIPSIS}": "...",
+    " \N{DEGREE SIGN}C": " C",
+}
 HEAD = (*TITLES[:3], "", *TITLES[3:])  # the bar of the memory has no title
 STATE, NAME, BARS, MEMORY, USE, HEAT = 1, 2, 3, 4, 5, 6
 HEAT_FROM = 119  # columns: of 120, a picture that is rewritten in place leaves one free
@@ -189,9 +202,15 @@ def _cells(entry: Entry) -> tuple[str, ...]:
     state = entry.state.value if entry.state else ""
     bar = ""
     if entry.share is not None:
-        full = round(entry.share * BAR) or (entry.share > 0.001)  # a little memory is not no memory
-        bar = FULL * full + LIGHT * (BAR - full)
+        full = _columns(entry.share)
+        taken = max(full, _columns(entry.taken or 0.0))
+        bar = FULL * full + MEDIUM * (taken - full) + LIGHT * (BAR - taken)
     return number, state, entry.name, bar, entry.memory, entry.use, entry.heat
+
+
+def _columns(share: float) -> int:
+    """How many columns of a bar that is; a little memory is not no memory."""
+    return round(share * BAR) or share > 0.001
 
 
 def _wrapped(line: Line, width: int, indent: int = 0) -> Iterator[Line]:

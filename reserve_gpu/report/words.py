@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -48,7 +49,25 @@ def gib(mib: float) -> str:
 
 def size(mib: float, unit: str) -> str:
     """Memory in the unit that somebody asked in: `200 GB`."""
-    return f"{round(mib * MIB / UNITS[unit], 2):.12g} {unit}"
+    return f"{_in(mib, unit)} {unit}"
+
+
+def rounded_down(mib: float, unit: str) -> float:
+    """The most memory in MiB that is a short number in that unit, and no more than that much."""
+    digits = 10 ** (1 if mib * MIB >= UNITS[unit] else 2)
+    number = math.floor(mib * MIB / UNITS[unit] * digits)
+    shorter = (n / digits * UNITS[unit] / MIB for n in (number, number - 1))
+    return next((size_mib for size_mib in shorter if 0 <= size_mib <= mib), 0.0)
+
+
+def usable_mib(device: Device) -> float:
+    """What the driver leaves of a device's memory, in MiB."""
+    return (device.memory_mib or 0) - (device.reserve_mib or 0)
+
+
+def room(mib: float, unit: str) -> str:
+    """Memory that can still be promised, rounded down: `6.2 GB`."""
+    return size(rounded_down(mib, unit), unit)
 
 
 def duration(seconds: float) -> str:
@@ -122,11 +141,12 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
     asks: str = "",
     more: Line = (),
     own: str = "",
+    unit: str = "GiB",
 ) -> Line:
     """The same with styles.
 
     asks: of one who waits, what for. more: what follows, before the note.
-    own: how this process is called, if it is the holder.
+    own: how this process is called, if it is the holder. unit: of its part of the device.
     """
     line: Line = ((what, FAINT),) if what else ()
     if own:
@@ -136,11 +156,12 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
         line += ", ", (shown(name, NOTEBOOK_LIMIT), STRONG)
     if origin := _origin(holder):
         line += (f" ({origin})",)
+    line += _part(holder, unit)
     if asks:
         line += (" has waited for ", FAINT), (shown(asks), STRONG)
     seconds = None if holder.since is None else time_since(holder.since, now)
     if seconds is not None:
-        line += (f" for {duration(seconds)}",)
+        line += (f"{',' if holder.is_over else ''} for {duration(seconds)}",)
     line += more
     if holder.note:
         line += ": ", (shown(holder.note), STRONG)
@@ -205,9 +226,31 @@ def use(state: State, usage: Usage | None, processes: Sequence[Process] = ()) ->
     return ", ".join(filter(None, [busy, users(processes) or cause(state, usage)]))
 
 
-def refusal(refusal: Refusal) -> str:
-    """Why the device was not taken, in words that follow `GPU0: `."""
-    return "; ".join(filter(None, [_obstacle(refusal), would_be(refusal)]))
+def refusal(refusal: Refusal, unit: str = "GiB") -> str:
+    """Why the device was not taken, in words that follow `GPU0: `. unit: of parts of it."""
+    return "; ".join(filter(None, [_obstacle(refusal, unit), would_be(refusal)]))
+
+
+def full(refusal: Refusal, unit: str) -> str:
+    """`has room for 6.2 GB; alice 40 GB, bob 30 GB`: what is left, and who has the rest."""
+    left_mib = rounded_down(refusal.room_mib or 0.0, unit)
+    parts = [
+        f"{shown(holder.user or 'somebody')} {_promise(holder, unit)}"
+        for holder in refusal.sharers[:NAMED_SHARERS]
+    ]
+    if more := len(refusal.sharers) - len(parts):
+        parts.append(f"{more} more")
+    left = f"has room for {size(left_mib, unit)}" if left_mib else "has no room"
+    return "; ".join(filter(None, [left, ", ".join(parts)]))
+
+
+def promisable(mib: float, sharers: Sequence[Holder], unit: str) -> str:
+    """`34.2 GiB can still be promised` of a device, or why nothing can."""
+    if left_mib := rounded_down(mib, unit):
+        return f"{size(left_mib, unit)} can still be promised"
+    people = [holder.user or "somebody" for holder in sharers if holder.part_mib is None]
+    names = [shown(name) for name in dict.fromkeys(people)][:NAMED_SHARERS]
+    return f"nothing can be promised{f': {listed(names)} gave no size' if names else ''}"
 
 
 def would_be(refusal: Refusal) -> str:
@@ -219,7 +262,7 @@ def would_be(refusal: Refusal) -> str:
     return "it would be taken all the same, as it was named"
 
 
-def _obstacle(refusal: Refusal) -> str:
+def _obstacle(refusal: Refusal, unit: str) -> str:
     """What speaks against taking the device."""
     device, state = refusal.device, refusal.state
     if isinstance(device, Fault):
@@ -228,6 +271,8 @@ def _obstacle(refusal: Refusal) -> str:
         return _unfit(device, refusal.unfit)
     if state is State.RESERVED:
         return holder(refusal.holder or Holder())
+    if state is State.FULL:
+        return full(refusal, unit)
     if state is State.AWAITED:
         awaited = holder(refusal.holder or Holder(), "awaited")
         return "; ".join(filter(None, [_use_beside(refusal), awaited]))
@@ -282,6 +327,26 @@ def _origin(holder: Holder) -> str:
     return ", ".join(filter(None, [pid, "by its own word" if is_word else ""]))
 
 
+def _part(holder: Holder, unit: str) -> Line:
+    """` 12.1 of 10 GB: over`: what it uses of what it was promised, empty if it was nothing."""
+    if holder.part_mib is None:
+        return ()
+    if holder.used_mib is None:
+        return (f" {_promise(holder, unit)}",)
+    line: Line = (f" {_in(holder.used_mib, unit, 1)} of {size(holder.part_mib, unit)}",)
+    return (*line, ": ", ("over", MARK)) if holder.is_over else line
+
+
+def _promise(holder: Holder, unit: str) -> str:
+    """`40 GB`: what a sharer was promised."""
+    return "without a size" if holder.part_mib is None else size(holder.part_mib, unit)
+
+
+def _in(mib: float, unit: str, digits: int = 2) -> str:
+    """The number that so much memory is in that unit."""
+    return f"{round(mib * MIB / UNITS[unit], digits):.12g}"
+
+
 def _use_beside(refusal: Refusal) -> str:
     """What uses a device that others wait for, empty if nothing does."""
     if refusal.fault:
@@ -302,6 +367,8 @@ def _unfit(device: Device, unfit: Unfit) -> str:
         return f"is a {shown(device.name) if device.name else 'GPU without a name'}"
     if unfit is Unfit.MEMORY:
         return f"has {gib(device.memory_mib or 0)}"
+    if unfit is Unfit.PART:
+        return f"has {gib(usable_mib(device))} to share"
     if unfit is Unfit.MEMORY_UNKNOWN:
         return "does not say how much memory it has"
     return "is a MIG instance; with this driver a process can use only one"

@@ -1,0 +1,121 @@
+"""What is said of parts of a GPU: where there is room, how much would fit, and who is over."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from reserve_gpu.model import MIB, UNITS, Request, State
+from reserve_gpu.report import words
+from reserve_gpu.report.words import STRONG, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from reserve_gpu.model import Device, Refusal, Row
+    from reserve_gpu.report.faces import Face
+    from reserve_gpu.report.words import Line
+
+OFFERED_MIB = 10240.0  # what most notebooks need
+# A smaller part is not offered: the CUDA context of a program takes most of it.
+LEAST_MIB = 1024.0
+
+
+def offer(rows: Sequence[Row], face: Face) -> Line:
+    """How to get a part of a device that others have parts of, empty if there is no room.
+
+    Nothing is offered of a device that somebody waits for.
+    """
+    rooms = [
+        row.room_mib or 0.0
+        for row in rows
+        if row.state is State.RESERVED and row.holders and row.next_in_queue is None
+    ]
+    part_mib = min(OFFERED_MIB, words.rounded_down(max(rooms, default=0.0), "GiB"))
+    if part_mib < LEAST_MIB:
+        return ()
+    return "Get a part of a GPU with ", (face.typed(Request(share=True, part_mib=part_mib)), STRONG)
+
+
+def no_room(request: Request, refusals: Sequence[Refusal]) -> str:
+    """`No GPU has room for 10 GB: the most is 6.2 GB on GPU2.`; empty if that is not the reason.
+
+    refusals: of the devices that would do.
+    """
+    full = [refusal for refusal in refusals if refusal.state is State.FULL]
+    if request.part_mib is None or not full:
+        return ""
+    wanted = words.size(request.part_mib, request.part_unit)
+    if request.needed > 1:
+        there, total = sum(refusal.would_be_taken for refusal in refusals), len(refusals)
+        has = f"{there or 'none'} of {total} {'have' if there > 1 else 'has'}"
+        return f"Not enough GPU devices have room for {wanted}: {has}, {request.needed} are needed."
+    most = max(full, key=lambda refusal: refusal.room_mib or 0.0)
+    room = words.room(most.room_mib or 0.0, request.part_unit)
+    if request.devices:
+        return f"{most.label} has no room for {wanted}: {room} at most."
+    return f"No GPU has room for {wanted}: the most is {room} on {most.label}."
+
+
+def smaller(request: Request, refusals: Sequence[Refusal]) -> Request | None:
+    """The same request for the largest parts that would fit now; None if they are too small."""
+    if request.part_mib is None:
+        return None
+    most_mib = 0.0
+    for is_whole in (True, False):  # CUDA gives a process whole GPUs or MIG instances, not both
+        rooms = sorted(
+            (_room_mib(refusal, request.part_mib) for refusal in refusals
+             if (refusal.device.instance is None) is is_whole),
+            reverse=True,
+        )  # fmt: skip
+        if len(rooms) >= request.needed:
+            most_mib = max(most_mib, rooms[request.needed - 1])
+    part_mib = words.rounded_down(most_mib, request.part_unit)
+    is_smaller = LEAST_MIB <= part_mib < request.part_mib
+    return request._replace(part_mib=part_mib) if is_smaller else None
+
+
+def over(
+    uses: Mapping[Device, float | None], part_mib: float, before: Collection[Device]
+) -> frozenset[Device]:
+    """The devices on which more is used than was promised.
+
+    uses: in MiB, by this process and its children, None where it can't be read: then it is as
+    before. part_mib: what was promised of each. before: where it was so at the last look.
+    """
+    return frozenset(
+        device
+        for device, used_mib in uses.items()
+        if (device in before if used_mib is None else used_mib > part_mib)
+    )
+
+
+def warning(
+    device: Device, used_mib: float, request: Request, caps: Sequence[str], face: Face
+) -> str:
+    """What a process is told that uses more of a device than its part.
+
+    request: what it has reserved. caps: the variables and calls that limit what is used, by name.
+    """
+    unit = request.part_unit
+    part = words.size(request.part_mib or 0.0, unit)
+    used = words.size(used_mib, unit)
+    capped = f"It is capped by {listed(caps)} alone" if caps else "Nothing caps it"
+    return (
+        f"{face.here.capitalize()} uses {used} of {device.label}, of which it has reserved {part}: "
+        f"others may run out of memory. {capped}. Ask for more with "
+        f"{face.typed(request._replace(part_mib=_rounded_up(used_mib, unit), note=None))}, or free "
+        f"memory: a restart frees all of it."
+    )
+
+
+def _room_mib(refusal: Refusal, part_mib: float) -> float:
+    if refusal.would_be_taken:
+        return part_mib
+    return refusal.room_mib or 0.0 if refusal.state is State.FULL else 0.0
+
+
+def _rounded_up(mib: float, unit: str) -> float:
+    """The least whole number of that unit, or of MiB, that is as much."""
+    step = UNITS[unit] / MIB if UNITS[unit] <= UNITS["GiB"] else UNITS["GiB"] / MIB
+    return math.ceil(mib / step) * step
