@@ -101,12 +101,12 @@ def test_passing_takes_no_moment_from_the_one_who_waits(here: Here, seed: int) -
     """Who passes leaves all moments to the one who waits, and who would leave them all passes."""
     here.write(ONE)
     dice = random.Random(seed)  # noqa: S311 - nothing secret
-    parts: list[float] = []
+    parts: list[int] = []
     while len(parts) < 6 and (left := TOTAL - sum(parts) - 300) > 500:
         parts.append(dice.randrange(500, left, 100))
-    mib = dice.randrange(100, int(TOTAL - sum(parts)) + 1, 100)
+    mib = dice.randrange(100, TOTAL - sum(parts) + 1, 100)
     # It can't be met now; and it is half of 100 MiB apart, so that no rounding matters.
-    ahead = dice.randrange(TOTAL - int(sum(parts)) + 100, TOTAL + 1, 100) - 50
+    ahead = dice.randrange(TOTAL - sum(parts) + 100, TOTAL + 1, 100) - 50
     expected = moments(parts, 0, ahead) == moments(parts, mib, ahead)
     assert passes(here, parts, ahead, mib) is expected
 
@@ -195,19 +195,22 @@ def outcomes(here: Here, mib: float | None, ahead: Place) -> Iterator[Granted | 
     """
     outside = dict.fromkeys(environment.VARIABLES)
     request = parse(None, share=True, memory=mib and f"{mib}MiB")
-    with waiting(here, mib, stopped_s=STOPPED_S) as place, Nvml() as gpus:
-        with LockDirectory(str(here.locks)) as directory:
-            claim = Claim(request, gpus, directory, outside, {})
-            end = time.monotonic() + 5 * STOPPED_S
-            while time.monotonic() < end:
-                time.sleep(TICK_S)
-                ahead.beat()
-                outcome = attempt(claim, place=place)
-                yield outcome
-                if isinstance(outcome, Granted):
-                    for locked in outcome.locked:
-                        locked.lock.release()
-                    return
+    with (
+        waiting(here, mib, stopped_s=STOPPED_S) as place,
+        Nvml() as gpus,
+        LockDirectory(str(here.locks)) as directory,
+    ):
+        claim = Claim(request, gpus, directory, outside, {})
+        end = time.monotonic() + 5 * STOPPED_S
+        while time.monotonic() < end:
+            time.sleep(TICK_S)
+            ahead.beat()
+            outcome = attempt(claim, place=place)
+            yield outcome
+            if isinstance(outcome, Granted):
+                for locked in outcome.locked:
+                    locked.lock.release()
+                return
 
 
 @pytest.mark.parametrize("ahead", [8000, None], ids=["large", "whole"])
