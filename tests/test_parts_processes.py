@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,8 @@ import pytest
 
 import reserve_gpu
 from tests.locked import locked
-from tests.processes import US
-from tests.test_machines import CONTAINER, behind, on_a_host
+from tests.processes import US, is_running, wait_for
+from tests.test_machines import CONTAINER, behind, on_a_host, pid_outside
 from tests.test_parts import ONE, TOTAL, part, room
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def test_a_fork_has_no_part_of_its_own(one: Here) -> None:
         try:
             assert part(TOTAL) == "0"
         finally:
-            os.kill(pid, 9)
+            os.kill(pid, signal.SIGKILL)
 
 
 # -- exec ------------------------------------------------------------------------------------------
@@ -218,7 +219,9 @@ def test_sizes_are_seen_from_containers(machine: Machine) -> None:
         assert most(other) == [3000]
         assert promise(other, 3000).value == "0"
         assert promise(outside, 3001).error == "NoFreeDeviceError"
-        inside.kill()
+        pid = pid_outside(inside)
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not is_running(pid))
         assert promise(outside, 7000).value == "0"
 
 
