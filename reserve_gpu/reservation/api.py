@@ -290,7 +290,7 @@ def _taken(
             outcome = _outcome(own, claim, deadline, progress)
             if isinstance(outcome, Granted):
                 reservation = own.hold(outcome, request)
-                return reservation, _warnings(claim, outcome)
+                return reservation, [*_warnings(claim, outcome), *own.notes]
             raise _failure(own, claim, outcome, deadline, face)
 
 
