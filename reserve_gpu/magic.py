@@ -66,7 +66,8 @@ def _release(arguments: Namespace) -> None:
             "--release lets go of all that this kernel holds; it takes no names."
         )
     devices = api.release()
-    print(messages.released(devices, environment.read(), started=environment.cuda_started()))
+    values = environment.read(environment.CUDA)
+    print(messages.released(devices, values, started=environment.cuda_started()))
 
 
 def _status(arguments: Namespace) -> None:

@@ -37,7 +37,7 @@ gpu
   instance 5
 """
 OPTIONS = [
-    *("--count", "--min-memory", "--name", "--exclude", "--wait", "--share", "--note"),
+    *("--count", "--min-memory", "--name", "--exclude", "--memory", "--wait", "--share", "--note"),
     *("--optional", "--status", "--check", "--release", "--help"),
 ]
 REQUESTS = OPTIONS[: OPTIONS.index("--status")]

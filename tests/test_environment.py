@@ -11,7 +11,14 @@ import pytest
 from reserve_gpu import host
 from reserve_gpu.model import Device
 from reserve_gpu.reservation import environment
-from reserve_gpu.reservation.environment import MEMORY, ORDER, VISIBLE, Changes
+from reserve_gpu.reservation.environment import (
+    MEMORY,
+    ORDER,
+    TORCH_ALLOCATOR,
+    VISIBLE,
+    XLA_FRACTION,
+    Changes,
+)
 from tests.forker import Forker
 from tests.reserving import got
 
@@ -57,6 +64,11 @@ def test_variables(devices: list[Device], visible: str, memory: str | None) -> N
     }
 
 
+def test_variables_of_a_part() -> None:
+    """Of a part CUDA_DEVICE_MEMORY is the part's size, rounded down, for each device."""
+    assert environment.variables([WHOLE, OTHER], 9536.7)[MEMORY] == "9536,9536"
+
+
 @pytest.mark.usefixtures("_no_variables")
 @pytest.mark.parametrize(
     ("before", "written", "now", "outside"),
@@ -92,12 +104,32 @@ def test_set_and_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE, "0,1")
     monkeypatch.setenv(ORDER, "FASTEST_FIRST")
     changes = Changes().to({VISIBLE: "1", MEMORY: "4038"})
-    assert environment.read() == {VISIBLE: "1", ORDER: "FASTEST_FIRST", MEMORY: "4038"}
+    assert _cuda() == {VISIBLE: "1", ORDER: "FASTEST_FIRST", MEMORY: "4038"}
     changes = changes.to({VISIBLE: "0", ORDER: "PCI_BUS_ID", MEMORY: None})
-    assert environment.read() == {VISIBLE: "0", ORDER: "PCI_BUS_ID", MEMORY: None}
+    assert _cuda() == {VISIBLE: "0", ORDER: "PCI_BUS_ID", MEMORY: None}
     monkeypatch.setenv(ORDER, "theirs")
     assert changes.undo() == Changes()
-    assert environment.read() == {VISIBLE: "0,1", ORDER: "theirs", MEMORY: None}
+    assert _cuda() == {VISIBLE: "0,1", ORDER: "theirs", MEMORY: None}
+
+
+@pytest.mark.usefixtures("_no_variables")
+def test_caps_that_are_not_set_again_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What capped a part is as it was outside once something else is reserved, CUDA's own stay."""
+    monkeypatch.setenv(TORCH_ALLOCATOR, "backend:native")
+    part = {VISIBLE: "1", XLA_FRACTION: "0.1", TORCH_ALLOCATOR: "backend:native,x:1"}
+    changes = Changes().to(part).to({VISIBLE: "0"})
+    assert {name: value for name, value in environment.read().items() if value is not None} == {
+        VISIBLE: "0",
+        TORCH_ALLOCATOR: "backend:native",
+    }
+    assert changes.written == {VISIBLE: "0"}
+    changes.undo()
+    assert _cuda()[VISIBLE] is None
+    assert environment.read()[TORCH_ALLOCATOR] == "backend:native"
+
+
+def _cuda() -> dict[str, str | None]:
+    return environment.read(environment.CUDA)
 
 
 # -- has CUDA started? -----------------------------------------------------------------------------

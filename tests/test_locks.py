@@ -365,7 +365,7 @@ uuid = reserve_gpu.current().devices[0].uuid
 with LockDirectory() as directory:
     with directory.mutex():
         holders = directory.holders_of(uuid)
-    missing = directory.unlisted([uuid], ["mutex.lock"])  # as one who waits asks
+    missing = directory.unlisted(["mutex.lock", *(h.file for h in holders)])  # as who waits asks
     number = os.stat(directory.path + "/mutex.lock").st_dev
     lock = directory.acquire("another.lock")
     called = kernel_device(lock.descriptor)

@@ -422,7 +422,7 @@ def test_a_comment_is_no_argument(here: Here) -> None:
 
 
 def test_the_manual_page(here: Here) -> None:
-    """%reserve_gpu? and --help are a sentence, each option, and four examples that parse."""
+    """%reserve_gpu? and --help are a sentence, each option, and five examples that parse."""
     os.environ["COLUMNS"] = "80"
     shell = here.shell()
     page = shell.run("%reserve_gpu --help").stdout.rstrip("\n")
@@ -434,7 +434,7 @@ def test_the_manual_page(here: Here) -> None:
     examples = re.findall(
         r"^  %reserve_gpu(.*?)   .*", page.partition("examples:\n")[2], re.MULTILINE
     )
-    assert len(examples) == 4
+    assert len(examples) == 5
     for example in examples:
         magic_parser().parse_args(example.split())
     assert max(map(len, page.splitlines())) < 100

@@ -188,7 +188,9 @@ def test_what_is_known_of_a_gpu(here: Here) -> None:
         "gpu\n width none\n memory none\nfail nvmlDeviceGetName 1 3\n"
     )
     first, second = walk()
-    assert first == Device(0, here.uuid("0"), "Tesla T4", "0001:3B:00.0", 15360, "90.04", 8)
+    assert first == Device(
+        0, here.uuid("0"), "Tesla T4", "0001:3B:00.0", 15360, "90.04", 8, reserve_mib=0
+    )
     assert isinstance(second, Device)
     assert (second.name, second.memory_mib, second.link_width) == (None, None, None)
 

@@ -68,10 +68,10 @@ class Lock:
         texts = {k: v[:TEXT_LIMIT] if isinstance(v, str) else v for k, v in record.items()}
         data = json.dumps({**own, "written": time.time(), **texts}).encode()
         with suppress(OSError):
-            # A longer record is covered with spaces: who reads meanwhile finds no end of it.
-            data = data.ljust(os.fstat(self.descriptor).st_size)
             try:
-                os.pwrite(self.descriptor, data, 0)
+                # A longer record is covered first: who reads meanwhile must not find its end.
+                os.pwrite(self.descriptor, data.ljust(os.fstat(self.descriptor).st_size), 0)
+                os.ftruncate(self.descriptor, len(data))
             except OSError:
                 os.ftruncate(self.descriptor, 0)
 

@@ -33,7 +33,7 @@ from reserve_gpu.reservation.session import Reservation, session
 from reserve_gpu.reservation.wait import wait_in_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from reserve_gpu.gpus.names import DeviceNames
     from reserve_gpu.model import Request, Waiting
@@ -226,7 +226,17 @@ def troubles() -> list[str]:
 
 def note_cell() -> list[str]:
     """Note for others that a cell of this kernel has ended; returns lines to show, mostly none."""
-    return session().note_cell()
+    own = session()
+    return [*own.note_cell(), *(own.note_use(_uses(own.devices)) if own.part_mib else ())]
+
+
+def _uses(devices: Sequence[Device]) -> dict[Device, float | None]:
+    """What this process and its children use of each of these devices, in MiB, where it is seen."""
+    pid = os.getpid()
+    with suppress(DriverError), interrupts.deferred(), Nvml(HELD_LIMIT_S) as gpus:
+        if gpus.sees_all:  # else a pid may be another process's in our PID namespace
+            return {d: host.uses(gpus.processes(d), {pid})[pid] for d in devices}
+    return {}
 
 
 @contextmanager
@@ -312,7 +322,8 @@ def _failure(
         own.go_without()  # first: what follows may take long, and be interrupted
     refusals = [explained(claim, refusal) for refusal in denied.refusals]
     if is_above:
-        return ReservedAboveError(messages.above(refusals, claim.outside, face), refusals)
+        values = {name: claim.outside[name] for name in environment.CUDA}
+        return ReservedAboveError(messages.above(refusals, values, face), refusals)
     has_waited = deadline.waits and policy.may_come_free(refusals, request)
     waited_s = deadline.limit_s if has_waited else None
     user = host.user_of(os.getpid())

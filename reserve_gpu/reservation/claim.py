@@ -330,7 +330,8 @@ def _look_for_part(  # noqa: PLR0913, PLR0917 - of a look, with what was read in
 ) -> Locked | Refusal:
     """Whether the device, now locked as one who shares it, has room for the part."""
     part_mib = claim.request.part_mib or 0.0
-    room = parts.room(claim, device, lock, reading)
+    sharers, own = _sharers(claim, device, lock)
+    room = parts.room(device, reading, sharers, own)
     if room is None:
         return Refusal(device, State.UNKNOWN, reading)
     is_shared = bool(room.sharers)
@@ -341,12 +342,26 @@ def _look_for_part(  # noqa: PLR0913, PLR0917 - of a look, with what was read in
         return Refusal(device, State.FULL, reading, room_mib=room.most_mib, sharers=room.sharers)
 
     def is_delayed(ahead: Ticket) -> bool:
-        return room.delays(part_mib, ahead.part_mib)
+        return room.is_delayed(ahead.part_mib, part_mib)
 
     if first := queue.first_for(device.uuid, is_free=True, is_delayed=is_delayed):
         return Refusal(device, State.AWAITED, reading, holder=first.holder, use=state)
     is_held = device.uuid in claim.held
     return Locked(device, lock, state, None if is_held else reading, room.sharers, room.most_mib)
+
+
+def _sharers(claim: Claim, device: Device, lock: Lock) -> tuple[list[Holder], parts.Own]:
+    """The others who share the device, with what they use of it; and this process."""
+    sharers = claim.locks.sharers_of(device.uuid, [lock.name])
+    promised_mib = (claim.part_mib or 0.0) if device.uuid in claim.held else 0.0
+    if not sharers and not claim.held and not claim.is_taking_back:
+        return [], parts.Own()
+    if not claim.gpus.sees_all:  # a pid may be another process's in our PID namespace
+        return list(sharers), parts.Own(promised_mib, None)
+    seen = {sharer.pid for sharer in sharers if sharer.seen and sharer.pid}
+    uses = host.uses(claim.gpus.processes(device), {os.getpid(), *seen})
+    known = [s._replace(used_mib=uses[s.pid] if s.pid in seen else None) for s in sharers]
+    return known, parts.Own(promised_mib, uses[os.getpid()])
 
 
 def _usage(claim: Claim, device: Device) -> Usage | None:

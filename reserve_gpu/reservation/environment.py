@@ -1,4 +1,4 @@
-"""The CUDA variables of this process, and whether CUDA has read them already.
+"""The variables that CUDA and frameworks read, and whether CUDA has read them already.
 
 CUDA reads `CUDA_VISIBLE_DEVICES` once, in cuInit; what is set later changes nothing, in silence.
 """
@@ -16,7 +16,18 @@ if TYPE_CHECKING:
     from reserve_gpu.model import Device
 
 MEMORY, ORDER, VISIBLE = "CUDA_DEVICE_MEMORY", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
-VARIABLES = (MEMORY, ORDER, VISIBLE)
+CUDA = (MEMORY, ORDER, VISIBLE)
+# What caps a framework's memory; caps.py says which is set when. The last two are other names that
+# a user may have set.
+XLA_FRACTION, CUPY_LIMIT = "XLA_PYTHON_CLIENT_MEM_FRACTION", "CUPY_GPU_MEMORY_LIMIT"
+TORCH_ALLOCATOR, TF_GROWTH = "PYTORCH_CUDA_ALLOC_CONF", "TF_FORCE_GPU_ALLOW_GROWTH"
+MPS_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+XLA_FRACTION_TOO, TORCH_ALLOCATOR_TOO = "XLA_CLIENT_MEM_FRACTION", "PYTORCH_ALLOC_CONF"
+CAPS = (
+    *(XLA_FRACTION, CUPY_LIMIT, TORCH_ALLOCATOR, TF_GROWTH, MPS_LIMIT),
+    *(XLA_FRACTION_TOO, TORCH_ALLOCATOR_TOO),
+)
+VARIABLES = (*CUDA, *CAPS)
 NO_DEVICES: Mapping[str, str | None] = {VISIBLE: "", MEMORY: None}
 
 NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED (cuda.h)
@@ -45,10 +56,15 @@ class Changes(NamedTuple):
         }
 
     def to(self, values: Mapping[str, str | None]) -> Changes:
-        """Set the variables; returns all that has been done to them then."""
-        changes = Changes(self.outside(), {**self.written, **values})
-        write(values)
-        return changes
+        """Set the variables; returns all that has been done to them then.
+
+        Caps that were set before and are not among them get the values that they had outside.
+        """
+        outside = self.outside()
+        gone = [name for name in self.written if name in CAPS and name not in values]
+        write({**{name: outside[name] for name in gone}, **values})
+        written = {**self.written, **values}
+        return Changes(outside, {n: value for n, value in written.items() if n not in gone})
 
     def undo(self) -> Changes:
         """Give the variables the values that they had before; not those that others changed."""
@@ -57,12 +73,11 @@ class Changes(NamedTuple):
 
 
 def variables(devices: Sequence[Device], part_mib: float | None = None) -> dict[str, str | None]:
-    """The three variables for these devices, in this order; None for one that must not be set.
+    """CUDA's variables for these devices, in this order; None for one that must not be set.
 
-    part_mib: of each of them the part that is reserved, None for all of it.
+    part_mib: what of the memory of each is reserved, in MiB; None for all of it.
     """
-    part = None if part_mib is None else int(part_mib)
-    memory = [device.memory_mib if part is None else part for device in devices]
+    memory = [device.memory_mib if part_mib is None else int(part_mib) for device in devices]
     return {
         MEMORY: None if None in memory else ",".join(map(str, memory)),
         ORDER: "PCI_BUS_ID",  # CUDA's own default is another order than NVML's
@@ -80,9 +95,9 @@ def in_order(devices: Iterable[Device], visible: str) -> tuple[Device, ...]:
     return tuple(sorted(devices, key=place))
 
 
-def read() -> dict[str, str | None]:
+def read(names: Iterable[str] = VARIABLES) -> dict[str, str | None]:
     """The variables as they are now."""
-    return {name: os.environ.get(name) for name in VARIABLES}
+    return {name: os.environ.get(name) for name in names}
 
 
 def write(values: Mapping[str, str | None]) -> None:

@@ -1,4 +1,4 @@
-"""How much of a device can be promised to one who asks for a part of it.
+"""How much of a device can be promised to one who asks for a part of it. Pure functions of values.
 
 It is counted, not measured: what somebody was promised is theirs, however little they use yet.
 """
@@ -15,9 +15,14 @@ from reserve_gpu.gpus import usage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.locks.lock import Lock
     from reserve_gpu.model import Device, Holder, Process, Usage
-    from reserve_gpu.reservation.claim import Claim
+
+
+class Own(NamedTuple):
+    """What this process has on a device: promised, and in use (None where it can't be seen)."""
+
+    promised_mib: float = 0.0
+    used_mib: float | None = 0.0
 
 
 class Leaving(NamedTuple):
@@ -32,40 +37,38 @@ class Leaving(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What there is on a device for one who asks for a part, in MiB.
+    """What there is on a device for one who asks for a part.
 
-    free_mib: what can be promised. own_mib: what this process has already, promised or in use.
-    promised_mib: what of that it was promised. sharers: the others who share the device.
+    free_mib: what can be promised. own: what this process has already.
+    sharers: the others who share the device.
     """
 
     free_mib: float
-    own_mib: float
-    promised_mib: float
+    own: Own
     sharers: tuple[Holder, ...]
     leaving: Leaving
 
     @property
     def most_mib(self) -> float:
         """The largest part that this process can have there."""
-        return self.free_mib + self.own_mib
+        return self.free_mib + max(self.own.promised_mib, self.own.used_mib or 0.0)
 
-    def delays(self, part_mib: float, ahead_mib: float | None) -> bool:
-        """Whether that part can keep one waiting who comes before in the queue.
+    def is_delayed(self, ahead_mib: float | None, part_mib: float) -> bool:
+        """Whether one who comes before in the queue may have to wait longer for that part's sake.
 
         ahead_mib: what that one waits for, None for all of the device.
         """
-        if ahead_mib is None:  # which waits for all who have something there
-            return not self.promised_mib
-        return delays(part_mib - self.promised_mib, ahead_mib, self.free_mib, self.leaving)
+        if ahead_mib is None:  # it waits for this process to end in any case
+            return not self.own.promised_mib
+        more_mib = part_mib - self.own.promised_mib
+        return delays(more_mib, ahead_mib, self.free_mib, self.leaving)
 
 
-def room(claim: Claim, device: Device, lock: Lock, reading: Usage) -> Room | None:
-    """What there is on the device; under the mutex. None where its memory can't be read.
+def room(device: Device, reading: Usage, sharers: Sequence[Holder], own: Own) -> Room | None:
+    """What there is on the device; None where its memory can't be read.
 
-    lock: of this process on it.
+    sharers: the others, with what they use of it.
     """
-    sharers, own_use = _uses(claim, device, lock)
-    own = ((claim.part_mib or 0.0) if device.uuid in claim.held else 0.0, own_use)
     parts = [(sharer.part_mib, sharer.used_mib) for sharer in sharers]
     free_mib = usage.room_mib(device, reading, [*parts, own])
     if free_mib is None:
@@ -74,8 +77,7 @@ def room(claim: Claim, device: Device, lock: Lock, reading: Usage) -> Room | Non
     if others_mib is None:
         others_mib = usage.used_mib(reading)
     promised = [max(size or 0.0, use or 0.0) for size, use in parts]
-    own_mib = max(own[0], own_use or 0.0)
-    return Room(free_mib, own_mib, own[0], sharers, Leaving(promised, others_mib))
+    return Room(free_mib, own, tuple(sharers), Leaving(promised, others_mib))
 
 
 def delays(part_mib: float, ahead_mib: float, free_mib: float, leaving: Leaving) -> bool:
@@ -95,24 +97,10 @@ def delays(part_mib: float, ahead_mib: float, free_mib: float, leaving: Leaving)
         sums |= sums << int(size)
     cut_off = len(leaving.promised_mib)  # less than 1 MiB of each
     lowest = max(0, math.floor(least - leaving.other_mib) - cut_off)
-    highest = math.ceil(most)
-    return bool(sums >> lowest & ((1 << (highest - lowest)) - 1))
+    return bool(sums >> lowest & ((1 << (math.ceil(most) - lowest)) - 1))
 
 
 def strangers(processes: Sequence[Process], sharers: Sequence[Holder]) -> tuple[Process, ...]:
     """Those of the processes that belong to none of the sharers, nor to this process."""
     pids = {os.getpid(), *(sharer.pid for sharer in sharers)}
     return tuple(p for p in processes if pids.isdisjoint(host.lineage(p.pid)))
-
-
-def _uses(claim: Claim, device: Device, lock: Lock) -> tuple[tuple[Holder, ...], float | None]:
-    """The others who share the device, with what they use of it; and what this process uses."""
-    sharers = claim.locks.sharers_of(device.uuid, [lock.name])
-    if not sharers and not claim.held and not claim.is_taking_back:
-        return (), 0.0
-    if not claim.gpus.sees_all:  # a pid may be another process's in our PID namespace
-        return sharers, None
-    seen = {sharer.pid for sharer in sharers if sharer.seen and sharer.pid}
-    uses = host.uses(claim.gpus.processes(device), {os.getpid(), *seen})
-    known = [s._replace(used_mib=uses[s.pid] if s.pid in seen else None) for s in sharers]
-    return tuple(known), uses[os.getpid()]

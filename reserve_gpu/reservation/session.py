@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 from reserve_gpu import host, interrupts
 from reserve_gpu.errors import LockError, NoFreeDeviceError, RequestError
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
-from reserve_gpu.report import messages
+from reserve_gpu.model import Request
+from reserve_gpu.report import messages, parts
+from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.reservation import environment, handover, policy
 from reserve_gpu.reservation.claim import signature
 from reserve_gpu.reservation.environment import Changes
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from reserve_gpu.locks.lock import Lock
-    from reserve_gpu.model import Device, Request
+    from reserve_gpu.model import Device
     from reserve_gpu.reservation.claim import Granted
     from reserve_gpu.reservation.request import Deadline
 
@@ -95,6 +97,7 @@ class Session:
         self._changes = Changes()
         self._turn = Turn()
         self._looking: list[int] = []  # the threads that do
+        self._over: frozenset[Device] = frozenset()  # of which it uses more than its part
         self._has_adopted = False
         environment.remember_over_fork()
 
@@ -218,7 +221,8 @@ class Session:
             return None
         locks = {device.uuid: held.locks[device.uuid] for device in devices}
         note = held.note if request.note is None else request.note
-        now = Held(tuple(devices), locks, note, request.part_mib, answers=held.answers + 1)
+        now = Held(tuple(devices), locks, note, request.part_mib, request.part_unit)
+        now = now._replace(answers=held.answers + 1)
         reservation = self._change(now)
         self._sign()
         return reservation, []
@@ -227,7 +231,7 @@ class Session:
         """Hold what was taken, and nothing else: set the variables, then let go of the rest."""
         devices = tuple(locked.device for locked in granted.locked)
         locks = {locked.device.uuid: locked.lock for locked in granted.locked}
-        return self._change(Held(devices, locks, request.note, request.part_mib))
+        return self._change(Held(devices, locks, request.note, request.part_mib, request.part_unit))
 
     def release(self, reservation: Reservation | None = None) -> tuple[Device, ...]:
         """Let go of the reservation if it is still this one, None for any; returns its devices.
@@ -282,6 +286,19 @@ class Session:
                 self._sign()
             return lines
 
+    def note_use(self, uses: Mapping[Device, float | None]) -> list[str]:
+        """Note what this process uses of its parts; returns what to say of those that it exceeds.
+
+        Once for each time that it does. uses: in MiB, None where it can't be seen.
+        """
+        held, before = self._held, self._over
+        if held is None or held.part_mib is None:
+            return []
+        self._over = parts.over(uses, held.part_mib, before)
+        request = Request(share=True, part_mib=held.part_mib, part_unit=held.part_unit)
+        new = [device for device in held.devices if device in self._over - before]
+        return [parts.warning(device, uses[device] or 0.0, request, (), MAGIC) for device in new]
+
     def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[str]:
         """Lock again what others don't respect any more.
 
@@ -308,9 +325,11 @@ class Session:
         """Leave all of it to the program that this process becomes with its next exec."""
         held = self._held
         devices = held.devices if held else ()
-        note, part_mib = (held.note, held.part_mib) if held else (None, None)
-        locks = self._held_locks()
-        handover.offer(handover.Handover(self._changes, devices, locks, note, part_mib, reason))
+        given = handover.Handover(self._changes, devices, self._held_locks(), reason=reason)
+        if held:
+            part_mib, part_unit = held.part_mib, held.part_unit
+            given = given._replace(note=held.note, part_mib=part_mib, part_unit=part_unit)
+        handover.offer(given)
 
     def adopt(self) -> None:
         """Take over, once, what this process held before exec made it this program."""
@@ -328,7 +347,8 @@ class Session:
         if given.devices:
             environ = _set_only(given.changes.written)
             self._reservation = Reservation(given.devices, environ, given.part_mib)
-            self._held = Held(given.devices, given.locks, given.note, given.part_mib)
+            part = given.part_mib, given.part_unit
+            self._held = Held(given.devices, given.locks, given.note, *part)
             self._sign()  # the notebook is known only now, in VS Code later
 
     def _again(self, note: str | None) -> list[str]:
@@ -342,8 +362,8 @@ class Session:
 
     def _mend_variables(self, reservation: Reservation) -> list[str]:
         """Set the variables again if somebody changed them, as long as CUDA will read them."""
-        expected = {name: reservation.environ.get(name) for name in environment.VARIABLES}
-        values = environment.read()
+        expected = {name: reservation.environ.get(name) for name in environment.CUDA}
+        values = environment.read(environment.CUDA)
         if values == expected:
             return []
         is_late = environment.cuda_started()
