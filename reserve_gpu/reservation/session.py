@@ -18,7 +18,7 @@ from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.model import Request
 from reserve_gpu.report import capping, messages, parts
 from reserve_gpu.report.faces import MAGIC
-from reserve_gpu.reservation import caps, environment, handover, hooks, policy
+from reserve_gpu.reservation import caps, environment, hooks, policy
 from reserve_gpu.reservation.claim import signature
 from reserve_gpu.reservation.environment import Changes
 from reserve_gpu.reservation.held import Held
@@ -325,6 +325,8 @@ class Session:
 
     def leave_to_next_program(self, reason: str | None) -> None:
         """Leave all of it to the program that this process becomes with its next exec."""
+        with interrupts.no_fork():
+            from reserve_gpu.reservation import handover  # which only `reserve-gpu run` needs
         held = self._held
         devices = held.devices if held else ()
         given = handover.Handover(self._changes, devices, self._held_locks(), reason=reason)
@@ -343,7 +345,12 @@ class Session:
                 self._adopt()
 
     def _adopt(self) -> None:
-        if host.held_by() != os.getpid() or not (given := handover.received()):
+        if host.held_by() != os.getpid():
+            return
+        with interrupts.no_fork():
+            from reserve_gpu.reservation import handover
+        given = handover.received()
+        if given is None:
             return
         self.reason, self._changes = given.reason, given.changes
         if given.devices:
