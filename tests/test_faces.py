@@ -35,6 +35,9 @@ WISHES: list[dict[str, Any]] = [
     {"min_memory": "2TB"},
     {"name": "RTX 6000 Ada"},
     {"exclude": "3,4"},
+    {"memory": "10GB"},
+    {"memory": "9536.5MiB", "count": 2},
+    {"devices": "2", "memory": "0.5TiB", "note": "x"},
     {"note": "until Friday"},
     {"note": "-x", "name": "--a"},
     {"note": 'it\'s; $HOME | `x` #1 \\ "quoted"'},
@@ -111,6 +114,24 @@ def test_a_hint_asks_for_the_same_memory(face: Face, size: str) -> None:
     request = parse(None, min_memory=size)
     typed = read(face.typed(request))[0]
     assert typed.min_memory_mib == pytest.approx(request.min_memory_mib)
+
+
+@pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
+@pytest.mark.parametrize("unit", ["MiB", "GB", "GiB", "TB"])
+@pytest.mark.parametrize("room_mib", [1024, 5912.78, 6200 * 1e6 / 2**20, 34816.5, 61035.15625])
+def test_what_would_fit_does_fit(face: Face, unit: str, room_mib: float) -> None:
+    """The size that a refusal offers is what there is room for, or a little less, never more."""
+    request = Request(share=True, part_mib=80000.0, part_unit=unit)
+    full = Refusal(GPU0, State.FULL, room_mib=room_mib)
+    (line,) = [
+        words.plain(line)
+        for line in pictures.refusal(request, (full, BUSY), face).layout.foot
+        if "can be had now: " in words.plain(line)
+    ]
+    typed = read(line.split(": ", 1)[1])[0]
+    assert typed.part_mib is not None
+    assert 0.8 * room_mib < typed.part_mib <= room_mib
+    assert typed._replace(part_mib=request.part_mib) == request
 
 
 @pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 from html.parser import HTMLParser
@@ -191,6 +192,31 @@ def test_metrics_of_instances(here: Here) -> None:
     ((_, gpu),) = values(series, "info", "index", "gpu_uuid").keys() - {("0:1", "")}
     assert values(series, "power_usage_watts", "index", "uuid") == {("0", gpu): 90}
     assert values(series, "free", "index") == {("0:0",): 1, ("0:1",): 0}
+
+
+def test_metrics_of_parts(here: Here) -> None:
+    """Promises and uses are sums of each user's, what is left is the device's; in bytes."""
+    here.write(f"gpu\n memory 40960\n compute {os.getpid()} 300\ngpu\n memory 40960")
+    with here.rival(share=True, part_mib=1024), here.rival(share=True, part_mib=3072):
+        series = metrics(prometheus.text(reserve_gpu.status()))
+    ((_, user),) = values(series, "user_memory_promised_bytes", "index", "username")
+    assert values(series, "user_memory_promised_bytes", "index") == {("0",): 4 << 30}
+    assert values(series, "user_memory_used_bytes", "index", "username") == {("0", user): 600 << 20}
+    assert values(series, "memory_promisable_bytes", "index") == {
+        ("0",): 36 << 30,
+        ("1",): 40 << 30,
+    }
+
+
+def test_metrics_of_parts_that_are_not_known(here: Here) -> None:
+    """Of a user of whom one process's use or size is not known there is no sum."""
+    holders = Holder(1, "alice", part_mib=9.0), Holder(2, "alice", used_mib=7.0), Holder(3, "bob")
+    row = Row(Device(0, "GPU-a"), State.RESERVED, Usage(), holders=(*holders, Holder(4)))
+    row = row._replace(holders=(*row.holders, Holder(5, "\n}x", part_mib=2.0, used_mib=1.0)))
+    series = metrics(prometheus.text(Status((row,))))
+    for name, mib in (("user_memory_promised_bytes", 2), ("user_memory_used_bytes", 1)):
+        assert values(series, name, "username") == {("\N{REPLACEMENT CHARACTER}}x",): mib << 20}
+    assert values(series, "memory_promisable_bytes", "index") == {}
 
 
 def test_metrics_of_what_is_not_known(here: Here) -> None:

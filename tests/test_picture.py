@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from reserve_gpu.report.pictures import Picture
 
 NOW = 1_795_000_000.0
-BARS = re.compile("[\u2588\u2591]+")
+BARS = re.compile("[\u2588\u2592\u2591]+")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -63,6 +63,11 @@ def at(picture: Picture, width: int) -> list[str]:
     return terminal.lines(picture.layout, width, is_coloured=False)
 
 
+def part(holder: Holder, part_mib: float | None, used_mib: float | None) -> Holder:
+    """The same holder as one who shares the device."""
+    return holder._replace(part_mib=part_mib, used_mib=used_mib)
+
+
 # Six of eight GPUs are reserved, one is used without a reservation.
 EIGHT = (
     held(0, "alice", "python train.py"),
@@ -90,8 +95,21 @@ ODD = (
     free(11, "NVIDIA Quadro RTX 8000 with Max-Q Design"),
 )
 TICKET = Ticket(1, "queue-1-0.lock", None, Holder(99, "erin", since=NOW - 720), "2 GPUs of 16 GiB")
+# One who uses more than was promised, one whose use can't be seen; and one GPU that is full.
+SHARERS = (
+    part(held(1, "alice", note="until Friday").holders[0], 10240.0, 12390.4),
+    part(held(2, "bob").holders[0], 30720.0, None),
+)
+IN_PARTS = held(1, "alice")._replace(holders=SHARERS, room_mib=38000.0)
+FULL = Refusal(
+    device(1), State.FULL, usage(12390)._replace(compute=1), None, sharers=SHARERS, room_mib=6000.0
+)
+TEN_GB = Request(share=True, part_mib=1e10 / 2**20, part_unit="GB")
 PICTURES = {
     "eight": status(*EIGHT),
+    "parts": status(held(0, "carol"), IN_PARTS),
+    "full": pictures.refusal(TEN_GB, [FULL, FULL._replace(device=device(2))], MAGIC),
+    "wait for a part": pictures.wait(Waiting(TEN_GB, 2, 61.0, (FULL,))),
     "odd": status(*ODD, waiting=(TICKET,), problem="the lock directory can't be read by you"),
     "refusal": pictures.refusal(
         Request(count=2, note="a b"),
@@ -334,6 +352,79 @@ def test_the_own_row_can_be_read() -> None:
         assert contrast(row, page) > 1.1  # it is seen
 
 
+# -- parts -----------------------------------------------------------------------------------------
+
+
+def test_a_gpu_in_parts() -> None:
+    """Each sharer's promise stands there with its use, and below them what is left to promise."""
+    lines = at(status(held(0, "carol"), IN_PARTS), 200)
+    assert lines[3].endswith(
+        "alice, train.ipynb (pid 4001) 12.1 of 10 GiB: over, for 1 h: until Friday"
+    )
+    assert lines[4:6] == [
+        "     bob, train.ipynb (pid 4002) 30 GiB for 2 h",
+        "     37.1 GiB can still be promised",
+    ]
+    assert "GiB can still" not in lines[2]
+
+
+def test_who_is_over_stands_out() -> None:
+    """That somebody uses more than was promised is marked as what people argue about."""
+    picture = PICTURES["parts"]
+    (over,) = re.findall(r'style="([^"]*)">over<', picture._repr_html_())
+    assert over == html.STYLES["mark"]
+    assert "\x1b[1;36mover\x1b[0m" in "".join(terminal.lines(picture.layout, 120, is_coloured=True))
+    good = part(SHARERS[0], 10240.0, 10240.0)
+    assert "over" not in str(status(IN_PARTS._replace(holders=(good,))))
+
+
+@pytest.mark.parametrize(
+    ("used_mib", "room_mib", "expected"),
+    [
+        (0, 81920.0, "......"),
+        (0, 68266.0, "=....."),
+        (40960, 13653.0, "###==."),
+        (40960, 40960.0, "###..."),
+        (100, 40960.0, "#==..."),
+        (81920, 0.0, "######"),
+        (0, 0.0, "======"),
+        (40960, 1e9, "###..."),  # what makes no sense
+    ],
+)
+def test_bars_show_what_is_promised(used_mib: float, room_mib: float, expected: str) -> None:
+    """A bar has a letter each for what is used, what is promised besides, and what is left."""
+    (bar,) = BARS.findall(str(status(IN_PARTS._replace(usage=usage(used_mib), room_mib=room_mib))))
+    assert bar.translate({ord(k): v for k, v in terminal.ASCII.items() if len(k) == 1}) == expected
+
+
+def test_bars_of_whole_gpus_show_what_is_used() -> None:
+    """Where nobody has a part nothing is said to be promised, in no rendering."""
+    picture = status(held(0, "alice")._replace(room_mib=0.0), free(1)._replace(room_mib=81920.0))
+    assert "\N{MEDIUM SHADE}" not in str(picture)
+    assert "promise" not in str(picture) + picture._repr_html_()
+
+
+def test_bars_in_a_notebook() -> None:
+    """A GPU in parts has a second bar that counts what is promised, and says so."""
+    page = status(IN_PARTS)._repr_html_()
+    values = map(float, re.findall('<meter [^>]* value="([0-9.]+)"', page))
+    assert list(values) == pytest.approx([41000 / 81920, 1 - 38000 / 81920], abs=0.001)
+    assert re.search("</meter> with&nbsp;promises<", page)
+
+
+def test_what_is_full_says_who_has_what() -> None:
+    """A refusal tells in the unit of the request who has how much, what is left, what to type."""
+    lines = at(PICTURES["full"], 200)
+    assert lines[0] == "No GPU has room for 10 GB: the most is 6.2 GB on GPU1."
+    assert re.search("^1 +full .* alice, .* 13 of 10.74 GB: over, for", lines[2])
+    assert "32.21 GB for" in lines[3]
+    assert lines[4] == "     6.2 GB can still be promised"
+    assert lines[-3:-1] == [
+        "Wait in the queue: %reserve_gpu --memory 10GB --wait",
+        "6.2 GB can be had now: %reserve_gpu --memory 6.2GB",
+    ]
+
+
 # -- what stands out -------------------------------------------------------------------------------
 
 
@@ -398,6 +489,7 @@ FOREIGN = HOSTILE + "x" * 5000
 def hostile_picture() -> dict[str, Picture]:
     """Pictures in which all that somebody else can write is hostile."""
     holder = Holder(1, FOREIGN, FOREIGN, FOREIGN, NOW, label=FOREIGN, command=FOREIGN, cwd=FOREIGN)
+    sharer = holder._replace(part_mib=1e9, used_mib=1e9 + 1)
     process = Process(5, 300, FOREIGN, FOREIGN, has_reserved=False)
     gpu = Device(0, "GPU-0", FOREIGN, FOREIGN, 81920, FOREIGN)
     rows = (
@@ -406,6 +498,7 @@ def hostile_picture() -> dict[str, Picture]:
         Row(gpu, State.UNKNOWN, reason=FOREIGN, graphics=(process._replace(memory_mib=9000),)),
         Row(Fault(1, FOREIGN), State.BROKEN, holders=(holder,), reason=FOREIGN),
         Row(gpu, State.FREE, usage(0), next_in_queue=1),
+        Row(gpu, State.RESERVED, usage(300), holders=(sharer, holder), room_mib=0.0),
     )
     ticket = Ticket(1, FOREIGN, None, holder, FOREIGN)
     refusals = (
@@ -413,6 +506,9 @@ def hostile_picture() -> dict[str, Picture]:
         Refusal(gpu, State.BUSY, usage(300)._replace(compute=1), (process,)),
         Refusal(gpu, State.AWAITED, usage(300), (process,), holder, use=State.BUSY),
         Refusal(Fault(1, FOREIGN), State.BROKEN, fault=FOREIGN, holder=holder),
+        Refusal(
+            gpu, State.FULL, usage(300), (process,), sharers=(sharer, holder) * 9, room_mib=0.5
+        ),
     )
     request = Request(note=HOSTILE)
     return {

@@ -31,9 +31,10 @@ def offer(rows: Sequence[Row], face: Face) -> Line:
         for row in rows
         if row.state is State.RESERVED and row.holders and row.next_in_queue is None
     ]
-    part_mib = min(OFFERED_MIB, words.rounded_down(max(rooms, default=0.0), "GiB"))
-    if part_mib < LEAST_MIB:
+    most_mib = max(rooms, default=0.0)
+    if most_mib < LEAST_MIB:
         return ()
+    part_mib = min(OFFERED_MIB, words.rounded_down(most_mib, "GiB"))
     return "Get a part of a GPU with ", (face.typed(Request(share=True, part_mib=part_mib)), STRONG)
 
 
@@ -71,8 +72,8 @@ def smaller(request: Request, refusals: Sequence[Refusal]) -> Request | None:
         if len(rooms) >= request.needed:
             most_mib = max(most_mib, rooms[request.needed - 1])
     part_mib = words.rounded_down(most_mib, request.part_unit)
-    is_smaller = LEAST_MIB <= part_mib < request.part_mib
-    return request._replace(part_mib=part_mib) if is_smaller else None
+    is_offered = most_mib >= LEAST_MIB and 0 < part_mib < request.part_mib
+    return request._replace(part_mib=part_mib) if is_offered else None
 
 
 def over(

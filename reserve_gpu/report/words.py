@@ -54,9 +54,9 @@ def size(mib: float, unit: str) -> str:
 
 def rounded_down(mib: float, unit: str) -> float:
     """The most memory in MiB that is a short number in that unit, and no more than that much."""
-    digits = 10 ** (1 if mib * MIB >= UNITS[unit] else 2)
-    number = math.floor(mib * MIB / UNITS[unit] * digits)
-    shorter = (n / digits * UNITS[unit] / MIB for n in (number, number - 1))
+    steps = 10 if mib * MIB >= UNITS[unit] else 1000
+    number = math.floor(mib * MIB / UNITS[unit] * steps)
+    shorter = (n / steps * UNITS[unit] / MIB for n in (number, number - 1))
     return next((size_mib for size_mib in shorter if 0 <= size_mib <= mib), 0.0)
 
 
@@ -343,8 +343,9 @@ def _promise(holder: Holder, unit: str) -> str:
 
 
 def _in(mib: float, unit: str, digits: int = 2) -> str:
-    """The number that so much memory is in that unit."""
-    return f"{round(mib * MIB / UNITS[unit], digits):.12g}"
+    """The number that so much memory is in that unit; with one digit more where it is below 1."""
+    number = mib * MIB / UNITS[unit]
+    return f"{round(number, digits if number >= 1 else digits + 1):.12g}"
 
 
 def _use_beside(refusal: Refusal) -> str:

@@ -30,10 +30,9 @@ from reserve_gpu.reservation import caps, environment, limit, policy
 from reserve_gpu.reservation.claim import Claim, Denied, Granted, attempt, cautions, explained
 from reserve_gpu.reservation.request import Deadline, idle_mib, parse
 from reserve_gpu.reservation.session import Reservation, session
-from reserve_gpu.reservation.wait import wait_in_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from reserve_gpu.gpus.names import DeviceNames
     from reserve_gpu.model import Request, Waiting
@@ -227,7 +226,17 @@ def troubles() -> list[str]:
 
 def note_cell() -> list[str]:
     """Note for others that a cell of this kernel has ended; returns lines to show, mostly none."""
-    return session().note_cell()
+    own = session()
+    return [*own.note_cell(), *(own.note_use(_uses(own.devices)) if own.part_mib else ())]
+
+
+def _uses(devices: Sequence[Device]) -> dict[Device, float | None]:
+    """What this process and its children use of each of these devices, in MiB, where it is seen."""
+    pid = os.getpid()
+    with suppress(DriverError), interrupts.deferred(), Nvml(HELD_LIMIT_S) as gpus:
+        if gpus.sees_all:  # else a pid may be another process's in our PID namespace
+            return {d: host.uses(gpus.processes(d), {pid})[pid] for d in devices}
+    return {}
 
 
 @contextmanager
@@ -295,6 +304,8 @@ def _outcome(
         return outcome
     if not policy.may_come_free(outcome.refusals, claim.request):
         return outcome
+    with interrupts.no_fork():
+        from reserve_gpu.reservation.wait import wait_in_queue
     with own.waiting():
         return wait_in_queue(claim, outcome, deadline, progress)
 

@@ -18,7 +18,7 @@ from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.directory import default_path
 from reserve_gpu.locks.holders import merge, read_part, read_record
 from reserve_gpu.locks.lock import TEXT_LIMIT, Lock, kernel_device
-from reserve_gpu.model import Device
+from reserve_gpu.model import UNITS, Device
 from reserve_gpu.reservation import environment
 from reserve_gpu.reservation.environment import Changes
 
@@ -39,7 +39,8 @@ NUMBERS = {
 class Handover(NamedTuple):
     """What one program leaves to the next in the same process.
 
-    changes: to the CUDA variables. locks: what holds the devices, by UUID. part_mib: as of Held.
+    changes: to the CUDA variables. locks: what holds the devices, by UUID.
+    part_mib, part_unit: as of Held.
     reason: why there is no device, if there is none and a person should be told.
     """
 
@@ -48,6 +49,7 @@ class Handover(NamedTuple):
     locks: Mapping[str, Lock] = {}
     note: str | None = None
     part_mib: float | None = None
+    part_unit: str = "GiB"
     reason: str | None = None
 
 
@@ -61,7 +63,7 @@ def offer(handover: Handover) -> None:
         "written": dict(handover.changes.written),
         "devices": [device._asdict() for device in handover.devices],
         "locks": [(lock.descriptor, lock.name, lock.shared) for lock in locks],
-        "part_mib": handover.part_mib,
+        "part": (handover.part_mib, handover.part_unit),
         "note": handover.note and handover.note[:TEXT_LIMIT],
         "reason": handover.reason and handover.reason[:REASON_LIMIT],
     }
@@ -95,12 +97,14 @@ def _checked(fields: Mapping[str, Any]) -> Handover | None:
             return None
         locks[device.uuid] = lock
     changes = Changes(_variables(fields["before"]), _variables(fields["written"]))
+    part_mib, part_unit = fields.get("part", (None, "GiB"))
     return Handover(
         changes,
         devices,
         locks,
         note=_text(fields["note"]),
-        part_mib=read_part(fields.get("part_mib")),
+        part_mib=read_part(part_mib),
+        part_unit=part_unit if part_unit in UNITS else "GiB",
         reason=_text(fields["reason"]),
     )
 

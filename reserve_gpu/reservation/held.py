@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Held(NamedTuple):
     """Devices that are held.
 
-    locks: by UUID. part_mib: the part of each that was promised, None for all of it.
+    locks: by UUID. part_mib: the part of each that was promised, None for all of it; it was
+    asked for in part_unit.
     note: for others to read. is_unnamed: it was signed before the notebook's name
     was known. answers: how many calls of reserve() were answered with it outside of a `with` block.
     inside: the threads that are in a `with` block of it, once for each block.
@@ -29,6 +30,7 @@ class Held(NamedTuple):
     locks: Mapping[str, Lock]
     note: str | None = None
     part_mib: float | None = None
+    part_unit: str = "GiB"
     is_unnamed: bool = False
     answers: int = 1
     inside: tuple[int, ...] = ()

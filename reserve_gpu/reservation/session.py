@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 from reserve_gpu import host, interrupts
 from reserve_gpu.errors import LockError, NoFreeDeviceError, RequestError
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
-from reserve_gpu.report import capping, messages
-from reserve_gpu.reservation import caps, environment, handover, hooks, policy
+from reserve_gpu.model import Request
+from reserve_gpu.report import capping, messages, parts
+from reserve_gpu.report.faces import MAGIC
+from reserve_gpu.reservation import caps, environment, hooks, policy
 from reserve_gpu.reservation.claim import signature
 from reserve_gpu.reservation.environment import Changes
 from reserve_gpu.reservation.held import Held
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from reserve_gpu.locks.lock import Lock
-    from reserve_gpu.model import Device, Request
+    from reserve_gpu.model import Device
     from reserve_gpu.reservation.claim import Granted
     from reserve_gpu.reservation.request import Deadline
 
@@ -97,6 +99,7 @@ class Session:
         self._changes = Changes()
         self._turn = Turn()
         self._looking: list[int] = []  # the threads that do
+        self._over: frozenset[Device] = frozenset()  # of which it uses more than its part
         self._has_adopted = False
         environment.remember_over_fork()
 
@@ -220,7 +223,8 @@ class Session:
             return None
         locks = {device.uuid: held.locks[device.uuid] for device in devices}
         note = held.note if request.note is None else request.note
-        now = Held(tuple(devices), locks, note, request.part_mib, answers=held.answers + 1)
+        now = Held(tuple(devices), locks, note, request.part_mib, request.part_unit)
+        now = now._replace(answers=held.answers + 1)
         reservation = self._change(now)
         self._sign()
         return reservation, self.notes
@@ -229,7 +233,7 @@ class Session:
         """Hold what was taken, and nothing else: set the variables, then let go of the rest."""
         devices = tuple(locked.device for locked in granted.locked)
         locks = {locked.device.uuid: locked.lock for locked in granted.locked}
-        return self._change(Held(devices, locks, request.note, request.part_mib))
+        return self._change(Held(devices, locks, request.note, request.part_mib, request.part_unit))
 
     def release(self, reservation: Reservation | None = None) -> tuple[Device, ...]:
         """Let go of the reservation if it is still this one, None for any; returns its devices.
@@ -284,6 +288,19 @@ class Session:
                 self._sign()
             return lines
 
+    def note_use(self, uses: Mapping[Device, float | None]) -> list[str]:
+        """Note what this process uses of its parts; returns what to say of those that it exceeds.
+
+        Once for each time that it does. uses: in MiB, None where it can't be seen.
+        """
+        held, before = self._held, self._over
+        if held is None or held.part_mib is None:
+            return []
+        self._over = parts.over(uses, held.part_mib, before)
+        request = Request(share=True, part_mib=held.part_mib, part_unit=held.part_unit)
+        new = [device for device in held.devices if device in self._over - before]
+        return [parts.warning(device, uses[device] or 0.0, request, (), MAGIC) for device in new]
+
     def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[str]:
         """Lock again what others don't respect any more.
 
@@ -308,11 +325,15 @@ class Session:
 
     def leave_to_next_program(self, reason: str | None) -> None:
         """Leave all of it to the program that this process becomes with its next exec."""
+        with interrupts.no_fork():
+            from reserve_gpu.reservation import handover  # which only `reserve-gpu run` needs
         held = self._held
         devices = held.devices if held else ()
-        note, part_mib = (held.note, held.part_mib) if held else (None, None)
-        locks = self._held_locks()
-        handover.offer(handover.Handover(self._changes, devices, locks, note, part_mib, reason))
+        given = handover.Handover(self._changes, devices, self._held_locks(), reason=reason)
+        if held:
+            part_mib, part_unit = held.part_mib, held.part_unit
+            given = given._replace(note=held.note, part_mib=part_mib, part_unit=part_unit)
+        handover.offer(given)
 
     def adopt(self) -> None:
         """Take over, once, what this process held before exec made it this program."""
@@ -324,13 +345,19 @@ class Session:
                 self._adopt()
 
     def _adopt(self) -> None:
-        if host.held_by() != os.getpid() or not (given := handover.received()):
+        if host.held_by() != os.getpid():
+            return
+        with interrupts.no_fork():
+            from reserve_gpu.reservation import handover
+        given = handover.received()
+        if given is None:
             return
         self.reason, self._changes = given.reason, given.changes
         if given.devices:
             environ = _set_only(given.changes.written)
             self._reservation = Reservation(given.devices, environ, given.part_mib)
-            self._held = Held(given.devices, given.locks, given.note, given.part_mib)
+            part = given.part_mib, given.part_unit
+            self._held = Held(given.devices, given.locks, given.note, *part)
             self._cap(self.outside())
             self._sign()  # the notebook is known only now, in VS Code later
 

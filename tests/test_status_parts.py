@@ -1,0 +1,122 @@
+"""Parts of GPUs in the status: what each sharer was promised and uses, and what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import reserve_gpu
+from tests.processes import own_name
+from tests.test_machines import CONTAINER, behind
+from tests.test_status import devices, devices_of
+
+if TYPE_CHECKING:
+    from tests.here import Here
+    from tests.machine import Machine
+
+ME = own_name()
+
+
+def numbers(device: dict[str, Any]) -> list[tuple[float | None, float | None, bool | None]]:
+    """What each holder was promised and uses, and whether that is too much."""
+    names = ("memory_promised_mib", "memory_used_mib", "is_over")
+    return [tuple(holder[name] for name in names) for holder in device["holders"]]
+
+
+def test_parts_and_what_is_left(here: Here) -> None:
+    """Each sharer has its promise and its use; what is left is less the greater of the two."""
+    here.write("gpu\n memory 40960\n reserved 500\ngpu\n memory 40960\n used 1000")
+    with here.rival(share=True, part_mib=10240):
+        first, second = devices()
+        assert numbers(first) == [(10240, 0, False)]
+        assert first["memory_promisable_mib"] == 40960 - 500 - 10240
+        assert (second["state"], second["memory_promisable_mib"]) == ("free", 39960)
+        here.write(f"gpu\n memory 40960\n reserved 500\n compute {os.getpid()} 12000")
+        (first,) = devices()
+        assert numbers(first) == [(10240, 12000, True)]
+        assert first["memory_promisable_mib"] == 40960 - 500 - 12000
+        assert (first["state"], first["is_used_without_reservation"]) == ("reserved", False)
+        assert " 11.7 of 10 GiB: over, for 0 s" in str(reserve_gpu.status())
+        assert "27.7 GiB can still be promised" in str(reserve_gpu.status())
+
+
+def test_who_uses_a_part_without_a_reservation(here: Here) -> None:
+    """What strangers use of a GPU in parts is not left to promise, and is no sharer's."""
+    here.write("gpu\n memory 40960\n compute 4321 3000")
+    with here.rival(share=True, part_mib=10240):
+        (device,) = devices()
+    assert numbers(device) == [(10240, 0, False)]
+    assert device["memory_promisable_mib"] == 40960 - 10240 - 3000
+    assert device["is_used_without_reservation"] is True
+
+
+@pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
+def test_who_gave_no_size(here: Here, *, share: bool) -> None:
+    """Of a GPU that somebody may use all of nothing can be promised; what they use is known."""
+    here.write(f"gpu\n compute {os.getpid()} 300")
+    with here.rival(share=share):
+        (device,) = devices()
+    assert numbers(device) == [(None, 300, False)]
+    assert device["memory_promisable_mib"] == 0
+
+
+def test_one_who_gave_no_size_is_named(here: Here) -> None:
+    """Where one of several sharers leaves nothing to promise, that one is named."""
+    with here.rival(share=True, part_mib=1024), here.rival(share=True):
+        text = str(reserve_gpu.status())
+    assert re.search(rf"^ +nothing can be promised: {ME} gave no size$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "part_mib",
+    [9e8, 1e-9, float("nan"), -5, "10", True, [7], 10**400],
+    ids=lambda size: str(size)[:9],
+)
+def test_hostile_promises(here: Here, part_mib: object) -> None:
+    """Whatever size a record claims, one device has one row, and nothing below zero is promised."""
+    here.write("gpu\ngpu")
+    with here.rival(share=True, part_mib=part_mib):
+        status = reserve_gpu.status()
+        device, other = status.to_dict()["devices"]
+        assert 0 <= device["memory_promisable_mib"] <= 8192
+        assert other["memory_promisable_mib"] == 8192
+        assert json.loads(json.dumps(status.to_dict(), allow_nan=False))
+        assert str(status).count("rival.ipynb") == 1
+        assert 0 <= len(re.findall("[\u2588\u2592]", str(status).splitlines()[3])) <= 6
+        assert status._repr_html_()
+
+
+def test_parts_where_memory_can_not_be_read(here: Here) -> None:
+    """Where a GPU does not say how much memory is in use, what is left to promise is not known."""
+    here.write("gpu\n memory none")
+    with here.rival(share=True, part_mib=1024):
+        (device,) = devices()
+        assert " 0 of 1 GiB for 0 s" in str(reserve_gpu.status())
+    assert device["memory_promisable_mib"] is None
+
+
+@pytest.mark.process
+def test_what_each_of_several_uses(machine: Machine) -> None:
+    """Each sharer's use is that of its own processes, and so is who of them is over."""
+    machine.write("gpu")
+    with machine.child() as first, machine.child() as second:
+        for child, size in ((first, "2GiB"), (second, "3GiB")):
+            assert child.reserve(f"memory={size!r}").value == "0"
+        machine.write(f"gpu\n compute {first.pid} 2100\n compute {second.pid} 1000")
+        (device,) = devices_of(first)
+    assert numbers(device) == [(2048, 2100, True), (3072, 1000, False)]
+    assert device["memory_promisable_mib"] == 8192 - 2100 - 3072
+
+
+@pytest.mark.process
+def test_parts_in_a_container(here: Here) -> None:
+    """In a container sizes are seen and uses are not, so nobody is known to be over."""
+    here.write("gpu\n memory 40960\n used 12000")
+    with here.rival(share=True, part_mib=10240), behind(here, *CONTAINER) as child:
+        (device,) = devices_of(child)
+    assert numbers(device) == [(10240, None, None)]
+    assert device["memory_promisable_mib"] == 40960 - 12000
