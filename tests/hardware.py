@@ -67,6 +67,12 @@ ROWS = (
     "a second kernel is refused",
     "lock free after kill -9",
     "GPU reserved again after kill -9",
+    "a part: room beside a promise of 1000 MiB",
+    "a part: all that is left is given, and no more",
+    "a part: memory free for CUDA, and by NVML",
+    "a part: what its holder uses, by NVML",
+    "a part: room once its holder uses 1500 MiB and a context",
+    "a part: room again after kill -9",
 )
 
 
