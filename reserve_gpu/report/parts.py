@@ -101,7 +101,9 @@ def warning(
     unit = request.part_unit
     part = words.size(request.part_mib or 0.0, unit)
     used = words.size(used_mib, unit)
-    capped = f"It is capped by {listed(caps)} alone" if caps else "Nothing caps it"
+    capped = "Nothing caps it"
+    if caps:
+        capped = f"It is capped by {listed(caps)}, which not every program reads"
     return (
         f"{face.here.capitalize()} uses {used} of {device.label}, of which it has reserved {part}: "
         f"others may run out of memory. {capped}. Ask for more with "
