@@ -40,7 +40,6 @@ if _is_module or _is_script:
     except KeyboardInterrupt:  # that import takes some milliseconds
         os._exit(130)
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.errors import (
@@ -127,7 +126,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with no_fork():
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return getattr(__import__(f"{__name__}.{_HOMES[name]}", fromlist=[name]), name)
 
 
 def __dir__() -> list[str]:

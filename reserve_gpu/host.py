@@ -31,6 +31,7 @@ HELD = "RESERVE_GPU_HELD"
 # What people may set.
 LOCK_DIRECTORY = "RESERVE_GPU_LOCK_DIR"
 IDLE_MEMORY = "RESERVE_GPU_IDLE_MEMORY"
+CONTEXT_MEMORY = "RESERVE_GPU_CONTEXT_MEMORY"
 
 NAME_LIMIT = 200  # characters of a command, or of what a process is called in its place
 KERNEL_MODULE = "ipykernel_launcher"  # what Jupyter starts a kernel with: python -m ...

@@ -212,6 +212,29 @@ def test_nothing_happens_at_import(machine: Machine) -> None:
     assert not machine.locks.exists()
 
 
+FIRST = """
+import sys, pynvml
+before = set(sys.modules)
+import reserve_gpu
+reserve_gpu.reserve()
+print(*set(sys.modules) - before)
+"""
+# What only a refusal, a wait, a hint, `reserve-gpu run` or somebody else's record needs.
+NOT_AT_FIRST = {"shlex", "queue", "importlib", "subprocess", "psutil"}
+NOT_AT_FIRST |= {f"reserve_gpu.report.{module}" for module in ("pictures", "status", "progress")}
+NOT_AT_FIRST |= {f"reserve_gpu.reservation.{module}" for module in ("handover", "wait")}
+
+
+@pytest.mark.process
+def test_a_reservation_loads_what_it_needs(machine: Machine) -> None:
+    """Who gets a GPU at once does not wait for modules that others need: scripts start soon."""
+    done = machine.python(FIRST)
+    assert done.stderr == ""
+    modules = set(done.stdout.split())
+    assert "reserve_gpu.reservation.claim" in modules
+    assert not modules & NOT_AT_FIRST
+
+
 def test_other_systems_can_import() -> None:
     """Where there is no fcntl, as on Windows, the package can be imported."""
     code = "import sys; sys.modules['fcntl'] = None; import reserve_gpu; print(reserve_gpu.reserve)"

@@ -6,9 +6,9 @@ a call: it waits for a worker thread that does, and a wait can be ended at any t
 
 from __future__ import annotations
 
+from _queue import Empty, SimpleQueue  # as `queue` has them, which loads other kinds besides
 from _thread import get_ident, start_new_thread
 from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import interrupts

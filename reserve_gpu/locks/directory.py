@@ -46,7 +46,8 @@ MOST_LOST = 256  # locks that are looked at to find those of lost devices; anybo
 MOST_OF_ONE_USER = 64  # sharers of a device, and waiters; nobody needs more, and each costs a look
 OTHERS_MODE, OWN_MODE = 0o666, 0o644
 
-NUMBERED = re.compile(r"-[0-9]{1,10}-([0-9]{1,10})\.lock")  # behind the prefix
+# Behind the prefix. Text, which `re` compiles at its first use: mostly there is no such file.
+NUMBERED = r"-[0-9]{1,10}-([0-9]{1,10})\.lock"
 
 
 class LockDirectory:
@@ -224,8 +225,8 @@ class LockDirectory:
         container with a user namespace, and anybody could write any name.
         """
         candidates = [name for name in self.holders.names if name.startswith(prefix)]
-        matches = [NUMBERED.fullmatch(name, len(prefix)) for name in candidates]
-        numbered = [(int(match[1]), match.string) for match in matches if match]
+        matches = [(re.fullmatch(NUMBERED, name[len(prefix) :]), name) for name in candidates]
+        numbered = [(int(match[1]), name) for match, name in matches if match]
         strangers = host.unmapped_uid() if numbered else None  # many users, so all of theirs count
         by_owner: dict[int, list[str]] = {}
         for _, name in sorted(numbered):

@@ -68,7 +68,7 @@ class Holders:
             number=status.st_mtime_ns,  # see queue.Place
             name=name,
             wants=_uuids(wants) if isinstance(wants, list) else None,
-            holder=self._holder(record, status)._replace(last_cell=None),
+            holder=self._holder(record, status)._replace(last_cell=None, part_mib=None),
             asks=_text(record.get("asks")),
             beat=status.st_ctime_ns,
             needs=needs if type(needs) is int and needs > 0 else 1,

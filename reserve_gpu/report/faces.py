@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
+from reserve_gpu.interrupts import no_fork
 from reserve_gpu.model import MIB, UNITS
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ SHELL = Face("reserve-gpu run", "", COMMAND)
 
 def shell(command: list[str]) -> Face:
     """That of a shell in which a command was typed."""
-    line = shlex.join(command)
+    line = " ".join(map(_quoted, command))
     is_short = len(line) <= COMMAND_LIMIT and line.isprintable()
     return SHELL._replace(command=line if is_short else COMMAND)
 
 
 def _words(request: Request) -> Iterator[str]:
     """The request as the magic and the command line take it."""
-    yield from map(shlex.quote, request.devices)
+    yield from map(_quoted, request.devices)
     if request.count and not request.devices:
         yield f"-n {request.count}"
     if request.min_memory_mib:
@@ -63,7 +63,7 @@ def _words(request: Request) -> Iterator[str]:
     if request.model:
         yield _option("--name", request.model)
     if request.exclude:
-        yield f"--exclude {' '.join(map(shlex.quote, request.exclude))}"
+        yield f"--exclude {' '.join(map(_quoted, request.exclude))}"
     if request.part_mib is not None:
         yield f"--memory {_size(request.part_mib, request.part_unit)}"
     elif request.share:
@@ -74,7 +74,14 @@ def _words(request: Request) -> Iterator[str]:
 
 def _option(flag: str, value: str) -> str:
     """An option with its value, also with one that looks like an option."""
-    return f"{flag}{'=' if value.startswith('-') else ' '}{shlex.quote(value)}"
+    return f"{flag}{'=' if value.startswith('-') else ' '}{_quoted(value)}"
+
+
+def _quoted(word: str) -> str:
+    with no_fork():
+        import shlex  # which who gets a GPU never needs
+
+    return shlex.quote(word)
 
 
 def _arguments(request: Request) -> Iterator[str]:

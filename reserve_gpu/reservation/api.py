@@ -30,7 +30,6 @@ from reserve_gpu.reservation import environment, limit, policy
 from reserve_gpu.reservation.claim import Claim, Denied, Granted, attempt, cautions, explained
 from reserve_gpu.reservation.request import Deadline, idle_mib, parse
 from reserve_gpu.reservation.session import Reservation, session
-from reserve_gpu.reservation.wait import wait_in_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -290,7 +289,7 @@ def _taken(
             outcome = _outcome(own, claim, deadline, progress)
             if isinstance(outcome, Granted):
                 reservation = own.hold(outcome, request)
-                return reservation, _warnings(claim, outcome)
+                return reservation, [*_warnings(claim, outcome), *own.notes]
             raise _failure(own, claim, outcome, deadline, face)
 
 
@@ -304,6 +303,8 @@ def _outcome(
         return outcome
     if not policy.may_come_free(outcome.refusals, claim.request):
         return outcome
+    with interrupts.no_fork():
+        from reserve_gpu.reservation.wait import wait_in_queue
     with own.waiting():
         return wait_in_queue(claim, outcome, deadline, progress)
 

@@ -114,13 +114,18 @@ def parse_duration(text: object) -> float:
 
 def idle_mib() -> float | None:
     """Memory in MiB up to which a device is idle, None for the default. Raises RequestError."""
-    size = os.environ.get(host.IDLE_MEMORY)
+    return setting_mib(host.IDLE_MEMORY)
+
+
+def setting_mib(variable: str) -> float | None:
+    """A size in MiB that a variable sets, None where it does not. Raises RequestError."""
+    size = os.environ.get(variable)
     if not size:
         return None
     try:
         return parse_size(size)
     except RequestError as error:
-        raise RequestError(f"{host.IDLE_MEMORY}: {error}") from error
+        raise RequestError(f"{variable}: {error}") from error
 
 
 def _memory(keyword: str, size: str | float | None) -> tuple[float | None, str]:

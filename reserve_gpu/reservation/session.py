@@ -16,9 +16,9 @@ from reserve_gpu import host, interrupts
 from reserve_gpu.errors import LockError, NoFreeDeviceError, RequestError
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.model import Request
-from reserve_gpu.report import messages, parts
+from reserve_gpu.report import capping, messages, parts
 from reserve_gpu.report.faces import MAGIC
-from reserve_gpu.reservation import environment, handover, policy
+from reserve_gpu.reservation import caps, environment, hooks, policy
 from reserve_gpu.reservation.claim import signature
 from reserve_gpu.reservation.environment import Changes
 from reserve_gpu.reservation.held import Held
@@ -88,10 +88,12 @@ class Session:
     """What this process holds, and what it did to its environment.
 
     reason: why the program before this one, in the same process, has left it no device.
+    notes: what there is to say of the caps that keep frameworks within a part.
     """
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        self.notes: list[str] = []
         self._held: Held | None = None
         self._reservation: Reservation | None = None  # of what is held
         self._changes = Changes()
@@ -225,7 +227,7 @@ class Session:
         now = now._replace(answers=held.answers + 1)
         reservation = self._change(now)
         self._sign()
-        return reservation, []
+        return reservation, self.notes
 
     def hold(self, granted: Granted, request: Request) -> Reservation:
         """Hold what was taken, and nothing else: set the variables, then let go of the rest."""
@@ -323,6 +325,8 @@ class Session:
 
     def leave_to_next_program(self, reason: str | None) -> None:
         """Leave all of it to the program that this process becomes with its next exec."""
+        with interrupts.no_fork():
+            from reserve_gpu.reservation import handover  # which only `reserve-gpu run` needs
         held = self._held
         devices = held.devices if held else ()
         given = handover.Handover(self._changes, devices, self._held_locks(), reason=reason)
@@ -341,7 +345,12 @@ class Session:
                 self._adopt()
 
     def _adopt(self) -> None:
-        if host.held_by() != os.getpid() or not (given := handover.received()):
+        if host.held_by() != os.getpid():
+            return
+        with interrupts.no_fork():
+            from reserve_gpu.reservation import handover
+        given = handover.received()
+        if given is None:
             return
         self.reason, self._changes = given.reason, given.changes
         if given.devices:
@@ -349,6 +358,7 @@ class Session:
             self._reservation = Reservation(given.devices, environ, given.part_mib)
             part = given.part_mib, given.part_unit
             self._held = Held(given.devices, given.locks, given.note, *part)
+            self._cap(self.outside())
             self._sign()  # the notebook is known only now, in VS Code later
 
     def _again(self, note: str | None) -> list[str]:
@@ -374,17 +384,28 @@ class Session:
 
     def _change(self, held: Held) -> Reservation:
         """Hold that, and nothing else: set the variables, then let go of the rest."""
+        outside = self.outside()
         values = environment.variables(held.devices, held.part_mib)
+        values |= caps.variables(held.devices, held.part_mib, outside)
         reservation = Reservation(held.devices, _set_only(values), held.part_mib)
         before = self._held_locks()
         with interrupts.no_fork():
             self._changes = self._changes.to(values)
             self._held = held._replace(is_unnamed=not host.notebook_path())
             self._reservation = reservation
+            self._cap(outside)
         for uuid, lock in before.items():
             if held.locks.get(uuid) is not lock:
                 lock.release()
         return reservation
+
+    def _cap(self, outside: Mapping[str, str | None]) -> None:
+        """Keep the frameworks of this process within the part that is held, if it is one."""
+        held = self._held
+        if held is not None:
+            theirs = caps.standing(outside) if held.part_mib is not None else []
+            said = hooks.install(held.devices, held.part_mib, theirs)
+            self.notes = [*capping.stand(theirs), *said]
 
     def _release_if(self, reservation: Reservation | None) -> tuple[Device, ...]:
         """Let go of what is held if that is the reservation; None for any."""
@@ -397,6 +418,7 @@ class Session:
                 lock.release()
             self._held = self._reservation = None
             self._changes = self._changes.undo()
+            hooks.remove()
         return devices
 
     def _go_without(self) -> None:

@@ -1,0 +1,43 @@
+"""What is said of the caps that keep frameworks within a part of a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reserve_gpu.errors import shown
+from reserve_gpu.report.words import be, listed, size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def no_room(part_mib: float, context_mib: float, setting: str) -> str:
+    """Why a part is too small for anything. setting: the variable of the allowance."""
+    return (
+        f"A part of {size(part_mib, 'MiB')} leaves no memory to use: a CUDA context alone may take "
+        f"{size(context_mib, 'MiB')}. Ask for more; {setting} sets another allowance."
+    )
+
+
+def stand(names: Sequence[str]) -> list[str]:
+    """That these variables, which the user has set, were left as they are."""
+    if not names:
+        return []
+    keep = "keeps its value" if len(names) == 1 else "keep their values"
+    return [f"{listed(names)} {be(len(names))} set already and {keep}, as the cap there."]
+
+
+def keeps(framework: str) -> str:
+    """That a framework which runs already can't be given another cap."""
+    return (
+        f"{framework} runs already and keeps the limit that it started with, or none: restart this "
+        "kernel to have it capped anew."
+    )
+
+
+def uncapped(framework: str, error: Exception) -> str:
+    """That this version of a framework can't be capped."""
+    return (
+        f"Nothing keeps {framework} within the part here ({type(error).__name__}: "
+        f"{shown(str(error))}): mind what it uses."
+    )
