@@ -1125,9 +1125,12 @@ def test_who_is_idle_on_a_full_gpu_is_asked() -> None:
 
 @pytest.mark.parametrize("used_mib", [None, 11000.0])
 def test_strangers_on_a_full_gpu(used_mib: float | None) -> None:
-    """On a GPU that is full those are shown who use it without a reservation, sharers once."""
+    """On a GPU that is full those are shown who use it without a reservation, sharers once.
+
+    So are sharers where it is not known whose the processes are.
+    """
     stranger = Process(77, 9000, "mallory", "python", has_reserved=False)
-    own = Process(4321, 3500, "alice", "python", has_reserved=True)
+    own = Process(4321, 3500, "alice", "python")
     sharers = (A_PART._replace(used_mib=used_mib),)
     full = FULL_GPU._replace(sharers=sharers, processes=(stranger, own))
     text = str(refused(full, request=TEN_GB))
