@@ -1170,20 +1170,20 @@ def test_who_is_over(
 @pytest.mark.parametrize(
     ("caps", "expected"),
     [
-        ((), "Nothing caps it."),
+        ((), ""),
         (
             ("CUPY_GPU_MEMORY_LIMIT",),
-            "It is capped by CUPY_GPU_MEMORY_LIMIT, which not every program reads.",
+            " It is capped by CUPY_GPU_MEMORY_LIMIT, which not every program reads.",
         ),
-        (("A", "B", "C"), "It is capped by A, B and C, which not every program reads."),
+        (("A", "B", "C"), " It is capped by A, B and C, which not every program reads."),
     ],
 )
 def test_what_is_said_to_who_is_over(caps: tuple[str, ...], expected: str) -> None:
-    """Who is over reads how much, what caps it, and the line that asks for enough."""
+    """Who is over reads how much, what caps it if that is known, and the line that asks for enough."""
     request = TEN_GB._replace(devices=("0",), note="x")
     assert parts.warning(GPU0, 11540.0, request, caps, MAGIC) == (
         f"This kernel uses 12.1 GB of GPU0, of which it has reserved 10 GB: others may run out of "
-        f"memory. {expected} Ask for more with %reserve_gpu 0 --memory 13GB, or free memory: a "
+        f"memory.{expected} Ask for more with %reserve_gpu 0 --memory 13GB, or free memory: a "
         "restart frees all of it."
     )
 
