@@ -1179,7 +1179,7 @@ def test_who_is_over(
     ],
 )
 def test_what_is_said_to_who_is_over(caps: tuple[str, ...], expected: str) -> None:
-    """Who is over reads how much, what caps it if that is known, and the line that asks for enough."""
+    """Who is over reads how much, what caps it if that is known, and the line to type."""
     request = TEN_GB._replace(devices=("0",), note="x")
     assert parts.warning(GPU0, 11540.0, request, caps, MAGIC) == (
         f"This kernel uses 12.1 GB of GPU0, of which it has reserved 10 GB: others may run out of "

@@ -96,8 +96,8 @@ def warning(
 ) -> str:
     """What a process is told that uses more of a device than its part.
 
-    request: what it has reserved. caps: the variables and calls that limit what is used, by name; none
-        where that is not known.
+    request: what it has reserved. caps: the variables and calls that limit what is used, by name;
+        none where that is not known.
     """
     unit = request.part_unit
     part = words.size(request.part_mib or 0.0, unit)
