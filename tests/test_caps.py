@@ -192,6 +192,13 @@ def test_the_allowance_can_be_set(versions: Any, monkeypatch: pytest.MonkeyPatch
 # -- with a reservation ----------------------------------------------------------------------------
 
 
+@pytest.fixture
+def here(here: Here, monkeypatch: pytest.MonkeyPatch) -> Here:
+    """With the allowance for a CUDA context that everybody has."""
+    monkeypatch.delenv("RESERVE_GPU_CONTEXT_MEMORY")
+    return here
+
+
 def _set() -> dict[str, str]:
     now = environment.read(environment.CAPS)
     return {name: value for name, value in now.items() if value is not None}
@@ -462,7 +469,7 @@ def test_cupy_is_capped_anew_in_place(machine: Machine, tmp_path: Path) -> None:
         "runtime = SimpleNamespace(getDeviceCount=lambda: 2)\n"
         "cuda = SimpleNamespace(Device=Device, runtime=runtime)\n"
     )
-    with machine.child() as child:
+    with machine.child(RESERVE_GPU_CONTEXT_MEMORY="") as child:
         child.run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import cupy, ctypes")
         child.run("import reserve_gpu; reserve_gpu.reserve(memory='3GB')")
         assert child.run("list(cupy.limits.values())").value == [0, 5]
@@ -506,7 +513,7 @@ def test_real_pytorch(machine: Machine) -> None:
     with machine.child() as child:
         settings, value, is_started, total = child.run(READ_TORCH).value
         assert settings == value
-        assert value.startswith("per_process_memory_fraction:0.5")
+        assert value.startswith("per_process_memory_fraction:0.")
         assert not is_started
         assert total == 3.0
 
@@ -527,7 +534,7 @@ def test_real_jax(machine: Machine) -> None:
     with machine.child(XLA_CLIENT_MEM_FRACTION="0.25") as child:
         assert child.run(READ_JAX).value == 0.25
     with machine.child() as child:
-        assert 0.5 < child.run(READ_JAX).value < 0.6
+        assert 0.6 < child.run(READ_JAX).value < 0.8
         both = "import os; os.environ['XLA_CLIENT_MEM_FRACTION'] = '0.25'\n"
         both += READ_JAX.strip().splitlines()[-1]
         assert "specified together" in child.run(both).text
@@ -559,4 +566,4 @@ def test_real_tensorflow(machine: Machine) -> None:
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
     with machine.child(TF_CPP_MIN_LOG_LEVEL="3") as child:
         answer = child.run(READ_TENSORFLOW)
-        assert answer.value == [True, 3.0, [[2349]]], answer.text
+        assert answer.value == [True, 3.0, [[2861]]], answer.text

@@ -112,7 +112,7 @@ def context_mib() -> float:
 
 def require_room_for_context(part_mib: float | None) -> None:
     """Raise RequestError for a part that a CUDA context alone fills; None for no part."""
-    if part_mib is not None and part_mib < context_mib() + LEAST_MIB:
+    if part_mib is not None and part_mib <= context_mib():
         raise RequestError(capping.no_room(part_mib, context_mib(), host.CONTEXT_MEMORY))
 
 
