@@ -74,7 +74,6 @@ class Machine:
             "IPYTHONDIR": str(self.home / ".ipython"),
             "PYTHONPATH": str(ROOT),
             "RESERVE_GPU_LOCK_DIR": str(self.locks),
-            "RESERVE_GPU_CONTEXT_MEMORY": "0",  # so that a part may be as small as it likes
             "NO_COLOR": "1",
             "TERM": "dumb",  # no window title from IPython 7
         }

@@ -23,6 +23,7 @@ from reserve_gpu.reservation.environment import (
     XLA_FRACTION,
     XLA_FRACTION_TOO,
 )
+from tests.locked import held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -181,22 +182,12 @@ def test_mps_of_a_stranger(
 
 
 def test_the_allowance_can_be_set(versions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The allowance for the CUDA context is a setting; nonsense in it is one clear line."""
+    """The allowance for the CUDA context is a setting."""
     monkeypatch.setenv("RESERVE_GPU_CONTEXT_MEMORY", "752MiB")
     assert caps.variables([BIG], PART_MIB, NO_CAPS)[CUPY_LIMIT] == str(10_000 * MIB)
-    monkeypatch.setenv("RESERVE_GPU_CONTEXT_MEMORY", "much")
-    with pytest.raises(errors.RequestError, match=r"RESERVE_GPU_CONTEXT_MEMORY: 'much' is no size"):
-        caps.context_mib()
 
 
 # -- with a reservation ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def here(here: Here, monkeypatch: pytest.MonkeyPatch) -> Here:
-    """With the allowance for a CUDA context that everybody has."""
-    monkeypatch.delenv("RESERVE_GPU_CONTEXT_MEMORY")
-    return here
 
 
 def _set() -> dict[str, str]:
@@ -237,13 +228,19 @@ def test_a_cap_that_the_user_changes_is_theirs(here: Here) -> None:
     del os.environ[XLA_FRACTION]
 
 
-@pytest.mark.parametrize("size", ["512MiB", "400MB"])
-def test_too_small_a_part(here: Here, size: str) -> None:
-    """A part that a CUDA context fills is refused in one line, and nothing is changed."""
+def test_a_small_part(here: Here) -> None:
+    """Of a part that a CUDA context might fill half is the cap."""
+    reserve_gpu.reserve(memory="512MiB")
+    assert _set()[CUPY_LIMIT] == str(256 * MIB)
+
+
+def test_an_allowance_that_is_no_size(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting that is no size is said before anything is reserved or changed."""
+    monkeypatch.setenv("RESERVE_GPU_CONTEXT_MEMORY", "much")
     before = dict(os.environ)
-    with pytest.raises(errors.RequestError, match="a CUDA context alone may take 512 MiB"):
-        reserve_gpu.reserve(memory=size)
-    assert dict(os.environ) == before
+    with pytest.raises(errors.RequestError, match="RESERVE_GPU_CONTEXT_MEMORY: 'much' is no size"):
+        reserve_gpu.reserve(memory="2GB")
+    assert (dict(os.environ), held(here)) == (before, [])
 
 
 def test_a_whole_gpu_is_as_ever(here: Here) -> None:
@@ -469,7 +466,7 @@ def test_cupy_is_capped_anew_in_place(machine: Machine, tmp_path: Path) -> None:
         "runtime = SimpleNamespace(getDeviceCount=lambda: 2)\n"
         "cuda = SimpleNamespace(Device=Device, runtime=runtime)\n"
     )
-    with machine.child(RESERVE_GPU_CONTEXT_MEMORY="") as child:
+    with machine.child() as child:
         child.run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import cupy, ctypes")
         child.run("import reserve_gpu; reserve_gpu.reserve(memory='3GB')")
         assert child.run("list(cupy.limits.values())").value == [0, 5]
@@ -534,7 +531,7 @@ def test_real_jax(machine: Machine) -> None:
     with machine.child(XLA_CLIENT_MEM_FRACTION="0.25") as child:
         assert child.run(READ_JAX).value == 0.25
     with machine.child() as child:
-        assert 0.6 < child.run(READ_JAX).value < 0.8
+        assert 0.5 < child.run(READ_JAX).value < 0.6
         both = "import os; os.environ['XLA_CLIENT_MEM_FRACTION'] = '0.25'\n"
         both += READ_JAX.strip().splitlines()[-1]
         assert "specified together" in child.run(both).text
@@ -566,4 +563,4 @@ def test_real_tensorflow(machine: Machine) -> None:
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
     with machine.child(TF_CPP_MIN_LOG_LEVEL="3") as child:
         answer = child.run(READ_TENSORFLOW)
-        assert answer.value == [True, 3.0, [[2861]]], answer.text
+        assert answer.value == [True, 3.0, [[2349]]], answer.text

@@ -141,17 +141,17 @@ def test_within_a_part(here: Here, monkeypatch: pytest.MonkeyPatch, torch_versio
     reserve_gpu.reserve("1", memory="3GB")
     rows = check()
     assert states(rows) == all_are("fits", *NAMES)
-    capped = "capped at 2.79 GiB, asked for more and refused"
+    capped = "capped at 2.29 GiB, asked for more and refused"
     assert limits(rows) == {
         DRIVER: "not capped: without MPS the driver has no limit",
         "PyTorch": capped,
-        "TensorFlow": "capped at 2.79 GiB in this process, not in others",
+        "TensorFlow": "capped at 2.29 GiB in this process, not in others",
         "JAX": capped,
         "CuPy": capped,
         "Numba": "not capped: it takes no limit",
         "MXNet": "not capped: it takes no limit",
     }
-    assert rows["CuPy"]["limit"]["mib"] == pytest.approx(3e9 / 2**20)
+    assert rows["CuPy"]["limit"]["mib"] == pytest.approx(3e9 / 2**20 - 512)
     proofs = {row["name"]: row["limit"]["is_proven"] for row in rows["all"]["frameworks"]}
     assert {name for name, is_proven in proofs.items() if is_proven} == {"PyTorch", "JAX", "CuPy"}
     assert rows["all"]["part_mib"] == pytest.approx(3e9 / 2**20)
@@ -185,7 +185,7 @@ def test_a_full_gpu_proves_nothing(here: Here, monkeypatch: pytest.MonkeyPatch) 
     reserve_gpu.reserve("0", memory="3GB")
     here.write("gpu\n  used 6000\n")
     (text,) = {check()["CuPy"]["limit"]["text"]}
-    assert text == "capped at 2.79 GiB, not proven: too little memory is free to tell"
+    assert text == "capped at 2.29 GiB, not proven: too little memory is free to tell"
 
 
 @probing
@@ -200,7 +200,7 @@ def test_the_users_own_limit(
         reserve_gpu.reserve(memory="3GB")
     rows = check()
     assert rows["CuPy"]["limit"]["text"] == "the value that CUPY_GPU_MEMORY_LIMIT has from you"
-    assert rows["PyTorch"]["limit"]["text"] == "capped at 2.79 GiB in this process, not in others"
+    assert rows["PyTorch"]["limit"]["text"] == "capped at 2.29 GiB in this process, not in others"
 
 
 @probing
