@@ -209,6 +209,7 @@ def explained(claim: Claim, refusal: Refusal) -> Refusal:
     """
     if refusal.holder:
         refusal = refusal._replace(holder=host.with_user(refusal.holder))
+    refusal = refusal._replace(sharers=tuple(map(host.with_user, refusal.sharers)))
     if not isinstance(refusal.device, Device) or refusal.fault or refusal.unfit:
         return refusal
     reading = refusal.usage
@@ -216,6 +217,9 @@ def explained(claim: Claim, refusal: Refusal) -> Refusal:
         reading = _usage(claim, refusal.device)
     is_used = reading is not None and usage.judge(reading, claim.idle_mib) is State.BUSY
     processes = tuple(_processes(claim, refusal.device)) if is_used else None
+    if processes and refusal.sharers and claim.gpus.sees_all:
+        strangers = parts.strangers(processes, refusal.sharers)
+        processes = tuple(p._replace(has_reserved=p not in strangers) for p in processes)
     return refusal._replace(usage=reading, processes=processes)
 
 
