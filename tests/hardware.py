@@ -67,6 +67,15 @@ ROWS = (
     "a second kernel is refused",
     "lock free after kill -9",
     "GPU reserved again after kill -9",
+    "a part: room beside a promise of 1000 MiB",
+    "a part: all that is left is given, and no more",
+    "a part: memory free for CUDA, and by NVML",
+    "a part: what its holder uses, by NVML",
+    "a part: room once its holder uses 1500 MiB and a context",
+    "a part: room again after kill -9",
+    *(f"a part, then --check: {name}" for name in ("CUDA driver", *FRAMEWORKS)),
+    "size of a CUDA context: bare",
+    "size of a CUDA context: with PyTorch, beside what it counts",
 )
 
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from ctypes import byref, c_char, c_uint, c_uint64, c_void_p
 from pathlib import Path
 from textwrap import dedent
@@ -515,6 +516,13 @@ def ask(function, *arguments, type=c_int):
     answer = type()
     code = getattr(cuda, function)(byref(answer), *arguments)
     return f"code {code}" if code else answer.value
+
+def allocate(mib):
+    return ask("cuMemAlloc_v2", c_size_t(mib << 20), type=c_uint64)
+
+def left():
+    free, total = c_size_t(), c_size_t()
+    return cuda.cuMemGetInfo_v2(byref(free), byref(total)) or [free.value >> 20, total.value >> 20]
 """
 BEFORE_INIT = """
 calls = {
@@ -695,11 +703,8 @@ def test_cuda_devices_are_those_of_nvml(machine: Machine, forker: Forker) -> Non
 @pytest.mark.process
 def test_memory_round_trip(machine: Machine, forker: Forker) -> None:
     """What is copied to the device and back is the same; more than there is can't be had."""
-    machine.write("gpu\n memory 100")
+    machine.write("gpu\n memory 400")
     code = """
-        def allocate(mib):
-            return ask("cuMemAlloc_v2", c_size_t(mib << 20), type=c_uint64)
-
         cuda.cuInit(0)
         context = c_void_p()
         cuda.cuDevicePrimaryCtxRetain(byref(context), 0)
@@ -763,6 +768,92 @@ def test_released_context_is_gone(nvml: Here) -> None:
         assert child.run(release).value == 0
         assert listed(gpu(0)) == []
         assert child.run(release).value == 201
+
+
+def open_context(child: Child) -> int | None:
+    """Start CUDA with a context on the first device that it sees; the code of the answer."""
+    start_cuda(child)
+    code: int | None = child.run("cuda.cuCtxCreate_v2(byref(c_void_p()), 0, 0)").value
+    return code
+
+
+@pytest.mark.process
+def test_memory_is_shared_by_all_processes(nvml: Here) -> None:
+    """What one process has allocated another can't have, and NVML and cuMemGetInfo say the same."""
+    nvml.write(
+        f"contexts {nvml.folder}\ngpu\n memory 1000\n reserved 50\n used 30\n compute 4321 20"
+    )
+    with nvml.child() as one, nvml.child() as two:
+        assert (open_context(one), open_context(two)) == (0, 0)
+        assert two.run("left()").value == [300, 1000]
+        held = one.run("held = c_uint64(allocate(200)); held.value").value
+        assert isinstance(held, int)
+        for child in (one, two):
+            assert child.run("left()").value == [100, 1000]
+        memory = pynvml.nvmlDeviceGetMemoryInfo(gpu(0), version=pynvml.nvmlMemory_v2)
+        assert mib(memory, "free", "used", "reserved") == [100, 850, 50]
+        assert two.run("allocate(101)").value == "code 2"
+        assert two.run("left()").value == [100, 1000]
+        assert one.run("cuda.cuMemFree_v2(held)").value == 0
+        assert mib(pynvml.nvmlDeviceGetMemoryInfo(gpu(0)), "free") == [300]
+        assert isinstance(two.run("allocate(101)").value, int)
+        assert one.run("left()").value == [199, 1000]
+        assert sorted(listed(gpu(0))) == sorted([(4321, 20), (one.pid, 300), (two.pid, 401)])
+
+
+@pytest.mark.process
+def test_memory_of_a_killed_process_is_there_at_once(nvml: Here) -> None:
+    """What a process has allocated can be had by others as soon as it is killed with -9."""
+    nvml.write(f"contexts {nvml.folder}\ngpu\n memory 1000")
+    with nvml.child() as one, nvml.child() as two:
+        assert (open_context(one), open_context(two)) == (0, 0)
+        one.run("allocate(400)")
+        assert two.run("allocate(1)").value == "code 2"
+        one.kill()
+        assert two.run("left()").value == [700, 1000]
+        assert isinstance(two.run("allocate(700)").value, int)
+        assert mib(pynvml.nvmlDeviceGetMemoryInfo(gpu(0)), "free") == [0]
+
+
+@pytest.mark.process
+def test_a_context_needs_memory(nvml: Here) -> None:
+    """Where too little is left for a CUDA context there is none, and what it holds is let go."""
+    nvml.write(f"contexts {nvml.folder}\ngpu\n memory 500")
+    with nvml.child() as one, nvml.child() as two:
+        assert (open_context(one), open_context(two)) == (0, 2)
+        assert one.run("current = ask('cuCtxGetCurrent', type=c_void_p); left()").value[0] == 200
+        assert one.run("cuda.cuCtxDestroy_v2(c_void_p(current))").value == 0
+        assert two.run("cuda.cuCtxCreate_v2(byref(c_void_p()), 0, 0)").value == 0
+
+
+@pytest.mark.process
+def test_memory_of_instances(nvml: Here) -> None:
+    """A MIG instance's memory is its own, and counts as its GPU's in NVML."""
+    nvml.write(
+        f"contexts {nvml.folder}\ngpu\n memory 4000\n mig on\n instance 0\n  memory 1000\n"
+        " instance 1\n  memory 1000\n  used 600"
+    )
+    uuids = [nvml.uuid(f"0:{slot}") for slot in range(2)]
+    children = [nvml.child(CUDA_VISIBLE_DEVICES=uuid) for uuid in uuids]
+    with children[0] as one, children[1] as two:
+        assert (open_context(one), open_context(two)) == (0, 0)
+        assert isinstance(one.run("allocate(600)").value, int)
+        assert two.run("left()").value == [100, 1000]
+        assert two.run("allocate(101)").value == "code 2"
+        assert mib(pynvml.nvmlDeviceGetMemoryInfo(gpu(0)), "used") == [1800]
+
+
+@pytest.mark.process
+def test_memory_goes_to_one_of_those_who_want_it_at_once(nvml: Here) -> None:
+    """Of processes that allocate at the same moment no more get it than there is memory for."""
+    nvml.write(f"contexts {nvml.folder}\ngpu\n memory 3000")
+    with ExitStack() as stack:
+        children = [stack.enter_context(nvml.child()) for _ in range(4)]
+        assert [open_context(child) for child in children] == [0] * 4
+        for child in children:
+            child.send("len([1 for _ in range(100) if isinstance(allocate(10), int)])")
+        assert sum(child.answer().value for child in children) == 180
+        assert mib(pynvml.nvmlDeviceGetMemoryInfo(gpu(0)), "free") == [0]
 
 
 # ---- building and running ------------------------------------------------------------------

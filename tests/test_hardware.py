@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
 
+from reserve_gpu.reservation.caps import DEFAULT_CONTEXT_MIB
 from tests.hardware import FRAMEWORKS, NOT_CONFIRMED, READINGS, ROWS
 from tests.machine import ROOT
 
@@ -298,6 +299,118 @@ def test_free_after_kill(hardware: Hardware, table: Table) -> None:
     table.note("lock free after kill -9", f"{lock_s * 1000:.0f} ms")
     table.note("GPU reserved again after kill -9", f"{device_s * 1000:.0f} ms")
     assert state_of(hardware) == "free"
+
+
+# The room that there is for a part, to who is refused all of the GPU as one.
+ROOM = """
+(row,) = [row for row in reserve_gpu.status().rows if row.device.number == {index!r}]
+most_mib = row.device.memory_mib - (row.device.reserve_mib or 0)
+try: reserve_gpu.reserve({index!r}, memory=f'{{most_mib}}MiB')
+except reserve_gpu.NoFreeDeviceError as error: left = error.refusals[0].room_mib
+left
+"""
+# What the holder of a part uses, None where that can't be seen.
+USES = """
+(row,) = [row for row in reserve_gpu.status().rows if row.device.number == {index!r}]
+row.holders[0].used_mib
+"""
+# 1500 MiB beside a context; then what is free for CUDA, in MiB.
+USE = """
+import ctypes
+cuda, context, address = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p(), ctypes.c_uint64()
+assert not cuda.cuInit(0) and not cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+assert not cuda.cuCtxSetCurrent(context)
+assert not cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(1500 << 20))
+free, total = ctypes.c_size_t(), ctypes.c_size_t()
+cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) or free.value >> 20
+"""
+FREE = "print(pynvml.nvmlDeviceGetMemoryInfo(handle).free >> 20)"
+
+
+@on_a_gpu
+def test_parts(hardware: Hardware, table: Table) -> None:
+    """What is left beside a part can be had, and no more; what is used of it is seen by NVML."""
+    index = str(hardware.index)
+    with hardware.child() as holder, hardware.child() as other:
+        assert holder.reserve(f"{index!r}, memory='1000MiB'").error is None
+        left = other.run(ROOM.format(index=index)).value
+        most = other.run("most_mib").value
+        table.note("a part: room beside a promise of 1000 MiB", f"{left:.0f} of {most} MiB")
+        refused = other.reserve(f"{index!r}, memory='{left + 1}MiB'").error
+        given = other.reserve(f"{index!r}, memory='{left}MiB'").error
+        row = "a part: all that is left is given, and no more"
+        table.confirm(row, [refused, given], ["NoFreeDeviceError", None])
+        other.run("reserve_gpu.release()")
+        free = holder.run(USE).value
+        by_nvml = nvml(hardware, FREE)
+        table.note("a part: memory free for CUDA, and by NVML", f"{free} MiB, and {by_nvml} MiB")
+        uses = other.run(USES.format(index=index)).value
+        table.note("a part: what its holder uses, by NVML", uses and f"{uses:.0f} MiB")
+        later = other.run(ROOM.format(index=index)).value
+        row = "a part: room once its holder uses 1500 MiB and a context"
+        table.note(row, f"{later:.0f} of {most} MiB")
+        start = time.perf_counter()
+        holder.kill()
+        while other.reserve(f"{index!r}, memory='{left}MiB'").error:
+            assert time.perf_counter() - start < 60
+        took_s = time.perf_counter() - start
+        table.note("a part: room again after kill -9", f"{took_s * 1000:.0f} ms")
+    assert later <= left - 500
+    assert uses is None or uses >= 1500
+
+
+@on_a_gpu
+def test_caps(hardware: Hardware, table: Table) -> None:
+    """Within a part no framework that is called capped is given more than that."""
+    done = hardware.ipython(
+        f"%reserve_gpu {hardware.index} --memory 2GB", "%reserve_gpu --check --json"
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = json.loads(done.stdout[done.stdout.index("{") :])["frameworks"]
+    there = [row for row in rows if row["state"] != "not installed"]
+    for row in there:
+        table.note(f"a part, then --check: {row['name']}", row["limit"]["text"])
+    assert there
+    for row in there:
+        assert row["limit"]["is_proven"] is not False, row
+
+
+CONTEXT = """
+import ctypes, os, pynvml
+if {has_torch}:
+    import torch
+    torch.cuda.init()
+    x = torch.arange(100, dtype=torch.float32, device='cuda:0')
+    x @ x
+else:
+    cuda, context = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p()
+    assert not cuda.cuInit(0) and not cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+pynvml.nvmlInit()
+handle = pynvml.nvmlDeviceGetHandleByIndex({index})
+processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+used = [process.usedGpuMemory for process in processes if process.pid == os.getpid()]
+counted = getattr(torch.cuda, 'memory_reserved', int)() if {has_torch} else 0
+(used[0] - counted) >> 20 if used and used[0] else None
+"""
+
+
+@on_a_gpu
+@pytest.mark.parametrize(
+    ("has_torch", "row"), [(False, "bare"), (True, "with PyTorch, beside what it counts")]
+)
+def test_the_size_of_a_context(
+    hardware: Hardware, table: Table, row: str, *, has_torch: bool
+) -> None:
+    """The allowance for a CUDA context is at least what one takes here."""
+    with hardware.child() as child:
+        assert child.reserve(f"{str(hardware.index)!r}").error is None
+        answer = child.run(CONTEXT.format(has_torch=has_torch, index=hardware.index))
+    if answer.error and has_torch:
+        pytest.skip(f"no PyTorch for CUDA: {answer.text[:80]}")
+    found = "not reported" if answer.value is None else f"{answer.value} MiB"
+    table.note(f"size of a CUDA context: {row}", found)
+    assert not answer.error, answer.text
+    assert answer.value is None or answer.value <= DEFAULT_CONTEXT_MIB
 
 
 def is_free(file: BinaryIO) -> bool:

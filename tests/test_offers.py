@@ -60,7 +60,7 @@ class Waiters:
         with self.directory.mutex():
             ahead = [ticket.name for ticket in place.ahead()]
             assert len(ahead) == self.places.index(place)  # nobody is passed over as stopped
-            ticket = place.first_for(uuid, is_free=is_free)
+            ticket = place.first_for(uuid, is_free=lambda _: is_free)
         return ahead.index(ticket.name) if ticket else None
 
     def beat(self) -> None:

@@ -231,6 +231,46 @@ def test_the_kernels_protection_of_files_is_no_obstacle(
     assert f"pid {users[DAEMON].pid}" in refused.text
 
 
+def test_users_have_parts(users: Users) -> None:
+    """The parts of all users count, whoever they are, and each is listed with its user and size."""
+    for user, mib in ((NOBODY, 1000), (ROOT, 2000), (DAEMON, 3000)):
+        assert users[user].reserve(f"0, memory='{mib}MiB'").value == "0"
+    assert users[NOBODY].reserve("0, memory='3192MiB'").value == "0"
+    assert users[DAEMON].reserve("0, memory='3001MiB'").error == "NoFreeDeviceError"
+    row = "[(h.user, h.part_mib) for h in reserve_gpu.status().rows[0].holders]"
+    assert sorted(users[ROOT].run(row).value) == [[DAEMON, 3000], [NOBODY, 3192], [ROOT, 2000]]
+    users[DAEMON].run("reserve_gpu.release()")
+    assert users[ROOT].reserve("0, memory='5000MiB'").value == "0"
+
+
+RESIZE = {
+    "write": "open(path, 'w').write('{\"part_mib\": 1}')",
+    "append": "open(path, 'a').write(' ' * 70_000)",
+    "replace": (
+        'open(path + ".new", "w").write(\'{"part_mib": 1}\'); os.rename(path + ".new", path)'
+    ),
+    "delete": "os.unlink(path)",
+    "rename": "os.rename(path, path + '.old')",
+    "second name": "os.link(path, path + '.other')",
+    "release": "reserve_gpu.release()",
+}
+
+
+@pytest.mark.parametrize("attack", RESIZE)
+def test_no_user_can_change_the_size_of_anothers_part(users: Users, attack: str) -> None:
+    """Whatever another user does to a sharer's file, its part counts as it was."""
+    holder, other, third = users[ROOT], users[NOBODY], users[DAEMON]
+    assert holder.reserve("0, memory='5000MiB'").value == "0"
+    other.run(f"path = {str(lock_of(users, share=True))!r}")
+    done = other.run(RESIZE[attack])
+    if attack == "second name" and not done.error:
+        pytest.skip("fs.protected_hardlinks is off here")
+    for child in (other, third):
+        assert child.reserve("0, memory='3193MiB'").error == "NoFreeDeviceError"
+        assert child.reserve("0, memory='3192MiB'").value == "0"
+        child.run("reserve_gpu.release()")
+
+
 # -- what one user may try on another's lock ------------------------------------------------------
 
 # Code, with the path of the lock as `path`.

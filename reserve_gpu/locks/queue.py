@@ -121,20 +121,24 @@ class Place:
         return self._ahead
 
     def first_for(
-        self, uuid: str, *, is_free: bool, is_delayed: Callable[[Ticket], bool] | None = None
+        self,
+        uuid: str,
+        *,
+        is_free: Callable[[Ticket], bool],
+        is_delayed: Callable[[Ticket], bool] = lambda _: True,
     ) -> Ticket | None:
         """Who comes before this process for the device; of those whom `ahead` has returned.
 
         An offer lapses: who lets a device lie that is free can't use it, whatever the ticket says.
         Not who waits for several, and takes none before all are there.
-        is_free: this process would take it.
-        is_delayed: whether one who comes before has to wait longer then; None for all of them.
+        is_free: whether the one ahead could have it now. is_delayed: whether that one has to wait
+        longer where this process takes it.
         """
         now = time.monotonic()
         for ticket in self._ahead:
-            if not ticket.could_use(uuid) or (is_delayed and not is_delayed(ticket)):
+            if not ticket.could_use(uuid) or not is_delayed(ticket):
                 continue
-            if not is_free or ticket.needs > 1:
+            if ticket.needs > 1 or not is_free(ticket):
                 return ticket
             key = ticket.name, uuid
             self._offers[key] = since = self._last_offers.get(key, now)

@@ -75,14 +75,14 @@ class Locked(NamedTuple):
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Less is better: what is held already; of parts the fullest, so that whole ones stay so.
+        """Less is better: what is held already; of parts the fullest, and a whole one last of all.
 
         Else what others use the least.
         """
         if self.usage is None:
             return False, -1.0
         if self.room_mib is not None:
-            return False, self.room_mib
+            return self.state is State.IDLE and not self.sharers, self.room_mib
         return self.state is not State.IDLE or bool(self.sharers), usage.used_mib(self.usage)
 
 
@@ -322,7 +322,8 @@ def _look(
     if claim.is_taking_back:  # this process itself may be on it
         return Locked(device, lock, state, reading, sharers)
     is_free = policy.is_to_be_taken(claim.request, state, reading, is_shared=bool(sharers))
-    if first := queue.first_for(device.uuid, is_free=is_free):
+    # A ticket doesn't say whether its holder would share: beside sharers nothing is an offer.
+    if first := queue.first_for(device.uuid, is_free=lambda _: is_free and not sharers):
         return Refusal(device, State.AWAITED, reading, holder=first.holder, use=state)
     if is_free:
         return Locked(device, lock, state, reading, sharers)
@@ -348,7 +349,12 @@ def _look_for_part(  # noqa: PLR0913, PLR0917 - of a look, with what was read in
     def is_delayed(ahead: Ticket) -> bool:
         return room.is_delayed(ahead.part_mib, part_mib)
 
-    if first := queue.first_for(device.uuid, is_free=True, is_delayed=is_delayed):
+    def is_free(ahead: Ticket) -> bool:
+        if ahead.part_mib is None:
+            return state is State.IDLE and not is_shared and device.uuid not in claim.held
+        return ahead.part_mib <= room.free_mib
+
+    if first := queue.first_for(device.uuid, is_free=is_free, is_delayed=is_delayed):
         return Refusal(device, State.AWAITED, reading, holder=first.holder, use=state)
     is_held = device.uuid in claim.held
     return Locked(device, lock, state, None if is_held else reading, room.sharers, room.most_mib)

@@ -90,7 +90,7 @@ def delays(part_mib: float, ahead_mib: float, free_mib: float, leaving: Leaving)
     # What has to come free for the one ahead: without the part, and with it. Some sum of what may
     # leave that lies between the two makes the difference.
     least, most = ahead_mib - free_mib, ahead_mib - free_mib + part_mib
-    if most <= 0:
+    if most <= max(0.0, least):
         return False
     sums = 1  # bit N: N MiB may come free at once
     for size in leaving.promised_mib:

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "visible.h"
@@ -210,7 +211,13 @@ static int total_memory_v1(const struct device *device, unsigned *bytes) {
 
 DEVICE_CALL(cuDeviceTotalMem, (unsigned *bytes, int device), total_memory_v1(it, bytes))
 
-/* ---- showing NVML what this process holds ------------------------------------------------ */
+/* ---- what this process holds, for NVML and other processes to see ------------------------- */
+
+static int contexts_on(int ordinal) {
+    int count = 0;
+    for (int i = 0; i < CONTEXTS; i++) count += contexts[i].references && contexts[i].ordinal == ordinal;
+    return count;
+}
 
 static size_t allocated_bytes(int ordinal) {
     size_t bytes = 0;
@@ -219,10 +226,11 @@ static size_t allocated_bytes(int ordinal) {
     return bytes;
 }
 
-static int contexts_on(int ordinal) {
-    int count = 0;
-    for (int i = 0; i < CONTEXTS; i++) count += contexts[i].references && contexts[i].ordinal == ordinal;
-    return count;
+/* The scenario counts in whole ones. */
+static long to_mib(size_t bytes) { return (bytes + MIB - 1) / MIB; }
+
+static long held_mib(int ordinal) {
+    return (long)contexts_on(ordinal) * CONTEXT_MIB + to_mib(allocated_bytes(ordinal));
 }
 
 static void write_holdings(int file) {
@@ -230,8 +238,7 @@ static void write_holdings(int file) {
     for (int ordinal = 0; ordinal < ordinals_count; ordinal++) {
         const struct device *device = device_at(place_of(ordinal));
         if (!device || !contexts_on(ordinal)) continue;
-        long mib = (long)contexts_on(ordinal) * CONTEXT_MIB + (allocated_bytes(ordinal) + MIB - 1) / MIB;
-        int length = snprintf(line, sizeof line, "%s %ld\n", device->uuid, mib);
+        int length = snprintf(line, sizeof line, "%s %ld\n", device->uuid, held_mib(ordinal));
         if (write(file, line, length) != length) give_up("contexts %s: %m", machine->contexts);
     }
 }
@@ -247,6 +254,28 @@ static void publish(void) {
     write_holdings(file);
     close(file);
     if (rename(draft, path)) give_up("contexts %s: %m", machine->contexts);
+}
+
+/* What all processes, the driver and the scenario leave of a device. */
+static long free_mib(int ordinal) {
+    const struct device *device = device_at(place_of(ordinal));
+    if (!device) return 0;
+    long used = device->reserved_mib + used_mib(place_of(ordinal), owner) + held_mib(ordinal);
+    long total = total_bytes(device) / MIB;
+    return used < total ? total - used : 0;
+}
+
+/* From the look at what is left until that is published nobody else may take it. Closed, or killed, it is let go. */
+static int begin_taking(void) {
+    if (!*machine->contexts) return NONE;
+    int folder = open(machine->contexts, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0 || flock(folder, LOCK_EX)) give_up("contexts %s: %m", machine->contexts);
+    return folder;
+}
+
+static void end_taking(int folder) {
+    publish();
+    if (folder != NONE) close(folder);
 }
 
 /* Tidiness alone: of a process that was killed the file stays, and is not counted. */
@@ -265,14 +294,18 @@ static struct context *find_primary(int ordinal) {
     return NULL;
 }
 
-static struct context *open_context(int ordinal, bool is_primary) {
+static struct context *find_unused(void) {
     for (int i = 0; i < CONTEXTS; i++)
-        if (!contexts[i].references) {
-            contexts[i] = (struct context){ordinal, 1, is_primary};
-            publish();
-            return &contexts[i];
-        }
+        if (!contexts[i].references) return &contexts[i];
     return NULL;
+}
+
+static struct context *open_context(int ordinal, bool is_primary) {
+    int folder = begin_taking();
+    struct context *fresh = free_mib(ordinal) < CONTEXT_MIB ? NULL : find_unused();
+    if (fresh) *fresh = (struct context){ordinal, 1, is_primary};
+    end_taking(folder);
+    return fresh;
 }
 
 static bool is_open(const struct context *context) {
@@ -369,22 +402,38 @@ static bool is_inside(address_t address, size_t size) {
     return false;
 }
 
+static bool fits(size_t size, int ordinal) {
+    size_t before = allocated_bytes(ordinal);
+    return size <= SIZE_MAX / 2 && to_mib(before + size) - to_mib(before) <= free_mib(ordinal);
+}
+
 /* Not cleared, as on a real device, so that pages nobody touches cost the host nothing. */
+static struct allocation *allocation_of(size_t size, int ordinal) {
+    if (!fits(size, ordinal)) return NULL;
+    struct allocation *fresh = aligned_alloc(256, sizeof *fresh + (size + 255) / 256 * 256);
+    if (!fresh) return NULL;
+    fresh->next = allocations;
+    fresh->ordinal = ordinal;
+    fresh->size = size;
+    return allocations = fresh;
+}
+
 static int allocate(address_t *address, size_t size) {
     if (!address || !size) return INVALID_VALUE;
     if (!is_open(current)) return INVALID_CONTEXT;
-    const struct device *device = device_at(place_of(current->ordinal));
-    if (!device || size > total_bytes(device)) return OUT_OF_MEMORY;
-    if (size + allocated_bytes(current->ordinal) > total_bytes(device)) return OUT_OF_MEMORY;
-    struct allocation *fresh = aligned_alloc(256, sizeof *fresh + (size + 255) / 256 * 256);
+    int folder = begin_taking();
+    struct allocation *fresh = allocation_of(size, current->ordinal);
+    end_taking(folder);
     if (!fresh) return OUT_OF_MEMORY;
-    fresh->next = allocations;
-    fresh->ordinal = current->ordinal;
-    fresh->size = size;
-    allocations = fresh;
     *address = (address_t)fresh->bytes;
-    publish();
     return SUCCESS;
+}
+
+static int memory_info(size_t *left, size_t *total) {
+    if (!left || !total) return INVALID_VALUE;
+    if (!is_open(current)) return INVALID_CONTEXT;
+    *left = free_mib(current->ordinal) * (size_t)MIB;
+    return total_memory(device_at(place_of(current->ordinal)), total);
 }
 
 static int release(address_t address) {
@@ -410,6 +459,7 @@ static int fill(address_t address, unsigned value, size_t count) {
 }
 
 CALL(cuMemAlloc_v2, (address_t *address, size_t size), allocate(address, size))
+CALL(cuMemGetInfo_v2, (size_t *left, size_t *total), memory_info(left, total))
 CALL(cuMemFree_v2, (address_t address), release(address))
 CALL(cuMemcpyHtoD_v2, (address_t to, const void *from, size_t size), copy((void *)to, from, to, size))
 CALL(cuMemcpyDtoH_v2, (void *to, address_t from, size_t size), copy(to, (void *)from, from, size))

@@ -29,24 +29,9 @@ static const struct listing *list(const struct device *device, enum kind kind) {
     return &listing;
 }
 
-static unsigned long long used_mib(const struct device *device) {
-    unsigned long long used = device->used_mib;
-    for (enum kind kind = 0; kind < KINDS; kind++) {
-        const struct listing *listing = list(device, kind);
-        for (unsigned i = 0; i < listing->count; i++)
-            if (listing->processes[i].mib != NONE) used += listing->processes[i].mib;
-    }
-    return used;
-}
-
-/* A GPU's memory holds that of its instances. */
 static unsigned long long used_bytes(const struct subject *it) {
-    unsigned long long used = used_mib(it->device);
-    for (int slot = 0; !it->is_instance && slot < SLOTS; slot++) {
-        const struct device *instance = device_at((struct place){it->place.gpu, slot});
-        if (instance) used += used_mib(instance);
-    }
-    return used * MIB;
+    enum { NOBODY = 0 };
+    return used_mib(it->place, NOBODY) * MIB;
 }
 
 struct memory_v1 {

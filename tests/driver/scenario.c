@@ -221,3 +221,33 @@ void each_context(const char *uuid, void (*each)(void *, struct process), void *
     }
     closedir(folder);
 }
+
+/* ---- memory ------------------------------------------------------------------------------ */
+
+struct sum {
+    long mib;
+    pid_t besides;
+};
+
+static void add_mib(void *to, struct process process) {
+    struct sum *sum = to;
+    if (process.mib != NONE && process.pid != sum->besides) sum->mib += process.mib;
+}
+
+static void add_device(struct sum *sum, const struct device *device) {
+    const struct process *first = &machine->processes[device->first_process];
+    sum->mib += device->used_mib;
+    for (int i = 0; i < device->processes_count; i++)
+        if (first[i].mib != NONE && (!first[i].until_dead || is_alive(first[i].pid))) sum->mib += first[i].mib;
+    each_context(device->uuid, add_mib, sum);
+}
+
+long used_mib(struct place place, pid_t besides) {
+    struct sum sum = {0, besides};
+    add_device(&sum, device_at(place));
+    for (int slot = 0; place.slot < 0 && slot < SLOTS; slot++) {
+        const struct device *instance = device_at((struct place){place.gpu, slot});
+        if (instance) add_device(&sum, instance);
+    }
+    return sum.mib;
+}

@@ -82,6 +82,9 @@ bool is_alive(pid_t pid);
 /* Calls `each` for every CUDA context that a living process holds on the device with that UUID. */
 void each_context(const char *uuid, void (*each)(void *to, struct process process), void *to);
 
+/* What is in use there, a GPU's with that of its instances; without the contexts of the process `besides`, if any. */
+long used_mib(struct place place, pid_t besides);
+
 __attribute__((format(printf, 1, 2), noreturn)) void give_up(const char *format, ...);
 
 #endif

@@ -1,0 +1,330 @@
+"""A part of a GPU, in one process: what is counted, which GPU is taken, and asking again."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu.model import State
+from tests.locked import OBSTACLES, have, locked, needs_root, obstructed
+from tests.reserving import got, variables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from reserve_gpu.model import Refusal
+    from tests.here import Here
+
+UID, OTHER_UID = os.geteuid(), 65534
+TOTAL = 10_000  # MiB of each GPU, unless a test says otherwise
+ONE = f"gpu\n  memory {TOTAL}\n"
+
+
+@pytest.fixture
+def one(here: Here) -> Here:
+    """A machine with one idle GPU, and the test process is on it."""
+    here.write(ONE)
+    return here
+
+
+@contextmanager
+def promised(here: Here, **parts: list[object]) -> Iterator[None]:
+    """Others have been promised parts: of GPU 0 those in `gpu0`, of an instance in `gpu0_1`."""
+    with ExitStack() as stack:
+        for gpu, sizes in parts.items():
+            number = gpu.removeprefix("gpu").replace("_", ":")
+            for size in sizes:
+                stack.enter_context(here.rival(number, share=True, part_mib=size))
+        yield
+
+
+def part(mib: float, *devices: Any, **wishes: Any) -> str:
+    """Reserve a part; the CUDA_VISIBLE_DEVICES that came of it."""
+    return got(*devices, memory=f"{mib}MiB", **wishes)
+
+
+def refusals(mib: float, *devices: Any, **wishes: Any) -> list[Refusal]:
+    """Fail to reserve a part; why, of each device."""
+    with pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
+        part(mib, *devices, **wishes)
+    return list(caught.value.refusals)
+
+
+def room(mib: float, *devices: Any, **wishes: Any) -> float | None:
+    """Fail to reserve a part of the only GPU that is asked for, as it is full; what is left."""
+    (refusal,) = refusals(mib, *devices, **wishes)
+    assert refusal.state is State.FULL
+    return refusal.room_mib
+
+
+def records(here: Here) -> list[object]:
+    """The size in each lock file of a sharer that is locked, as others read it."""
+    names = sorted(name for name in locked(here.locks) if ".share-" in name)
+    return [json.loads((here.locks / name).read_bytes())["part_mib"] for name in names]
+
+
+# -- what is counted -------------------------------------------------------------------------------
+
+
+def test_the_variables_of_a_part(here: Here) -> None:
+    """CUDA_DEVICE_MEMORY is the size of the part in MiB, rounded down, once for each GPU."""
+    here.write("gpu\n  memory 81920\ngpu\n  memory 81920")
+    reserve_gpu.reserve(memory="10GB")
+    assert variables()["CUDA_DEVICE_MEMORY"] == "9536"
+    reserve_gpu.reserve("0,1", memory="10GB")
+    assert variables()["CUDA_DEVICE_MEMORY"] == "9536,9536"
+    assert records(here) == [pytest.approx(10**10 / 2**20)] * 2
+    reserve_gpu.release()
+    assert variables() == {}
+
+
+USED = f"{ONE}  compute 4321 1500\n  compute 4322 500\n"
+
+
+@pytest.mark.parametrize(
+    ("scenario", "parts", "left"),
+    [
+        (f"{ONE}  reserved 500", [], 9500),
+        (ONE, [4000], 6000),
+        (ONE, [4000, 5000, 250.5], 749.5),
+        (f"{ONE}  reserved 500", [4000], 5500),
+        (USED, [], 8000),
+        (USED, [4000], 4000),
+        (f"{USED}  reserved 500", [4000], 3500),
+        (f"{ONE}  used 900", [4000], 5100),
+        (f"{ONE}  graphics 4321 300", [4000], 5700),
+        (ONE, [9999.5], 0.5),
+    ],
+)
+def test_room(here: Here, scenario: str, parts: list[object], left: float) -> None:
+    """A part can be had up to what the driver, the sharers' sizes and strangers' use leave."""
+    here.write(scenario)
+    with promised(here, gpu0=parts):
+        if parts or scenario == USED:
+            assert room(left + 1) == left
+        if "compute" in scenario:
+            with pytest.warns(reserve_gpu.ReserveGPUWarning, match="busy"):
+                assert part(left) == "0"
+        else:
+            assert part(left) == "0"
+
+
+def test_a_refusal_names_all_who_have_a_part(one: Here) -> None:
+    """Who finds a GPU full is told of each sharer with the size that it was promised."""
+    with promised(one, gpu0=[4000, 5000]):
+        (refusal,) = refusals(2000)
+        assert [sharer.part_mib for sharer in refusal.sharers] == [4000, 5000]
+        assert variables() == {"CUDA_VISIBLE_DEVICES": ""}
+    assert locked(one.locks) == set()
+
+
+def test_more_than_any_gpu_has(one: Here) -> None:
+    """A part that is larger than every GPU can never be had, and it is said so."""
+    with pytest.raises(reserve_gpu.ImpossibleError):
+        part(TOTAL + 1)
+    one.write(f"{ONE}  reserved 500")
+    with pytest.raises(reserve_gpu.ImpossibleError):
+        part(TOTAL - 499)
+
+
+@pytest.mark.parametrize("devices", [None, "0"], ids=["any", "named"])
+def test_whole_and_part_exclude_each_other(one: Here, devices: str | None) -> None:
+    """Who has the whole GPU shares with nobody, and nobody gets it whole beside a part."""
+    with one.rival("0"):
+        (refusal,) = refusals(1, devices)
+        assert refusal.state is State.RESERVED
+    with promised(one, gpu0=[1]), pytest.raises(reserve_gpu.NoFreeDeviceError):
+        got(devices)
+
+
+def test_sharers_without_a_size_leave_no_room(one: Here) -> None:
+    """Beside one who shares without a size no part can be had; such a one may come to parts."""
+    with promised(one, gpu0=[1000]):
+        with one.rival("0", share=True):
+            assert room(1) == 0
+        with pytest.warns(reserve_gpu.ReserveGPUWarning, match="You share GPU0"):
+            assert got(share=True) == "0"
+
+
+@pytest.mark.parametrize("mode", ["prohibited", "exclusive_process"])
+def test_where_cuda_lets_nobody_on(one: Here, mode: str) -> None:
+    """A GPU that CUDA would not let one more process onto has no room beside another."""
+    one.write(f"{ONE}  mode {mode}")
+    with promised(one, gpu0=[1000]):
+        for devices in (None, "0"):
+            assert refusals(1000, devices)
+
+
+UNREAD = f"{ONE}fail nvmlDeviceGetMemoryInfo * 3\nfail nvmlDeviceGetMemoryInfo_v2 * 3"
+
+
+@pytest.mark.parametrize("scenario", ["gpu\n  memory none", UNREAD], ids=["none", "unread"])
+def test_memory_that_can_not_be_read(here: Here, scenario: str) -> None:
+    """Of a GPU whose memory can't be read no part is promised, named or not."""
+    here.write(scenario)
+    for devices in (None, "0"):
+        with pytest.raises(reserve_gpu.ReserveGPUError):
+            part(1, devices)
+    assert locked(here.locks) == set()
+
+
+# -- records of others -----------------------------------------------------------------------------
+
+SENSELESS = [-1, 0, float("nan"), float("inf"), 1e300, 10**400, True, "10", "", [1], {}, None]
+
+
+@pytest.mark.parametrize("size", SENSELESS, ids=repr)
+def test_a_size_that_makes_no_sense(one: Here, size: object) -> None:
+    """A sharer whose size makes no sense counts as the whole GPU."""
+    with promised(one, gpu0=[size]):
+        assert room(1) == 0
+
+
+CONTENTS = {
+    "empty": b"",
+    "truncated": b'{"pid": 1, "part_mib": 10',
+    "no object": b"[100]",
+    "binary": b"\x00\xff\xfe",
+    "deep": b"[" * 50_000,
+    "huge": json.dumps({"part_mib": 100, "note": "x" * 70_000}).encode(),
+    "twice": b'{"part_mib": 100, "part_mib": -1}',
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_a_record_that_makes_no_sense(one: Here, content: str) -> None:
+    """A sharer whose record can't be read counts as the whole GPU."""
+    with have(one.locks / f"{one.uuid('0')}.share-{UID}-0.lock", CONTENTS[content]):
+        assert room(1) == 0
+
+
+def test_the_record_of_who_has_left(one: Here) -> None:
+    """A size in a file that nobody has locked counts for nothing."""
+    path = one.locks / f"{one.uuid('0')}.share-{UID}-7.lock"
+    with have(path, b'{"part_mib": 9000}'):
+        assert room(1001) == 1000
+    assert path.read_bytes()
+    assert part(TOTAL) == "0"
+
+
+@needs_root
+def test_a_file_of_another_owner(one: Here) -> None:
+    """A sharer counts by the owner of the file, whatever name it has: it gives no room away."""
+    path = one.locks / f"{one.uuid('0')}.share-{UID}-0.lock"
+    with have(path, b'{"part_mib": 4000}'):
+        os.chown(path, OTHER_UID, OTHER_UID)
+        assert room(6001) == 6000
+
+
+def test_a_second_name_is_no_sharer(one: Here) -> None:
+    """A second name of a sharer's file neither counts twice nor makes room."""
+    with promised(one, gpu0=[4000]):
+        (name,) = (name for name in locked(one.locks) if ".share-" in name)
+        (one.locks / "other").write_bytes(b'{"part_mib": 1}')
+        with have(one.locks / "other", b'{"part_mib": -1}'):
+            os.link(one.locks / "other", one.locks / f"{one.uuid('0')}.share-{UID}-9.lock")
+            assert room(6001) == 6000
+        assert (one.locks / name).exists()
+
+
+@pytest.mark.parametrize("obstacle", [name for name in OBSTACLES if name != "device node"])
+def test_what_is_no_file_is_no_sharer(one: Here, obstacle: str) -> None:
+    """What stands in the place of a sharer's file has no part, and stops nobody."""
+    with obstructed(one.locks / f"{one.uuid('0')}.share-{UID}-0.lock", obstacle):
+        assert part(TOTAL) == "0"
+        reserve_gpu.release()
+
+
+# -- which GPU -------------------------------------------------------------------------------------
+
+SIZES = [(1000, "0"), (2000, "0"), (2001, "1"), (5000, "1"), (5001, "2"), (10_000, "2")]
+
+
+@pytest.mark.parametrize(("mib", "expected"), SIZES)
+def test_best_fit(here: Here, mib: float, expected: str) -> None:
+    """The fullest GPU that still has room is taken, whatever its number."""
+    here.write(ONE * 3)
+    with promised(here, gpu0=[5000, 3000], gpu1=[5000]):
+        assert part(mib) == expected
+
+
+def test_a_small_whole_one_stays_whole(here: Here) -> None:
+    """A GPU that others have a part of, or use, is taken before a smaller one that is idle."""
+    here.write("gpu\n  memory 16000\ngpu\n  memory 80000\n")
+    with promised(here, gpu1=[50_000]):
+        assert part(10_000) == "1"
+    reserve_gpu.release()
+    here.add("compute 4321 20000")
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="busy"):
+        assert part(10_000) == "1"
+
+
+def test_a_part_of_each_of_two(here: Here) -> None:
+    """Who asks for two gets a part of each of the two fullest that have room, or of none."""
+    here.write(ONE * 4)
+    with promised(here, gpu0=[9000], gpu1=[6000], gpu3=[2000]):
+        assert part(3000, count=2) == "1,3"
+        assert records(here).count(3000) == 2
+        assert sorted(part(1000, count=2).split(",")) == ["1", "3"]  # what it has already
+        reserve_gpu.release()
+        found = refusals(9000, count=2)
+        assert [r.would_be_taken for r in found] == [False, False, True, False]
+        assert sorted(map(str, records(here))) == ["2000", "6000", "9000"]  # the others' alone
+
+
+def test_named(here: Here) -> None:
+    """A named GPU is taken, full ones beside it or not, and refused with what would fit."""
+    here.write(ONE * 2)
+    with promised(here, gpu0=[8000]):
+        assert part(1000, "1") == "1"
+        reserve_gpu.release()
+        assert room(2001, "0") == 2000
+        assert part(2000, "0,1") == "0,1"
+
+
+def test_other_wishes(here: Here) -> None:
+    """What else is asked of a GPU holds for a part as well."""
+    here.write("".join(f"gpu\n  name {name}\n  memory {mib}\n" for name, mib in WISHED))
+    with promised(here, gpu0=[100], gpu1=[100], gpu2=[100]):
+        assert part(1000) == "0"
+        reserve_gpu.release()
+        assert part(1000, min_memory="15000MiB") == "1"
+        reserve_gpu.release()
+        assert part(1000, name="A100") == "2"
+        reserve_gpu.release()
+        assert part(1000, exclude="0") == "1"
+
+
+WISHED = [("T4", 10_000), ("T4", 16_000), ("A100", 40_000)]
+
+
+def test_optional(one: Here) -> None:
+    """With --optional a cell goes on without a part where there is no room."""
+    shell = one.shell()
+    with promised(one, gpu0=[9000]):
+        refused = shell.run("%reserve_gpu --memory 2000MiB")
+        assert refused.error == "NoFreeDeviceError"
+        assert shell.run("%reserve_gpu --memory 2000MiB --optional").error is None
+    assert reserve_gpu.current() is None
+
+
+MIG = "gpu\n  mig on\n  instance 0\n    memory 4000\n  instance 1\n    memory 4000\n"
+
+
+def test_a_part_of_an_instance(here: Here) -> None:
+    """A part of a MIG instance is counted against that instance alone."""
+    here.write(MIG)
+    with promised(here, gpu0_0=[3000]):
+        assert part(1000) == here.uuid("0:0")
+        reserve_gpu.release()
+        assert part(1001) == here.uuid("0:1")
+        assert variables()["CUDA_DEVICE_MEMORY"] == "1001"
+        reserve_gpu.release()
+        assert room(1001, "0:0") == 1000
+    with pytest.raises(reserve_gpu.ImpossibleError):
+        part(4001)

@@ -1,0 +1,127 @@
+"""Who has a part of a GPU asks again: for the same, for less, for more, for the whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu.model import State
+from tests.locked import locked
+from tests.reserving import got, variables
+from tests.test_parts import ONE, TOTAL, part, promised, records, refusals, room
+
+if TYPE_CHECKING:
+    from tests.here import Here
+
+
+@pytest.fixture
+def one(here: Here) -> Here:
+    """A machine with one idle GPU, and the test process is on it."""
+    here.write(ONE)
+    return here
+
+
+def test_the_same_again(one: Here) -> None:
+    """The same size says it again and changes nothing, however full the GPU is meanwhile."""
+    first = reserve_gpu.reserve(memory="4000MiB")
+    with promised(one, gpu0=[6000]):
+        assert reserve_gpu.reserve(memory="4000MiB") is first
+        assert sorted(map(str, records(one))) == ["4000.0", "6000"]
+    assert len(locked(one.locks)) == 1
+
+
+def test_a_smaller_one_gives_back(one: Here) -> None:
+    """A smaller size gives the rest back at once, and the variable says so."""
+    assert part(9000) == "0"
+    before = locked(one.locks)
+    assert part(4000) == "0"
+    assert locked(one.locks) == before
+    assert records(one) == [4000]
+    assert variables()["CUDA_DEVICE_MEMORY"] == "4000"
+
+
+def test_a_larger_one_grows_in_place(one: Here) -> None:
+    """A larger size is had on the same GPU where there is room, in the same lock."""
+    one.write(ONE * 2)
+    assert part(4000) == "0"
+    before = locked(one.locks)
+    with promised(one, gpu0=[3000]):
+        assert part(7000) == "0"
+        assert before <= locked(one.locks)
+        assert variables()["CUDA_DEVICE_MEMORY"] == "7000"
+        assert 7000 in records(one)
+
+
+def test_growing_counts_what_it_has_once(one: Here) -> None:
+    """Who grows is refused what is not there, told the most that would fit, and keeps the part."""
+    assert part(4000) == "0"
+    before = variables()
+    with promised(one, gpu0=[3000]):
+        assert room(7001) == 7000
+        assert variables() == before
+        assert sorted(map(str, records(one))) == ["3000", "4000.0"]
+    assert reserve_gpu.current()
+
+
+def test_growing_beside_one_without_a_size(one: Here) -> None:
+    """Beside one who shares without a size nobody grows, and who has a part keeps it."""
+    assert part(4000) == "0"
+    with one.rival("0", share=True):
+        assert room(4001) == 4000
+        assert part(3000) == "0"
+    assert records(one) == [3000]
+
+
+def test_from_part_to_whole(one: Here) -> None:
+    """Who alone has a part can have the GPU whole; beside others the part stays."""
+    assert part(4000) == "0"
+    with promised(one, gpu0=[3000]):
+        with pytest.raises(reserve_gpu.NoFreeDeviceError):
+            got("0")
+        assert variables()["CUDA_DEVICE_MEMORY"] == "4000"
+    assert got("0") == "0"
+    assert variables()["CUDA_DEVICE_MEMORY"] == str(TOTAL)
+    assert locked(one.locks) == {f"{one.uuid('0')}.lock"}
+
+
+def test_from_whole_to_part(one: Here) -> None:
+    """Who has a GPU whole can go down to a part of it, and lets others in."""
+    assert got() == "0"
+    assert part(4000) == "0"
+    with promised(one, gpu0=[6000]):
+        assert records(one) == [4000, 6000]
+    assert variables()["CUDA_DEVICE_MEMORY"] == "4000"
+
+
+def test_a_size_for_who_shares_without_one(one: Here) -> None:
+    """Who shares without a size can say one, and then there is room for others."""
+    assert got(share=True) == "0"
+    assert records(one) == [None]
+    assert part(4000) == "0"
+    assert records(one) == [4000]
+
+
+def test_a_part_of_other_gpus(here: Here) -> None:
+    """Who has a part of one GPU and asks for parts of others lets the first go."""
+    here.write(ONE * 3)
+    assert part(9000, "0") == "0"
+    assert part(2000, "1") == "1"
+    assert len(locked(here.locks)) == 1
+    assert part(1000, "1,2") == "1,2"
+    assert records(here) == [1000, 1000]
+    assert part(3000, "2,1") == "2,1"
+    assert variables()["CUDA_DEVICE_MEMORY"] == "3000,3000"
+
+
+def test_growing_on_several_is_all_or_nothing(here: Here) -> None:
+    """Who has a part of each of two grows on both or on none."""
+    here.write(ONE * 2)
+    assert part(4000, count=2) == "0,1"
+    with promised(here, gpu1=[3000]):
+        found = refusals(8000)
+        assert [refusal.state for refusal in found] == [State.FREE, State.FULL]
+        assert sorted(map(str, records(here))) == ["3000", "4000.0", "4000.0"]
+        assert part(7000) == "0,1"
+    assert records(here) == [7000, 7000]

@@ -1,0 +1,236 @@
+"""A part of a GPU among real processes: what they use of it, kill -9, containers, exec."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import reserve_gpu
+from tests.locked import locked
+from tests.processes import US, is_running, wait_for
+from tests.test_machines import CONTAINER, behind, on_a_host, pid_outside
+from tests.test_parts import ONE, TOTAL, part, room
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.here import Here
+    from tests.machine import Answer, Child, Machine
+
+pytestmark = pytest.mark.process
+
+# For a child: it allocates on its first device, with a CUDA context, which holds 300 MiB.
+CUDA = """
+import ctypes
+cuda, context = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p()
+def use(mib):
+    '''Use so much more.'''
+    cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+    cuda.cuCtxSetCurrent(context)
+    address = ctypes.c_uint64()
+    return cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(mib << 20)) or address.value
+"""
+CONTEXT_MIB = 300
+
+
+@pytest.fixture
+def one(here: Here) -> Here:
+    """A machine with one GPU on which processes use memory, and the test process is on it."""
+    here.write(f"contexts {here.folder}\n{ONE}")
+    return here
+
+
+@contextmanager
+def sharer(machine: Machine, mib: int, use_mib: int | None = None) -> Iterator[Child]:
+    """A process with a part, which uses so much besides its context."""
+    with machine.child() as child:
+        assert promise(child, mib).value == "0"
+        if use_mib is not None:
+            assert child.run(f"{CUDA}\nuse({use_mib}) > 2").value is True
+        yield child
+
+
+def promise(child: Child, mib: float) -> Answer:
+    """Have the process reserve a part."""
+    return child.reserve(f"memory='{mib}MiB'")
+
+
+def most(child: Child) -> Any:
+    """What is left for the process, which is refused the whole of the GPU as a part."""
+    child.run("try: reserve_gpu.reserve(memory='10000MiB')\nexcept Exception as e: refused = e")
+    return child.run("[r.room_mib for r in refused.refusals]").value
+
+
+def records(folder: Path) -> dict[int, float]:
+    """The size in each sharer's file that is locked, by the pid in it."""
+    texts = [(folder / name).read_text() for name in locked(folder) if ".share-" in name]
+    return {record["pid"]: record["part_mib"] for record in map(json.loads, texts)}
+
+
+# -- what is used ----------------------------------------------------------------------------------
+
+
+@on_a_host
+@pytest.mark.parametrize("use_mib", [None, 1, 3700, 5000], ids=["none", "little", "all", "over"])
+def test_the_greater_of_promise_and_use_counts(one: Here, use_mib: int | None) -> None:
+    """A part counts in full however little of it is used; what is used beyond counts as well."""
+    with sharer(one, 4000, use_mib):
+        used = 0 if use_mib is None else CONTEXT_MIB + use_mib
+        assert room(TOTAL) == TOTAL - max(4000, used)
+
+
+@on_a_host
+def test_what_a_sharers_children_use_is_its_own(one: Here) -> None:
+    """What the processes that a sharer has started use counts as the sharer's."""
+    with sharer(one, 4000) as child:
+        code = f"{CUDA}\nuse(2000)\nprint('there', flush=True)\ninput()"
+        child.run(
+            f"import subprocess\nstarted = subprocess.Popen([sys.executable, '-c', {code!r}],"
+            " stdin=-1, stdout=-1, text=True)\nline = started.stdout.readline()"
+        )
+        assert reserve_gpu.status().rows[0].usage.used_mib == CONTEXT_MIB + 2000  # type: ignore[union-attr]
+        assert room(TOTAL) == TOTAL - 4000
+        child.run("started.kill(); started.wait()")
+
+
+@on_a_host
+def test_what_others_use_is_left_out(one: Here) -> None:
+    """What a process uses that has reserved nothing can't be promised, and can be once it ends."""
+    with sharer(one, 4000, 1000), one.child() as stranger, one.child() as child:
+        stranger.run(f"{CUDA}\nuse(2000)")
+        assert most(child) == [TOTAL - 4000 - CONTEXT_MIB - 2000]
+        stranger.kill()
+        assert most(child) == [TOTAL - 4000]
+
+
+@on_a_host
+def test_what_own_children_use_is_no_obstacle(one: Here) -> None:
+    """What the processes use that the one who asks has started is counted as its own."""
+    with sharer(one, 4000), one.child() as started:
+        started.run(f"{CUDA}\nuse(2000)")
+        assert room(TOTAL) == TOTAL - 4000
+
+
+# -- once CUDA has started -------------------------------------------------------------------------
+
+
+@on_a_host
+def test_growing_and_giving_back_under_cuda(one: Here) -> None:
+    """Who has started CUDA grows in place where there is room, else keeps its part."""
+    with sharer(one, 4000, 1000) as child, sharer(one, 3000, 500):
+        assert promise(child, 7000).value == "0"
+        assert child.run("os.environ['CUDA_DEVICE_MEMORY']").value == "7000"
+        assert records(one.locks)[child.pid] == 7000
+        refused = promise(child, 7001)
+        assert refused.error == "NoFreeDeviceError"
+        assert most(child) == [7000]
+        assert records(one.locks)[child.pid] == 7000
+        assert promise(child, 5000).value == "0"
+        assert part(2000) == "0"
+
+
+@on_a_host
+def test_cuda_without_a_reservation(one: Here) -> None:
+    """Who has started CUDA can have a part of the GPU that it is on; its use counts once."""
+    with sharer(one, 3000), one.child(CUDA_VISIBLE_DEVICES="0") as child:
+        child.run(f"{CUDA}\nuse(4000)")
+        assert most(child) == [7000]
+        assert promise(child, 7000).value == "0"
+        assert records(one.locks)[child.pid] == 7000
+
+
+# -- kill -9 ---------------------------------------------------------------------------------------
+
+
+def test_kill_frees_a_promise_at_once(one: Here) -> None:
+    """What a process was promised, and what it used, can be promised as soon as it is killed."""
+    with sharer(one, 4000, 1000) as child, sharer(one, 5000) as other:
+        assert promise(other, 6001).error == "NoFreeDeviceError"
+        child.kill()
+        assert promise(other, 10_000).value == "0"
+        assert records(one.locks) == {other.pid: 10_000}
+        other.kill()
+        assert part(TOTAL) == "0"
+
+
+FORK = """
+reading, writing = os.pipe()
+pid = os.fork()
+if not pid:
+    import signal
+    os.write(writing, b'.')
+    signal.pause()
+os.read(reading, 1) and pid
+"""
+
+
+def test_a_fork_has_no_part_of_its_own(one: Here) -> None:
+    """The promise of a process ends with it, whatever it has forked lives on."""
+    with sharer(one, 9000) as child:
+        pid = child.run(FORK).value
+        child.process.kill()
+        child.process.wait()
+        try:
+            assert part(TOTAL) == "0"
+        finally:
+            os.kill(pid, signal.SIGKILL)
+
+
+# -- exec ------------------------------------------------------------------------------------------
+
+
+def test_a_command_has_the_part(machine: Machine) -> None:
+    """What `reserve-gpu run --memory` becomes keeps the part, and others count it."""
+    machine.write(ONE)
+    show = "import os, signal; print(os.environ['CUDA_DEVICE_MEMORY'], flush=True); signal.pause()"
+    argv = [*US, "run", "--memory", "4000MiB", "--", sys.executable, "-c", show]
+    with (
+        machine.running(*argv, environ=machine.environ(), stdout=-1, stderr=-3) as command,
+        machine.child() as child,
+    ):
+        assert command.stdout
+        with command.stdout as told:
+            assert told.readline() == b"4000\n"
+        assert records(machine.locks) == {command.pid: 4000}
+        assert promise(child, 6001).error == "NoFreeDeviceError"
+        assert promise(child, 6000).value == "0"
+
+
+# -- containers ------------------------------------------------------------------------------------
+
+
+def test_sizes_are_seen_from_containers(machine: Machine) -> None:
+    """Who shares the lock directory counts the sizes of all, inside of containers and outside."""
+    machine.write(ONE)
+    with (
+        behind(machine, *CONTAINER) as inside,
+        behind(machine, *CONTAINER) as other,
+        machine.child() as outside,
+    ):
+        assert promise(inside, 4000).value == "0"
+        assert promise(outside, 3000).value == "0"
+        assert most(other) == [3000]
+        assert promise(other, 3000).value == "0"
+        assert promise(outside, 3001).error == "NoFreeDeviceError"
+        pid = pid_outside(inside)
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not is_running(pid))
+        assert promise(outside, 7000).value == "0"
+
+
+def test_uses_are_not_seen_from_containers(machine: Machine) -> None:
+    """In a container it can't be told whose memory is in use: it counts as what was promised."""
+    machine.write(f"{ONE}  compute 4321 5000\n")
+    with machine.child() as outside, behind(machine, *CONTAINER) as inside:
+        outside.run("import warnings; warnings.simplefilter('ignore')")
+        assert promise(outside, 3000).value == "0"
+        assert most(inside) == [5000]
+        machine.write(f"{ONE}  compute 4321 2000\n")
+        assert most(inside) == [7000]

@@ -1,0 +1,297 @@
+"""The queue knows amounts: who may pass whom for a part of a GPU, and whose turn it is."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from contextlib import ExitStack, contextmanager
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.queue import Place
+from reserve_gpu.model import State
+from reserve_gpu.reservation import environment
+from reserve_gpu.reservation.claim import Claim, Denied, Granted, attempt
+from reserve_gpu.reservation.request import parse
+from tests.processes import wait_for
+from tests.reserving import got
+from tests.test_parts import ONE, TOTAL, part, promised, refusals
+from tests.waiters import Waiter, queued
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tests.here import Here
+    from tests.machine import Machine
+
+STOPPED_S = 0.1
+TICK_S = 0.02  # in which the kernel's clock for files moves on, whatever its HZ
+
+
+@contextmanager
+def waiting(
+    here: Here, part_mib: float | None, *numbers: str, needs: int = 1, stopped_s: float = 5.0
+) -> Iterator[Place]:
+    """Somebody waits for a part of one of the GPUs, or None for all of one."""
+    wants = [here.uuid(number) for number in numbers or ("0",)]
+    about = {"user": "carol", "part_mib": part_mib, "needs": needs}
+    with (
+        LockDirectory(str(here.locks)) as directory,
+        Place(directory, wants, about, stopped_s) as place,
+    ):
+        with directory.mutex():
+            place.join()
+        yield place
+
+
+def passes(here: Here, parts: Sequence[float], ahead: float | None, mib: float) -> bool:
+    """Whether who asks for so much gets it before the one who waits; the GPU has room for it."""
+    with promised(here, gpu0=[*parts]), waiting(here, ahead):
+        try:
+            part(mib)
+        except reserve_gpu.NoFreeDeviceError as error:
+            (refusal,) = error.refusals
+            assert refusal.state is State.AWAITED
+            return False
+        reserve_gpu.release()
+        return True
+
+
+# -- who may pass ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parts", "ahead", "mib", "expected"),
+    [
+        ([8000], 5000, 2000, True),  # once the one leaves there is room for both
+        ([8000], 9000, 2000, False),
+        ([4000, 4000], 5000, 2000, False),  # one of the two leaves: 6000, of which 4000 stay
+        ([4000, 4000], 5000, 1000, True),
+        ([3000, 6000], 4000, 1000, False),
+        ([2500, 6500], 3000, 1000, False),
+        ([2500, 6500], 3000, 400, True),
+        ([8000], None, 1000, False),  # who waits for all of it waits for everybody
+    ],
+)
+def test_a_small_one_passes(
+    here: Here, parts: list[float], ahead: float | None, mib: float, *, expected: bool
+) -> None:
+    """A small part passes a large one that is not met a moment later for it, and no other one."""
+    here.write(ONE)
+    assert passes(here, parts, ahead, mib) is expected
+
+
+def moments(parts: Sequence[float], taken: float, wanted: float) -> set[tuple[int, ...]]:
+    """After whose leaving what is wanted can be had: sets of the numbers of those who leave."""
+    numbers = range(len(parts))
+    sets = [leave for count in range(len(parts) + 1) for leave in combinations(numbers, count)]
+    stay = {leave: sum(parts[n] for n in numbers if n not in leave) for leave in sets}
+    return {leave for leave in sets if TOTAL - taken - stay[leave] >= wanted}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_passing_takes_no_moment_from_the_one_who_waits(here: Here, seed: int) -> None:
+    """Who passes leaves all moments to the one who waits, and who would leave them all passes."""
+    here.write(ONE)
+    dice = random.Random(seed)  # noqa: S311 - nothing secret
+    parts: list[int] = []
+    while len(parts) < 6 and (left := TOTAL - sum(parts) - 300) > 500:
+        parts.append(dice.randrange(500, left, 100))
+    mib = dice.randrange(100, TOTAL - sum(parts) + 1, 100)
+    # It can't be met now; and it is half of 100 MiB apart, so that no rounding matters.
+    ahead = dice.randrange(TOTAL - sum(parts) + 100, TOTAL + 1, 100) - 50
+    expected = moments(parts, 0, ahead) == moments(parts, mib, ahead)
+    assert passes(here, parts, ahead, mib) is expected
+
+
+def test_what_strangers_use_may_come_free_bit_by_bit(here: Here) -> None:
+    """Where processes without a reservation use memory, any amount of it may come free."""
+    here.write(f"{ONE}  compute 4321 6000\n")
+    with promised(here, gpu0=[1000]):
+        with waiting(here, 5000):
+            (refusal,) = refusals(1000)
+            assert refusal.state is State.AWAITED
+        with waiting(here, 2000), pytest.warns(reserve_gpu.ReserveGPUWarning):
+            assert part(1000) == "0"  # there is room for both
+
+
+def test_another_gpu_is_nobodys_obstacle(here: Here) -> None:
+    """A part is taken where it delays nobody, though another GPU would be the better fit."""
+    here.write(ONE * 3)
+    with (
+        promised(here, gpu0=[4000, 4000], gpu1=[7900], gpu2=[1000]),
+        waiting(here, 5000, "0", "1"),
+    ):
+        assert part(2000) == "1"
+        reserve_gpu.release()
+        assert part(5000) == "2"
+
+
+def test_who_needs_several(here: Here) -> None:
+    """Who waits for a part of each of two GPUs is delayed on neither."""
+    here.write(ONE * 2)
+    with (
+        promised(here, gpu0=[4000, 4000], gpu1=[8000]),
+        waiting(here, 5000, "0", "1", needs=2),
+    ):
+        assert [r.state for r in refusals(1500, "0")] == [State.AWAITED]
+        assert part(1000) in "01"
+        reserve_gpu.release()
+        assert part(2000, "1") == "1"
+
+
+def test_who_grows_passes_nobody(here: Here) -> None:
+    """Who has a part and wants more stands behind who waits for it, and keeps the part."""
+    here.write(ONE)
+    assert part(1000) == "0"
+    with promised(here, gpu0=[4000, 4000]), waiting(here, 5000):
+        (refusal,) = refusals(2000)
+        assert refusal.state is State.AWAITED
+        assert part(500) == "0"
+    assert reserve_gpu.current()
+
+
+def test_less_on_one_of_two(here: Here) -> None:
+    """Who gives some back and takes another GPU besides is in nobody's way on the first."""
+    here.write(ONE * 2)
+    assert part(9000, "0") == "0"
+    with waiting(here, 9500):
+        assert part(2000, "0,1") == "0,1"
+
+
+def test_a_whole_one_does_not_pass_a_part(here: Here) -> None:
+    """Who wants the whole GPU, or shares without a size, does not pass one who waits for a part."""
+    here.write(ONE)
+    with waiting(here, 5000):
+        for share in (False, True):
+            with pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
+                got(share=share)
+            assert [r.state for r in caught.value.refusals] == [State.AWAITED]
+
+
+@pytest.mark.parametrize("size", [-1, float("nan"), "10", [1]], ids=repr)
+def test_a_ticket_that_makes_no_sense(here: Here, size: object) -> None:
+    """Who waits for a size that makes no sense waits for the whole GPU."""
+    here.write(ONE)
+    with promised(here, gpu0=[8000]), waiting(here, size):  # type: ignore[arg-type]
+        (refusal,) = refusals(100)
+        assert refusal.state is State.AWAITED
+
+
+# -- offers ----------------------------------------------------------------------------------------
+
+
+def outcomes(here: Here, mib: float | None, ahead: Place) -> Iterator[Granted | Denied]:
+    """Look again and again, for much longer than an offer lasts, behind one who is well.
+
+    mib: of the part that is wanted, None to share without a size.
+    """
+    outside = dict.fromkeys(environment.VARIABLES)
+    request = parse(None, share=True, memory=mib and f"{mib}MiB")
+    with (
+        waiting(here, mib, stopped_s=STOPPED_S) as place,
+        Nvml() as gpus,
+        LockDirectory(str(here.locks)) as directory,
+    ):
+        claim = Claim(request, gpus, directory, outside, {})
+        end = time.monotonic() + 5 * STOPPED_S
+        while time.monotonic() < end:
+            time.sleep(TICK_S)
+            ahead.beat()
+            outcome = attempt(claim, place=place)
+            yield outcome
+            if isinstance(outcome, Granted):
+                for locked in outcome.locked:
+                    locked.lock.release()
+                return
+
+
+@pytest.mark.parametrize("ahead", [8000, None], ids=["large", "whole"])
+@pytest.mark.parametrize("mib", [3000, None], ids=["part", "shared"])
+def test_too_little_room_is_no_offer(here: Here, ahead: float | None, mib: float | None) -> None:
+    """Who waits for more than there is lets nothing lie: however long, nobody passes."""
+    here.write(ONE)
+    with promised(here, gpu0=[6000]), waiting(here, ahead) as place:
+        for outcome in outcomes(here, mib, place):
+            assert isinstance(outcome, Denied)
+            assert [refusal.state for refusal in outcome.refusals] == [State.AWAITED]
+
+
+def test_an_offer_lapses(here: Here) -> None:
+    """Who could have what is waited for and does not take it is passed after a while."""
+    here.write(ONE)
+    with promised(here, gpu0=[1000]), waiting(here, 8000) as place:
+        seen = list(outcomes(here, 3000, place))
+        assert isinstance(seen[0], Denied)
+        assert isinstance(seen[-1], Granted)
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+def test_a_large_one_gets_its_turn(machine: Machine) -> None:
+    """Small ones that come later wait behind a large one that they would delay; then all get it."""
+    machine.write(ONE)
+    with ExitStack() as stack:
+        first, large, second, third, passer = (
+            stack.enter_context(machine.child()) for _ in range(5)
+        )
+        assert first.reserve("memory='3000MiB'").value == "0"
+        waiter = Waiter(machine, large, "memory='8000MiB'")
+        waiter.sees(1, "full")
+        assert second.reserve("memory='3000MiB'").error == "NoFreeDeviceError"
+        assert passer.reserve("memory='2000MiB'").value == "0"
+        others = [Waiter(machine, child, "memory='3000MiB'") for child in (second, third)]
+        for place, other in enumerate(others, 2):
+            other.sees(place, "awaited")
+        assert queued(machine) == [large.pid, second.pid, third.pid]
+        first.run("reserve_gpu.release()")
+        assert waiter.answer().value == "0"
+        for other in others:
+            other.sees(1 + others.index(other), "full")
+        large.kill()
+        assert [other.answer().value for other in others] == ["0", "0"]
+
+
+STREAM = """
+import random, time
+dice, files = random.Random({seed}), {files!r}
+while not os.path.exists(files + 'end'):
+    mib = dice.randrange(500, 5000)
+    try:
+        reserve_gpu.release()
+        reserve_gpu.reserve(memory=f'{{mib}}MiB', wait=dice.choice([None, 0.05, 30]))
+        open(files + '{seed}', 'a').close()
+    except reserve_gpu.NoFreeDeviceError:
+        pass
+    time.sleep(dice.random() / 20)
+reserve_gpu.release()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.full)])
+def test_nobody_starves_under_a_stream(machine: Machine, times: int) -> None:
+    """A large part is had, again and again, while others take and leave small ones all the time."""
+    machine.write(ONE)
+    files = str(machine.folder / "stream ")
+    with ExitStack() as stack:
+        large, *small = (stack.enter_context(machine.child()) for _ in range(5))
+        for seed, child in enumerate(small):
+            child.send(STREAM.format(seed=seed, files=files))
+        for _ in range(times):
+            wait_for(lambda: all(os.path.exists(f"{files}{seed}") for seed in range(len(small))))
+            for seed in range(len(small)):
+                os.unlink(f"{files}{seed}")
+            assert large.reserve("memory='9500MiB', wait=60").value == "0"
+            large.run("reserve_gpu.release()")
+        Path(f"{files}end").touch()
+        assert [child.answer().error for child in small] == [None] * len(small)
