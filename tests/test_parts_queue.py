@@ -88,27 +88,46 @@ def test_a_small_one_passes(
     assert passes(here, parts, ahead, mib) is expected
 
 
-def moments(parts: Sequence[float], taken: float, wanted: float) -> set[tuple[int, ...]]:
-    """After whose leaving what is wanted can be had: sets of the numbers of those who leave."""
+def moments(
+    parts: Sequence[float], taken: float, wanted: float, earlier: float = 0
+) -> set[tuple[float, ...]]:
+    """At which moments what is wanted can be had: who has left, and what an earlier one has got."""
     numbers = range(len(parts))
     sets = [leave for count in range(len(parts) + 1) for leave in combinations(numbers, count)]
     stay = {leave: sum(parts[n] for n in numbers if n not in leave) for leave in sets}
-    return {leave for leave in sets if TOTAL - taken - stay[leave] >= wanted}
+    return {
+        (got, *leave)
+        for leave in sets
+        for got in (0, earlier)
+        if TOTAL - taken - stay[leave] - got >= wanted
+    }
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_passing_takes_no_moment_from_the_one_who_waits(here: Here, seed: int) -> None:
-    """Who passes leaves all moments to the one who waits, and who would leave them all passes."""
+def test_passing_takes_no_moment_from_those_who_wait(here: Here, seed: int) -> None:
+    """Who passes leaves all moments to those who wait, and who would leave them all passes."""
     here.write(ONE)
     dice = random.Random(seed)  # noqa: S311 - nothing secret
     parts: list[int] = []
     while len(parts) < 6 and (left := TOTAL - sum(parts) - 300) > 500:
         parts.append(dice.randrange(500, left, 100))
     mib = dice.randrange(100, TOTAL - sum(parts) + 1, 100)
-    # It can't be met now; and it is half of 100 MiB apart, so that no rounding matters.
-    ahead = dice.randrange(TOTAL - sum(parts) + 100, TOTAL + 1, 100) - 50
-    expected = moments(parts, 0, ahead) == moments(parts, mib, ahead)
-    assert passes(here, parts, ahead, mib) is expected
+    # The first can't be met now; and both are apart from all sums, so that no rounding matters.
+    first = dice.randrange(TOTAL - sum(parts) + 100, TOTAL + 1, 100) - 50
+    second = dice.randrange(100, TOTAL + 1, 100) - 25
+    is_first_as_before = moments(parts, 0, first) == moments(parts, mib, first)
+    assert passes(here, parts, first, mib) is is_first_as_before
+    with waiting(here, first):
+        both = moments(parts, 0, second, first) == moments(parts, mib, second, first)
+        assert passes(here, parts, second, mib) is (is_first_as_before and both)
+
+
+def test_who_is_second_is_not_delayed(here: Here) -> None:
+    """Who passes delays nobody who would be met together with the first."""
+    here.write(ONE)
+    with promised(here, gpu0=[9000]), waiting(here, 5000), waiting(here, 4500):
+        assert [r.state for r in refusals(1000)] == [State.AWAITED]
+        assert part(400) == "0"
 
 
 def test_what_strangers_use_may_come_free_bit_by_bit(here: Here) -> None:
@@ -188,8 +207,8 @@ def test_a_ticket_that_makes_no_sense(here: Here, size: object) -> None:
 # -- offers ----------------------------------------------------------------------------------------
 
 
-def outcomes(here: Here, mib: float | None, ahead: Place) -> Iterator[Granted | Denied]:
-    """Look again and again, for much longer than an offer lasts, behind one who is well.
+def outcomes(here: Here, mib: float | None, *ahead: Place) -> Iterator[Granted | Denied]:
+    """Look again and again, for much longer than an offer lasts, behind some who are well.
 
     mib: of the part that is wanted, None to share without a size.
     """
@@ -204,7 +223,8 @@ def outcomes(here: Here, mib: float | None, ahead: Place) -> Iterator[Granted | 
         end = time.monotonic() + 5 * STOPPED_S
         while time.monotonic() < end:
             time.sleep(TICK_S)
-            ahead.beat()
+            for other in ahead:
+                other.beat()
             outcome = attempt(claim, place=place)
             yield outcome
             if isinstance(outcome, Granted):
@@ -222,6 +242,14 @@ def test_too_little_room_is_no_offer(here: Here, ahead: float | None, mib: float
         for outcome in outcomes(here, mib, place):
             assert isinstance(outcome, Denied)
             assert [refusal.state for refusal in outcome.refusals] == [State.AWAITED]
+
+
+def test_what_others_come_first_for_is_no_offer(here: Here) -> None:
+    """Who could have a part but for one who comes first lets nothing lie either."""
+    here.write(ONE)
+    with promised(here, gpu0=[4000]), waiting(here, 7000) as first, waiting(here, 5000) as second:
+        for outcome in outcomes(here, 1500, first, second):
+            assert isinstance(outcome, Denied)
 
 
 def test_an_offer_lapses(here: Here) -> None:
