@@ -73,6 +73,9 @@ ROWS = (
     "a part: what its holder uses, by NVML",
     "a part: room once its holder uses 1500 MiB and a context",
     "a part: room again after kill -9",
+    *(f"a part, then --check: {name}" for name in ("CUDA driver", *FRAMEWORKS)),
+    "size of a CUDA context: bare",
+    "size of a CUDA context: with PyTorch, beside what it counts",
 )
 
 

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 60
 # Of the person who runs the tests, and no affair of theirs.
-FOREIGN = ("CUDA_", "RESERVE_GPU_", "JUPYTER", "JPY_", "VIRTUAL_ENV", "PYTHONUNBUFFERED")
+FOREIGN = (
+    *("CUDA_", "RESERVE_GPU_", "JUPYTER", "JPY_", "VIRTUAL_ENV", "PYTHONUNBUFFERED"),
+    *("XLA_", "CUPY_", "PYTORCH_", "TF_"),
+)
 # For a child to run: it has the mutex until it ends.
 TAKE_THE_MUTEX = (
     "from reserve_gpu.locks.directory import LockDirectory\n"

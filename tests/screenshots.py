@@ -58,8 +58,13 @@ class Scene:
         self._update()
 
     def use(self, gpu: int, pid: int, mib: int, percent: int) -> None:
-        """Let a process have memory on a GPU, and the GPU be at work."""
-        self.uses[gpu] = [f"compute {pid} {mib}", f"utilisation {percent}"]
+        """Let a process have memory on a GPU besides others, and the GPU be at work."""
+        self.uses.setdefault(gpu, []).extend([f"compute {pid} {mib}", f"utilisation {percent}"])
+        self._update()
+
+    def free(self, gpu: int) -> None:
+        """Let nobody have memory on a GPU any more."""
+        del self.uses[gpu]
         self._update()
 
     def person(self, user: str, notebook: str) -> Child:
@@ -78,10 +83,11 @@ class Scene:
         since_s: float,
         idle_s: float = 0,
         note: str = "",
+        memory: str | None = None,
     ) -> Child:
-        """Let somebody reserve a GPU, as long ago as the record is made to say."""
+        """Let somebody reserve a GPU, or a part, as long ago as the record is made to say."""
         child = self.person(user, notebook)
-        answer = child.reserve(f"{gpu}, note={note or None!r}")
+        answer = child.reserve(f"{gpu}, note={note or None!r}, memory={memory!r}")
         assert answer.value == str(gpu), answer
         for path in self.machine.locks.glob("*.lock"):
             record = json.loads(path.read_text() or "{}")
@@ -155,6 +161,23 @@ def refusal(scene: Scene, lab: Lab, page: Page) -> None:
         take(page, "refusal.png", notebook)
 
 
+def parts(scene: Scene, lab: Lab, page: Page) -> None:
+    """A notebook gets a part of a GPU, and shows who has the others."""
+    alice = scene.holder("alice", "probe.ipynb", 6, since_s=2 * HOUR_S, memory="10GiB")
+    scene.use(6, alice.pid, 12400, 71)
+    bob = scene.holder("bob", "fold.ipynb", 6, since_s=25 * MINUTE_S, memory="32GiB")
+    scene.use(6, bob.pid, 9500, 71)
+    lab.write("small.ipynb", "%reserve_gpu --memory 10GiB", "%reserve_gpu --status")
+    with closing(Notebook(page, "small.ipynb")) as notebook:
+        for cell in range(2):
+            notebook.run(cell)
+            notebook.finish(cell)
+        take(page, "parts.png", notebook)
+    for child in (alice, bob):  # the next picture has that GPU whole
+        child.kill()
+    scene.free(6)
+
+
 def terminal(scene: Scene, lab: Lab, page: Page) -> None:
     """The status in a terminal of 120 columns, drawn by the terminal of JupyterLab's own kind."""
     del lab
@@ -206,6 +229,7 @@ def take(page: Page, name: str, *notebooks: Notebook) -> None:
 PICTURES: tuple[tuple[str, Callable[[Scene, Lab, Page], None], dict[str, int]], ...] = (
     ("light", status, {"width": 1130, "height": 1400}),
     ("light", refusal, {"width": 1130, "height": 1000}),
+    ("light", parts, {"width": 1130, "height": 1400}),
     ("dark", waiting, {"width": 1600, "height": 900}),
     ("dark", terminal, {"width": 1300, "height": 800}),
 )

@@ -97,6 +97,21 @@ def ready(here: Here) -> pathlib.Path:
     return path
 
 
+@pytest.fixture
+def torch_version(here: Here, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Lets this Python have that PyTorch, by its metadata."""
+
+    def become(version: str) -> None:
+        folder = here.folder / f"torch-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+        )
+        monkeypatch.setattr(sys, "path", [str(here.folder), *sys.path])
+
+    return become
+
+
 # -- what fits -------------------------------------------------------------------------------------
 
 
@@ -112,6 +127,89 @@ def test_every_framework_fits(here: Here, monkeypatch: pytest.MonkeyPatch) -> No
     assert rows["PyTorch"]["cuda_version"] == "11.4"
     assert rows["CuPy"]["cuda_version"] == "11.8"
     assert rows["all"]["is_well"]
+
+
+def limits(rows: dict[str, Any]) -> dict[str, str]:
+    return {name: row["limit"]["text"] for name, row in rows.items() if name != "all"}
+
+
+@probing
+def test_within_a_part(here: Here, monkeypatch: pytest.MonkeyPatch, torch_version: Any) -> None:
+    """Of a part, each framework is capped and refuses more, or it is said why it is not capped."""
+    installed(monkeypatch, *KEYS)
+    torch_version("2.10.0")
+    reserve_gpu.reserve("1", memory="3GB")
+    rows = check()
+    assert states(rows) == all_are("fits", *NAMES)
+    capped = "capped at 2.29 GiB, asked for more and refused"
+    assert limits(rows) == {
+        DRIVER: "not capped: without MPS the driver has no limit",
+        "PyTorch": capped,
+        "TensorFlow": "capped at 2.29 GiB in this process, not in others",
+        "JAX": capped,
+        "CuPy": capped,
+        "Numba": "not capped: it takes no limit",
+        "MXNet": "not capped: it takes no limit",
+    }
+    assert rows["CuPy"]["limit"]["mib"] == pytest.approx(3e9 / 2**20 - 512)
+    proofs = {row["name"]: row["limit"]["is_proven"] for row in rows["all"]["frameworks"]}
+    assert {name for name, is_proven in proofs.items() if is_proven} == {"PyTorch", "JAX", "CuPy"}
+    assert rows["all"]["part_mib"] == pytest.approx(3e9 / 2**20)
+    assert repr(reserve_gpu.check()).startswith("Reserved: 2.79 GiB of GPU1. Python: ")
+
+
+@probing
+def test_a_limit_that_does_not_hold(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A framework that is given more is called not capped; another answer is no proof, escaped."""
+    installed(monkeypatch, cupy="uncapped", jax="odd")
+    reserve_gpu.reserve(memory="3GB")
+    rows = check()
+    assert rows["CuPy"]["limit"] == {
+        "mib": None,
+        "is_proven": False,
+        "text": "not capped: it was given more than that",
+    }
+    assert rows["JAX"]["limit"]["is_proven"] is None
+    assert "not proven: RuntimeError: <b>odd</b>" in rows["JAX"]["limit"]["text"]
+    assert "\x1b" not in rows["JAX"]["limit"]["text"]
+    html = Cells(reserve_gpu.check()._repr_html_())
+    assert html.rows[0][-1] == "within the part"
+    assert {len(row) for row in html.rows} == {len(html.rows[0])}
+    assert "<b>odd</b>" in {row[0]: row[-1] for row in html.rows}["JAX"]
+
+
+@probing
+def test_a_full_gpu_proves_nothing(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where too little memory is free a refusal would say nothing, so none is asked for."""
+    installed(monkeypatch, cupy="uncapped")
+    reserve_gpu.reserve("0", memory="3GB")
+    here.write("gpu\n  used 6000\n")
+    (text,) = {check()["CuPy"]["limit"]["text"]}
+    assert text == "capped at 2.29 GiB, not proven: too little memory is free to tell"
+
+
+@probing
+def test_the_users_own_limit(
+    here: Here, monkeypatch: pytest.MonkeyPatch, torch_version: Any
+) -> None:
+    """A limit that the user has set is named, and a PyTorch without a variable is said."""
+    installed(monkeypatch, "cupy", "torch")
+    torch_version("2.9.1")
+    os.environ["CUPY_GPU_MEMORY_LIMIT"] = "1000000000"
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="CUPY_GPU_MEMORY_LIMIT"):
+        reserve_gpu.reserve(memory="3GB")
+    rows = check()
+    assert rows["CuPy"]["limit"]["text"] == "the value that CUPY_GPU_MEMORY_LIMIT has from you"
+    assert rows["PyTorch"]["limit"]["text"] == "capped at 2.29 GiB in this process, not in others"
+
+
+@probing
+def test_a_whole_gpu_has_no_column_of_limits(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has reserved all of a GPU reads nothing of limits."""
+    installed(monkeypatch)
+    reserve_gpu.reserve()
+    assert check()[DRIVER]["limit"] is None
+    assert "within the part" not in repr(reserve_gpu.check())
 
 
 ALL = pytest.param(KEYS, marks=pytest.mark.full, id="all")

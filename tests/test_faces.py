@@ -88,6 +88,8 @@ def test_a_hint_can_be_typed_as_it_stands(wishes: dict[str, Any], face: Face) ->
     assert wait in {True, "1h"}
 
 
+# Also what is a little less than a short number of GB or MiB, but not for how a computer counts.
+ROOMS = [1024, 5912.78, 6200 * 1e6 / 2**20, 34816.5, 6389.617919921874, 1638.6999999999998]
 GPU0, GPU1 = Device(0, "GPU-a"), Device(1, "GPU-b")
 BUSY = Refusal(GPU1, State.BUSY, Usage(compute=1, mps=0), (Process(1, user="alice"),))
 THERE = Refusal(GPU0, State.FREE, Usage(compute=0, mps=0), would_be_taken=True)
@@ -118,7 +120,7 @@ def test_a_hint_asks_for_the_same_memory(face: Face, size: str) -> None:
 
 @pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
 @pytest.mark.parametrize("unit", ["MiB", "GB", "GiB", "TB"])
-@pytest.mark.parametrize("room_mib", [1024, 5912.78, 6200 * 1e6 / 2**20, 34816.5, 61035.15625])
+@pytest.mark.parametrize("room_mib", ROOMS)
 def test_what_would_fit_does_fit(face: Face, unit: str, room_mib: float) -> None:
     """The size that a refusal offers is what there is room for, or a little less, never more."""
     request = Request(share=True, part_mib=80000.0, part_unit=unit)
@@ -130,7 +132,7 @@ def test_what_would_fit_does_fit(face: Face, unit: str, room_mib: float) -> None
     ]
     typed = read(line.split(": ", 1)[1])[0]
     assert typed.part_mib is not None
-    assert 0.8 * room_mib < typed.part_mib <= room_mib
+    assert room_mib / 2 < typed.part_mib <= room_mib
     assert typed._replace(part_mib=request.part_mib) == request
 
 

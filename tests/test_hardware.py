@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
 
+from reserve_gpu.reservation.caps import DEFAULT_CONTEXT_MIB
 from tests.hardware import FRAMEWORKS, NOT_CONFIRMED, READINGS, ROWS
 from tests.machine import ROOT
 
@@ -356,6 +357,60 @@ def test_parts(hardware: Hardware, table: Table) -> None:
         table.note("a part: room again after kill -9", f"{took_s * 1000:.0f} ms")
     assert later <= left - 500
     assert uses is None or uses >= 1500
+
+
+@on_a_gpu
+def test_caps(hardware: Hardware, table: Table) -> None:
+    """Within a part no framework that is called capped is given more than that."""
+    done = hardware.ipython(
+        f"%reserve_gpu {hardware.index} --memory 2GB", "%reserve_gpu --check --json"
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = json.loads(done.stdout[done.stdout.index("{") :])["frameworks"]
+    there = [row for row in rows if row["state"] != "not installed"]
+    for row in there:
+        table.note(f"a part, then --check: {row['name']}", row["limit"]["text"])
+    assert there
+    for row in there:
+        assert row["limit"]["is_proven"] is not False, row
+
+
+CONTEXT = """
+import ctypes, os, pynvml
+if {has_torch}:
+    import torch
+    torch.cuda.init()
+    x = torch.arange(100, dtype=torch.float32, device='cuda:0')
+    x @ x
+else:
+    cuda, context = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p()
+    assert not cuda.cuInit(0) and not cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+pynvml.nvmlInit()
+handle = pynvml.nvmlDeviceGetHandleByIndex({index})
+processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+used = [process.usedGpuMemory for process in processes if process.pid == os.getpid()]
+counted = getattr(torch.cuda, 'memory_reserved', int)() if {has_torch} else 0
+(used[0] - counted) >> 20 if used and used[0] else None
+"""
+
+
+@on_a_gpu
+@pytest.mark.parametrize(
+    ("has_torch", "row"), [(False, "bare"), (True, "with PyTorch, beside what it counts")]
+)
+def test_the_size_of_a_context(
+    hardware: Hardware, table: Table, row: str, *, has_torch: bool
+) -> None:
+    """The allowance for a CUDA context is at least what one takes here."""
+    with hardware.child() as child:
+        assert child.reserve(f"{str(hardware.index)!r}").error is None
+        answer = child.run(CONTEXT.format(has_torch=has_torch, index=hardware.index))
+    if answer.error and has_torch:
+        pytest.skip(f"no PyTorch for CUDA: {answer.text[:80]}")
+    found = "not reported" if answer.value is None else f"{answer.value} MiB"
+    table.note(f"size of a CUDA context: {row}", found)
+    assert not answer.error, answer.text
+    assert answer.value is None or answer.value <= DEFAULT_CONTEXT_MIB
 
 
 def is_free(file: BinaryIO) -> bool:

@@ -25,7 +25,7 @@ from reserve_gpu.model import (
     Usage,
     Waiting,
 )
-from reserve_gpu.report import faces, messages, pictures, words
+from reserve_gpu.report import faces, messages, parts, pictures, words
 from reserve_gpu.report.faces import MAGIC, SHELL
 from reserve_gpu.report.status import Status
 
@@ -818,6 +818,31 @@ def test_no_refusal_advises_to_take_what_others_have(
             ),
         ),
         (
+            [Refusal(GPU0._replace(reserve_mib=600), State.UNFIT, unfit=Unfit.PART)],
+            Request(share=True, part_mib=40959.0, part_unit="MiB", min_memory_mib=1024.0),
+            None,
+            "Of 1 GPU none has 40959 MiB; the largest has 40360 MiB.",
+        ),
+        (
+            [Refusal(GPU, State.UNFIT, unfit=Unfit.PART) for GPU in (GPU0, GPU1)],
+            Request(share=True, part_mib=95367.4, part_unit="GB"),
+            None,
+            "Of 2 GPUs none has 100 GB; the largest has 42.9 GB.",
+        ),
+        (
+            [
+                Refusal(GPU0, State.FREE),
+                Refusal(GPU1, State.UNFIT, unfit=Unfit.PART),
+                Refusal(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN),
+            ],
+            Request(count=2, share=True, part_mib=20480.0),
+            None,
+            (
+                "20 GiB of each of 2 GPUs can't be had here. Of 3 GPUs GPU0 will do; GPU1 has 15 "
+                "GiB; GPU2 does not say how much memory it has."
+            ),
+        ),
+        (
             [],
             Request(exclude=("0",)),
             None,
@@ -1005,6 +1030,164 @@ def test_warnings(warning: str, expected: str) -> None:
     assert warning == expected
 
 
+# -- parts -----------------------------------------------------------------------------------------
+
+TEN_GB = Request(share=True, part_mib=1e10 / 2**20, part_unit="GB")
+A_PART = ALICE._replace(part_mib=4e10 / 2**20)
+FULL_GPU = Refusal(GPU0, State.FULL, COMPUTED_ON, sharers=(A_PART, BOB), room_mib=5999.0)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        (FULL_GPU, "has room for 6.2 GB; alice 40 GB, bob without a size"),
+        (FULL_GPU._replace(room_mib=0.0, sharers=(A_PART,)), "has no room; alice 40 GB"),
+        (FULL_GPU._replace(room_mib=0.2, sharers=()), "has no room"),
+        (FULL_GPU._replace(room_mib=None, sharers=(A_PART._replace(user=None),) * 5),
+         "has no room; somebody 40 GB, somebody 40 GB, somebody 40 GB, 2 more"),
+        (FULL_GPU._replace(room_mib=50.0, sharers=(A_PART._replace(user=HOSTILE),)),
+         f"has room for 0.052 GB; {HARMLESS} 40 GB"),
+    ],
+)  # fmt: skip
+def test_full(refusal: Refusal, expected: str) -> None:
+    """Of a GPU with too little room a line says how much there is, and who has the rest."""
+    assert words.refusal(refusal, "GB") == expected
+
+
+@pytest.mark.parametrize(
+    ("refusals", "request_", "expected"),
+    [
+        (
+            [FULL_GPU, FULL_GPU._replace(device=GPU2, room_mib=7000.0)],
+            TEN_GB,
+            "No GPU has room for 10 GB: the most is 7.3 GB on GPU2.",
+        ),
+        (
+            [FULL_GPU],
+            TEN_GB._replace(devices=("0",)),
+            "GPU0 has no room for 10 GB: 6.2 GB at most.",
+        ),
+        (
+            [FULL_GPU, Refusal(GPU1, State.FREE, would_be_taken=True), RESERVED],
+            TEN_GB._replace(count=2),
+            "Not enough GPU devices have room for 10 GB: 1 of 3 has, 2 are needed.",
+        ),
+        (
+            [FULL_GPU, Refusal(GPU1, State.UNFIT, unfit=Unfit.PART), RESERVED],
+            TEN_GB._replace(count=2),
+            "Not enough GPU devices have room for 10 GB: none of 2 has, 2 are needed.",
+        ),
+        ([RESERVED], TEN_GB, NONE_FREE),
+        ([FULL_GPU], ANY, NONE_FREE),
+    ],
+)
+def test_headline_of_parts(refusals: list[Refusal], request_: Request, expected: str) -> None:
+    """Where it is room that is missing, the headline says how much there is, and where."""
+    assert headline(refused(*refusals, request=request_)) == expected
+
+
+@pytest.mark.parametrize(
+    ("refusals", "count", "expected"),
+    [
+        ([FULL_GPU], 1, "6.2GB"),
+        ([FULL_GPU, FULL_GPU._replace(room_mib=8000.0)], 1, "8.3GB"),
+        ([FULL_GPU, FULL_GPU._replace(room_mib=8000.0)], 2, "6.2GB"),
+        ([FULL_GPU, Refusal(GPU1, State.FREE, would_be_taken=True)], 2, "6.2GB"),
+        ([FULL_GPU, FULL_GPU._replace(device=PART)], 2, None),  # not together
+        ([FULL_GPU, RESERVED], 2, None),
+        ([FULL_GPU._replace(room_mib=1000.0)], 1, None),  # a program would hardly start in that
+        ([RESERVED], 1, None),
+    ],
+)
+def test_a_smaller_part_is_offered(
+    refusals: list[Refusal], count: int, expected: str | None
+) -> None:
+    """What is offered is the largest part that all of the devices that are needed have room for."""
+    lines = ways_out(refused(*refusals, request=TEN_GB._replace(count=count)))
+    offers = [line for line in lines if "GB can be had now: " in line]
+    assert [line.split("--memory ")[1] for line in offers] == ([expected] if expected else [])
+
+
+def test_a_larger_part_beside_the_own_one() -> None:
+    """Who has a part and wants a larger one is told how much there would be in all."""
+    picture = refused(FULL_GPU, request=TEN_GB, kept=[GPU0])
+    assert "\n     this kernel has a part of it, and could have 6.2 GB in all\n" in str(picture)
+    assert "can still be promised" not in str(picture)
+    assert left(picture) == "This kernel keeps GPU0; nothing was changed."
+
+
+def test_who_is_idle_on_a_full_gpu_is_asked() -> None:
+    """Of a GPU that is full, and on which nothing runs, those are asked who have it."""
+    way, *_ = ways_out(refused(FULL_GPU._replace(usage=EMPTY), request=TEN_GB))
+    assert way.startswith("Ask alice (train.ipynb) and bob (/home/bob) for GPU0, idle. Or wait ")
+    assert ways_out(refused(FULL_GPU, request=TEN_GB))[0].startswith("Wait in the queue: ")
+
+
+@pytest.mark.parametrize("used_mib", [None, 11000.0])
+def test_strangers_on_a_full_gpu(used_mib: float | None) -> None:
+    """On a GPU that is full those are shown who use it without a reservation, sharers once.
+
+    So are sharers where it is not known whose the processes are.
+    """
+    stranger = Process(77, 9000, "mallory", "python", has_reserved=False)
+    own = Process(4321, 3500, "alice", "python")
+    sharers = (A_PART._replace(used_mib=used_mib),)
+    full = FULL_GPU._replace(sharers=sharers, processes=(stranger, own))
+    text = str(refused(full, request=TEN_GB))
+    assert "without a reservation: mallory, python (pid 77)" in text
+    assert text.count("alice") == 1
+    alone = str(refused(full._replace(sharers=(), processes=(stranger,)), request=TEN_GB))
+    assert "no reservation: mallory, python (pid 77)" in alone
+
+
+def test_a_warning_of_strangers_beside_a_part() -> None:
+    """Who gets a part where others compute without a reservation is told that they may use more."""
+    caution = Caution(GPU0, State.BUSY, COMPUTED_ON, (PYTHON,))
+    assert messages.caution(caution, TEN_GB) == (
+        "You have 10 GB of GPU0, which others use without a reservation: busy, alice, python (pid "
+        "4321). What they use now is not in your part, but they may use more"
+    )
+
+
+@pytest.mark.parametrize(
+    ("uses", "before", "expected"),
+    [
+        ({GPU0: 10.0}, (), ()),
+        ({GPU0: 10.1, GPU1: 3.0}, (), (GPU0,)),
+        ({GPU0: 9.0}, (GPU0,), ()),
+        ({GPU0: None}, (), ()),
+        ({GPU0: None, GPU1: 11.0}, (GPU0,), (GPU0, GPU1)),
+        ({}, (GPU0,), ()),
+    ],
+)
+def test_who_is_over(
+    uses: dict[Device, float | None], before: tuple[Device, ...], expected: tuple[Device, ...]
+) -> None:
+    """A device is over with more than its part; where that can't be read it is as it was before."""
+    assert parts.over(uses, 10.0, before) == set(expected)
+
+
+@pytest.mark.parametrize(
+    ("caps", "expected"),
+    [
+        ((), ""),
+        (
+            ("CUPY_GPU_MEMORY_LIMIT",),
+            " It is capped by CUPY_GPU_MEMORY_LIMIT, which not every program reads.",
+        ),
+        (("A", "B", "C"), " It is capped by A, B and C, which not every program reads."),
+    ],
+)
+def test_what_is_said_to_who_is_over(caps: tuple[str, ...], expected: str) -> None:
+    """Who is over reads how much, what caps it if that is known, and the line to type."""
+    request = TEN_GB._replace(devices=("0",), note="x")
+    assert parts.warning(GPU0, 11540.0, request, caps, MAGIC) == (
+        f"This kernel uses 12.1 GB of GPU0, of which it has reserved 10 GB: others may run out of "
+        f"memory.{expected} Ask for more with %reserve_gpu 0 --memory 13GB, or free memory: a "
+        "restart frees all of it."
+    )
+
+
 # -- a wait ----------------------------------------------------------------------------------------
 
 
@@ -1023,6 +1206,15 @@ def test_warnings(warning: str, expected: str) -> None:
         (Request(model="a100\x07"), "a GPU with 'a100\ufffd' in the name"),
         (Request(exclude=("3", "MIG-1")), "a GPU, not GPU3 and MIG-1"),
         (Request(share=True), "a GPU, also shared"),
+        (Request(share=True, part_mib=10240), "10 GiB of a GPU"),
+        (
+            Request(share=True, part_mib=9536.743, part_unit="GB", count=2),
+            "10 GB of each of 2 GPUs",
+        ),
+        (
+            Request(("0",), share=True, part_mib=2048, min_memory_mib=4096),
+            "2 GiB of GPU0 of 4 GiB or more",
+        ),
         (
             Request(count=2, min_memory_mib=16384, model="T4", exclude=("3",), share=True),
             "2 GPUs of 16 GiB or more with 'T4' in the name, not GPU3, also shared",
@@ -1079,6 +1271,7 @@ def test_what_is_likeliest_to_come_free() -> None:
         (Refusal(GPU0, State.RESERVED, holder=Holder()), "reserved"),
         (Refusal(GPU0, State.AWAITED, holder=BOB), "awaited"),
         (Refusal(LOST, State.BROKEN), "broken"),
+        (FULL_GPU, "has room for 5.8 GiB"),
     ],
 )
 def test_waiting_briefly(refusal: Refusal, expected: str) -> None:

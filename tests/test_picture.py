@@ -397,6 +397,15 @@ def test_bars_show_what_is_promised(used_mib: float, room_mib: float, expected: 
     assert bar.translate({ord(k): v for k, v in terminal.ASCII.items() if len(k) == 1}) == expected
 
 
+def test_bars_without_what_the_driver_keeps() -> None:
+    """The driver's own reserve is neither promised nor in use, so no bar has it."""
+    mine = device(1)._replace(reserve_mib=20480)
+    (bar,) = BARS.findall(
+        str(status(IN_PARTS._replace(device=mine, usage=usage(0), room_mib=61440)))
+    )
+    assert bar == "\N{LIGHT SHADE}" * 6
+
+
 def test_bars_of_whole_gpus_show_what_is_used() -> None:
     """Where nobody has a part nothing is said to be promised, in no rendering."""
     picture = status(held(0, "alice")._replace(room_mib=0.0), free(1)._replace(room_mib=81920.0))

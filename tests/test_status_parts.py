@@ -99,6 +99,13 @@ def test_parts_where_memory_can_not_be_read(here: Here) -> None:
     assert device["memory_promisable_mib"] is None
 
 
+@pytest.mark.parametrize("part_mib", [1, 8192])
+def test_a_size_in_the_lock_of_a_whole_gpu(here: Here, part_mib: float) -> None:
+    """Who has the whole GPU shares it with nobody, whatever size the record of that lock claims."""
+    with here.rival(part_mib=part_mib):
+        assert devices()[0]["memory_promisable_mib"] == 0
+
+
 @pytest.mark.process
 def test_what_each_of_several_uses(machine: Machine) -> None:
     """Each sharer's use is that of its own processes, and so is who of them is over."""
@@ -120,3 +127,13 @@ def test_parts_in_a_container(here: Here) -> None:
         (device,) = devices_of(child)
     assert numbers(device) == [(10240, None, None)]
     assert device["memory_promisable_mib"] == 40960 - 12000
+
+
+@pytest.mark.process
+def test_the_own_part_in_a_container(here: Here) -> None:
+    """In a container a pid that the driver lists may be another process's, so no use is known."""
+    here.write("gpu\n memory 40960\n used 12000")
+    with behind(here, *CONTAINER) as child:
+        assert child.reserve("memory='10GiB'").value == "0"
+        (device,) = devices_of(child)
+    assert numbers(device) == [(10240, None, None)]

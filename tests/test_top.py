@@ -104,6 +104,19 @@ def test_it_is_live_until_a_key(machine: Machine, screen: Any, key: str) -> None
 
 
 @pytest.mark.process
+def test_it_shows_parts(machine: Machine) -> None:
+    """What somebody was promised and uses stands there, and below it what is left to promise."""
+    machine.write("gpu\n memory 8192")
+    with machine.child() as holder:
+        assert holder.reserve("0, memory='2GiB'").value == "0"
+        child = start(machine)
+        child.expect(" 0 of 2 GiB")
+        child.expect("6 GiB can still be promised")
+        child.send("q")
+        assert end(child)[1] == 0
+
+
+@pytest.mark.process
 def test_a_terminal_of_another_size(screen: Any) -> None:
     """A window that is made small, and large again, is drawn anew, and keys go on."""
     screen.expect("2 of 2 GPUs are free")

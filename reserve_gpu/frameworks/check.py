@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, shown
-from reserve_gpu.frameworks import children, interpreter, probes, verdict
+from reserve_gpu.frameworks import children, interpreter, limits, probes, verdict
 from reserve_gpu.frameworks.verdict import Finding, Verdict
 from reserve_gpu.model import Device
-from reserve_gpu.report.words import duration, labels, listed
+from reserve_gpu.report.words import duration, labels, listed, size
 from reserve_gpu.reservation import api, environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from reserve_gpu.frameworks.interpreter import Interpreter
+    from reserve_gpu.frameworks.limits import Limit
     from reserve_gpu.model import Row
 
 LIMIT_S = 120.0  # importing a framework from a slow disk alone can take a minute
@@ -41,6 +42,8 @@ NAMES = {
 QUIET = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 TITLES = ("framework", "version", "built for", "sees", "result")
+RESULT = TITLES.index("result")
+LIMIT_TITLE = "within the part"
 # Can be read on white and on black.
 COLOURS = {Verdict.FITS: "#2e8b57", Verdict.UNRESERVED: "#c77700"}
 OTHER_COLOUR = "#c0392b"
@@ -65,12 +68,14 @@ class Check:
 
     reserved: what they should see, in CUDA's order. visible: CUDA_VISIBLE_DEVICES at the time.
     python: the path of the Python whose frameworks these are.
+    part_mib: of each of the reserved, None where all of it is reserved.
     """
 
     rows: tuple[Finding, ...]
     reserved: tuple[Device, ...] = ()
     visible: str | None = None
     python: str = ""
+    part_mib: float | None = None
 
     @property
     def is_well(self) -> bool:
@@ -78,8 +83,7 @@ class Check:
         return all(row.is_well for row in self.rows)
 
     def __repr__(self) -> str:
-        present = [(*_cells(r), r.verdict.value + _because(r)) for r in _present(self)]
-        rows = [TITLES, *present]
+        rows = [_titles(self), *(_cells(row) for row in _present(self))]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -89,11 +93,12 @@ class Check:
 
     def _repr_html_(self) -> str:
         """The table in HTML, with inline styles alone: an untrusted notebook keeps no others."""
-        rows = [[f"<th style='text-align:left'>{title}</th>" for title in TITLES]]
+        rows = [[f"<th style='text-align:left'>{title}</th>" for title in _titles(self)]]
         for row in _present(self):
             colour = COLOURS.get(row.verdict, OTHER_COLOUR)
             result = f"<b style='color:{colour}'>{row.verdict.value}</b>{escape(_because(row))}"
-            contents = [*map(escape, _cells(row)), result]
+            contents = [escape(cell) for cell in _cells(row)]
+            contents[RESULT] = result
             rows.append([f"<td style=text-align:left>{content}</td>" for content in contents])
         head, *body = (f"<tr>{''.join(cells)}</tr>" for cells in rows)
         table = f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
@@ -106,6 +111,7 @@ class Check:
             "is_well": self.is_well,
             "python": self.python,
             "reserved": [{"label": d.label, "uuid": d.uuid} for d in self.reserved],
+            "part_mib": self.part_mib,
             "cuda_visible_devices": self.visible,
             "frameworks": [_row_dict(row) for row in self.rows],
         }
@@ -140,8 +146,17 @@ def check(
         rows = api.status().rows
     except DriverError:
         rows = ()
-    reserved = reservation.devices if reservation else _inherited(rows)
-    answers = _answers(asked, reserved, limit_s, progress)
+    reserved, part_mib = _inherited(rows)
+    if reservation:
+        reserved, part_mib = reservation.devices, reservation.memory_mib
+    present = [DRIVER, *asked.frameworks]
+    kept = _limits(reserved, part_mib, present, is_hooked=reservation is not None)
+    too_much = {
+        key: limits.asked_bytes(part_mib)
+        for key, limit in kept.items()
+        if part_mib is not None and limits.is_asked(key, limit)
+    }
+    answers = _answers(asked, reserved, too_much, limit_s, progress)
     place = verdict.Place(
         reserved=reserved,
         known=tuple(row.device for row in rows if isinstance(row.device, Device)),
@@ -149,22 +164,38 @@ def check(
         expected=reservation.environ[environment.VISIBLE] if reservation else None,
         driver=answers[DRIVER],
     )
-    findings = [
-        verdict.judge(name, answers[key], place)
+    findings = {
+        key: verdict.judge(name, answers[key], place)
         if key in answers
         else Finding(name, Verdict.ABSENT)
         for key, name in NAMES.items()
-    ]
-    return Check(tuple(findings), reserved, place.visible, asked.path)
+    }
+    for key, limit in kept.items():
+        known = limits.proven(limit, answers[key].beyond)
+        findings[key] = findings[key]._replace(limit=known)
+    return Check((*findings.values(),), reserved, place.visible, asked.path, part_mib)
+
+
+def _limits(
+    devices: Sequence[Device], part_mib: float | None, keys: Sequence[str], *, is_hooked: bool
+) -> dict[str, Limit]:
+    """What each framework is kept to; nothing where no part is reserved."""
+    if part_mib is None:
+        return {}
+    return limits.limits(devices, part_mib, os.environ, keys, is_hooked=is_hooked)
 
 
 def _answers(
     asked: Interpreter,
     reserved: Sequence[Device],
+    too_much: Mapping[str, int],
     limit_s: float,
     progress: Callable[[Progress], object] | None,
 ) -> dict[str, verdict.Answer]:
-    """What the driver and each framework that is installed say."""
+    """What the driver and each framework that is installed say.
+
+    too_much: bytes, of those that are asked for more than they may have.
+    """
     present = [DRIVER, *asked.frameworks]
     allowed = json.dumps([verdict.cuda_uuid(device) for device in reserved])
     path = json.dumps(asked.sys_path)
@@ -174,7 +205,10 @@ def _answers(
             done = [NAMES[key] for key in present if key not in running]
             progress(Progress(tuple(done), tuple(NAMES[key] for key in running), waited_s))
 
-    commands = {key: [asked.path, probes.__file__, key, allowed, path] for key in present}
+    commands = {
+        key: [asked.path, probes.__file__, key, allowed, path, str(too_much.get(key, 0))]
+        for key in present
+    }
     try:
         ends = children.run_all(commands, {**os.environ, **QUIET}, limit_s, tell)
     except OSError as error:
@@ -182,16 +216,19 @@ def _answers(
     return {key: verdict.answer(end, limit_s) for key, end in ends.items()}
 
 
-def _inherited(rows: Sequence[Row]) -> tuple[Device, ...]:
-    """What a process that this one descends from has reserved, in CUDA's order."""
+def _inherited(rows: Sequence[Row]) -> tuple[tuple[Device, ...], float | None]:
+    """What a process that this one descends from has reserved, in CUDA's order, and the part."""
     ancestors = host.ancestors()
-    devices = [
-        row.device
+    held = {
+        row.device: holder.part_mib
         for row in rows
         if isinstance(row.device, Device)
-        and any(holder.seen and holder.pid in ancestors for holder in row.holders)
-    ]
-    return environment.in_order(devices, os.environ.get(environment.VISIBLE, ""))
+        for holder in row.holders
+        if holder.seen and holder.pid in ancestors
+    }
+    parts = [*held.values()]
+    devices = environment.in_order(held, os.environ.get(environment.VISIBLE, ""))
+    return devices, parts[0] if parts else None
 
 
 # -- the parts of a result -------------------------------------------------------------------------
@@ -202,7 +239,8 @@ def _headline(check: Check) -> str:
     if all(row.verdict is Verdict.ABSENT for row in check.rows if row.name != NAMES[DRIVER]):
         python += ", which has none of them (reserve-gpu check --python PATH asks another)"
     if check.reserved:
-        return f"Reserved: {labels(check.reserved)}.{python}."
+        part = f"{size(check.part_mib, 'GiB')} of " if check.part_mib is not None else ""
+        return f"Reserved: {part}{labels(check.reserved)}.{python}."
     now = "not set" if check.visible is None else repr(shown(check.visible))
     return (
         "Nothing is reserved here, so no framework was started on a GPU. Reserve one first "
@@ -222,13 +260,19 @@ def _absent(check: Check) -> list[str]:
     return [f"Not installed: {listed(names)}."] if names else []
 
 
+def _titles(check: Check) -> tuple[str, ...]:
+    return TITLES if check.part_mib is None else (*TITLES, LIMIT_TITLE)
+
+
 def _cells(row: Finding) -> list[str]:
-    """What the columns say of one framework, all but the last one, the result."""
+    """What the columns say of one framework; the last is there where a part is reserved."""
     if row.build is None:
         built_for = "CPU" if row.version else ""
     else:
         built_for = f"CUDA {row.build}".rstrip()
-    return [row.name, row.version or "", built_for, ", ".join(row.sees)]
+    result = row.verdict.value + _because(row)
+    limit = [] if row.limit is None else [str(row.limit)]
+    return [row.name, row.version or "", built_for, ", ".join(row.sees), result, *limit]
 
 
 def _because(row: Finding) -> str:
@@ -246,4 +290,10 @@ def _row_dict(row: Finding) -> dict[str, Any]:
             {"label": label, "uuid": uuid} for label, uuid in zip(row.sees, row.uuids, strict=True)
         ],
         "reason": row.reason or None,
+        "limit": row.limit
+        and {
+            "mib": row.limit.mib,
+            "is_proven": row.limit.is_proven,
+            "text": str(row.limit),
+        },
     }

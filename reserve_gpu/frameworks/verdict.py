@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reserve_gpu.frameworks.children import End
+    from reserve_gpu.frameworks.limits import Limit
     from reserve_gpu.model import Device
 
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE (cuda.h)
@@ -44,6 +45,7 @@ class Answer(NamedTuple):
         that the driver does not show; None if it did not come so far.
     results: what each device computed; None if it was not started on them, as where others than the
         reserved are visible.
+    beyond: what asking each device for more than the part came to; None if it was not asked.
     error: what went wrong. driver_code: the CUresult of the call that failed, if it was one.
     stderr: the last line of its output.
     code: its exit code, or minus the signal that ended it; None: it was stopped after limit_s.
@@ -55,6 +57,7 @@ class Answer(NamedTuple):
     doing: str = "being started"
     devices: Sequence[str | None] | None = None
     results: Sequence[float] | None = None
+    beyond: Sequence[str] | None = None
     error: str | None = None
     driver_code: int | None = None
     is_done: bool = False
@@ -90,7 +93,7 @@ class Finding(NamedTuple):
     """One row: a framework, what it sees, and what that comes to.
 
     build: as of Answer. sees: labels. uuids: for each of them, None where it is not known.
-    reason: why, where it does not fit.
+    reason: why, where it does not fit. limit: within a part; None where all is reserved.
     """
 
     name: str
@@ -100,6 +103,7 @@ class Finding(NamedTuple):
     sees: tuple[str, ...] = ()
     uuids: tuple[str | None, ...] = ()
     reason: str = ""
+    limit: Limit | None = None
 
     @property
     def is_well(self) -> bool:

@@ -96,15 +96,16 @@ def warning(
 ) -> str:
     """What a process is told that uses more of a device than its part.
 
-    request: what it has reserved. caps: the variables and calls that limit what is used, by name.
+    request: what it has reserved. caps: the variables and calls that limit what is used, by name;
+        none where that is not known.
     """
     unit = request.part_unit
     part = words.size(request.part_mib or 0.0, unit)
     used = words.size(used_mib, unit)
-    capped = f"It is capped by {listed(caps)} alone" if caps else "Nothing caps it"
+    capped = f" It is capped by {listed(caps)}, which not every program reads." if caps else ""
     return (
         f"{face.here.capitalize()} uses {used} of {device.label}, of which it has reserved {part}: "
-        f"others may run out of memory. {capped}. Ask for more with "
+        f"others may run out of memory.{capped} Ask for more with "
         f"{face.typed(request._replace(part_mib=_rounded_up(used_mib, unit), note=None))}, or free "
         f"memory: a restart frees all of it."
     )

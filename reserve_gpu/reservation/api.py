@@ -26,7 +26,7 @@ from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.model import Device, State
 from reserve_gpu.report import messages
 from reserve_gpu.report.faces import PYTHON
-from reserve_gpu.reservation import environment, limit, policy
+from reserve_gpu.reservation import caps, environment, limit, policy
 from reserve_gpu.reservation.claim import Claim, Denied, Granted, attempt, cautions, explained
 from reserve_gpu.reservation.request import Deadline, idle_mib, parse
 from reserve_gpu.reservation.session import Reservation, session
@@ -111,6 +111,7 @@ def ask(
     Returns the reservation, what there is to be said against it, and whether it is a new one.
     face: where what is said is read, which decides how hints are typed.
     """
+    caps.require_room_for_context(request.part_mib)
     with _shown(progress, deadline) as show, session().turn(deadline) as own:
         limit.require_absolute(request, own.outside())
         texts = own.renew()

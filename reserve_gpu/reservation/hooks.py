@@ -57,7 +57,7 @@ class Hook:
             sys.meta_path.insert(0, self)
         steps = {"torch": self._torch, "tensorflow": self._tensorflow, "cupy": self._cupy}
         for name, step in steps.items():
-            if name in sys.modules:
+            if sys.modules.get(name):
                 self._try(name, step, self.notes.append)
         if _jax_runs() and before != cap and not set(theirs) & {*environment.XLA_NAMES}:
             self.notes.append(capping.keeps(NAMES["jax"]))
@@ -69,7 +69,7 @@ class Hook:
         self._cap, self.notes = None, []
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
         for name, step in {"torch": self._set_torch, "cupy": self._cupy}.items():
-            if name in sys.modules:
+            if sys.modules.get(name):
                 self._try(name, step, lambda _: None)
 
     # -- imports -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,4 +33,11 @@ def arange(length: int, *, dtype: str) -> Any:
 _runtime = SimpleNamespace(
     is_hip=False, getDeviceCount=_cuda.start, runtimeGetVersion=lambda: 11080
 )
-cuda = SimpleNamespace(runtime=_runtime, Device=_Device)
+
+
+def _alloc(size: int) -> Any:
+    limit = os.environ.get("CUPY_GPU_MEMORY_LIMIT")
+    return _cuda.take(_stack[-1], size, lambda _: float(limit) if limit else None)
+
+
+cuda = SimpleNamespace(runtime=_runtime, Device=_Device, alloc=_alloc)
