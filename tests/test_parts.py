@@ -328,3 +328,21 @@ def test_a_part_of_an_instance(here: Here) -> None:
         assert room(1001, "0:0") == 1000
     with pytest.raises(reserve_gpu.ImpossibleError):
         part(4001)
+
+
+# -- files of others -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [70_000, 1 << 42], ids=["64 KiB", "4 TiB"])
+def test_a_lock_file_that_somebody_has_made_huge(one: Here, size: int) -> None:
+    """Into a GPU's lock file, to which anybody can write, the record goes however long it is."""
+    assert got() == "0"
+    path = one.locks / f"{one.uuid('0')}.lock"
+    os.truncate(path, size)
+    reserve_gpu.reserve(note="mine")
+    (holder,) = reserve_gpu.status().rows[0].holders
+    assert holder.note == "mine"
+    reserve_gpu.release()
+    os.truncate(path, size)
+    assert got(note="again") == "0"
+    assert json.loads(path.read_bytes())["note"] == "again"
