@@ -303,6 +303,7 @@ def test_other_wishes(here: Here) -> None:
 WISHED = [("T4", 10_000), ("T4", 16_000), ("A100", 40_000)]
 
 
+@pytest.mark.ipython
 def test_optional(one: Here) -> None:
     """With --optional a cell goes on without a part where there is no room."""
     shell = one.shell()

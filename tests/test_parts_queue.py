@@ -289,6 +289,20 @@ def test_a_large_one_gets_its_turn(machine: Machine) -> None:
         assert [other.answer().value for other in others] == ["0", "0"]
 
 
+@pytest.mark.process
+def test_what_is_given_back_goes_to_who_waits(machine: Machine) -> None:
+    """Who waits for a part gets it once another gives some back and a stranger's process ends."""
+    machine.write(f"{ONE}  compute 4321 3000\n")
+    with machine.child() as holder, machine.child() as child:
+        assert holder.reserve("memory='4000MiB'").value == "0"
+        waiter = Waiter(machine, child, "memory='8000MiB'")
+        waiter.sees(1, "full")
+        assert holder.reserve("memory='2000MiB'").value == "0"
+        machine.write(ONE)
+        assert waiter.answer().value == "0"
+        assert holder.reserve("memory='2001MiB'").error == "NoFreeDeviceError"
+
+
 STREAM = """
 import random, time
 dice, files = random.Random({seed}), {files!r}
