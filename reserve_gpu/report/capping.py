@@ -5,18 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reserve_gpu.errors import shown
-from reserve_gpu.report.words import be, listed, size
+from reserve_gpu.report.words import be, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-def no_room(part_mib: float, context_mib: float, setting: str) -> str:
-    """Why a part is too small for anything. setting: the variable of the allowance."""
-    return (
-        f"A part of {size(part_mib, 'MiB')} leaves no memory to use: a CUDA context alone may take "
-        f"{size(context_mib, 'MiB')}. Ask for more; {setting} sets another allowance."
-    )
 
 
 def stand(names: Sequence[str]) -> list[str]:

@@ -111,7 +111,8 @@ def ask(
     Returns the reservation, what there is to be said against it, and whether it is a new one.
     face: where what is said is read, which decides how hints are typed.
     """
-    caps.require_room_for_context(request.part_mib)
+    if request.part_mib is not None:
+        caps.context_mib()  # a setting that is no size is said before anything is taken
     with _shown(progress, deadline) as show, session().turn(deadline) as own:
         limit.require_absolute(request, own.outside())
         texts = own.renew()

@@ -13,10 +13,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import host
-from reserve_gpu.errors import RequestError
 from reserve_gpu.interrupts import no_fork
 from reserve_gpu.model import MIB
-from reserve_gpu.report import capping
 from reserve_gpu.reservation.environment import (
     CUPY_LIMIT,
     MPS_LIMIT,
@@ -35,9 +33,9 @@ if TYPE_CHECKING:
 
 # What a CUDA context takes beside what a framework counts: about 300 MB with PyTorch's kernels,
 # which are loaded at their first use since CUDA 11.7
-# (https://github.com/pytorch/pytorch/issues/107667), and more on larger GPUs.
+# (https://github.com/pytorch/pytorch/issues/107667), and more on larger GPUs. At most half of a
+# part is left for it: who asks for less than that knows of something smaller.
 DEFAULT_CONTEXT_MIB = 512.0
-LEAST_MIB = 1.0  # of a cap: to CuPy 0 means no limit
 # In PYTORCH_CUDA_ALLOC_CONF since this version; older ones raise on a word that they don't know
 # (https://github.com/pytorch/pytorch/blob/v2.10.0/c10/cuda/CUDAAllocatorConfig.cpp).
 FRACTION_WORD, FRACTION_SINCE = "per_process_memory_fraction", (2, 10)
@@ -57,7 +55,7 @@ class Cap(NamedTuple):
 
 def cap(devices: Sequence[Device], part_mib: float) -> Cap:
     """What frameworks are kept to with this part of each of the devices."""
-    room_mib = max(LEAST_MIB, part_mib - context_mib())
+    room_mib = part_mib - min(context_mib(), part_mib / 2)
     totals = [device.memory_mib for device in devices if device.memory_mib]
     fractions = [_rounded_down(room_mib / total) for total in totals]
     return Cap(room_mib, tuple(fractions) if len(totals) == len(devices) else ())
@@ -108,12 +106,6 @@ def context_mib() -> float:
     """The allowance for a CUDA context in MiB. Raises RequestError for a setting that is none."""
     size = setting_mib(host.CONTEXT_MEMORY)
     return DEFAULT_CONTEXT_MIB if size is None else size
-
-
-def require_room_for_context(part_mib: float | None) -> None:
-    """Raise RequestError for a part that a CUDA context alone fills; None for no part."""
-    if part_mib is not None and part_mib < context_mib() + LEAST_MIB:
-        raise RequestError(capping.no_room(part_mib, context_mib(), host.CONTEXT_MEMORY))
 
 
 def installed_torch() -> str | None:
