@@ -346,8 +346,8 @@ def _look_for_part(  # noqa: PLR0913, PLR0917 - of a look, with what was read in
     if room.most_mib < part_mib:
         return Refusal(device, State.FULL, reading, room_mib=room.most_mib, sharers=room.sharers)
 
-    def is_delayed(ahead: Ticket) -> bool:
-        return room.is_delayed(ahead.part_mib, part_mib)
+    def is_delayed(ahead: Sequence[Ticket]) -> bool:
+        return room.is_delayed([ticket.part_mib for ticket in ahead], part_mib)
 
     def is_free(ahead: Ticket) -> bool:
         if ahead.part_mib is None:
