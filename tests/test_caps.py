@@ -510,7 +510,7 @@ def test_real_pytorch(machine: Machine) -> None:
     with machine.child() as child:
         settings, value, is_started, total = child.run(READ_TORCH).value
         assert settings == value
-        assert value.startswith("per_process_memory_fraction:0.5")
+        assert value.startswith("per_process_memory_fraction:0.")
         assert not is_started
         assert total == 3.0
 
@@ -535,3 +535,32 @@ def test_real_jax(machine: Machine) -> None:
         both = "import os; os.environ['XLA_CLIENT_MEM_FRACTION'] = '0.25'\n"
         both += READ_JAX.strip().splitlines()[-1]
         assert "specified together" in child.run(both).text
+
+
+READ_TENSORFLOW = """
+import os, sys, reserve_gpu
+reserve_gpu.reserve(memory='3GB')
+import tensorflow as tf
+context = sys.modules['tensorflow.python.eager.context'].context()
+before = context._context_handle is None
+# A build without CUDA has no GPU, so it is given the name of one.
+context._initialize_physical_devices()
+gpu = tf.config.PhysicalDevice('/physical_device:GPU:0', 'GPU')
+context._physical_devices.append(gpu)
+context._visible_device_list.append(gpu)
+context._memory_growth_map[gpu] = None
+context._physical_device_to_index[gpu] = len(context._physical_devices) - 1
+total = float(tf.reduce_sum(tf.constant([1.0, 2.0])))
+virtual = context.config.gpu_options.experimental.virtual_devices
+[before, total, [list(each.memory_limit_mb) for each in virtual]]
+"""
+
+
+@pytest.mark.full
+@pytest.mark.process
+def test_real_tensorflow(machine: Machine) -> None:
+    """TensorFlow itself starts with the limit, as its first operation starts it."""
+    pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+    with machine.child(TF_CPP_MIN_LOG_LEVEL="3") as child:
+        answer = child.run(READ_TENSORFLOW)
+        assert answer.value == [True, 3.0, [[2349]]], answer.text

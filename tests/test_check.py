@@ -181,7 +181,7 @@ def test_a_limit_that_does_not_hold(here: Here, monkeypatch: pytest.MonkeyPatch)
 @probing
 def test_a_full_gpu_proves_nothing(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where too little memory is free a refusal would say nothing, so none is asked for."""
-    installed(monkeypatch, cupy="uncapped")
+    installed(monkeypatch, cupy="odd")
     reserve_gpu.reserve("0", memory="3GB")
     here.write("gpu\n  used 6000\n")
     (text,) = {check()["CuPy"]["limit"]["text"]}

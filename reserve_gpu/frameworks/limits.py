@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # What each of them reads, the name that is set here first.
 VARIABLES = {"torch": TORCH_NAMES, "jax": XLA_NAMES, "cupy": (CUPY_LIMIT,), "driver": (MPS_LIMIT,)}
 HOOKED = ("torch", "tensorflow")  # by hooks.py, in the process that has reserved
+BEYOND_MIB = 64
 TEXT_LIMIT = 100  # characters of what a framework says
 WHY_NOT = {
     "driver": "without MPS the driver has no limit",
@@ -96,5 +97,5 @@ def proven(limit: Limit, answers: Sequence[str] | None) -> Limit:
 
 
 def asked_bytes(part_mib: float) -> int:
-    """How much is asked for: all of the part, which leaves nothing for the CUDA context."""
-    return int(part_mib * MIB)
+    """How much is asked for: a little more than the part."""
+    return int((part_mib + BEYOND_MIB) * MIB)
