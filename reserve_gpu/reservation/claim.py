@@ -188,7 +188,8 @@ def _caution(claim: Claim, locked: Locked, reading: Usage) -> Caution:
     """
     state, sharers = locked.state, tuple(map(host.with_user, locked.sharers))
     if locked.room_mib is not None:
-        strangers = parts.strangers(_processes(claim, locked.device), locked.sharers)
+        processes = _processes(claim, locked.device) if claim.gpus.sees_all else []
+        strangers = parts.strangers(processes, locked.sharers)
         state = State.BUSY if strangers else State.IDLE
         return Caution(locked.device, state, reading, strangers)
     if state is State.IDLE:
