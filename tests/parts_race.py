@@ -164,7 +164,8 @@ class Referee:
 
     def _size(self) -> int:
         """Most want little, some a lot."""
-        return int(self.dice.choice([1_000, 5_000, 20_000, 60_000]) * (0.1 + self.dice.random()))
+        most = self.dice.choice([2_000, 5_000, 20_000, 60_000])
+        return int(self.dice.uniform(1_000, most))
 
     def _kill(self, worker: Worker) -> None:
         self.kills += 1

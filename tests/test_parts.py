@@ -98,7 +98,7 @@ USED = f"{ONE}  compute 4321 1500\n  compute 4322 500\n"
         (f"{USED}  reserved 500", [4000], 3500),
         (f"{ONE}  used 900", [4000], 5100),
         (f"{ONE}  graphics 4321 300", [4000], 5700),
-        (ONE, [9999.5], 0.5),
+        (ONE, [8999.5], 1000.5),
     ],
 )
 def test_room(here: Here, scenario: str, parts: list[object], left: float) -> None:
@@ -136,7 +136,7 @@ def test_more_than_any_gpu_has(one: Here) -> None:
 def test_whole_and_part_exclude_each_other(one: Here, devices: str | None) -> None:
     """Who has the whole GPU shares with nobody, and nobody gets it whole beside a part."""
     with one.rival("0"):
-        (refusal,) = refusals(1, devices)
+        (refusal,) = refusals(1000, devices)
         assert refusal.state is State.RESERVED
     with promised(one, gpu0=[1]), pytest.raises(reserve_gpu.NoFreeDeviceError):
         got(devices)
@@ -146,7 +146,7 @@ def test_sharers_without_a_size_leave_no_room(one: Here) -> None:
     """Beside one who shares without a size no part can be had; such a one may come to parts."""
     with promised(one, gpu0=[1000]):
         with one.rival("0", share=True):
-            assert room(1) == 0
+            assert room(1000) == 0
         with pytest.warns(reserve_gpu.ReserveGPUWarning, match="You share GPU0"):
             assert got(share=True) == "0"
 
@@ -169,7 +169,7 @@ def test_memory_that_can_not_be_read(here: Here, scenario: str) -> None:
     here.write(scenario)
     for devices in (None, "0"):
         with pytest.raises(reserve_gpu.ReserveGPUError):
-            part(1, devices)
+            part(1000, devices)
     assert locked(here.locks) == set()
 
 
@@ -182,7 +182,7 @@ SENSELESS = [-1, 0, float("nan"), float("inf"), 1e300, 10**400, True, "10", "", 
 def test_a_size_that_makes_no_sense(one: Here, size: object) -> None:
     """A sharer whose size makes no sense counts as the whole GPU."""
     with promised(one, gpu0=[size]):
-        assert room(1) == 0
+        assert room(1000) == 0
 
 
 CONTENTS = {
@@ -200,7 +200,7 @@ CONTENTS = {
 def test_a_record_that_makes_no_sense(one: Here, content: str) -> None:
     """A sharer whose record can't be read counts as the whole GPU."""
     with have(one.locks / f"{one.uuid('0')}.share-{UID}-0.lock", CONTENTS[content]):
-        assert room(1) == 0
+        assert room(1000) == 0
 
 
 def test_the_record_of_who_has_left(one: Here) -> None:
@@ -303,6 +303,7 @@ def test_other_wishes(here: Here) -> None:
 WISHED = [("T4", 10_000), ("T4", 16_000), ("A100", 40_000)]
 
 
+@pytest.mark.ipython
 def test_optional(one: Here) -> None:
     """With --optional a cell goes on without a part where there is no room."""
     shell = one.shell()
@@ -328,3 +329,21 @@ def test_a_part_of_an_instance(here: Here) -> None:
         assert room(1001, "0:0") == 1000
     with pytest.raises(reserve_gpu.ImpossibleError):
         part(4001)
+
+
+# -- files of others -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [70_000, 1 << 42], ids=["64 KiB", "4 TiB"])
+def test_a_lock_file_that_somebody_has_made_huge(one: Here, size: int) -> None:
+    """Into a GPU's lock file, to which anybody can write, the record goes however long it is."""
+    assert got() == "0"
+    path = one.locks / f"{one.uuid('0')}.lock"
+    os.truncate(path, size)
+    reserve_gpu.reserve(note="mine")
+    (holder,) = reserve_gpu.status().rows[0].holders
+    assert holder.note == "mine"
+    reserve_gpu.release()
+    os.truncate(path, size)
+    assert got(note="again") == "0"
+    assert json.loads(path.read_bytes())["note"] == "again"

@@ -189,7 +189,10 @@ def test_a_fork_has_no_part_of_its_own(one: Here) -> None:
 def test_a_command_has_the_part(machine: Machine) -> None:
     """What `reserve-gpu run --memory` becomes keeps the part, and others count it."""
     machine.write(ONE)
-    show = "import os, signal; print(os.environ['CUDA_DEVICE_MEMORY'], flush=True); signal.pause()"
+    show = (
+        "import reserve_gpu, signal\n"
+        "print(reserve_gpu.current().environ['CUDA_DEVICE_MEMORY'], flush=True); signal.pause()"
+    )
     argv = [*US, "run", "--memory", "4000MiB", "--", sys.executable, "-c", show]
     with (
         machine.running(*argv, environ=machine.environ(), stdout=-1, stderr=-3) as command,

@@ -75,8 +75,8 @@ def passes(here: Here, parts: Sequence[float], ahead: float | None, mib: float) 
         ([4000, 4000], 5000, 2000, False),  # one of the two leaves: 6000, of which 4000 stay
         ([4000, 4000], 5000, 1000, True),
         ([3000, 6000], 4000, 1000, False),
-        ([2500, 6500], 3000, 1000, False),
-        ([2500, 6500], 3000, 400, True),
+        ([2500, 5600], 3700, 1000, False),
+        ([2500, 5600], 3700, 600, True),
         ([8000], None, 1000, False),  # who waits for all of it waits for everybody
     ],
 )
@@ -88,27 +88,46 @@ def test_a_small_one_passes(
     assert passes(here, parts, ahead, mib) is expected
 
 
-def moments(parts: Sequence[float], taken: float, wanted: float) -> set[tuple[int, ...]]:
-    """After whose leaving what is wanted can be had: sets of the numbers of those who leave."""
+def moments(
+    parts: Sequence[float], taken: float, wanted: float, earlier: float = 0
+) -> set[tuple[float, ...]]:
+    """At which moments what is wanted can be had: who has left, and what an earlier one has got."""
     numbers = range(len(parts))
     sets = [leave for count in range(len(parts) + 1) for leave in combinations(numbers, count)]
     stay = {leave: sum(parts[n] for n in numbers if n not in leave) for leave in sets}
-    return {leave for leave in sets if TOTAL - taken - stay[leave] >= wanted}
+    return {
+        (got, *leave)
+        for leave in sets
+        for got in (0, earlier)
+        if TOTAL - taken - stay[leave] - got >= wanted
+    }
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_passing_takes_no_moment_from_the_one_who_waits(here: Here, seed: int) -> None:
-    """Who passes leaves all moments to the one who waits, and who would leave them all passes."""
+def test_passing_takes_no_moment_from_those_who_wait(here: Here, seed: int) -> None:
+    """Who passes leaves all moments to those who wait, and who would leave them all passes."""
     here.write(ONE)
     dice = random.Random(seed)  # noqa: S311 - nothing secret
     parts: list[int] = []
-    while len(parts) < 6 and (left := TOTAL - sum(parts) - 300) > 500:
+    while len(parts) < 6 and (left := TOTAL - sum(parts) - 900) > 500:
         parts.append(dice.randrange(500, left, 100))
-    mib = dice.randrange(100, TOTAL - sum(parts) + 1, 100)
-    # It can't be met now; and it is half of 100 MiB apart, so that no rounding matters.
-    ahead = dice.randrange(TOTAL - sum(parts) + 100, TOTAL + 1, 100) - 50
-    expected = moments(parts, 0, ahead) == moments(parts, mib, ahead)
-    assert passes(here, parts, ahead, mib) is expected
+    mib = dice.randrange(600, TOTAL - sum(parts) + 1, 100)
+    # The first can't be met now; and both are apart from all sums, so that no rounding matters.
+    first = dice.randrange(TOTAL - sum(parts) + 100, TOTAL + 1, 100) - 50
+    second = dice.randrange(100, TOTAL + 1, 100) - 25
+    is_first_as_before = moments(parts, 0, first) == moments(parts, mib, first)
+    assert passes(here, parts, first, mib) is is_first_as_before
+    with waiting(here, first):
+        both = moments(parts, 0, second, first) == moments(parts, mib, second, first)
+        assert passes(here, parts, second, mib) is (is_first_as_before and both)
+
+
+def test_who_is_second_is_not_delayed(here: Here) -> None:
+    """Who passes delays nobody who would be met together with the first."""
+    here.write(ONE)
+    with promised(here, gpu0=[9000]), waiting(here, 5000), waiting(here, 4300):
+        assert [r.state for r in refusals(1000)] == [State.AWAITED]
+        assert part(600) == "0"
 
 
 def test_what_strangers_use_may_come_free_bit_by_bit(here: Here) -> None:
@@ -154,7 +173,7 @@ def test_who_grows_passes_nobody(here: Here) -> None:
     with promised(here, gpu0=[4000, 4000]), waiting(here, 5000):
         (refusal,) = refusals(2000)
         assert refusal.state is State.AWAITED
-        assert part(500) == "0"
+        assert part(600) == "0"
     assert reserve_gpu.current()
 
 
@@ -181,15 +200,15 @@ def test_a_ticket_that_makes_no_sense(here: Here, size: object) -> None:
     """Who waits for a size that makes no sense waits for the whole GPU."""
     here.write(ONE)
     with promised(here, gpu0=[8000]), waiting(here, size):  # type: ignore[arg-type]
-        (refusal,) = refusals(100)
+        (refusal,) = refusals(1000)
         assert refusal.state is State.AWAITED
 
 
 # -- offers ----------------------------------------------------------------------------------------
 
 
-def outcomes(here: Here, mib: float | None, ahead: Place) -> Iterator[Granted | Denied]:
-    """Look again and again, for much longer than an offer lasts, behind one who is well.
+def outcomes(here: Here, mib: float | None, *ahead: Place) -> Iterator[Granted | Denied]:
+    """Look again and again, for much longer than an offer lasts, behind some who are well.
 
     mib: of the part that is wanted, None to share without a size.
     """
@@ -204,7 +223,8 @@ def outcomes(here: Here, mib: float | None, ahead: Place) -> Iterator[Granted | 
         end = time.monotonic() + 5 * STOPPED_S
         while time.monotonic() < end:
             time.sleep(TICK_S)
-            ahead.beat()
+            for other in ahead:
+                other.beat()
             outcome = attempt(claim, place=place)
             yield outcome
             if isinstance(outcome, Granted):
@@ -222,6 +242,14 @@ def test_too_little_room_is_no_offer(here: Here, ahead: float | None, mib: float
         for outcome in outcomes(here, mib, place):
             assert isinstance(outcome, Denied)
             assert [refusal.state for refusal in outcome.refusals] == [State.AWAITED]
+
+
+def test_what_others_come_first_for_is_no_offer(here: Here) -> None:
+    """Who could have a part but for one who comes first lets nothing lie either."""
+    here.write(ONE)
+    with promised(here, gpu0=[4000]), waiting(here, 7000) as first, waiting(here, 5000) as second:
+        for outcome in outcomes(here, 1500, first, second):
+            assert isinstance(outcome, Denied)
 
 
 def test_an_offer_lapses(here: Here) -> None:
@@ -259,6 +287,20 @@ def test_a_large_one_gets_its_turn(machine: Machine) -> None:
             other.sees(1 + others.index(other), "full")
         large.kill()
         assert [other.answer().value for other in others] == ["0", "0"]
+
+
+@pytest.mark.process
+def test_what_is_given_back_goes_to_who_waits(machine: Machine) -> None:
+    """Who waits for a part gets it once another gives some back and a stranger's process ends."""
+    machine.write(f"{ONE}  compute 4321 3000\n")
+    with machine.child() as holder, machine.child() as child:
+        assert holder.reserve("memory='4000MiB'").value == "0"
+        waiter = Waiter(machine, child, "memory='8000MiB'")
+        waiter.sees(1, "full")
+        assert holder.reserve("memory='2000MiB'").value == "0"
+        machine.write(ONE)
+        assert waiter.answer().value == "0"
+        assert holder.reserve("memory='2001MiB'").error == "NoFreeDeviceError"
 
 
 STREAM = """

@@ -362,7 +362,7 @@ def test_a_gpu_in_parts() -> None:
         "alice, train.ipynb (pid 4001) 12.1 of 10 GiB: over, for 1 h: until Friday"
     )
     assert lines[4:6] == [
-        "     bob, train.ipynb (pid 4002) 30 GiB for 2 h",
+        "     bob, train.ipynb (pid 4002) up to 30 GiB for 2 h",
         "     37.1 GiB can still be promised",
     ]
     assert "GiB can still" not in lines[2]
@@ -426,7 +426,7 @@ def test_what_is_full_says_who_has_what() -> None:
     lines = at(PICTURES["full"], 200)
     assert lines[0] == "No GPU has room for 10 GB: the most is 6.2 GB on GPU1."
     assert re.search("^1 +full .* alice, .* 13 of 10.74 GB: over, for", lines[2])
-    assert "32.21 GB for" in lines[3]
+    assert " up to 32.21 GB for" in lines[3]
     assert lines[4] == "     6.2 GB can still be promised"
     assert lines[-3:-1] == [
         "Wait in the queue: %reserve_gpu --memory 10GB --wait",

@@ -11,6 +11,7 @@ import pytest
 
 import reserve_gpu
 from tests.processes import own_name
+from tests.reserving import of_gpu, refused
 from tests.test_machines import CONTAINER, behind
 from tests.test_status import devices, devices_of
 
@@ -104,6 +105,17 @@ def test_a_size_in_the_lock_of_a_whole_gpu(here: Here, part_mib: float) -> None:
     """Who has the whole GPU shares it with nobody, whatever size the record of that lock claims."""
     with here.rival(part_mib=part_mib):
         assert devices()[0]["memory_promisable_mib"] == 0
+
+
+def test_a_refusal_names_who_has_parts(here: Here) -> None:
+    """Where a GPU is full the system's word for its sharers is told, and who else uses it."""
+    here.write("gpu\n memory 40960\n compute 5000001 3000")
+    with here.rival(share=True, part_mib=30720):
+        text = refused(memory="20GiB")
+    assert text.startswith("No GPU has room for 20 GiB: the most is 7 GiB on GPU0.\n")
+    assert re.match(rf"full: {ME}, rival.ipynb \(pid {os.getpid()}\) 0 of 30 GiB ", of_gpu(text))
+    assert "without a reservation: pid 5000001, 7 GiB can still be promised" in of_gpu(text)
+    assert "\n7 GiB can be had now: reserve_gpu.reserve(memory='7GiB')" in text
 
 
 @pytest.mark.process

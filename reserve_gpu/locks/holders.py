@@ -14,10 +14,9 @@ from typing import Any
 from reserve_gpu import host
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors, files
-from reserve_gpu.locks.lock import TEXT_LIMIT
+from reserve_gpu.locks.lock import RECORD_LIMIT, TEXT_LIMIT
 from reserve_gpu.model import Holder, Ticket
 
-RECORD_LIMIT = 1 << 16  # bytes; what is longer was not written by us
 MOST_WANTED = 1024  # devices in a ticket; one that names more was not written by us
 PIDS = 1 << 31
 MOST_MIB = 1e9  # no device has more memory than that

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 with suppress(ImportError):  # Windows, where nothing can be reserved
     import fcntl
 
+RECORD_LIMIT = 1 << 16  # bytes; what is longer was not written by us
 TEXT_LIMIT = 300  # characters of each text in a record
 HIGH = 100  # scripts use the descriptors below it, as in `exec 5>log`
 
@@ -70,7 +71,8 @@ class Lock:
         with suppress(OSError):
             try:
                 # A longer record is covered first: who reads meanwhile must not find its end.
-                os.pwrite(self.descriptor, data.ljust(os.fstat(self.descriptor).st_size), 0)
+                longest = min(os.fstat(self.descriptor).st_size, RECORD_LIMIT)
+                os.pwrite(self.descriptor, data.ljust(longest), 0)
                 os.ftruncate(self.descriptor, len(data))
             except OSError:
                 os.ftruncate(self.descriptor, 0)

@@ -19,7 +19,7 @@ from reserve_gpu.locks.descriptors import NONE
 from reserve_gpu.locks.directory import QUEUE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -125,20 +125,25 @@ class Place:
         uuid: str,
         *,
         is_free: Callable[[Ticket], bool],
-        is_delayed: Callable[[Ticket], bool] = lambda _: True,
+        is_delayed: Callable[[Sequence[Ticket]], bool] = bool,
     ) -> Ticket | None:
         """Who comes before this process for the device; of those whom `ahead` has returned.
 
         An offer lapses: who lets a device lie that is free can't use it, whatever the ticket says.
-        Not who waits for several, and takes none before all are there.
-        is_free: whether the one ahead could have it now. is_delayed: whether that one has to wait
-        longer where this process takes it.
+        Not who waits for several, and takes none before all are there; nor who may have to leave it
+        to one who comes first.
+        is_free: whether that one could have it now. is_delayed: whether the last of them has to
+        wait longer where this process takes it.
         """
         now = time.monotonic()
-        for ticket in self._ahead:
-            if not ticket.could_use(uuid) or not is_delayed(ticket):
+        ahead: list[Ticket] = []
+        is_passed = False
+        for ticket in filter(lambda ticket: ticket.could_use(uuid), self._ahead):
+            ahead.append(ticket)
+            if not is_delayed(ahead):
+                is_passed = True
                 continue
-            if ticket.needs > 1 or not is_free(ticket):
+            if is_passed or ticket.needs > 1 or not is_free(ticket):
                 return ticket
             key = ticket.name, uuid
             self._offers[key] = since = self._last_offers.get(key, now)

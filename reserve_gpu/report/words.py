@@ -328,11 +328,14 @@ def _origin(holder: Holder) -> str:
 
 
 def _part(holder: Holder, unit: str) -> Line:
-    """` 12.1 of 10 GB: over`: what it uses of what it was promised, empty if it was nothing."""
+    """` 12.1 of 10 GB: over`: what it uses of what it was promised, empty if it was nothing.
+
+    ` up to 10 GB` where its use can't be seen.
+    """
     if holder.part_mib is None:
         return ()
     if holder.used_mib is None:
-        return (f" {_promise(holder, unit)}",)
+        return (f" up to {size(holder.part_mib, unit)}",)
     line: Line = (f" {_in(holder.used_mib, unit, 1)} of {size(holder.part_mib, unit)}",)
     return (*line, ": ", ("over", MARK)) if holder.is_over else line
 

@@ -188,7 +188,8 @@ def _caution(claim: Claim, locked: Locked, reading: Usage) -> Caution:
     """
     state, sharers = locked.state, tuple(map(host.with_user, locked.sharers))
     if locked.room_mib is not None:
-        strangers = parts.strangers(_processes(claim, locked.device), locked.sharers)
+        processes = _processes(claim, locked.device) if claim.gpus.sees_all else []
+        strangers = parts.strangers(processes, locked.sharers)
         state = State.BUSY if strangers else State.IDLE
         return Caution(locked.device, state, reading, strangers)
     if state is State.IDLE:
@@ -209,6 +210,7 @@ def explained(claim: Claim, refusal: Refusal) -> Refusal:
     """
     if refusal.holder:
         refusal = refusal._replace(holder=host.with_user(refusal.holder))
+    refusal = refusal._replace(sharers=tuple(map(host.with_user, refusal.sharers)))
     if not isinstance(refusal.device, Device) or refusal.fault or refusal.unfit:
         return refusal
     reading = refusal.usage
@@ -216,6 +218,9 @@ def explained(claim: Claim, refusal: Refusal) -> Refusal:
         reading = _usage(claim, refusal.device)
     is_used = reading is not None and usage.judge(reading, claim.idle_mib) is State.BUSY
     processes = tuple(_processes(claim, refusal.device)) if is_used else None
+    if processes and refusal.sharers and claim.gpus.sees_all:
+        strangers = parts.strangers(processes, refusal.sharers)
+        processes = tuple(p._replace(has_reserved=p not in strangers) for p in processes)
     return refusal._replace(usage=reading, processes=processes)
 
 
@@ -342,8 +347,8 @@ def _look_for_part(  # noqa: PLR0913, PLR0917 - of a look, with what was read in
     if room.most_mib < part_mib:
         return Refusal(device, State.FULL, reading, room_mib=room.most_mib, sharers=room.sharers)
 
-    def is_delayed(ahead: Ticket) -> bool:
-        return room.is_delayed(ahead.part_mib, part_mib)
+    def is_delayed(ahead: Sequence[Ticket]) -> bool:
+        return room.is_delayed([ticket.part_mib for ticket in ahead], part_mib)
 
     def is_free(ahead: Ticket) -> bool:
         if ahead.part_mib is None:

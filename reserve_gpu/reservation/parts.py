@@ -53,15 +53,17 @@ class Room(NamedTuple):
         """The largest part that this process can have there."""
         return self.free_mib + max(self.own.promised_mib, self.own.used_mib or 0.0)
 
-    def is_delayed(self, ahead_mib: float | None, part_mib: float) -> bool:
-        """Whether one who comes before in the queue may have to wait longer for that part's sake.
+    def is_delayed(self, ahead_mib: Sequence[float | None], part_mib: float) -> bool:
+        """Whether the last of those who come before may have to wait longer for that part's sake.
 
-        ahead_mib: what that one waits for, None for all of the device.
+        ahead_mib: what each of them waits for, None for all of the device.
         """
-        if ahead_mib is None:  # it waits for this process to end in any case
+        *earlier, last = ahead_mib
+        if last is None:  # it waits for this process to end in any case
             return not self.own.promised_mib
         more_mib = part_mib - self.own.promised_mib
-        return delays(more_mib, ahead_mib, self.free_mib, self.leaving)
+        parts = [mib for mib in earlier if mib is not None]
+        return delays(more_mib, last, self.free_mib, self.leaving, parts)
 
 
 def room(device: Device, reading: Usage, sharers: Sequence[Holder], own: Own) -> Room | None:
@@ -80,24 +82,35 @@ def room(device: Device, reading: Usage, sharers: Sequence[Holder], own: Own) ->
     return Room(free_mib, own, tuple(sharers), Leaving(promised, others_mib))
 
 
-def delays(part_mib: float, ahead_mib: float, free_mib: float, leaving: Leaving) -> bool:
+def delays(
+    part_mib: float,
+    ahead_mib: float,
+    free_mib: float,
+    leaving: Leaving,
+    earlier_mib: Sequence[float] = (),
+) -> bool:
     """Whether a part, if it is taken now, can keep one waiting who waits for that much.
 
     It can't where that one is met as soon as without it, in whatever order those leave who have
     something there: then a small part may pass a large one, and yet nobody starves.
-    free_mib: what can be promised now.
+    free_mib: what can be promised now. earlier_mib: what others wait for who come before that one,
+    and of whom each may have got it by then, or not.
     """
-    # What has to come free for the one ahead: without the part, and with it. Some sum of what may
-    # leave that lies between the two makes the difference.
-    least, most = ahead_mib - free_mib, ahead_mib - free_mib + part_mib
-    if most <= max(0.0, least):
+    if part_mib <= 0:
         return False
-    sums = 1  # bit N: N MiB may come free at once
+    # What has to come free for the one ahead: without the part, and with it. Some sum of what may
+    # leave, less what others get of it, that lies between the two makes the difference.
+    least, most = ahead_mib - free_mib, ahead_mib - free_mib + part_mib
+    zero = sum(map(int, earlier_mib))
+    sums = 1 << zero  # bit zero + N: N MiB may come free at once
     for size in leaving.promised_mib:
         sums |= sums << int(size)
-    cut_off = len(leaving.promised_mib)  # less than 1 MiB of each
-    lowest = max(0, math.floor(least - leaving.other_mib) - cut_off)
-    return bool(sums >> lowest & ((1 << (math.ceil(most) - lowest)) - 1))
+    for size in earlier_mib:
+        sums |= sums >> int(size)
+    lowest = math.floor(least - leaving.other_mib) - len(leaving.promised_mib)
+    highest = math.ceil(most) + len(earlier_mib)  # less than 1 MiB of each was cut off
+    lowest, highest = max(0, zero + lowest), zero + highest
+    return bool(sums >> lowest & ((1 << max(0, highest - lowest)) - 1))
 
 
 def strangers(processes: Sequence[Process], sharers: Sequence[Holder]) -> tuple[Process, ...]:

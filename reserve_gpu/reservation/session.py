@@ -299,7 +299,9 @@ class Session:
         self._over = parts.over(uses, held.part_mib, before)
         request = Request(share=True, part_mib=held.part_mib, part_unit=held.part_unit)
         new = [device for device in held.devices if device in self._over - before]
-        return [parts.warning(device, uses[device] or 0.0, request, (), MAGIC) for device in new]
+        names = {*environment.CAPS} - {environment.TF_GROWTH}  # which is no cap
+        caps = sorted(names & self._changes.written.keys())
+        return [parts.warning(device, uses[device] or 0.0, request, caps, MAGIC) for device in new]
 
     def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[str]:
         """Lock again what others don't respect any more.
