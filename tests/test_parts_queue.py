@@ -18,7 +18,8 @@ from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import State
 from reserve_gpu.reservation import environment
-from reserve_gpu.reservation.claim import Claim, Denied, Granted, attempt
+from reserve_gpu.reservation.claim import Claim, attempt
+from reserve_gpu.reservation.outcome import Denied, Granted
 from reserve_gpu.reservation.request import parse
 from tests.processes import wait_for
 from tests.reserving import got

@@ -25,7 +25,8 @@ from reserve_gpu.locks.queue import Place, Wakeups
 from reserve_gpu.model import Device, Holder, Refusal, Request, State, Waiting
 from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import environment, policy
-from reserve_gpu.reservation.claim import Claim, Denied, Granted, attempt, explained
+from reserve_gpu.reservation.claim import Claim, attempt, explained
+from reserve_gpu.reservation.outcome import Denied, Granted
 from reserve_gpu.reservation.request import parse
 from reserve_gpu.reservation.wait import Explainer, News, _wants
 from tests.locked import locked

@@ -78,7 +78,8 @@ def room_mib(
     """
     if device.memory_mib is None or usage.used_mib is None:
         return None
-    is_exclusive = usage.mode == ComputeMode.EXCLUSIVE_PROCESS and bool(parts)
+    has_others = any(part != (0.0, 0.0) for part in parts)
+    is_exclusive = usage.mode == ComputeMode.EXCLUSIVE_PROCESS and has_others
     promised = [size for size, _ in parts if size is not None]
     if len(promised) < len(parts) or is_exclusive or not is_usable(usage):
         return 0.0

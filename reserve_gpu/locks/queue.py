@@ -125,7 +125,7 @@ class Place:
         uuid: str,
         *,
         is_free: Callable[[Ticket], bool],
-        is_delayed: Callable[[Sequence[Ticket]], bool] = bool,
+        is_delayed: Callable[[Sequence[Ticket]], bool] = lambda _: True,
     ) -> Ticket | None:
         """Who comes before this process for the device; of those whom `ahead` has returned.
 
@@ -138,7 +138,9 @@ class Place:
         now = time.monotonic()
         ahead: list[Ticket] = []
         is_passed = False
-        for ticket in filter(lambda ticket: ticket.could_use(uuid), self._ahead):
+        for ticket in self._ahead:
+            if not ticket.could_use(uuid):
+                continue
             ahead.append(ticket)
             if not is_delayed(ahead):
                 is_passed = True

@@ -27,7 +27,8 @@ from reserve_gpu.model import Device, State
 from reserve_gpu.report import messages
 from reserve_gpu.report.faces import PYTHON
 from reserve_gpu.reservation import caps, environment, limit, policy
-from reserve_gpu.reservation.claim import Claim, Denied, Granted, attempt, cautions, explained
+from reserve_gpu.reservation.claim import Claim, attempt, cautions, explained
+from reserve_gpu.reservation.outcome import Denied, Granted
 from reserve_gpu.reservation.request import Deadline, idle_mib, parse
 from reserve_gpu.reservation.session import Reservation, session
 

@@ -19,11 +19,10 @@ from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import Caution, Device, Fault, Refusal, State, Ticket
 from reserve_gpu.reservation import environment, limit, parts, policy
+from reserve_gpu.reservation.outcome import Denied, Granted, Locked, Taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    from typing_extensions import Self
 
     from reserve_gpu.gpus.nvml import Nvml
     from reserve_gpu.locks.directory import LockDirectory
@@ -57,87 +56,6 @@ class Claim(NamedTuple):
     is_taking_back: bool = False
     candidates: Sequence[Device | Fault] | None = None
     driver: str | None = None
-
-
-class Locked(NamedTuple):
-    """A device that was locked and will do.
-
-    usage: its reading, None for what was held before. sharers: who has it too.
-    room_mib: what could have been promised of its memory, where a part is asked for.
-    """
-
-    device: Device
-    lock: Lock
-    state: State = State.IDLE
-    usage: Usage | None = None
-    sharers: tuple[Holder, ...] = ()
-    room_mib: float | None = None
-
-    @property
-    def rank(self) -> tuple[bool, float]:
-        """Less is better: what is held already; of parts the fullest, and a whole one last of all.
-
-        Else what others use the least.
-        """
-        if self.usage is None:
-            return False, -1.0
-        if self.room_mib is not None:
-            return self.state is State.IDLE and not self.sharers, self.room_mib
-        return self.state is not State.IDLE or bool(self.sharers), usage.used_mib(self.usage)
-
-
-class Granted(NamedTuple):
-    """An attempt that took what was asked for."""
-
-    locked: tuple[Locked, ...]
-
-
-class Denied(NamedTuple):
-    """An attempt that took nothing. ahead: who comes before in the queue."""
-
-    refusals: tuple[Refusal, ...]
-    ahead: tuple[Ticket, ...] = ()
-
-
-class Taken:
-    """What an attempt has taken so far; at its end it lets go of all that was not kept."""
-
-    def __init__(self, held: Mapping[str, Lock]) -> None:
-        self._held = held
-        self.locked: dict[str, Locked] = {}
-        self.refusals: list[Refusal] = []
-        self._kept: frozenset[str] = frozenset()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for uuid, locked in self.locked.items():
-            if uuid not in self._kept and locked.lock is not self._held.get(uuid):
-                locked.lock.release()
-
-    def add(self, answer: Locked | Refusal) -> None:
-        """Count what came of one device."""
-        if isinstance(answer, Refusal):
-            self.refusals.append(answer)
-        else:
-            self.locked[answer.device.uuid] = answer
-            self.refusals.append(_spare(answer))
-
-    def keep(self, devices: Sequence[Device]) -> Granted:
-        """Let these stay locked."""
-        self._kept = frozenset(device.uuid for device in devices)
-        return Granted(tuple(self.locked[device.uuid] for device in devices))
-
-
-def _spare(locked: Locked) -> Refusal:
-    """What is said of a device that would be taken, if the others can't be had."""
-    state, holder = State.FREE if locked.state is State.IDLE else locked.state, None
-    if locked.room_mib is not None:
-        state = State.FREE  # as much of it as is asked for
-    elif locked.sharers:
-        state, holder = State.RESERVED, locked.sharers[0]
-    return Refusal(locked.device, state, locked.usage, holder=holder, would_be_taken=True)
 
 
 def attempt(

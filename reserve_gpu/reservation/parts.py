@@ -100,17 +100,17 @@ def delays(
         return False
     # What has to come free for the one ahead: without the part, and with it. Some sum of what may
     # leave, less what others get of it, that lies between the two makes the difference.
-    least, most = ahead_mib - free_mib, ahead_mib - free_mib + part_mib
-    zero = sum(map(int, earlier_mib))
-    sums = 1 << zero  # bit zero + N: N MiB may come free at once
+    # Of each size less than 1 MiB is cut off.
+    least_mib = ahead_mib - free_mib
+    lowest = math.floor(least_mib - leaving.other_mib) - len(leaving.promised_mib)
+    highest = math.ceil(least_mib + part_mib) + len(earlier_mib)
+    first = min(0, lowest)
+    sums = 1 << -first  # bit N: first + N MiB may come free at once
     for size in leaving.promised_mib:
         sums |= sums << int(size)
-    for size in earlier_mib:
+    for size in earlier_mib:  # anybody may have written them, but this only makes fewer bits
         sums |= sums >> int(size)
-    lowest = math.floor(least - leaving.other_mib) - len(leaving.promised_mib)
-    highest = math.ceil(most) + len(earlier_mib)  # less than 1 MiB of each was cut off
-    lowest, highest = max(0, zero + lowest), zero + highest
-    return bool(sums >> lowest & ((1 << max(0, highest - lowest)) - 1))
+    return bool(sums >> (lowest - first) & ((1 << (highest - lowest)) - 1))
 
 
 def strangers(processes: Sequence[Process], sharers: Sequence[Holder]) -> tuple[Process, ...]:

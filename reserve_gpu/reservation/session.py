@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from reserve_gpu.locks.lock import Lock
     from reserve_gpu.model import Device
-    from reserve_gpu.reservation.claim import Granted
+    from reserve_gpu.reservation.outcome import Granted
     from reserve_gpu.reservation.request import Deadline
 
 RENEW_LIMIT_S = 1.0  # for the mutex, at the end of a cell

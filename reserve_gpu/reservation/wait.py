@@ -12,7 +12,8 @@ from reserve_gpu.locks.queue import Place, Wakeups
 from reserve_gpu.model import Device, State, Waiting
 from reserve_gpu.report import messages
 from reserve_gpu.reservation import policy
-from reserve_gpu.reservation.claim import Claim, Denied, Granted, attempt, explained
+from reserve_gpu.reservation.claim import Claim, attempt, explained
+from reserve_gpu.reservation.outcome import Denied, Granted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
