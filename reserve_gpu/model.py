@@ -191,6 +191,7 @@ class Holder(NamedTuple):
     file: str | None = None  # the name of its lock file
     # Of one who shares the device: the most memory of it that it was promised, and what it uses.
     part_mib: float | None = None
+    part_unit: str = "GiB"  # in which it has asked for that
     used_mib: float | None = None  # with its children; None where that can't be seen
 
     @property

@@ -208,6 +208,16 @@ def test_set_and_given_back(here: Here, monkeypatch: pytest.MonkeyPatch) -> None
     assert _set() == before
 
 
+def test_one_fraction_for_gpus_of_different_sizes_is_said(here: Here) -> None:
+    """Where one number has to do for several GPUs it is that of the largest, and that is said."""
+    here.write("gpu\n memory 8192\ngpu\n memory 16384\ngpu\n memory 16384")
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="one fraction for all: that"):
+        reserve_gpu.reserve("0,1", memory="4608MiB")
+    assert os.environ[XLA_FRACTION] == "0.250000"
+    reserve_gpu.release()
+    reserve_gpu.reserve("1,2", memory="4608MiB")
+
+
 def test_a_users_cap_is_said(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has set a cap is told that it stands."""
     monkeypatch.setenv(CUPY_LIMIT, "1000")

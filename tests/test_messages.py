@@ -1033,7 +1033,7 @@ def test_warnings(warning: str, expected: str) -> None:
 # -- parts -----------------------------------------------------------------------------------------
 
 TEN_GB = Request(share=True, part_mib=1e10 / 2**20, part_unit="GB")
-A_PART = ALICE._replace(part_mib=4e10 / 2**20)
+A_PART = ALICE._replace(part_mib=4e10 / 2**20, part_unit="GB")
 FULL_GPU = Refusal(GPU0, State.FULL, COMPUTED_ON, sharers=(A_PART, BOB), room_mib=5999.0)
 
 

@@ -65,7 +65,7 @@ def room(mib: float, *devices: Any, **wishes: Any) -> float | None:
 def records(here: Here) -> list[object]:
     """The size in each lock file of a sharer that is locked, as others read it."""
     names = sorted(name for name in locked(here.locks) if ".share-" in name)
-    return [json.loads((here.locks / name).read_bytes())["part_mib"] for name in names]
+    return [json.loads((here.locks / name).read_bytes()).get("part_mib") for name in names]
 
 
 # -- what is counted -------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def most(child: Child) -> Any:
 def records(folder: Path) -> dict[int, float]:
     """The size in each sharer's file that is locked, by the pid in it."""
     texts = [(folder / name).read_text() for name in locked(folder) if ".share-" in name]
-    return {record["pid"]: record["part_mib"] for record in map(json.loads, texts)}
+    return {record["pid"]: record.get("part_mib") for record in map(json.loads, texts)}
 
 
 # -- what is used ----------------------------------------------------------------------------------

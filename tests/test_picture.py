@@ -422,11 +422,11 @@ def test_bars_in_a_notebook() -> None:
 
 
 def test_what_is_full_says_who_has_what() -> None:
-    """A refusal tells in the unit of the request who has how much, what is left, what to type."""
+    """A refusal tells who has how much, each in their own unit, what is left, and what to type."""
     lines = at(PICTURES["full"], 200)
     assert lines[0] == "No GPU has room for 10 GB: the most is 6.2 GB on GPU1."
-    assert re.search("^1 +full .* alice, .* 13 of 10.74 GB: over, for", lines[2])
-    assert " up to 32.21 GB for" in lines[3]
+    assert re.search("^1 +full .* alice, .* 12.1 of 10 GiB: over, for", lines[2])
+    assert " up to 30 GiB for" in lines[3]
     assert lines[4] == "     6.2 GB can still be promised"
     assert lines[-3:-1] == [
         "Wait in the queue: %reserve_gpu --memory 10GB --wait",

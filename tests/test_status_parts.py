@@ -45,6 +45,16 @@ def test_parts_and_what_is_left(here: Here) -> None:
         assert "27.7 GiB can still be promised" in str(reserve_gpu.status())
 
 
+@pytest.mark.parametrize(
+    ("unit", "part"),
+    [("GB", "10 GB"), ("MiB", "9536.74 MiB"), ("parsec", "9.31 GiB"), (3, "9.31 GiB")],
+)
+def test_a_promise_is_told_in_the_unit_of_its_holder(here: Here, unit: object, part: str) -> None:
+    """Who asked for 10GB is shown with 10 GB; a unit that is none is not shown."""
+    with here.rival(share=True, part_mib=1e10 / 2**20, part_unit=unit):
+        assert f" 0 of {part} for 0 s" in str(reserve_gpu.status())
+
+
 def test_who_uses_a_part_without_a_reservation(here: Here) -> None:
     """What strangers use of a GPU in parts is not left to promise, and is no sharer's."""
     here.write("gpu\n memory 40960\n compute 4321 3000")

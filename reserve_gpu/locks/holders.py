@@ -15,7 +15,7 @@ from reserve_gpu import host
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.lock import RECORD_LIMIT, TEXT_LIMIT
-from reserve_gpu.model import Holder, Ticket
+from reserve_gpu.model import UNITS, Holder, Ticket
 
 MOST_WANTED = 1024  # devices in a ticket; one that names more was not written by us
 PIDS = 1 << 31
@@ -130,6 +130,7 @@ def merge(record: dict[str, Any], pid: int | None, changed: float = 0.0) -> Hold
         command=_text(record.get("command")),
         cwd=_text(record.get("cwd")),
         part_mib=read_part(record.get("part_mib")),
+        part_unit=read_unit(record.get("part_unit")),
         seen=pid is not None,
         confirmed=pid is not None and pid == claimed,
         elsewhere=pid is None and record.get("namespace") not in (None, host.pid_namespace()),
@@ -144,6 +145,11 @@ def read_part(value: Any) -> float | None:
     """A promise of memory, in MiB. What makes no sense is none: whoever wrote it may use it all."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and 0 < value < MOST_MIB else None
+
+
+def read_unit(value: Any) -> str:
+    """The unit that a promise was asked for in; of what is none GiB."""
+    return value if isinstance(value, str) and value in UNITS else "GiB"
 
 
 def _text(value: object) -> str | None:

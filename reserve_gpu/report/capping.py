@@ -19,6 +19,14 @@ def stand(names: Sequence[str]) -> list[str]:
     return [f"{listed(names)} {be(len(names))} set already and {keep}, as the cap there."]
 
 
+def uneven(names: Sequence[str]) -> str:
+    """That one number has to do for GPUs of different sizes. names: of the variables."""
+    return (
+        f"These GPUs differ in memory, and {listed(names)} {be(len(names))} one fraction for all: "
+        "that of the largest. On the others it is less than the part."
+    )
+
+
 def keeps(framework: str) -> str:
     """That a framework which runs already can't be given another cap."""
     return (

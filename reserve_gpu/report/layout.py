@@ -62,7 +62,7 @@ class View(NamedTuple):
     """What a picture is made for.
 
     tickets: the queue. now: in seconds since the epoch. own: how this process is called.
-    unit: in which parts of a device are told.
+    unit: in which is told for how much a device has room.
     """
 
     tickets: Sequence[Ticket]
@@ -89,7 +89,7 @@ def entries(rows: Sequence[Row], view: View) -> list[Entry]:
 def row(refusal: Refusal, own: str = "", unit: str = "GiB") -> Row:
     """What a refusal tells of its device, as a status has it.
 
-    own: how this process is called, where it has the device and keeps it. unit: of parts of it.
+    own: how this process is called, where it has the device and keeps it. unit: of the room on it.
     """
     device, state, usage = refusal.device, refusal.state, refusal.usage
     processes = refusal.processes or ()
@@ -237,7 +237,7 @@ def _holder(row: Row, holder: Holder, view: View) -> Line:
         idle = ", ", (words.idle(seconds), MARK)
     is_own = row.is_mine and holder is row.holders[0]
     own = view.own if is_own else ""
-    return what + words.holder_line(holder, view.now, more=idle, own=own, unit=view.unit)
+    return what + words.holder_line(holder, view.now, more=idle, own=own)
 
 
 def _uses(row: Row) -> list[Line]:

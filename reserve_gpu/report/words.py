@@ -141,12 +141,11 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
     asks: str = "",
     more: Line = (),
     own: str = "",
-    unit: str = "GiB",
 ) -> Line:
     """The same with styles.
 
     asks: of one who waits, what for. more: what follows, before the note.
-    own: how this process is called, if it is the holder. unit: of its part of the device.
+    own: how this process is called, if it is the holder.
     """
     line: Line = ((what, FAINT),) if what else ()
     if own:
@@ -156,7 +155,7 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
         line += ", ", (shown(name, NOTEBOOK_LIMIT), STRONG)
     if origin := _origin(holder):
         line += (f" ({origin})",)
-    line += _part(holder, unit)
+    line += _part(holder)
     if asks:
         line += (" has waited for ", FAINT), (shown(asks), STRONG)
     seconds = None if holder.since is None else time_since(holder.since, now)
@@ -235,7 +234,7 @@ def full(refusal: Refusal, unit: str) -> str:
     """`has room for 6.2 GB; alice 40 GB, bob 30 GB`: what is left, and who has the rest."""
     left_mib = rounded_down(refusal.room_mib or 0.0, unit)
     parts = [
-        f"{shown(holder.user or 'somebody')} {_promise(holder, unit)}"
+        f"{shown(holder.user or 'somebody')} {_promise(holder)}"
         for holder in refusal.sharers[:NAMED_SHARERS]
     ]
     if more := len(refusal.sharers) - len(parts):
@@ -327,7 +326,7 @@ def _origin(holder: Holder) -> str:
     return ", ".join(filter(None, [pid, "by its own word" if is_word else ""]))
 
 
-def _part(holder: Holder, unit: str) -> Line:
+def _part(holder: Holder) -> Line:
     """` 12.1 of 10 GB: over`: what it uses of what it was promised, empty if it was nothing.
 
     ` up to 10 GB` where its use can't be seen.
@@ -335,14 +334,16 @@ def _part(holder: Holder, unit: str) -> Line:
     if holder.part_mib is None:
         return ()
     if holder.used_mib is None:
-        return (f" up to {size(holder.part_mib, unit)}",)
-    line: Line = (f" {_in(holder.used_mib, unit, 1)} of {size(holder.part_mib, unit)}",)
+        return (f" up to {_promise(holder)}",)
+    line: Line = (f" {_in(holder.used_mib, holder.part_unit, 1)} of {_promise(holder)}",)
     return (*line, ": ", ("over", MARK)) if holder.is_over else line
 
 
-def _promise(holder: Holder, unit: str) -> str:
-    """`40 GB`: what a sharer was promised."""
-    return "without a size" if holder.part_mib is None else size(holder.part_mib, unit)
+def _promise(holder: Holder) -> str:
+    """`40 GB`: what a sharer was promised, in the unit that it asked in."""
+    if holder.part_mib is None:
+        return "without a size"
+    return size(holder.part_mib, holder.part_unit)
 
 
 def _in(mib: float, unit: str, digits: int = 2) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from reserve_gpu import host
 from reserve_gpu.interrupts import no_fork
 from reserve_gpu.model import MIB
+from reserve_gpu.report import capping
 from reserve_gpu.reservation.environment import (
     CUPY_LIMIT,
     MPS_LIMIT,
@@ -100,6 +101,18 @@ def standing(outside: Mapping[str, str | None]) -> list[str]:
     if mps_runs():
         names.append(_first(outside, MPS_LIMIT))
     return [name for name in names if name]
+
+
+def uneven(
+    devices: Sequence[Device], part_mib: float | None, written: Mapping[str, str | None]
+) -> list[str]:
+    """What to say where one fraction was set for devices of different sizes, else nothing.
+
+    written: the variables that were set.
+    """
+    names = [name for name in (XLA_FRACTION, TORCH_ALLOCATOR) if name in written]
+    is_uneven = part_mib is not None and len({*cap(devices, part_mib).fractions}) > 1
+    return [capping.uneven(names)] if names and is_uneven else []
 
 
 def context_mib() -> float:

@@ -77,7 +77,8 @@ def attempt(
             ahead = queue.ahead()
             if chosen := _choose(claim, devices, queue, taken):
                 granted = taken.keep(chosen)
-                record = signature(chosen, claim.request.note, claim.request.part_mib)
+                part = claim.request.part_mib, claim.request.part_unit
+                record = signature(chosen, claim.request.note, *part)
                 for locked in granted.locked:
                     locked.lock.write(record, locked.device)
                 return granted
@@ -86,11 +87,14 @@ def attempt(
 
 
 def signature(
-    devices: Sequence[Device], note: str | None, part_mib: float | None
-) -> dict[str, str | float | None]:
+    devices: Sequence[Device], note: str | None, part_mib: float | None, part_unit: str
+) -> Mapping[str, str | float | None]:
     """What others may read in the locks of these devices."""
     visible = environment.variables(devices)[environment.VISIBLE]
-    return {**host.myself(note), "visible": visible, "part_mib": part_mib}
+    record = {**host.myself(note), "visible": visible}
+    if part_mib is None:
+        return record
+    return {**record, "part_mib": part_mib, "part_unit": part_unit}
 
 
 def cautions(claim: Claim, granted: Granted) -> list[Caution]:

@@ -16,9 +16,9 @@ from reserve_gpu import host
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.directory import default_path
-from reserve_gpu.locks.holders import merge, read_part, read_record
+from reserve_gpu.locks.holders import merge, read_part, read_record, read_unit
 from reserve_gpu.locks.lock import TEXT_LIMIT, Lock, kernel_device
-from reserve_gpu.model import UNITS, Device
+from reserve_gpu.model import Device
 from reserve_gpu.reservation import environment
 from reserve_gpu.reservation.environment import Changes
 
@@ -104,7 +104,7 @@ def _checked(fields: Mapping[str, Any]) -> Handover | None:
         locks,
         note=_text(fields["note"]),
         part_mib=read_part(part_mib),
-        part_unit=part_unit if part_unit in UNITS else "GiB",
+        part_unit=read_unit(part_unit),
         reason=_text(fields["reason"]),
     )
 

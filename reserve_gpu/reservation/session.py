@@ -407,7 +407,8 @@ class Session:
         if held is not None:
             theirs = caps.standing(outside) if held.part_mib is not None else []
             said = hooks.install(held.devices, held.part_mib, theirs)
-            self.notes = [*capping.stand(theirs), *said]
+            fractions = caps.uneven(held.devices, held.part_mib, self._changes.written)
+            self.notes = [*capping.stand(theirs), *fractions, *said]
 
     def _release_if(self, reservation: Reservation | None) -> tuple[Device, ...]:
         """Let go of what is held if that is the reservation; None for any."""
@@ -435,7 +436,8 @@ class Session:
         if self._held:
             note = self._held.note if note is None else note
             self._held = self._held._replace(note=note, is_unnamed=not host.notebook_path())
-            record = signature(self._held.devices, note, self._held.part_mib)
+            part = self._held.part_mib, self._held.part_unit
+            record = signature(self._held.devices, note, *part)
             for device in self._held.devices:
                 self._held.locks[device.uuid].write(record, device)
 
