@@ -106,6 +106,8 @@ CASES = [
     ("%reserve_gpu --name 'gef", ["'GeForce RTX 2080 Ti'"]),
     ("%reserve_gpu --min-memory ", ["4GiB", "11GiB", "40GiB"]),
     ("%reserve_gpu --min-memory 4", ["4GiB", "40GiB"]),
+    ("%reserve_gpu --memory ", ["4GB", "10GB", "20GB", "40GB"]),
+    ("%reserve_gpu --memory 1", ["10GB"]),
     ("%reserve_gpu --min-memory=1", ["--min-memory=11GiB"]),
     ("%reserve_gpu --wait 1", ["10m", "1h", "1d"]),
     ("%reserve_gpu --status ", ["--json", "--watch"]),

@@ -132,6 +132,21 @@ def test_plugin(machine: Machine) -> None:
     assert [one in log for one in warned] == [True]
 
 
+PARTS = """
+with cluster(3) as local, Client(local) as client:
+    client.register_plugin(ReserveGPU(memory="2GiB"))
+    say(seen(client))
+    say(sorted(client.run(lambda: os.environ["CUDA_DEVICE_MEMORY"]).values()))
+"""
+
+
+@engines
+def test_parts(machine: Machine) -> None:
+    """Workers that ask for parts share one GPU, as the fullest that has room is taken."""
+    first, sizes = said(script(machine, PARTS).stdout)
+    assert (first, sizes) == (["0", "0", "0"], ["2048"] * 3)
+
+
 @contextmanager
 def program(machine: Machine, *argv: str) -> Iterator[subprocess.Popen[str]]:
     """A program of Dask in a session of its own, which is killed at the end with all in it."""

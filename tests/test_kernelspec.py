@@ -361,6 +361,18 @@ def test_the_kernelspec(here: Here, typed: CommandLine) -> None:
     assert {path.name for path in folder(here).iterdir()} >= logos
 
 
+@pytest.mark.process
+def test_a_kernel_with_a_part(machine: Machine) -> None:
+    """A kernel that starts with a part has its variables, and others see its size."""
+    machine.write("gpu\n memory 8192\n")
+    start = (*US, "kernel", "start", "--memory=2GiB", "--", sys.executable, "-c")
+    code = "import os, reserve_gpu; (row,) = reserve_gpu.status().rows\n"
+    code += "names = 'CUDA_DEVICE_MEMORY', 'CUPY_GPU_MEMORY_LIMIT'\n"
+    code += "print([os.environ[name] for name in names], row.holders[0].part_mib, row.room_mib)"
+    done = machine.command(*start, code)
+    assert done.stdout == "['2048', '1610612736'] 2048.0 6144.0\n", done.stderr
+
+
 def test_install_again_and_uninstall(here: Here, typed: CommandLine) -> None:
     """Installing again replaces ours; uninstalling leaves nothing of it."""
     install(here, typed, "-n", "2")

@@ -347,3 +347,26 @@ def test_a_lock_file_that_somebody_has_made_huge(one: Here, size: int) -> None:
     os.truncate(path, size)
     assert got(note="again") == "0"
     assert json.loads(path.read_bytes())["note"] == "again"
+
+
+# -- after a cell ----------------------------------------------------------------------------------
+
+
+@pytest.mark.ipython
+def test_who_is_over_is_told_after_a_cell(one: Here) -> None:
+    """A kernel that uses more than its part is told so after the cell, once for each time."""
+    shell = one.shell()
+
+    def use(mib: int) -> str:
+        one.write(f"{ONE}  compute {os.getpid()} {mib}\n")
+        return shell.run("pass").stderr
+
+    assert shell.run("%reserve_gpu --memory 2GB").error is None
+    told = [use(mib) for mib in (1900, 1950, 1800, 2500)]
+    assert [bool(text) for text in told] == [False, True, False, True], told
+    assert "This kernel uses 2.04 GB of GPU0, of which it has reserved 2 GB" in told[1]
+    assert "capped by CUPY_GPU_MEMORY_LIMIT" in told[1]
+    assert "%reserve_gpu --memory 3GB" in told[1]
+    assert use(2600) == ""
+    assert shell.run("%reserve_gpu --memory 3GB").error is None
+    assert use(2700) == ""

@@ -237,3 +237,15 @@ def test_uses_are_not_seen_from_containers(machine: Machine) -> None:
         assert most(inside) == [5000]
         machine.write(f"{ONE}  compute 4321 2000\n")
         assert most(inside) == [7000]
+
+
+@pytest.mark.parametrize(("memory", "asks"), [("None", False), ("'2GB'", True)])
+def test_only_who_has_a_part_asks_the_driver_after_a_cell(
+    machine: Machine, memory: str, *, asks: bool
+) -> None:
+    """After a cell the driver is asked what is used where a part is held, and nothing elsewhere."""
+    with machine.child() as child:
+        assert child.run(f"reserve_gpu.reserve(memory={memory})").error is None
+        before = machine.calls()
+        assert child.run("from reserve_gpu.reservation import api; api.note_cell()").value == []
+        assert (machine.calls() != before) is asks

@@ -26,6 +26,7 @@ from reserve_gpu.options import (
     EXCLUDE,
     HELP,
     MAGIC,
+    MEMORY,
     MIN_MEMORY,
     NAME,
     REQUEST,
@@ -45,6 +46,7 @@ FRESH_S = 10.0  # what the driver has said, or not said in time, is used again f
 WORD = r"""(?:"[^"]*(?:"|$)|'[^']*(?:'|$)|[^\s"'])+"""
 DURATIONS = ("10m", "1h", "8h", "1d")
 SIZES = ("8GiB", "16GiB", "24GiB", "40GiB", "80GiB")  # where the machine's own are not known
+PARTS = ("4GB", "10GB", "20GB", "40GB")
 # What is given in place of a request, and what goes with it, one at most.
 ALONE = {
     "--status": {"--json", "--watch"},
@@ -254,6 +256,8 @@ def _values(option: Option, word: str, typed: Typed, look: Callable[[], Machine]
         values = DURATIONS
     elif option is MIN_MEMORY:
         values = _sizes(look())
+    elif option is MEMORY:
+        values = PARTS
     elif option is COUNT:
         values = [str(number + 1) for number in range(look().gpus)]
     return Offer(word, {v: VALUE for v in values if v.lower().startswith(word.lower())})
