@@ -222,7 +222,7 @@ print(*set(sys.modules) - before)
 # What only a refusal, a wait, a hint, `reserve-gpu run` or somebody else's record needs.
 NOT_AT_FIRST = {"shlex", "queue", "importlib", "subprocess", "psutil"}
 NOT_AT_FIRST |= {f"reserve_gpu.report.{module}" for module in ("pictures", "status", "progress")}
-NOT_AT_FIRST |= {f"reserve_gpu.reservation.{module}" for module in ("handover", "wait")}
+NOT_AT_FIRST |= {f"reserve_gpu.reservation.{module}" for module in ("capped", "handover", "wait")}
 
 
 @pytest.mark.process

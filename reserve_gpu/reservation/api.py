@@ -26,7 +26,7 @@ from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.model import Device, State
 from reserve_gpu.report import messages
 from reserve_gpu.report.faces import PYTHON
-from reserve_gpu.reservation import caps, environment, limit, policy
+from reserve_gpu.reservation import environment, limit, policy
 from reserve_gpu.reservation.claim import Claim, attempt, cautions, explained
 from reserve_gpu.reservation.outcome import Denied, Granted
 from reserve_gpu.reservation.request import Deadline, idle_mib, parse
@@ -113,6 +113,8 @@ def ask(
     face: where what is said is read, which decides how hints are typed.
     """
     if request.part_mib is not None:
+        with interrupts.no_fork():
+            from reserve_gpu.reservation import caps  # which only parts need
         caps.context_mib()  # a setting that is no size is said before anything is taken
     with _shown(progress, deadline) as show, session().turn(deadline) as own:
         limit.require_absolute(request, own.outside())

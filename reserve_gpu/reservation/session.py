@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING
 from reserve_gpu import host, interrupts
 from reserve_gpu.errors import LockError, NoFreeDeviceError, RequestError
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
-from reserve_gpu.model import Request
-from reserve_gpu.report import capping, messages, parts
-from reserve_gpu.report.faces import MAGIC
-from reserve_gpu.reservation import caps, environment, hooks, policy
+from reserve_gpu.report import messages
+from reserve_gpu.reservation import environment, policy
 from reserve_gpu.reservation.claim import signature
 from reserve_gpu.reservation.environment import Changes
 from reserve_gpu.reservation.held import Held
@@ -31,7 +29,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from reserve_gpu.locks.lock import Lock
-    from reserve_gpu.model import Device
+    from reserve_gpu.model import Device, Request
+    from reserve_gpu.reservation.capped import Capped
     from reserve_gpu.reservation.outcome import Granted
     from reserve_gpu.reservation.request import Deadline
 
@@ -99,7 +98,7 @@ class Session:
         self._changes = Changes()
         self._turn = Turn()
         self._looking: list[int] = []  # the threads that do
-        self._over: frozenset[Device] = frozenset()  # of which it uses more than its part
+        self._capped: Capped | None = None
         self._has_adopted = False
         environment.remember_over_fork()
 
@@ -291,17 +290,11 @@ class Session:
     def note_use(self, uses: Mapping[Device, float | None]) -> list[str]:
         """Note what this process uses of its parts; returns what to say of those that it exceeds.
 
-        Once for each time that it does. uses: in MiB, None where it can't be seen.
+        uses: in MiB, None where it can't be seen.
         """
-        held, before = self._held, self._over
-        if held is None or held.part_mib is None:
+        if self._held is None or self._capped is None:
             return []
-        self._over = parts.over(uses, held.part_mib, before)
-        request = Request(share=True, part_mib=held.part_mib, part_unit=held.part_unit)
-        new = [device for device in held.devices if device in self._over - before]
-        names = {*environment.CAPS} - {environment.TF_GROWTH}  # which is no cap
-        caps = sorted(names & self._changes.written.keys())
-        return [parts.warning(device, uses[device] or 0.0, request, caps, MAGIC) for device in new]
+        return self._capped.exceeded(self._held, self._changes, uses)
 
     def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[str]:
         """Lock again what others don't respect any more.
@@ -360,7 +353,8 @@ class Session:
             self._reservation = Reservation(given.devices, environ, given.part_mib)
             part = given.part_mib, given.part_unit
             self._held = Held(given.devices, given.locks, given.note, *part)
-            self._cap(self.outside())
+            if capped := self._cap(self._held):
+                self.notes = capped.keep(self._held, self._changes)
             self._sign()  # the notebook is known only now, in VS Code later
 
     def _again(self, note: str | None) -> list[str]:
@@ -386,29 +380,28 @@ class Session:
 
     def _change(self, held: Held) -> Reservation:
         """Hold that, and nothing else: set the variables, then let go of the rest."""
-        outside = self.outside()
         values = environment.variables(held.devices, held.part_mib)
-        values |= caps.variables(held.devices, held.part_mib, outside)
+        if capped := self._cap(held):
+            values |= capped.variables(held, self.outside())
         reservation = Reservation(held.devices, _set_only(values), held.part_mib)
         before = self._held_locks()
         with interrupts.no_fork():
             self._changes = self._changes.to(values)
             self._held = held._replace(is_unnamed=not host.notebook_path())
             self._reservation = reservation
-            self._cap(outside)
+            self.notes = capped.keep(held, self._changes) if capped else []
         for uuid, lock in before.items():
             if held.locks.get(uuid) is not lock:
                 lock.release()
         return reservation
 
-    def _cap(self, outside: Mapping[str, str | None]) -> None:
-        """Keep the frameworks of this process within the part that is held, if it is one."""
-        held = self._held
-        if held is not None:
-            theirs = caps.standing(outside) if held.part_mib is not None else []
-            said = hooks.install(held.devices, held.part_mib, theirs)
-            fractions = caps.uneven(held.devices, held.part_mib, self._changes.written)
-            self.notes = [*capping.stand(theirs), *fractions, *said]
+    def _cap(self, held: Held) -> Capped | None:
+        """What keeps frameworks within a part; None as long as this process has held no part."""
+        if self._capped is None and held.part_mib is not None:
+            with interrupts.no_fork():
+                from reserve_gpu.reservation.capped import Capped  # which only parts need
+            self._capped = Capped()
+        return self._capped
 
     def _release_if(self, reservation: Reservation | None) -> tuple[Device, ...]:
         """Let go of what is held if that is the reservation; None for any."""
@@ -421,7 +414,8 @@ class Session:
                 lock.release()
             self._held = self._reservation = None
             self._changes = self._changes.undo()
-            hooks.remove()
+            if self._capped:
+                self._capped.end()
         return devices
 
     def _go_without(self) -> None:
