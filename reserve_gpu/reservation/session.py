@@ -364,7 +364,7 @@ class Session:
         self._held = self._held.answered(threading.get_ident())
         if note is not None:
             self._sign(note)
-        return self._mend_variables(self._reservation)
+        return [*self._mend_variables(self._reservation), *self._mend_caps(self._reservation)]
 
     def _mend_variables(self, reservation: Reservation) -> list[str]:
         """Set the variables again if somebody changed them, as long as CUDA will read them."""
@@ -377,6 +377,25 @@ class Session:
             environment.write(expected)
         visible = values[environment.VISIBLE]
         return [messages.changed(visible, reservation.devices, is_late=is_late)]
+
+    def _mend_caps(self, reservation: Reservation) -> list[str]:
+        """Set the caps again that are gone; one that somebody has changed is theirs from now on.
+
+        What is said to be set is what frameworks find.
+        """
+        held = self._held
+        capped = self._cap(held) if held and held.part_mib is not None else None
+        if held is None or capped is None:
+            return []
+        values = capped.variables(held, self.outside())
+        said = {name: v for name, v in reservation.environ.items() if name in environment.CAPS}
+        if values == said and environment.read(values) == values:
+            return []
+        self._changes = self._changes.to(values)
+        others = {name: v for name, v in reservation.environ.items() if name not in said}
+        reservation.environ = {**others, **values}
+        self.notes = capped.keep(held, self._changes)
+        return self.notes
 
     def _change(self, held: Held) -> Reservation:
         """Hold that, and nothing else: set the variables, then let go of the rest."""
