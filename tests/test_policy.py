@@ -257,8 +257,6 @@ def test_another_way_of_holding(*, is_shared: bool) -> None:
     assert policy.kept([A100], Request(share=not is_shared), is_shared=is_shared) is None
 
 
-
-
 @pytest.mark.parametrize(
     ("seen", "request_", "numbers"),
     [
