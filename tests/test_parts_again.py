@@ -32,6 +32,17 @@ def test_the_same_again(one: Here) -> None:
     assert len(locked(one.locks)) == 1
 
 
+def test_a_size_that_was_lost_is_said_again(one: Here) -> None:
+    """A record without its size, as after a full disk, gets it back with the next call."""
+    reserve_gpu.reserve(memory="4000MiB", note="x")
+    (name,) = locked(one.locks)
+    (one.locks / name).write_text("{}")
+    assert records(one) == [None]
+    reserve_gpu.reserve(memory="4000MiB")
+    assert records(one) == [4000]
+    assert '"note": "x"' in (one.locks / name).read_text()
+
+
 def test_a_smaller_one_gives_back(one: Here) -> None:
     """A smaller size gives the rest back at once, and the variable says so."""
     assert part(9000) == "0"

@@ -358,11 +358,15 @@ class Session:
             self._sign()  # the notebook is known only now, in VS Code later
 
     def _again(self, note: str | None) -> list[str]:
-        """Answer one more call with what is held; only a new note changes what others read."""
+        """Answer one more call with what is held; only a new note changes what others read.
+
+        Of a part they read its size again: without it, where a full disk has lost it, it counts as
+        the whole device.
+        """
         if self._held is None or self._reservation is None:
             return []
         self._held = self._held.answered(threading.get_ident())
-        if note is not None:
+        if note is not None or self._held.part_mib is not None:
             self._sign(note)
         return [*self._mend_variables(self._reservation), *self._mend_caps(self._reservation)]
 
