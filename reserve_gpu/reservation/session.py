@@ -232,7 +232,15 @@ class Session:
         """Hold what was taken, and nothing else: set the variables, then let go of the rest."""
         devices = tuple(locked.device for locked in granted.locked)
         locks = {locked.device.uuid: locked.lock for locked in granted.locked}
-        return self._change(Held(devices, locks, request.note, request.part_mib, request.part_unit))
+        held = Held(devices, locks, request.note, request.part_mib, request.part_unit)
+        if self._held and self._is_another_part(held):  # for all who count on it
+            before = self._held.answered(threading.get_ident())
+            held = held._replace(answers=before.answers, inside=before.inside)
+            if request.note is None and before.note is not None:
+                reservation = self._change(held)
+                self._sign(before.note)  # which growing takes from nobody
+                return reservation
+        return self._change(held)
 
     def release(self, reservation: Reservation | None = None) -> tuple[Device, ...]:
         """Let go of the reservation if it is still this one, None for any; returns its devices.
@@ -406,7 +414,11 @@ class Session:
         values = environment.variables(held.devices, held.part_mib)
         if capped := self._cap(held):
             values |= capped.variables(held, self.outside())
-        reservation = Reservation(held.devices, _set_only(values), held.part_mib)
+        environ = _set_only(values)
+        reservation = Reservation(held.devices, environ, held.part_mib)
+        if self._reservation and self._is_another_part(held):
+            reservation = self._reservation
+            reservation.environ, reservation.memory_mib = environ, held.part_mib
         before = self._held_locks()
         with interrupts.no_fork():
             self._changes = self._changes.to(values)
@@ -417,6 +429,13 @@ class Session:
             if held.locks.get(uuid) is not lock:
                 lock.release()
         return reservation
+
+    def _is_another_part(self, held: Held) -> bool:
+        """Whether that is what is held but for its size: then it is the same reservation."""
+        before = self._held if self.reservation else None
+        return before is not None and (
+            None not in (before.part_mib, held.part_mib) and before.devices == held.devices
+        )
 
     def _cap(self, held: Held) -> Capped | None:
         """What keeps frameworks within a part; None as long as this process has held no part."""
