@@ -65,8 +65,9 @@ def _release(arguments: Namespace) -> None:
         raise errors.RequestError(
             "--release lets go of all that this kernel holds; it takes no names."
         )
+    held = api.current()
     devices = api.release()
-    values = environment.read(environment.CUDA)
+    values = environment.read({*environment.CUDA, *(held.environ if held else ())})
     print(messages.released(devices, values, started=environment.cuda_started()))
 
 

@@ -252,7 +252,7 @@ class Refusal(NamedTuple):
     fault: str | None = None  # why it can't be used or asked, as the driver or the system says
     would_be_taken: bool = False  # it was others that were missing
     use: State | None = None  # of one that is awaited: what its readings alone come to
-    sharers: tuple[Holder, ...] = ()  # of one that is full
+    sharers: tuple[Holder, ...] = ()  # of one that is full, or asked for whole
     room_mib: float | None = None  # of one that is full: what can still be promised of its memory
 
     @property

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from copy import copy
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +30,6 @@ from tests.locked import held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.here import Here
     from tests.machine import Machine
@@ -104,6 +106,19 @@ def test_pytorch_that_would_raise_gets_no_word(versions: Any, version: str, *, k
     """A PyTorch that raises on a word that it does not know is not given it."""
     versions(version)
     assert (TORCH_ALLOCATOR in caps.variables([BIG], PART_MIB, NO_CAPS)) is knows
+
+
+def test_metadata_that_can_not_be_read(
+    here: Here, versions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken metadata and finders of others hinder nobody: PyTorch's version is not known then."""
+    versions("2.10.0")
+    metadata = next(Path(sys.path[0]).glob("*/METADATA"))
+    metadata.write_bytes(b"Name: torch\nVersion: 2.10.0\nAuthor: M\xfcller\n")
+    assert TORCH_ALLOCATOR not in reserve_gpu.reserve(memory="2GB").environ
+    reserve_gpu.release()
+    monkeypatch.setitem(sys.modules, "importlib.metadata", None)
+    assert TORCH_ALLOCATOR not in reserve_gpu.reserve(memory="2GB").environ
 
 
 @pytest.mark.parametrize(
@@ -236,6 +251,27 @@ def test_a_cap_that_the_user_changes_is_theirs(here: Here) -> None:
     reserve_gpu.release()
     assert os.environ[XLA_FRACTION] == "0.01"
     del os.environ[XLA_FRACTION]
+
+
+def test_caps_that_were_changed_are_mended(here: Here) -> None:
+    """Asked for the same again, caps that are gone are set; what is said to be set is there.
+
+    JAX raises where both of its names are set, so the user's own goes before.
+    """
+    first = reserve_gpu.reserve(memory="3GB")
+    del os.environ[CUPY_LIMIT]
+    os.environ[XLA_FRACTION_TOO] = "0.01"
+    os.environ[TORCH_ALLOCATOR] = "expandable_segments:True"
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match=XLA_FRACTION_TOO):
+        assert reserve_gpu.reserve(memory="3GB") is first
+    assert _set()[CUPY_LIMIT] == str(int(3e9) - 512 * MIB)
+    assert XLA_FRACTION not in _set()
+    assert {**os.environ, **first.environ} == os.environ
+    assert XLA_FRACTION not in str(first)
+    assert reserve_gpu.reserve(memory="3GB") is first
+    reserve_gpu.release()
+    assert _set() == {XLA_FRACTION_TOO: "0.01", TORCH_ALLOCATOR: "expandable_segments:True"}
+    del os.environ[XLA_FRACTION_TOO], os.environ[TORCH_ALLOCATOR]
 
 
 def test_a_small_part(here: Here) -> None:
@@ -424,6 +460,14 @@ def test_a_framework_that_changed_is_said_at_once(packages: Any) -> None:
     _torch()
     (said,) = hooks.install([BIG], PART_MIB, [])
     assert said.startswith("Nothing keeps PyTorch within the part here (AttributeError: ")
+
+
+def test_a_spec_can_be_copied(packages: Any) -> None:
+    """What looks at a framework's spec without an import can copy it, as its own one."""
+    packages(torch=TORCH)
+    hooks.install([BIG], PART_MIB, [])
+    loader = find_spec("torch").loader  # type: ignore[union-attr]
+    assert copy(loader).get_filename("torch") == loader.get_filename("torch")  # type: ignore[union-attr]
 
 
 def test_an_import_that_fails_fails_as_ever(packages: Any) -> None:

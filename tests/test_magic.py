@@ -218,6 +218,17 @@ def test_release_gives_the_variables_back(here: Here) -> None:
     assert (variables(), held(here)) == ({"CUDA_VISIBLE_DEVICES": "1"}, [])
 
 
+def test_release_says_of_all_that_was_set(here: Here) -> None:
+    """Of a part the caps are gone too, and a user's own value stands there again."""
+    os.environ["CUPY_GPU_MEMORY_LIMIT"] = "50%"
+    shell = here.shell()
+    shell.run("%reserve_gpu --memory 2GB")
+    released = run(shell, "%reserve_gpu --release").stdout
+    assert "XLA_PYTHON_CLIENT_MEM_FRACTION is not set\n" in released
+    assert "CUPY" not in released
+    assert os.environ["CUPY_GPU_MEMORY_LIMIT"] == "50%"
+
+
 @pytest.mark.parametrize(
     ("wish", "kept", "order"),
     [

@@ -138,8 +138,12 @@ def test_whole_and_part_exclude_each_other(one: Here, devices: str | None) -> No
     with one.rival("0"):
         (refusal,) = refusals(1000, devices)
         assert refusal.state is State.RESERVED
-    with promised(one, gpu0=[1]), pytest.raises(reserve_gpu.NoFreeDeviceError):
-        got(devices)
+    with promised(one, gpu0=[1, 2000]):
+        with pytest.raises(reserve_gpu.NoFreeDeviceError) as refused:
+            got(devices)
+        (refusal,) = refused.value.refusals
+        assert [sharer.part_mib for sharer in refusal.sharers] == [1, 2000]
+        assert str(refused.value).count("up to") == 2
 
 
 def test_sharers_without_a_size_leave_no_room(one: Here) -> None:

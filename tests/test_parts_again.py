@@ -32,6 +32,17 @@ def test_the_same_again(one: Here) -> None:
     assert len(locked(one.locks)) == 1
 
 
+def test_a_size_that_was_lost_is_said_again(one: Here) -> None:
+    """A record without its size, as after a full disk, gets it back with the next call."""
+    reserve_gpu.reserve(memory="4000MiB", note="x")
+    (name,) = locked(one.locks)
+    (one.locks / name).write_text("{}")
+    assert records(one) == [None]
+    reserve_gpu.reserve(memory="4000MiB")
+    assert records(one) == [4000]
+    assert '"note": "x"' in (one.locks / name).read_text()
+
+
 def test_a_smaller_one_gives_back(one: Here) -> None:
     """A smaller size gives the rest back at once, and the variable says so."""
     assert part(9000) == "0"
@@ -45,13 +56,39 @@ def test_a_smaller_one_gives_back(one: Here) -> None:
 def test_a_larger_one_grows_in_place(one: Here) -> None:
     """A larger size is had on the same GPU where there is room, in the same lock."""
     one.write(ONE * 2)
-    assert part(4000) == "0"
+    reserve_gpu.reserve(memory="4000MiB", note="until Friday")
     before = locked(one.locks)
     with promised(one, gpu0=[3000]):
         assert part(7000) == "0"
         assert before <= locked(one.locks)
         assert variables()["CUDA_DEVICE_MEMORY"] == "7000"
         assert 7000 in records(one)
+    (row, _) = reserve_gpu.status().rows
+    assert [holder.note for holder in row.holders] == ["until Friday"]
+
+
+def test_an_inner_block_that_grows_leaves_the_part_to_the_outer_one(one: Here) -> None:
+    """Another size is the same reservation, so whoever counts on it keeps it to their own end."""
+    with reserve_gpu.reserve(memory="4000MiB") as outer:
+        with reserve_gpu.reserve(memory="7000MiB") as inner:
+            assert inner is outer
+            assert (outer.memory_mib, outer.environ["CUDA_DEVICE_MEMORY"]) == (7000, "7000")
+        assert reserve_gpu.current() is outer
+        assert records(one) == [7000]
+    assert reserve_gpu.current() is None
+    assert locked(one.locks) == set()
+
+
+def test_growing_that_ends_in_a_warning_keeps_the_part(
+    one: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where warnings are errors, who has a part and asks for more still has one."""
+    reservation = reserve_gpu.reserve(memory="4000MiB")
+    monkeypatch.setenv("CUPY_GPU_MEMORY_LIMIT", "1")
+    with pytest.raises(reserve_gpu.ReserveGPUWarning):
+        reserve_gpu.reserve(memory="7000MiB")
+    assert reserve_gpu.current() is reservation
+    assert records(one) == [7000]
 
 
 def test_growing_counts_what_it_has_once(one: Here) -> None:

@@ -131,6 +131,7 @@ def test_growing_and_giving_back_under_cuda(one: Here) -> None:
         refused = promise(child, 7001)
         assert refused.error == "NoFreeDeviceError"
         assert most(child) == [7000]
+        assert "reserve_gpu.reserve('0', memory=" in child.run("str(refused)").value
         assert records(one.locks)[child.pid] == 7000
         assert promise(child, 5000).value == "0"
         assert part(2000) == "0"

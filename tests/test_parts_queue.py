@@ -15,11 +15,13 @@ import pytest
 import reserve_gpu
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.holders import MOST_MIB
 from reserve_gpu.locks.queue import Place
-from reserve_gpu.model import State
+from reserve_gpu.model import Device, Holder, State, Usage
 from reserve_gpu.reservation import environment
 from reserve_gpu.reservation.claim import Claim, attempt
 from reserve_gpu.reservation.outcome import Denied, Granted
+from reserve_gpu.reservation.parts import Own, room
 from reserve_gpu.reservation.request import parse
 from tests.processes import wait_for
 from tests.reserving import got
@@ -121,6 +123,21 @@ def test_passing_takes_no_moment_from_those_who_wait(here: Here, seed: int) -> N
     with waiting(here, first):
         both = moments(parts, 0, second, first) == moments(parts, mib, second, first)
         assert passes(here, parts, second, mib) is (is_first_as_before and both)
+
+
+def test_promises_beyond_the_gpu_cost_nothing() -> None:
+    """Whatever others have written, to see who may pass takes no longer and no memory.
+
+    It comes to that where who asks uses more than its part: the rest is promised many times over.
+    """
+    device = Device(0, "GPU-a", memory_mib=81920)
+    sharers = [Holder(part_mib=MOST_MIB - 1, used_mib=0.0)] * 64
+    reading = Usage(used_mib=2000, total_mib=81920)
+    found = room(device, reading, sharers, Own(1000.0, 2000.0))
+    assert found
+    assert found.most_mib == 2000
+    assert set(found.leaving.promised_mib) == {81920}
+    assert not found.is_delayed([5000.0], 1500.0)  # who leaves makes room for both
 
 
 def test_who_is_second_is_not_delayed(here: Here) -> None:

@@ -99,7 +99,7 @@ def row(refusal: Refusal, own: str = "", unit: str = "GiB") -> Row:
         return _full(refusal, own, unit)
     if state is State.RESERVED:
         unused = words.is_unused(usage, processes) if usage else None
-        holders = (refusal.holder or Holder(),)
+        holders = refusal.sharers or (refusal.holder or Holder(),)
         reason = words.would_be(refusal)
         return Row(device, state, usage, holders=holders, reason=reason, is_unused=unused)
     if refusal.use and refusal.use is not State.IDLE:

@@ -122,10 +122,14 @@ def context_mib() -> float:
 
 
 def installed_torch() -> str | None:
-    """The version of PyTorch that this Python has, by its metadata; None for none."""
-    with no_fork():
-        from importlib import metadata
-    with suppress(metadata.PackageNotFoundError):
+    """The version of PyTorch that this Python has, by its metadata; None if that is not known.
+
+    Metadata is what anybody has installed, and finders are anybody's code: whatever goes wrong in
+    them, a GPU can be had.
+    """
+    with suppress(Exception):
+        with no_fork():
+            from importlib import metadata
         return metadata.version("torch")
     return None
 

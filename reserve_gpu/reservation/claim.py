@@ -217,7 +217,8 @@ def _take(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) ->
     except LockError as error:
         return Refusal(device, State.UNKNOWN, fault=str(error))
     if not isinstance(lock, Lock):
-        return Refusal(device, State.RESERVED, holder=lock)
+        sharers = claim.locks.sharers_of(device.uuid, [own.name] if own else ())
+        return Refusal(device, State.RESERVED, holder=lock, sharers=sharers)
     if own and not is_part:  # from whole to shared, or back
         return Locked(device, lock)
     is_kept = False

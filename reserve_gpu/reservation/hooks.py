@@ -186,6 +186,8 @@ class _Loader:
         self._loader, self._done = loader, done
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # a copy is asked for other names before it has any
+            raise AttributeError(name)
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:

@@ -78,7 +78,9 @@ def room(device: Device, reading: Usage, sharers: Sequence[Holder], own: Own) ->
     others_mib = usage.unpromised_mib(reading, [use for _, use in (*parts, own)])
     if others_mib is None:
         others_mib = usage.used_mib(reading)
-    promised = [max(size or 0.0, use or 0.0) for size, use in parts]
+    # More than there is can't come free, whatever they wrote: what `delays` counts stays small.
+    most_mib = device.memory_mib or 0.0
+    promised = [min(most_mib, max(size or 0.0, use or 0.0)) for size, use in parts]
     return Room(free_mib, own, tuple(sharers), Leaving(promised, others_mib))
 
 

@@ -152,8 +152,8 @@ def take_back(request: Request, seen: Sequence[Device]) -> Request | None:
         return None
     if not request.devices and request.needed != len(seen):
         return None
-    uuids = tuple(device.uuid for device in seen)
-    return request._replace(devices=uuids, count=None, exclude=())
+    numbers = tuple(device.number for device in seen)
+    return request._replace(devices=numbers, count=None, exclude=())
 
 
 def is_impossible(refusals: Sequence[Refusal], request: Request) -> bool:

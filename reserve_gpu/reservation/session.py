@@ -232,7 +232,15 @@ class Session:
         """Hold what was taken, and nothing else: set the variables, then let go of the rest."""
         devices = tuple(locked.device for locked in granted.locked)
         locks = {locked.device.uuid: locked.lock for locked in granted.locked}
-        return self._change(Held(devices, locks, request.note, request.part_mib, request.part_unit))
+        held = Held(devices, locks, request.note, request.part_mib, request.part_unit)
+        if self._held and self._is_another_part(held):  # for all who count on it
+            before = self._held.answered(threading.get_ident())
+            held = held._replace(answers=before.answers, inside=before.inside)
+            if request.note is None and before.note is not None:
+                reservation = self._change(held)
+                self._sign(before.note)  # which growing takes from nobody
+                return reservation
+        return self._change(held)
 
     def release(self, reservation: Reservation | None = None) -> tuple[Device, ...]:
         """Let go of the reservation if it is still this one, None for any; returns its devices.
@@ -358,13 +366,17 @@ class Session:
             self._sign()  # the notebook is known only now, in VS Code later
 
     def _again(self, note: str | None) -> list[str]:
-        """Answer one more call with what is held; only a new note changes what others read."""
+        """Answer one more call with what is held; only a new note changes what others read.
+
+        Of a part they read its size again: without it, where a full disk has lost it, it counts as
+        the whole device.
+        """
         if self._held is None or self._reservation is None:
             return []
         self._held = self._held.answered(threading.get_ident())
-        if note is not None:
+        if note is not None or self._held.part_mib is not None:
             self._sign(note)
-        return self._mend_variables(self._reservation)
+        return [*self._mend_variables(self._reservation), *self._mend_caps(self._reservation)]
 
     def _mend_variables(self, reservation: Reservation) -> list[str]:
         """Set the variables again if somebody changed them, as long as CUDA will read them."""
@@ -378,12 +390,35 @@ class Session:
         visible = values[environment.VISIBLE]
         return [messages.changed(visible, reservation.devices, is_late=is_late)]
 
+    def _mend_caps(self, reservation: Reservation) -> list[str]:
+        """Set the caps again that are gone; one that somebody has changed is theirs from now on.
+
+        What is said to be set is what frameworks find.
+        """
+        held = self._held
+        capped = self._cap(held) if held and held.part_mib is not None else None
+        if held is None or capped is None:
+            return []
+        values = capped.variables(held, self.outside())
+        said = {name: v for name, v in reservation.environ.items() if name in environment.CAPS}
+        if values == said and environment.read(values) == values:
+            return []
+        self._changes = self._changes.to(values)
+        others = {name: v for name, v in reservation.environ.items() if name not in said}
+        reservation.environ = {**others, **values}
+        self.notes = capped.keep(held, self._changes)
+        return self.notes
+
     def _change(self, held: Held) -> Reservation:
         """Hold that, and nothing else: set the variables, then let go of the rest."""
         values = environment.variables(held.devices, held.part_mib)
         if capped := self._cap(held):
             values |= capped.variables(held, self.outside())
-        reservation = Reservation(held.devices, _set_only(values), held.part_mib)
+        environ = _set_only(values)
+        reservation = Reservation(held.devices, environ, held.part_mib)
+        if self._reservation and self._is_another_part(held):
+            reservation = self._reservation
+            reservation.environ, reservation.memory_mib = environ, held.part_mib
         before = self._held_locks()
         with interrupts.no_fork():
             self._changes = self._changes.to(values)
@@ -394,6 +429,13 @@ class Session:
             if held.locks.get(uuid) is not lock:
                 lock.release()
         return reservation
+
+    def _is_another_part(self, held: Held) -> bool:
+        """Whether that is what is held but for its size: then it is the same reservation."""
+        before = self._held if self.reservation else None
+        return before is not None and (
+            None not in (before.part_mib, held.part_mib) and before.devices == held.devices
+        )
 
     def _cap(self, held: Held) -> Capped | None:
         """What keeps frameworks within a part; None as long as this process has held no part."""
