@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from importlib.machinery import PathFinder
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import reserve_gpu
-from reserve_gpu import errors
+from reserve_gpu import errors, host
 from reserve_gpu.model import MIB, Device
 from reserve_gpu.reservation import caps, environment, hooks
 from reserve_gpu.reservation.environment import (
@@ -317,8 +318,9 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     names = ("torch", "tensorflow", "tensorflow.python.eager.context", "cupy")
     kept = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    hook = host.kept("hook", hooks.Hook)
     store = vars(sys.modules["reserve_gpu.kept"])
-    hook = store.pop("hook", None)
+    del store["hook"]
 
     def write(**texts: str) -> None:
         for name, text in texts.items():
@@ -329,9 +331,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name in names:
         sys.modules.pop(name, None)
     sys.modules.update(kept)
-    store.pop("hook", None)
-    if hook is not None:
-        store["hook"] = hook
+    store["hook"] = hook
 
 
 def _torch() -> Any:
@@ -399,6 +399,41 @@ def test_after_the_release_nothing_is_capped(packages: Any) -> None:
     assert torch.cuda.fractions == {}
     assert tensorflow.config.limits == {}
     assert [*sys.meta_path] == finders
+
+
+class Importer:
+    """A finder as other packages have them: it changes what all the others find."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch":
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        return next(filter(None, specs), None)
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["before ours", "behind ours"])
+def test_beside_an_importer_like_ours(
+    packages: Any, monkeypatch: pytest.MonkeyPatch, *, is_first: bool
+) -> None:
+    """Two finders that each ask all others do not go round in circles, and PyTorch is capped."""
+    packages(torch=TORCH)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    hooks.install([BIG, SMALL], PART_MIB, [])
+    sys.meta_path.insert(0 if is_first else 1, Importer())
+    torch = _torch()
+    torch.cuda.init()
+    assert tuple(torch.cuda.fractions.values()) == ROOMS
+
+
+def test_an_import_while_the_cap_goes(packages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another thread imports just as a part is let go of is found all the same."""
+    packages(cupy="ours = True")
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    hooks.install([BIG], PART_MIB, [])
+    meanwhile = SimpleNamespace(find_spec=lambda *_: hooks.remove())
+    sys.meta_path.insert(sys.meta_path.index(PathFinder), meanwhile)
+    assert import_module("cupy").ours
 
 
 @pytest.mark.parametrize(
