@@ -206,6 +206,42 @@ def test_a_command_has_the_part(machine: Machine) -> None:
         assert promise(child, 6000).value == "0"
 
 
+ASKING = """
+import multiprocessing, os, sys
+
+def ask(tell):
+    import reserve_gpu
+    try:
+        reserve_gpu.reserve()
+    except reserve_gpu.ReservedAboveError:
+        tell.send(dict(os.environ))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    first = context.Process(target=os.getpid)
+    first.start()
+    first.join()
+    import reserve_gpu
+    environ = reserve_gpu.reserve(memory="4000MiB").environ
+    told, tell = context.Pipe(duplex=False)
+    second = context.Process(target=ask, args=(tell,))
+    second.start()
+    given = told.recv()
+    second.join()
+    print({name for name in environ if environ[name] != given.get(name)} or "the same")
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_children_of_multiprocessing_are_told_of_the_part(machine: Machine, method: str) -> None:
+    """A child of whatever kind that asks has the part of its parent, with the same caps."""
+    machine.write(ONE)
+    script = machine.folder / "asking.py"
+    script.write_text(ASKING)
+    done = machine.command(sys.executable, str(script), method)
+    assert done.stdout.strip() == "the same", done
+
+
 # -- containers ------------------------------------------------------------------------------------
 
 
