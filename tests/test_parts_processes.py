@@ -242,6 +242,29 @@ def test_children_of_multiprocessing_are_told_of_the_part(machine: Machine, meth
     assert done.stdout.strip() == "the same", done
 
 
+@on_a_host
+def test_growing_once_cuda_runs_where_one_process_may_use_the_gpu(machine: Machine) -> None:
+    """On a GPU for one process at a time this one is itself no reason to refuse it more."""
+    machine.write(f"contexts {machine.folder}\n{ONE}  mode exclusive_process\n")
+    with machine.child() as child:
+        assert promise(child, 4000).value == "0"
+        child.run(f"{CUDA}\nuse(1000)")
+        assert promise(child, 7000).value == "0"
+
+
+@on_a_host
+def test_who_has_a_part_is_no_stranger_to_itself(machine: Machine) -> None:
+    """Who is refused more is not told that its own process has no reservation."""
+    machine.write(f"contexts {machine.folder}\n{ONE}  compute 4321 5000\n")
+    with machine.child() as child:
+        child.run("import warnings; warnings.simplefilter('ignore')")
+        assert promise(child, 4000).value == "0"
+        child.run(f"{CUDA}\nuse(1000)")
+        text = promise(child, 7000).text
+        assert "no reservation: pid 4321" in text
+        assert "child.py" not in text
+
+
 # -- containers ------------------------------------------------------------------------------------
 
 
