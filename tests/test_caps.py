@@ -107,6 +107,21 @@ def test_pytorch_that_would_raise_gets_no_word(versions: Any, version: str, *, k
     assert (TORCH_ALLOCATOR in caps.variables([BIG], PART_MIB, NO_CAPS)) is knows
 
 
+@pytest.mark.parametrize("content", [b"Version: \xff\xfe", b""], ids=["not UTF-8", "empty"])
+def test_broken_metadata_of_pytorch(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    """A PyTorch whose metadata is broken gets no word, and is no reason to reserve nothing."""
+    folder = tmp_path / "torch-9.9.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_bytes(content)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    reserve_gpu.reserve(memory="2GB")
+    assert TORCH_ALLOCATOR not in _set()
+    reserve_gpu.release()
+    assert held(here) == []
+
+
 @pytest.mark.parametrize(
     ("theirs", "missing", "stands"),
     [

@@ -125,7 +125,8 @@ def installed_torch() -> str | None:
     """The version of PyTorch that this Python has, by its metadata; None for none."""
     with no_fork():
         from importlib import metadata
-    with suppress(metadata.PackageNotFoundError):
+    # There is none, or another package's files, or a finder of somebody's, are broken.
+    with suppress(Exception):
         return metadata.version("torch")
     return None
 
