@@ -222,7 +222,13 @@ if __name__ == "__main__":
     first.start()
     first.join()
     import reserve_gpu
-    environ = reserve_gpu.reserve(memory="4000MiB").environ
+    environ = reserve_gpu.reserve(memory=sys.argv[2] or None).environ
+    for name in os.listdir(os.environ["RESERVE_GPU_LOCK_DIR"]) if len(sys.argv) > 3 else ():
+        path = os.path.join(os.environ["RESERVE_GPU_LOCK_DIR"], name)
+        with open(path) as file:
+            text = file.read()
+        with open(path, "w") as file:  # as another user could
+            file.write(text.replace('"visible"', '"part_mib": 1, "visible"'))
     told, tell = context.Pipe(duplex=False)
     second = context.Process(target=ask, args=(tell,))
     second.start()
@@ -238,7 +244,15 @@ def test_children_of_multiprocessing_are_told_of_the_part(machine: Machine, meth
     machine.write(ONE)
     script = machine.folder / "asking.py"
     script.write_text(ASKING)
-    done = machine.command(sys.executable, str(script), method)
+    done = machine.command(sys.executable, str(script), method, "4000MiB")
+    assert done.stdout.strip() == "the same", done
+
+
+def test_a_size_that_somebody_wrote_for_a_whole_gpu(machine: Machine) -> None:
+    """A child of who has a whole GPU is not told of a part that is in its lock's file."""
+    script = machine.folder / "asking.py"
+    script.write_text(ASKING)
+    done = machine.command(sys.executable, str(script), "forkserver", "", "hostile")
     assert done.stdout.strip() == "the same", done
 
 
