@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from copy import deepcopy
 from importlib import import_module
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -449,6 +451,17 @@ def test_an_import_while_the_cap_goes(packages: Any, monkeypatch: pytest.MonkeyP
     meanwhile = SimpleNamespace(find_spec=lambda *_: hooks.remove())
     sys.meta_path.insert(sys.meta_path.index(PathFinder), meanwhile)
     assert import_module("cupy").ours
+
+
+def test_a_search_without_an_import(packages: Any) -> None:
+    """Who only looks for PyTorch imports nothing, and can do with the answer what is usual."""
+    packages(torch="raise OSError('imported')")
+    hooks.install([BIG], PART_MIB, [])
+    spec = find_spec("torch")
+    assert spec is not None
+    assert spec.loader is not None
+    assert spec.loader.is_package("torch") is False  # type: ignore[attr-defined]
+    assert deepcopy(spec).origin == spec.origin
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,8 @@ class _Loader:
         self._loader, self._done = loader, done
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
+        # Without going in circles where there is none yet, as while it is copied.
+        return getattr(object.__getattribute__(self, "_loader"), name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """As its own loader does it."""
