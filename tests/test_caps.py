@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from copy import copy
+from copy import copy, deepcopy
 from importlib import import_module
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu import errors
+from reserve_gpu import errors, host
 from reserve_gpu.model import MIB, Device
 from reserve_gpu.reservation import caps, environment, hooks
 from reserve_gpu.reservation.environment import (
@@ -119,6 +120,21 @@ def test_metadata_that_can_not_be_read(
     reserve_gpu.release()
     monkeypatch.setitem(sys.modules, "importlib.metadata", None)
     assert TORCH_ALLOCATOR not in reserve_gpu.reserve(memory="2GB").environ
+
+
+@pytest.mark.parametrize("content", [b"Version: \xff\xfe", b""], ids=["not UTF-8", "empty"])
+def test_broken_metadata_of_pytorch(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    """A PyTorch whose metadata is broken gets no word, and is no reason to reserve nothing."""
+    folder = tmp_path / "torch-9.9.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_bytes(content)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    reserve_gpu.reserve(memory="2GB")
+    assert TORCH_ALLOCATOR not in _set()
+    reserve_gpu.release()
+    assert held(here) == []
 
 
 @pytest.mark.parametrize(
@@ -353,8 +369,9 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     names = ("torch", "tensorflow", "tensorflow.python.eager.context", "cupy")
     kept = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    hook = host.kept("hook", hooks.Hook)
     store = vars(sys.modules["reserve_gpu.kept"])
-    hook = store.pop("hook", None)
+    del store["hook"]
 
     def write(**texts: str) -> None:
         for name, text in texts.items():
@@ -365,9 +382,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name in names:
         sys.modules.pop(name, None)
     sys.modules.update(kept)
-    store.pop("hook", None)
-    if hook is not None:
-        store["hook"] = hook
+    store["hook"] = hook
 
 
 def _torch() -> Any:
@@ -435,6 +450,52 @@ def test_after_the_release_nothing_is_capped(packages: Any) -> None:
     assert torch.cuda.fractions == {}
     assert tensorflow.config.limits == {}
     assert [*sys.meta_path] == finders
+
+
+class Importer:
+    """A finder as other packages have them: it changes what all the others find."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch":
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        return next(filter(None, specs), None)
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["before ours", "behind ours"])
+def test_beside_an_importer_like_ours(
+    packages: Any, monkeypatch: pytest.MonkeyPatch, *, is_first: bool
+) -> None:
+    """Two finders that each ask all others do not go round in circles, and PyTorch is capped."""
+    packages(torch=TORCH)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    hooks.install([BIG, SMALL], PART_MIB, [])
+    sys.meta_path.insert(0 if is_first else 1, Importer())
+    torch = _torch()
+    torch.cuda.init()
+    assert tuple(torch.cuda.fractions.values()) == ROOMS
+
+
+def test_an_import_while_the_cap_goes(packages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another thread imports just as a part is let go of is found all the same."""
+    packages(cupy="ours = True")
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    hooks.install([BIG], PART_MIB, [])
+    meanwhile = SimpleNamespace(find_spec=lambda *_: hooks.remove())
+    sys.meta_path.insert(sys.meta_path.index(PathFinder), meanwhile)
+    assert import_module("cupy").ours
+
+
+def test_a_search_without_an_import(packages: Any) -> None:
+    """Who only looks for PyTorch imports nothing, and can do with the answer what is usual."""
+    packages(torch="raise OSError('imported')")
+    hooks.install([BIG], PART_MIB, [])
+    spec = find_spec("torch")
+    assert spec is not None
+    assert spec.loader is not None
+    assert spec.loader.is_package("torch") is False  # type: ignore[attr-defined]
+    assert deepcopy(spec).origin == spec.origin
 
 
 @pytest.mark.parametrize(

@@ -374,3 +374,6 @@ def test_who_is_over_is_told_after_a_cell(one: Here) -> None:
     assert use(2600) == ""
     assert shell.run("%reserve_gpu --memory 3GB").error is None
     assert use(2700) == ""
+    for _ in range(2):  # of each new part
+        assert shell.run("%reserve_gpu --release").error is None
+        assert "of which it has reserved 2 GB" in shell.run("%reserve_gpu --memory 2GB").stderr

@@ -162,3 +162,13 @@ def test_growing_on_several_is_all_or_nothing(here: Here) -> None:
         assert sorted(map(str, records(here))) == ["3000", "4000.0", "4000.0"]
         assert part(7000) == "0,1"
     assert records(here) == [7000, 7000]
+
+
+def test_growing_where_one_process_may_use_the_gpu(one: Here) -> None:
+    """On a GPU for one process at a time who is alone with a part grows, and no other gets one."""
+    one.write(f"{ONE}  mode exclusive_process\n")
+    assert part(4000) == "0"
+    assert part(7000) == "0"
+    reserve_gpu.release()
+    with promised(one, gpu0=[3000]):
+        assert room(1000) == 0

@@ -207,6 +207,79 @@ def test_a_command_has_the_part(machine: Machine) -> None:
         assert promise(child, 6000).value == "0"
 
 
+ASKING = """
+import multiprocessing, os, sys
+
+def ask(tell):
+    import reserve_gpu
+    try:
+        reserve_gpu.reserve()
+    except reserve_gpu.ReservedAboveError:
+        tell.send(dict(os.environ))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    first = context.Process(target=os.getpid)
+    first.start()
+    first.join()
+    import reserve_gpu
+    environ = reserve_gpu.reserve(memory=sys.argv[2] or None).environ
+    for name in os.listdir(os.environ["RESERVE_GPU_LOCK_DIR"]) if len(sys.argv) > 3 else ():
+        path = os.path.join(os.environ["RESERVE_GPU_LOCK_DIR"], name)
+        with open(path) as file:
+            text = file.read()
+        with open(path, "w") as file:  # as another user could
+            file.write(text.replace('"visible"', '"part_mib": 1, "visible"'))
+    told, tell = context.Pipe(duplex=False)
+    second = context.Process(target=ask, args=(tell,))
+    second.start()
+    given = told.recv()
+    second.join()
+    print({name for name in environ if environ[name] != given.get(name)} or "the same")
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_children_of_multiprocessing_are_told_of_the_part(machine: Machine, method: str) -> None:
+    """A child of whatever kind that asks has the part of its parent, with the same caps."""
+    machine.write(ONE)
+    script = machine.folder / "asking.py"
+    script.write_text(ASKING)
+    done = machine.command(sys.executable, str(script), method, "4000MiB")
+    assert done.stdout.strip() == "the same", done
+
+
+def test_a_size_that_somebody_wrote_for_a_whole_gpu(machine: Machine) -> None:
+    """A child of who has a whole GPU is not told of a part that is in its lock's file."""
+    script = machine.folder / "asking.py"
+    script.write_text(ASKING)
+    done = machine.command(sys.executable, str(script), "forkserver", "", "hostile")
+    assert done.stdout.strip() == "the same", done
+
+
+@on_a_host
+def test_growing_once_cuda_runs_where_one_process_may_use_the_gpu(machine: Machine) -> None:
+    """On a GPU for one process at a time this one is itself no reason to refuse it more."""
+    machine.write(f"contexts {machine.folder}\n{ONE}  mode exclusive_process\n")
+    with machine.child() as child:
+        assert promise(child, 4000).value == "0"
+        child.run(f"{CUDA}\nuse(1000)")
+        assert promise(child, 7000).value == "0"
+
+
+@on_a_host
+def test_who_has_a_part_is_no_stranger_to_itself(machine: Machine) -> None:
+    """Who is refused more is not told that its own process has no reservation."""
+    machine.write(f"contexts {machine.folder}\n{ONE}  compute 4321 5000\n")
+    with machine.child() as child:
+        child.run("import warnings; warnings.simplefilter('ignore')")
+        assert promise(child, 4000).value == "0"
+        child.run(f"{CUDA}\nuse(1000)")
+        text = promise(child, 7000).text
+        assert "no reservation: pid 4321" in text
+        assert "child.py" not in text
+
+
 # -- containers ------------------------------------------------------------------------------------
 
 

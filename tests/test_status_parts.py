@@ -112,9 +112,12 @@ def test_parts_where_memory_can_not_be_read(here: Here) -> None:
 
 @pytest.mark.parametrize("part_mib", [1, 8192])
 def test_a_size_in_the_lock_of_a_whole_gpu(here: Here, part_mib: float) -> None:
-    """Who has the whole GPU shares it with nobody, whatever size the record of that lock claims."""
+    """Who has the whole GPU has no part to exceed, whatever anybody wrote into that lock's file."""
+    here.write(f"gpu\n compute {os.getpid()} 300")
     with here.rival(part_mib=part_mib):
-        assert devices()[0]["memory_promisable_mib"] == 0
+        (device,) = devices()
+    assert numbers(device) == [(None, 300, False)]
+    assert device["memory_promisable_mib"] == 0
 
 
 def test_a_refusal_names_who_has_parts(here: Here) -> None:

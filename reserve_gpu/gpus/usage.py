@@ -66,22 +66,26 @@ def used_mib(usage: Usage) -> float:
 
 
 def room_mib(
-    device: Device, usage: Usage, parts: Sequence[tuple[float | None, float | None]]
+    device: Device,
+    usage: Usage,
+    parts: Sequence[tuple[float | None, float | None]],
+    own: tuple[float, float | None] = (0.0, 0.0),
 ) -> float | None:
     """How much of the device's memory can still be promised, in MiB; None if it can't be read.
 
     What is promised counts in full, however little of it is used yet; so does what is used beyond.
     All else that is in use belongs to those who were promised nothing, and who may stay.
-    parts: of each of those who share the device, what it was promised and what its processes use:
-    the first is None for who was promised nothing and may use all, the second where it can't be
-    seen.
+    parts: of each of the others who share the device, what it was promised and what its processes
+    use: the first is None for who was promised nothing and may use all, the second where it can't
+    be seen. own: the same of who asks.
     """
     if device.memory_mib is None or usage.used_mib is None:
         return None
-    has_others = any(part != (0.0, 0.0) for part in parts)
-    is_exclusive = usage.mode == ComputeMode.EXCLUSIVE_PROCESS and has_others
+    is_exclusive = usage.mode == ComputeMode.EXCLUSIVE_PROCESS and bool(parts)
+    is_open = is_usable(usage) or bool(own[1])  # who asks may be the one process that it is for
+    parts = [*parts, own]
     promised = [size for size, _ in parts if size is not None]
-    if len(promised) < len(parts) or is_exclusive or not is_usable(usage):
+    if len(promised) < len(parts) or is_exclusive or not is_open:
         return 0.0
     strangers_mib = unpromised_mib(usage, [use for _, use in parts])
     if strangers_mib is None:  # in a container, say

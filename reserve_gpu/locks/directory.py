@@ -23,7 +23,7 @@ from reserve_gpu import host, interrupts
 from reserve_gpu.errors import LockError, MutexHeldError, shown
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.descriptors import NONE
-from reserve_gpu.locks.holders import Holders
+from reserve_gpu.locks.holders import SHARE, Holders
 from reserve_gpu.locks.lock import Lock, flock, kernel_device
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ def default_path() -> str:
 
 
 def _share_prefix(uuid: str) -> str:
-    return f"{lock_name(uuid).removesuffix('.lock')}.share"
+    return f"{lock_name(uuid).removesuffix('.lock')}{SHARE}"
 
 
 def _mutex_message(pids: list[int | None], waited_s: float) -> str:

@@ -17,6 +17,7 @@ from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.lock import RECORD_LIMIT, TEXT_LIMIT
 from reserve_gpu.model import UNITS, Holder, Ticket
 
+SHARE = ".share"  # in the name of a sharer's file, which only its owner can write
 MOST_WANTED = 1024  # devices in a ticket; one that names more was not written by us
 PIDS = 1 << 31
 MOST_MIB = 1e9  # no device has more memory than that
@@ -55,7 +56,9 @@ class Holders:
         """Who has the file of that name locked, as far as that is known: somebody has."""
         record, status = self._record(name)
         holder = Holder() if status is None else self._holder(record, status)
-        return holder._replace(file=name)
+        # Anybody may write into the file of a whole device, and who has that has no part.
+        part_mib = holder.part_mib if SHARE in name else None
+        return holder._replace(file=name, part_mib=part_mib)
 
     def ticket(self, name: str) -> Ticket:
         """The ticket in the file of that name, which somebody who waits has locked."""

@@ -118,9 +118,11 @@ def _full(refusal: Refusal, own: str, unit: str) -> Row:
     if own:
         left = words.room(room_mib or 0.0, unit)
         reason, room_mib = f"{own} has a part of it, and could have {left} in all", None
-    if sharers:  # what they run is theirs
+    if sharers:
         is_unused = words.is_unused(usage, processes) if usage and not own else None
-        processes = tuple(process for process in processes if process.has_reserved is False)
+    # What sharers run is theirs, and so may be what can't be told apart; what this runs is its own.
+    strange = (False,) if sharers else (False, None)
+    processes = tuple(process for process in processes if process.has_reserved in strange)
     return Row(
         refusal.device,
         State.FULL,

@@ -13,7 +13,7 @@ from reserve_gpu import host
 from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.usage import judge, room_mib
-from reserve_gpu.locks.directory import LockDirectory, lock_name
+from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.model import (
     GRAPHICS,
     ComputeMode,
@@ -200,7 +200,10 @@ def _row(
         graphics=tuple(process for process in processes if process.kind == GRAPHICS),
     )
     row = _judged(row, usage, judge(usage, idle_mib), fault)
-    return row if fault else row._replace(room_mib=_room_mib(device, row.holders, usage))
+    if fault:
+        return row
+    parts = [(holder.part_mib, holder.used_mib) for holder in row.holders]
+    return row._replace(room_mib=room_mib(device, usage, parts))
 
 
 def _lost_row(fault: Fault, others: Sequence[Holder]) -> Row:
@@ -257,13 +260,6 @@ def _using(holders: Sequence[Holder], processes: Sequence[Process]) -> tuple[Hol
         holder._replace(used_mib=uses.get(holder.pid) if holder.seen and holder.pid else None)
         for holder in holders
     )
-
-
-def _room_mib(device: Device, holders: Sequence[Holder], usage: Usage) -> float | None:
-    """What can still be promised of a device: nothing where somebody has all of it."""
-    if any(holder.file in (None, lock_name(device.uuid)) for holder in holders):
-        return 0.0
-    return room_mib(device, usage, [(holder.part_mib, holder.used_mib) for holder in holders])
 
 
 def _attributed(

@@ -55,5 +55,6 @@ class Capped:
         return [parts.warning(device, uses[device] or 0.0, request, names, MAGIC) for device in new]
 
     def end(self) -> None:
-        """Let the frameworks go that can be let go."""
+        """Let the frameworks go that can be let go, and begin anew with the next part."""
+        self._over = frozenset()
         hooks.remove()

@@ -140,7 +140,7 @@ def explained(claim: Claim, refusal: Refusal) -> Refusal:
         reading = _usage(claim, refusal.device)
     is_used = reading is not None and usage.judge(reading, claim.idle_mib) is State.BUSY
     processes = tuple(_processes(claim, refusal.device)) if is_used else None
-    if processes and refusal.sharers and claim.gpus.sees_all:
+    if processes and refusal.state is State.FULL and claim.gpus.sees_all:
         strangers = parts.strangers(processes, refusal.sharers)
         processes = tuple(p._replace(has_reserved=p not in strangers) for p in processes)
     return refusal._replace(usage=reading, processes=processes)

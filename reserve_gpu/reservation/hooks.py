@@ -8,6 +8,7 @@ All of it is best effort: a framework that works otherwise is said to have no ca
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,8 @@ class Hook:
         self._is_queued = False  # in PyTorch's list of what to do once CUDA has started
         self._is_awaited = False  # TensorFlow's start
         self._tensorflow_mib: int | None = None  # that TensorFlow has started with
+        # By thread and name: other finders may ask all the others as well, this one among them.
+        self._searches: set[tuple[int, str]] = set()
 
     def install(self, cap: Cap, theirs: Sequence[str]) -> None:
         """Keep the frameworks of this process to it, those that it imports later as well.
@@ -67,7 +70,8 @@ class Hook:
         if self._cap is None:
             return
         self._cap, self.notes = None, []
-        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+        # A list of its own: an import of another thread that goes through the old one skips none.
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
         for name, step in {"torch": self._set_torch, "cupy": self._cupy}.items():
             if sys.modules.get(name):
                 self._try(name, step, lambda _: None)
@@ -76,16 +80,21 @@ class Hook:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """What the other finders find, with a loader that says when it is done."""
-        if name not in ("torch", "tensorflow"):
+        search = threading.get_ident(), name
+        if name not in ("torch", "tensorflow") or search in self._searches:
             return None
-        for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)
-            if finder is self or find is None:
-                continue
-            if spec := find(name, path, target):
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, lambda: self._imported(name))
-                return spec  # type: ignore[no-any-return]
+        self._searches.add(search)
+        try:
+            for finder in sys.meta_path:
+                find = getattr(finder, "find_spec", None)
+                if finder is self or find is None:
+                    continue
+                if spec := find(name, path, target):
+                    if hasattr(spec.loader, "exec_module"):
+                        spec.loader = _Loader(spec.loader, lambda: self._imported(name))
+                    return spec  # type: ignore[no-any-return]
+        finally:
+            self._searches.discard(search)
         return None
 
     def _imported(self, name: str) -> None:
@@ -186,9 +195,8 @@ class _Loader:
         self._loader, self._done = loader, done
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # a copy is asked for other names before it has any
-            raise AttributeError(name)
-        return getattr(self._loader, name)
+        # Without going in circles where there is none yet, as while it is copied.
+        return getattr(object.__getattribute__(self, "_loader"), name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """As its own loader does it."""

@@ -75,15 +75,22 @@ def inherit(gpus: Nvml, locks: LockDirectory) -> None:
     if parent is None or environment.read()[environment.VISIBLE] is not None:
         return
     devices: list[Device] = []
-    visible = ""
+    visible, part_mib = "", None
     for device in gpus.walk():
         if isinstance(device, Device):
             holders = locks.listed_holders_of(device.uuid)
             if own := next((h for h in holders if h.seen and h.pid == parent), None):
                 devices.append(device)
-                visible = own.visible or ""
-    if devices:
-        environment.write(environment.variables(environment.in_order(devices, visible)))
+                visible, part_mib = own.visible or "", own.part_mib
+    if not devices:
+        return
+    ordered = environment.in_order(devices, visible)
+    values = environment.variables(ordered, part_mib)
+    if part_mib is not None:
+        with no_fork():
+            from reserve_gpu.reservation import caps  # which only parts need
+        values |= caps.variables(ordered, part_mib, environment.read())
+    environment.write(values)
 
 
 def inside(

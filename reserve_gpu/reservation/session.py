@@ -300,9 +300,10 @@ class Session:
 
         uses: in MiB, None where it can't be seen.
         """
-        if self._held is None or self._capped is None:
+        held = self._held  # another thread may let go of it
+        if held is None or self._capped is None:
             return []
-        return self._capped.exceeded(self._held, self._changes, uses)
+        return self._capped.exceeded(held, self._changes, uses)
 
     def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[str]:
         """Lock again what others don't respect any more.
