@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 from copy import copy, deepcopy
@@ -679,3 +680,44 @@ def test_real_tensorflow(machine: Machine) -> None:
     with machine.child(TF_CPP_MIN_LOG_LEVEL="3") as child:
         answer = child.run(READ_TENSORFLOW)
         assert answer.value == [True, 3.0, [[2349]]], answer.text
+
+
+# -- processes below -------------------------------------------------------------------------------
+
+BELOW = """
+import os, sys, reserve_gpu
+from reserve_gpu.reservation import environment
+os.environ.pop("CUDA_VISIBLE_DEVICES")  # or nothing but the GPU of the part could be had
+before = environment.read(environment.CAPS)
+held = reserve_gpu.reserve(1, memory=None if sys.argv[1] == "whole" else sys.argv[1])
+print({n: v for n, v in environment.read(environment.CAPS).items() if v and "XLA" not in n})
+held.release()
+assert environment.read(environment.CAPS) == before
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("memory", "limit"), [("whole", None), ("1GiB", "536870912"), ("4GiB", "3758096384")]
+)
+def test_a_process_below_has_caps_of_its_own(
+    machine: Machine, memory: str, limit: str | None
+) -> None:
+    """What a process above has set for its part is nobody's own: a new reservation replaces it.
+
+    What the user had set before that stands again, and the release gives back what was inherited.
+    """
+    machine.write("gpu\n memory 8192\n" * 2)
+    command = ("sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", BELOW, memory)
+    done = machine.command(
+        sys.executable, "-m", "reserve_gpu", "run", "--memory", "2GiB", "0", "--",
+        *command, PYTORCH_CUDA_ALLOC_CONF="backend:native",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "set already" not in done.stderr
+    expected = {CUPY_LIMIT: limit, TF_GROWTH: "true"} if limit else {}
+    said = ast.literal_eval(done.stdout.splitlines()[-1])
+    words = said.pop(TORCH_ALLOCATOR).split(",")
+    assert said == expected
+    assert words[0] == "backend:native"
+    assert len(words) <= (2 if limit else 1)

@@ -258,14 +258,25 @@ def test_best_fit(here: Here, mib: float, expected: str) -> None:
 
 
 def test_a_small_whole_one_stays_whole(here: Here) -> None:
-    """A GPU that others have a part of, or use, is taken before a smaller one that is idle."""
+    """A GPU that others have a part of is taken before a smaller one that is idle."""
     here.write("gpu\n  memory 16000\ngpu\n  memory 80000\n")
     with promised(here, gpu1=[50_000]):
         assert part(10_000) == "1"
+
+
+def test_strangers_come_last(here: Here) -> None:
+    """Beside one who was promised nothing, and may use more, a part is had only for want of others.
+
+    With a warning then.
+    """
+    here.write(f"{ONE}  compute 4321 5000\n{ONE}")
+    assert part(3000) == "1"
     reserve_gpu.release()
-    here.add("compute 4321 20000")
-    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="busy"):
-        assert part(10_000) == "1"
+    with (
+        promised(here, gpu1=[9000]),
+        pytest.warns(reserve_gpu.ReserveGPUWarning, match="without a reservation"),
+    ):
+        assert part(3000) == "0"
 
 
 def test_a_part_of_each_of_two(here: Here) -> None:

@@ -293,7 +293,8 @@ def _taken(
             )
             outcome = _outcome(own, claim, deadline, progress)
             if isinstance(outcome, Granted):
-                reservation = own.hold(outcome, request)
+                with outcome.let_go_if_it_fails(claim.held):
+                    reservation = own.hold(outcome, request)
                 return reservation, [*_warnings(claim, outcome), *own.notes]
             raise _failure(own, claim, outcome, deadline, face)
 

@@ -27,14 +27,16 @@ class Capped:
 
     def variables(self, held: Held, outside: Mapping[str, str | None]) -> dict[str, str]:
         """What to set for what is held. outside: the variables as somebody else set them."""
-        return caps.variables(held.devices, held.part_mib, outside)
+        values = caps.variables(held.devices, held.part_mib, outside)
+        own = environment.own_caps(values, outside)
+        return {**values, environment.OWN_CAPS: own} if values else {}
 
-    def keep(self, held: Held, changes: Changes) -> list[str]:
+    def keep(self, held: Held, changes: Changes, outside: Mapping[str, str | None]) -> list[str]:
         """Keep the frameworks of this process within what is held; returns what to say of it.
 
-        changes: of the variables, with those of the caps.
+        changes: of the variables, with those of the caps. outside: as somebody else set them.
         """
-        theirs = caps.standing(changes.outside()) if held.part_mib is not None else []
+        theirs = caps.standing(outside) if held.part_mib is not None else []
         said = hooks.install(held.devices, held.part_mib, theirs)
         fractions = caps.uneven(held.devices, held.part_mib, changes.written)
         return [*capping.stand(theirs), *fractions, *said]

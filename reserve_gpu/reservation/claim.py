@@ -235,13 +235,16 @@ def _look(
     claim: Claim, device: Device, lock: Lock, queue: Place, limit_s: float
 ) -> Locked | Refusal:
     """Whether the device, now locked, will do for all that others have or await of it."""
+    # Read before the memory: what a sharer takes in between is counted twice rather than not.
+    shares = _shares(claim, device, lock) if claim.request.part_mib is not None else None
     try:
         reading = claim.gpus.usage(device, limit_s)
     except DeviceError as error:
         return Refusal(device, error.state, fault=str(error))
     state = usage.judge(reading, claim.idle_mib)
-    if claim.request.part_mib is not None:
-        return _look_for_part(claim, device, lock, queue, reading, state)
+    if shares is not None:
+        room = parts.room(device, reading, *shares)
+        return _look_for_part(claim, device, lock, queue, reading, state, room)
     sharers = claim.locks.sharers_of(device.uuid, [lock.name]) if claim.request.share else ()
     if claim.is_taking_back:  # this process itself may be on it
         return Locked(device, lock, state, reading, sharers)
@@ -255,12 +258,16 @@ def _look(
 
 
 def _look_for_part(  # noqa: PLR0913, PLR0917 - of a look, with what was read in it
-    claim: Claim, device: Device, lock: Lock, queue: Place, reading: Usage, state: State
+    claim: Claim,
+    device: Device,
+    lock: Lock,
+    queue: Place,
+    reading: Usage,
+    state: State,
+    room: parts.Room | None,
 ) -> Locked | Refusal:
     """Whether the device, now locked as one who shares it, has room for the part."""
     part_mib = claim.request.part_mib or 0.0
-    sharers, own = _sharers(claim, device, lock)
-    room = parts.room(device, reading, sharers, own)
     if room is None:
         return Refusal(device, State.UNKNOWN, reading)
     is_shared = bool(room.sharers)
@@ -284,7 +291,7 @@ def _look_for_part(  # noqa: PLR0913, PLR0917 - of a look, with what was read in
     return Locked(device, lock, state, None if is_held else reading, room.sharers, room.most_mib)
 
 
-def _sharers(claim: Claim, device: Device, lock: Lock) -> tuple[list[Holder], parts.Own]:
+def _shares(claim: Claim, device: Device, lock: Lock) -> tuple[list[Holder], parts.Own]:
     """The others who share the device, with what they use of it; and this process."""
     sharers = claim.locks.sharers_of(device.uuid, [lock.name])
     promised_mib = (claim.part_mib or 0.0) if device.uuid in claim.held else 0.0

@@ -6,6 +6,7 @@ CUDA reads `CUDA_VISIBLE_DEVICES` once, in cuInit; what is set later changes not
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.interrupts import no_fork
@@ -25,7 +26,10 @@ MPS_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 XLA_FRACTION_TOO, TORCH_ALLOCATOR_TOO = "XLA_CLIENT_MEM_FRACTION", "PYTORCH_ALLOC_CONF"
 XLA_NAMES, TORCH_NAMES = (XLA_FRACTION, XLA_FRACTION_TOO), (TORCH_ALLOCATOR, TORCH_ALLOCATOR_TOO)
 CAPS = (*XLA_NAMES, *TORCH_NAMES, CUPY_LIMIT, TF_GROWTH, MPS_LIMIT)
-VARIABLES = (*CUDA, *CAPS)
+# Which caps were set here, and what they were before: a process below takes them for nobody's own.
+OWN_CAPS = "RESERVE_GPU_CAPS"
+WITH_PARTS = (*CAPS, OWN_CAPS)
+VARIABLES = (*CUDA, *WITH_PARTS)
 NO_DEVICES: Mapping[str, str | None] = {VISIBLE: "", MEMORY: None}
 
 NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED (cuda.h)
@@ -59,7 +63,7 @@ class Changes(NamedTuple):
         Caps that were set before and are not among them get the values that they had outside.
         """
         outside = self.outside()
-        gone = [name for name in self.written if name in CAPS and name not in values]
+        gone = [name for name in self.written if name in WITH_PARTS and name not in values]
         write({**{name: outside[name] for name in gone}, **values})
         written = {**self.written, **values}
         return Changes(outside, {n: value for n, value in written.items() if n not in gone})
@@ -81,6 +85,33 @@ def variables(devices: Sequence[Device], part_mib: float | None = None) -> dict[
         ORDER: "PCI_BUS_ID",  # CUDA's own default is another order than NVML's
         VISIBLE: ",".join(device.entry for device in devices),
     }
+
+
+def own_caps(values: Mapping[str, str | None], outside: Mapping[str, str | None]) -> str:
+    """What to leave to processes below: of each cap that is set, and what it was outside."""
+    with no_fork():
+        import json
+    return json.dumps({n: (v, outside.get(n)) for n, v in values.items() if n in CAPS})
+
+
+def inherited_caps(outside: Mapping[str, str | None]) -> dict[str, str | None]:
+    """The caps that a process above has set for its own part, with their values before that.
+
+    outside: the variables as somebody outside of this process set them. A value that was changed
+    since is the user's.
+    """
+    if not outside.get(OWN_CAPS):
+        return {}
+    with no_fork():
+        import json
+    with suppress(ValueError, TypeError, AttributeError, RecursionError):
+        caps = json.loads(outside[OWN_CAPS] or "").items()
+        return {
+            name: before
+            for name, (value, before) in caps
+            if name in CAPS and value == outside.get(name) and isinstance(before, str | None)
+        }
+    return {}
 
 
 def in_order(devices: Iterable[Device], visible: str) -> tuple[Device, ...]:

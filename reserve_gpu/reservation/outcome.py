@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.gpus import usage
 from reserve_gpu.model import Refusal, State
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -31,15 +32,17 @@ class Locked(NamedTuple):
     room_mib: float | None = None
 
     @property
-    def rank(self) -> tuple[bool, float]:
-        """Less is better: what is held already; of parts the fullest, and a whole one last of all.
+    def rank(self) -> tuple[int, float]:
+        """Less is better: what is held already; else what others use the least.
 
-        Else what others use the least.
+        Of parts the fullest of those that others have parts of, so that whole ones stay whole; last
+        of all where somebody runs who was promised nothing, and may use more at any time.
         """
         if self.usage is None:
-            return False, -1.0
+            return 0, -1.0
         if self.room_mib is not None:
-            return self.state is State.IDLE and not self.sharers, self.room_mib
+            kind = 0 if self.sharers else 1 if self.state is State.IDLE else 2
+            return kind, self.room_mib
         return self.state is not State.IDLE or bool(self.sharers), usage.used_mib(self.usage)
 
 
@@ -47,6 +50,17 @@ class Granted(NamedTuple):
     """An attempt that took what was asked for."""
 
     locked: tuple[Locked, ...]
+
+    @contextmanager
+    def let_go_if_it_fails(self, held: Mapping[str, Lock]) -> Iterator[None]:
+        """Let go of it if the block does not come to its end. held: what stays held even so."""
+        try:
+            yield
+        except BaseException:
+            for locked in self.locked:
+                if locked.lock is not held.get(locked.device.uuid):
+                    locked.lock.release()
+            raise
 
 
 class Denied(NamedTuple):

@@ -68,7 +68,7 @@ def first_will_do(request: Request) -> bool:
 def choose(
     devices: Sequence[Device],
     request: Request,
-    rank: Mapping[str, tuple[bool, float]],
+    rank: Mapping[str, tuple[int, float]],
     link: Callable[[Device, Device], int],
 ) -> list[Device] | None:
     """The best of those that can be had, in their order, None if they are too few.

@@ -363,7 +363,8 @@ class Session:
             part = given.part_mib, given.part_unit
             self._held = Held(given.devices, given.locks, given.note, *part)
             if capped := self._cap(self._held):
-                self.notes = capped.keep(self._held, self._changes)
+                outside = self._without_inherited_caps()
+                self.notes = capped.keep(self._held, self._changes, outside)
             self._sign()  # the notebook is known only now, in VS Code later
 
     def _again(self, note: str | None) -> list[str]:
@@ -400,21 +401,23 @@ class Session:
         capped = self._cap(held) if held and held.part_mib is not None else None
         if held is None or capped is None:
             return []
-        values = capped.variables(held, self.outside())
+        outside = self._without_inherited_caps()
+        values = capped.variables(held, outside)
         said = {name: v for name, v in reservation.environ.items() if name in environment.CAPS}
-        if values == said and environment.read(values) == values:
+        if _set_only(values) == said and environment.read(values) == values:
             return []
         self._changes = self._changes.to(values)
         others = {name: v for name, v in reservation.environ.items() if name not in said}
-        reservation.environ = {**others, **values}
-        self.notes = capped.keep(held, self._changes)
+        reservation.environ = {**others, **_set_only(values)}
+        self.notes = capped.keep(held, self._changes, outside)
         return self.notes
 
     def _change(self, held: Held) -> Reservation:
         """Hold that, and nothing else: set the variables, then let go of the rest."""
         values = environment.variables(held.devices, held.part_mib)
+        outside = self._without_inherited_caps()
         if capped := self._cap(held):
-            values |= capped.variables(held, self.outside())
+            values |= capped.variables(held, outside)
         environ = _set_only(values)
         reservation = Reservation(held.devices, environ, held.part_mib)
         if self._reservation and self._is_another_part(held):
@@ -422,14 +425,20 @@ class Session:
             reservation.environ, reservation.memory_mib = environ, held.part_mib
         before = self._held_locks()
         with interrupts.no_fork():
-            self._changes = self._changes.to(values)
+            inherited = environment.inherited_caps(self.outside())
+            self._changes = self._changes.to(inherited | values)
             self._held = held._replace(is_unnamed=not host.notebook_path())
             self._reservation = reservation
-            self.notes = capped.keep(held, self._changes) if capped else []
+            self.notes = capped.keep(held, self._changes, outside) if capped else []
         for uuid, lock in before.items():
             if held.locks.get(uuid) is not lock:
                 lock.release()
         return reservation
+
+    def _without_inherited_caps(self) -> dict[str, str | None]:
+        """The variables as somebody outside set them, without the caps of a part held above."""
+        outside = self.outside()
+        return outside | environment.inherited_caps(outside)
 
     def _is_another_part(self, held: Held) -> bool:
         """Whether that is what is held but for its size: then it is the same reservation."""
@@ -492,4 +501,5 @@ def session() -> Session:
 
 
 def _set_only(values: Mapping[str, str | None]) -> dict[str, str]:
-    return {name: value for name, value in values.items() if value is not None}
+    """Those that are set, for people; not what only processes below read."""
+    return {n: v for n, v in values.items() if v is not None and n != environment.OWN_CAPS}

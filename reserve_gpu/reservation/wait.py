@@ -133,5 +133,7 @@ def _wants(denied: Denied) -> list[str]:
 def _is_alike(before: Refusal | None, refusal: Refusal) -> bool:
     if before is None:
         return False
-    pids = [r.holder and r.holder.pid for r in (before, refusal)]
-    return before.state is refusal.state and pids[0] == pids[1]
+    people = [
+        [h and (h.pid, h.part_mib) for h in (r.holder, *r.sharers)] for r in (before, refusal)
+    ]
+    return before.state is refusal.state and people[0] == people[1]
