@@ -23,12 +23,16 @@ def first(*, quick: bool) -> Iterator[Row]:
     """The first reservation on a machine that is idle."""
     with stage(machine(GPUS)) as on:
         runs = {way: partial(choose, on, way, GPUS, 0) for way in ways.CODE}
-        times = in_turn(runs, 3 if quick else 21)
+        # setGPU's way sleeps for a second, after which a processor is slow for a while.
+        slow = {way: runs[way] for way in (ways.OURS, ways.SETGPU)}
+        fast = {way: run for way, run in runs.items() if way != ways.SETGPU}
+        times = in_turn(fast, 3 if quick else 61)
+        slow_times = in_turn(slow, 3 if quick else 7)
     ours = times[ways.OURS]
     what = "first reservation, whole process, against"
     yield slower(f"{what} {ways.FLOOR}", ours, times[ways.FLOOR], 1.5)
     yield faster(f"{what} {ways.NVITOP}", ours, times[ways.NVITOP], 1.5)
-    yield faster(f"{what} {ways.SETGPU}", ours, times[ways.SETGPU], 8)
+    yield faster(f"{what} {ways.SETGPU}", slow_times[ways.OURS], slow_times[ways.SETGPU], 8)
 
 
 def last(*, quick: bool) -> Iterator[Row]:
@@ -39,7 +43,7 @@ def last(*, quick: bool) -> Iterator[Row]:
             with stage(machine(MANY_GPUS, busy, pids)) as on:
                 both = (ways.OURS, ways.FLOOR)
                 runs = {way: partial(choose, on, way, MANY_GPUS, busy) for way in both}
-                times = in_turn(runs, 3 if quick else 21)
+                times = in_turn(runs, 3 if quick else 61)
             what = f"first free of {MANY_GPUS} GPUs is the last, {users}, against {ways.FLOOR}"
             yield slower(what, times[ways.OURS], times[ways.FLOOR], 2)
 

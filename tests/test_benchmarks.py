@@ -39,7 +39,7 @@ def test_a_wrong_choice_is_noticed() -> None:
 
 def test_bars() -> None:
     """A bar is met by the median, and up to the bar itself."""
-    assert str(table.slower("it", [3, 1, 9], [2], 1.5)) == (
+    assert str(table.slower("it", [3, 1, 9], [2, 2, 2], 1.5)) == (
         "| it | 1.50 times (3.0 ms against 2.0 ms) | at most 1.5 times | met |"
     )
     assert str(table.faster("it", [1000], [1490], 1.5)) == (
