@@ -326,7 +326,7 @@ def test_only_who_has_a_part_asks_the_driver_after_a_cell(
 
 
 def test_what_can_not_be_held_is_let_go(machine: Machine) -> None:
-    """Where something fails after the locks were taken, nothing stays locked that nobody knows of."""
+    """Where something fails after the locks were taken, nothing stays locked unknown to all."""
     with machine.child() as child, machine.child() as other:
         child.run("sys.modules['reserve_gpu.reservation.capped'] = None  # as where a file is gone")
         assert child.run("reserve_gpu.reserve(0, memory='2GB')").error == "ModuleNotFoundError"
