@@ -16,7 +16,7 @@ from reserve_gpu.model import Device, Fault
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DeviceNames: TypeAlias = "str | int | Iterable[str | int]"  # as people give them
+DeviceNames: TypeAlias = str | int | Iterable[str | int]  # as people give them
 
 # Text, which `re` compiles when a pattern is first used: most requests name no device.
 _INDEX = r"(?:gpu|cuda:)?([0-9]{1,4})"

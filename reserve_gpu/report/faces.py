@@ -1,16 +1,10 @@
 """How a hint is typed where it is read: in a notebook, in a shell, in Python."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from reserve_gpu.interrupts import no_fork
-from reserve_gpu.model import MIB, UNITS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from reserve_gpu.model import Request
+from reserve_gpu.model import MIB, UNITS, Request
 
 COMMAND_LIMIT = 200  # characters; a longer one is not repeated
 COMMAND = "COMMAND ..."

@@ -3,30 +3,33 @@
 A look before the lock proves nothing, as somebody else may take the device in between.
 """
 
-from __future__ import annotations
-
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.errors import LockError
 from reserve_gpu.gpus import usage
 from reserve_gpu.gpus.bindings import DeviceError
-from reserve_gpu.gpus.nvml import Link
-from reserve_gpu.locks.directory import MUTEX_LIMIT_S
+from reserve_gpu.gpus.nvml import Link, Nvml
+from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import Place
-from reserve_gpu.model import Caution, Device, Fault, Refusal, State, Ticket
+from reserve_gpu.model import (
+    Caution,
+    Device,
+    Fault,
+    Holder,
+    Process,
+    Refusal,
+    Request,
+    State,
+    Ticket,
+    Usage,
+)
 from reserve_gpu.reservation import environment, limit, parts, policy
 from reserve_gpu.reservation.outcome import Denied, Granted, Locked, Taken
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from reserve_gpu.gpus.nvml import Nvml
-    from reserve_gpu.locks.directory import LockDirectory
-    from reserve_gpu.model import Holder, Process, Request, Usage
 
 # Others wait for the mutex meanwhile: the readings of a look have so long, all together. A GPU that
 # was touched before answers within milliseconds, unless the driver hangs.

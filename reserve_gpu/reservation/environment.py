@@ -3,18 +3,13 @@
 CUDA reads `CUDA_VISIBLE_DEVICES` once, in cuInit; what is set later changes nothing, in silence.
 """
 
-from __future__ import annotations
-
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from reserve_gpu.interrupts import no_fork
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from reserve_gpu.model import Device
+from reserve_gpu.model import Device
 
 MEMORY, ORDER, VISIBLE = "CUDA_DEVICE_MEMORY", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
 CUDA = (MEMORY, ORDER, VISIBLE)
@@ -57,7 +52,7 @@ class Changes(NamedTuple):
             for name, value in read().items()
         }
 
-    def to(self, values: Mapping[str, str | None]) -> Changes:
+    def to(self, values: Mapping[str, str | None]) -> "Changes":
         """Set the variables; returns all that has been done to them then.
 
         Caps that were set before and are not among them get the values that they had outside.
@@ -68,7 +63,7 @@ class Changes(NamedTuple):
         written = {**self.written, **values}
         return Changes(outside, {n: value for n, value in written.items() if n not in gone})
 
-    def undo(self) -> Changes:
+    def undo(self) -> "Changes":
         """Give the variables the values that they had before; not those that others changed."""
         write(self.outside())
         return Changes()

@@ -1,19 +1,14 @@
 """What this process holds, as a value: the locks, and who in this process counts on them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.errors import LockError
+from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.lock import Lock
+from reserve_gpu.model import Device
 from reserve_gpu.report import messages
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from reserve_gpu.locks.directory import LockDirectory
-    from reserve_gpu.model import Device
 
 
 class Held(NamedTuple):
@@ -58,7 +53,7 @@ class Held(NamedTuple):
             if not (self.locks[device.uuid].held() and self.locks[device.uuid].stands())
         ]
 
-    def relocked(self, device: Device, directory: LockDirectory) -> tuple[Held, str]:
+    def relocked(self, device: Device, directory: LockDirectory) -> "tuple[Held, str]":
         """With a new lock of the device, and what to say of it; under the mutex.
 
         Raises LockError if another process has the device now.
@@ -71,15 +66,15 @@ class Held(NamedTuple):
         held = self._replace(locks={**self.locks, device.uuid: new})
         return held, messages.locked_anew(device, path)
 
-    def answered(self, thread: int) -> Held:
+    def answered(self, thread: int) -> "Held":
         """After one more call of reserve(); inside of a `with` block it lasts until its end."""
         return self if thread in self.inside else self._replace(answers=self.answers + 1)
 
-    def entered(self, thread: int) -> Held:
+    def entered(self, thread: int) -> "Held":
         """After the start of a `with` block: the call that it began with counts no more."""
         return self._replace(inside=(*self.inside, thread), answers=max(0, self.answers - 1))
 
-    def left(self, thread: int) -> Held:
+    def left(self, thread: int) -> "Held":
         """After the end of a `with` block, which another thread may have begun."""
         inside = list(self.inside)
         inside.remove(thread if thread in inside else inside[-1])

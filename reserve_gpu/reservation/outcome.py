@@ -1,20 +1,12 @@
 """What an attempt comes to: what it has locked, what it was refused, and what it lets go of."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from reserve_gpu.gpus import usage
-from reserve_gpu.model import Refusal, State
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from typing_extensions import Self
-
-    from reserve_gpu.locks.lock import Lock
-    from reserve_gpu.model import Device, Holder, Ticket, Usage
+from reserve_gpu.locks.lock import Lock
+from reserve_gpu.model import Device, Holder, Refusal, State, Ticket, Usage
 
 
 class Locked(NamedTuple):
@@ -79,7 +71,7 @@ class Taken:
         self.refusals: list[Refusal] = []
         self._kept: frozenset[str] = frozenset()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Taken":  # noqa: PYI034 - typing has Self from 3.11 on
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -3,19 +3,14 @@
 It is counted, not measured: what somebody was promised is theirs, however little they use yet.
 """
 
-from __future__ import annotations
-
 import math
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.gpus import usage
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from reserve_gpu.model import Device, Holder, Process, Usage
+from reserve_gpu.model import Device, Holder, Process, Usage
 
 
 class Own(NamedTuple):

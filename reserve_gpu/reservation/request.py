@@ -1,22 +1,16 @@
 """What somebody asks for: the request, sizes of memory, durations, and the one setting."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
+from reserve_gpu.gpus.names import DeviceNames
 from reserve_gpu.model import MIB, UNITS, Request
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from reserve_gpu.gpus.names import DeviceNames
 
 _DURATION = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*(s|m|min|h|d|)"
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -33,7 +27,7 @@ class Deadline(NamedTuple):
     at: float
 
     @classmethod
-    def after(cls, wait: object) -> Self:
+    def after(cls, wait: object) -> "Deadline":
         """The deadline that a duration from now makes. Raises RequestError."""
         limit_s = None if wait is None else parse_duration(wait)
         return cls(limit_s, time.monotonic() + (limit_s or 0.0))
