@@ -39,7 +39,9 @@ class Shell:
 
     def __init__(self, *, is_notebook: bool = False) -> None:
         self._before = {(where, name): vars(where).get(name, ABSENT) for where, name in ADDED}
-        self._main, self._path = sys.modules["__main__"], list(sys.path)
+        self._main = sys.modules["__main__"]
+        # With the list itself: a test may have put another in its place, and have taken it back.
+        self._path = sys.path, list(sys.path)
         self._instances = {kind: kind._instance for kind in Displaying._walk_mro()}
         config, kind = Config(), cast("Any", Displaying)
         config.HistoryManager.enabled = False  # it has a thread and a database
@@ -79,7 +81,8 @@ class Shell:
         for kind, instance in self._instances.items():
             kind._instance = instance
         sys.modules["__main__"] = self._main
-        sys.path[:] = self._path
+        path, entries = self._path
+        path[:] = entries
         for (where, name), value in self._before.items():
             if value is not ABSENT:
                 setattr(where, name, value)

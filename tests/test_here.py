@@ -15,6 +15,7 @@ import pytest
 
 import reserve_gpu
 from tests.here import Here, Without
+from tests.shell import Shell
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +30,19 @@ def test_locks_hold_against_processes(here: Here) -> None:
         assert child.reserve("'0'").error == "NoFreeDeviceError"
         assert child.reserve().value == "1"
     assert "nvmlDeviceGetComputeMode 0" in here.calls()
+
+
+def test_a_shell_leaves_no_path_of_another_test(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one test has put on sys.path beside a shell is not there for the next test."""
+    del here
+    before = list(sys.path)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "path", ["/elsewhere", *sys.path])
+        shell = Shell()
+    shell.close()
+    assert sys.path == before
 
 
 def test_environment_is_restored(tmp_path: Path) -> None:
