@@ -153,6 +153,24 @@ def lineage(pid: int) -> list[int]:
         return [pid]
 
 
+def is_below(pid: int, pids: Collection[int | None]) -> bool:
+    """Whether the process is one of these, or descends from one: the last is slow to find out."""
+    return pid in pids or (bool(pids) and any(above in pids for above in lineage(pid)))
+
+
+def with_uses(holders: Sequence[Holder], processes: Sequence[Process]) -> tuple[Holder, ...]:
+    """The holders, each with what its processes use of a device, as far as the kernel names it.
+
+    processes: all on the device.
+    """
+    pids = [holder.pid if holder.seen else None for holder in holders]
+    used = uses(processes, {pid for pid in pids if pid})
+    return tuple(
+        holder._replace(used_mib=used[pid] if pid else None)
+        for holder, pid in zip(holders, pids, strict=True)
+    )
+
+
 def uses(processes: Sequence[Process], pids: Collection[int]) -> dict[int, float | None]:
     """What each of these processes, with all that it has started, uses of a device, in MiB.
 

@@ -101,6 +101,11 @@ class Device(NamedTuple):
         """`GPU2`, or `GPU1:0`: what people call it."""
         return f"GPU{self.number}"
 
+    @property
+    def usable_mib(self) -> int | None:
+        """What the driver leaves of its memory."""
+        return None if self.memory_mib is None else self.memory_mib - (self.reserve_mib or 0)
+
 
 class Fault(NamedTuple):
     """A place where a device should be, and why none there can be used."""

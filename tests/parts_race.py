@@ -18,9 +18,7 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from contextlib import suppress
@@ -29,8 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import reserve_gpu
-from tests.machine import ROOT, Machine
-from tests.race import fork, load, lock_files
+from tests.race import fork, inside, load, lock_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -243,17 +240,8 @@ def main() -> int:
     told = parser.parse_args()
     if told.inside:
         return race(told.processes, told.rounds, told.seed)
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # as locks are by default
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        machine = Machine(Path(folder))
-        machine.write(SCENARIO)
-        environ = machine.environ()
-        del environ["STAND_IN_LOG"]  # it would grow by a megabyte a second
-        argv = [f"--{name}={getattr(told, name)}" for name in ("rounds", "processes", "seed")]
-        return subprocess.run(
-            [sys.executable, "-m", "tests.parts_race", "--inside", *argv],
-            env=environ, cwd=ROOT, check=False,
-        ).returncode  # fmt: skip
+    options = [f"--{name}={getattr(told, name)}" for name in ("rounds", "processes", "seed")]
+    return inside("tests.parts_race", SCENARIO, *options)
 
 
 if __name__ == "__main__":

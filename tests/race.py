@@ -323,23 +323,28 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def inside(module: str, scenario: str, *options: str) -> int:
+    """Run a race on a machine of that scenario, in a process that has its driver; its exit code."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # as locks are by default
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        machine = Machine(Path(folder))
+        machine.write(scenario)
+        environ = machine.environ()
+        del environ["STAND_IN_LOG"]  # it would grow by a megabyte a second
+        return subprocess.run(
+            [sys.executable, "-m", module, "--inside", *options],
+            env=environ, cwd=ROOT, check=False,
+        ).returncode  # fmt: skip
+
+
 def main() -> int:
     """Make a machine of eight GPUs and run the race on it, in a process that has its driver."""
     told = arguments()
     if told.inside:
         return race(told.processes, told.seconds, told.seed)
     seed = random.SystemRandom().randrange(1 << 32) if told.seed is None else told.seed
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # as locks are by default
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        machine = Machine(Path(folder))
-        machine.write(SCENARIO)
-        environ = machine.environ()
-        del environ["STAND_IN_LOG"]  # it would grow by a megabyte a second
-        options = [f"--processes={told.processes}", f"--seconds={told.seconds}", f"--seed={seed}"]
-        return subprocess.run(
-            [sys.executable, "-m", "tests.race", "--inside", *options],
-            env=environ, cwd=ROOT, check=False,
-        ).returncode  # fmt: skip
+    options = (f"--processes={told.processes}", f"--seconds={told.seconds}", f"--seed={seed}")
+    return inside("tests.race", SCENARIO, *options)
 
 
 if __name__ == "__main__":

@@ -124,12 +124,7 @@ def a_day(scene: Scene) -> None:
 
 def status(scene: Scene, lab: Lab, page: Page) -> None:
     """A notebook gets a GPU and shows who has the others."""
-    lab.write("sweep.ipynb", "%reserve_gpu", "%reserve_gpu --status")
-    with closing(Notebook(page, "sweep.ipynb")) as notebook:
-        for cell in range(2):
-            notebook.run(cell)
-            notebook.finish(cell)
-        take(page, "status.png", notebook)
+    take_after(lab, page, "status.png", "sweep.ipynb", "%reserve_gpu", "%reserve_gpu --status")
 
 
 def waiting(scene: Scene, lab: Lab, page: Page) -> None:
@@ -154,11 +149,7 @@ def waiting(scene: Scene, lab: Lab, page: Page) -> None:
 def refusal(scene: Scene, lab: Lab, page: Page) -> None:
     """A notebook asks for more GPUs than are free."""
     del scene
-    lab.write("three.ipynb", "%reserve_gpu -n 3")
-    with closing(Notebook(page, "three.ipynb")) as notebook:
-        notebook.run(0)
-        notebook.finish(0)
-        take(page, "refusal.png", notebook)
+    take_after(lab, page, "refusal.png", "three.ipynb", "%reserve_gpu -n 3")
 
 
 def parts(scene: Scene, lab: Lab, page: Page) -> None:
@@ -167,12 +158,8 @@ def parts(scene: Scene, lab: Lab, page: Page) -> None:
     scene.use(6, alice.pid, 12400, 71)
     bob = scene.holder("bob", "fold.ipynb", 6, since_s=25 * MINUTE_S, memory="32GiB")
     scene.use(6, bob.pid, 9500, 71)
-    lab.write("small.ipynb", "%reserve_gpu --memory 10GiB", "%reserve_gpu --status")
-    with closing(Notebook(page, "small.ipynb")) as notebook:
-        for cell in range(2):
-            notebook.run(cell)
-            notebook.finish(cell)
-        take(page, "parts.png", notebook)
+    cells = ("%reserve_gpu --memory 10GiB", "%reserve_gpu --status")
+    take_after(lab, page, "parts.png", "small.ipynb", *cells)
     for child in (alice, bob):  # the next picture has that GPU whole
         child.kill()
     scene.free(6)
@@ -208,6 +195,16 @@ def as_html(text: str) -> str:
         styles += ["opacity:0.7"] if code == "2" else []
         made += "</span>" if code == "0" else f'<span style="{";".join(styles)}">'
     return made
+
+
+def take_after(lab: Lab, page: Page, picture: str, name: str, *cells: str) -> None:
+    """Run the cells of a notebook of that name, and take a picture of it."""
+    lab.write(name, *cells)
+    with closing(Notebook(page, name)) as notebook:
+        for cell in range(len(cells)):
+            notebook.run(cell)
+            notebook.finish(cell)
+        take(page, picture, notebook)
 
 
 def take(page: Page, name: str, *notebooks: Notebook) -> None:

@@ -79,7 +79,7 @@ def room_mib(
     use: the first is None for who was promised nothing and may use all, the second where it can't
     be seen. own: the same of who asks.
     """
-    if device.memory_mib is None or usage.used_mib is None:
+    if device.usable_mib is None or usage.used_mib is None:
         return None
     is_exclusive = usage.mode == ComputeMode.EXCLUSIVE_PROCESS and bool(parts)
     is_open = is_usable(usage) or bool(own[1])  # who asks may be the one process that it is for
@@ -92,7 +92,7 @@ def room_mib(
         taken = max(sum(promised), usage.used_mib)
     else:
         taken = strangers_mib + sum(max(size or 0.0, use or 0.0) for size, use in parts)
-    return max(0.0, device.memory_mib - (device.reserve_mib or 0) - taken)
+    return max(0.0, device.usable_mib - taken)
 
 
 def unpromised_mib(usage: Usage, uses: Sequence[float | None]) -> float | None:

@@ -133,7 +133,7 @@ def _unfit(request: Request, group: Sequence[Refusal], total: int) -> str:
         most_mib: float = max(device.memory_mib or 0 for device in devices)
         if unfit is Unfit.PART:
             wanted_mib, unit = request.part_mib or 0.0, request.part_unit
-            most_mib = words.rounded_down(max(map(words.usable_mib, devices)), unit)
+            most_mib = words.rounded_down(max(device.usable_mib or 0 for device in devices), unit)
         largest = words.size(most_mib, unit)
         if is_all:
             return f"none has {words.size(wanted_mib, unit)}; the largest has {largest}"

@@ -191,7 +191,7 @@ def _row(
         state = State.RESERVED if row.holders else error.state
         return row._replace(state=state, reason=str(error), is_unreserved_use=None)
     if nvml.sees_all:
-        row = row._replace(holders=_using(row.holders, processes))
+        row = row._replace(holders=host.with_uses(row.holders, processes))
         processes = _attributed(processes, row.holders, is_complete=not fault)
     row = row._replace(
         usage=usage,
@@ -253,15 +253,6 @@ def _next_in_queue(device: Device, tickets: Sequence[Ticket]) -> int | None:
     return next(places, None)
 
 
-def _using(holders: Sequence[Holder], processes: Sequence[Process]) -> tuple[Holder, ...]:
-    """The holders, each with what its processes use, as far as the kernel names it."""
-    uses = host.uses(processes, {holder.pid for holder in holders if holder.seen and holder.pid})
-    return tuple(
-        holder._replace(used_mib=uses.get(holder.pid) if holder.seen and holder.pid else None)
-        for holder in holders
-    )
-
-
 def _attributed(
     processes: Sequence[Process], holders: Sequence[Holder], *, is_complete: bool
 ) -> list[Process]:
@@ -272,14 +263,11 @@ def _attributed(
     pids = {holder.pid for holder in holders if holder.seen and holder.pid}
     not_found = False if is_complete and all(holder.seen for holder in holders) else None
     return [
-        host.identified(process)._replace(has_reserved=_is_below(process.pid, pids) or not_found)
+        host.identified(process)._replace(
+            has_reserved=host.is_below(process.pid, pids) or not_found
+        )
         for process in processes
     ]
-
-
-def _is_below(pid: int, holders: set[int]) -> bool:
-    """Whether the process is a holder or descends from one: the last is slow to find out."""
-    return pid in holders or (bool(holders) and not holders.isdisjoint(host.lineage(pid)))
 
 
 def _is_unreserved_use(row: Row, use: State, *, is_known: bool) -> bool | None:

@@ -60,11 +60,6 @@ def rounded_down(mib: float, unit: str) -> float:
     return next((size_mib for size_mib in shorter if 0 <= size_mib <= mib), 0.0)
 
 
-def usable_mib(device: Device) -> float:
-    """What the driver leaves of a device's memory, in MiB."""
-    return (device.memory_mib or 0) - (device.reserve_mib or 0)
-
-
 def room(mib: float, unit: str) -> str:
     """Memory that can still be promised, rounded down: `6.2 GB`."""
     return size(rounded_down(mib, unit), unit)
@@ -373,7 +368,7 @@ def _unfit(device: Device, unfit: Unfit) -> str:
     if unfit is Unfit.MEMORY:
         return f"has {gib(device.memory_mib or 0)}"
     if unfit is Unfit.PART:
-        return f"has {gib(usable_mib(device))} to share"
+        return f"has {gib(device.usable_mib or 0)} to share"
     if unfit is Unfit.MEMORY_UNKNOWN:
         return "does not say how much memory it has"
     return "is a MIG instance; with this driver a process can use only one"

@@ -302,10 +302,9 @@ def _shares(claim: Claim, device: Device, lock: Lock) -> tuple[list[Holder], par
         return [], parts.Own()
     if not claim.gpus.sees_all:  # a pid may be another process's in our PID namespace
         return list(sharers), parts.Own(promised_mib, None)
-    seen = {sharer.pid for sharer in sharers if sharer.seen and sharer.pid}
-    uses = host.uses(claim.gpus.processes(device), {os.getpid(), *seen})
-    known = [s._replace(used_mib=uses[s.pid] if s.pid in seen else None) for s in sharers]
-    return known, parts.Own(promised_mib, uses[os.getpid()])
+    everybody = (*sharers, Holder(os.getpid(), seen=True))
+    *known, own = host.with_uses(everybody, claim.gpus.processes(device))
+    return known, parts.Own(promised_mib, own.used_mib)
 
 
 def _usage(claim: Claim, device: Device) -> Usage | None:

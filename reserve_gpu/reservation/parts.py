@@ -113,4 +113,4 @@ def delays(
 def strangers(processes: Sequence[Process], sharers: Sequence[Holder]) -> tuple[Process, ...]:
     """Those of the processes that belong to none of the sharers, nor to this process."""
     pids = {os.getpid(), *(sharer.pid for sharer in sharers)}
-    return tuple(p for p in processes if pids.isdisjoint(host.lineage(p.pid)))
+    return tuple(p for p in processes if not host.is_below(p.pid, pids))

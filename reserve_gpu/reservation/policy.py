@@ -35,9 +35,9 @@ def unfit(device: Device | Fault, request: Request, driver: str | None = None) -
     if device.memory_mib is not None and device.memory_mib < request.min_memory_mib:
         return Unfit.MEMORY
     if request.part_mib is not None:
-        if device.memory_mib is None:
+        if device.usable_mib is None:
             return Unfit.MEMORY_UNKNOWN
-        if request.part_mib > device.memory_mib - (device.reserve_mib or 0):
+        if request.part_mib > device.usable_mib:
             return Unfit.PART
     if device.instance is not None and request.needed > 1:
         major = (driver or "").partition(".")[0]

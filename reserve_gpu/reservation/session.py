@@ -235,12 +235,12 @@ class Session:
         held = Held(devices, locks, request.note, request.part_mib, request.part_unit)
         if self._held and self._is_another_part(held):  # for all who count on it
             before = self._held.answered(threading.get_ident())
-            held = held._replace(answers=before.answers, inside=before.inside)
-            if request.note is None and before.note is not None:
-                reservation = self._change(held)
-                self._sign(before.note)  # which growing takes from nobody
-                return reservation
-        return self._change(held)
+            note = before.note if request.note is None else request.note
+            held = held._replace(note=note, answers=before.answers, inside=before.inside)
+        reservation = self._change(held)
+        if held.note != request.note:  # growing takes it from nobody
+            self._sign()
+        return reservation
 
     def release(self, reservation: Reservation | None = None) -> tuple[Device, ...]:
         """Let go of the reservation if it is still this one, None for any; returns its devices.
@@ -415,7 +415,9 @@ class Session:
     def _change(self, held: Held) -> Reservation:
         """Hold that, and nothing else: set the variables, then let go of the rest."""
         values = environment.variables(held.devices, held.part_mib)
-        outside = self._without_inherited_caps()
+        outside = self.outside()
+        inherited = environment.inherited_caps(outside)
+        outside |= inherited
         if capped := self._cap(held):
             values |= capped.variables(held, outside)
         environ = _set_only(values)
@@ -425,7 +427,6 @@ class Session:
             reservation.environ, reservation.memory_mib = environ, held.part_mib
         before = self._held_locks()
         with interrupts.no_fork():
-            inherited = environment.inherited_caps(self.outside())
             self._changes = self._changes.to(inherited | values)
             self._held = held._replace(is_unnamed=not host.notebook_path())
             self._reservation = reservation
