@@ -235,13 +235,14 @@ if __name__ == "__main__":
     second.start()
     given = told.recv()
     second.join()
-    print({name for name in environ if environ[name] != given.get(name)} or "the same")
+    values = {**environ, "RESERVE_GPU_CAPS": os.environ.get("RESERVE_GPU_CAPS")}
+    print({name for name in values if values[name] != given.get(name)} or "the same")
 """
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_children_of_multiprocessing_are_told_of_the_part(machine: Machine, method: str) -> None:
-    """A child of whatever kind that asks has the part of its parent, with the same caps."""
+    """A child of whatever kind that asks has its parent's part and caps, marked as such."""
     machine.write(ONE)
     script = machine.folder / "asking.py"
     script.write_text(ASKING)

@@ -27,10 +27,7 @@ class Capped:
 
     def variables(self, held: Held, outside: Mapping[str, str | None]) -> dict[str, str]:
         """What to set for what is held. outside: the variables as somebody else set them."""
-        values = caps.variables(held.devices, held.part_mib, outside)
-        if not values:
-            return {}
-        return {**values, environment.OWN_CAPS: environment.own_caps(values, outside)}
+        return caps.marked(held.devices, held.part_mib, outside)
 
     def keep(self, held: Held, changes: Changes, outside: Mapping[str, str | None]) -> list[str]:
         """Keep the frameworks of this process within what is held; returns what to say of it.

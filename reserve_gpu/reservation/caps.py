@@ -19,11 +19,13 @@ from reserve_gpu.report import capping
 from reserve_gpu.reservation.environment import (
     CUPY_LIMIT,
     MPS_LIMIT,
+    OWN_CAPS,
     TF_GROWTH,
     TORCH_ALLOCATOR,
     TORCH_NAMES,
     XLA_FRACTION,
     XLA_NAMES,
+    own_caps,
 )
 from reserve_gpu.reservation.request import setting_mib
 
@@ -91,6 +93,14 @@ def variables(
     theirs |= {XLA_FRACTION} if _first(outside, *XLA_NAMES) else set()
     theirs |= {TORCH_ALLOCATOR} if FRACTION_WORD in _torch_words(outside) else set()
     return {name: value for name, value in values.items() if name not in theirs}
+
+
+def marked(
+    devices: Sequence[Device], part_mib: float | None, outside: Mapping[str, str | None]
+) -> dict[str, str]:
+    """The same, with the mark by which processes below take them for nobody's own."""
+    values = variables(devices, part_mib, outside)
+    return {**values, OWN_CAPS: own_caps(values, outside)} if values else {}
 
 
 def standing(outside: Mapping[str, str | None]) -> list[str]:

@@ -89,7 +89,7 @@ def inherit(gpus: Nvml, locks: LockDirectory) -> None:
     if part_mib is not None:
         with no_fork():
             from reserve_gpu.reservation import caps  # which only parts need
-        values |= caps.variables(ordered, part_mib, environment.read())
+        values |= caps.marked(ordered, part_mib, environment.read())
     environment.write(values)
 
 
