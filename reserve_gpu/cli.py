@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from reserve_gpu import command, errors, options, spelling
 from reserve_gpu.gpus import names
 from reserve_gpu.options import Option, Parser
+from reserve_gpu.quantities import parse_duration
 from reserve_gpu.report import page, prometheus
 from reserve_gpu.report.faces import SHELL
 from reserve_gpu.report.progress import Live, watch
 from reserve_gpu.reservation import api
-from reserve_gpu.reservation.request import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -132,7 +132,7 @@ COMMANDS = (
     Command(
         "run",
         "Reserve GPUs, set the CUDA variables, and become the command.",
-        options.REQUEST,
+        options.REQUEST_OF_COMMAND,
         command.run,
         command.SYNOPSIS,
         RUN_TEXT,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from reserve_gpu import host, options
 from reserve_gpu.errors import RequestError, ReservedAboveError, ReserveGPUError, TooLateError
+from reserve_gpu.quantities import parse_duration
 from reserve_gpu.reservation import api, request
 
 try:
@@ -66,7 +67,7 @@ class ReserveGPU(WorkerPlugin):
     ) -> None:
         parsed = request.parse(devices, **wishes)
         if wait is not None:
-            request.parse_duration(wait)
+            parse_duration(wait)
         # An iterator could be read once only, and the plugin is sent to every worker.
         names = {"devices": parsed.devices or None, "exclude": parsed.exclude}
         self.arguments = {"wait": wait, **wishes, **names}

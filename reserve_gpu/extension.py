@@ -84,7 +84,7 @@ class ReserveGPU(Magics):
         value: str = proposal["value"]
         if value and self.is_loaded:
             with no_fork():
-                from reserve_gpu.reservation.request import parse_size
+                from reserve_gpu.quantities import parse_size
             try:
                 parse_size(value)
             except RequestError as error:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from IPython.core.error import UsageError
 
 from reserve_gpu import errors, options
+from reserve_gpu.quantities import parse_duration
 from reserve_gpu.report import messages, pictures
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.reservation import api, environment
-from reserve_gpu.reservation.request import parse_duration
 
 if TYPE_CHECKING:
     from argparse import Namespace

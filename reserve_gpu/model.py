@@ -29,6 +29,8 @@ class State(Enum):
     BROKEN = "broken"  # the driver can't use it
     DENIED = "no permission"  # this user may not use it
     EMPTY = "no instance"  # MIG is on, and there is no instance
+    DRAINED = "drained"  # the administrator hands it out no more
+    LIMITED = "limited"  # this user may not have more
     UNFIT = "unfit"  # not what was asked for
 
 
@@ -170,6 +172,38 @@ class Gauges(NamedTuple):
     power_limit_w: float | None = None
 
 
+class Terms(NamedTuple):
+    """Until when somebody holds what they have reserved: by their own word, or by a rule.
+
+    lasts_s: for so long, from the moment at which it was reserved. until: that moment's end, or
+    one that was named. idle_s: until nothing has run and used it for so long.
+    if_wanted: not before somebody waits who could use it.
+    end_kernel: the process is to end where that alone frees the memory.
+    is_strict: also in the midst of a cell; only an administrator's rule says so.
+    """
+
+    lasts_s: float | None = None
+    until: float | None = None
+    idle_s: float | None = None
+    if_wanted: bool = False
+    end_kernel: bool = False
+    is_strict: bool = False
+
+    @property
+    def has_end(self) -> bool:
+        """Whether it ends at all before its process does."""
+        return not (self.lasts_s is None and self.until is None and self.idle_s is None)
+
+    def begun(self, now: float) -> "Terms":
+        """The same for what is reserved at that moment."""
+        if self.lasts_s is None:
+            return self
+        return self._replace(lasts_s=None, until=now + self.lasts_s)
+
+
+NO_TERMS = Terms()
+
+
 class Holder(NamedTuple):
     """The process that has a lock, and what it says of itself.
 
@@ -198,6 +232,8 @@ class Holder(NamedTuple):
     part_mib: float | None = None
     part_unit: str = "GiB"  # in which it has asked for that
     used_mib: float | None = None  # with its children; None where that can't be seen
+    terms: Terms = NO_TERMS  # until when, by its own word
+    overdue: float | None = None  # since when it should have ended, by its own word
 
     @property
     def is_over(self) -> bool:
@@ -238,6 +274,7 @@ class Request(NamedTuple):
     part_mib: float | None = None  # of each, the most memory that will be used; then it is shared
     part_unit: str = "GiB"  # in which that was asked for
     note: str | None = None  # for others to read
+    terms: Terms = NO_TERMS
 
     @property
     def needed(self) -> int:

@@ -36,7 +36,8 @@ class Option:
     def __init__(self, *flags: str, **settings: Any) -> None:
         self.flags, self.settings = flags, settings
         self.flag = flags[-1]  # `--min-memory`; `devices` for the names of devices
-        self.attribute = self.flag.lstrip("-").replace("-", "_")  # what the parser calls its value
+        # What the parser calls its value, and reserve() its keyword.
+        self.attribute = settings.get("dest") or self.flag.lstrip("-").replace("-", "_")
 
 
 DEVICES = Option(
@@ -73,13 +74,33 @@ MEMORY = Option(
     help="a part of it: the most memory that you will use (10GB); together with others who share",
 )
 NOTE = Option("--note", metavar="TEXT", help="a line for others to read beside your reservation")
+FOR = Option("--for", dest="for_", metavar="DURATION", help="let go of it after 90s, 30m, 4h, 2d")
+UNTIL = Option(
+    "--until", metavar="TIME", help="let go of it at 18:00, Fri, 2026-12-01 or 'Fri 18:00'"
+)
+IDLE = Option(
+    "--idle",
+    metavar="DURATION",
+    help="let go of it when no cell has run, and nothing has used it, for DURATION",
+)
+IF_WANTED = Option(
+    "--if-wanted", action="store_true", help="let go of it so only while somebody waits for it"
+)
+END_KERNEL = Option(
+    "--end-kernel",
+    action="store_true",
+    help="end the kernel then, where it has started CUDA: nothing else frees the memory",
+)
 OPTIONAL = Option(
     "--optional", action="store_true", help="where no GPU can be had, go on without one"
 )
 
 WHICH = (DEVICES, COUNT, MIN_MEMORY, NAME, EXCLUDE)
 HOW = (MEMORY, WAIT, SHARE, NOTE, OPTIONAL)
-REQUEST = (*WHICH, *HOW)
+WHEN = (FOR, UNTIL, IDLE, IF_WANTED, END_KERNEL)
+REQUEST = (*WHICH, *HOW, *WHEN)
+# A command ends by itself, or at that moment: nobody knows whether it is idle.
+REQUEST_OF_COMMAND = (*WHICH, *HOW, FOR, UNTIL)
 # Where a failure never ends the program: kernels start in any case, and so do Dask's workers.
 REQUEST_THAT_GOES_ON = tuple(option for option in REQUEST if option is not OPTIONAL)
 
@@ -146,6 +167,7 @@ Reserve a GPU for this kernel, and set the CUDA variables for what it runs next.
 MAGIC_CHAPTERS = {
     "which GPU": WHICH,
     "how": HOW,
+    "until when": WHEN,
     "instead of reserving one": (*MAGIC, HELP),
 }
 MAGIC_EXAMPLES = """\
@@ -213,9 +235,8 @@ class Outcome(NamedTuple):
 
 def wishes(arguments: Namespace) -> dict[str, Any]:
     """The keyword arguments of `reserve()` among what was parsed."""
-    values = {
-        option.attribute: getattr(arguments, option.attribute) for option in REQUEST_THAT_GOES_ON
-    }
+    names = [option.attribute for option in REQUEST_THAT_GOES_ON]
+    values = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     return {**values, "devices": arguments.devices or None}
 
 

@@ -248,7 +248,9 @@ def test_a_wait_that_runs_out(on_lab: Machine, open_notebook: Callable[..., Note
 def test_an_error_stops_run_all(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
     """Nothing free is said without a traceback, and Run All stops there."""
     on_lab.write(f"{ONE}compute 4321 3500")
-    notebook = open_notebook("mine.ipynb", "%reserve_gpu", "print('went on')")
+    # JupyterLab sends the second cell a moment later, and a kernel lets go of what it has got then.
+    slow = "import time; time.sleep(2)\n%reserve_gpu"
+    notebook = open_notebook("mine.ipynb", slow, "print('went on')")
     notebook.run_all()
     shown = notebook.finish(0)
     assert re.search(r"\b0\s+busy\b[^:]*no reservation: pid 4321\n", shown)

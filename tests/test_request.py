@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reserve_gpu import host
+from reserve_gpu import host, quantities
 from reserve_gpu.errors import RequestError
 from reserve_gpu.model import Request
 from reserve_gpu.reservation import request
@@ -113,7 +113,7 @@ def test_bad_request(arguments: dict[str, Any], said: str) -> None:
 )
 def test_size(text: str | float, mib: float) -> None:
     """GB are powers of ten, GiB powers of two, a bare number is MiB."""
-    assert request.parse_size(text) == pytest.approx(mib)
+    assert quantities.parse_size(text) == pytest.approx(mib)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_size(text: str | float, mib: float) -> None:
 def test_bad_size(text: str) -> None:
     """What is no size is refused, with examples of what is one."""
     with pytest.raises(RequestError, match="16GiB"):
-        request.parse_size(text)
+        quantities.parse_size(text)
 
 
 @pytest.mark.parametrize(
@@ -174,13 +174,13 @@ def test_bad_idle_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_duration(text: str | float, seconds: float) -> None:
     """A bare number is seconds, s, m, h and d are units, True is for ever."""
-    assert request.parse_duration(text) == pytest.approx(seconds)
+    assert quantities.parse_duration(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("longest", [math.inf, 1e300, "999999999999d", "999999999999"])
 def test_longest_duration(longest: str | float) -> None:
     """However long a duration is, Python can sleep for it."""
-    assert 1e9 < request.parse_duration(longest) <= threading.TIMEOUT_MAX
+    assert 1e9 < quantities.parse_duration(longest) <= threading.TIMEOUT_MAX
 
 
 @pytest.mark.parametrize(
@@ -194,14 +194,14 @@ def test_longest_duration(longest: str | float) -> None:
 def test_bad_duration(text: object) -> None:
     """What is no duration is refused, with examples of what is one."""
     with pytest.raises(RequestError, match="10m"):
-        request.parse_duration(text)
+        quantities.parse_duration(text)
 
 
 @pytest.mark.parametrize("text", ["0,1", "GPU0,GPU1", "cuda:0", "gpu3", "GPU-8f2a", "1:0"])
 def test_devices_in_place_of_a_duration(text: str) -> None:
     """Who gives devices after --wait is told where they belong."""
     with pytest.raises(RequestError, match=f"To wait for GPUs by name: {text} --wait"):
-        request.parse_duration(text)
+        Deadline.after(text)
 
 
 @pytest.mark.parametrize(

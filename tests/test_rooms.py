@@ -33,7 +33,7 @@ ROOMS = [
     {"reservation"},
     {"report"},
     {"gpus", "locks"},
-    {"host"},
+    {"host", "quantities"},
     {"interrupts"},
     {"errors"},
     {"model"},

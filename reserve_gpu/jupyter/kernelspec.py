@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import host, options
 from reserve_gpu.errors import RequestError, ReserveGPUError, shown
+from reserve_gpu.quantities import parse_duration
 from reserve_gpu.reservation import request
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _check(wishes: Namespace) -> None:
     arguments = options.wishes(wishes)
     wait = arguments.pop("wait")
     request.parse(arguments.pop("devices"), **arguments)
-    if wait is not None and request.parse_duration(wait) > LONGEST_WAIT_S:
+    if wait is not None and parse_duration(wait) > LONGEST_WAIT_S:
         raise RequestError(
             f"A kernel can wait for a GPU for up to {LONGEST_WAIT_S} s, as notebooks give up on "
             f"one that has not started after 60 s. Give --wait {LONGEST_WAIT_S}s, or wait in the "

@@ -15,7 +15,7 @@ from reserve_gpu import host
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.lock import RECORD_LIMIT, TEXT_LIMIT
-from reserve_gpu.model import UNITS, Holder, Ticket
+from reserve_gpu.model import UNITS, Holder, Terms, Ticket
 
 SHARE = ".share"  # in the name of a sharer's file, which only its owner can write
 MOST_WANTED = 1024  # devices in a ticket; one that names more was not written by us
@@ -125,7 +125,7 @@ def merge(record: dict[str, Any], pid: int | None, changed: float = 0.0) -> Hold
         user=_text(record.get("user")),
         notebook=_text(record.get("notebook")),
         note=_text(record.get("note")),
-        since=float(since) if isinstance(since, (int, float)) and 0 < since < LATEST_S else None,
+        since=read_moment(since),
         last_cell=changed if is_renewed else None,
         label=_text(record.get("label")),
         index=index if type(index) is int else None,
@@ -134,6 +134,8 @@ def merge(record: dict[str, Any], pid: int | None, changed: float = 0.0) -> Hold
         cwd=_text(record.get("cwd")),
         part_mib=read_part(record.get("part_mib")),
         part_unit=read_unit(record.get("part_unit")),
+        terms=read_terms(record),
+        overdue=read_moment(record.get("overdue")),
         seen=pid is not None,
         confirmed=pid is not None and pid == claimed,
         elsewhere=pid is None and record.get("namespace") not in (None, host.pid_namespace()),
@@ -148,6 +150,23 @@ def read_part(value: Any) -> float | None:
     """A promise of memory, in MiB. What makes no sense is none: whoever wrote it may use it all."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and 0 < value < MOST_MIB else None
+
+
+def read_moment(value: Any) -> float | None:
+    """Seconds since the epoch, None for what makes no sense."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 < value < LATEST_S else None
+
+
+def read_terms(record: dict[str, Any]) -> Terms:
+    """Until when somebody holds what they have, by their own word; none for what makes no sense."""
+    return Terms(
+        until=read_moment(record.get("until")),
+        idle_s=read_moment(record.get("idle_s")),
+        if_wanted=record.get("if_wanted") is True,
+        end_kernel=record.get("end_kernel") is True,
+        is_strict=record.get("is_strict") is True,
+    )
 
 
 def read_unit(value: Any) -> str:

@@ -1,13 +1,15 @@
 """How a hint is typed where it is read: in a notebook, in a shell, in Python."""
 
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from reserve_gpu.interrupts import no_fork
-from reserve_gpu.model import MIB, UNITS, Request
+from reserve_gpu.model import MIB, UNITS, Request, Terms
 
 COMMAND_LIMIT = 200  # characters; a longer one is not repeated
 COMMAND = "COMMAND ..."
+SECONDS = {"d": 86400, "h": 3600, "m": 60}
 
 
 class Face(NamedTuple):
@@ -64,6 +66,9 @@ def _words(request: Request) -> Iterator[str]:
         yield "--share"
     if request.note and request.note.isprintable():
         yield _option("--note", request.note)
+    for keyword, value in _terms(request.terms):
+        flag = keyword.strip("_").replace("_", "-")
+        yield f"--{flag} {_quoted(value)}" if value else f"--{flag}"
 
 
 def _option(flag: str, value: str) -> str:
@@ -96,6 +101,31 @@ def _arguments(request: Request) -> Iterator[str]:
         yield "share=True"
     if request.note:
         yield f"note={request.note!r}"
+    for keyword, value in _terms(request.terms):
+        yield f"{keyword}={value or True!r}"
+
+
+def _terms(terms: Terms) -> Iterator[tuple[str, str]]:
+    """Until when, by the keywords of `reserve()`; a flag has an empty value."""
+    if terms.lasts_s is not None:
+        yield "for_", _seconds(terms.lasts_s)
+    if terms.until is not None:
+        yield "until", time.strftime("%Y-%m-%d %H:%M", time.localtime(terms.until))
+    if terms.idle_s is not None:
+        yield "idle", _seconds(terms.idle_s)
+    if terms.if_wanted:
+        yield "if_wanted", ""
+    if terms.end_kernel:
+        yield "end_kernel", ""
+
+
+def _seconds(seconds: float) -> str:
+    """`4h`, `90m`, `45s`: the largest unit in which it is a whole number."""
+    fitting = (
+        unit for unit, length in SECONDS.items() if seconds >= length and not seconds % length
+    )
+    unit = next(fitting, "s")
+    return f"{seconds / SECONDS.get(unit, 1):.12g}{unit}"
 
 
 def _size(mib: float, unit: str) -> str:

@@ -56,6 +56,11 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     share: bool = False,
     memory: float | str | None = None,
     note: str | None = None,
+    for_: float | str | None = None,
+    until: str | None = None,
+    idle: float | str | None = None,
+    if_wanted: bool = False,
+    end_kernel: bool = False,
     progress: Callable[[Waiting], object] | Literal["auto"] | None = "auto",
 ) -> Reservation:
     """Reserve GPUs for this process and set the CUDA variables for whatever it starts next.
@@ -71,6 +76,12 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     memory: a part of each alone: the most device memory that this process and all that it starts
         will use, the CUDA context included, as `min_memory`. The rest is for others who share.
     note: a line for others to read.
+    for_: for how long to hold it, in seconds or as `30m`, `4h`, `2d`. until: the same as a moment
+        in local time: `18:00`, `Fri`, `2026-12-01`, `Fri 18:00`.
+    idle: let go of it when no cell has run, and no process of this one has used it, for so long.
+    if_wanted: let go of it so only while somebody waits who could use it.
+    end_kernel: where CUDA has started by then, end this process: nothing else frees the memory.
+        What was given to `before_end()` is called before.
     progress: called about once a second while this waits; by default the wait is shown in a
         notebook, an IPython shell or, on stderr, a terminal; None for silence.
 
@@ -89,6 +100,11 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         share=share,
         memory=memory,
         note=note,
+        for_=for_,
+        until=until,
+        idle=idle,
+        if_wanted=if_wanted,
+        end_kernel=end_kernel,
     )
     reservation, texts, is_new = ask(request, Deadline.after(wait), progress, PYTHON)
     try:

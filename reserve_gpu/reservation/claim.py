@@ -17,6 +17,7 @@ from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import (
+    NO_TERMS,
     Caution,
     Device,
     Fault,
@@ -25,6 +26,7 @@ from reserve_gpu.model import (
     Refusal,
     Request,
     State,
+    Terms,
     Ticket,
     Usage,
 )
@@ -79,9 +81,10 @@ def attempt(
                 place.join()
             ahead = queue.ahead()
             if chosen := _choose(claim, devices, queue, taken):
-                granted = taken.keep(chosen)
+                terms = claim.request.terms.begun(time.time())
+                granted = taken.keep(chosen)._replace(terms=terms)
                 part = claim.request.part_mib, claim.request.part_unit
-                record = signature(chosen, claim.request.note, *part)
+                record = signature(chosen, claim.request.note, *part, terms)
                 for locked in granted.locked:
                     locked.lock.write(record, locked.device)
                 return granted
@@ -89,15 +92,25 @@ def attempt(
     return Denied(tuple(refusals), tuple(ahead))
 
 
-def signature(
-    devices: Sequence[Device], note: str | None, part_mib: float | None, part_unit: str
+def signature(  # noqa: PLR0913, PLR0917 - all that others may read
+    devices: Sequence[Device],
+    note: str | None,
+    part_mib: float | None,
+    part_unit: str,
+    terms: Terms = NO_TERMS,
+    overdue: float | None = None,
 ) -> Mapping[str, str | float | None]:
-    """What others may read in the locks of these devices."""
+    """What others may read in the locks of these devices.
+
+    overdue: since when it should have ended, where it has not.
+    """
     visible = environment.variables(devices)[environment.VISIBLE]
-    record = {**host.myself(note), "visible": visible}
-    if part_mib is None:
-        return record
-    return {**record, "part_mib": part_mib, "part_unit": part_unit}
+    record: dict[str, str | float | None] = {**host.myself(note), "visible": visible}
+    if part_mib is not None:
+        record |= {"part_mib": part_mib, "part_unit": part_unit}
+    if terms.has_end:
+        record |= {"until": terms.until, "idle_s": terms.idle_s, "if_wanted": terms.if_wanted}
+    return record if overdue is None else {**record, "overdue": overdue}
 
 
 def cautions(claim: Claim, granted: Granted) -> list[Caution]:

@@ -16,9 +16,9 @@ from reserve_gpu import host
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.directory import default_path
-from reserve_gpu.locks.holders import merge, read_part, read_record, read_unit
+from reserve_gpu.locks.holders import merge, read_part, read_record, read_terms, read_unit
 from reserve_gpu.locks.lock import TEXT_LIMIT, Lock, kernel_device
-from reserve_gpu.model import Device
+from reserve_gpu.model import NO_TERMS, Device, Terms
 from reserve_gpu.reservation import environment
 from reserve_gpu.reservation.environment import Changes
 
@@ -40,7 +40,7 @@ class Handover(NamedTuple):
     """What one program leaves to the next in the same process.
 
     changes: to the CUDA variables. locks: what holds the devices, by UUID.
-    part_mib, part_unit: as of Held.
+    part_mib, part_unit, terms: as of Held.
     reason: why there is no device, if there is none and a person should be told.
     """
 
@@ -50,6 +50,7 @@ class Handover(NamedTuple):
     note: str | None = None
     part_mib: float | None = None
     part_unit: str = "GiB"
+    terms: Terms = NO_TERMS
     reason: str | None = None
 
 
@@ -64,6 +65,7 @@ def offer(handover: Handover) -> None:
         "devices": [device._asdict() for device in handover.devices],
         "locks": [(lock.descriptor, lock.name, lock.shared) for lock in locks],
         "part": (handover.part_mib, handover.part_unit),
+        "terms": handover.terms._asdict(),
         "note": handover.note and handover.note[:TEXT_LIMIT],
         "reason": handover.reason and handover.reason[:REASON_LIMIT],
     }
@@ -105,6 +107,7 @@ def _checked(fields: Mapping[str, Any]) -> Handover | None:
         note=_text(fields["note"]),
         part_mib=read_part(part_mib),
         part_unit=read_unit(part_unit),
+        terms=read_terms(fields.get("terms", {})),
         reason=_text(fields["reason"]),
     )
 

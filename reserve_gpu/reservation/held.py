@@ -7,7 +7,7 @@ from reserve_gpu import host
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.lock import Lock
-from reserve_gpu.model import Device
+from reserve_gpu.model import NO_TERMS, Device, Terms
 from reserve_gpu.report import messages
 
 
@@ -15,9 +15,10 @@ class Held(NamedTuple):
     """Devices that are held.
 
     locks: by UUID. part_mib: the part of each that was promised, None for all of it; it was
-    asked for in part_unit.
-    note: for others to read. is_unnamed: it was signed before the notebook's name
-    was known. answers: how many calls of reserve() were answered with it outside of a `with` block.
+    asked for in part_unit. note: for others to read.
+    terms: until when it is held. overdue: since when it should have ended, where it has not.
+    is_unnamed: it was signed before the notebook's name was known.
+    answers: how many calls of reserve() were answered with it outside of a `with` block.
     inside: the threads that are in a `with` block of it, once for each block.
     """
 
@@ -26,6 +27,8 @@ class Held(NamedTuple):
     note: str | None = None
     part_mib: float | None = None
     part_unit: str = "GiB"
+    terms: Terms = NO_TERMS
+    overdue: float | None = None
     is_unnamed: bool = False
     answers: int = 1
     inside: tuple[int, ...] = ()

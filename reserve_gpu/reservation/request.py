@@ -1,8 +1,6 @@
-"""What somebody asks for: the request, sizes of memory, durations, and the one setting."""
+"""What somebody asks for: the request, until when to wait, and the settings."""
 
-import math
 import os
-import re
 import time
 from typing import NamedTuple
 
@@ -10,12 +8,15 @@ from reserve_gpu import host
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.names import DeviceNames
-from reserve_gpu.model import MIB, UNITS, Request
+from reserve_gpu.model import MIB, NO_TERMS, UNITS, Request, Terms
+from reserve_gpu.quantities import (
+    LONGEST_S,
+    parse_duration,
+    parse_moment,
+    parse_size,
+    size_and_unit,
+)
 
-_DURATION = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*(s|m|min|h|d|)"
-_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-_LONGEST_S = 3e9  # a century, for which Python can still sleep
-_SIZE = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*(?:([kmgt])(i?)b?)?"
 # No GPU that runs CUDA has so little: who asks for 16 means GB, though a bare number is MiB.
 _LEAST_BARE_MIB = 1000
 
@@ -29,7 +30,9 @@ class Deadline(NamedTuple):
     @classmethod
     def after(cls, wait: object) -> "Deadline":
         """The deadline that a duration from now makes. Raises RequestError."""
-        limit_s = None if wait is None else parse_duration(wait)
+        is_name = isinstance(wait, str) and names.is_name(wait)
+        hint = f" To wait for GPUs by name: {shown(str(wait))} --wait." if is_name else ""
+        limit_s = None if wait is None else parse_duration(wait, hint=hint)
         return cls(limit_s, time.monotonic() + (limit_s or 0.0))
 
     @property
@@ -53,6 +56,11 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
     share: bool = False,
     memory: float | str | None = None,
     note: str | None = None,
+    for_: float | str | None = None,
+    until: str | None = None,
+    idle: float | str | None = None,
+    if_wanted: bool = False,
+    end_kernel: bool = False,
 ) -> Request:
     """The request that the arguments of reserve() make. Raises RequestError."""
     named, excluded = _names(devices), _names(exclude)
@@ -82,28 +90,8 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
         part_mib=part_mib,
         part_unit=part_unit,
         note=note,
+        terms=_terms(for_, until, idle, if_wanted=if_wanted, end_kernel=end_kernel),
     )
-
-
-def parse_size(text: str | float) -> float:
-    """A size of memory in MiB: `16GB`, `16GiB`, `16000` (MiB). Raises RequestError."""
-    number, unit = _size(text)
-    return number * UNITS[unit or "MiB"] / MIB
-
-
-def parse_duration(text: object) -> float:
-    """A time in seconds: `90`, `90s`, `10m`, `2h`, True for ever. Raises RequestError."""
-    if text is True:
-        return math.inf
-    if isinstance(text, (int, float)) and not isinstance(text, bool) and text >= 0:
-        return float(min(text, _LONGEST_S))
-    match = re.fullmatch(_DURATION, str(text).strip(), re.IGNORECASE | re.ASCII)
-    if not match:
-        is_name = isinstance(text, str) and names.is_name(text)
-        text = shown(str(text))
-        hint = f" To wait for GPUs by name: {text} --wait." if is_name else ""
-        raise RequestError(f"{text!r} is no duration. Give 90, 90s, 10m or 2h.{hint}")
-    return min(float(match[1]) * _SECONDS[match[2].lower()], _LONGEST_S)
 
 
 def idle_mib() -> float | None:
@@ -126,22 +114,43 @@ def _memory(keyword: str, size: str | float | None) -> tuple[float | None, str]:
     """A size of memory in MiB, and its unit. keyword: of reserve(). Raises RequestError."""
     if size is None:
         return None, "GiB"
-    number, unit = _size(size)
+    number, unit = size_and_unit(size)
     if unit is None and 0 < number < _LEAST_BARE_MIB:
         raise RequestError(_which_unit(keyword, size))
     unit = unit or "MiB"
     return number * UNITS[unit] / MIB, unit
 
 
-def _size(text: str | float) -> tuple[float, str | None]:
-    """A size of memory as a number and its unit, None where none was given. Raises RequestError."""
-    if isinstance(text, float) and text.is_integer():
-        text = int(text)
-    match = re.fullmatch(_SIZE, str(text).strip(), re.IGNORECASE | re.ASCII)
-    if not match:
-        raise RequestError(f"{shown(str(text))!r} is no size. Give 16GB, 16GiB or 16000 (MiB).")
-    unit = f"{match[2].upper()}{match[3].lower()}B" if match[2] else None
-    return float(match[1]), unit
+def _terms(
+    for_: float | str | None,
+    until: str | None,
+    idle: float | str | None,
+    *,
+    if_wanted: bool,
+    end_kernel: bool,
+) -> Terms:
+    """Until when the reservation is to last. Raises RequestError."""
+    if for_ is not None and until is not None:
+        raise RequestError("For how long, or until when? Give one of the two.")
+    terms = Terms(
+        lasts_s=None if for_ is None else _some_time(for_),
+        until=None if until is None else parse_moment(until, time.time()),
+        idle_s=None if idle is None else _some_time(idle),
+        if_wanted=if_wanted,
+        end_kernel=end_kernel,
+    )
+    if terms != NO_TERMS and not terms.has_end:
+        what = "if wanted" if if_wanted else "with the end of the kernel"
+        raise RequestError(f"To let go {what}, say when: after 4h, at 18:00, or idle for 1h.")
+    return terms
+
+
+def _some_time(text: float | str) -> float:
+    """A duration that has an end, and is not over at once. Raises RequestError."""
+    duration_s = parse_duration(text)
+    if not 0 < duration_s <= LONGEST_S:
+        raise RequestError(f"{shown(str(text))!r} is no time to hold a GPU. Give 30m, 4h or 2d.")
+    return duration_s
 
 
 def _which_unit(keyword: str, size: str | float) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu import host, interrupts
 from reserve_gpu.errors import LockError, NoFreeDeviceError, RequestError
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
+from reserve_gpu.model import NO_TERMS
 from reserve_gpu.report import messages
 from reserve_gpu.reservation import environment, policy
 from reserve_gpu.reservation.claim import signature
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from reserve_gpu.locks.lock import Lock
-    from reserve_gpu.model import Device, Request
+    from reserve_gpu.model import Device, Request, Terms
     from reserve_gpu.reservation.capped import Capped
     from reserve_gpu.reservation.outcome import Granted
     from reserve_gpu.reservation.request import Deadline
@@ -59,6 +60,11 @@ class Reservation:
     def note(self) -> str | None:
         """What others read beside the devices."""
         return session().note_of(self)
+
+    @property
+    def terms(self) -> Terms:
+        """Until when it lasts, as long as it does."""
+        return session().terms_of(self)
 
     def release(self) -> None:
         """Let go of the devices and give the variables the values that they had before."""
@@ -188,6 +194,10 @@ class Session:
         """What others read beside it, while it is held."""
         return self._held.note if self._held and self._reservation is reservation else None
 
+    def terms_of(self, reservation: Reservation) -> Terms:
+        """Until when it is held, while it is."""
+        return self._held.terms if self._held and self._reservation is reservation else NO_TERMS
+
     def outside(self) -> dict[str, str | None]:
         """The CUDA variables as somebody outside of this package set them."""
         return self._changes.outside()
@@ -232,7 +242,8 @@ class Session:
         """Hold what was taken, and nothing else: set the variables, then let go of the rest."""
         devices = tuple(locked.device for locked in granted.locked)
         locks = {locked.device.uuid: locked.lock for locked in granted.locked}
-        held = Held(devices, locks, request.note, request.part_mib, request.part_unit)
+        part = request.part_mib, request.part_unit
+        held = Held(devices, locks, request.note, *part, granted.terms)
         if self._held and self._is_another_part(held):  # for all who count on it
             before = self._held.answered(threading.get_ident())
             note = before.note if request.note is None else request.note
@@ -337,6 +348,7 @@ class Session:
         if held:
             part_mib, part_unit = held.part_mib, held.part_unit
             given = given._replace(note=held.note, part_mib=part_mib, part_unit=part_unit)
+            given = given._replace(terms=held.terms)
         handover.offer(given)
 
     def adopt(self) -> None:
@@ -361,7 +373,7 @@ class Session:
             environ = _set_only(given.changes.written)
             self._reservation = Reservation(given.devices, environ, given.part_mib)
             part = given.part_mib, given.part_unit
-            self._held = Held(given.devices, given.locks, given.note, *part)
+            self._held = Held(given.devices, given.locks, given.note, *part, given.terms)
             if capped := self._cap(self._held):
                 outside = self._without_inherited_caps()
                 self.notes = capped.keep(self._held, self._changes, outside)
@@ -483,8 +495,9 @@ class Session:
         if self._held:
             note = self._held.note if note is None else note
             self._held = self._held._replace(note=note, is_unnamed=not host.notebook_path())
-            part = self._held.part_mib, self._held.part_unit
-            record = signature(self._held.devices, note, *part)
+            held = self._held
+            part = held.part_mib, held.part_unit
+            record = signature(held.devices, note, *part, held.terms, held.overdue)
             for device in self._held.devices:
                 self._held.locks[device.uuid].write(record, device)
 

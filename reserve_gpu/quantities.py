@@ -1,0 +1,93 @@
+"""What people type for sizes of memory, for durations and for moments."""
+
+import math
+import re
+import time
+
+from reserve_gpu.errors import RequestError, shown
+from reserve_gpu.model import MIB, UNITS
+
+_DURATION = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*(s|m|min|h|d|)"
+_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+LONGEST_S = 3e9  # a century, for which Python can still sleep
+_SIZE = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*(?:([kmgt])(i?)b?)?"
+_DATE, _DAY = r"(?P<date>[0-9]{4}-[0-9]{1,2}-[0-9]{1,2})", r"(?P<day>[a-z]{2,9})"
+_CLOCK = r"(?P<clock>(?:[01]?[0-9]|2[0-3]):[0-5][0-9])"
+_MOMENT = rf"(?=.)(?:{_DATE}|{_DAY})?(?:(?:^|\s+|(?<=[0-9])t){_CLOCK})?"
+_DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+LAST_MINUTE = "23:59"  # of a day
+
+
+def parse_size(text: str | float) -> float:
+    """A size of memory in MiB: `16GB`, `16GiB`, `16000` (MiB). Raises RequestError."""
+    number, unit = size_and_unit(text)
+    return number * UNITS[unit or "MiB"] / MIB
+
+
+def size_and_unit(text: str | float) -> tuple[float, str | None]:
+    """A size of memory as a number and its unit, None where none was given. Raises RequestError."""
+    if isinstance(text, float) and text.is_integer():
+        text = int(text)
+    match = re.fullmatch(_SIZE, str(text).strip(), re.IGNORECASE | re.ASCII)
+    if not match:
+        raise RequestError(f"{shown(str(text))!r} is no size. Give 16GB, 16GiB or 16000 (MiB).")
+    unit = f"{match[2].upper()}{match[3].lower()}B" if match[2] else None
+    return float(match[1]), unit
+
+
+def parse_duration(text: object, *, hint: str = "") -> float:
+    """A time in seconds: `90`, `90s`, `10m`, `2h`, True for ever. Raises RequestError.
+
+    hint: what more to say to one that is none.
+    """
+    if text is True:
+        return math.inf
+    if isinstance(text, (int, float)) and not isinstance(text, bool) and text >= 0:
+        return float(min(text, LONGEST_S))
+    match = re.fullmatch(_DURATION, str(text).strip(), re.IGNORECASE | re.ASCII)
+    if not match:
+        raise RequestError(f"{shown(str(text))!r} is no duration. Give 90, 90s, 10m or 2h.{hint}")
+    return min(float(match[1]) * _SECONDS[match[2].lower()], LONGEST_S)
+
+
+def parse_moment(text: object, now: float) -> float:
+    """A moment to come, in seconds since the epoch: `18:00`, `Fri`, `2026-12-01`, `Fri 18:00`.
+
+    In local time. A time of day alone is the next one; a day without one lasts until 23:59.
+    now: in seconds since the epoch. Raises RequestError.
+    """
+    match = re.fullmatch(_MOMENT, str(text).strip(), re.IGNORECASE | re.ASCII)
+    moment = match and _moment(match["date"], match["day"], match["clock"], now)
+    if moment is None:
+        raise RequestError(
+            f"{shown(str(text))!r} is no time. Give 18:00, Fri, 2026-12-01 or 'Fri 18:00'."
+        )
+    if not now < moment <= now + LONGEST_S:
+        here = time.strftime("%Y-%m-%d %H:%M", time.localtime(now))
+        raise RequestError(f"{shown(str(text))!r} is not to come: here it is {here}.")
+    return moment
+
+
+def _moment(date: str | None, day: str | None, clock: str | None, now: float) -> float | None:
+    """The same of its parts; None where there is no such day or time."""
+    from datetime import datetime, timedelta  # which only a moment needs
+
+    here = datetime.fromtimestamp(now)  # noqa: DTZ006 - people mean the time of their clock
+    hours, minutes = map(int, (clock or LAST_MINUTE).split(":"))
+    try:
+        start = datetime.strptime(date, "%Y-%m-%d") if date else here  # noqa: DTZ007
+        moment = start.replace(hour=hours, minute=minutes, second=0, microsecond=0)
+        step = 0
+        if day:
+            names = [number for number, name in enumerate(_DAYS) if name.startswith(day.lower())]
+            if len(names) != 1:
+                return None
+            moment += timedelta(days=(names[0] - moment.weekday()) % 7)
+            step = 7
+        elif not date:
+            step = 1
+        if moment <= here:
+            moment += timedelta(days=step)
+        return moment.timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
