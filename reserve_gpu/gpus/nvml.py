@@ -170,6 +170,17 @@ class Nvml:
             return self._driver.run(self._read_computing, device)
         return []
 
+    def workers(self, device: Device, since: float) -> frozenset[int] | None:
+        """The pids of those that have computed on the device, or coded video, since that moment.
+
+        since: in seconds since the epoch; the driver remembers some seconds, or minutes.
+        None where it does not tell: of MIG instances, under WSL2.
+        """
+        with suppress(DeviceError):
+            self._require(device)
+            return self._driver.run(self._read_workers, device, since)
+        return None
+
     def link(self, one: Device, other: Device, limit_s: float | None = None) -> int:
         """How two GPUs are linked, as far as the driver can tell: one of Link, less is closer.
 
@@ -333,6 +344,18 @@ class Nvml:
                 name = f"nvmlDeviceGet{KINDS[kind]}RunningProcesses_{version}"
                 return [_process(entry, kind) for entry in self._driver.ask(name, handle)]
         return []
+
+    def _read_workers(self, device: Device, since: float) -> frozenset[int] | None:
+        """nvmlDeviceGetProcessUtilization; NOT_FOUND means that there were none."""
+        handle, _ = self._handles[device.uuid]
+        since_us = int(since * 1e6)
+        name = "nvmlDeviceGetProcessUtilization"
+        try:
+            samples = self._driver.ask(name, handle, since_us)
+        except DeviceError as error:
+            return frozenset() if error.code == Code.NOT_FOUND else None
+        used = (s for s in samples if s.smUtil or s.memUtil or s.encUtil or s.decUtil)
+        return frozenset(sample.pid for sample in used if sample.timeStamp > since_us)
 
     def _read_link(self, one: Device, other: Device) -> int:
         gpus = self._handles[one.uuid][1], self._handles[other.uuid][1]

@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "nvml.h"
 
+#include <time.h>
+
 static const unsigned long long MIB = 1 << 20, NOT_AVAILABLE = ~0ull;
 
 struct listing {
@@ -134,10 +136,27 @@ static int coder_utilisation(const struct subject *it, unsigned *percent, unsign
     return SUCCESS;
 }
 
-static int no_samples(unsigned *count) {
+struct sample {
+    unsigned pid;
+    unsigned long long time_us;
+    unsigned gpu, memory, encoder, decoder;
+};
+
+/* What each process on a GPU has done since that moment, in microseconds: all of them work as much as it does. */
+static int samples(const struct subject *it, struct sample *to, unsigned *count, unsigned long long since_us) {
     if (!count) return INVALID_ARGUMENT;
-    *count = 0;
-    return NOT_FOUND;
+    if (it->is_instance || is_split(it) || it->gpu->utilisation == NONE) return NOT_SUPPORTED;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    unsigned long long now_us = now.tv_sec * 1000000ull + now.tv_nsec / 1000;
+    const struct listing *listing = list(it->device, COMPUTE);
+    unsigned room = *count, found = it->gpu->utilisation && now_us > since_us ? listing->count : 0;
+    *count = found;
+    if (!found) return NOT_FOUND;
+    if (!to || room < found) return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < found; i++)
+        to[i] = (struct sample){listing->processes[i].pid, now_us, it->gpu->utilisation, 0, 0, 0};
+    return SUCCESS;
 }
 
 DEVICE_CALL(nvmlDeviceGetUtilizationRates, (handle_t device, struct utilisation *rates), utilisation(&it, rates))
@@ -146,5 +165,5 @@ DEVICE_CALL(nvmlDeviceGetEncoderUtilization, (handle_t device, unsigned *percent
 DEVICE_CALL(nvmlDeviceGetDecoderUtilization, (handle_t device, unsigned *percent, unsigned *period_us),
             coder_utilisation(&it, percent, period_us))
 DEVICE_CALL(nvmlDeviceGetProcessUtilization,
-            (handle_t device, void *samples, unsigned *count, unsigned long long since),
-            ((void)samples, (void)since, no_samples(count)))
+            (handle_t device, struct sample *to, unsigned *count, unsigned long long since_us),
+            samples(&it, to, count, since_us))

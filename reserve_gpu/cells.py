@@ -1,0 +1,76 @@
+"""Which cell runs in this process, by IPython's own word.
+
+The extension says when a cell begins and ends; a reservation that ends asks, as it must not be
+taken away in the midst of one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from reserve_gpu import host
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Cells:
+    """The cells of one shell.
+
+    shell: IPython's, None where no shell tells of its cells. quiet: no cell begins, nor ends, while
+    somebody has this lock. last: when the last one that a person ran began or ended, by
+    time.monotonic(). listeners: called at the end of each cell.
+    """
+
+    def __init__(self) -> None:
+        self.shell: Any = None
+        self.quiet = threading.RLock()
+        self.is_running = False
+        self.last = time.monotonic()
+        self.listeners: list[Callable[[], object]] = []
+        self._code: str | None = None  # of the one that runs, None where its begin was not seen
+
+    def begin(self, info: Any) -> None:
+        """A cell begins: IPython's pre_run_cell. One within another counts as a part of it."""
+        with self.quiet:
+            if not self.is_running:
+                self.is_running, self._code = True, info.raw_cell
+            self._note(info)
+
+    def end(self, result: Any) -> None:
+        """A cell has ended: IPython's post_run_cell."""
+        info = result.info
+        with self.quiet:
+            if info is None or self._code in (None, info.raw_cell):
+                self.is_running, self._code = False, None
+            self._note(info)
+        for listener in [*self.listeners]:
+            listener()
+
+    def note_running(self) -> None:
+        """What calls this is a cell, if anything in this thread is: its begin may not be known."""
+        if self.shell and threading.current_thread() is threading.main_thread():
+            with self.quiet:
+                self.is_running = True
+
+    def stop_shell(self) -> None:
+        """Let a kernel end as it does when it is told to, with all that is done at its end."""
+        with suppress(AttributeError):  # it is no kernel, or one of another make
+            loop = self.shell.kernel.io_loop
+            loop.add_callback(loop.stop)
+
+    def _note(self, info: Any) -> None:
+        # Front ends run code of their own unseen, without a place in the history.
+        if info is None or info.store_history:
+            self.last = time.monotonic()
+
+
+def cells() -> Cells:
+    """Those of this very process: a forked child runs none."""
+    known: dict[int, Cells] = host.kept("cells", dict)
+    pid = os.getpid()
+    return known.get(pid) or known.setdefault(pid, Cells())

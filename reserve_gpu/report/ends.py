@@ -1,0 +1,120 @@
+"""What the holder is told of a reservation that ends: until when, that it is near, that it is over."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from reserve_gpu.model import Request, Terms
+from reserve_gpu.report import words
+from reserve_gpu.report.words import duration, labels
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reserve_gpu.model import Device
+    from reserve_gpu.report.faces import Face
+
+HOUR_S, TEN_MINUTES_S, MINUTE_S = 3600, 600, 60
+
+
+class End(NamedTuple):
+    """The end of a reservation.
+
+    at: when, or since when, in seconds since the epoch. face: where it is read.
+    """
+
+    devices: Sequence[Device]
+    terms: Terms
+    at: float
+    face: Face
+
+    @property
+    def prolong(self) -> str:
+        """What to type to hold it for longer, as it was asked for."""
+        if self.is_by_idleness:
+            return self.face.typed(Request(terms=Terms(idle_s=self.terms.idle_s)))
+        return self.face.typed(Request(terms=Terms(lasts_s=2.0 * HOUR_S)))
+
+    @property
+    def is_by_idleness(self) -> bool:
+        """Whether it ends as nothing has used it, before it does by the clock."""
+        until = self.terms.until
+        return self.terms.idle_s is not None and (until is None or self.at < until)
+
+
+def lasts(devices: Sequence[Device], terms: Terms, now: float) -> str:
+    """`GPU2 is yours until 18:00, for 3 h.`, and when it is let go of besides."""
+    ways = []
+    if terms.until is not None:
+        ways.append(f"until {words.moment(terms.until, now)}, for {coarse(terms.until - now)}")
+    if terms.idle_s is not None:
+        ways.append(f"until it is idle for {words.time_limit(terms.idle_s)}")
+    text = f"{labels(devices)} {words.be(len(devices))} yours {', or '.join(ways)}"
+    return f"{text}; longer where nobody waits for it." if terms.if_wanted else f"{text}."
+
+
+def near(end: End, left_s: float) -> str:
+    """That the end is near. left_s: until then."""
+    what = f"The reservation of {labels(end.devices)} ends in {words.time_limit(max(left_s, 1.0))}"
+    why = f", at {words.moment(end.at, time.time())}"
+    if end.is_by_idleness:
+        why = f", as nothing has used it for {words.time_limit(end.terms.idle_s or 0.0)} by then"
+    if end.terms.if_wanted:
+        why += ", once somebody waits for it"
+    return f"{what}{why}. To keep it: {end.prolong}"
+
+
+def may_go(end: End) -> str:
+    """That it is over, and lasts until somebody waits."""
+    return (
+        f"{labels(end.devices)} {words.be(len(end.devices))} yours only until somebody waits for it "
+        f"{_since(end)}. To keep it: {end.prolong}"
+    )
+
+
+def gone(end: End) -> str:
+    """That it was let go of."""
+    visible_to = {"kernel": "notebook"}.get(end.face.place, end.face.place)
+    return (
+        f"The reservation of {labels(end.devices)} has ended{_why(end)}. No GPU is visible to this "
+        f"{visible_to} now; get one with {end.face.typed(Request())}"
+    )
+
+
+def overdue(end: End) -> str:
+    """That it should have ended, and can't as long as CUDA runs here."""
+    place = end.face.place
+    return (
+        f"The reservation of {labels(end.devices)} is overdue{_why(end)}; CUDA has started in this "
+        f"{place}, so only its end frees the memory. Restart the {place}, or keep it: "
+        f"{end.prolong}"
+    )
+
+
+def ending(end: End) -> str:
+    """That the process is about to end."""
+    return f"This {end.face.place} ends: the reservation of {labels(end.devices)} is over{_why(end)}."
+
+
+def failed(name: str, why: str) -> str:
+    """That a function of before_end() has not done its work. why: what it raised, in words."""
+    return f"before_end: {words.shown(name)} {words.shown(why, words.REASON_LIMIT)}."
+
+
+def coarse(seconds: float) -> str:
+    """A time to come as it is counted down: `4 h`, `50 min`, `3 min`, and seconds at the end."""
+    if seconds >= 2 * HOUR_S:
+        return duration(seconds // HOUR_S * HOUR_S)
+    step = TEN_MINUTES_S if seconds >= 2 * TEN_MINUTES_S else MINUTE_S
+    return duration(seconds // step * step) if seconds >= MINUTE_S else words.time_limit(seconds)
+
+
+def _why(end: End) -> str:
+    if end.is_by_idleness:
+        return f": nothing has used it for {words.time_limit(end.terms.idle_s or 0.0)}"
+    return f" {_since(end)}"
+
+
+def _since(end: End) -> str:
+    return f"since {words.moment(end.at, time.time())}"

@@ -1,0 +1,287 @@
+"""Reservations that end: the one thread that waits for the end, and what it does then.
+
+Two clocks count. A moment (`--for`, `--until`) is one of the clock on the wall, which others read,
+so a machine that has slept past it finds the reservation over. Idleness is counted by the clock
+that stands still while the machine sleeps: that night nobody has let a GPU lie idle.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from reserve_gpu import host, interrupts
+from reserve_gpu.cells import cells
+from reserve_gpu.errors import DriverError, LockError
+from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.report import ends
+from reserve_gpu.report.ends import End
+from reserve_gpu.report.faces import MAGIC, PYTHON
+from reserve_gpu.reservation import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from reserve_gpu.model import Device, Terms
+    from reserve_gpu.reservation.held import Held
+
+SLICE_S = 60.0  # at most so long after a machine has slept its clock is looked at
+WANTED_S = 2.0  # between two looks at whether somebody waits
+LOOKS = 12  # at what uses a device, in the time in which nothing may
+LONGEST_LOOK_S = 300.0
+DRIVER_LIMIT_S = 5.0  # for the driver to answer such a look
+MUTEX_LIMIT_S = 0.5
+# Before the end: so long, or that part of the whole time, whichever is less.
+WARNINGS = ((600.0, 0.25), (60.0, 0.05))
+STOP_S = 10.0  # until a process that is to end by itself gets the next signal
+
+
+class BeforeEnd(NamedTuple):
+    """What is called before the process ends. limit_s: for how long it is waited for."""
+
+    function: Callable[[], object]
+    limit_s: float
+
+
+class Owner(Protocol):
+    """Who holds the reservation: the session."""
+
+    before_end: Sequence[BeforeEnd]
+
+    @property
+    def held(self) -> Held | None:
+        """What is held now."""
+
+    def turn(self) -> AbstractContextManager[object]:
+        """Nothing is changed by others in the block."""
+
+    def let_go(self) -> None:
+        """Let go of it, in a turn, so that this process sees no device any more."""
+
+    def mark_overdue(self, since: float) -> None:
+        """Let everybody see that it should have ended at that moment."""
+
+    def tell(self, text: str, *, is_news: bool) -> None:
+        """Show it in the output of the cell that has reserved; where it is news in the next, too."""
+
+
+class Ending:
+    """Waits for the end of what is held, on a thread of its own.
+
+    It goes by the terms that held at its start; for others there is another one.
+    """
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._began = time.time()
+        self._used = self._next_look = time.monotonic()
+        self._looked_at = self._began
+        self._warned = 0
+        self._told = ""
+        self._may_go = False
+        self._is_stopped = self._is_woken = False
+        self._condition = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="reserve_gpu", daemon=True)
+
+    def start(self) -> None:
+        """Begin to wait."""
+        cells().listeners.append(self.wake)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look again at how things stand."""
+        with self._condition:
+            self._is_woken = True
+            self._condition.notify()
+
+    def stop(self) -> None:
+        """Wait no longer; the thread ends by itself."""
+        self._is_stopped = True
+        self.wake()
+
+    def _run(self) -> None:
+        try:
+            while (pause_s := self._step()) is not None:
+                self._pause(pause_s)
+        finally:
+            cells().listeners.remove(self.wake)
+
+    def _pause(self, seconds: float) -> None:
+        with self._condition:
+            if not self._is_woken:
+                self._condition.wait(seconds)
+            self._is_woken = False
+
+    def _step(self) -> float | None:
+        """Do what is due; returns for how long there is nothing to do, None for ever."""
+        held = self._owner.held
+        if self._is_stopped or held is None or held.overdue is not None:
+            return None
+        left_s, end = self._end(held)
+        if left_s > 0:
+            return min(left_s, SLICE_S, self._count_down(end, left_s), self._look_s(held.terms))
+        if cells().is_running and not held.terms.is_strict:
+            return SLICE_S  # the end of the cell wakes this up
+        if held.terms.if_wanted and not _is_wanted(held.devices):
+            if not self._may_go:
+                self._owner.tell(ends.may_go(end), is_news=True)
+            self._may_go = True
+            return WANTED_S
+        return self._finish(held, end)
+
+    def _end(self, held: Held) -> tuple[float, End]:
+        """The seconds that are left, and the end."""
+        terms, now = held.terms, time.time()
+        left_s = float("inf") if terms.until is None else terms.until - now
+        if terms.idle_s is not None:
+            left_s = min(left_s, terms.idle_s - self._idle_s(held.devices, terms.idle_s))
+        face = MAGIC if cells().shell else PYTHON
+        return left_s, End(held.devices, terms, now + left_s, face)
+
+    def _idle_s(self, devices: Sequence[Device], limit_s: float) -> float:
+        """For how long no cell has run, and no process of this one has used a device."""
+        now = time.monotonic()
+        if cells().is_running:
+            self._used = now
+        elif now >= self._next_look:
+            self._next_look = now + _look_s(limit_s)
+            since, self._looked_at = self._looked_at, time.time()
+            if _is_used(devices, since):
+                self._used = now
+        if cells().shell:
+            self._used = max(self._used, cells().last)
+        return now - self._used
+
+    def _look_s(self, terms: Terms) -> float:
+        """The seconds until the next look at what uses the devices."""
+        if terms.idle_s is None:
+            return float("inf")
+        return max(0.0, self._next_look - time.monotonic())
+
+    def _count_down(self, end: End, left_s: float) -> float:
+        """Show how much time is left; returns the seconds until the next warning."""
+        whole_s = (end.terms.idle_s or 0.0) if end.is_by_idleness else end.at - self._began
+        leads = [min(longest_s, whole_s * part) for longest_s, part in WARNINGS]
+        due = sum(left_s <= lead_s for lead_s in leads)
+        if due > self._warned:
+            self._told = ends.near(end, left_s)
+            self._owner.tell(self._told, is_news=True)
+        elif not due and (text := ends.lasts(end.devices, end.terms, time.time())) != self._told:
+            # Also where it was used again, so that a warning is none any more.
+            self._told = text
+            self._owner.tell(text, is_news=False)
+        self._warned = due
+        return min((left_s - lead_s for lead_s in leads[due:]), default=left_s)
+
+    def _finish(self, held: Held, end: End) -> float | None:
+        """The end: let go, or say that it is overdue, or end this process."""
+        with self._owner.turn(), cells().quiet:
+            if not self._is_over(held):
+                return 0.0
+            if not environment.cuda_started():
+                self._owner.let_go()
+                self._owner.tell(ends.gone(end), is_news=True)
+                return None
+            self._owner.mark_overdue(end.at)
+            if not held.terms.end_kernel:
+                self._owner.tell(ends.overdue(end), is_news=False)  # each cell says it
+                return None
+        self._owner.tell(ends.ending(end), is_news=True)
+        for function, limit_s in self._owner.before_end:
+            if problem := _called(function, limit_s):
+                self._owner.tell(problem, is_news=True)
+        return self._end_process(held)
+
+    def _end_process(self, held: Held) -> float | None:
+        """End it, unless it was prolonged meanwhile: as it ends by itself first, then by force."""
+        steps: list[Callable[[], object]] = [
+            *([cells().stop_shell] if cells().shell else []),
+            lambda: os.kill(os.getpid(), signal.SIGTERM),
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+        ]
+        for step in steps:
+            now = self._owner.held
+            if self._is_stopped or now is None or now.terms != held.terms:
+                return None
+            step()
+            until = time.monotonic() + STOP_S
+            while (left_s := until - time.monotonic()) > 0 and not self._is_stopped:
+                self._pause(left_s)
+        return None
+
+    def _is_over(self, held: Held) -> bool:
+        """Whether it still is, now that nobody else changes anything."""
+        now = self._owner.held
+        if self._is_stopped or now is None or now.terms != held.terms:
+            return False
+        if cells().is_running and not held.terms.is_strict:
+            return False
+        return self._end(now)[0] <= 0
+
+
+def _called(function: Callable[[], object], limit_s: float) -> str | None:
+    """Call a function of before_end(); returns what to say where it has not done its work."""
+    name = getattr(function, "__qualname__", repr(function))
+    problems: list[str] = []
+
+    def call() -> None:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - a person's code may raise anything
+            problems.append(ends.failed(name, f"raised {type(error).__name__}: {error}"))
+
+    thread = threading.Thread(target=call, name=f"before_end {name}", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if thread.is_alive():
+        return ends.failed(name, f"has not ended within {limit_s:g} s")
+    return problems[0] if problems else None
+
+
+def _look_s(idle_s: float) -> float:
+    return min(LONGEST_LOOK_S, idle_s / LOOKS)
+
+
+def _is_used(devices: Sequence[Device], since: float) -> bool:
+    """Whether this process or one that it has started has used a device since that moment.
+
+    What can't be read is never taken for idle.
+    """
+    try:
+        with interrupts.deferred(), Nvml(DRIVER_LIMIT_S) as gpus:
+            return any(_is_device_used(gpus, device, since) for device in devices)
+    except (DriverError, DeviceError):
+        return True
+
+
+def _is_device_used(gpus: Nvml, device: Device, since: float) -> bool:
+    """The same of one device, by what its own driver says of processes; else of the device.
+
+    To be on a device is not to use it: a notebook that has started CUDA stays there to its end.
+    """
+    own = {os.getpid()}
+    workers = gpus.workers(device, since) if gpus.sees_all else None  # else pids mean others
+    if workers is not None:
+        return any(host.is_below(pid, own) for pid in workers)
+    usage, processes, gauges = gpus.look(device)
+    if gpus.sees_all and usage.compute is not None:
+        if not any(host.is_below(process.pid, own) for process in processes):
+            return False
+    return gauges.utilisation is None or gauges.utilisation > 0
+
+
+def _is_wanted(devices: Sequence[Device]) -> bool:
+    """Whether another process waits that could use one of the devices."""
+    try:
+        with LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S):
+            tickets = directory.tickets()
+    except LockError:
+        return False
+    others = [t for t in tickets if not (t.holder.seen and t.holder.pid == os.getpid())]
+    return any(ticket.could_use(device.uuid) for ticket in others for device in devices)
