@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import State
-from reserve_gpu.report import colour, html, layout, messages, parts, terminal, words
+from reserve_gpu.report import asking, colour, html, layout, messages, parts, terminal, words
 from reserve_gpu.report.layout import Layout, View
 from reserve_gpu.report.words import MARK, STRONG, duration, listed
 
@@ -140,8 +140,8 @@ def _advice(rows: Sequence[Row], face: Face, now: float, *, is_limited: bool) ->
     if words.is_trouble([row.state for row in rows]):
         return [(words.trouble([row.state for row in rows]),)]
     line: Line = ("Others wait in the queue for what would be free. ",) if free else ()
-    asking = _asking(rows, now)
-    line += asking + _queueing(face.typed(messages.ANY, waits=True), is_second=bool(asking))
+    ask = asking.whom(rows, now)
+    line += ask + _queueing(face.typed(messages.ANY, waits=True), is_second=bool(ask))
     return [part for part in (parts.offer(rows, face), line) if part]
 
 
@@ -226,7 +226,7 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
     )
     now = time.time()
     rows = list(map(layout.row, missing))
-    ways = _asking(rows, now)
+    ways = asking.whom(rows, now)
     if is_trouble:
         ways += (words.trouble(states),)
     elif may_come_free and not has_waited:
@@ -268,8 +268,8 @@ def wait(waiting: Waiting) -> Picture:
     refusals = messages.fit(waiting.refusals)
     now = time.time()
     rows = list(map(layout.row, refusals))
-    idle = _longest_idle(rows, now)[:1]
-    foot: list[Line] = [("Likeliest to come free: ", _idle_words(row, now)) for row in idle]
+    first = asking.likeliest(rows, now)
+    foot: list[Line] = [("Likeliest to come free: ", *first)] if first else []
     unit = waiting.request.part_unit
     holders = ", ".join(f"{refusal.label} {_who(refusal, unit)}" for refusal in refusals)
     entries = layout.entries(rows, View((), now, unit=unit))
@@ -297,27 +297,6 @@ def _who(refusal: Refusal, unit: str) -> str:
 # -- parts of them ---------------------------------------------------------------------------------
 
 
-def _longest_idle(rows: Sequence[Row], now: float) -> list[Row]:
-    """The reserved devices of others on which nothing runs, the longest idle first."""
-    unused = [row for row in rows if row.is_unused and row.holders and not row.is_mine]
-    return sorted(unused, key=lambda row: -(layout.idle_s(row, now) or 0.0))
-
-
-def _asking(rows: Sequence[Row], now: float) -> Line:
-    """Whom to ask for a device on which nothing of theirs runs; who has just come, at most one."""
-    line: Line = ()
-    for place, row in enumerate(_longest_idle(rows, now)[: words.NAMED_IDLE]):
-        if not place or (layout.idle_s(row, now) or 0.0) >= layout.NEW_S:
-            people = listed(list(map(words.person, row.holders[: words.NAMED_SHARERS])))
-            line += ("Ask ", (people, STRONG), f" for {_idle_words(row, now)}. ")
-    return line
-
-
 def _queueing(typed: str, *, is_second: bool) -> Line:
     """The queue as a way out. is_second: another was named before."""
     return ("Or wait in the queue: " if is_second else "Wait in the queue: "), (typed, STRONG)
-
-
-def _idle_words(row: Row, now: float) -> str:
-    """`GPU3, idle for 2 h`."""
-    return f"{row.label}, {words.idle(layout.idle_s(row, now))}"

@@ -8,10 +8,12 @@ it does not fire, and no graph shows a zero.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.errors import shown
 from reserve_gpu.model import MIB, Device, State
+from reserve_gpu.report import words
 from reserve_gpu.report.layout import idle_s
 
 if TYPE_CHECKING:
@@ -75,18 +77,35 @@ def text(status: Status) -> str:
     families += [
         _family("reserved", "How many processes of a user have it reserved; 0 without a user.",
                 [sample for labels, row in rows for sample in _reserved(labels, row, status)]),
-        _family("user_memory_promised_bytes", "Memory of parts that a user has reserved of it.",
-                [sample for labels, row in rows
-                 for sample in _memory(labels, row.holders, lambda holder: holder.part_mib)]),
-        _family("user_memory_used_bytes", "Memory that those use of it who have reserved it.",
-                [sample for labels, row in rows
-                 for sample in _memory(labels, row.holders, lambda holder: holder.used_mib)]),
+        *_of_users(rows, status.time),
         _family("idle_seconds", "For how long nothing of its holder's has run on it; 0 if it does.",
                 [sample for labels, row in rows for sample in _idle(labels, row, status)]),
         _family("waiting", "How many processes of a user wait in the queue; 0 without a user.",
                 list(_waiting(host, status))),
     ]  # fmt: skip
     return "".join(families)
+
+
+def _of_users(rows: Sequence[tuple[Labels, Row]], now: float) -> Iterator[str]:
+    """What the reservations of each user come to, device by device."""
+
+    def family(
+        name: str,
+        about: str,
+        read: Callable[[Holder], float | None],
+        total: Callable[[list[float]], float],
+    ) -> str:
+        each = (_of_each_user(labels, row.holders, read, total) for labels, row in rows)
+        return _family(name, about, list(chain.from_iterable(each)))
+
+    yield family("user_memory_promised_bytes", "Memory of parts that a user has reserved of it.",
+                 lambda holder: _bytes(holder.part_mib), sum)  # fmt: skip
+    yield family("user_memory_used_bytes", "Memory that those use of it who have reserved it.",
+                 lambda holder: _bytes(holder.used_mib), sum)  # fmt: skip
+    yield family("until_timestamp_seconds", "When the last reservation of a user of it is to end.",
+                 lambda holder: words.end(holder, now), max)  # fmt: skip
+    yield family("overdue_seconds", "For how long a user has had it past that end; 0 before.",
+                 lambda holder: _overdue_s(holder, now), max)  # fmt: skip
 
 
 def _read_last(status: Status) -> list[Row]:
@@ -156,15 +175,23 @@ def _by_user(labels: Labels, holders: Iterable[Holder], *, is_all: bool) -> Iter
         yield {**labels, "username": user}, count
 
 
-def _memory(
-    labels: Labels, holders: Sequence[Holder], read: Callable[[Holder], float | None]
+def _of_each_user(
+    labels: Labels,
+    holders: Sequence[Holder],
+    read: Callable[[Holder], float | None],
+    total: Callable[[list[float]], float],
 ) -> Iterator[Sample]:
-    """The memory of each user's processes together, where that of all of them is known."""
+    """What a user's processes come to together, where the value of each of them is known."""
     for user in dict.fromkeys(map(_user, holders)):
-        sizes = [read(holder) for holder in holders if _user(holder) == user]
-        known = [size for size in sizes if size is not None]
-        if len(known) == len(sizes):
-            yield {**labels, "username": user}, _bytes(sum(known))
+        values = [read(holder) for holder in holders if _user(holder) == user]
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            yield {**labels, "username": user}, total(known)
+
+
+def _overdue_s(holder: Holder, now: float) -> float:
+    since = words.overdue_since(holder, now)
+    return 0.0 if since is None else now - since
 
 
 def _user(holder: Holder) -> str:

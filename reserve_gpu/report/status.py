@@ -95,7 +95,7 @@ class Status(NamedTuple):
             "version": VERSION,
             "host": self.host,
             "time": self.time,
-            "devices": [_row_dict(row) for row in self.rows],
+            "devices": [_row_dict(row, self.time) for row in self.rows],
             "waiting": [_ticket_dict(ticket, every_uuid) for ticket in self.waiting],
             "problem": self.problem,
             "limit": self.limit,
@@ -280,7 +280,7 @@ def _is_unreserved_use(row: Row, use: State, *, is_known: bool) -> bool | None:
     return None if None in belongings else False
 
 
-def _row_dict(row: Row) -> dict[str, Any]:
+def _row_dict(row: Row, now: float) -> dict[str, Any]:
     device = row.device if isinstance(row.device, Device) else None
     return {
         "label": row.label,
@@ -301,7 +301,7 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "power_limit_w": row.power_limit_w,
         "compute_mode": COMPUTE_MODES.get(row.usage.mode) if row.usage else None,
         "processes": [_named(process, PROCESS_FIELDS) for process in row.processes + row.graphics],
-        "holders": [_holder_dict(holder) for holder in row.holders],
+        "holders": [_holder_dict(holder, now) for holder in row.holders],
         "is_this_process": row.is_mine,
         "is_reserved_but_idle": row.is_unused,
         "is_used_without_reservation": row.is_unreserved_use,
@@ -309,13 +309,17 @@ def _row_dict(row: Row) -> dict[str, Any]:
     }
 
 
-def _holder_dict(holder: Holder) -> dict[str, Any]:
+def _holder_dict(holder: Holder, now: float) -> dict[str, Any]:
     is_known = holder.part_mib is None or holder.used_mib is not None
     return {
         **_named(holder, HOLDER_FIELDS),
         "memory_promised_mib": holder.part_mib,
         "memory_used_mib": holder.used_mib,
         "is_over": holder.is_over if is_known else None,
+        "until": holder.terms.until,
+        "idle_s": holder.terms.idle_s,
+        "if_wanted": holder.terms.if_wanted,
+        "overdue": words.overdue_since(holder, now),
     }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import MIB, STUCK, UNITS, ComputeMode, Fault, Holder, State, Unfit
+from reserve_gpu.quantities import LONGEST_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +33,7 @@ NAMED_IDLE = 3  # reserved devices on which nothing runs
 CONTEXT_MIB = 64.0
 MINUTE_S = 60
 CLOCK_SKEW_S = 60  # a time further in the future than this is not shown
+WEEK_S = 6 * 86400  # as long as this a day of the week means one day alone
 # What to do where no device can come free by itself.
 TROUBLE = "Waiting alone won't help: look at what nvidia-smi says, and ask the administrator"
 LOST = " (a GPU that is lost needs a reset or a reboot)"
@@ -85,6 +87,33 @@ def time_since(moment: float, now: float) -> float | None:
     return max(0.0, now - moment) if moment < now + CLOCK_SKEW_S else None
 
 
+def moment(at: float, now: float) -> str:
+    """`18:00` today, `Fri 18:00` within six days, else `2026-12-01 18:00`; in local time."""
+    there, here = time.localtime(at), time.localtime(now)
+    if there[:3] == here[:3]:
+        return time.strftime("%H:%M", there)
+    is_near = abs(at - now) < WEEK_S
+    return time.strftime("%a %H:%M" if is_near else "%Y-%m-%d %H:%M", there)
+
+
+def end(holder: Holder, now: float) -> float | None:
+    """The moment at which it ends, by the holder's word; None for none, or one that makes no sense.
+
+    Of what is overdue it is the moment at which it should have ended.
+    """
+    if holder.since is None:
+        return None
+    moments = (holder.overdue, holder.terms.until)
+    return next((at for at in moments if at and holder.since <= at <= now + LONGEST_S), None)
+
+
+def overdue_since(holder: Holder, now: float) -> float | None:
+    """Since when it should have ended, by the holder's word; None if that is not so."""
+    at = end(holder, now)
+    is_over = at is not None and at < now
+    return at if is_over and (holder.overdue or not holder.terms.if_wanted) else None
+
+
 def time_limit(seconds: float) -> str:
     """A duration that somebody asked for: as above, and `0.2 s` where it is below a second."""
     return duration(seconds) if seconds >= 1 else f"{seconds:.2g} s"
@@ -124,7 +153,7 @@ def described(device: Device) -> str:
 
 
 def holder(holder: Holder, what: str = "reserved") -> str:
-    """`reserved by alice, train.ipynb (pid 4321) for 2 h 10 min`, as far as it is known."""
+    """`reserved by alice, train.ipynb (pid 4321) for 2 h, until 18:00`, as far as it is known."""
     return plain(holder_line(holder, time.time(), f"{what} by "))
 
 
@@ -156,10 +185,33 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
     seconds = None if holder.since is None else time_since(holder.since, now)
     if seconds is not None:
         line += (f"{',' if holder.is_over else ''} for {duration(seconds)}",)
+    if not asks:
+        line += terms(holder, now, is_own=bool(own))
     line += more
     if holder.note:
         line += ": ", (shown(holder.note), STRONG)
     return line
+
+
+def terms(holder: Holder, now: float, *, is_own: bool = False) -> Line:
+    """`, until 18:00 or after 1 h idle, longer if nobody waits`; empty where there is no end.
+
+    is_own: it is this process's, which is told how much is left.
+    """
+    if (since := overdue_since(holder, now)) is not None:
+        return ", ", (f"overdue since {moment(since, now)}", MARK)
+    at, idle_s, is_kind = end(holder, now), holder.terms.idle_s, holder.terms.if_wanted
+    if at is not None and at < now:
+        if is_own:
+            return (f", past {moment(at, now)}, as nobody waits",)
+        return ", ", (f"yours since {moment(at, now)} if you wait", MARK)
+    after = None if idle_s is None or idle_s > LONGEST_S else f"after {duration(idle_s)} idle"
+    if at is None:
+        if_wanted = " if somebody waits" if is_kind else ""
+        return (f", lets go {after}{if_wanted}",) if after else ()
+    left = f" ({duration(at - now)} left)" if is_own else ""
+    longer = ", longer if nobody waits" if is_kind else ""
+    return (f", until {moment(at, now)}{left}{f' or {after}' if after else ''}{longer}",)
 
 
 def plain(line: Line) -> str:

@@ -1,0 +1,86 @@
+"""Whom to ask for a device, and which one is likeliest to come free.
+
+By what is seen, and by what holders say of their reservations: a good guess, which decides nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reserve_gpu.report import layout, words
+from reserve_gpu.report.words import MARK, STRONG, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reserve_gpu.model import Holder, Row
+    from reserve_gpu.report.words import Line
+
+
+def whom(rows: Sequence[Row], now: float) -> Line:
+    """Whom to ask: those with nothing on what they hold, the longest idle first; who is overdue.
+
+    Of those who have just come at most one.
+    """
+    line: Line = ()
+    idle = _longest_idle(rows, now)
+    late = [row for row in rows if row not in idle and not row.is_mine and _overdue(row, now)]
+    for place, row in enumerate([*idle, *late][: words.NAMED_IDLE]):
+        overdue = _overdue(row, now)
+        if not place or overdue or (layout.idle_s(row, now) or 0.0) >= layout.NEW_S:
+            asked = (overdue or row.holders)[: words.NAMED_SHARERS]
+            people = listed(list(map(words.person, asked)))
+            line += ("Ask ", (people, STRONG), f" for {_seen(row, now)}")
+            since = [words.overdue_since(holder, now) or now for holder in overdue]
+            if since:
+                line += ", ", (f"overdue since {words.moment(min(since), now)}", MARK)
+            line += (". ",)
+    return line
+
+
+def likeliest(rows: Sequence[Row], now: float) -> Line:
+    """`GPU3, reserved until 18:00`: what ends first; where nothing does, the longest idle one."""
+    ending = [(*last, row) for row in rows if (last := last_end(row, now))]
+    if not ending:
+        return next(((_seen(row, now),) for row in _longest_idle(rows, now)), ())
+    at, holder, row = min(ending, key=lambda each: each[0])
+    if at < now:
+        return (_seen(row, now), *words.terms(holder, now))
+    if at == words.end(holder, now):
+        return (f"{row.label}, reserved until {words.moment(at, now)}",)
+    return (f"{_seen(row, now)}, lets go after {words.duration(holder.terms.idle_s or 0.0)} idle",)
+
+
+def last_end(row: Row, now: float) -> tuple[float, Holder] | None:
+    """When the last of its holders lets go of a device, by their words and what is seen; and who.
+
+    None where that is open. What is past is overdue, or goes to whoever waits.
+    """
+    ends = [] if row.is_mine else [(_end(holder, row, now), holder) for holder in row.holders]
+    known = [(at, holder) for at, holder in ends if at is not None]
+    return max(known, key=lambda each: each[0]) if known and len(known) == len(ends) else None
+
+
+def _end(holder: Holder, row: Row, now: float) -> float | None:
+    """When it is over, or was it: at the moment that was named, or after so long without use."""
+    moments = [words.end(holder, now)]
+    idle_s, limit_s = layout.idle_s(row, now), holder.terms.idle_s
+    if idle_s is not None and limit_s is not None:
+        moments.append(now - idle_s + limit_s)
+    return min((at for at in moments if at is not None), default=None)
+
+
+def _longest_idle(rows: Sequence[Row], now: float) -> list[Row]:
+    """The reserved devices of others on which nothing runs, the longest idle first."""
+    unused = [row for row in rows if row.is_unused and row.holders and not row.is_mine]
+    return sorted(unused, key=lambda row: -(layout.idle_s(row, now) or 0.0))
+
+
+def _overdue(row: Row, now: float) -> list[Holder]:
+    """Those of its holders who are past the end that they have named."""
+    return [holder for holder in row.holders if words.overdue_since(holder, now) is not None]
+
+
+def _seen(row: Row, now: float) -> str:
+    """`GPU3, idle for 2 h`; `GPU3` alone where something of its holders' runs on it."""
+    return f"{row.label}, {words.idle(layout.idle_s(row, now))}" if row.is_unused else row.label

@@ -1,0 +1,273 @@
+"""Until when somebody holds a GPU: what others read of it, and what it makes likeliest."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu.model import Device, Holder, Refusal, Request, Row, State, Terms, Usage, Waiting
+from reserve_gpu.report import asking, html, pictures, prometheus, terminal, words
+from reserve_gpu.report.faces import MAGIC
+from reserve_gpu.report.status import Status
+from reserve_gpu.report.words import MARK
+
+if TYPE_CHECKING:
+    from tests.here import Here
+
+HOUR_S, DAY_S = 3600.0, 86400.0
+# A Friday, at noon where the tests run.
+NOW = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
+ALICE = Holder(4321, "alice", "train.ipynb", since=NOW - 2 * HOUR_S, seen=True, note="thesis")
+BOB = ALICE._replace(pid=4410, user="bob", notebook="fit.ipynb", note=None)
+GPUS = [Device(index, f"GPU-{index}", memory_mib=40960) for index in range(4)]
+EMPTY = Usage(compute=0, mps=0, total_mib=40960, used_mib=0)
+COMPUTED_ON = EMPTY._replace(compute=1, used_mib=3500)
+
+
+def until(at: float | None = None, idle_s: float | None = None, **more: bool) -> Terms:
+    """Terms with an end. at: in hours from now."""
+    return Terms(until=None if at is None else NOW + at * HOUR_S, idle_s=idle_s, **more)
+
+
+def row(number: int, *holders: Holder, is_unused: bool = False) -> Row:
+    usage = EMPTY if is_unused else COMPUTED_ON
+    return Row(GPUS[number], State.RESERVED, usage, holders=holders, is_unused=is_unused)
+
+
+# -- in words --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hours", "expected"),
+    [
+        (6, "18:00"),
+        (-11, "01:00"),
+        (12, "Sat 00:00"),
+        (-13, "Thu 23:00"),
+        (5 * 24, "Wed 12:00"),
+        (7 * 24, "2026-11-27 12:00"),
+        (-7 * 24, "2026-11-13 12:00"),
+        (24 * 365, "2027-11-20 12:00"),
+    ],
+)
+def test_a_moment(hours: float, expected: str) -> None:
+    """A moment is told as people here tell it, and never by a day of the week that may be two."""
+    assert words.moment(NOW + hours * HOUR_S, NOW) == expected
+
+
+WANTED = {"if_wanted": True}
+
+
+@pytest.mark.parametrize(
+    ("terms", "others", "own"),
+    [
+        (Terms(), "", ""),
+        (until(6), ", until 18:00", ", until 18:00 (6 h left)"),
+        (until(None, HOUR_S), ", lets go after 1 h idle", ", lets go after 1 h idle"),
+        (
+            until(6, 1800),
+            ", until 18:00 or after 30 min idle",
+            ", until 18:00 (6 h left) or after 30 min idle",
+        ),
+        (
+            until(6, **WANTED),
+            ", until 18:00, longer if nobody waits",
+            ", until 18:00 (6 h left), longer if nobody waits",
+        ),
+        (
+            until(None, HOUR_S, **WANTED),
+            ", lets go after 1 h idle if somebody waits",
+            ", lets go after 1 h idle if somebody waits",
+        ),
+        (until(-1), ", overdue since 11:00", ", overdue since 11:00"),
+        (
+            until(-1, **WANTED),
+            ", yours since 11:00 if you wait",
+            ", past 11:00, as nobody waits",
+        ),
+    ],
+)
+def test_until_when(terms: Terms, others: str, own: str) -> None:
+    """Until when stands behind for how long and before the note; the holder reads what is left."""
+    holder = ALICE._replace(terms=terms)
+    line = words.holder_line(holder, NOW)
+    assert words.plain(line) == f"alice, train.ipynb (pid 4321) for 2 h{others}: thesis"
+    line = words.holder_line(holder, NOW, own="this kernel")
+    assert words.plain(line).endswith(f" for 2 h{own}: thesis")
+
+
+def test_overdue_by_its_own_record() -> None:
+    """What its process has marked as overdue is so, also where --idle or --if-wanted made it so."""
+    for terms in (until(None, HOUR_S), until(-1, **WANTED), until(1)):
+        line = words.holder_line(ALICE._replace(terms=terms, overdue=NOW - 1800), NOW)
+        assert (("overdue since 11:30", MARK)) in line
+
+
+@pytest.mark.parametrize(
+    ("since", "terms", "overdue"),
+    [
+        (NOW, until(-1), None),  # it ended before it began
+        (NOW, until(), NOW - 1),
+        (NOW, until(24 * 366 * 100), None),
+        (None, until(6), NOW - 60),
+        (NOW, until(None, 9e10), None),
+        (NOW, until(), NOW + 9e10),
+    ],
+)
+def test_what_makes_no_sense_is_not_shown(
+    since: float | None, terms: Terms, overdue: float | None
+) -> None:
+    """An end before the beginning, or in a hundred years, is nobody's word: nothing is said."""
+    holder = ALICE._replace(since=since, terms=terms, overdue=overdue)
+    assert words.terms(holder, NOW) == ()
+
+
+def test_who_waits_has_no_end() -> None:
+    """A place in the queue has no end, whatever its file says."""
+    line = words.holder_line(ALICE._replace(terms=until(6)), NOW, asks="a GPU")
+    assert "18:00" not in words.plain(line)
+
+
+@pytest.mark.parametrize("width", [24, 60, 80, 120, 200])
+def test_it_has_room_everywhere(width: int) -> None:
+    """In a terminal of any width all of it can be read, and no line is wider."""
+    terms = until(6, HOUR_S, **WANTED)
+    status = Status((row(0, ALICE._replace(terms=terms)),), time=NOW, face=MAGIC)
+    lines = terminal.lines(status.picture().layout, width, is_coloured=False)
+    assert all(terminal.width_of(line) <= width for line in lines)
+    text = re.sub(r"\s+", " ", " ".join(lines))
+    assert "until 18:00 or after 1 h idle, longer if nobody waits" in text
+
+
+def test_in_html_what_is_overdue_is_marked() -> None:
+    """A notebook shows in the style of what people argue about that somebody is overdue."""
+    status = Status((row(0, ALICE._replace(terms=until(-1))),), time=NOW)
+    mark = f'<span style="{html.STYLES[MARK]}">overdue since 11:00</span>'
+    assert mark in html.html(status.picture().layout)
+
+
+# -- for programs ----------------------------------------------------------------------------------
+
+
+def test_json(here: Here) -> None:
+    """The JSON has the terms as they were written, and since when one is overdue."""
+    now = time.time()
+    with (
+        here.rival("0", since=now - 60, until=now - 30),
+        here.rival("1", idle_s=60, if_wanted=True),
+    ):
+        first, second = (
+            device["holders"][0] for device in reserve_gpu.status().to_dict()["devices"]
+        )
+    assert (first["until"], first["overdue"]) == (now - 30, now - 30)
+    assert (first["idle_s"], first["if_wanted"]) == (None, False)
+    assert [second[name] for name in ("until", "idle_s", "if_wanted", "overdue")] == [
+        *[None, 60, True, None]
+    ]
+
+
+def metric(name: str, *rows: Row) -> dict[str, float]:
+    text = prometheus.text(Status(rows, time=NOW))
+    found = re.findall(rf'^reserve_gpu_{name}{{.*username="(\w+)"}} (\S+)$', text, re.MULTILINE)
+    return {user: float(value) for user, value in found}
+
+
+def test_metrics() -> None:
+    """The end is a metric of who has named one, and how long it is past is one of each holder."""
+    late = BOB._replace(terms=until(-1))
+    rows = row(0, ALICE), row(1, late, late._replace(terms=until(1)))
+    assert metric("until_timestamp_seconds", *rows) == {"bob": NOW + HOUR_S}
+    assert metric("overdue_seconds", *rows) == {"alice": 0, "bob": HOUR_S}
+
+
+# -- what comes free -------------------------------------------------------------------------------
+
+
+def likeliest(*rows: Row) -> str:
+    return words.plain(asking.likeliest(rows, NOW))
+
+
+def test_the_earliest_end_is_likeliest() -> None:
+    """Who has said when comes before who is idle, and the earliest before the others."""
+    idle = row(0, ALICE, is_unused=True)
+    late, early = row(1, BOB._replace(terms=until(7))), row(2, BOB._replace(terms=until(6)))
+    assert likeliest(idle, late, early) == "GPU2, reserved until 18:00"
+    assert likeliest(idle, late) == "GPU1, reserved until 19:00"
+    assert likeliest(idle, row(1, BOB)) == "GPU0, idle for 2 h"
+    assert likeliest(row(1, BOB)) == ""
+
+
+def test_what_is_idle_ends_by_what_is_seen() -> None:
+    """Who lets go when idle does so that long after the last sign of use, if that is earlier."""
+    idle = ALICE._replace(last_cell=NOW - 1800, terms=until(6, HOUR_S))
+    rows = row(0, idle, is_unused=True), row(1, BOB._replace(terms=until(1)))
+    assert likeliest(*rows) == "GPU0, idle for 30 min, lets go after 1 h idle"
+    assert likeliest(row(0, idle), rows[1]) == "GPU1, reserved until 13:00"
+
+
+def test_what_is_past_its_end_is_likeliest() -> None:
+    """Overdue ones, and those that are held only while nobody waits, come before all others."""
+    early, late = row(0, ALICE._replace(terms=until(1))), row(1, BOB._replace(terms=until(-1)))
+    assert likeliest(early, late) == "GPU1, overdue since 11:00"
+    kind = row(2, BOB._replace(terms=until(-1.5, **WANTED)), is_unused=True)
+    assert likeliest(early, late, kind) == "GPU2, idle for 2 h, yours since 10:30 if you wait"
+
+
+def test_of_several_the_last_one_counts() -> None:
+    """A shared GPU is free when the last sharer has gone, and nobody knows when if one is open."""
+    early, late = ALICE._replace(terms=until(1)), BOB._replace(terms=until(3))
+    other = row(1, BOB._replace(terms=until(2)))
+    assert likeliest(row(0, early, late), other) == "GPU1, reserved until 14:00"
+    assert likeliest(row(0, early, late)) == "GPU0, reserved until 15:00"
+    assert likeliest(row(0, early, BOB)) == ""
+
+
+def test_ones_own_is_not_awaited() -> None:
+    """What this process has itself is nothing to wait for."""
+    own = row(0, ALICE._replace(terms=until(1)))._replace(is_mine=True)
+    assert likeliest(own) == ""
+
+
+def test_whom_to_ask() -> None:
+    """Idle ones are asked first, then who is overdue, of sharers that one alone."""
+    late = BOB._replace(terms=until(-1))
+    rows = row(0, ALICE, late), row(1, ALICE._replace(last_cell=NOW - 3600), is_unused=True)
+    assert words.plain(asking.whom(rows, NOW)) == (
+        "Ask alice (train.ipynb) for GPU1, idle for 1 h. "
+        "Ask bob (fit.ipynb) for GPU0, overdue since 11:00. "
+    )
+    assert ("overdue since 11:00", MARK) in asking.whom(rows, NOW)
+
+
+def test_a_wait_names_it() -> None:
+    """The picture of a wait ends with the GPU that is likeliest to come free."""
+    now = time.time()
+    busy = Refusal(GPUS[0], State.RESERVED, COMPUTED_ON, holder=ALICE)
+    ending = ALICE._replace(since=now - 9, terms=Terms(until=now + 9 * DAY_S))
+    waiting = Waiting(Request(), 1, 5.0, (busy, busy._replace(device=GPUS[1], holder=ending)))
+    (line,) = pictures.wait(waiting).layout.foot
+    expected = words.moment(now + 9 * DAY_S, now)
+    assert words.plain(line) == f"Likeliest to come free: GPU1, reserved until {expected}"
+
+
+@pytest.mark.process
+def test_a_real_wait_names_the_right_one(here: Here) -> None:
+    """Of two real holders who have said until when, a real waiter is told of the one that ends."""
+    with here.child() as later, here.child() as sooner, here.child() as waiter:
+        assert later.reserve("0, for_='5h'").value == "0"
+        assert sooner.reserve("1, for_='2h'").value == "1"
+        code = (
+            "seen = []\ndef stop(waiting):\n    seen.append(waiting)\n    raise KeyboardInterrupt\n"
+        )
+        waiter.run(f"{code}reserve_gpu.reserve(wait=60, progress=stop)")
+        text = waiter.run(
+            "from reserve_gpu.report import pictures; str(pictures.wait(seen[0]))"
+        ).value
+        until = json.loads(here.locks.joinpath(f"{here.uuid('1')}.lock").read_text())["until"]
+    when = words.moment(until, time.time())
+    assert text.endswith(f"Likeliest to come free: GPU1, reserved until {when}")
