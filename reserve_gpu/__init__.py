@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from reserve_gpu.frameworks.check import Check, check
     from reserve_gpu.model import Device
     from reserve_gpu.report.status import Status
-    from reserve_gpu.reservation.api import current, release, reserve, status
+    from reserve_gpu.reservation.api import before_end, current, release, reserve, status
     from reserve_gpu.reservation.session import Reservation
 
 __all__ = [
@@ -84,6 +84,7 @@ __all__ = [
     "Status",
     "TooLateError",
     "WaitTimeoutError",
+    "before_end",
     "check",
     "current",
     "load_ipython_extension",
@@ -100,6 +101,7 @@ _HOMES = {
     "Device": "model",
     "Reservation": "reservation.session",
     "Status": "report.status",
+    "before_end": "reservation.api",
     "check": "frameworks.check",
     "current": "reservation.api",
     "release": "reservation.api",

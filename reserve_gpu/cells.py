@@ -58,10 +58,15 @@ class Cells:
                 self.is_running = True
 
     def stop_shell(self) -> None:
-        """Let a kernel end as it does when it is told to, with all that is done at its end."""
-        with suppress(AttributeError):  # it is no kernel, or one of another make
-            loop = self.shell.kernel.io_loop
-            loop.add_callback(loop.stop)
+        """Let the shell end as it does when it is told to, with all that is done at its end."""
+        with suppress(AttributeError):  # one of another make
+            if hasattr(self.shell, "kernel"):
+                loop = self.shell.kernel.io_loop
+                loop.add_callback(loop.stop)
+            else:  # a terminal, which would be left without an echo
+                self.shell.confirm_exit = False
+                prompt = self.shell.pt_app.app
+                prompt.loop.call_soon_threadsafe(lambda: prompt.exit(exception=EOFError()))
 
     def _note(self, info: Any) -> None:
         # Front ends run code of their own unseen, without a place in the history.

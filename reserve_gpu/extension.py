@@ -15,6 +15,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from traitlets import CUnicode, TraitError, Unicode, observe, validate
 
 from reserve_gpu import host
+from reserve_gpu.cells import cells
 from reserve_gpu.errors import RequestError, WaitInterrupted
 from reserve_gpu.interrupts import no_fork
 
@@ -111,7 +112,9 @@ def load(shell: InteractiveShell) -> None:
     magics = ReserveGPU(shell=shell, parent=shell, **given)
     magics.is_loaded = True
     shell.register_magics(magics)
-    shell.events.register("post_run_cell", _note_cell)
+    cells().shell = shell
+    for event, function in EVENTS:
+        shell.events.register(event, function)
     if not shell.custom_exceptions:  # a person may have set something there
         shell.set_custom_exc((WaitInterrupted,), _show_interrupted)  # type: ignore[no-untyped-call]
     _add_completion(shell)
@@ -122,8 +125,10 @@ def load(shell: InteractiveShell) -> None:
 def unload(shell: InteractiveShell) -> None:
     """Take the magic and its settings out of the shell."""
     _remove_completion(shell)
+    cells().shell, cells().is_running = None, False  # as nobody tells any more
     with suppress(ValueError):  # it was not loaded
-        shell.events.unregister("post_run_cell", _note_cell)
+        for event, function in EVENTS:
+            shell.events.unregister(event, function)
     if shell.custom_exceptions == (WaitInterrupted,):
         shell.set_custom_exc((), None)  # type: ignore[no-untyped-call]
     shell.magics_manager.magics["line"].pop("reserve_gpu", None)
@@ -154,6 +159,33 @@ def _note_cell(_result: ExecutionResult) -> None:
         from reserve_gpu.report import pictures
         from reserve_gpu.reservation import api
     pictures.warn(api.note_cell())
+
+
+def _tell_news(info: ExecutionInfo) -> None:
+    """Before each cell: say what has become of a reservation that ends."""
+    if not info.store_history or not _has_session():  # else nobody reads it
+        return
+    with no_fork():
+        from reserve_gpu.report import pictures
+        from reserve_gpu.reservation import api
+    pictures.warn(api.news())
+
+
+def _begin_cell(info: ExecutionInfo) -> None:
+    cells().begin(info)
+
+
+def _end_cell(result: ExecutionResult) -> None:
+    cells().end(result)
+
+
+# The end of a cell last: what is said of it belongs to the cell.
+EVENTS = (
+    ("pre_run_cell", _begin_cell),
+    ("pre_run_cell", _tell_news),
+    ("post_run_cell", _note_cell),
+    ("post_run_cell", _end_cell),
+)
 
 
 def _show_interrupted(*about: Any, **_options: Any) -> None:

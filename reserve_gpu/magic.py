@@ -134,6 +134,8 @@ def _reserve(arguments: Namespace) -> None:
     elif outcome.excused:
         print(outcome.excused)
     print(outcome.text)
+    if not outcome.excused:
+        api.show_end()
 
 
 def _wait(arguments: Namespace) -> options.Outcome:

@@ -200,6 +200,16 @@ class Terms(NamedTuple):
             return self
         return self._replace(lasts_s=None, until=now + self.lasts_s)
 
+    def changed_by(self, new: "Terms") -> "Terms":
+        """These, once they have begun, after new ones: what those say counts, the rest stays."""
+        return Terms(
+            until=self.until if new.until is None else new.until,
+            idle_s=self.idle_s if new.idle_s is None else new.idle_s,
+            if_wanted=new.if_wanted or self.if_wanted,
+            end_kernel=new.end_kernel or self.end_kernel,
+            is_strict=new.is_strict or self.is_strict,
+        )
+
 
 NO_TERMS = Terms()
 

@@ -33,6 +33,7 @@ ROOMS = [
     {"reservation"},
     {"report"},
     {"gpus", "locks"},
+    {"cells"},
     {"host", "quantities"},
     {"interrupts"},
     {"errors"},

@@ -1,10 +1,11 @@
-"""What the holder is told of a reservation that ends: until when, that it is near, that it is over."""
+"""What the holder is told of a reservation that ends: until when, that it is near, or over."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.model import Request, Terms
 from reserve_gpu.report import words
 from reserve_gpu.report.words import duration, labels
@@ -67,18 +68,16 @@ def near(end: End, left_s: float) -> str:
 
 def may_go(end: End) -> str:
     """That it is over, and lasts until somebody waits."""
-    return (
-        f"{labels(end.devices)} {words.be(len(end.devices))} yours only until somebody waits for it "
-        f"{_since(end)}. To keep it: {end.prolong}"
-    )
+    what = f"The reservation of {labels(end.devices)} has ended{_why(end, 'at')}"
+    return f"{what}, but lasts until somebody waits for it. To keep it: {end.prolong}"
 
 
 def gone(end: End) -> str:
     """That it was let go of."""
     visible_to = {"kernel": "notebook"}.get(end.face.place, end.face.place)
     return (
-        f"The reservation of {labels(end.devices)} has ended{_why(end)}. No GPU is visible to this "
-        f"{visible_to} now; get one with {end.face.typed(Request())}"
+        f"The reservation of {labels(end.devices)} has ended{_why(end, 'at')}. No GPU is visible "
+        f"to this {visible_to} now; get one with {end.face.typed(Request())}"
     )
 
 
@@ -94,12 +93,13 @@ def overdue(end: End) -> str:
 
 def ending(end: End) -> str:
     """That the process is about to end."""
-    return f"This {end.face.place} ends: the reservation of {labels(end.devices)} is over{_why(end)}."
+    what = f"the reservation of {labels(end.devices)} is over"
+    return f"This {end.face.place} ends: {what}{_why(end)}."
 
 
 def failed(name: str, why: str) -> str:
     """That a function of before_end() has not done its work. why: what it raised, in words."""
-    return f"before_end: {words.shown(name)} {words.shown(why, words.REASON_LIMIT)}."
+    return f"before_end: {shown(name)} {shown(why, REASON_LIMIT)}."
 
 
 def coarse(seconds: float) -> str:
@@ -110,11 +110,7 @@ def coarse(seconds: float) -> str:
     return duration(seconds // step * step) if seconds >= MINUTE_S else words.time_limit(seconds)
 
 
-def _why(end: End) -> str:
+def _why(end: End, when: str = "since") -> str:
     if end.is_by_idleness:
         return f": nothing has used it for {words.time_limit(end.terms.idle_s or 0.0)}"
-    return f" {_since(end)}"
-
-
-def _since(end: End) -> str:
-    return f"since {words.moment(end.at, time.time())}"
+    return f" {when} {words.moment(end.at, time.time())}"

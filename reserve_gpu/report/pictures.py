@@ -15,7 +15,7 @@ from reserve_gpu.report.layout import Layout, View
 from reserve_gpu.report.words import MARK, STRONG, duration, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any, TextIO
 
     from reserve_gpu.model import Device, Refusal, Request, Row, Ticket, Waiting
@@ -79,6 +79,19 @@ def tell(what: Picture | str) -> None:
         display({"text/plain": what}, raw=True)  # type: ignore[no-untyped-call]
     else:
         what.show()
+
+
+def replaceable(text: str) -> Callable[[str], object] | None:
+    """Show a line in this cell; returns what replaces it later, None where it is there for good."""
+    from IPython.core.getipython import get_ipython
+    from IPython.display import DisplayHandle
+
+    if not hasattr(get_ipython(), "kernel"):
+        print(text)
+        return None
+    handle = DisplayHandle()  # type: ignore[no-untyped-call]
+    handle.display({"text/plain": text}, raw=True)  # type: ignore[no-untyped-call]
+    return lambda text: handle.update({"text/plain": text}, raw=True)  # type: ignore[no-untyped-call]
 
 
 # -- the status of a machine -----------------------------------------------------------------------

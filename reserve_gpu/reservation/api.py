@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from reserve_gpu import host, interrupts
 from reserve_gpu.errors import (
@@ -13,17 +13,20 @@ from reserve_gpu.errors import (
     ImpossibleError,
     NoDriverError,
     NoFreeDeviceError,
+    RequestError,
     ReservedAboveError,
     ReserveGPUError,
     ReserveGPUWarning,
     TooLateError,
     WaitTimeoutError,
+    shown,
 )
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.model import Device, State
+from reserve_gpu.quantities import parse_duration
 from reserve_gpu.report import messages
 from reserve_gpu.report.faces import PYTHON
 from reserve_gpu.reservation import environment, limit, policy
@@ -41,6 +44,9 @@ if TYPE_CHECKING:
     from reserve_gpu.report.status import Status
     from reserve_gpu.reservation.session import Session
 
+F = TypeVar("F", bound="Callable[[], object]")
+
+LONGEST_BEFORE_END_S = 600.0  # so that nobody keeps a GPU by a function that never ends
 LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
 HELD_LIMIT_S = 5.0  # for the driver to answer about what is held: a first touch takes up to 3 s
 
@@ -114,6 +120,8 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         if is_new:
             reservation.release()
         raise
+    if progress == "auto" and reservation.terms.has_end:
+        show_end()
     return reservation
 
 
@@ -242,6 +250,31 @@ def troubles() -> list[str]:
             except DeviceError as error:  # noqa: PERF203 - each device may have one
                 lines.append(messages.unusable(device, str(error)))
     return lines
+
+
+def before_end(function: F, *, limit: float | str = "5m") -> F:
+    """Have a function called before a reservation with `end_kernel` ends this process.
+
+    function: takes nothing; it can save a checkpoint. It is called on a thread of its own, in the
+        order in which they were given, and may be called again where the end was put off.
+    limit: for how long to wait for it, at most 10 minutes.
+    Returns the function, so that this can be used as a decorator. Raises RequestError.
+    """
+    if not callable(function):
+        raise RequestError(f"before_end() takes a function, not {shown(repr(function))}.")
+    limit_s = min(parse_duration(limit), LONGEST_BEFORE_END_S)
+    session().endings.call_before_end(function, limit_s)
+    return function
+
+
+def news() -> list[str]:
+    """What a cell that begins has to tell of the end of a reservation, mostly nothing."""
+    return session().news()
+
+
+def show_end() -> None:
+    """Show a cell that has reserved something until when that is, if it ends; the line changes."""
+    session().show_end()
 
 
 def note_cell() -> list[str]:

@@ -7,10 +7,13 @@ that stands still while the machine sleeps: that night nobody has let a GPU lie 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from reserve_gpu import host, interrupts
@@ -19,7 +22,7 @@ from reserve_gpu.errors import DriverError, LockError
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.report import ends
+from reserve_gpu.report import ends, pictures
 from reserve_gpu.report.ends import End
 from reserve_gpu.report.faces import MAGIC, PYTHON
 from reserve_gpu.reservation import environment
@@ -52,8 +55,6 @@ class BeforeEnd(NamedTuple):
 class Owner(Protocol):
     """Who holds the reservation: the session."""
 
-    before_end: Sequence[BeforeEnd]
-
     @property
     def held(self) -> Held | None:
         """What is held now."""
@@ -65,10 +66,78 @@ class Owner(Protocol):
         """Let go of it, in a turn, so that this process sees no device any more."""
 
     def mark_overdue(self, since: float) -> None:
-        """Let everybody see that it should have ended at that moment."""
+        """Let everybody see that it should have ended at that moment; in a turn."""
+
+
+class Endings:
+    """What there is of a session where anything ends: what to call, what to say, and the thread.
+
+    before_end: what to call before the process ends.
+    """
+
+    def __init__(self, owner: Owner) -> None:
+        self.before_end: list[BeforeEnd] = []
+        self._show: Callable[[str], object] | None = None
+        self._shown = ""
+        self._owner = owner
+        self._news: str | None = None
+        self._ending: Ending | None = None
+
+    def call_before_end(self, function: Callable[[], object], limit_s: float) -> None:
+        """Call it before the process ends. limit_s: for how long it is waited for."""
+        self.before_end.append(BeforeEnd(function, limit_s))
+
+    def begin_to_show(self, held: Held) -> None:
+        """Show in this cell, if it is one, until when that is held, and what becomes of it."""
+        if not cells().shell:
+            return
+        text = ends.lasts(held.devices, held.terms, time.time())
+        self._replace(text)  # an earlier cell's
+        self._show, self._shown = pictures.replaceable(text), text
+
+    def watch_cells(self) -> None:
+        """Get to know of the cells of this shell, if there is one, and that one may run now."""
+        ipython = sys.modules.get("IPython")
+        shell = ipython and ipython.get_ipython()
+        if shell and not cells().shell:
+            shell.extension_manager.load_extension("reserve_gpu")
+        cells().note_running()
+
+    def follow(self, held: Held | None) -> None:
+        """Wait for the end of that, and of nothing else; None where nothing is held."""
+        if self._ending:
+            self._ending.stop()
+            self._ending = None
+        if held and held.terms.has_end:
+            self._news = None
+            self._ending = Ending(self._owner, self)
+            self._ending.start()
 
     def tell(self, text: str, *, is_news: bool) -> None:
-        """Show it in the output of the cell that has reserved; where it is news in the next, too."""
+        """Show it in the output of the cell that has reserved; where it is news in the next, too.
+
+        The next cell tells the last news. Where there are no cells it is for the log.
+        """
+        self._news = text if is_news else None
+        self._replace(text)
+        if is_news and not cells().shell:
+            self._news = None
+            logging.getLogger("reserve_gpu").warning(text)
+
+    def _replace(self, text: str) -> None:
+        if self._show and text != self._shown:
+            self._shown = text
+            with suppress(Exception):  # the front end is gone
+                self._show(text)
+
+    def take_news(self) -> list[str]:
+        """What the next cell has to tell."""
+        news, self._news = self._news, None
+        held = self._owner.held
+        overdue = held and held.overdue
+        if held is None or overdue is None or news:
+            return [news] if news else []
+        return [ends.overdue(End(held.devices, held.terms, overdue, MAGIC))]
 
 
 class Ending:
@@ -77,13 +146,13 @@ class Ending:
     It goes by the terms that held at its start; for others there is another one.
     """
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, endings: Endings) -> None:
         self._owner = owner
+        self._tell, self._before_end = endings.tell, endings.before_end
         self._began = time.time()
         self._used = self._next_look = time.monotonic()
         self._looked_at = self._began
         self._warned = 0
-        self._told = ""
         self._may_go = False
         self._is_stopped = self._is_woken = False
         self._condition = threading.Condition()
@@ -121,7 +190,9 @@ class Ending:
     def _step(self) -> float | None:
         """Do what is due; returns for how long there is nothing to do, None for ever."""
         held = self._owner.held
-        if self._is_stopped or held is None or held.overdue is not None:
+        if self._is_stopped or held is None:
+            return None
+        if held.overdue is not None and not held.terms.end_kernel:
             return None
         left_s, end = self._end(held)
         if left_s > 0:
@@ -130,7 +201,7 @@ class Ending:
             return SLICE_S  # the end of the cell wakes this up
         if held.terms.if_wanted and not _is_wanted(held.devices):
             if not self._may_go:
-                self._owner.tell(ends.may_go(end), is_news=True)
+                self._tell(ends.may_go(end), is_news=True)
             self._may_go = True
             return WANTED_S
         return self._finish(held, end)
@@ -170,12 +241,10 @@ class Ending:
         leads = [min(longest_s, whole_s * part) for longest_s, part in WARNINGS]
         due = sum(left_s <= lead_s for lead_s in leads)
         if due > self._warned:
-            self._told = ends.near(end, left_s)
-            self._owner.tell(self._told, is_news=True)
-        elif not due and (text := ends.lasts(end.devices, end.terms, time.time())) != self._told:
-            # Also where it was used again, so that a warning is none any more.
-            self._told = text
-            self._owner.tell(text, is_news=False)
+            # The next cell is use: it need not say that it is.
+            self._tell(ends.near(end, left_s), is_news=not end.is_by_idleness)
+        elif not due:  # also where it was used again, so that a warning is none any more
+            self._tell(ends.lasts(end.devices, end.terms, time.time()), is_news=False)
         self._warned = due
         return min((left_s - lead_s for lead_s in leads[due:]), default=left_s)
 
@@ -186,16 +255,16 @@ class Ending:
                 return 0.0
             if not environment.cuda_started():
                 self._owner.let_go()
-                self._owner.tell(ends.gone(end), is_news=True)
+                self._tell(ends.gone(end), is_news=True)
                 return None
             self._owner.mark_overdue(end.at)
             if not held.terms.end_kernel:
-                self._owner.tell(ends.overdue(end), is_news=False)  # each cell says it
+                self._tell(ends.overdue(end), is_news=False)  # each cell says it
                 return None
-        self._owner.tell(ends.ending(end), is_news=True)
-        for function, limit_s in self._owner.before_end:
+        self._tell(ends.ending(end), is_news=True)
+        for function, limit_s in self._before_end:
             if problem := _called(function, limit_s):
-                self._owner.tell(problem, is_news=True)
+                self._tell(problem, is_news=True)
         return self._end_process(held)
 
     def _end_process(self, held: Held) -> float | None:
@@ -206,9 +275,8 @@ class Ending:
             lambda: os.kill(os.getpid(), signal.SIGKILL),
         ]
         for step in steps:
-            now = self._owner.held
-            if self._is_stopped or now is None or now.terms != held.terms:
-                return None
+            if not self._is_over(held):
+                return 0.0
             step()
             until = time.monotonic() + STOP_S
             while (left_s := until - time.monotonic()) > 0 and not self._is_stopped:
@@ -218,7 +286,7 @@ class Ending:
     def _is_over(self, held: Held) -> bool:
         """Whether it still is, now that nobody else changes anything."""
         now = self._owner.held
-        if self._is_stopped or now is None or now.terms != held.terms:
+        if self._is_stopped or now is None or now.terms != held.terms:  # prolonged
             return False
         if cells().is_running and not held.terms.is_strict:
             return False
@@ -270,9 +338,9 @@ def _is_device_used(gpus: Nvml, device: Device, since: float) -> bool:
     if workers is not None:
         return any(host.is_below(pid, own) for pid in workers)
     usage, processes, gauges = gpus.look(device)
-    if gpus.sees_all and usage.compute is not None:
-        if not any(host.is_below(process.pid, own) for process in processes):
-            return False
+    is_all_seen = gpus.sees_all and usage.compute is not None
+    if is_all_seen and not any(host.is_below(process.pid, own) for process in processes):
+        return False
     return gauges.utilisation is None or gauges.utilisation > 0
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu import host, interrupts
 from reserve_gpu.errors import LockError, NoFreeDeviceError, RequestError
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
-from reserve_gpu.model import NO_TERMS
+from reserve_gpu.model import NO_TERMS, Terms
 from reserve_gpu.report import messages
 from reserve_gpu.reservation import environment, policy
 from reserve_gpu.reservation.claim import signature
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from reserve_gpu.locks.lock import Lock
-    from reserve_gpu.model import Device, Request, Terms
+    from reserve_gpu.model import Device, Request
     from reserve_gpu.reservation.capped import Capped
+    from reserve_gpu.reservation.ending import Endings
     from reserve_gpu.reservation.outcome import Granted
     from reserve_gpu.reservation.request import Deadline
 
@@ -105,6 +106,7 @@ class Session:
         self._turn = Turn()
         self._looking: list[int] = []  # the threads that do
         self._capped: Capped | None = None
+        self._endings: Endings | None = None
         self._has_adopted = False
         environment.remember_over_fork()
 
@@ -169,6 +171,11 @@ class Session:
         return self._reservation if self._held and self._held.is_intact else None
 
     @property
+    def held(self) -> Held | None:
+        """What is held, with all that is known of it; None where its locks were lost."""
+        return self._held if self.reservation else None
+
+    @property
     def devices(self) -> tuple[Device, ...]:
         """Those that are held."""
         reservation = self.reservation
@@ -219,6 +226,7 @@ class Session:
         devices = policy.kept(reservation.devices, request, is_shared=held.is_shared)
         if devices is None or not policy.is_enough(held.part_mib, request.part_mib):
             return None
+        self._prolong(request.terms)
         if tuple(devices) == reservation.devices and held.part_mib == request.part_mib:
             return reservation, self._again(request.note)
         if held.inside and request.part_mib != held.part_mib:
@@ -231,8 +239,10 @@ class Session:
         if is_late and tuple(devices) != reservation.devices:  # the same in another order
             return None
         locks = {device.uuid: held.locks[device.uuid] for device in devices}
+        held = self._held or held  # with its new terms
         note = held.note if request.note is None else request.note
-        now = Held(tuple(devices), locks, note, request.part_mib, request.part_unit)
+        now = held._replace(devices=tuple(devices), locks=locks, note=note)
+        now = now._replace(part_mib=request.part_mib, part_unit=request.part_unit)
         now = now._replace(answers=held.answers + 1)
         reservation = self._change(now)
         self._sign()
@@ -248,8 +258,9 @@ class Session:
             before = self._held.answered(threading.get_ident())
             note = before.note if request.note is None else request.note
             held = held._replace(note=note, answers=before.answers, inside=before.inside)
+            held = held._replace(terms=before.terms.changed_by(held.terms))
         reservation = self._change(held)
-        if held.note != request.note:  # growing takes it from nobody
+        if (held.note, held.terms) != (request.note, granted.terms):  # growing takes them from none
             self._sign()
         return reservation
 
@@ -305,6 +316,35 @@ class Session:
             if held.is_unnamed and host.notebook_path():
                 self._sign()
             return lines
+
+    def news(self) -> list[str]:
+        """What a cell that begins has to tell of the end of a reservation, mostly nothing."""
+        return self._endings.take_news() if self._endings else []
+
+    def show_end(self) -> None:
+        """Show a cell until when it has what it has reserved, if that ends."""
+        if self.held and self.held.terms.has_end:
+            self.endings.begin_to_show(self.held)
+
+    @property
+    def endings(self) -> Endings:
+        """What there is for a reservation that ends."""
+        if self._endings is None:
+            with interrupts.no_fork():
+                from reserve_gpu.reservation.ending import Endings  # which few need
+            self._endings = Endings(self)
+        return self._endings
+
+    def let_go(self) -> None:
+        """Let go of what is held, in a turn, so that this process sees no device any more."""
+        self._release()
+        self._go_without()
+
+    def mark_overdue(self, since: float) -> None:
+        """Let everybody see that what is held should have ended at that moment; in a turn."""
+        if self._held:
+            self._held = self._held._replace(overdue=since)
+            self._sign()
 
     def note_use(self, uses: Mapping[Device, float | None]) -> list[str]:
         """Note what this process uses of its parts; returns what to say of those that it exceeds.
@@ -377,7 +417,26 @@ class Session:
             if capped := self._cap(self._held):
                 outside = self._without_inherited_caps()
                 self.notes = capped.keep(self._held, self._changes, outside)
+            self._follow_end()
             self._sign()  # the notebook is known only now, in VS Code later
+
+    def _prolong(self, terms: Terms) -> None:
+        """Hold what is held by these terms, if they say anything."""
+        if self._held is None or not terms.has_end:
+            return
+        terms = self._held.terms.changed_by(terms.begun(time.time()))
+        self._held = self._held._replace(terms=terms, overdue=None)
+        self._sign()
+        self._follow_end(in_cell=True)
+
+    def _follow_end(self, *, in_cell: bool = False) -> None:
+        """Wait for the end of what is held now. in_cell: who has called this may be a cell."""
+        held = self._held
+        if self._endings is None and not (held and held.terms.has_end):
+            return
+        if in_cell and held and held.terms.has_end:
+            self.endings.watch_cells()
+        self.endings.follow(held)
 
     def _again(self, note: str | None) -> list[str]:
         """Answer one more call with what is held; only a new note changes what others read.
@@ -443,6 +502,7 @@ class Session:
             self._held = held._replace(is_unnamed=not host.notebook_path())
             self._reservation = reservation
             self.notes = capped.keep(held, self._changes, outside) if capped else []
+            self._follow_end(in_cell=True)
         for uuid, lock in before.items():
             if held.locks.get(uuid) is not lock:
                 lock.release()
@@ -479,6 +539,7 @@ class Session:
                 lock.release()
             self._held = self._reservation = None
             self._changes = self._changes.undo()
+            self._follow_end()
             if self._capped:
                 self._capped.end()
         return devices

@@ -1,0 +1,439 @@
+"""Reservations that end: by the clock, by idleness, where somebody waits; with CUDA and without."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu.model import Terms
+from reserve_gpu.reservation import ending
+from tests.locked import locked
+from tests.machine import LIMIT_S
+from tests.processes import US, queue, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.here import Here
+    from tests.machine import Kernel, Machine
+
+START_CUDA = "import ctypes; cuda = ctypes.CDLL('libcuda.so.1'); cuda.cuInit(0)"
+USE_GPU = f"{START_CUDA}; cuda.cuCtxCreate_v2(ctypes.byref(ctypes.c_void_p()), 0, 0)"
+SOON_S = 0.3  # a time that is over soon
+
+
+def threads() -> list[str]:
+    """Those of ours that wait for an end."""
+    return [thread.name for thread in threading.enumerate() if thread.name == "reserve_gpu"]
+
+
+def is_free(machine: Machine, number: int = 0) -> bool:
+    """Whether nobody has reserved the GPU."""
+    return not any(name.startswith(uuid(machine, number)) for name in locked(machine.locks))
+
+
+def uuid(machine: Machine, number: int = 0) -> str:
+    """Of a GPU, as the driver has it."""
+    done = machine.python(
+        f"import reserve_gpu; print(reserve_gpu.status().rows[{number}].device.uuid)"
+    )
+    return done.stdout.strip()
+
+
+def updates(kernel: Kernel) -> list[str]:
+    """What the displays of the kernel were replaced by since somebody looked, outside of cells."""
+    texts = []
+    while kernel.client.iopub_channel.msg_ready():
+        message = kernel.client.get_iopub_msg(timeout=LIMIT_S)
+        if message["msg_type"] == "update_display_data":
+            texts.append(message["content"]["data"]["text/plain"])
+    return texts
+
+
+def visible(kernel: Kernel) -> str:
+    return kernel.run("import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))").stdout.strip()
+
+
+@pytest.fixture
+def busy(machine: Machine) -> Machine:
+    """A machine on which CUDA shows in NVML."""
+    (machine.folder / "contexts").mkdir()
+    machine.write(f"contexts {machine.folder / 'contexts'}\n{machine.scenario.read_text()}")
+    return machine
+
+
+@contextmanager
+def notebook(machine: Machine, line: str = "", *more: str) -> Iterator[Kernel]:
+    """A kernel that has run these lines, the first one of %reserve_gpu."""
+    with machine.kernel() as kernel:
+        for code in (f"%reserve_gpu {line}", *more):
+            cell = kernel.run(code)
+            assert not cell.error, cell.all
+        yield kernel
+
+
+# -- in this process: what is decided ---------------------------------------------------------------
+
+
+def test_a_moment_lets_go(here: Here) -> None:
+    """At the end the GPU is free and this process sees none; no thread is left."""
+    reservation = reserve_gpu.reserve(for_=SOON_S)
+    assert reservation.terms.until
+    assert threads()
+    wait_for(lambda: reserve_gpu.current() is None)
+    assert time.time() >= reservation.terms.until
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    assert not locked(here.locks)
+    wait_for(lambda: not threads())
+
+
+def test_idleness_lets_go(here: Here) -> None:
+    """What nobody uses is let go of after that time, and not before."""
+    start = time.monotonic()
+    reserve_gpu.reserve(idle=SOON_S)
+    wait_for(lambda: reserve_gpu.current() is None)
+    assert time.monotonic() - start >= SOON_S
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_kept"),
+    [
+        ("utilisation 40\ncompute {own} 500", True),
+        ("utilisation 0\ncompute {own} 500", False),  # a notebook that thinks
+        ("utilisation 40\ncompute 1 500", False),  # another's
+        ("utilisation none\ncompute {own} 500", True),  # that can't be known
+        ("utilisation none", False),  # nobody is on it
+        ("fail nvmlDeviceGetProcessUtilization 0 999\nutilisation 40\ncompute {own} 500", True),
+        ("fail nvmlDeviceGetProcessUtilization 0 999\nutilisation 0\ncompute {own} 500", False),
+        ("fail nvmlInitWithFlags * 9", True),  # nothing can be read
+    ],
+)
+def test_what_is_used_is_not_idle(here: Here, lines: str, *, is_kept: bool) -> None:
+    """Only what this process uses keeps its reservation; to be on a GPU is not to use it."""
+    here.write("gpu")
+    reserve_gpu.reserve(idle=SOON_S)
+    fault = [line for line in lines.splitlines() if line.startswith("fail")]
+    rest = [line for line in lines.splitlines() if not line.startswith("fail")]
+    here.write("\n".join(["gpu", *rest, *fault]).format(own=os.getpid()))
+    time.sleep(2 * SOON_S)
+    if not is_kept:
+        wait_for(lambda: reserve_gpu.current() is None)
+    assert bool(reserve_gpu.current()) == is_kept
+
+
+def test_a_child_that_works_keeps_it(here: Here) -> None:
+    """A process that was started from here uses the GPU for its starter."""
+    here.write("gpu")
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        try:
+            reserve_gpu.reserve(idle=SOON_S)
+            here.write(f"gpu\nutilisation 40\ncompute {child.pid} 500")
+            time.sleep(2 * SOON_S)
+            assert reserve_gpu.current()
+        finally:
+            child.kill()
+    here.write("gpu")
+    wait_for(lambda: reserve_gpu.current() is None)
+
+
+def test_it_is_prolonged(here: Here) -> None:
+    """Asked again with a time it lasts until then; a bare request changes nothing."""
+    first = reserve_gpu.reserve(for_=0.5)
+    again = reserve_gpu.reserve(for_="1h")
+    assert again is first
+    until = first.terms.until
+    assert until is not None
+    assert until > time.time() + 3000
+    reserve_gpu.reserve()
+    assert first.terms.until == until
+    time.sleep(0.7)
+    assert reserve_gpu.current() is first
+    wait_for(lambda: len(threads()) == 1)
+
+
+def test_terms_are_added_to(here: Here) -> None:
+    """What is said later counts, and what is not said stays."""
+    first = reserve_gpu.reserve(for_="1h", if_wanted=True)
+    until = first.terms.until
+    reserve_gpu.reserve(idle="2h")
+    assert first.terms == Terms(until=until, idle_s=7200, if_wanted=True)
+
+
+def test_a_larger_part_ends_as_before(here: Here) -> None:
+    """Whoever grows holds what they hold for as long as they said."""
+    here.write("gpu\n memory 8000")
+    first = reserve_gpu.reserve(memory="2GiB", for_="1h")
+    until = first.terms.until
+    assert reserve_gpu.reserve(memory="3GiB").terms.until == until
+    assert reserve_gpu.reserve(memory="1GiB").terms.until == until
+    assert reserve_gpu.status().rows[0].holders[0].terms.until == until
+
+
+def test_less_ends_as_before(here: Here) -> None:
+    """What is left of a reservation ends when all of it was to end."""
+    until = reserve_gpu.reserve("0,1", for_="1h").terms.until
+    assert reserve_gpu.reserve("1").terms.until == until
+
+
+def test_an_idle_promise_costs_no_thread_that_stays(here: Here) -> None:
+    """A hundred reservations, one after the other, leave no thread behind."""
+    for _ in range(100):
+        reserve_gpu.reserve(idle="1h").release()
+    wait_for(lambda: not threads())
+
+
+def test_no_thread_without_an_end(here: Here) -> None:
+    """Who promises nothing gets no thread."""
+    reserve_gpu.reserve()
+    assert not threads()
+
+
+def test_if_wanted(here: Here) -> None:
+    """It stays after its end while nobody waits, and goes to the first who does."""
+    here.write("gpu")
+    first = reserve_gpu.reserve(for_=SOON_S, if_wanted=True)
+    time.sleep(3 * SOON_S)
+    assert reserve_gpu.current() is first
+    with here.child() as child:
+        assert child.reserve("wait=60").value == "0"
+    assert reserve_gpu.current() is None
+
+
+def test_if_wanted_by_others_is_not_enough(here: Here) -> None:
+    """Who waits for another GPU takes nothing from this one."""
+    here.write("gpu\ngpu\n compute 1 500")
+    first = reserve_gpu.reserve("0", for_=SOON_S, if_wanted=True)
+    with here.child() as child:
+        child.send("reserve_gpu.reserve('1', wait=60)")
+        wait_for(lambda: queue(here))
+        time.sleep(ending.WANTED_S + 0.5)
+        assert reserve_gpu.current() is first
+
+
+def test_a_fork_has_nothing_that_ends(here: Here) -> None:
+    """A child has no reservation to let go of, and its parent's end is its parent's."""
+    reserve_gpu.reserve(for_="1h")
+    pid = os.fork()
+    if not pid:
+        code = 0 if reserve_gpu.current() is None and not threads() else 1
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert reserve_gpu.current()
+
+
+def test_what_is_given_back_does_not_end(here: Here) -> None:
+    """After a release the end comes to nothing: another reservation is not touched."""
+    reserve_gpu.reserve(for_=SOON_S).release()
+    second = reserve_gpu.reserve()
+    time.sleep(2 * SOON_S)
+    assert reserve_gpu.current() is second
+
+
+@pytest.mark.parametrize("what", ["not_callable", "no_limit"])
+def test_before_end_mistakes(what: str) -> None:
+    """What can't be called, or waited for, is refused."""
+    function, limit = (7, "5m") if what == "not_callable" else (print, "soon")
+    with pytest.raises(reserve_gpu.RequestError):
+        reserve_gpu.before_end(function, limit=limit)  # type: ignore[type-var]
+
+
+# -- cells ----------------------------------------------------------------------------------------
+
+
+def test_a_running_cell_is_let_alone(here: Here) -> None:
+    """Nothing ends in the midst of a cell, and all that is due right after it."""
+    shell = here.shell()
+    cell = shell.run(
+        "%reserve_gpu --for 0.2s\nimport time, os; time.sleep(0.6); "
+        "print('then', os.environ['CUDA_VISIBLE_DEVICES'])"
+    )
+    assert "then 0" in cell.all
+    wait_for(lambda: reserve_gpu.current() is None)
+    assert "has ended at" in shell.run("1").all
+    assert "has ended" not in shell.run("1").all
+
+
+def test_a_cell_is_no_idleness(here: Here) -> None:
+    """Each cell begins the time anew."""
+    shell = here.shell()
+    shell.run("%reserve_gpu --idle 0.6s")
+    for _ in range(4):
+        time.sleep(0.3)
+        shell.run("1")
+        assert reserve_gpu.current()
+    wait_for(lambda: reserve_gpu.current() is None)
+    assert "nothing has used it for 0.6 s" in shell.run("1").all
+
+
+def test_unseen_code_is_no_use(here: Here) -> None:
+    """What a front end runs by itself, without a place in the history, keeps nothing."""
+    shell = here.shell()
+    shell.run("%reserve_gpu --idle 0.5s")
+    start = time.monotonic()
+    while reserve_gpu.current() and time.monotonic() - start < LIMIT_S:
+        shell.shell.run_cell("1", store_history=False)
+        time.sleep(0.05)
+    assert reserve_gpu.current() is None
+
+
+def test_prolonged_at_the_last_moment(here: Here) -> None:
+    """A cell that runs at the end can still ask for more time."""
+    shell = here.shell()
+    shell.run("%reserve_gpu --for 0.3s\nimport time; time.sleep(0.6)\n%reserve_gpu --for 1h")
+    time.sleep(0.2)
+    assert reserve_gpu.current()
+
+
+def test_warned_in_the_next_cell(here: Here) -> None:
+    """Shortly before the end the next cell says so, once, and how to keep it."""
+    shell = here.shell()
+    shell.run("%reserve_gpu --for 4s")
+    time.sleep(3.2)
+    cell = shell.run("1")
+    assert "GPU0 ends in" in cell.all
+    assert "%reserve_gpu --for 2h" in cell.all
+    assert "ends in" not in shell.run("1").all
+
+
+def test_python_in_a_shell_loads_the_extension(here: Here) -> None:
+    """reserve() with an end gets to know of cells where the extension was not loaded."""
+    shell = here.shell()
+    shell.shell.run_line_magic("unload_ext", "reserve_gpu")
+    shell.run("import reserve_gpu, time; reserve_gpu.reserve(for_=0.2); time.sleep(0.5)")
+    wait_for(lambda: reserve_gpu.current() is None)
+    assert "has ended at" in shell.run("1").all
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+def test_a_script_is_told_in_its_log(machine: Machine) -> None:
+    """A program without cells reads it on stderr, as a warning of the log."""
+    done = machine.python(
+        "import reserve_gpu, time; reserve_gpu.reserve(for_='0.3s'); time.sleep(1);"
+        "print(reserve_gpu.current())"
+    )
+    assert done.stdout == "None\n"
+    assert "The reservation of GPU0 has ended at" in done.stderr
+
+
+@pytest.mark.process
+def test_a_stopped_process_is_overdue(machine: Machine) -> None:
+    """Who is stopped (SIGSTOP) past the end is overdue for all; it ends as soon as it goes on."""
+    with machine.child() as child:
+        child.run("import time; reserve_gpu.reserve(for_=1)")
+        os.kill(child.pid, signal.SIGSTOP)
+        wait_for(lambda: "overdue since" in machine.command(*US, "status").stdout, 0.2)
+        os.kill(child.pid, signal.SIGCONT)
+        wait_for(lambda: not locked(machine.locks))
+
+
+@pytest.mark.process
+def test_killed_in_the_midst(busy: Machine) -> None:
+    """Kill -9 while before_end() saves frees the GPU at once."""
+    with busy.child() as child:
+        child.run(
+            f"{USE_GPU}; import time; reserve_gpu.before_end(lambda: (open('begun', 'w'),"
+            "time.sleep(60)))"
+        )
+        child.run("reserve_gpu.release()")
+    with busy.child() as child:
+        child.run(
+            "import time; reserve_gpu.before_end(lambda: (open('begun', 'w'), time.sleep(60)))"
+        )
+        child.run(f"reserve_gpu.reserve(for_=0.5, end_kernel=True); {USE_GPU}")
+        wait_for((busy.folder / "begun").exists)
+        child.kill()
+        assert not locked(busy.locks)
+
+
+@pytest.mark.process
+def test_end_of_a_script(busy: Machine) -> None:
+    """With end_kernel a program that uses CUDA is ended by SIGTERM, after what it wanted called."""
+    done = busy.python(
+        "import reserve_gpu, time\n"
+        "reserve_gpu.before_end(lambda: open('saved', 'w'))\n"
+        "reserve_gpu.before_end(lambda: 1 / 0)\n"
+        "reserve_gpu.before_end(lambda: time.sleep(60), limit=0.2)\n"
+        "reserve_gpu.before_end(lambda: open('saved too', 'w'))\n"
+        "reserve_gpu.reserve(for_=0.5, end_kernel=True)\n"
+        f"{USE_GPU}\n"
+        "time.sleep(60)"
+    )
+    assert done.returncode == -signal.SIGTERM
+    assert (busy.folder / "saved").exists()
+    assert (busy.folder / "saved too").exists()
+    assert "raised ZeroDivisionError: division by zero" in done.stderr
+    assert "has not ended within 0.2 s" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not locked(busy.locks)
+
+
+@pytest.mark.process
+def test_one_that_ignores_the_end_is_killed(busy: Machine) -> None:
+    """A program that does not end by SIGTERM is killed a little later."""
+    done = busy.python(
+        "import reserve_gpu, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "reserve_gpu.reserve(for_=0.5, end_kernel=True)\n"
+        f"{USE_GPU}\n"
+        "time.sleep(60)"
+    )
+    assert done.returncode == -signal.SIGKILL
+
+
+# -- kernels --------------------------------------------------------------------------------------
+
+in_kernels = [pytest.mark.ipython, pytest.mark.process]
+
+
+@pytest.mark.ipython
+@pytest.mark.process
+def test_the_display_is_replaced(machine: Machine) -> None:
+    """In a notebook the output of the cell that reserved says when it is near, and that it is over."""
+    with notebook(machine, "--for 2s") as kernel:
+        wait_for(lambda: not locked(machine.locks))
+        wait_for(kernel.client.iopub_channel.msg_ready)
+        time.sleep(0.3)
+        texts = updates(kernel)
+        assert any("GPU0 ends in" in text for text in texts)
+        assert texts[-1].startswith("The reservation of GPU0 has ended at")
+        assert visible(kernel) == ""
+
+
+@pytest.mark.ipython
+@pytest.mark.process
+def test_overdue(busy: Machine) -> None:
+    """With CUDA it stays reserved, and overdue: others see it, each cell says it, until prolonged."""
+    with notebook(busy, "--for 1s", USE_GPU) as kernel:
+        wait_for(lambda: "overdue since" in busy.command(*US, "status").stdout, 0.2)
+        for _ in range(2):
+            assert "GPU0 is overdue since" in kernel.run("1").all
+        assert visible(kernel) == "0"
+        kernel.run("%reserve_gpu --for 1h")
+        assert "overdue" not in kernel.run("1").all
+        assert "overdue" not in busy.command(*US, "status").stdout
+
+
+@pytest.mark.ipython
+@pytest.mark.process
+def test_end_of_a_kernel(busy: Machine) -> None:
+    """With --end-kernel it ends as a kernel does, after what it wanted called, and all is free."""
+    save = "import atexit, reserve_gpu; atexit.register(lambda: open('at exit', 'w'))\n"
+    save += "reserve_gpu.before_end(lambda: open('saved', 'w'))"
+    with notebook(busy, "--idle 1s --end-kernel", save, USE_GPU) as kernel:
+        wait_for(lambda: not kernel.manager.is_alive(), 0.1)
+        assert (busy.folder / "saved").exists()
+        assert (busy.folder / "at exit").exists()
+        assert not locked(busy.locks)
