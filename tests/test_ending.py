@@ -81,16 +81,16 @@ def notebook(machine: Machine, line: str = "", *more: str) -> Iterator[Kernel]:
         yield kernel
 
 
-# -- in this process: what is decided ---------------------------------------------------------------
+# -- in this process ------------------------------------------------------------------------------
 
 
 def test_a_moment_lets_go(here: Here) -> None:
     """At the end the GPU is free and this process sees none; no thread is left."""
-    reservation = reserve_gpu.reserve(for_=SOON_S)
-    assert reservation.terms.until
+    until = reserve_gpu.reserve(for_=SOON_S).terms.until
+    assert until
     assert threads()
     wait_for(lambda: reserve_gpu.current() is None)
-    assert time.time() >= reservation.terms.until
+    assert time.time() >= until
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
     assert not locked(here.locks)
     wait_for(lambda: not threads())
@@ -211,9 +211,8 @@ def test_if_wanted(here: Here) -> None:
 
 def test_if_wanted_by_others_is_not_enough(here: Here) -> None:
     """Who waits for another GPU takes nothing from this one."""
-    here.write("gpu\ngpu\n compute 1 500")
     first = reserve_gpu.reserve("0", for_=SOON_S, if_wanted=True)
-    with here.child() as child:
+    with here.rival("1"), here.child() as child:
         child.send("reserve_gpu.reserve('1', wait=60)")
         wait_for(lambda: queue(here))
         time.sleep(ending.WANTED_S + 0.5)
@@ -343,15 +342,8 @@ def test_a_stopped_process_is_overdue(machine: Machine) -> None:
 def test_killed_in_the_midst(busy: Machine) -> None:
     """Kill -9 while before_end() saves frees the GPU at once."""
     with busy.child() as child:
-        child.run(
-            f"{USE_GPU}; import time; reserve_gpu.before_end(lambda: (open('begun', 'w'),"
-            "time.sleep(60)))"
-        )
-        child.run("reserve_gpu.release()")
-    with busy.child() as child:
-        child.run(
-            "import time; reserve_gpu.before_end(lambda: (open('begun', 'w'), time.sleep(60)))"
-        )
+        child.run("import time; save = lambda: (open('begun', 'w'), time.sleep(60))")
+        child.run("reserve_gpu.before_end(save)")
         child.run(f"reserve_gpu.reserve(for_=0.5, end_kernel=True); {USE_GPU}")
         wait_for((busy.folder / "begun").exists)
         child.kill()
@@ -395,13 +387,11 @@ def test_one_that_ignores_the_end_is_killed(busy: Machine) -> None:
 
 # -- kernels --------------------------------------------------------------------------------------
 
-in_kernels = [pytest.mark.ipython, pytest.mark.process]
-
 
 @pytest.mark.ipython
 @pytest.mark.process
 def test_the_display_is_replaced(machine: Machine) -> None:
-    """In a notebook the output of the cell that reserved says when it is near, and that it is over."""
+    """In a notebook the output of the cell that reserved says that it is near, and over."""
     with notebook(machine, "--for 2s") as kernel:
         wait_for(lambda: not locked(machine.locks))
         wait_for(kernel.client.iopub_channel.msg_ready)
@@ -415,7 +405,7 @@ def test_the_display_is_replaced(machine: Machine) -> None:
 @pytest.mark.ipython
 @pytest.mark.process
 def test_overdue(busy: Machine) -> None:
-    """With CUDA it stays reserved, and overdue: others see it, each cell says it, until prolonged."""
+    """With CUDA it stays reserved; all see that it is overdue, until it is prolonged."""
     with notebook(busy, "--for 1s", USE_GPU) as kernel:
         wait_for(lambda: "overdue since" in busy.command(*US, "status").stdout, 0.2)
         for _ in range(2):

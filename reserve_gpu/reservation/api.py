@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 from reserve_gpu import host, interrupts
 from reserve_gpu.errors import (
@@ -37,6 +37,7 @@ from reserve_gpu.reservation.session import Reservation, session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from typing import TypeVar
 
     from reserve_gpu.gpus.names import DeviceNames
     from reserve_gpu.model import Request, Waiting
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from reserve_gpu.report.status import Status
     from reserve_gpu.reservation.session import Session
 
-F = TypeVar("F", bound="Callable[[], object]")
+    F = TypeVar("F", bound=Callable[[], object])
 
 LONGEST_BEFORE_END_S = 600.0  # so that nobody keeps a GPU by a function that never ends
 LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look

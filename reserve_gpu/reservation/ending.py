@@ -113,14 +113,14 @@ class Endings:
             self._ending = Ending(self._owner, self)
             self._ending.start()
 
-    def tell(self, text: str, *, is_news: bool) -> None:
+    def tell(self, text: str, *, is_news: bool, is_last: bool = False) -> None:
         """Show it in the output of the cell that has reserved; where it is news in the next, too.
 
-        The next cell tells the last news. Where there are no cells it is for the log.
+        The next cell tells the last news. Where no cell comes any more it is for the log.
         """
         self._news = text if is_news else None
         self._replace(text)
-        if is_news and not cells().shell:
+        if is_last or (is_news and not cells().shell):
             self._news = None
             logging.getLogger("reserve_gpu").warning(text)
 
@@ -261,7 +261,7 @@ class Ending:
             if not held.terms.end_kernel:
                 self._tell(ends.overdue(end), is_news=False)  # each cell says it
                 return None
-        self._tell(ends.ending(end), is_news=True)
+        self._tell(ends.ending(end), is_news=True, is_last=True)
         for function, limit_s in self._before_end:
             if problem := _called(function, limit_s):
                 self._tell(problem, is_news=True)
