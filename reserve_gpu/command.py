@@ -10,12 +10,14 @@ import os
 import shutil
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING, NoReturn
 
-from reserve_gpu import errors, host, options
+from reserve_gpu import alarm, errors, host, options
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus import names
-from reserve_gpu.report import faces
+from reserve_gpu.model import NO_TERMS
+from reserve_gpu.report import faces, messages
 from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import api
 from reserve_gpu.spelling import suggestion
@@ -39,11 +41,42 @@ class CommandError(errors.ReserveGPUError):
 
 
 def run(arguments: Namespace) -> NoReturn:
-    """Reserve what was asked for and become the command."""
+    """Reserve what was asked for and become the command, which ends when its time is over."""
     program = find(arguments.command, arguments.own)
+    is_timed = arguments.for_ is not None or arguments.until is not None
+    if is_timed:
+        _require_alarm()
     host.call_it(host.command(arguments.command) or "")
     _reserve(arguments, faces.shell(arguments.command))
+    _set_alarm(is_timed=is_timed)
     become(program, arguments.command)
+
+
+def _require_alarm() -> None:
+    """Raise RequestError where no command can be ended at its time, before anything is reserved."""
+    try:
+        alarm.require()
+    except OSError as error:
+        reason = error.strerror or error
+        text = f"A command can't be ended here at its time ({reason}): it needs Linux 5.3 or later."
+        raise errors.RequestError(f"{text} Leave out --for and --until.") from error
+
+
+def _set_alarm(*, is_timed: bool) -> None:
+    """Have the command ended when its reservation is over. Raises CommandError.
+
+    is_timed: it was asked for; else only an administrator's rule can want it.
+    """
+    reservation = api.current()
+    terms = reservation.terms if reservation else NO_TERMS
+    if terms.until is None or not (is_timed or terms.end_kernel):
+        return
+    try:
+        alarm.start(terms.until)
+    except OSError as error:
+        reason = shown(str(error))
+        raise CommandError(f"The command can't be ended at its time: {reason}.") from error
+    say(messages.command_ends(terms.until, time.time()))
 
 
 def start_kernel(arguments: Namespace) -> NoReturn:

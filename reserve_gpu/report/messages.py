@@ -47,6 +47,11 @@ def variables(environ: Mapping[str, str | None]) -> list[str]:
     return [f"{name} = {value!r}" for name, value in sorted(environ.items()) if value is not None]
 
 
+def command_ends(until: float, now: float) -> str:
+    """What is said of a command that is ended when its time is over."""
+    return f"Until {words.moment(until, now)}: then it gets SIGTERM, and a minute later SIGKILL."
+
+
 def reservation(devices: Sequence[Device]) -> str:
     """How a reservation shows itself to a programmer: `<Reservation of GPU1 and GPU3>`."""
     return f"<Reservation of {labels(devices)}>"

@@ -1,0 +1,113 @@
+"""The end of `reserve-gpu run --for`: a small process that ends the command at that moment.
+
+The command itself stays the very process that was started, with its signals, its terminal and its
+exit code. What watches it holds no lock, no terminal and no pipe, is no child of the command, and
+is gone as soon as the command is. It holds a pidfd, so it can't take another process for it:
+https://man7.org/linux/man-pages/man2/pidfd_open.2.html
+
+This file is also the program of that process, which is run by Python alone, without this package:
+it imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Linux numbers these alike for all processors that CUDA runs on (scripts/syscall.tbl). Python's own
+# os.pidfd_open is missing where it was built for old systems, as conda's and uv's are:
+# https://github.com/astral-sh/python-build-standalone/issues/193
+SEND_SIGNAL, OPEN = 424, 434
+SLICE_S = 60.0  # for so long a machine that was suspended may not notice that the moment has come
+KILL_AFTER_S = 60.0
+FIRST_PROCESS = 1  # no process below it, in its container, can end it
+
+
+def require() -> None:
+    """Raise OSError where the process that this one becomes can't be watched and ended."""
+    if os.getpid() == FIRST_PROCESS:
+        text = "process 1 of a container can't be ended from inside; docker run --init helps"
+        raise OSError(text)
+    os.close(_call(OPEN, os.getpid(), 0))
+
+
+def start(until: float, kill_after_s: float = KILL_AFTER_S) -> None:
+    """Have this process ended at that moment, whatever program it is by then. Raises OSError.
+
+    until: in seconds since the epoch. kill_after_s: so long after SIGTERM it gets SIGKILL.
+    """
+    import subprocess
+
+    own = [sys.executable, "-I", "-S", os.path.abspath(__file__)]
+    done = subprocess.run(
+        [*own, str(os.getpid()), repr(until), repr(kill_after_s)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd="/",
+        start_new_session=True,  # no Ctrl-C reaches it, nor the end of the terminal
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise OSError(done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")
+
+
+def watch(command: int, until: float, kill_after_s: float) -> None:
+    """Wait for the end of the command, and end it at that moment. command: its pidfd."""
+    if _ends(command, lambda: until - time.time()):
+        return
+    # One that is stopped goes on: it may have something to save. It may also have ended meanwhile,
+    # or have become another user's (sudo).
+    with suppress(OSError):
+        _call(SEND_SIGNAL, command, signal.SIGTERM, 0, 0)
+        _call(SEND_SIGNAL, command, signal.SIGCONT, 0, 0)
+    kill_at = time.monotonic() + kill_after_s
+    if not _ends(command, lambda: kill_at - time.monotonic()):
+        with suppress(OSError):
+            _call(SEND_SIGNAL, command, signal.SIGKILL, 0, 0)
+
+
+def _ends(command: int, left_s: Callable[[], float]) -> bool:
+    """Wait for the end of the command as long as there is time left; whether it came."""
+    poll = select.poll()
+    poll.register(command, select.POLLIN)
+    while (seconds := left_s()) > 0:
+        if poll.poll(1000 * min(seconds, SLICE_S)):
+            return True
+    return False
+
+
+def _call(number: int, *arguments: int) -> int:
+    """A call of the kernel that Python may lack. Raises OSError."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    result: int = libc.syscall(ctypes.c_long(number), *map(ctypes.c_long, arguments))
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+
+def _main() -> None:
+    """Leave a process that watches the one that has started this one."""
+    pid, until, kill_after_s = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+    command = _call(OPEN, pid, 0)
+    if os.getppid() != pid or os.fork():  # it has ended already, and the number is another's
+        return
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(nowhere, standard)
+    watch(command, until, kill_after_s)
+
+
+if __name__ == "__main__":
+    _main()
