@@ -32,6 +32,8 @@ HELD = "RESERVE_GPU_HELD"
 LOCK_DIRECTORY = "RESERVE_GPU_LOCK_DIR"
 IDLE_MEMORY = "RESERVE_GPU_IDLE_MEMORY"
 CONTEXT_MEMORY = "RESERVE_GPU_CONTEXT_MEMORY"
+CONFIG = "RESERVE_GPU_CONFIG"
+CONFIG_FILE = "/etc/reserve_gpu.toml"
 
 NAME_LIMIT = 200  # characters of a command, or of what a process is called in its place
 KERNEL_MODULE = "ipykernel_launcher"  # what Jupyter starts a kernel with: python -m ...
@@ -122,15 +124,39 @@ def boot_clock_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
+def config_file() -> str | None:
+    """The path of the administrator's file, None where there is none, or nothing in it.
+
+    Asked at each reservation, and mostly there is none: so it takes one look.
+    """
+    named = os.environ.get(CONFIG)
+    try:
+        return (named or CONFIG_FILE) if os.stat(named or CONFIG_FILE).st_size else None
+    except FileNotFoundError:
+        return named or None
+    except OSError:
+        return named or CONFIG_FILE
+
+
+def uid_of(pid: int) -> int | None:
+    """The user that runs a process, as a number; None if it can't be seen from here."""
+    with suppress(OSError):
+        return os.stat(f"/proc/{pid}").st_uid
+    return None
+
+
 def user_of(pid: int) -> str | None:
     """The user that runs a process, None if it can't be seen from here."""
-    with suppress(OSError):
-        uid = os.stat(f"/proc/{pid}").st_uid
-        try:
-            return pwd.getpwuid(uid).pw_name
-        except KeyError:
-            return f"uid {uid}"
-    return None
+    uid = uid_of(pid)
+    return None if uid is None else user_name(uid)
+
+
+def user_name(uid: int) -> str:
+    """What a user is called, `uid 1234` where the system has no name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
 
 
 def with_user(holder: Holder) -> Holder:

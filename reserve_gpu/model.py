@@ -35,7 +35,7 @@ class State(Enum):
 
 
 # What ends only when somebody changes something.
-STUCK = frozenset({State.BROKEN, State.DENIED, State.EMPTY, State.PROHIBITED})
+STUCK = frozenset({State.BROKEN, State.DENIED, State.DRAINED, State.EMPTY, State.PROHIBITED})
 
 
 class ComputeMode:
@@ -214,6 +214,43 @@ class Terms(NamedTuple):
 NO_TERMS = Terms()
 
 
+class Rule(NamedTuple):
+    """One line of the administrator's file that holds for who asks.
+
+    text: as it stands there, `time = "24h"`. table: it stands under, `[users.alice]`. file: its
+    path. value: the larger, the more generous: a number, MiB, seconds, or whether CUDA saves one.
+    unit: of a size of memory.
+    """
+
+    text: str
+    table: str
+    file: str
+    value: float
+    unit: str = "GiB"
+
+
+class Rules(NamedTuple):
+    """What the administrator's file says to who asks; None where it says nothing.
+
+    user: who asks. message: for all to read. gpus, memory, time_s, idle_s, after_cuda: the limits,
+    as docs/administration.md has them. drain: which devices are not handed out, and their names.
+    problems: what is wrong in the file, a line for each. unknown: groups that are none here.
+    """
+
+    file: str
+    user: str
+    message: str | None = None
+    gpus: Rule | None = None
+    memory: Rule | None = None
+    time: Rule | None = None
+    idle: Rule | None = None
+    after_cuda: Rule | None = None
+    drain: Rule | None = None
+    drained: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
 class Holder(NamedTuple):
     """The process that has a lock, and what it says of itself.
 
@@ -306,6 +343,7 @@ class Refusal(NamedTuple):
     use: State | None = None  # of one that is awaited: what its readings alone come to
     sharers: tuple[Holder, ...] = ()  # of one that is full, or asked for whole
     room_mib: float | None = None  # of one that is full: what can still be promised of its memory
+    rule: Rule | None = None  # of one that is drained or limited; its sharers: what the user holds
 
     @property
     def label(self) -> str:

@@ -48,6 +48,8 @@ class Machine:
         self.scenario = folder / "scenario.txt"
         self.log = folder / "calls.log"
         self.locks = folder / "locks"
+        self.rules = folder / "rules.toml"  # the administrator's file
+        self.rules.touch(mode=0o644)
         self.home = folder / "home"
         self.home.mkdir(exist_ok=True)  # the fixtures `machine` and `here` of a test are one
         self.use("two")
@@ -74,6 +76,7 @@ class Machine:
             "IPYTHONDIR": str(self.home / ".ipython"),
             "PYTHONPATH": str(ROOT),
             "RESERVE_GPU_LOCK_DIR": str(self.locks),
+            "RESERVE_GPU_CONFIG": str(self.rules),
             "NO_COLOR": "1",
             "TERM": "dumb",  # no window title from IPython 7
         }

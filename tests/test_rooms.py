@@ -33,6 +33,7 @@ ROOMS = [
     {"spelling"},
     {"reservation"},
     {"report"},
+    {"rules"},
     {"gpus", "locks"},
     {"cells"},
     {"host", "quantities"},
@@ -61,6 +62,7 @@ OWNERS = {
     "jupyter_client": {"jupyter.kernelspec"},
     "jupyter_core": {"jupyter.kernelspec"},
     "click": {"dask"},
+    "tomli": {"rules"},
     "distributed": {"dask"},
 }
 # Imported inside functions only; so is what is ours and seldom needed.
@@ -224,8 +226,13 @@ print(*set(sys.modules) - before)
 """
 # What only a refusal, a wait, a hint, `reserve-gpu run` or somebody else's record needs.
 NOT_AT_FIRST = {"shlex", "queue", "importlib", "subprocess", "psutil"}
-NOT_AT_FIRST |= {f"reserve_gpu.report.{module}" for module in ("pictures", "status", "progress")}
-NOT_AT_FIRST |= {f"reserve_gpu.reservation.{module}" for module in ("capped", "handover", "wait")}
+NOT_AT_FIRST |= {
+    f"reserve_gpu.report.{module}" for module in ("pictures", "status", "progress", "rules")
+}
+NOT_AT_FIRST |= {
+    f"reserve_gpu.reservation.{module}" for module in ("capped", "handover", "quota", "wait")
+}
+NOT_AT_FIRST |= {"reserve_gpu.rules", "tomllib"}
 
 
 @pytest.mark.process

@@ -28,7 +28,7 @@ from reserve_gpu.reservation import environment, policy
 from reserve_gpu.reservation.claim import Claim, attempt, explained
 from reserve_gpu.reservation.outcome import Denied, Granted
 from reserve_gpu.reservation.request import parse
-from reserve_gpu.reservation.wait import Explainer, News, _wants
+from reserve_gpu.reservation.wait import Explainer, News
 from tests.locked import locked
 from tests.reserving import got, of_gpu, refused
 
@@ -73,7 +73,9 @@ class Other:
         outcome = attempt(self.claim)
         assert isinstance(outcome, Denied)
         self.denied = outcome
-        self.place = Place(locks, _wants(outcome), {"user": "other", "note": "the thesis"})
+        self.place = Place(
+            locks, policy.wanted(outcome.refusals), {"user": "other", "note": "the thesis"}
+        )
         self._stack.enter_context(self.place)
         assert self.look() is None
         return self

@@ -97,7 +97,13 @@ def matching(name: str, devices: Iterable[Device]) -> list[Device]:
 
 def is_one_of(device: Device | Fault, names: Iterable[str]) -> bool:
     """Whether one of the names means the device, or the GPU that it is an instance of."""
-    return any(whole_index(name) == device.index or _is_meant(name, device) for name in names)
+    meant = [device]
+    if isinstance(device, Device) and device.gpu_uuid:
+        meant.append(device._replace(instance=None, uuid=device.gpu_uuid))
+    return any(
+        whole_index(name) == device.index or any(_is_meant(name, each) for each in meant)
+        for name in names
+    )
 
 
 def bare_uuid(uuid: str) -> str:

@@ -196,6 +196,31 @@ class LockDirectory:
         others = [name for name in names if not name.startswith(known)][:MOST_LOST]
         return tuple(map(self.holders.of, filter(self._is_held, others)))
 
+    def holders_by(self, uid: int, besides: Collection[str] = ()) -> tuple[Holder, ...]:
+        """Who of a user's processes has a device, or shares it; under the mutex.
+
+        Of a whole device the kernel's list of locks says whose process it is, and of a shared one
+        the owner of the file, as nobody else can write to that. A whole device that somebody of
+        another PID namespace has is nobody's. besides: files that do not count.
+        """
+        names = [name for name in sorted(self.holders.names) if name.endswith(".lock")]
+        devices = [name for name in names if not name.startswith((MUTEX, QUEUE))]
+        found = [self._holder_by(uid, name) for name in devices if name not in besides]
+        return tuple(holder for holder in found if holder)
+
+    def _holder_by(self, uid: int, name: str) -> Holder | None:
+        if SHARE in name:
+            is_own = files.sole_owner(self.descriptor, name) == uid and self._is_held(name)
+            return self.holders.of(name) if is_own else None
+        holders = self.holders
+        if not holders.lists(name):
+            if not self._is_held(name):
+                return None
+            holders = Holders(self.path, self.descriptor, self._device)  # it may have missed one
+        holder = holders.of(name)
+        is_own = holder.seen and holder.pid is not None and host.uid_of(holder.pid) == uid
+        return holder if is_own else None
+
     def unlisted(self, names: Collection[str]) -> set[str]:
         """Those of the files that the kernel's list shows nobody to have locked.
 
@@ -264,6 +289,11 @@ class LockDirectory:
             return not flock(descriptor, f"{self.path}/{name}")
         finally:
             descriptors.close(descriptor)
+
+
+def device_of(name: str) -> str:
+    """The device that a lock file is of, as `lock_name` begins for it."""
+    return name.partition(SHARE)[0].removesuffix(".lock")
 
 
 def lock_name(uuid: str) -> str:

@@ -99,6 +99,14 @@ class Place:
         # As others will read it: some file systems keep less of the time than is set.
         self._number = os.fstat(lock.descriptor).st_mtime_ns
 
+    def want(self, wants: Collection[str]) -> None:
+        """Want other devices from now on, at the same place; under the mutex."""
+        record = {**self._record, "wants": sorted(wants)}
+        if self._lock and record != self._record:
+            self._record = record
+            self._lock.write(record)
+            self.beat()
+
     def beat(self) -> None:
         """Show others that this process is not stopped."""
         if self._lock:

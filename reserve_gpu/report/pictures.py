@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import State
-from reserve_gpu.report import asking, colour, html, layout, messages, parts, terminal, words
+from reserve_gpu.report import asking, colour, html, layout, messages, parts, rules, terminal, words
 from reserve_gpu.report.layout import Layout, View
 from reserve_gpu.report.words import MARK, STRONG, duration, listed
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, TextIO
 
-    from reserve_gpu.model import Device, Refusal, Request, Row, Ticket, Waiting
+    from reserve_gpu.model import Device, Refusal, Request, Row, Rules, Ticket, Waiting
     from reserve_gpu.report.faces import Face
     from reserve_gpu.report.words import Line
 
@@ -105,13 +105,15 @@ def status(  # noqa: PLR0913, PLR0917 - a Status has these fields
     host: str,
     limit: str | None,
     face: Face,
+    ruled: Rules | None = None,
+    unmatched: Sequence[str] = (),
 ) -> Layout:
     """The picture of a machine, of the fields of a Status.
 
     at: when it was looked at, in seconds since the epoch. face: where it is read.
     """
     when = f"  {shown(host)}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(at))}"
-    head: list[Line] = [((_free(rows), STRONG), (when, words.FAINT))]
+    head: list[Line] = [*rules.head(ruled), ((_free(rows), STRONG), (when, words.FAINT))]
     if own := [row.label for row in rows if row.is_mine]:
         head.append(((f"{face.here.capitalize()} has {listed(own)}.", MARK),))
     foot = [] if own else _advice(rows, face, at, is_limited=limit is not None)
@@ -121,6 +123,7 @@ def status(  # noqa: PLR0913, PLR0917 - a Status has these fields
     if problem:
         text = f": {shown(problem, REASON_LIMIT)}"
         foot.append((("Reservations may be missing here", MARK), text))
+    foot += rules.foot(ruled, unmatched)
     queue = [
         words.holder_line(ticket.holder, at, f"{place}. ", asks=ticket.asks or "a GPU")
         for place, ticket in enumerate(tickets, 1)
@@ -170,12 +173,14 @@ def refusal(  # noqa: PLR0913 - the last ones are keywords
     limit: str | None = None,
     waited_s: float | None = None,
     user: str | None = None,
+    problems: Sequence[str] = (),
 ) -> Picture:
     """Why nothing was reserved, device by device, and what can be done.
 
     kept: what stays reserved. limit: the CUDA_VISIBLE_DEVICES from outside, if there is one.
     waited_s: the time in seconds that was allowed for waiting, None if nobody waited.
     user: who asks; a GPU that only this user's own processes use may be taken by name.
+    problems: what is wrong in the administrator's file.
     """
     waited = f"Waited for {words.time_limit(waited_s)}. " if waited_s else ""
     has = {device.label for device in kept}
@@ -186,6 +191,7 @@ def refusal(  # noqa: PLR0913 - the last ones are keywords
         foot.append((messages.limit_line(limit, len(refusals)),))
     if end := messages.left_with(kept, face):
         foot.append((end,))
+    foot += [(("Warning: ", MARK), problem) for problem in problems]
     now = time.time()
     unit = request.part_unit
     has_part = {refusal.label for refusal in refusals if refusal.state is State.FULL} & has
@@ -198,6 +204,8 @@ def refusal(  # noqa: PLR0913 - the last ones are keywords
 def _none_free(request: Request, refusals: Sequence[Refusal], own: set[str]) -> str:
     """How many are free. own: the labels of what this process has."""
     fit = messages.fit(refusals)
+    if limited := rules.limited(fit):
+        return limited
     if no_room := parts.no_room(request, fit):
         return no_room
     states = [refusal.state for refusal in fit if refusal.label not in own]
@@ -235,11 +243,15 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
     is_trouble = words.is_trouble(states, request.needed)
     missing = [refusal for refusal in refusals if not refusal.would_be_taken]
     may_come_free = any(
-        r.state in IN_USE or (r.state is State.UNKNOWN and not r.fault) for r in missing
+        r.state in (*IN_USE, State.LIMITED) or (r.state is State.UNKNOWN and not r.fault)
+        for r in missing
     )
     now = time.time()
     rows = list(map(layout.row, missing))
     ways = asking.whom(rows, now)
+    is_limited = State.LIMITED in states
+    if is_limited:
+        ways += ("Let go of what you have there. ",)
     if is_trouble:
         ways += (words.trouble(states),)
     elif may_come_free and not has_waited:
@@ -277,7 +289,7 @@ def wait(waiting: Waiting) -> Picture:
 
     Its brief line has all that, of each device only who has it.
     """
-    head = awaited(waiting)
+    head = " ".join(filter(None, [awaited(waiting), rules.limited(waiting.refusals)]))
     refusals = messages.fit(waiting.refusals)
     now = time.time()
     rows = list(map(layout.row, refusals))

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.errors import LockError, MutexHeldError
+from reserve_gpu.gpus import names
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.usage import judge, room_mib
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.model import (
     GRAPHICS,
+    STUCK,
     ComputeMode,
     Device,
     Fault,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from reserve_gpu.gpus.nvml import Nvml
+    from reserve_gpu.model import Rules
 
 VERSION = 1  # of the JSON; names are only ever added to it
 PROCESS_FIELDS = ("pid", "user", "command", "memory_mib", "has_reserved", "kind")
@@ -58,6 +61,7 @@ class Status(NamedTuple):
     time: in seconds since the epoch. host: the machine's name.
     limit: the CUDA_VISIBLE_DEVICES from outside, which limits what this process can reserve.
     face: where it is read, which decides how hints are typed.
+    rules: the administrator's, for who looks. unmatched: names of drained devices that mean none.
     """
 
     rows: tuple[Row, ...]
@@ -67,6 +71,8 @@ class Status(NamedTuple):
     host: str = ""
     limit: str | None = None
     face: Face = PYTHON
+    rules: Rules | None = None
+    unmatched: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return str(self.picture())
@@ -99,6 +105,8 @@ class Status(NamedTuple):
             "waiting": [_ticket_dict(ticket, every_uuid) for ticket in self.waiting],
             "problem": self.problem,
             "limit": self.limit,
+            "message": self.rules.message if self.rules else None,
+            "rules": _rules_dict(self.rules, self.unmatched) if self.rules else None,
         }
 
 
@@ -116,13 +124,19 @@ class Reservations(NamedTuple):
 
 
 def look(
-    nvml: Nvml, *, idle_mib: float | None = None, limit: str | None = None, face: Face = PYTHON
+    nvml: Nvml,
+    *,
+    idle_mib: float | None = None,
+    limit: str | None = None,
+    face: Face = PYTHON,
+    rules: Rules | None = None,
 ) -> Status:
     """Look at every device of this machine that the driver shows.
 
     nvml: a conversation with the driver.
     idle_mib: memory in use up to which a device is idle, None for the default.
     limit: the CUDA_VISIBLE_DEVICES from outside, if there is one. face: where it is read.
+    rules: the administrator's, where there are some.
     Raises DriverError where there is no driver. Where the lock directory can't be used the devices
     are there all the same, and `problem` says why nothing is known of reservations.
     """
@@ -132,8 +146,27 @@ def look(
         ticket._replace(holder=host.with_user(ticket.holder)) for ticket in reservations.waiting
     )
     rows = tuple(_row(nvml, device, reservations, idle_mib) for device in devices)
-    now = time.time()
-    return Status(rows, waiting, reservations.problem, now, host.machine_name(), limit, face)
+    unmatched: tuple[str, ...] = ()
+    if rules:
+        rows = tuple(_drained(row, rules) for row in rows)
+        unmatched = _unmatched(rules, devices)
+    now, name = time.time(), host.machine_name()
+    return Status(rows, waiting, reservations.problem, now, name, limit, face, rules, unmatched)
+
+
+def _drained(row: Row, rules: Rules) -> Row:
+    """The row, of a device that is not handed out any more as such, whoever still has it."""
+    is_drained = row.state not in STUCK and names.is_one_of(row.device, rules.drained)
+    return row._replace(state=State.DRAINED) if is_drained else row
+
+
+def _unmatched(rules: Rules, devices: Sequence[Device | Fault]) -> tuple[str, ...]:
+    """The names of drained devices that mean none of these, or several GPUs."""
+    return tuple(
+        name
+        for name in rules.drained
+        if len({d.index for d in devices if names.is_one_of(d, [name])}) != 1
+    )
 
 
 def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
@@ -306,6 +339,25 @@ def _row_dict(row: Row, now: float) -> dict[str, Any]:
         "is_reserved_but_idle": row.is_unused,
         "is_used_without_reservation": row.is_unreserved_use,
         "next_in_line": row.next_in_queue,
+    }
+
+
+def _rules_dict(rules: Rules, unmatched: Sequence[str]) -> dict[str, Any]:
+    limits = {
+        "gpus": rules.gpus,
+        "memory_mib": rules.memory,
+        "time_s": rules.time,
+        "idle_s": rules.idle,
+    }
+    ending = rules.after_cuda
+    return {
+        "file": rules.file,
+        "user": rules.user,
+        **{name: rule.value if rule else None for name, rule in limits.items()},
+        "after_cuda": None if ending is None else "warn" if ending.value else "end",
+        "drain": list(rules.drained),
+        "drain_unmatched": list(unmatched),
+        "problems": [*rules.problems, *rules.unknown],
     }
 
 

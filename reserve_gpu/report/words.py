@@ -14,7 +14,7 @@ from reserve_gpu.quantities import LONGEST_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import Device, Process, Refusal, Row, Usage
+    from reserve_gpu.model import Device, Process, Refusal, Row, Rule, Usage
 
 # How words are set off. MARK is for what people argue about.
 STRONG, FAINT, MARK = "strong", "faint", "mark"
@@ -35,7 +35,8 @@ MINUTE_S = 60
 CLOCK_SKEW_S = 60  # a time further in the future than this is not shown
 WEEK_S = 6 * 86400  # as long as this a day of the week means one day alone
 # What to do where no device can come free by itself.
-TROUBLE = "Waiting alone won't help: look at what nvidia-smi says, and ask the administrator"
+TROUBLE = "Waiting alone won't help: "
+LOOK = "look at what nvidia-smi says, and "  # not for what is only drained
 LOST = " (a GPU that is lost needs a reset or a reboot)"
 # By the compute mode of a device, what it means for those who would use it.
 MODES = {
@@ -334,7 +335,23 @@ def detail(refusal: Refusal) -> str:
         return _fault(refusal)
     if refusal.unfit is not None:
         return _unfit(refusal.device, refusal.unfit)
+    if refusal.rule is not None:
+        return by_rule(refusal)
     return cause(refusal.state, refusal.usage)
+
+
+def by_rule(refusal: Refusal) -> str:
+    """What is said beside a device that an administrator's rule keeps from who asks.
+
+    Of one that is limited all is said above the devices.
+    """
+    rule = refusal.rule
+    return f"by {named(rule)}" if rule and refusal.state is State.DRAINED else ""
+
+
+def named(rule: Rule) -> str:
+    """`gpus = 1 of [groups.students] in /etc/reserve_gpu.toml`: where somebody can look it up."""
+    return f"{rule.text} of {rule.table} in {shown(rule.file, REASON_LIMIT)}"
 
 
 def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
@@ -361,7 +378,8 @@ def is_trouble(states: Sequence[State], needed: int = 1) -> bool:
 
 def trouble(states: Sequence[State]) -> str:
     """What to do where no device can come free by itself."""
-    return f"{TROUBLE}{LOST if State.BROKEN in states else ''}."
+    look = LOOK if any(state in STUCK and state is not State.DRAINED for state in states) else ""
+    return f"{TROUBLE}{look}ask the administrator{LOST if State.BROKEN in states else ''}."
 
 
 def _origin(holder: Holder) -> str:

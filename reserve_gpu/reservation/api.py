@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Literal
@@ -32,7 +33,7 @@ from reserve_gpu.report.faces import PYTHON
 from reserve_gpu.reservation import environment, limit, policy
 from reserve_gpu.reservation.claim import Claim, attempt, cautions, explained
 from reserve_gpu.reservation.outcome import Denied, Granted
-from reserve_gpu.reservation.request import Deadline, idle_mib, parse
+from reserve_gpu.reservation.request import Deadline, idle_mib, parse, rules
 from reserve_gpu.reservation.session import Reservation, session
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from reserve_gpu.gpus.names import DeviceNames
-    from reserve_gpu.model import Request, Waiting
+    from reserve_gpu.model import Request, Rules, Waiting
     from reserve_gpu.report.faces import Face
     from reserve_gpu.report.status import Status
     from reserve_gpu.reservation.session import Session
@@ -143,10 +144,13 @@ def ask(
         caps.context_mib()  # a setting that is no size is said before anything is taken
     with _shown(progress, deadline) as show, session().turn(deadline) as own:
         limit.require_absolute(request, own.outside())
-        texts = own.renew()
+        ruled, texts = rules(), own.renew()
+        if ruled:
+            request, more = _allowed(request, ruled, own)
+            texts += more
         before = own.reservation
         with own.letting_go_if_interrupted(deadline):
-            met = own.met_by(request) or _taken(own, request, deadline, show, face)
+            met = own.met_by(request) or _taken(own, request, deadline, show, face, ruled)
     reservation, more = met
     return reservation, texts + more, reservation is not before
 
@@ -200,7 +204,9 @@ def looking(face: Face) -> Iterator[Callable[[], Status]]:
                     conversation.close()
                     gpus = conversation.enter_context(Nvml())
                 using, gpus = gpus, None
-                seen = status.look(using, idle_mib=idle_mib(), limit=visible, face=face)
+                seen = status.look(
+                    using, idle_mib=idle_mib(), limit=visible, face=face, rules=rules()
+                )
                 if all(row.state is not State.BROKEN for row in seen.rows):
                     gpus = using
                 return seen
@@ -310,18 +316,34 @@ def _shown(
         yield live.show if live else lambda _waiting: None
 
 
-def _taken(
+def _allowed(request: Request, ruled: Rules, own: Session) -> tuple[Request, list[str]]:
+    """The request as the rules let it be, and what there is to say of it and of them.
+
+    Raises RequestError where they never do.
+    """
+    with interrupts.no_fork():
+        from reserve_gpu.reservation import quota
+    request, texts = quota.allowed(request, ruled, own.since_of(request), time.time())
+    return request, [*ruled.problems, *texts]
+
+
+def _taken(  # noqa: PLR0913, PLR0917 - how it is asked for, and by whom
     own: Session,
     request: Request,
     deadline: Deadline,
     progress: Callable[[Waiting], object],
     face: Face,
+    ruled: Rules | None,
 ) -> tuple[Reservation, list[str]]:
     """Take what is asked for; returns the reservation, and what there is to be said against it."""
     limit_mib = idle_mib()
     is_late = environment.cuda_started()
     if is_late and not environment.cuda_uuids():
         raise TooLateError(messages.too_late(own.devices, (), face))
+    if ruled:
+        with interrupts.no_fork():
+            from reserve_gpu.reservation import quota
+        quota.require_amount(request, ruled)
     with Nvml() as gpus:
         gpus.count()  # without a driver nothing is made
         request = own.in_place(request)
@@ -340,6 +362,7 @@ def _taken(
                 idle_mib=limit_mib,
                 is_taking_back=is_late,
                 driver=gpus.driver_version() if request.needed > 1 else None,
+                rules=ruled,
             )
             outcome = _outcome(own, claim, deadline, progress)
             if isinstance(outcome, Granted):
@@ -385,7 +408,14 @@ def _failure(
     waited_s = deadline.limit_s if has_waited else None
     user = host.user_of(os.getpid())
     picture = pictures.refusal(
-        request, refusals, face, kept=own.devices, limit=visible, waited_s=waited_s, user=user
+        request,
+        refusals,
+        face,
+        kept=own.devices,
+        limit=visible,
+        waited_s=waited_s,
+        user=user,
+        problems=claim.rules.problems if claim.rules else (),
     )
     return (WaitTimeoutError if has_waited else NoFreeDeviceError)(picture, refusals)
 

@@ -5,7 +5,7 @@ A look before the lock proves nothing, as somebody else may take the device in b
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from reserve_gpu import host
@@ -13,6 +13,7 @@ from reserve_gpu.errors import LockError
 from reserve_gpu.gpus import usage
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Link, Nvml
+from reserve_gpu.interrupts import no_fork
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import Place
@@ -25,6 +26,7 @@ from reserve_gpu.model import (
     Process,
     Refusal,
     Request,
+    Rules,
     State,
     Terms,
     Ticket,
@@ -48,7 +50,8 @@ class Claim(NamedTuple):
     idle_mib: memory in use up to which a device is idle, None for the default.
     is_taking_back: CUDA has started, so this process itself may be on the devices.
     candidates: the devices to try, None where that has still to be found out.
-    driver: its version, where that matters.
+    driver: its version, where that matters. rules: the administrator's, where there are some.
+    by_rules: in an attempt, why this user may not have a device, None for one that is allowed.
     """
 
     request: Request
@@ -61,6 +64,8 @@ class Claim(NamedTuple):
     is_taking_back: bool = False
     candidates: Sequence[Device | Fault] | None = None
     driver: str | None = None
+    rules: Rules | None = None
+    by_rules: Callable[[Device], Refusal | None] | None = None
 
 
 def attempt(
@@ -80,14 +85,19 @@ def attempt(
             if place and not place.stands():
                 place.join()
             ahead = queue.ahead()
+            terms = claim.request.terms
+            if claim.rules:
+                claim, terms = _ruled(claim, claim.rules, devices)
             if chosen := _choose(claim, devices, queue, taken):
-                terms = claim.request.terms.begun(time.time())
+                terms = terms.begun(time.time())
                 granted = taken.keep(chosen)._replace(terms=terms)
                 part = claim.request.part_mib, claim.request.part_unit
                 record = signature(chosen, claim.request.note, *part, terms)
                 for locked in granted.locked:
                     locked.lock.write(record, locked.device)
                 return granted
+            if place:
+                place.want(policy.wanted(taken.refusals))
         refusals += taken.refusals
     return Denied(tuple(refusals), tuple(ahead))
 
@@ -217,6 +227,19 @@ def _choose(
     return None if policy.first_will_do(claim.request) else choose()
 
 
+def _ruled(claim: Claim, rules: Rules, devices: Sequence[Device | Fault]) -> tuple[Claim, Terms]:
+    """The claim with what says which devices this user may have, and for how long; under the mutex.
+
+    What this process has already does not count: what it asks for comes in its place.
+    """
+    with no_fork():
+        from reserve_gpu.reservation import quota  # which only rules need
+    own = [lock.name for lock in claim.held.values()]
+    elsewhere = claim.locks.holders_by(os.geteuid(), own)
+    by_rules = quota.judge(rules, claim.request, devices, claim.held, elsewhere)
+    return claim._replace(by_rules=by_rules), quota.terms(claim.request.terms, rules)
+
+
 def _take(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) -> Locked | Refusal:
     """Lock one device, look at it, and keep the lock only if it will do."""
     request = claim.request
@@ -225,6 +248,8 @@ def _take(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) ->
         return Refusal(device, State.UNFIT, unfit=reason, fault=fault)
     if isinstance(device, Fault):
         return Refusal(device, device.state, fault=fault)
+    if claim.by_rules and (refusal := claim.by_rules(device)):
+        return refusal
     own, is_part = claim.held.get(device.uuid), request.part_mib is not None
     if own and own.shared == request.share:
         return _look(claim, device, own, queue, limit_s) if is_part else Locked(device, own)

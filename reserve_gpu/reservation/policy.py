@@ -169,8 +169,20 @@ def is_impossible(refusals: Sequence[Refusal], request: Request) -> bool:
 
 
 def may_come_free(refusals: Sequence[Refusal], request: Request) -> bool:
-    """Whether it makes sense to wait."""
-    return bool(refusals) and not is_impossible(refusals, request)
+    """Whether it makes sense to wait: what is drained does not count."""
+    there = [refusal for refusal in refusals if refusal.state is not State.DRAINED]
+    return bool(there) and not is_impossible(there, request)
+
+
+def wanted(refusals: Sequence[Refusal]) -> list[str]:
+    """The UUIDs of the devices that who waits would take, were they free.
+
+    Not those that the administrator's rules keep from this user for now: others need not leave
+    them to one who may not have them.
+    """
+    out = (State.UNFIT, State.DRAINED, State.LIMITED)
+    devices = [refusal.device for refusal in refusals if refusal.state not in out]
+    return [device.uuid for device in devices if isinstance(device, Device)]
 
 
 def is_above(refusals: Sequence[Refusal], ancestors: Collection[int]) -> bool:
@@ -192,6 +204,6 @@ def next_look_s(refusals: Sequence[Refusal], *, is_lively: bool, is_told: bool) 
     if is_lively:
         return LIVELY_LOOK_S
     # No notice tells of use that ends, nor that somebody ahead in the queue is stopped.
-    untold = {State.BUSY, State.FULL, State.UNKNOWN, State.AWAITED, *STUCK}
+    untold = {State.BUSY, State.FULL, State.UNKNOWN, State.AWAITED, *STUCK} - {State.DRAINED}
     states = {refusal.state for refusal in refusals if not refusal.would_be_taken}
     return QUIET_S if is_told and states.isdisjoint(untold) else LOOK_S

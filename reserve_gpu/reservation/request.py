@@ -8,7 +8,8 @@ from reserve_gpu import host
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.names import DeviceNames
-from reserve_gpu.model import MIB, NO_TERMS, UNITS, Request, Terms
+from reserve_gpu.interrupts import no_fork
+from reserve_gpu.model import MIB, NO_TERMS, UNITS, Request, Rules, Terms
 from reserve_gpu.quantities import (
     LONGEST_S,
     parse_duration,
@@ -108,6 +109,16 @@ def setting_mib(variable: str) -> float | None:
         return parse_size(size)
     except RequestError as error:
         raise RequestError(f"{variable}: {error}") from error
+
+
+def rules() -> Rules | None:
+    """What the administrator's file says just now to the user of this process, if there is one."""
+    file = host.config_file()
+    if file is None:
+        return None
+    with no_fork():
+        from reserve_gpu.rules import read  # with a parser, which nobody needs without a file
+    return read(file)
 
 
 def _memory(keyword: str, size: str | float | None) -> tuple[float | None, str]:

@@ -214,6 +214,13 @@ class Session:
         locks = self._held.locks if self._held and self.reservation else {}
         return {u: lock for u, lock in locks.items() if os.path.dirname(lock.path) == directory}
 
+    def since_of(self, request: Request) -> float | None:
+        """When what is asked for was reserved, if this process holds it: whole, or a part of it."""
+        held, devices = self._held, self.devices
+        if held is None or not policy.kept(devices, request, is_shared=held.is_shared):
+            return None
+        return min(lock.since for lock in held.locks.values())
+
     def met_by(self, request: Request) -> tuple[Reservation, list[str]] | None:
         """The reservation, if what is held already is what is asked for, and what to say of it.
 

@@ -14,6 +14,7 @@ from reserve_gpu.report import messages
 from reserve_gpu.reservation import policy
 from reserve_gpu.reservation.claim import Claim, attempt, explained
 from reserve_gpu.reservation.outcome import Denied, Granted
+from reserve_gpu.reservation.request import rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +35,7 @@ def wait_in_queue(
     denied: what came of the first attempt. progress: called each second, and after each look.
     """
     claim = claim._replace(candidates=[refusal.device for refusal in denied.refusals])
-    wants = _wants(denied)
+    fitting = _fitting(denied)
     request = claim.request
     asks = {"asks": messages.asked(request), "needs": request.needed, "part_mib": request.part_mib}
     about = {**host.myself(request.note), **asks}
@@ -42,7 +43,10 @@ def wait_in_queue(
     outcome: Granted | Denied = denied
     start = due = time.monotonic()
     lively_until = 0.0
-    with Place(claim.locks, wants, about) as place, Wakeups(claim.locks) as wakeups:
+    with (
+        Place(claim.locks, policy.wanted(denied.refusals), about) as place,
+        Wakeups(claim.locks) as wakeups,
+    ):
         news = News(claim)
         while isinstance(outcome, Denied):
             if time.monotonic() >= due or not place.stands():
@@ -59,7 +63,7 @@ def wait_in_queue(
                 break
             place.beat()
             waited_s = time.monotonic() - start
-            number = 1 + sum(any(map(t.could_use, wants)) for t in outcome.ahead)
+            number = 1 + sum(any(map(t.could_use, fitting)) for t in outcome.ahead)
             refusals = tuple(map(explain, outcome.refusals))
             progress(Waiting(claim.request, number, waited_s, refusals, deadline.limit_s or 0.0))
             next_second = start + waited_s - waited_s % SECOND_S + SECOND_S
@@ -115,6 +119,7 @@ def _look(claim: Claim, denied: Denied, place: Place, wakeups: Wakeups) -> Grant
     try:
         if claim.locks.follow():
             wakeups.watch()
+        claim = claim._replace(rules=rules())  # they may have changed since
         return attempt(claim, place, MUTEX_LIMIT_S)
     except MutexHeldError:  # by one whose driver hangs, perhaps not for ever
         return denied
@@ -124,7 +129,7 @@ def _look(claim: Claim, denied: Denied, place: Place, wakeups: Wakeups) -> Grant
         return denied
 
 
-def _wants(denied: Denied) -> list[str]:
+def _fitting(denied: Denied) -> list[str]:
     """The UUIDs of the devices that would do, were they free."""
     fitting = [r.device for r in denied.refusals if r.state is not State.UNFIT]
     return [device.uuid for device in fitting if isinstance(device, Device)]

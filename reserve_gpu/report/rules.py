@@ -1,0 +1,136 @@
+"""Sentences about the administrator's rules: which hold, and what they keep somebody from."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from reserve_gpu.errors import REASON_LIMIT, shown
+from reserve_gpu.model import State
+from reserve_gpu.report import words
+from reserve_gpu.report.words import MARK, STRONG, duration, listed, named
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reserve_gpu.model import Holder, Refusal, Request, Rule, Rules
+    from reserve_gpu.report.words import Line
+
+MESSAGE_LIMIT = 300  # characters
+
+
+# -- in a status -----------------------------------------------------------------------------------
+
+
+def head(rules: Rules | None) -> list[Line]:
+    """What stands above a status: the administrator's message."""
+    return [((shown(rules.message, MESSAGE_LIMIT), MARK),)] if rules and rules.message else []
+
+
+def foot(rules: Rules | None, unmatched: Sequence[str] = ()) -> list[Line]:
+    """What stands below it: the rules that hold for who looks, and what is wrong in their file.
+
+    unmatched: names of drained devices that mean none, or several.
+    """
+    if rules is None:
+        return []
+    file = shown(rules.file, REASON_LIMIT)
+    lines: list[Line] = []
+    if said := [words_ for words_ in _limits(rules) if words_]:
+        lines.append(((f"Rules for {shown(rules.user)}", STRONG), f" ({file}): {', '.join(said)}."))
+    drained = [
+        f"{file}, [devices]: drain: {shown(name)!r} means no GPU here, or several."
+        for name in unmatched
+    ]
+    problems = [*rules.problems, *rules.unknown, *drained]
+    return [*lines, *((("Warning: ", MARK), problem) for problem in problems)]
+
+
+def _limits(rules: Rules) -> list[str]:
+    """`2 GPUs`, `40 GiB in parts`, `1 d`, `idle 2 h`."""
+    gpus, memory = rules.gpus, rules.memory
+    ends = rules.after_cuda is not None and not rules.after_cuda.value
+    return [
+        f"{gpus.value:.0f} GPU{'' if gpus.value == 1 else 's'}" if gpus else "",
+        f"{words.size(memory.value, memory.unit)} in parts" if memory else "",
+        duration(rules.time.value) if rules.time else "",
+        f"idle {duration(rules.idle.value)}" if rules.idle else "",
+        "then the process is ended" if ends and (rules.time or rules.idle) else "",
+    ]
+
+
+# -- why somebody may not have more ----------------------------------------------------------------
+
+
+def limited(refusals: Sequence[Refusal]) -> str:
+    """Which rule keeps who asks from having more now, and what they have; empty where none does."""
+    refusal = next((r for r in refusals if r.state is State.LIMITED and r.rule), None)
+    if refusal is None or refusal.rule is None:
+        return ""
+    have = [_held(holder) for holder in refusal.sharers] or ["nothing else"]
+    return f"You may have no more by {named(refusal.rule)}: you have {listed(have)}."
+
+
+def _held(holder: Holder) -> str:
+    """`GPU0 in train.ipynb (pid 4321)`: what one process of this user has."""
+    what = shown(holder.label or "a GPU")
+    if holder.part_mib is not None:
+        what = f"{words.size(holder.part_mib, holder.part_unit)} of {what}"
+    name = holder.notebook or holder.command
+    pid = f"pid {holder.pid}" if holder.pid else ""
+    if not name:
+        return f"{what} ({pid})" if pid else what
+    return f"{what} in {shown(name, words.NOTEBOOK_LIMIT)}{f' ({pid})' if pid else ''}"
+
+
+def too_many(rule: Rule, request: Request) -> str:
+    """Why so many are never to be had."""
+    return f"{_asked_for(request.needed)}; you may have no more than {named(rule)} says."
+
+
+def too_large(rule: Rule, request: Request) -> str:
+    """Why parts of that size are never to be had."""
+    size = words.size(request.needed * (request.part_mib or 0.0), request.part_unit)
+    return f"Parts of {size} are asked for; you may have no more than {named(rule)} says."
+
+
+def _asked_for(count: int) -> str:
+    return f"{count} GPU{' is' if count == 1 else 's are'} asked for"
+
+
+# -- for how long ----------------------------------------------------------------------------------
+
+
+def too_long(rule: Rule, asked_s: float) -> str:
+    """Why nothing is reserved for so long."""
+    most = duration(rule.value)
+    return (
+        f"{duration(asked_s)} is longer than {named(rule)} allows. Ask for {most} or less, or "
+        f"leave it out: then it is {most}."
+    )
+
+
+def ends_anyway(rule: Rule) -> str:
+    """Why what is reserved can't end only if somebody wants it."""
+    return (
+        f"What you reserve ends by {named(rule)}, also where nobody waits: leave out that it ends "
+        "only if it is wanted."
+    )
+
+
+def ends(rule: Rule, last: float) -> str:
+    """What is said where a reservation can't be prolonged for as long as was asked."""
+    return f"It lasts until {_moment(last)}: {named(rule)} counts from when it was reserved"
+
+
+def is_over(rule: Rule, last: float) -> str:
+    """Why a reservation can't be prolonged at all."""
+    return (
+        f"It can't be prolonged: {named(rule)} counts from when it was reserved, and that was over "
+        f"at {_moment(last)}. Release it, and reserve again."
+    )
+
+
+def _moment(at: float) -> str:
+    is_today = time.strftime("%F", time.localtime(at)) == time.strftime("%F")
+    return time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M", time.localtime(at))

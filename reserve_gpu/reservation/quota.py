@@ -1,0 +1,129 @@
+"""What the administrator's rules let a user have, and for how long. Imported only where some are.
+
+What a user holds is counted by the caller, under the mutex, by what the kernel knows of it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from reserve_gpu.errors import ImpossibleError, RequestError
+from reserve_gpu.gpus import names
+from reserve_gpu.locks.directory import device_of, lock_name
+from reserve_gpu.model import Device, Refusal, State
+from reserve_gpu.report import rules as said
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from reserve_gpu.model import Fault, Holder, Request, Rules, Terms
+
+
+def allowed(
+    request: Request, ruled: Rules, since: float | None, at: float
+) -> tuple[Request, list[str]]:
+    """The request as the rules let it be, and what there is to say of that.
+
+    since: when what is asked for was reserved, None for what is not held yet. at: this moment.
+    Raises RequestError for what they never let anybody of this user have.
+    """
+    _require_terms(request.terms, ruled, at)
+    if since is None or not request.terms.has_end:
+        return request, []
+    ends = terms(request.terms, ruled).begun(at)
+    if not ruled.time or (ends.until or 0.0) <= since + ruled.time.value:
+        return request._replace(terms=ends), []
+    # Counted from the start: else who prolongs it each day holds it for ever.
+    last = since + ruled.time.value
+    if last <= at:
+        raise RequestError(said.is_over(ruled.time, last))
+    return request._replace(terms=ends._replace(until=last)), [said.ends(ruled.time, last)]
+
+
+def terms(asked: Terms, ruled: Rules) -> Terms:
+    """Until when it is held that somebody reserves with such terms.
+
+    In the midst of a cell only the administrator's own end comes.
+    """
+    is_ruled = ruled.time is not None and asked.lasts_s is None and asked.until is None
+    if ruled.time and is_ruled:
+        asked = asked._replace(lasts_s=ruled.time.value)
+    if ruled.idle and asked.idle_s is None:
+        asked = asked._replace(idle_s=ruled.idle.value)
+    if asked.has_end and ruled.after_cuda and not ruled.after_cuda.value:
+        asked = asked._replace(end_kernel=True, is_strict=is_ruled)
+    return asked
+
+
+def judge(
+    ruled: Rules,
+    request: Request,
+    devices: Sequence[Device | Fault],
+    own: Collection[str],
+    elsewhere: Sequence[Holder],
+) -> Callable[[Device], Refusal | None]:
+    """What says why this user may not have one of the devices, None for one that is allowed.
+
+    own: the UUIDs of what this process has already. elsewhere: who else of this user's processes
+    has something. Several parts of one GPU are one GPU.
+    """
+    held = {device_of(holder.file or "") for holder in elsewhere}
+    sizes = {_place(d): d.memory_mib for d in devices if isinstance(d, Device)}
+    asked = len(sizes.keys() - held) if request.devices else request.needed
+    promised_mib = sum(_promised_mib(holder, sizes) for holder in elsewhere)
+    part_mib = request.part_mib or 0.0
+    is_full = ruled.gpus is not None and len(held) + asked > ruled.gpus.value
+    is_too_large = (
+        ruled.memory is not None
+        and request.part_mib is not None
+        and promised_mib + request.needed * part_mib > ruled.memory.value
+    )
+
+    def judged(device: Device) -> Refusal | None:
+        if device.uuid not in own and names.is_one_of(device, ruled.drained):
+            return Refusal(device, State.DRAINED, rule=ruled.drain)
+        if is_too_large:
+            sharers = tuple(holder for holder in elsewhere if _is_sharer(holder))
+            return Refusal(device, State.LIMITED, rule=ruled.memory, sharers=sharers)
+        if is_full and device.uuid not in own and _place(device) not in held:
+            return Refusal(device, State.LIMITED, rule=ruled.gpus, sharers=tuple(elsewhere))
+        return None
+
+    return judged
+
+
+def _require_terms(asked: Terms, ruled: Rules, at: float) -> None:
+    """Raise RequestError for terms that are longer than the rules allow."""
+    if asked.if_wanted and (rule := ruled.time or ruled.idle):
+        raise RequestError(said.ends_anyway(rule))
+    lasts_s = asked.lasts_s if asked.until is None else asked.until - at
+    for rule, asked_s in ((ruled.time, lasts_s), (ruled.idle, asked.idle_s)):
+        if rule and asked_s is not None and asked_s > rule.value:
+            raise RequestError(said.too_long(rule, asked_s))
+
+
+def require_amount(request: Request, ruled: Rules) -> None:
+    """Raise ImpossibleError for more than the rules allow even to who holds nothing."""
+    if ruled.gpus and request.needed > ruled.gpus.value:
+        raise ImpossibleError(said.too_many(ruled.gpus, request))
+    if ruled.memory and request.needed * (request.part_mib or 0.0) > ruled.memory.value:
+        raise ImpossibleError(said.too_large(ruled.memory, request))
+
+
+def _promised_mib(holder: Holder, sizes: dict[str, int | None]) -> float:
+    """What a process was promised by a part; of one that gave no size all of the device."""
+    if not _is_sharer(holder):
+        return 0.0
+    if holder.part_mib is not None:
+        return holder.part_mib
+    return sizes.get(device_of(holder.file or "")) or math.inf
+
+
+def _is_sharer(holder: Holder) -> bool:
+    return device_of(holder.file or "") != (holder.file or "").removesuffix(".lock")
+
+
+def _place(device: Device) -> str:
+    """What the names of its lock files begin with."""
+    return device_of(lock_name(device.uuid))

@@ -1,0 +1,340 @@
+"""The administrator's file: what it says to who asks, and what is wrong in it.
+
+    message = "Maintenance on Friday at 17:00"
+    [limits]                 # of each user; also [groups.NAME] and [users.NAME]
+    gpus = 2
+    memory = "40GiB"
+    time = "24h"
+    idle = "2h"
+    after_cuda = "warn"
+    [devices]
+    drain = ["GPU-8f2a"]
+
+A mistake locks nobody out: what can be read holds, and the rest is a line that names its place.
+Imported only where there is such a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from reserve_gpu import host
+from reserve_gpu.errors import REASON_LIMIT, RequestError, shown
+from reserve_gpu.gpus import names
+from reserve_gpu.model import MIB, UNITS, Rule, Rules
+from reserve_gpu.quantities import LONGEST_S, parse_duration, size_and_unit
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+SIZE_LIMIT = 1 << 16  # bytes; so long is no file of rules
+MOST_PROBLEMS = 5  # that are told at a time
+MOST_GPUS = 1_000_000
+_LINE = r"\(at line ([0-9]{1,9})"  # in what tomllib says
+LIMITS, GROUPS, USERS, DEVICES = "limits", "groups", "users", "devices"
+
+Table = dict[str, Rule]  # by key
+
+
+class Document(NamedTuple):
+    """What a file says to whoever asks. groups, users: tables by the names that stand there."""
+
+    message: str | None
+    limits: Table
+    groups: dict[str, Table]
+    users: dict[str, Table]
+    drain: Rule | None
+    drained: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def read(file: str) -> Rules:
+    """The rules that hold for the user of this process. file: its path."""
+    user = host.user_name(os.geteuid())
+    try:
+        data = _content(file)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return Rules(file, user, problems=(f"{_path(file)} counts for nothing: {reason}.",))
+    document = parse(data, file)
+    groups, unknown = _groups(document.groups)
+    return for_user(document, file, user, {user, str(os.geteuid())}, groups, unknown)
+
+
+def for_user(  # noqa: PLR0913, PLR0917 - who asks, and what
+    document: Document,
+    file: str,
+    user: str,
+    called: Collection[str],
+    groups: Collection[str],
+    unknown: Collection[str] = (),
+) -> Rules:
+    """What a document says to a user: of each limit what the narrowest table says that has it.
+
+    Of several groups the most generous stands.
+    called: what the user may be called in the file. groups: of those that it names.
+    unknown: those of them that are none here.
+    """
+    tables = (
+        [table for name, table in document.users.items() if name in called],
+        [table for name, table in document.groups.items() if name in groups],
+        [document.limits],
+    )
+
+    def limit(key: str) -> Rule | None:
+        for level in tables:
+            if rules := [table[key] for table in level if key in table]:
+                return max(rules, key=lambda rule: rule.value)
+        return None
+
+    gpus, memory, time, idle, after_cuda = map(limit, KEYS)
+    return Rules(
+        file,
+        user,
+        document.message,
+        gpus,
+        memory,
+        time,
+        idle,
+        after_cuda,
+        document.drain,
+        document.drained,
+        document.problems,
+        tuple(f"{_path(file)}: no group here is called {shown(name)!r}." for name in unknown),
+    )
+
+
+def parse(data: bytes, file: str) -> Document:
+    """What a file of that content says. file: what problems call it."""
+    problems: list[str] = []
+    tables = _tables(data, _path(file), problems)
+    reader = _Reader(file, problems)
+    reader.require_known(tables, "", ("message", LIMITS, GROUPS, USERS, DEVICES))
+    message = tables.get("message")
+    if message is not None and not isinstance(message, str):
+        reader.add("", f"message must be a text, not {_value(message)}")
+        message = None
+    limits = reader.limits(reader.table(tables, LIMITS), LIMITS)
+    groups, users = reader.limits_of_each(tables, GROUPS), reader.limits_of_each(tables, USERS)
+    drain, drained = reader.drain(reader.table(tables, DEVICES))
+    if more := len(problems) - MOST_PROBLEMS:
+        problems[MOST_PROBLEMS:] = [f"{_path(file)}: {more} more mistakes."] if more > 0 else []
+    return Document(message or None, limits, groups, users, drain, drained, tuple(problems))
+
+
+class _Reader:
+    """Reads the tables of a file, and notes what is wrong in them."""
+
+    def __init__(self, file: str, problems: list[str]) -> None:
+        self._file, self._problems = file, problems
+
+    def add(self, place: str, what: str) -> None:
+        """Note a mistake. place: the name of the table, empty for the top of the file."""
+        table = f", {_table(place)}" if place else ""
+        self._problems.append(f"{_path(self._file)}{table}: {what}.")
+
+    def require_known(self, table: Mapping[str, Any], place: str, known: Collection[str]) -> None:
+        """Note each key that means nothing."""
+        for key in table:
+            if key not in known:
+                import difflib  # which only a mistake needs
+
+                near = difflib.get_close_matches(key[:40].lower(), known, 1)
+                hint = f"perhaps {near[0]} is meant" if near else f"there are {', '.join(known)}"
+                self.add(place, f"{shown(key)!r} means nothing here; {hint}")
+
+    def table(self, tables: Mapping[str, Any], name: str, above: str = "") -> dict[str, Any]:
+        """The table of that name, empty where there is none. above: the table that it is in."""
+        value = tables.get(name, {})
+        if isinstance(value, dict):
+            return value
+        place = f"{above}.{name}" if above else name
+        self.add("", f"{_table(place)} must be a table, not {_value(value)}")
+        return {}
+
+    def limits(self, table: Mapping[str, Any], place: str) -> Table:
+        """The limits that a table sets."""
+        self.require_known(table, place, tuple(KEYS))
+        found: Table = {}
+        for key, value in table.items():
+            if key not in KEYS:
+                continue
+            try:
+                number, unit = KEYS[key](value)
+            except ValueError as error:
+                self.add(place, f"{key} = {_value(value)}: {str(error).rstrip('.')}")
+            else:
+                text = f"{key} = {_value(value)}"
+                found[key] = Rule(text, _table(place), self._file, number, unit)
+        return found
+
+    def limits_of_each(self, tables: Mapping[str, Any], kind: str) -> dict[str, Table]:
+        """The limits of each user, or group, by the name that stands there."""
+        those = self.table(tables, kind)
+        return {
+            name: self.limits(self.table(those, name, kind), f"{kind}.{name}") for name in those
+        }
+
+    def drain(self, table: Mapping[str, Any]) -> tuple[Rule | None, tuple[str, ...]]:
+        """Which devices are not handed out any more."""
+        self.require_known(table, DEVICES, ("drain",))
+        value = table.get("drain", [])
+        if not isinstance(value, list):
+            self.add(DEVICES, f'drain = {_value(value)}: give a list, as ["GPU-8f2a", "1:0"]')
+            return None, ()
+        found: list[str] = []
+        for name in value:
+            is_name = isinstance(name, str) or type(name) is int
+            try:
+                found += names.parse(name if is_name else "?")
+            except RequestError:
+                what = f"drain: {_value(name)} names no GPU; give a UUID, its start, 2 or 1:0"
+                self.add(DEVICES, what)
+        return Rule("drain", _table(DEVICES), self._file, 0), tuple(found)
+
+
+def _count(value: object) -> tuple[float, str]:
+    if type(value) is not int or not 0 <= value <= MOST_GPUS:
+        raise ValueError("give a number of GPUs, 0 or more")
+    return value, ""
+
+
+def _size(value: object) -> tuple[float, str]:
+    number, unit = size_and_unit(value) if isinstance(value, str) else (0.0, None)
+    if unit is None:
+        raise ValueError('give a size as "40GiB"')
+    return number * UNITS[unit] / MIB, unit
+
+
+def _duration(value: object) -> tuple[float, str]:
+    duration_s = parse_duration(value) if isinstance(value, str) else 0.0
+    if not 0 < duration_s < LONGEST_S:
+        raise ValueError('give a time as "30m", "4h" or "2d"')
+    return duration_s, ""
+
+
+def _ending(value: object) -> tuple[float, str]:
+    if value not in ("warn", "end"):
+        raise ValueError('give "warn" or "end"')
+    return float(value == "warn"), ""
+
+
+# What a table of limits may say, in the order of Rules; each makes a number of it, and its unit.
+KEYS: dict[str, Callable[[object], tuple[float, str]]] = {
+    "gpus": _count,
+    "memory": _size,
+    "time": _duration,
+    "idle": _duration,
+    "after_cuda": _ending,
+}
+
+
+def _content(file: str) -> bytes:
+    """What is in the file. Raises OSError also where others than root could have written it.
+
+    Who has named it with the variable may have written it as well.
+    """
+    if not os.path.isabs(file):
+        raise OSError(f"{host.CONFIG} must be an absolute path")
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(file, flags)
+    except OSError as error:
+        if os.path.islink(file):
+            raise OSError("it is a link") from error
+        raise
+    with os.fdopen(descriptor, "rb") as opened:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is not a regular file")
+        owners = {0, os.geteuid()} if os.environ.get(host.CONFIG) else {0}
+        if status.st_uid not in owners:
+            owner = shown(host.user_name(status.st_uid))
+            raise OSError(f"it belongs to {owner}, and must belong to root")
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise OSError("others than its owner may write to it; run: chmod go-w on it")
+        data = opened.read(SIZE_LIMIT + 1)
+    if len(data) > SIZE_LIMIT:
+        raise OSError(f"it is larger than {SIZE_LIMIT >> 10} KiB")
+    return data
+
+
+def _tables(data: bytes, path: str, problems: list[str]) -> dict[str, Any]:
+    """The tables of a file; of one with a mistake in its form what stands above that line."""
+    number, reason = 1, ""
+    try:
+        return _loads(data)
+    except UnicodeDecodeError as error:
+        number, reason = data.count(b"\n", 0, error.start) + 1, "it is not UTF-8"
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except ValueError as error:  # TOMLDecodeError, and a number of too many digits
+        where = re.search(_LINE, str(error))
+        reason = str(error).partition(" (at ")[0]
+        at_end = data.count(b"\n") + 1
+        number = int(where[1]) if where else at_end if "at end" in str(error) else 1
+    above = b"".join(data.splitlines(keepends=True)[: number - 1])
+    tables: dict[str, Any] = {}
+    with suppress(ValueError, RecursionError):
+        tables = _loads(above)
+    holds = "only what stands above that line holds" if tables else "nothing in it holds"
+    problems.append(f"{path}, line {number}: {shown(reason, REASON_LIMIT)}; {holds}.")
+    return tables
+
+
+def _loads(data: bytes) -> dict[str, Any]:
+    tables: dict[str, Any] = tomllib.loads(data.decode())
+    return tables
+
+
+def _groups(listed: Iterable[str]) -> tuple[set[str], list[str]]:
+    """Which of the groups the user of this process is in, and which are none here.
+
+    Those of the system's database and those of the process: a login is older than a change, and a
+    container has groups without names.
+    """
+    import pwd
+
+    if not listed:
+        return set(), []
+    numbers = {os.getegid(), *os.getgroups()}
+    with suppress(KeyError, OSError):
+        entry = pwd.getpwuid(os.geteuid())
+        numbers |= set(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    by_name = {name: _group_number(name) for name in listed}
+    unknown = [name for name, number in by_name.items() if number is None]
+    return {name for name, number in by_name.items() if number in numbers}, unknown
+
+
+def _group_number(name: str) -> int | None:
+    """The number of a group, by its name or as it stands there; None if there is none."""
+    import grp
+
+    try:
+        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+    except (KeyError, ValueError, OSError):
+        return None
+
+
+def _table(place: str) -> str:
+    return f"[{shown(place)}]"
+
+
+def _path(file: str) -> str:
+    return shown(file, REASON_LIMIT)
+
+
+def _value(value: object) -> str:
+    """A value in short, nearly as it stands in the file."""
+    return shown(json.dumps(value, ensure_ascii=False, default=str), 40)
