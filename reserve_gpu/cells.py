@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import host
@@ -57,16 +58,20 @@ class Cells:
             with self.quiet:
                 self.is_running = True
 
-    def stop_shell(self) -> None:
-        """Let the shell end as it does when it is told to, with all that is done at its end."""
+    def stop_shell(self, is_due: Callable[[], bool]) -> None:
+        """Let the shell end as it does when it is told to, with all that is done at its end.
+
+        is_due: asked when it gets to that, as a cell may have come before.
+        """
         with suppress(AttributeError):  # one of another make
             if hasattr(self.shell, "kernel"):
                 loop = self.shell.kernel.io_loop
-                loop.add_callback(loop.stop)
+                loop.add_callback(lambda: loop.stop() if is_due() else None)
             else:  # a terminal, which would be left without an echo
                 self.shell.confirm_exit = False
                 prompt = self.shell.pt_app.app
-                prompt.loop.call_soon_threadsafe(lambda: prompt.exit(exception=EOFError()))
+                end = partial(prompt.exit, exception=EOFError())
+                prompt.loop.call_soon_threadsafe(lambda: end() if is_due() else None)
 
     def _note(self, info: Any) -> None:
         # Front ends run code of their own unseen, without a place in the history.

@@ -108,6 +108,18 @@ def test_reserve(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> Non
     check_looks(notebook, 0)
 
 
+def test_the_end_is_told(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
+    """The cell that reserved for a time says how long that is, in its own output that it is over."""
+    on_lab.write(ONE)
+    notebook = open_notebook("train.ipynb", "%reserve_gpu --for 5s")
+    notebook.run(0)
+    assert "GPU0 is yours until " in notebook.finish(0)
+    shown = notebook.see(0, "The reservation of GPU0 has ended")
+    assert "is yours" not in shown
+    assert "No GPU is visible to this notebook now; get one with %reserve_gpu" in shown
+    check_looks(notebook, 0)
+
+
 def test_two_notebooks_side_by_side(
     on_lab: Machine, open_notebook: Callable[..., Notebook]
 ) -> None:

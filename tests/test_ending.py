@@ -28,6 +28,17 @@ if TYPE_CHECKING:
 
 START_CUDA = "import ctypes; cuda = ctypes.CDLL('libcuda.so.1'); cuda.cuInit(0)"
 USE_GPU = f"{START_CUDA}; cuda.cuCtxCreate_v2(ctypes.byref(ctypes.c_void_p()), 0, 0)"
+UNATTENDED = """
+import nbformat
+from nbclient import NotebookClient
+
+codes = ["%load_ext reserve_gpu", "%reserve_gpu --for 1s", "import time; time.sleep(2)"]
+codes += ["import os; time.sleep(.5)", "print('sees [' + os.environ['CUDA_VISIBLE_DEVICES'] + ']')"]
+book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in codes])
+NotebookClient(book, kernel_name="python3").execute()
+for cell in book.cells[1:]:
+    print(cell.outputs)
+"""
 SOON_S = 0.3  # a time that is over soon
 
 
@@ -274,6 +285,15 @@ def test_a_cell_is_no_idleness(here: Here) -> None:
     assert "nothing has used it for 0.6 s" in shell.run("1").all
 
 
+def test_a_cell_that_waits_costs_nothing(here: Here) -> None:
+    """What waits for the end sleeps, also while a cell runs."""
+    shell = here.shell()
+    shell.run("%reserve_gpu --idle 0.5s\nimport time")
+    before = time.process_time()
+    shell.run("time.sleep(1.5)")
+    assert time.process_time() - before < 0.75
+
+
 def test_unseen_code_is_no_use(here: Here) -> None:
     """What a front end runs by itself, without a place in the history, keeps nothing."""
     shell = here.shell()
@@ -400,6 +420,18 @@ def test_the_display_is_replaced(machine: Machine) -> None:
         assert any("GPU0 ends in" in text for text in texts)
         assert texts[-1].startswith("The reservation of GPU0 has ended at")
         assert visible(kernel) == ""
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("nbclient")  # nbformat takes seconds to load where JupyterLab is, too
+def test_run_unattended(machine: Machine) -> None:
+    """A notebook that nbclient runs says in its next cell, and in its file, that it is over."""
+    pytest.importorskip("nbclient")
+    done = machine.python(UNATTENDED)
+    reserving, _, told, visible = done.stdout.splitlines()
+    assert "GPU0 has ended at" in reserving  # replaced
+    assert "GPU0 has ended at" in told
+    assert "sees []" in visible
 
 
 @pytest.mark.ipython

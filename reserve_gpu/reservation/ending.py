@@ -218,13 +218,13 @@ class Ending:
     def _idle_s(self, devices: Sequence[Device], limit_s: float) -> float:
         """For how long no cell has run, and no process of this one has used a device."""
         now = time.monotonic()
-        if cells().is_running:
-            self._used = now
-        elif now >= self._next_look:
-            self._next_look = now + _look_s(limit_s)
+        is_used = cells().is_running
+        if now >= self._next_look:
+            self._next_look = now + min(LONGEST_LOOK_S, limit_s / LOOKS)
             since, self._looked_at = self._looked_at, time.time()
-            if _is_used(devices, since):
-                self._used = now
+            is_used = is_used or _is_used(devices, since)
+        if is_used:
+            self._used = now
         if cells().shell:
             self._used = max(self._used, cells().last)
         return now - self._used
@@ -270,11 +270,11 @@ class Ending:
     def _end_process(self, held: Held) -> float | None:
         """End it, unless it was prolonged meanwhile: as it ends by itself first, then by force."""
         steps: list[Callable[[], object]] = [
-            *([cells().stop_shell] if cells().shell else []),
+            lambda: cells().stop_shell(lambda: self._is_over(held)),
             lambda: os.kill(os.getpid(), signal.SIGTERM),
             lambda: os.kill(os.getpid(), signal.SIGKILL),
         ]
-        for step in steps:
+        for step in steps if cells().shell else steps[1:]:
             if not self._is_over(held):
                 return 0.0
             step()
@@ -310,10 +310,6 @@ def _called(function: Callable[[], object], limit_s: float) -> str | None:
     if thread.is_alive():
         return ends.failed(name, f"has not ended within {limit_s:g} s")
     return problems[0] if problems else None
-
-
-def _look_s(idle_s: float) -> float:
-    return min(LONGEST_LOOK_S, idle_s / LOOKS)
 
 
 def _is_used(devices: Sequence[Device], since: float) -> bool:
