@@ -196,6 +196,7 @@ class Ending:
             return None
         left_s, end = self._end(held)
         if left_s > 0:
+            self._may_go = False
             return min(left_s, SLICE_S, self._count_down(end, left_s), self._look_s(held.terms))
         if cells().is_running and not held.terms.is_strict:
             return SLICE_S  # the end of the cell wakes this up
@@ -264,7 +265,7 @@ class Ending:
         self._tell(ends.ending(end), is_news=True, is_last=True)
         for function, limit_s in self._before_end:
             if problem := _called(function, limit_s):
-                self._tell(problem, is_news=True)
+                self._tell(problem, is_news=True, is_last=True)
         return self._end_process(held)
 
     def _end_process(self, held: Held) -> float | None:
