@@ -359,15 +359,24 @@ def test_a_stopped_process_is_overdue(machine: Machine) -> None:
 
 
 @pytest.mark.process
-def test_killed_in_the_midst(busy: Machine) -> None:
-    """Kill -9 while before_end() saves frees the GPU at once."""
+@pytest.mark.parametrize(
+    ("wishes", "code", "sign"),
+    [
+        ("for_='1h', idle='1h'", "", "until "),
+        ("for_=0.5, if_wanted=True", "", "if you wait"),
+        ("for_=0.5", USE_GPU, "overdue since"),
+        ("for_=0.5, end_kernel=True", f"reserve_gpu.before_end(save); {USE_GPU}", "overdue since"),
+    ],
+)
+def test_killed_in_the_midst(busy: Machine, wishes: str, code: str, sign: str) -> None:
+    """A process that is killed before the end, after it, overdue or while it saves leaves a free GPU."""
     with busy.child() as child:
-        child.run("import time; save = lambda: (open('begun', 'w'), time.sleep(60))")
-        child.run("reserve_gpu.before_end(save)")
-        child.run(f"reserve_gpu.reserve(for_=0.5, end_kernel=True); {USE_GPU}")
-        wait_for((busy.folder / "begun").exists)
+        child.run("import time; save = lambda: time.sleep(60)")
+        assert not child.run(f"reserve_gpu.reserve({wishes}); {code}").error
+        wait_for(lambda: sign in busy.command(*US, "status").stdout, 0.2)
         child.kill()
         assert not locked(busy.locks)
+        assert "2 of 2 GPUs are free" in busy.command(*US, "status").stdout
 
 
 @pytest.mark.process
