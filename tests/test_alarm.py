@@ -67,6 +67,22 @@ os.execvp(sys.argv[1], sys.argv[1:])
 """
 
 
+# An old kernel, which knows no pidfd_open (434): it answers ENOSYS (38). It becomes its arguments.
+# https://www.kernel.org/doc/html/latest/userspace-api/seccomp_filter.html
+OLD = r"""
+import ctypes, os, struct, sys
+def step(code, k, yes=0, no=0):
+    return struct.pack("HBBI", code, yes, no, k)
+steps = step(0x20, 0) + step(0x15, 434, 0, 1) + step(0x06, 0x50000 | 38) + step(0x06, 0x7FFF0000)
+kept = ctypes.create_string_buffer(steps)
+program = struct.pack("HP", 4, ctypes.addressof(kept))
+libc = ctypes.CDLL(None)
+if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, program):
+    sys.exit("no filter")
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
 def alarms(pid: int) -> list[int]:
     """The processes that watch that one."""
     found = []
@@ -216,6 +232,20 @@ def test_the_command_has_no_child(machine: Machine) -> None:
     code = "import os; os.wait()"
     done = machine.command(*US, "run", "--for", "4h", "--", sys.executable, "-c", code)
     assert "ChildProcessError" in done.stderr
+
+
+def test_an_old_kernel(machine: Machine) -> None:
+    """Where the kernel has no pidfd that is said in one line, and nothing is reserved."""
+    old = (sys.executable, "-c", OLD)
+    if machine.command(*old, "true").returncode:
+        pytest.skip("system calls can't be filtered here")
+    done = machine.command(*old, *US, "run", "--for", "1h", "--", "echo", "ran")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "A command can't be ended here at its time (Function not implemented): it needs Linux 5.3 "
+        "or later. Leave out --for and --until.\n"
+    )
+    assert machine.command(*old, *US, "run", "--", "echo", "ran").stdout == "ran\n"
 
 
 def test_the_first_process_of_a_container(machine: Machine) -> None:
