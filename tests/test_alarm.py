@@ -151,6 +151,18 @@ def test_without_a_time_nothing_watches(machine: Machine) -> None:
         assert len(alarms(process.pid)) == 1
 
 
+@pytest.mark.parametrize(("more", "count"), [((), 0), (("--end-kernel",), 1)])
+def test_an_end_that_was_not_asked_for(machine: Machine, more: tuple[str, ...], count: int) -> None:
+    """A command whose reservation got its end elsewhere is ended only where its terms say so."""
+    line = (*US, "run", "--", "sh", "-c", "echo; exec sleep 60")
+    command = (*US, "kernel", "start", "--for=4h", *more, "--", *line)
+    with machine.running(*command, environ=machine.environ(), stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline()
+        assert len(alarms(process.pid)) == count
+        process.stdout.close()
+
+
 # -- the end of its time ---------------------------------------------------------------------------
 
 
