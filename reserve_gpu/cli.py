@@ -37,11 +37,13 @@ TEXT = "Reserve GPUs for a command, for as long as it runs."
 RUN_TEXT = """\
 The command has the same process id, so signals and its exit code are its own. The GPUs are free
 when it has ended, and whatever it started and left running. What is said here is said on stderr.
+At the end of --for and --until the command gets SIGTERM, and a minute later SIGKILL.
 
 examples:
   reserve-gpu run -- python train.py             on the first idle GPU
   reserve-gpu run -n 2 --wait 1h -- python train.py
                                                  on two; wait for them for up to an hour
+  reserve-gpu run --for 4h -- python train.py    for four hours
   reserve-gpu run 1,3 -- bash                    GPUs 1 and 3 for all that this shell starts
   mpirun -n 4 reserve-gpu run -- python rank.py  a GPU for each rank
 

@@ -38,8 +38,10 @@ gpu
 """
 OPTIONS = [
     *("--count", "--min-memory", "--name", "--exclude", "--memory", "--wait", "--share", "--note"),
-    *("--optional", "--status", "--check", "--release", "--help"),
+    *("--optional", "--for", "--until", "--idle", "--if-wanted", "--end-kernel"),
+    *("--status", "--check", "--release", "--help"),
 ]
+DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
 REQUESTS = OPTIONS[: OPTIONS.index("--status")]
 # Before 8.6 IPython adds to what is offered Python's own names; ours are there all the same.
 IS_OLD = IPython.version_info < (8, 6)
@@ -110,6 +112,13 @@ CASES = [
     ("%reserve_gpu --memory 1", ["10GB"]),
     ("%reserve_gpu --min-memory=1", ["--min-memory=11GiB"]),
     ("%reserve_gpu --wait 1", ["10m", "1h", "1d"]),
+    ("%reserve_gpu --for ", ["1h", "4h", "8h", "1d"]),
+    ("%reserve_gpu --for 4h --", [f for f in REQUESTS if f not in ("--for", "--until")]),
+    ("%reserve_gpu --until ", ["12:00", "18:00", *DAYS]),
+    ("%reserve_gpu --until f", ["Fri"]),
+    ("%reserve_gpu --until Fri --f", []),
+    ("%reserve_gpu --idle ", ["30m", "1h", "2h"]),
+    ("%reserve_gpu --idle 1h --i", ["--if-wanted"]),
     ("%reserve_gpu --status ", ["--json", "--watch"]),
     ("%reserve_gpu --check --", ["--json"]),
     ("x = 1\n%reserve_gpu --sh", ["--share"]),

@@ -132,6 +132,26 @@ def test_plugin(machine: Machine) -> None:
     assert [one in log for one in warned] == [True]
 
 
+TIMED = """
+terms = lambda: [str(value) for value in reserve_gpu.current().terms[2:4]]
+until = lambda: round((reserve_gpu.current().terms.until - time.time()) / 60)
+with cluster(2) as local, Client(local) as client:
+    client.register_plugin(ReserveGPU(for_="4h", idle="1h", if_wanted=True))
+    say(list(client.run(terms).values()))
+    say(list(client.run(until).values()))
+    client.restart()
+    say(list(client.run(until).values()))
+"""
+
+
+@engines
+def test_reservations_that_end(machine: Machine) -> None:
+    """Each worker holds its GPU for as long as the plugin says, counted from its own start."""
+    terms, minutes, again = said(script(machine, TIMED).stdout)
+    assert terms == [["3600.0", "True"]] * 2
+    assert minutes == again == [240, 240]
+
+
 PARTS = """
 with cluster(3) as local, Client(local) as client:
     client.register_plugin(ReserveGPU(memory="2GiB"))
@@ -224,6 +244,7 @@ def test_two_hosts(tmp_path: Path) -> None:
         ("--frobnicate", "unrecognized arguments: --frobnicate.\n"),
         ("-n two", "argument -n/--count: invalid int value: 'two'.\n"),
         ("--wait soon", "'soon' is no duration."),
+        ("--for ever", "'ever' is no duration."),
     ],
 )
 def test_preload_refuses_bad_options_at_once(machine: Machine, argument: str, told: str) -> None:

@@ -362,6 +362,32 @@ def test_the_kernelspec(here: Here, typed: CommandLine) -> None:
 
 
 @pytest.mark.process
+def test_a_kernel_whose_reservation_ends(machine: Machine) -> None:
+    """The options that end a reservation stand in the kernelspec, and the kernel has them."""
+    ends = ("--for", "8h", "--idle", "2h", "--if-wanted", "--end-kernel")
+    done = machine.command(*US, "kernel", "install", "--prefix", ".", *ends)
+    assert done.returncode == 0, done.stderr
+    words = json.loads((folder(machine) / "kernel.json").read_text())["argv"]
+    words = words[: words.index("--")]
+    assert words[len(US) :] == [
+        *("kernel", "start", "--for=8h", "--idle=2h", "--if-wanted", "--end-kernel")
+    ]
+    code = "import reserve_gpu, time; terms = reserve_gpu.current().terms\n"
+    code += "print(round((terms.until - time.time()) / 3600), terms[2:5])"
+    done = machine.command(*words, "--", sys.executable, "-c", code)
+    assert done.stdout == "8 (7200.0, True, True)\n", done.stderr
+
+
+@pytest.mark.process
+def test_a_kernel_until_a_time_of_day(machine: Machine) -> None:
+    """An --until in a kernelspec is the next such moment at each start of the kernel."""
+    done = machine.command(*US, "kernel", "install", "--prefix", ".", "--until", "Fri 18:00")
+    assert done.returncode == 0, done.stderr
+    words = json.loads((folder(machine) / "kernel.json").read_text())["argv"]
+    assert "--until=Fri 18:00" in words
+
+
+@pytest.mark.process
 def test_a_kernel_with_a_part(machine: Machine) -> None:
     """A kernel that starts with a part has its variables, and others see its size."""
     machine.write("gpu\n memory 8192\n")
@@ -425,6 +451,10 @@ def test_the_stock_kernel_is_not_replaced(typed: CommandLine) -> None:
         ("--wait", "up to 45 s"),
         ("--wait 2m", "up to 45 s"),
         ("--wait soon", "no duration"),
+        ("--idle soon", "no duration"),
+        ("--until 2099-12-01", "Give --until a time of day"),
+        ("--until 25:00", "no time"),
+        ("--if-wanted", "say when"),
         ("--min-memory much", "no size"),
         ("nonsense", "names no GPU"),
         ("--name ../x", "name of a kernel"),

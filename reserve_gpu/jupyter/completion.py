@@ -24,12 +24,15 @@ from reserve_gpu.options import (
     COUNT,
     DEVICES,
     EXCLUDE,
+    FOR,
     HELP,
+    IDLE,
     MAGIC,
     MEMORY,
     MIN_MEMORY,
     NAME,
     REQUEST,
+    UNTIL,
     WAIT,
 )
 
@@ -45,8 +48,19 @@ USER_LIMIT = 20  # characters: the column is narrow
 FRESH_S = 10.0  # what the driver has said, or not said in time, is used again for so long
 WORD = r"""(?:"[^"]*(?:"|$)|'[^']*(?:'|$)|[^\s"'])+"""
 DURATIONS = ("10m", "1h", "8h", "1d")
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 SIZES = ("8GiB", "16GiB", "24GiB", "40GiB", "80GiB")  # where the machine's own are not known
 PARTS = ("4GB", "10GB", "20GB", "40GB")
+# What an option takes that takes the same on every machine.
+VALUES: Mapping[Option, Sequence[str]] = {
+    WAIT: DURATIONS,
+    MEMORY: PARTS,
+    FOR: ("1h", "4h", "8h", "1d"),
+    UNTIL: ("12:00", "18:00", *DAYS),
+    IDLE: ("30m", "1h", "2h"),
+}
+# Of these one at most is given.
+ENDS = {FOR.flag, UNTIL.flag}
 # What is given in place of a request, and what goes with it, one at most.
 ALONE = {
     "--status": {"--json", "--watch"},
@@ -236,6 +250,8 @@ def _can_stand(option: Option, typed: Typed) -> bool:
         return False
     if option is DEVICES:
         return COUNT.flag not in given
+    if option.flag in ENDS and given & ENDS:
+        return False
     return option.flag not in given and not (option is COUNT and DEVICES.flag in given)
 
 
@@ -251,13 +267,9 @@ def _values(option: Option, word: str, typed: Typed, look: Callable[[], Machine]
         return _devices_offer(option, word, typed, look())
     if option is NAME:
         return Offer(word, dict.fromkeys(_models(look(), word), VALUE))
-    values: Sequence[str] = ()
-    if option is WAIT:
-        values = DURATIONS
-    elif option is MIN_MEMORY:
+    values = VALUES.get(option, ())
+    if option is MIN_MEMORY:
         values = _sizes(look())
-    elif option is MEMORY:
-        values = PARTS
     elif option is COUNT:
         values = [str(number + 1) for number in range(look().gpus)]
     return Offer(word, {v: VALUE for v in values if v.lower().startswith(word.lower())})

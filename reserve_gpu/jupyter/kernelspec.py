@@ -106,6 +106,11 @@ def _check(wishes: Namespace) -> None:
     arguments = options.wishes(wishes)
     wait = arguments.pop("wait")
     request.parse(arguments.pop("devices"), **arguments)
+    if re.match(r"\s*[0-9]{4}-", arguments["until"] or ""):
+        raise RequestError(
+            "A kernel is started again and again, also after a date. Give --until a time of day or "
+            "a day of the week, or say for how long: --for 8h."
+        )
     if wait is not None and parse_duration(wait) > LONGEST_WAIT_S:
         raise RequestError(
             f"A kernel can wait for a GPU for up to {LONGEST_WAIT_S} s, as notebooks give up on "
