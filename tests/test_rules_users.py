@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import pytest
 
 from tests import test_users
 from tests.machine import Child
+from tests.processes import wait_for
 from tests.reserving import of_gpu
 from tests.test_machines import CONTAINER, behind
 from tests.test_users import DAEMON, NOBODY, ROOT, as_user, child
@@ -158,6 +160,34 @@ def test_who_waits_for_their_own_quota_keeps_nobody_off(machine: Machine) -> Non
         holder.run("reserve_gpu.release()")
         assert waiter.answer().value == "0"
         assert queued(machine) == []
+
+
+def wants(machine: Machine, waiter: Waiter) -> list[str]:
+    """What others read that somebody in the queue wants."""
+    records = [json.loads(path.read_text() or "{}") for path in machine.locks.glob("queue-*.lock")]
+    (record,) = (record for record in records if record.get("pid") == waiter.pid)
+    listed: list[str] = record["wants"]
+    return listed
+
+
+def test_a_waiter_whose_quota_is_full_meanwhile_wants_nothing(machine: Machine) -> None:
+    """Once another process of the same user got a GPU, who waits leaves the next one to others."""
+    machine.rules.write_text(ONE_EACH)
+    with (
+        child(machine, ROOT) as root,
+        child(machine, DAEMON) as daemon,
+        child(machine, NOBODY) as one,
+        child(machine, NOBODY) as second,
+    ):
+        assert root.reserve().value == "0"
+        assert daemon.reserve().value == "1"
+        first, waiter = Waiter(machine, one), Waiter(machine, second)
+        assert wants(machine, waiter) == test_users.UUIDS
+        root.run("reserve_gpu.release()")
+        assert first.answer().value == "0"
+        wait_for(lambda: wants(machine, waiter) == test_users.UUIDS[:1])
+        one.run("reserve_gpu.release()")
+        assert waiter.answer().value == "0"
 
 
 def test_a_waiters_rules_may_change(machine: Machine) -> None:
