@@ -6,6 +6,7 @@ The only module that imports `psutil`, and only when another process has to be d
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import time
 from contextlib import suppress
@@ -130,12 +131,14 @@ def config_file() -> str | None:
     Asked at each reservation, and mostly there is none: so it takes one look.
     """
     named = os.environ.get(CONFIG)
+    file = named or CONFIG_FILE
     try:
-        return (named or CONFIG_FILE) if os.stat(named or CONFIG_FILE).st_size else None
+        status = os.stat(file)
     except FileNotFoundError:
         return named or None
-    except OSError:
-        return named or CONFIG_FILE
+    except OSError:  # who reads it says why
+        return file
+    return file if status.st_size or not stat.S_ISREG(status.st_mode) else None
 
 
 def uid_of(pid: int) -> int | None:

@@ -282,8 +282,7 @@ def _tables(data: bytes, path: str, problems: list[str]) -> dict[str, Any]:
     except ValueError as error:  # TOMLDecodeError, and a number of too many digits
         where = re.search(_LINE, str(error))
         reason = str(error).partition(" (at ")[0]
-        at_end = data.count(b"\n") + 1
-        number = int(where[1]) if where else at_end if "at end" in str(error) else 1
+        number = int(where[1]) if where else len(data.splitlines()) if "at end" in str(error) else 1
     above = b"".join(data.splitlines(keepends=True)[: number - 1])
     tables: dict[str, Any] = {}
     with suppress(ValueError, RecursionError):

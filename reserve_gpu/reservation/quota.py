@@ -15,7 +15,7 @@ from reserve_gpu.model import Device, Refusal, State
 from reserve_gpu.report import rules as said
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from reserve_gpu.model import Fault, Holder, Request, Rules, Terms
 
@@ -69,7 +69,9 @@ def judge(
     has something. Several parts of one GPU are one GPU.
     """
     held = {device_of(holder.file or "") for holder in elsewhere}
-    sizes = {_place(d): d.memory_mib for d in devices if isinstance(d, Device)}
+    known = {_place(device): device for device in devices if isinstance(device, Device)}
+    sizes = {place: device.memory_mib for place, device in known.items()}
+    elsewhere = [_labelled(holder, known) for holder in elsewhere]
     asked = len(sizes.keys() - held) if request.devices else request.needed
     promised_mib = sum(_promised_mib(holder, sizes) for holder in elsewhere)
     part_mib = request.part_mib or 0.0
@@ -122,6 +124,12 @@ def _promised_mib(holder: Holder, sizes: dict[str, int | None]) -> float:
 
 def _is_sharer(holder: Holder) -> bool:
     return device_of(holder.file or "") != (holder.file or "").removesuffix(".lock")
+
+
+def _labelled(holder: Holder, known: Mapping[str, Device]) -> Holder:
+    """The holder with the label of what it has, not what its record says, where that is known."""
+    device = known.get(device_of(holder.file or ""))
+    return holder._replace(label=device.label) if device else holder
 
 
 def _place(device: Device) -> str:

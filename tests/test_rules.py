@@ -1,0 +1,520 @@
+"""The administrator's file: what it says to whom, what is wrong in it, and what becomes of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu import ImpossibleError, NoFreeDeviceError, RequestError, ReserveGPUWarning, rules
+from reserve_gpu.model import MIB, Rules, State
+from tests.reserving import got, of_gpu, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.here import Here
+
+FOUR = "gpu\n memory 16000\n" * 4
+FILE = "/etc/reserve_gpu.toml"
+
+
+def said(text: str, *groups: str, called: str = "alice") -> Rules:
+    """What a file of that text says to a user of these groups."""
+    return rules.for_user(rules.parse(text.encode(), FILE), FILE, called, {called}, groups)
+
+
+# -- what it says to whom --------------------------------------------------------------------------
+
+THREE = """
+[limits]
+gpus = 2
+idle = "2h"
+after_cuda = "end"
+[groups.students]
+gpus = 1
+[groups.phd]
+gpus = 3
+after_cuda = "end"
+[groups.staff]
+after_cuda = "warn"
+[users.alice]
+gpus = 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("user", "groups", "gpus", "after_cuda"),
+    [
+        ("bob", (), "gpus = 2 of [limits]", 'after_cuda = "end" of [limits]'),
+        ("bob", ("students",), "gpus = 1 of [groups.students]", 'after_cuda = "end" of [limits]'),
+        ("bob", ("students", "phd"), "gpus = 3 of [groups.phd]", 'after_cuda = "end" of [groups'),
+        ("bob", ("phd", "staff"), "gpus = 3 of [groups.phd]", 'after_cuda = "warn" of [groups.st'),
+        ("alice", ("phd",), "gpus = 0 of [users.alice]", 'after_cuda = "end" of [groups.phd]'),
+    ],
+)
+def test_the_narrowest_table_stands(
+    user: str, groups: tuple[str, ...], gpus: str, after_cuda: str
+) -> None:
+    """Each limit is the user's own, else the most generous of the groups', else that of all."""
+    found = said(THREE, *groups, called=user)
+    assert found.problems == ()
+    assert found.gpus
+    assert f"{found.gpus.text} of {found.gpus.table}" == gpus
+    assert found.after_cuda
+    assert f"{found.after_cuda.text} of {found.after_cuda.table}".startswith(after_cuda)
+    assert found.idle
+    assert found.idle.value == 7200
+    assert found.time is None
+
+
+def test_a_user_and_a_group_may_be_numbers(here: Here) -> None:
+    """`[users.1000]` and `[groups.1000]` mean the numbers, also of who has no name."""
+    here.rules.write_text(f'[users.{os.geteuid()}]\ngpus = 0\n[groups.{os.getegid()}]\ntime="1h"')
+    found = rules.read(str(here.rules))
+    assert found.gpus
+    assert found.gpus.value == 0
+    assert found.time
+    assert found.time.value == 3600
+    assert found.unknown == ()
+
+
+# -- what is wrong in it ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[limits]\ngpus = true", "[limits]: gpus = true: give a number of GPUs, 0 or more."),
+        ("[limits]\ngpus = -1", "[limits]: gpus = -1: give a number"),
+        ("[limits]\ngpus = nan", "[limits]: gpus = NaN: give a number"),
+        ("[limits]\ngpus = 1.0", "[limits]: gpus = 1.0: give a number"),
+        ("[limits]\ngpus = 9999999999", "[limits]: gpus = 9999999999: give a number"),
+        ('[limits]\ngpus = "2"', '[limits]: gpus = "2": give a number'),
+        ("[limits]\nmemory = 40", '[limits]: memory = 40: give a size as "40GiB".'),
+        ('[limits]\nmemory = "40"', '[limits]: memory = "40": give a size as "40GiB".'),
+        ('[limits]\nmemory = "-1GB"', "[limits]: memory = \"-1GB\": '-1GB' is no size"),
+        ("[limits]\ntime = true", '[limits]: time = true: give a time as "30m", "4h" or "2d".'),
+        ("[limits]\ntime = inf", "[limits]: time = Infinity: give a time"),
+        ('[limits]\ntime = "0h"', '[limits]: time = "0h": give a time'),
+        ('[limits]\nidle = "-1h"', "[limits]: idle = \"-1h\": '-1h' is no duration"),
+        ("[limits]\ntime = 07:30:00", '[limits]: time = "07:30:00": give a time'),
+        ('[limits]\nafter_cuda = "kill"', 'after_cuda = "kill": give "warn" or "end".'),
+        ("[limits]\nafter_cuda = []", 'after_cuda = []: give "warn" or "end".'),
+        ("[limits]\ngpu = 1", "[limits]: 'gpu' means nothing here; perhaps gpus is meant."),
+        ("[limit]\ngpus = 1", "'limit' means nothing here; perhaps limits is meant."),
+        ('[limits]\n"g\\u001b[31m" = 1', "[limits]: 'g\N{REPLACEMENT CHARACTER}[31m' means noth"),
+        ("limits = 3", "[limits] must be a table, not 3."),
+        ("[users]\nalice = 3", "[users.alice] must be a table, not 3."),
+        ("[groups.x]\ngpus = []", "[groups.x]: gpus = []: give a number"),
+        ("message = 3", "message must be a text, not 3."),
+        ('[devices]\ndrain = "GPU-1"', '[devices]: drain = "GPU-1": give a list'),
+        ("[devices]\ndrain = [true]", "[devices]: drain: true names no GPU"),
+        ('[devices]\ndrain = ["x y"]', '[devices]: drain: "x y" names no GPU'),
+        ('[devices]\ndrian = ["1"]', "[devices]: 'drian' means nothing here; perhaps drain is m"),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_place(text: str, problem: str) -> None:
+    """What can't be meant is told with its table and key; the rest of the file holds."""
+    found = said(f'{text}\n[users.alice]\nidle = "1h"' if "[users]" not in text else text)
+    (line,) = found.problems
+    assert line.isprintable()
+    assert line.startswith(FILE)
+    assert problem in line
+    assert found.gpus is None
+    assert found.idle is None or found.idle.value == 3600
+    assert (found.idle is None) is ("[users]" in text)
+
+
+@pytest.mark.parametrize(
+    ("broken", "line", "reason"),
+    [
+        (b"time 24h", 3, "Expected '='"),
+        (b"time = ", 3, "Invalid value"),
+        (b'time = "24h', 3, ""),
+        (b"gpus = 3", 3, "Cannot overwrite a value"),
+        (b"[limits]", 3, "Cannot declare"),
+        (b'message = "caf\xe9"', 3, "it is not UTF-8"),
+        (b"\0\1\2", 3, ""),
+        (b"x = [\n1,\n", 5, ""),
+    ],
+)
+def test_of_a_broken_file_holds_what_stands_above(broken: bytes, line: int, reason: str) -> None:
+    """A mistake in the form is told with its line; what stands above that line holds."""
+    found = rules.parse(b"[limits]\ngpus = 2\n" + broken + b"\n", FILE)
+    (problem,) = found.problems
+    assert problem.startswith(f"{FILE}, line {line}: {reason}"), problem
+    assert problem.endswith("; only what stands above that line holds." if line == 3 else ".")
+    assert bool(found.limits) is (line == 3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = " + "[" * 20_000,
+        "x = " + "[" * 20_000 + "]" * 20_000,
+        "x = " + "{a=" * 20_000,
+        "a." * 20_000 + "b = 1",
+        "[" + "a." * 20_000 + "b]",
+        "x = " + "9" * 50_000,
+        "x = 1979-99-99",
+        "[limits]\n" + "".join(f"k{number} = 1\n" for number in range(3000)),
+        "\ufeff[limits]",
+    ],
+    ids=range(9),
+)
+def test_no_file_makes_it_fail_or_talk_without_end(text: str) -> None:
+    """However odd a file is, its mistakes are a few short lines."""
+    problems = rules.parse(text.encode(), FILE).problems
+    assert 1 <= len(problems) <= rules.MOST_PROBLEMS + 1
+    assert all(len(problem) < 500 and problem.isprintable() for problem in problems)
+
+
+def others_may_write(file: Path) -> None:
+    file.chmod(0o646)
+
+
+def its_group_may_write(file: Path) -> None:
+    file.chmod(0o664)
+
+
+def it_is_a_link(file: Path) -> None:
+    file.rename(file.with_suffix(".old"))
+    file.symlink_to(file.with_suffix(".old"))
+
+
+def it_is_a_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def it_is_a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def it_is_huge(file: Path) -> None:
+    file.write_text("[limits]\ngpus = 0\n" + "#" * rules.SIZE_LIMIT)
+
+
+def it_is_gone(file: Path) -> None:
+    file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("become", "reason"),
+    [
+        (others_may_write, "others than its owner may write to it"),
+        (its_group_may_write, "others than its owner may write to it"),
+        (it_is_a_link, "it is a link"),
+        (it_is_a_pipe, "it is not a regular file"),
+        (it_is_a_folder, "Is a directory"),
+        (it_is_huge, "it is larger than 64 KiB"),
+        (it_is_gone, "No such file"),
+    ],
+)
+def test_a_file_that_others_could_have_written_counts_for_nothing(
+    here: Here, become: Callable[[Path], None], reason: str
+) -> None:
+    """Such a file is one warning at each reservation and in the status, and stops nobody."""
+    here.rules.write_text("[limits]\ngpus = 0\n")
+    become(here.rules)
+    with pytest.warns(ReserveGPUWarning) as caught:
+        assert got() == "0"
+    (warning,) = (str(each.message) for each in caught)
+    assert warning.startswith(f"{here.rules} counts for nothing: {reason}")
+    assert warning in str(reserve_gpu.status())
+
+
+def test_without_a_file_nothing_is_read(here: Here) -> None:
+    """Where the variable is not set and there is no file, or an empty one, there are no rules."""
+    assert reserve_gpu.status().rules is None
+    here.rules.write_text("[limits]\ngpus = 0\n")
+    with pytest.raises(ImpossibleError):
+        reserve_gpu.reserve()
+    here.rules.write_text("")
+    assert got() == "0"
+
+
+# -- how much --------------------------------------------------------------------------------------
+
+
+def test_a_user_may_have_so_many(here: Here) -> None:
+    """Who has as many GPUs as the rule says is refused more by rule, file, and what they have."""
+    here.write(FOUR)
+    here.rules.write_text("[limits]\ngpus = 2\n")
+    with here.rival("1"):
+        assert got() == "0"  # what this process has is not counted twice
+        assert got(count=1, exclude="0") == "2"
+        text = refused(count=2)
+    assert text.startswith(
+        f"You may have no more by gpus = 2 of [limits] in {here.rules}: you have GPU1"
+        " in rival.ipynb (pid"
+    )
+    assert of_gpu(text, "3").startswith("limited")
+    assert of_gpu(text, "1").startswith("reserved: ")
+    assert got(count=2) == "0,1"
+
+
+def test_more_than_a_rule_ever_allows_is_impossible(here: Here) -> None:
+    """What no state of the machine allows names the rule at once, also to who would wait."""
+    here.write(FOUR)
+    here.rules.write_text('[limits]\ngpus = 2\nmemory = "10GiB"')
+    too_much: dict[str, list[dict[str, Any]]] = {
+        "gpus = 2": [{"count": 3}, {"devices": "0-2"}],
+        'memory = "10GiB"': [{"memory": "11GiB"}, {"memory": "6GiB", "count": 2}],
+    }
+    for rule, requests in too_much.items():
+        for wishes in requests:
+            with pytest.raises(ImpossibleError) as caught:
+                reserve_gpu.reserve(**wishes, wait=30)
+            assert f"{rule} of [limits] in {here.rules}" in str(caught.value)
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+    assert got(memory="10GiB") == "0"
+
+
+def test_a_second_part_of_a_gpu_is_no_second_gpu(here: Here) -> None:
+    """Several parts of one GPU count as one GPU, by name as well; another GPU is one more."""
+    here.write(FOUR)
+    here.rules.write_text("[limits]\ngpus = 1\n")
+    with here.rival("2", share=True, part_mib=1000):
+        assert got(memory="2GiB") == "2"
+        assert got("2", memory="3GiB") == "2"
+        assert "limited" in refused("1", memory="2GiB")
+        assert "limited" in refused()
+
+
+def test_the_sum_of_parts_is_limited(here: Here) -> None:
+    """Parts of this user's other processes count, whatever GPU they are of; whole GPUs don't."""
+    here.write(FOUR)
+    here.rules.write_text('[limits]\nmemory = "10GiB"\n')
+    with here.rival("3"), here.rival("2", share=True, part_mib=6 * 1024):
+        assert got("0", memory="4GiB") == "0"
+        assert got("0", memory="3GiB") == "0"
+        text = refused("0", memory="4.1GiB")
+        assert f'memory = "10GiB" of [limits] in {here.rules}: you have 6 GiB of a GPU' in text
+        assert "limited" in refused("0,1", memory="2.5GiB")
+        assert got(count=2, exclude="2,3") == "0,1"  # no parts
+    with here.rival("2", share=True):  # without a size: all of it
+        assert "limited" in refused(memory="1GiB")
+
+
+def test_what_a_file_says_of_its_owner_decides_nothing(here: Here) -> None:
+    """Whose a lock is goes by the kernel, not by the user or the pid that stand in the record."""
+    here.rules.write_text("[limits]\ngpus = 1\n")
+    with here.rival("0", user="bob", pid=1):
+        assert "limited" in refused()
+    record = f'{{"user": "root", "pid": {os.getpid()}}}'
+    (here.locks / f"{here.uuid('1')}.lock").write_text(record)
+    assert got("0") == "0"
+
+
+def test_a_rule_that_changes_binds_who_asks_next(here: Here) -> None:
+    """What is held stays as it is; who asks for the same again keeps it, who asks anew is bound."""
+    here.write(FOUR)
+    assert got(count=2) == "0,1"
+    here.rules.write_text('[limits]\ngpus = 1\ntime = "1h"')
+    assert got(count=2) == "0,1"
+    assert reserve_gpu.current().terms.until is None  # type: ignore[union-attr]
+    with pytest.raises(ImpossibleError, match="gpus = 1"):
+        reserve_gpu.reserve(count=3)
+    assert got("0") == "0"
+
+
+# -- drained ---------------------------------------------------------------------------------------
+
+
+def test_a_drained_gpu_is_not_handed_out(here: Here) -> None:
+    """It is passed by and refused by name, with the rule's place; waiting for it is no use."""
+    here.rules.write_text('[devices]\ndrain = ["0"]\n')
+    assert got() == "1"
+    reserve_gpu.release()
+    text = refused("0", wait=30)
+    assert of_gpu(text) == f"drained: by drain of [devices] in {here.rules}"
+    assert "Waiting alone won't help: ask the administrator." in text
+    assert "Waited for" not in text
+    with here.rival("1"):
+        assert "wait='1h'" in refused()
+
+
+def test_the_status_has_drained_gpus_with_their_holders(here: Here) -> None:
+    """A drained GPU is `drained` also while somebody has it, and that one is named."""
+    here.rules.write_text('[devices]\ndrain = ["0"]\n')
+    with here.rival("0"):
+        found = reserve_gpu.status()
+    assert found.rows[0].state is State.DRAINED
+    assert "rival.ipynb" in of_gpu(str(found))
+    assert str(found).startswith("1 of 2 GPUs is free: GPU1.")
+
+
+MIG = """
+gpu
+  uuid GPU-aaaa0000-0000-4000-8000-000000000000
+gpu
+  uuid GPU-bbbb0000-0000-4000-8000-000000000000
+  mig on
+  instance 0
+    uuid MIG-cccc0000-0000-5000-8000-000000000000
+  instance 1
+    uuid MIG-dddd0000-0000-5000-8000-000000000000
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "drained"),
+    [
+        ('"GPU-a"', "GPU0"),
+        ('"gpu-AAAA"', "GPU0"),
+        ("0", "GPU0"),
+        ('"GPU0"', "GPU0"),
+        ('"1:0"', "GPU1:0"),
+        ('"MIG-dd"', "GPU1:1"),
+        ('"1"', "GPU1:0 GPU1:1"),
+        ('"GPU-bbbb0000-0000-4000-8000-000000000000"', "GPU1:0 GPU1:1"),
+        ('"0-1"', "GPU0 GPU1:0 GPU1:1"),
+        ('"GPU-ffff"', ""),
+        ('"7"', ""),
+    ],
+)
+def test_drained_devices_go_by_their_names(here: Here, name: str, drained: str) -> None:
+    """Index, UUID or its start, instance; a GPU's name means all of its instances."""
+    here.write(MIG)
+    here.rules.write_text(f"[devices]\ndrain = [{name}]\n")
+    found = reserve_gpu.status()
+    assert " ".join(r.label for r in found.rows if r.state is State.DRAINED) == drained
+    assert ("means no GPU here" in str(found)) is (not drained)
+    assert found.to_dict()["rules"]["drain_unmatched"] == ([] if drained else [name.strip('"')])
+
+
+# -- for how long ----------------------------------------------------------------------------------
+
+ENDS = '[limits]\ntime = "24h"\nidle = "2h"\n'
+
+
+def held() -> reserve_gpu.Reservation:
+    reservation = reserve_gpu.current()
+    assert reservation
+    return reservation
+
+
+@pytest.mark.parametrize(
+    ("wishes", "lasts_s", "idle_s"),
+    [
+        ({}, 86400, 7200),
+        ({"for_": "1h"}, 3600, 7200),
+        ({"idle": "1h"}, 86400, 3600),
+        ({"for_": "24h", "idle": "2h"}, 86400, 7200),
+    ],
+)
+def test_who_says_nothing_gets_the_rules_time(
+    here: Here, wishes: dict[str, Any], lasts_s: float, idle_s: float
+) -> None:
+    """A new reservation has the rule's time and idle time, where none was asked for."""
+    here.rules.write_text(ENDS)
+    before = time.time()
+    reserve_gpu.reserve(**wishes)
+    terms = held().terms
+    assert terms.until
+    assert before + lasts_s <= terms.until <= time.time() + lasts_s
+    assert terms.idle_s == idle_s
+    assert not terms.end_kernel
+
+
+@pytest.mark.parametrize(
+    ("wishes", "rule"),
+    [
+        ({"for_": "25h"}, 'time = "24h"'),
+        ({"until": time.strftime("%Y-%m-%d", time.localtime(time.time() + 3 * 86400))}, "time ="),
+        ({"idle": "3h"}, 'idle = "2h"'),
+        ({"idle": "1h", "if_wanted": True}, 'time = "24h"'),
+    ],
+)
+def test_longer_than_the_rule_is_refused(here: Here, wishes: dict[str, Any], rule: str) -> None:
+    """Who asks for more is told the rule and the file, in one line, and nothing changes."""
+    here.rules.write_text(ENDS)
+    with pytest.raises(RequestError) as caught:
+        reserve_gpu.reserve(**wishes)
+    assert rule in str(caught.value)
+    assert f"of [limits] in {here.rules}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+@pytest.mark.parametrize("wishes", [{}, {"for_": "1h"}, {"idle": "1h"}])
+def test_the_kernel_ends_where_the_rule_says_so(here: Here, wishes: dict[str, Any]) -> None:
+    """`after_cuda = "end"` ends what has an end; within a cell only by the rule's own time."""
+    here.rules.write_text(f'{ENDS}after_cuda = "end"')
+    reserve_gpu.reserve(**wishes)
+    assert held().terms.end_kernel
+    assert held().terms.is_strict is ("for_" not in wishes)
+    reserve_gpu.release()
+    here.rules.write_text('[limits]\nafter_cuda = "end"')
+    reserve_gpu.reserve()
+    assert not held().terms.has_end
+    assert not held().terms.end_kernel
+
+
+def test_prolonging_ends_where_the_rule_counts_from_the_start(here: Here) -> None:
+    """Who asks again later gets no more than the rule's time from when it was reserved."""
+    from reserve_gpu.reservation import quota
+    from reserve_gpu.reservation.request import parse
+
+    here.rules.write_text(ENDS)
+    found = rules.read(str(here.rules))
+    now = 1_800_000_000.0
+    request = parse(None, for_="20h")
+    for since, last in ((now, now + 72000), (now - 36000, now + 50400)):
+        allowed, texts = quota.allowed(request, found, since, now)
+        assert allowed.terms.until == last
+        assert allowed.terms.idle_s == 7200
+        assert bool(texts) is (since < now)
+    with pytest.raises(RequestError, match="can't be prolonged"):
+        quota.allowed(request, found, now - 90000, now)
+    bare = parse(None)
+    assert quota.allowed(bare, found, now - 90000, now) == (bare, [])
+
+
+# -- what is shown ---------------------------------------------------------------------------------
+
+
+def test_the_status_shows_message_and_rules(here: Here) -> None:
+    """The message stands above all, escaped; the rules for who looks below, in one line."""
+    here.rules.write_text(
+        'message = "Maintenance\\u001b[31m on\\nFriday"\n'
+        f'{ENDS}gpus = 1\nmemory = "40GB"\nafter_cuda = "end"\n[groups.no-such-group]\n'
+    )
+    lines = str(reserve_gpu.status()).splitlines()
+    assert lines[0] == "Maintenance\N{REPLACEMENT CHARACTER}[31m on\N{REPLACEMENT CHARACTER}Friday"
+    (line,) = (line for line in lines if line.startswith("Rules for "))
+    assert line == (
+        f"Rules for {reserve_gpu.status().rules.user} ({here.rules}): 1 GPU, 40 GB in parts, 1 d, "  # type: ignore[union-attr]
+        "idle 2 h, then the process is ended."
+    )
+    assert lines[-1].endswith("no group here is called 'no-such-group'.")
+    found = reserve_gpu.status().to_dict()
+    assert found["message"] == "Maintenance\x1b[31m on\nFriday"
+    assert found["rules"] == {
+        "file": str(here.rules),
+        "user": reserve_gpu.status().rules.user,  # type: ignore[union-attr]
+        "gpus": 1,
+        "memory_mib": 40 * 10**9 / MIB,
+        "time_s": 86400,
+        "idle_s": 7200,
+        "after_cuda": "end",
+        "drain": [],
+        "drain_unmatched": [],
+        "problems": [f"{here.rules}: no group here is called 'no-such-group'."],
+    }
+
+
+def test_a_refusal_says_what_is_wrong_in_the_file(here: Here) -> None:
+    """Who is refused reads the file's mistakes below, as who gets a GPU does in a warning."""
+    here.rules.write_text("[limits]\ngpu = 2\n")
+    with here.rival("0"), here.rival("1"), pytest.raises(NoFreeDeviceError) as caught:
+        reserve_gpu.reserve()
+    assert re.search(r"Warning: .*'gpu' means nothing here", str(caught.value))

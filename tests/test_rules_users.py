@@ -1,0 +1,256 @@
+"""The administrator's rules for real users in real groups, counted by what the kernel knows."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import test_users
+from tests.machine import Child
+from tests.processes import wait_for
+from tests.reserving import of_gpu
+from tests.test_machines import CONTAINER, behind
+from tests.test_users import DAEMON, NOBODY, ROOT, as_user, child
+from tests.waiters import Waiter, queued
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.machine import Machine
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("users")]
+
+machine = test_users.machine  # for more than one Unix user
+FOUR = "".join(f"gpu\n uuid GPU-0000000{n}-0000-4000-8000-000000000000\n" for n in range(4))
+ONE_EACH = "[limits]\ngpus = 1\n"
+
+
+@contextmanager
+def member(machine: Machine, user: str, *groups: str) -> Iterator[Child]:
+    """A process of that user in these groups; killed at the end."""
+    become = ["setpriv", f"--reuid={user}", "--regid=65534", f"--groups={','.join(groups)}"]
+    environ = machine.environ(HOME="/nonexistent")
+    one = Child(environ, machine.folder, *(become if groups else as_user(user)))
+    try:
+        yield one
+    finally:
+        one.kill()
+
+
+THREE = """
+[limits]
+gpus = 1
+[groups.games]
+gpus = 2
+[groups.news]
+gpus = 3
+[users.root]
+gpus = 4
+"""
+
+
+def test_three_users_and_two_groups(machine: Machine) -> None:
+    """Each user has what their own table says, or the most generous of their groups'."""
+    machine.write(FOUR)
+    machine.rules.write_text(THREE)
+    with (
+        member(machine, ROOT, "games") as root,
+        member(machine, DAEMON, "games", "news") as both,
+        member(machine, DAEMON, "games") as games,
+        member(machine, NOBODY) as nobody,
+    ):
+        limits = "reserve_gpu.status().to_dict()['rules']['gpus']"
+        assert [c.run(limits).value for c in (root, both, games, nobody)] == [4, 3, 2, 1]
+        assert nobody.reserve().value == "0"
+        for one, name in ((both, "groups.news"), (games, "groups.games"), (nobody, "limits")):
+            most = one.run(limits).value
+            refused = one.reserve(f"count={most + 1}")
+            assert refused.error == "ImpossibleError"
+            assert f"gpus = {most} of [{name}] in {machine.rules}" in refused.text
+        assert root.reserve("count=3").value == "1,2,3"
+        nobody.run("reserve_gpu.release()")
+        assert root.reserve("count=4").value == "0,1,2,3"
+
+
+def test_only_ones_own_processes_count(machine: Machine) -> None:
+    """What other users hold is no part of a user's quota, whatever they write; kill -9 frees it."""
+    machine.write(FOUR)
+    machine.rules.write_text(ONE_EACH)
+    with (
+        child(machine, NOBODY) as holder,
+        child(machine, NOBODY) as second,
+        child(machine, DAEMON) as other,
+    ):
+        assert other.reserve().value == "0"
+        assert holder.reserve("note='mine'").value == "1"
+        path = machine.locks / "GPU-00000000-0000-4000-8000-000000000000.lock"
+        record = f'{{"user": "{NOBODY}", "pid": {holder.pid}}}'
+        other.run(f"open({str(path)!r}, 'w').write({record!r})")
+        refused = second.reserve()
+        assert refused.error == "NoFreeDeviceError"
+        line = refused.text.splitlines()[0]
+        assert f"gpus = 1 of [limits] in {machine.rules}: you have GPU1 in " in line
+        assert f"(pid {holder.pid})" in line
+        assert of_gpu(refused.text, "2").startswith("limited")
+        assert second.visible() == ""
+        holder.kill()
+        assert second.reserve().value == "1"
+
+
+def test_parts_count_by_the_owner_of_their_files(machine: Machine) -> None:
+    """The parts of a user's processes add up; a file under the user's number by another doesn't."""
+    machine.write(FOUR)
+    machine.rules.write_text('[limits]\nmemory = "6GiB"\n')
+    with (
+        child(machine, NOBODY) as holder,
+        child(machine, NOBODY) as second,
+        child(machine, DAEMON) as other,
+    ):
+        assert holder.reserve("0, memory='4GiB'").value == "0"
+        forged = machine.locks / "GPU-00000001-0000-4000-8000-000000000000.share-65534-0.lock"
+        other.run(
+            f"import fcntl; file = open({str(forged)!r}, 'w'); fcntl.flock(file, fcntl.LOCK_EX); "
+            "file.write('{\"part_mib\": 6000}'); file.flush()"
+        )
+        assert second.reserve("0, memory='2.1GiB'").error == "NoFreeDeviceError"
+        assert second.reserve("0, memory='2GiB'").value == "0"
+        assert other.reserve("memory='2GiB'").value == "0"
+
+
+def test_two_at_the_same_moment_never_exceed_it(machine: Machine) -> None:
+    """Of a user's processes that ask at once as many get a GPU as the rule says, and no more."""
+    machine.write(FOUR)
+    machine.rules.write_text("[limits]\ngpus = 2\n")
+    children = [child(machine, NOBODY) for _ in range(4)]
+    with children[0] as a, children[1] as b, children[2] as c, children[3] as d:
+        for _ in range(25):
+            for one in (a, b, c, d):
+                one.send("reserve_gpu.reserve().environ['CUDA_VISIBLE_DEVICES']")
+            answers = [one.answer() for one in (a, b, c, d)]
+            assert sum(answer.error is None for answer in answers) == 2, answers
+            for one in (a, b, c, d):
+                one.run("reserve_gpu.release()")
+
+
+def test_who_waits_for_their_own_quota_keeps_nobody_off(machine: Machine) -> None:
+    """Such a waiter has a place and wants nothing; it takes over as soon as the own GPU is let go.
+
+    Another user who came later passes it meanwhile.
+    """
+    machine.rules.write_text(ONE_EACH)
+    with (
+        child(machine, NOBODY) as holder,
+        child(machine, NOBODY) as second,
+        child(machine, DAEMON) as other,
+        child(machine, ROOT) as root,
+    ):
+        assert holder.reserve().value == "0"
+        waiter = Waiter(machine, second)
+        waiter.sees(1, "reserved", "limited")
+        assert other.reserve().value == "1"  # at once, though the first one waits
+        later = Waiter(machine, root)
+        later.sees(2, "reserved", "reserved")
+        assert queued(machine) == [waiter.pid, later.pid]
+        other.run("reserve_gpu.release()")
+        assert later.answer().value == "1"
+        holder.run("reserve_gpu.release()")
+        assert waiter.answer().value == "0"
+        assert queued(machine) == []
+
+
+def wants(machine: Machine, waiter: Waiter) -> list[str]:
+    """What others read that somebody in the queue wants."""
+    records = [json.loads(path.read_text() or "{}") for path in machine.locks.glob("queue-*.lock")]
+    (record,) = (record for record in records if record.get("pid") == waiter.pid)
+    listed: list[str] = record["wants"]
+    return listed
+
+
+def test_a_waiter_whose_quota_is_full_meanwhile_wants_nothing(machine: Machine) -> None:
+    """Once another process of the same user got a GPU, who waits leaves the next one to others."""
+    machine.rules.write_text(ONE_EACH)
+    with (
+        child(machine, ROOT) as root,
+        child(machine, DAEMON) as daemon,
+        child(machine, NOBODY) as one,
+        child(machine, NOBODY) as second,
+    ):
+        assert root.reserve().value == "0"
+        assert daemon.reserve().value == "1"
+        first, waiter = Waiter(machine, one), Waiter(machine, second)
+        assert wants(machine, waiter) == test_users.UUIDS
+        root.run("reserve_gpu.release()")
+        assert first.answer().value == "0"
+        wait_for(lambda: wants(machine, waiter) == test_users.UUIDS[:1])
+        one.run("reserve_gpu.release()")
+        assert waiter.answer().value == "0"
+
+
+def test_a_waiters_rules_may_change(machine: Machine) -> None:
+    """Who waits is bound by the file as it is now: one that is more generous ends the wait."""
+    machine.rules.write_text(ONE_EACH)
+    with child(machine, NOBODY) as holder, child(machine, NOBODY) as second:
+        assert holder.reserve().value == "0"
+        waiter = Waiter(machine, second)
+        waiter.sees(1, "reserved", "limited")
+        machine.rules.write_text("[limits]\ngpus = 2\n[devices]\ndrain = [1]\n")
+        waiter.sees(1, "reserved", "drained")
+        machine.rules.write_text("")
+        assert waiter.answer().value == "1"
+
+
+def test_a_wait_says_that_it_is_for_ones_own_quota(machine: Machine) -> None:
+    """What is shown in a wait names the rule, and where the user has what counts."""
+    machine.rules.write_text(ONE_EACH)
+    with child(machine, NOBODY) as holder, child(machine, NOBODY) as second:
+        assert holder.reserve().value == "0"
+        second.run("from reserve_gpu.report.pictures import wait\nseen = []")
+        second.run("reserve_gpu.reserve(wait=0.5, progress=lambda w: seen.append(wait(w).brief))")
+        brief = second.run("seen[-1]").value
+        assert "Waiting for a GPU, next in the queue" in brief
+        assert "gpus = 1 of [limits]" in brief
+        assert f"you have GPU0 in python child.py (pid {holder.pid})." in brief
+
+
+def test_a_file_must_be_roots_or_ones_own(machine: Machine) -> None:
+    """A file that another user than root has made counts for that user alone."""
+    machine.rules.write_text(ONE_EACH)
+    os.chown(machine.rules, 65534, -1)
+    limits = "[(r := reserve_gpu.status().to_dict()['rules'])['gpus'], *r['problems']]"
+    with child(machine, NOBODY) as nobody, child(machine, DAEMON) as daemon:
+        assert nobody.run(limits).value == [1]
+        (gpus, problem) = daemon.run(limits).value
+        assert gpus is None
+        assert problem.endswith("it belongs to nobody, and must belong to root.")
+
+
+def test_a_user_without_a_name_is_bound(machine: Machine) -> None:
+    """Where the system has no name for a user, as in containers, numbers and [limits] hold."""
+    rules = "[limits]\ngpus = 2\n[users.54321]\ngpus = 1\n[groups.54322]\nidle = '1h'"
+    machine.rules.write_text(rules)
+    become = ["setpriv", "--reuid=54321", "--regid=54322", "--clear-groups"]
+    one = Child(machine.environ(HOME="/nonexistent"), machine.folder, *become)
+    try:
+        assert one.reserve("count=2").error == "ImpossibleError"
+        assert one.reserve().value == "0"
+        assert one.run("reserve_gpu.current().terms.idle_s").value == 3600
+        assert "Rules for uid 54321" in one.run("str(reserve_gpu.status())").value
+    finally:
+        one.kill()
+
+
+def test_in_a_container_parts_count_and_whole_gpus_do_not(machine: Machine) -> None:
+    """From another PID namespace whose process has a whole GPU is not seen; whose file, it is."""
+    machine.write(FOUR)
+    machine.rules.write_text("[limits]\ngpus = 1\n")
+    with machine.child() as outside, behind(machine, *CONTAINER) as inside:
+        assert outside.reserve("0").value == "0"
+        assert inside.reserve().value == "1"
+        inside.run("reserve_gpu.release()")
+        assert outside.reserve("0, memory='1GiB'").value == "0"
+        assert inside.reserve("1").error == "NoFreeDeviceError"
+        assert inside.reserve("0, memory='1GiB'").value == "0"
