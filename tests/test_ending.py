@@ -369,7 +369,7 @@ def test_a_stopped_process_is_overdue(machine: Machine) -> None:
     ],
 )
 def test_killed_in_the_midst(busy: Machine, wishes: str, code: str, sign: str) -> None:
-    """A process that is killed before the end, after it, overdue or while it saves leaves a free GPU."""
+    """Killed before the end, after it, overdue or while it saves, it leaves a free GPU."""
     with busy.child() as child:
         child.run("import time; save = lambda: time.sleep(60)")
         assert not child.run(f"reserve_gpu.reserve({wishes}); {code}").error
