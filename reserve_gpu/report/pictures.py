@@ -310,8 +310,12 @@ def _who(refusal: Refusal, unit: str) -> str:
 
 
 def _longest_idle(rows: Sequence[Row], now: float) -> list[Row]:
-    """The reserved devices of others on which nothing runs, the longest idle first."""
-    unused = [row for row in rows if row.is_unused and row.holders and not row.is_mine]
+    """The reserved devices of others on which nothing runs, the longest idle first.
+
+    Not those that nobody else would get.
+    """
+    others = [row for row in rows if not row.is_mine and row.state is not State.DRAINED]
+    unused = [row for row in others if row.is_unused and row.holders]
     return sorted(unused, key=lambda row: -(layout.idle_s(row, now) or 0.0))
 
 
