@@ -12,6 +12,7 @@ import pytest
 import reserve_gpu
 from reserve_gpu import ImpossibleError, NoFreeDeviceError, RequestError, ReserveGPUWarning, rules
 from reserve_gpu.model import MIB, Rules, State
+from tests.machine import ROOT
 from tests.reserving import got, of_gpu, refused
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 FOUR = "gpu\n memory 16000\n" * 4
 FILE = "/etc/reserve_gpu.toml"
+PAGE = ROOT / "docs" / "administration.md"
 
 
 def said(text: str, *groups: str, called: str = "alice") -> Rules:
@@ -241,6 +243,18 @@ def test_without_a_file_nothing_is_read(here: Here) -> None:
     assert got() == "0"
 
 
+def test_the_documented_file_is_right() -> None:
+    """The file that docs/administration.md shows has no mistake, and says what stands beside it."""
+    (text,) = re.findall(
+        r"reserve_gpu.toml <<'EOF'\n(.*?)^EOF$", PAGE.read_text(), re.DOTALL | re.MULTILINE
+    )
+    found = said(text, "students")
+    assert found.problems == ()
+    assert (found.gpus and found.gpus.value, found.memory and found.memory.value) == (4, 40 * 1024)
+    assert said(text, "students", called="bob").gpus
+    assert (found.message, found.drained) == ("Maintenance on Friday at 17:00", ("GPU-8f2a",))
+
+
 # -- how much --------------------------------------------------------------------------------------
 
 
@@ -342,14 +356,22 @@ def test_a_drained_gpu_is_not_handed_out(here: Here) -> None:
         assert "wait='1h'" in refused()
 
 
+@pytest.mark.process
 def test_the_status_has_drained_gpus_with_their_holders(here: Here) -> None:
-    """A drained GPU is `drained` also while somebody has it, and that one is named."""
-    here.rules.write_text('[devices]\ndrain = ["0"]\n')
+    """A drained GPU is `drained` also while somebody has it, who is named, but not to be asked."""
+    with here.child() as holder, here.child() as other:
+        assert holder.reserve("0, memory='1GiB'").value == "0"
+        assert other.reserve("1").value == "1"
+        here.rules.write_text('[devices]\ndrain = ["0"]\n')
+        text = str(reserve_gpu.status())
+        assert of_gpu(text).startswith("drained: ")
+        assert f"(pid {holder.pid})" in of_gpu(text)
+        assert "can still be promised" not in text
+        assert "for GPU1, idle" in text
+        assert "for GPU0" not in text
+        assert reserve_gpu.status().to_dict()["devices"][0]["holders"]
     with here.rival("0"):
-        found = reserve_gpu.status()
-    assert found.rows[0].state is State.DRAINED
-    assert "rival.ipynb" in of_gpu(str(found))
-    assert str(found).startswith("1 of 2 GPUs is free: GPU1.")
+        assert str(reserve_gpu.status()).startswith("1 of 2 GPUs is free: GPU1.")
 
 
 MIG = """

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import test_users
+from tests.machine import ROOT as FOLDER
 from tests.machine import Child
 from tests.processes import wait_for
 from tests.reserving import of_gpu
@@ -226,6 +229,40 @@ def test_a_file_must_be_roots_or_ones_own(machine: Machine) -> None:
         (gpus, problem) = daemon.run(limits).value
         assert gpus is None
         assert problem.endswith("it belongs to nobody, and must belong to root.")
+
+
+# A fresh /etc, and users who are there for the test alone.
+FRESH = """
+set -e
+cp -a /etc etc && mount --bind etc /etc && rm -f /etc/reserve_gpu.toml
+groupadd students && useradd -G students alice && useradd -G students bob && useradd carol
+mkdir bin
+printf '#!/bin/sh\nexec "$@"\n' >bin/sudo
+printf '#!/bin/sh\nexec "%s" -m reserve_gpu "$@"\n' "$PYTHON" >bin/reserve-gpu
+chmod 755 bin bin/*; export PATH="$PWD/bin:$PATH"
+{typed}
+for user in alice bob carol; do
+    setpriv --reuid=$user --regid=65534 --init-groups "$PYTHON" -m reserve_gpu status
+done
+"""
+
+
+def test_the_administrators_page_can_be_typed(machine: Machine) -> None:
+    """What docs/administration.md says of rules works word for word, with the file where it is."""
+    machine.write("gpu\n uuid GPU-8f2a0000-0000-4000-8000-000000000000\ngpu\n")
+    page = (FOLDER / "docs" / "administration.md").read_text()
+    (typed,) = (block for block in re.findall("```sh\n(.*?)```", page, re.DOTALL) if "tee" in block)
+    script = FRESH.replace("{typed}", typed)
+    done = machine.command(
+        "unshare", "--mount", "sh", "-c", script, RESERVE_GPU_CONFIG="", PYTHON=sys.executable
+    )  # fmt: skip
+    if done.returncode and "unshare" in done.stderr:
+        pytest.skip(f"no mount namespace here: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    for user, gpus in (("root", "2 GPUs"), ("alice", "4 GPUs"), ("bob", "1 GPU"), ("carol", "2 G")):
+        assert f"Rules for {user} (/etc/reserve_gpu.toml): {gpus}" in done.stdout
+    assert done.stdout.count("Maintenance on Friday at 17:00\n1 of 2 GPUs is free: GPU1.") == 4
+    assert "Warning" not in done.stdout
 
 
 def test_a_user_without_a_name_is_bound(machine: Machine) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from reserve_gpu.model import State
 from reserve_gpu.report import layout, words
 from reserve_gpu.report.words import MARK, STRONG, listed
 
@@ -24,7 +25,7 @@ def whom(rows: Sequence[Row], now: float) -> Line:
     """
     line: Line = ()
     idle = _longest_idle(rows, now)
-    late = [row for row in rows if row not in idle and not row.is_mine and _overdue(row, now)]
+    late = [row for row in _others(rows) if row not in idle and _overdue(row, now)]
     for place, row in enumerate([*idle, *late][: words.NAMED_IDLE]):
         overdue = _overdue(row, now)
         if not place or overdue or (layout.idle_s(row, now) or 0.0) >= layout.NEW_S:
@@ -40,7 +41,7 @@ def whom(rows: Sequence[Row], now: float) -> Line:
 
 def likeliest(rows: Sequence[Row], now: float) -> Line:
     """`GPU3, reserved until 18:00`: what ends first; where nothing does, the longest idle one."""
-    ending = [(*last, row) for row in rows if (last := last_end(row, now))]
+    ending = [(*last, row) for row in _others(rows) if (last := last_end(row, now))]
     if not ending:
         return next(((_seen(row, now),) for row in _longest_idle(rows, now)), ())
     at, holder, row = min(ending, key=lambda each: each[0])
@@ -56,7 +57,7 @@ def last_end(row: Row, now: float) -> tuple[float, Holder] | None:
 
     None where that is open. What is past is overdue, or goes to whoever waits.
     """
-    ends = [] if row.is_mine else [(_end(holder, row, now), holder) for holder in row.holders]
+    ends = [(_end(holder, row, now), holder) for holder in row.holders]
     known = [(at, holder) for at, holder in ends if at is not None]
     return max(known, key=lambda each: each[0]) if known and len(known) == len(ends) else None
 
@@ -70,9 +71,14 @@ def _end(holder: Holder, row: Row, now: float) -> float | None:
     return min((at for at in moments if at is not None), default=None)
 
 
+def _others(rows: Sequence[Row]) -> list[Row]:
+    """The devices that others have, and that somebody else would get after them."""
+    return [row for row in rows if not row.is_mine and row.state is not State.DRAINED]
+
+
 def _longest_idle(rows: Sequence[Row], now: float) -> list[Row]:
     """The reserved devices of others on which nothing runs, the longest idle first."""
-    unused = [row for row in rows if row.is_unused and row.holders and not row.is_mine]
+    unused = [row for row in _others(rows) if row.is_unused and row.holders]
     return sorted(unused, key=lambda row: -(layout.idle_s(row, now) or 0.0))
 
 

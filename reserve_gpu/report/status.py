@@ -157,7 +157,7 @@ def look(
 def _drained(row: Row, rules: Rules) -> Row:
     """The row, of a device that is not handed out any more as such, whoever still has it."""
     is_drained = row.state not in STUCK and names.is_one_of(row.device, rules.drained)
-    return row._replace(state=State.DRAINED) if is_drained else row
+    return row._replace(state=State.DRAINED, room_mib=None) if is_drained else row
 
 
 def _unmatched(rules: Rules, devices: Sequence[Device | Fault]) -> tuple[str, ...]:
