@@ -497,6 +497,8 @@ def test_prolonging_ends_where_the_rule_counts_from_the_start(here: Here) -> Non
         assert bool(texts) is (since < now)
     with pytest.raises(RequestError, match="can't be prolonged"):
         quota.allowed(request, found, now - 90000, now)
+    allowed, texts = quota.allowed(parse(None, idle="1h"), found, now - 36000, now)
+    assert (allowed.terms.until, allowed.terms.idle_s, texts) == (now + 50400, 3600, [])
     bare = parse(None)
     assert quota.allowed(bare, found, now - 90000, now) == (bare, [])
 

@@ -121,7 +121,11 @@ def test_parts_count_by_the_owner_of_their_files(machine: Machine) -> None:
         )
         assert second.reserve("0, memory='2.1GiB'").error == "NoFreeDeviceError"
         assert second.reserve("0, memory='2GiB'").value == "0"
-        assert other.reserve("memory='2GiB'").value == "0"
+        refused = other.reserve("0, memory='1GiB'")  # whose own file that is, by whatever name
+        assert refused.error == "NoFreeDeviceError"
+        assert 'memory = "6GiB" of [limits]' in refused.text
+        other.run("file.close()")
+        assert other.reserve("0, memory='1GiB'").value == "0"
 
 
 def test_two_at_the_same_moment_never_exceed_it(machine: Machine) -> None:

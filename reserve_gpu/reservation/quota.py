@@ -38,7 +38,9 @@ def allowed(
     last = since + ruled.time.value
     if last <= at:
         raise RequestError(said.is_over(ruled.time, last))
-    return request._replace(terms=ends._replace(until=last)), [said.ends(ruled.time, last)]
+    is_asked = request.terms.lasts_s is not None or request.terms.until is not None
+    texts = [said.ends(ruled.time, last)] if is_asked else []
+    return request._replace(terms=ends._replace(until=last)), texts
 
 
 def terms(asked: Terms, ruled: Rules) -> Terms:
