@@ -190,6 +190,17 @@ def test_a_larger_part_ends_as_before(here: Here) -> None:
     assert reserve_gpu.status().rows[0].holders[0].terms.until == until
 
 
+def test_a_rule_gives_no_more_time_to_who_grows(here: Here) -> None:
+    """A part that grows ends when it was to end, also where a rule gives new ones a time."""
+    here.write("gpu\n memory 8000")
+    here.rules.write_text('[limits]\ntime = "2h"\n')
+    first = reserve_gpu.reserve(memory="2GiB")
+    until = first.terms.until
+    assert until
+    time.sleep(0.05)
+    assert reserve_gpu.reserve(memory="3GiB").terms.until == until
+
+
 def test_less_ends_as_before(here: Here) -> None:
     """What is left of a reservation ends when all of it was to end."""
     until = reserve_gpu.reserve("0,1", for_="1h").terms.until

@@ -265,7 +265,9 @@ class Session:
             before = self._held.answered(threading.get_ident())
             note = before.note if request.note is None else request.note
             held = held._replace(note=note, answers=before.answers, inside=before.inside)
-            held = held._replace(terms=before.terms.changed_by(held.terms))
+            # A rule gives terms to what is new; growing is not.
+            new = granted.terms if request.terms.has_end else NO_TERMS
+            held = held._replace(terms=before.terms.changed_by(new))
         reservation = self._change(held)
         if (held.note, held.terms) != (request.note, granted.terms):  # growing takes them from none
             self._sign()
