@@ -8,12 +8,15 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 import reserve_gpu
+from reserve_gpu.cells import cells
 from reserve_gpu.model import Terms
 from reserve_gpu.reservation import ending
 from tests.locked import locked
@@ -58,6 +61,13 @@ def uuid(machine: Machine, number: int = 0) -> str:
         f"import reserve_gpu; print(reserve_gpu.status().rows[{number}].device.uuid)"
     )
     return done.stdout.strip()
+
+
+def of_device(here: Here, descriptor: Path) -> bool:
+    """Whether that is an open lock of a device."""
+    with suppress(FileNotFoundError):  # that of the look itself
+        return str(descriptor.readlink()).startswith(f"{here.locks}/GPU-")
+    return False
 
 
 def updates(kernel: Kernel) -> list[str]:
@@ -333,6 +343,58 @@ def test_warned_in_the_next_cell(here: Here) -> None:
     assert "GPU0 ends in" in cell.all
     assert "%reserve_gpu --for 2h" in cell.all
     assert "ends in" not in shell.run("1").all
+
+
+def test_what_a_block_held_is_no_news(here: Here) -> None:
+    """Of the end of what was released meanwhile no cell tells."""
+    shell = here.shell()
+    cell = "import reserve_gpu, time\nwith reserve_gpu.reserve(for_=1): time.sleep(0.9)"
+    assert not shell.run(cell).error
+    assert "ends in" not in shell.run("1").all
+
+
+def test_what_no_cell_has_reserved_ends(here: Here) -> None:
+    """What a button's function reserves, between two cells, does not wait for the end of one."""
+    here.shell()
+    reserve_gpu.reserve(for_=SOON_S)
+    wait_for(lambda: reserve_gpu.current() is None)
+
+
+def test_a_cell_that_loads_the_extension_is_let_alone(here: Here) -> None:
+    """A cell whose begin was not seen runs as well, and its end is seen."""
+    shell = here.shell()
+    shell.shell.run_line_magic("unload_ext", "reserve_gpu")
+    cell = shell.run(
+        "%load_ext reserve_gpu\n%reserve_gpu --for 0.2s\nimport os, time; time.sleep(0.6)\n"
+        "print('then', os.environ['CUDA_VISIBLE_DEVICES'])"
+    )
+    assert "then 0" in cell.all
+    wait_for(lambda: reserve_gpu.current() is None)
+
+
+def test_a_cell_without_a_result_has_ended(here: Here) -> None:
+    """A kernel tells of no result where a cell that awaits something was cancelled."""
+    shell = here.shell()
+    shell.run("%reserve_gpu --for 0.3s")
+    events = shell.shell.events
+    info = SimpleNamespace(raw_cell="await forever()", store_history=True)
+    events.trigger("pre_run_cell", info)
+    time.sleep(2 * SOON_S)
+    assert reserve_gpu.current()
+    events.trigger("post_run_cell", None)
+    wait_for(lambda: reserve_gpu.current() is None)
+
+
+def test_what_is_locked_anew_ends(here: Here) -> None:
+    """A reservation whose lock other code had closed still has a thread that waits for its end."""
+    shell = here.shell()
+    reserve_gpu.reserve(for_="1h")
+    (lock,) = (file for file in Path("/proc/self/fd").iterdir() if of_device(here, file))
+    os.close(int(lock.name))
+    cells().listeners[0]()
+    wait_for(lambda: not threads())  # there is nothing to wait for
+    assert "locked anew" in shell.run("1").all
+    assert threads()
 
 
 def test_python_in_a_shell_loads_the_extension(here: Here) -> None:
