@@ -32,6 +32,7 @@ GROUPS: dict[str, Callable[..., Iterator[table.Row]]] = {
     "status": choosing.status,
     "handover": waiting.handover,
     "wait": waiting.wait,
+    "promise": waiting.promise,
     "top": waiting.top,
     "memory": waiting.memory,
     "rush": rush.rush,

@@ -38,6 +38,7 @@ RELEASE = "import time; start = time.monotonic(); reserve_gpu.release(); start"
 
 WATCH_S, SHORT_WATCH_S, SETTLE_S = 60, 5, 5
 CPU_LIMIT_PERCENT = 1
+PROMISE_LIMIT_PERCENT = 0.1
 TOP_WATCH_S, TOP_LIMIT_PERCENT = 20, 2
 
 GPUS, BUSY = 8, 4  # the others are reserved
@@ -108,6 +109,26 @@ def wait(*, quick: bool) -> Iterator[Row]:
             percent = 100 * (_cpu_s(process) - before_s[name]) / watch_s
             measured, bar = f"{percent:.2f} % of a core", f"at most {CPU_LIMIT_PERCENT} %"
             yield Row(f"{name}, {watch_s} s", measured, bar, percent <= CPU_LIMIT_PERCENT)
+
+
+def promise(*, quick: bool) -> Iterator[Row]:
+    """What it costs a kernel that does nothing to have promised to let go when it is idle."""
+    watch_s = SHORT_WATCH_S if quick else WATCH_S
+    with stage(machine(2)) as on, on.kernel() as plain, on.kernel() as promising:
+        plain.run("%reserve_gpu")
+        promising.run("%reserve_gpu --idle 1h")
+        processes = [psutil.Process(kernel.pid) for kernel in (promising, plain)]
+        time.sleep(SETTLE_S)
+        before_s = [_cpu_s(process) for process in processes]
+        time.sleep(watch_s)
+        used = [_cpu_s(p) - s for p, s in zip(processes, before_s, strict=True)]
+    ours, other = (100 * seconds / watch_s for seconds in used)
+    measured = f"{ours:.2f} % of a core against {other:.2f} %"
+    bar = f"at most {PROMISE_LIMIT_PERCENT} % more"
+    met = ours - other <= PROMISE_LIMIT_PERCENT
+    yield Row(
+        f"a kernel that idles, with --idle 1h against without, {watch_s} s", measured, bar, met
+    )
 
 
 def top(*, quick: bool) -> Iterator[Row]:

@@ -67,6 +67,8 @@ ROWS = (
     "a second kernel is refused",
     "lock free after kill -9",
     "GPU reserved again after kill -9",
+    "idle: a process that only has a context is not said to have worked",
+    "idle: a process that computes is said to have worked",
     "a part: room beside a promise of 1000 MiB",
     "a part: all that is left is given, and no more",
     "a part: memory free for CUDA, and by NVML",

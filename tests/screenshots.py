@@ -82,12 +82,11 @@ class Scene:
         *,
         since_s: float,
         idle_s: float = 0,
-        note: str = "",
-        memory: str | None = None,
+        wishes: str = "",
     ) -> Child:
         """Let somebody reserve a GPU, or a part, as long ago as the record is made to say."""
         child = self.person(user, notebook)
-        answer = child.reserve(f"{gpu}, note={note or None!r}, memory={memory!r}")
+        answer = child.reserve(f"{gpu}, {wishes}")
         assert answer.value == str(gpu), answer
         for path in self.machine.locks.glob("*.lock"):
             record = json.loads(path.read_text() or "{}")
@@ -114,9 +113,11 @@ def as_user(user: str) -> list[str]:
 
 def a_day(scene: Scene) -> None:
     """Have a bit of everything, but for what the notebooks of the picture do."""
-    alice = scene.holder("alice", "train.ipynb", 0, since_s=9.3 * HOUR_S, note="until Friday")
+    alice = scene.holder(
+        "alice", "train.ipynb", 0, since_s=9.3 * HOUR_S, wishes="note='until Friday'"
+    )
     scene.use(0, alice.pid, 70900, 97)
-    bob = scene.holder("bob", "finetune.ipynb", 1, since_s=130 * MINUTE_S)
+    bob = scene.holder("bob", "finetune.ipynb", 1, since_s=130 * MINUTE_S, wishes="for_='3h'")
     scene.use(1, bob.pid, 38300, 64)
     scene.holder("carol", "explore.ipynb", 2, since_s=6 * HOUR_S, idle_s=5.4 * HOUR_S)
     scene.use(3, scene.person("dave", "").pid, 21500, 88)
@@ -154,15 +155,26 @@ def refusal(scene: Scene, lab: Lab, page: Page) -> None:
 
 def parts(scene: Scene, lab: Lab, page: Page) -> None:
     """A notebook gets a part of a GPU, and shows who has the others."""
-    alice = scene.holder("alice", "probe.ipynb", 6, since_s=2 * HOUR_S, memory="10GiB")
+    alice = scene.holder("alice", "probe.ipynb", 6, since_s=2 * HOUR_S, wishes="memory='10GiB'")
     scene.use(6, alice.pid, 12400, 71)
-    bob = scene.holder("bob", "fold.ipynb", 6, since_s=25 * MINUTE_S, memory="32GiB")
+    bob = scene.holder("bob", "fold.ipynb", 6, since_s=25 * MINUTE_S, wishes="memory='32GiB'")
     scene.use(6, bob.pid, 9500, 71)
     cells = ("%reserve_gpu --memory 10GiB", "%reserve_gpu --status")
     take_after(lab, page, "parts.png", "small.ipynb", *cells)
     for child in (alice, bob):  # the next picture has that GPU whole
         child.kill()
     scene.free(6)
+
+
+def ends(scene: Scene, lab: Lab, page: Page) -> None:
+    """A notebook has a GPU for some hours, and sees until when others have theirs."""
+    scene.machine.rules.write_text('message = "Maintenance on Friday at 17:00"\n')
+    wishes = "idle='1h', if_wanted=True"
+    carol = scene.holder("carol", "demo.ipynb", 7, since_s=2600, idle_s=2400, wishes=wishes)
+    cells = ("%reserve_gpu --for 4h", "%reserve_gpu --status")
+    take_after(lab, page, "ends.png", "sweep.ipynb", *cells)
+    carol.kill()
+    scene.machine.rules.write_text("")
 
 
 def terminal(scene: Scene, lab: Lab, page: Page) -> None:
@@ -227,6 +239,7 @@ PICTURES: tuple[tuple[str, Callable[[Scene, Lab, Page], None], dict[str, int]], 
     ("light", status, {"width": 1130, "height": 1400}),
     ("light", refusal, {"width": 1130, "height": 1000}),
     ("light", parts, {"width": 1130, "height": 1400}),
+    ("light", ends, {"width": 1130, "height": 1400}),
     ("dark", waiting, {"width": 1600, "height": 900}),
     ("dark", terminal, {"width": 1300, "height": 800}),
 )

@@ -277,6 +277,37 @@ def test_a_second_kernel_is_refused(hardware: Hardware, table: Table) -> None:
     assert seen == "\n"
 
 
+WORKERS = """
+import json, os, time
+from reserve_gpu.gpus.nvml import Nvml
+with Nvml() as gpus:
+    found = gpus.workers(gpus.devices(int(os.environ['GPU']))[0], time.time() - 2)
+print(json.dumps(None if found is None else sorted(found)))
+"""
+
+
+@on_a_gpu
+def test_who_has_worked(hardware: Hardware, table: Table) -> None:
+    """The driver tells who computes on a GPU, and not who only has a context there."""
+    gpu = str(hardware.index)
+    with hardware.child(**visible(hardware)) as child:
+        assert child.run(COMPUTE).error is None
+        time.sleep(4)
+        quiet = hardware.ask(WORKERS, GPU=gpu)
+        before = hardware.scenario.read_text()
+        if hardware.is_stand_in:
+            hardware.write(before.replace("\ngpu\n", "\ngpu\nutilisation 40\n"))
+        child.run("import time; end = time.time() + 4")
+        child.send("while time.time() < end: gpu.compute(0)")
+        time.sleep(2)
+        working = hardware.ask(WORKERS, GPU=gpu)
+        child.answer()
+        hardware.write(before)
+    rows = [row for row in ROWS if row.startswith("idle: ")]
+    table.confirm(rows[0], child.pid in (quiet or []), expected=False)
+    table.confirm(rows[1], child.pid in (working or []), expected=True)
+
+
 @on_a_gpu
 def test_free_after_kill(hardware: Hardware, table: Table) -> None:
     """After kill -9 of a process that computes on the GPU, another one can reserve it."""

@@ -104,10 +104,13 @@ def failed(name: str, why: str) -> str:
 
 def coarse(seconds: float) -> str:
     """A time to come as it is counted down: `4 h`, `50 min`, `3 min`, and seconds at the end."""
+    if seconds < MINUTE_S:
+        return words.time_limit(seconds)
+    seconds += MINUTE_S / 2  # a second after it was asked for it is the same still
     if seconds >= 2 * HOUR_S:
         return duration(seconds // HOUR_S * HOUR_S)
     step = TEN_MINUTES_S if seconds >= 2 * TEN_MINUTES_S else MINUTE_S
-    return duration(seconds // step * step) if seconds >= MINUTE_S else words.time_limit(seconds)
+    return duration(seconds // step * step)
 
 
 def _why(end: End, when: str = "since") -> str:

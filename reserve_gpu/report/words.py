@@ -210,7 +210,8 @@ def terms(holder: Holder, now: float, *, is_own: bool = False) -> Line:
     if at is None:
         if_wanted = " if somebody waits" if is_kind else ""
         return (f", lets go {after}{if_wanted}",) if after else ()
-    left = f" ({duration(at - now)} left)" if is_own else ""
+    # Rounded: a second after `--for 4h` it is 4 h still.
+    left = f" ({duration(at - now + MINUTE_S / 2)} left)" if is_own else ""
     longer = ", longer if nobody waits" if is_kind else ""
     return (f", until {moment(at, now)}{left}{f' or {after}' if after else ''}{longer}",)
 
