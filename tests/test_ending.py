@@ -222,6 +222,7 @@ def test_an_idle_promise_costs_no_thread_that_stays(here: Here) -> None:
     for _ in range(100):
         reserve_gpu.reserve(idle="1h").release()
     wait_for(lambda: not threads())
+    assert not cells().listeners
 
 
 def test_no_thread_without_an_end(here: Here) -> None:
@@ -249,6 +250,15 @@ def test_if_wanted_by_others_is_not_enough(here: Here) -> None:
         wait_for(lambda: queue(here))
         time.sleep(ending.WANTED_S + 0.5)
         assert reserve_gpu.current() is first
+
+
+def test_ones_own_wait_is_no_want(here: Here) -> None:
+    """Who waits for one GPU more does not wait for the one that they have."""
+    first = reserve_gpu.reserve("0", for_=SOON_S, if_wanted=True)
+    with here.rival("1"), pytest.raises(reserve_gpu.WaitTimeoutError):
+        reserve_gpu.reserve(count=2, wait=ending.WANTED_S + 1)
+    time.sleep(SOON_S)
+    assert reserve_gpu.current() is first
 
 
 def test_a_fork_has_nothing_that_ends(here: Here) -> None:
@@ -292,6 +302,37 @@ def test_a_running_cell_is_let_alone(here: Here) -> None:
     wait_for(lambda: reserve_gpu.current() is None)
     assert "has ended at" in shell.run("1").all
     assert "has ended" not in shell.run("1").all
+
+
+def test_a_cell_within_a_cell_is_a_part_of_it(here: Here) -> None:
+    """The end of what a cell runs as a cell is not its own."""
+    shell = here.shell()
+    cell = shell.run(
+        "%reserve_gpu --for 0.2s\nimport time, os; get_ipython().run_cell('2'); time.sleep(0.6); "
+        "print('then', os.environ['CUDA_VISIBLE_DEVICES'])"
+    )
+    assert "then 0" in cell.all
+    wait_for(lambda: reserve_gpu.current() is None)
+
+
+def test_near_idleness_is_told_by_no_cell(here: Here) -> None:
+    """A cell is use, so it has nothing to tell of an end that it has put off."""
+    shell = here.shell()
+    shell.run("%reserve_gpu --idle 2s")
+    time.sleep(1.7)  # the first warning is due
+    cell = shell.run("1")
+    assert reserve_gpu.current()
+    assert "ends in" not in cell.all
+
+
+def test_kept_as_nobody_waits_is_told_once(here: Here) -> None:
+    """That it is over and lasts until somebody waits is said by one cell."""
+    shell = here.shell()
+    shell.run(f"%reserve_gpu --for {SOON_S}s --if-wanted")
+    time.sleep(2 * SOON_S)
+    assert "lasts until somebody waits" in shell.run("1").all
+    time.sleep(ending.WANTED_S + 0.5)
+    assert "lasts until somebody waits" not in shell.run("1").all
 
 
 def test_a_cell_is_no_idleness(here: Here) -> None:
@@ -421,10 +462,24 @@ def test_a_script_is_told_in_its_log(machine: Machine) -> None:
 
 
 @pytest.mark.process
+def test_what_was_left_to_the_next_program_ends(machine: Machine) -> None:
+    """The program that a process becomes by exec, as a kernel does, waits for the end that is left."""
+    program = "import reserve_gpu, time\nwhile reserve_gpu.current(): time.sleep(0.01)"
+    done = machine.python(
+        "import os, sys, reserve_gpu\n"
+        "from reserve_gpu.reservation import api\n"
+        "reserve_gpu.reserve(for_=2)\n"
+        "api.before_exec()\n"
+        f"os.execv(sys.executable, [sys.executable, '-c', {program!r}])"
+    )
+    assert "The reservation of GPU0 has ended at" in done.stderr
+
+
+@pytest.mark.process
 def test_a_stopped_process_is_overdue(machine: Machine) -> None:
     """Who is stopped (SIGSTOP) past the end is overdue for all; it ends as soon as it goes on."""
     with machine.child() as child:
-        child.run("import time; reserve_gpu.reserve(for_=1)")
+        child.run("import time; reserve_gpu.reserve(for_=4)")  # it is stopped before that is over
         os.kill(child.pid, signal.SIGSTOP)
         wait_for(lambda: "overdue since" in machine.command(*US, "status").stdout, 0.2)
         os.kill(child.pid, signal.SIGCONT)
@@ -472,6 +527,23 @@ def test_end_of_a_script(busy: Machine) -> None:
     assert "has not ended within 0.2 s" in done.stderr
     assert "Traceback" not in done.stderr
     assert not locked(busy.locks)
+
+
+@pytest.mark.process
+def test_before_end_may_prolong(busy: Machine) -> None:
+    """A function that asks for more time gets it: the process goes on."""
+    done = busy.python(
+        "import reserve_gpu, time\n"
+        "is_asked = []\n"
+        "@reserve_gpu.before_end\n"
+        "def ask(): reserve_gpu.reserve(for_='1h'); is_asked.append(True)\n"
+        "reserve_gpu.reserve(for_=0.5, end_kernel=True)\n"
+        f"{USE_GPU}\n"
+        "while not is_asked: time.sleep(0.01)\n"
+        "time.sleep(0.5)\n"
+        "print(reserve_gpu.current().devices[0].label)"
+    )
+    assert (done.returncode, done.stdout) == (0, "GPU0\n"), done
 
 
 @pytest.mark.process
