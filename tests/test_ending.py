@@ -196,6 +196,7 @@ def test_a_larger_part_ends_as_before(here: Here) -> None:
     first = reserve_gpu.reserve(memory="2GiB", for_="1h")
     until = first.terms.until
     assert reserve_gpu.reserve(memory="3GiB").terms.until == until
+    assert reserve_gpu.status().rows[0].holders[0].terms.until == until
     assert reserve_gpu.reserve(memory="1GiB").terms.until == until
     assert reserve_gpu.status().rows[0].holders[0].terms.until == until
 
@@ -215,6 +216,13 @@ def test_less_ends_as_before(here: Here) -> None:
     """What is left of a reservation ends when all of it was to end."""
     until = reserve_gpu.reserve("0,1", for_="1h").terms.until
     assert reserve_gpu.reserve("1").terms.until == until
+
+
+def test_less_for_longer(here: Here) -> None:
+    """Who keeps a part of what they have, and says until when, has that until then."""
+    until = reserve_gpu.reserve("0,1", for_="1h").terms.until
+    assert until
+    assert (reserve_gpu.reserve("1", for_="3h").terms.until or 0.0) > until + 7000
 
 
 def test_an_idle_promise_costs_no_thread_that_stays(here: Here) -> None:
@@ -463,7 +471,7 @@ def test_a_script_is_told_in_its_log(machine: Machine) -> None:
 
 @pytest.mark.process
 def test_what_was_left_to_the_next_program_ends(machine: Machine) -> None:
-    """The program that a process becomes by exec, as a kernel does, waits for the end that is left."""
+    """The program that a process becomes by exec, as a kernel does, waits for its end."""
     program = "import reserve_gpu, time\nwhile reserve_gpu.current(): time.sleep(0.01)"
     done = machine.python(
         "import os, sys, reserve_gpu\n"

@@ -366,6 +366,13 @@ def test_a_drained_gpu_is_not_handed_out(here: Here) -> None:
 
 
 @pytest.mark.process
+def test_who_has_a_drained_gpu_keeps_it_beside_another(here: Here) -> None:
+    """Who has it may have one more, and keeps it; nobody else gets it."""
+    assert got() == "0"
+    here.rules.write_text("[devices]\ndrain = [0]\n")
+    assert got(count=2) == "0,1"
+
+
 def test_the_status_has_drained_gpus_with_their_holders(here: Here) -> None:
     """A drained GPU is `drained` also while somebody has it, who is named, but not to be asked."""
     with here.child() as holder, here.child() as other:
