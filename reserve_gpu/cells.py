@@ -7,6 +7,7 @@ taken away in the midst of one.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -43,8 +44,11 @@ class Cells:
             self._note(info)
 
     def end(self, result: Any) -> None:
-        """A cell has ended: IPython's post_run_cell."""
-        info = result.info
+        """A cell has ended: IPython's post_run_cell.
+
+        result: None of one that awaits something and was interrupted.
+        """
+        info = result and result.info
         with self.quiet:
             if info is None or self._code in (None, info.raw_cell):
                 self.is_running, self._code = False, None
@@ -52,11 +56,19 @@ class Cells:
         for listener in [*self.listeners]:
             listener()
 
-    def note_running(self) -> None:
-        """What calls this is a cell, if anything in this thread is: its begin may not be known."""
-        if self.shell and threading.current_thread() is threading.main_thread():
-            with self.quiet:
-                self.is_running = True
+    def watch(self, shell: Any) -> None:
+        """Be told of the cells of this shell from now on; one may run already.
+
+        IPython has a display hook of its own while a cell runs.
+        """
+        with self.quiet:
+            self.shell = shell
+            self.is_running, self._code = sys.displayhook is shell.displayhook, None
+
+    def leave(self) -> None:
+        """Be told of no cell any more."""
+        with self.quiet:
+            self.shell, self.is_running = None, False
 
     def stop_shell(self, is_due: Callable[[], bool]) -> None:
         """Let the shell end as it does when it is told to, with all that is done at its end.

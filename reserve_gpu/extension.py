@@ -112,7 +112,7 @@ def load(shell: InteractiveShell) -> None:
     magics = ReserveGPU(shell=shell, parent=shell, **given)
     magics.is_loaded = True
     shell.register_magics(magics)
-    cells().shell = shell
+    cells().watch(shell)
     for event, function in EVENTS:
         shell.events.register(event, function)
     if not shell.custom_exceptions:  # a person may have set something there
@@ -125,7 +125,7 @@ def load(shell: InteractiveShell) -> None:
 def unload(shell: InteractiveShell) -> None:
     """Take the magic and its settings out of the shell."""
     _remove_completion(shell)
-    cells().shell, cells().is_running = None, False  # as nobody tells any more
+    cells().leave()
     with suppress(ValueError):  # it was not loaded
         for event, function in EVENTS:
             shell.events.unregister(event, function)
@@ -151,7 +151,7 @@ def _reason() -> str | None:
     return api.reason()
 
 
-def _note_cell(_result: ExecutionResult) -> None:
+def _note_cell(_result: ExecutionResult | None) -> None:
     """After each cell: let others see that this kernel is in use, and say what went wrong."""
     if not _has_session():
         return
@@ -175,7 +175,7 @@ def _begin_cell(info: ExecutionInfo) -> None:
     cells().begin(info)
 
 
-def _end_cell(result: ExecutionResult) -> None:
+def _end_cell(result: ExecutionResult | None) -> None:
     cells().end(result)
 
 

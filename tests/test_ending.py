@@ -8,12 +8,15 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 import reserve_gpu
+from reserve_gpu.cells import cells
 from reserve_gpu.model import Terms
 from reserve_gpu.reservation import ending
 from tests.locked import locked
@@ -58,6 +61,13 @@ def uuid(machine: Machine, number: int = 0) -> str:
         f"import reserve_gpu; print(reserve_gpu.status().rows[{number}].device.uuid)"
     )
     return done.stdout.strip()
+
+
+def of_device(here: Here, descriptor: Path) -> bool:
+    """Whether that is an open lock of a device."""
+    with suppress(FileNotFoundError):  # that of the look itself
+        return str(descriptor.readlink()).startswith(f"{here.locks}/GPU-")
+    return False
 
 
 def updates(kernel: Kernel) -> list[str]:
@@ -186,6 +196,7 @@ def test_a_larger_part_ends_as_before(here: Here) -> None:
     first = reserve_gpu.reserve(memory="2GiB", for_="1h")
     until = first.terms.until
     assert reserve_gpu.reserve(memory="3GiB").terms.until == until
+    assert reserve_gpu.status().rows[0].holders[0].terms.until == until
     assert reserve_gpu.reserve(memory="1GiB").terms.until == until
     assert reserve_gpu.status().rows[0].holders[0].terms.until == until
 
@@ -207,11 +218,19 @@ def test_less_ends_as_before(here: Here) -> None:
     assert reserve_gpu.reserve("1").terms.until == until
 
 
+def test_less_for_longer(here: Here) -> None:
+    """Who keeps a part of what they have, and says until when, has that until then."""
+    until = reserve_gpu.reserve("0,1", for_="1h").terms.until
+    assert until
+    assert (reserve_gpu.reserve("1", for_="3h").terms.until or 0.0) > until + 7000
+
+
 def test_an_idle_promise_costs_no_thread_that_stays(here: Here) -> None:
     """A hundred reservations, one after the other, leave no thread behind."""
     for _ in range(100):
         reserve_gpu.reserve(idle="1h").release()
     wait_for(lambda: not threads())
+    assert not cells().listeners
 
 
 def test_no_thread_without_an_end(here: Here) -> None:
@@ -239,6 +258,15 @@ def test_if_wanted_by_others_is_not_enough(here: Here) -> None:
         wait_for(lambda: queue(here))
         time.sleep(ending.WANTED_S + 0.5)
         assert reserve_gpu.current() is first
+
+
+def test_ones_own_wait_is_no_want(here: Here) -> None:
+    """Who waits for one GPU more does not wait for the one that they have."""
+    first = reserve_gpu.reserve("0", for_=SOON_S, if_wanted=True)
+    with here.rival("1"), pytest.raises(reserve_gpu.WaitTimeoutError):
+        reserve_gpu.reserve(count=2, wait=ending.WANTED_S + 1)
+    time.sleep(SOON_S)
+    assert reserve_gpu.current() is first
 
 
 def test_a_fork_has_nothing_that_ends(here: Here) -> None:
@@ -282,6 +310,37 @@ def test_a_running_cell_is_let_alone(here: Here) -> None:
     wait_for(lambda: reserve_gpu.current() is None)
     assert "has ended at" in shell.run("1").all
     assert "has ended" not in shell.run("1").all
+
+
+def test_a_cell_within_a_cell_is_a_part_of_it(here: Here) -> None:
+    """The end of what a cell runs as a cell is not its own."""
+    shell = here.shell()
+    cell = shell.run(
+        "%reserve_gpu --for 0.2s\nimport time, os; get_ipython().run_cell('2'); time.sleep(0.6); "
+        "print('then', os.environ['CUDA_VISIBLE_DEVICES'])"
+    )
+    assert "then 0" in cell.all
+    wait_for(lambda: reserve_gpu.current() is None)
+
+
+def test_near_idleness_is_told_by_no_cell(here: Here) -> None:
+    """A cell is use, so it has nothing to tell of an end that it has put off."""
+    shell = here.shell()
+    shell.run("%reserve_gpu --idle 2s")
+    time.sleep(1.7)  # the first warning is due
+    cell = shell.run("1")
+    assert reserve_gpu.current()
+    assert "ends in" not in cell.all
+
+
+def test_kept_as_nobody_waits_is_told_once(here: Here) -> None:
+    """That it is over and lasts until somebody waits is said by one cell."""
+    shell = here.shell()
+    shell.run(f"%reserve_gpu --for {SOON_S}s --if-wanted")
+    time.sleep(2 * SOON_S)
+    assert "lasts until somebody waits" in shell.run("1").all
+    time.sleep(ending.WANTED_S + 0.5)
+    assert "lasts until somebody waits" not in shell.run("1").all
 
 
 def test_a_cell_is_no_idleness(here: Here) -> None:
@@ -335,6 +394,58 @@ def test_warned_in_the_next_cell(here: Here) -> None:
     assert "ends in" not in shell.run("1").all
 
 
+def test_what_a_block_held_is_no_news(here: Here) -> None:
+    """Of the end of what was released meanwhile no cell tells."""
+    shell = here.shell()
+    cell = "import reserve_gpu, time\nwith reserve_gpu.reserve(for_=1): time.sleep(0.9)"
+    assert not shell.run(cell).error
+    assert "ends in" not in shell.run("1").all
+
+
+def test_what_no_cell_has_reserved_ends(here: Here) -> None:
+    """What a button's function reserves, between two cells, does not wait for the end of one."""
+    here.shell()
+    reserve_gpu.reserve(for_=SOON_S)
+    wait_for(lambda: reserve_gpu.current() is None)
+
+
+def test_a_cell_that_loads_the_extension_is_let_alone(here: Here) -> None:
+    """A cell whose begin was not seen runs as well, and its end is seen."""
+    shell = here.shell()
+    shell.shell.run_line_magic("unload_ext", "reserve_gpu")
+    cell = shell.run(
+        "%load_ext reserve_gpu\n%reserve_gpu --for 0.2s\nimport os, time; time.sleep(0.6)\n"
+        "print('then', os.environ['CUDA_VISIBLE_DEVICES'])"
+    )
+    assert "then 0" in cell.all
+    wait_for(lambda: reserve_gpu.current() is None)
+
+
+def test_a_cell_without_a_result_has_ended(here: Here) -> None:
+    """A kernel tells of no result where a cell that awaits something was cancelled."""
+    shell = here.shell()
+    shell.run("%reserve_gpu --for 0.3s")
+    events = shell.shell.events
+    info = SimpleNamespace(raw_cell="await forever()", store_history=True)
+    events.trigger("pre_run_cell", info)
+    time.sleep(2 * SOON_S)
+    assert reserve_gpu.current()
+    events.trigger("post_run_cell", None)
+    wait_for(lambda: reserve_gpu.current() is None)
+
+
+def test_what_is_locked_anew_ends(here: Here) -> None:
+    """A reservation whose lock other code had closed still has a thread that waits for its end."""
+    shell = here.shell()
+    reserve_gpu.reserve(for_="1h")
+    (lock,) = (file for file in Path("/proc/self/fd").iterdir() if of_device(here, file))
+    os.close(int(lock.name))
+    cells().listeners[0]()
+    wait_for(lambda: not threads())  # there is nothing to wait for
+    assert "locked anew" in shell.run("1").all
+    assert threads()
+
+
 def test_python_in_a_shell_loads_the_extension(here: Here) -> None:
     """reserve() with an end gets to know of cells where the extension was not loaded."""
     shell = here.shell()
@@ -359,10 +470,24 @@ def test_a_script_is_told_in_its_log(machine: Machine) -> None:
 
 
 @pytest.mark.process
+def test_what_was_left_to_the_next_program_ends(machine: Machine) -> None:
+    """The program that a process becomes by exec, as a kernel does, waits for its end."""
+    program = "import reserve_gpu, time\nwhile reserve_gpu.current(): time.sleep(0.01)"
+    done = machine.python(
+        "import os, sys, reserve_gpu\n"
+        "from reserve_gpu.reservation import api\n"
+        "reserve_gpu.reserve(for_=2)\n"
+        "api.before_exec()\n"
+        f"os.execv(sys.executable, [sys.executable, '-c', {program!r}])"
+    )
+    assert "The reservation of GPU0 has ended at" in done.stderr
+
+
+@pytest.mark.process
 def test_a_stopped_process_is_overdue(machine: Machine) -> None:
     """Who is stopped (SIGSTOP) past the end is overdue for all; it ends as soon as it goes on."""
     with machine.child() as child:
-        child.run("import time; reserve_gpu.reserve(for_=1)")
+        child.run("import time; reserve_gpu.reserve(for_=4)")  # it is stopped before that is over
         os.kill(child.pid, signal.SIGSTOP)
         wait_for(lambda: "overdue since" in machine.command(*US, "status").stdout, 0.2)
         os.kill(child.pid, signal.SIGCONT)
@@ -410,6 +535,23 @@ def test_end_of_a_script(busy: Machine) -> None:
     assert "has not ended within 0.2 s" in done.stderr
     assert "Traceback" not in done.stderr
     assert not locked(busy.locks)
+
+
+@pytest.mark.process
+def test_before_end_may_prolong(busy: Machine) -> None:
+    """A function that asks for more time gets it: the process goes on."""
+    done = busy.python(
+        "import reserve_gpu, time\n"
+        "is_asked = []\n"
+        "@reserve_gpu.before_end\n"
+        "def ask(): reserve_gpu.reserve(for_='1h'); is_asked.append(True)\n"
+        "reserve_gpu.reserve(for_=0.5, end_kernel=True)\n"
+        f"{USE_GPU}\n"
+        "while not is_asked: time.sleep(0.01)\n"
+        "time.sleep(0.5)\n"
+        "print(reserve_gpu.current().devices[0].label)"
+    )
+    assert (done.returncode, done.stdout) == (0, "GPU0\n"), done
 
 
 @pytest.mark.process

@@ -11,7 +11,7 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import ImpossibleError, NoFreeDeviceError, RequestError, ReserveGPUWarning, rules
-from reserve_gpu.model import MIB, Rules, State
+from reserve_gpu.model import MIB, NO_TERMS, Rules, State
 from tests.machine import ROOT
 from tests.reserving import got, of_gpu, refused
 
@@ -318,6 +318,15 @@ def test_the_sum_of_parts_is_limited(here: Here) -> None:
         assert "limited" in refused(memory="1GiB")
 
 
+def test_a_share_without_a_size_counts_as_its_whole_gpu(here: Here) -> None:
+    """It counts with that GPU's memory, also to who asks for another GPU alone."""
+    here.write(FOUR)
+    here.rules.write_text('[limits]\nmemory = "20GiB"\n')  # a GPU has 15.6 GiB
+    with here.rival("2", share=True):
+        assert "limited" in refused("0", memory="5GiB")
+        assert got("0", memory="4GiB") == "0"
+
+
 def test_what_a_file_says_of_its_owner_decides_nothing(here: Here) -> None:
     """Whose a lock is goes by the kernel, not by the user or the pid that stand in the record."""
     here.rules.write_text("[limits]\ngpus = 1\n")
@@ -357,6 +366,13 @@ def test_a_drained_gpu_is_not_handed_out(here: Here) -> None:
 
 
 @pytest.mark.process
+def test_who_has_a_drained_gpu_keeps_it_beside_another(here: Here) -> None:
+    """Who has it may have one more, and keeps it; nobody else gets it."""
+    assert got() == "0"
+    here.rules.write_text("[devices]\ndrain = [0]\n")
+    assert got(count=2) == "0,1"
+
+
 def test_the_status_has_drained_gpus_with_their_holders(here: Here) -> None:
     """A drained GPU is `drained` also while somebody has it, who is named, but not to be asked."""
     with here.child() as holder, here.child() as other:
@@ -491,16 +507,36 @@ def test_prolonging_ends_where_the_rule_counts_from_the_start(here: Here) -> Non
     now = 1_800_000_000.0
     request = parse(None, for_="20h")
     for since, last in ((now, now + 72000), (now - 36000, now + 50400)):
-        allowed, texts = quota.allowed(request, found, since, now)
+        allowed, texts = quota.allowed(request, found, NO_TERMS, since, now)
         assert allowed.terms.until == last
         assert allowed.terms.idle_s == 7200
         assert bool(texts) is (since < now)
     with pytest.raises(RequestError, match="can't be prolonged"):
-        quota.allowed(request, found, now - 90000, now)
-    allowed, texts = quota.allowed(parse(None, idle="1h"), found, now - 36000, now)
+        quota.allowed(request, found, NO_TERMS, now - 90000, now)
+    allowed, texts = quota.allowed(parse(None, idle="1h"), found, NO_TERMS, now - 36000, now)
     assert (allowed.terms.until, allowed.terms.idle_s, texts) == (now + 50400, 3600, [])
     bare = parse(None)
-    assert quota.allowed(bare, found, now - 90000, now) == (bare, [])
+    assert quota.allowed(bare, found, NO_TERMS, now - 90000, now) == (bare, [])
+
+
+def test_one_gpu_more_is_no_more_time_for_the_first(here: Here) -> None:
+    """Who takes one more has both until the rule ends the one that was reserved first."""
+    here.rules.write_text('[limits]\ntime = "2h"\n')
+    until = reserve_gpu.reserve().terms.until
+    assert until
+    time.sleep(0.05)
+    assert reserve_gpu.reserve(count=2).terms.until == pytest.approx(until, abs=0.02)
+
+
+def test_an_idle_time_prolongs_nothing(here: Here) -> None:
+    """Who adds `idle` to what is held keeps the end that they had named, shorter than the rule."""
+    here.rules.write_text('[limits]\ntime = "10h"\nafter_cuda = "end"\n')
+    first = reserve_gpu.reserve(for_="1h")
+    until = first.terms.until
+    reserve_gpu.reserve(idle="30m")
+    assert first.terms.until == until
+    assert first.terms.idle_s == 1800
+    assert not first.terms.is_strict
 
 
 # -- what is shown ---------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from reserve_gpu.gpus import names
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
-from reserve_gpu.model import Device, State
+from reserve_gpu.model import NO_TERMS, Device, State
 from reserve_gpu.quantities import parse_duration
 from reserve_gpu.report import messages
 from reserve_gpu.report.faces import PYTHON
@@ -323,7 +323,8 @@ def _allowed(request: Request, ruled: Rules, own: Session) -> tuple[Request, lis
     """
     with interrupts.no_fork():
         from reserve_gpu.reservation import quota
-    request, texts = quota.allowed(request, ruled, own.since_of(request), time.time())
+    terms = own.held.terms if own.held else NO_TERMS
+    request, texts = quota.allowed(request, ruled, terms, own.since_of(request), time.time())
     return request, [*ruled.problems, *texts]
 
 

@@ -89,8 +89,9 @@ def attempt(
             if claim.rules:
                 claim, terms = _ruled(claim, claim.rules, devices)
             if chosen := _choose(claim, devices, queue, taken):
-                terms = terms.begun(time.time())
-                granted = taken.keep(chosen)._replace(terms=terms)
+                granted = taken.keep(chosen)
+                terms = _begun(claim, terms, granted)
+                granted = granted._replace(terms=terms)
                 part = claim.request.part_mib, claim.request.part_unit
                 record = signature(chosen, claim.request.note, *part, terms)
                 for locked in granted.locked:
@@ -236,8 +237,18 @@ def _ruled(claim: Claim, rules: Rules, devices: Sequence[Device | Fault]) -> tup
         from reserve_gpu.reservation import quota  # which only rules need
     own = [lock.name for lock in claim.held.values()]
     elsewhere = claim.locks.holders_by(os.geteuid(), own)
-    by_rules = quota.judge(rules, claim.request, devices, claim.held, elsewhere)
+    by_rules = quota.judge(rules, claim.request, devices, claim.held, elsewhere, claim.gpus.walk)
     return claim._replace(by_rules=by_rules), quota.terms(claim.request.terms, rules)
+
+
+def _begun(claim: Claim, terms: Terms, granted: Granted) -> Terms:
+    """The terms from now on; some of it this process may have had already."""
+    terms = terms.begun(time.time())
+    if claim.rules is None:
+        return terms
+    with no_fork():
+        from reserve_gpu.reservation import quota
+    return quota.counted(terms, claim.rules, min(each.lock.since for each in granted.locked))
 
 
 def _take(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) -> Locked | Refusal:

@@ -96,20 +96,19 @@ class Endings:
         self._show, self._shown = pictures.replaceable(text), text
 
     def watch_cells(self) -> None:
-        """Get to know of the cells of this shell, if there is one, and that one may run now."""
+        """Get to know of the cells of this shell, if there is one."""
         ipython = sys.modules.get("IPython")
         shell = ipython and ipython.get_ipython()
         if shell and not cells().shell:
             shell.extension_manager.load_extension("reserve_gpu")
-        cells().note_running()
 
     def follow(self, held: Held | None) -> None:
         """Wait for the end of that, and of nothing else; None where nothing is held."""
         if self._ending:
             self._ending.stop()
             self._ending = None
+        self._news = None  # of what was held before
         if held and held.terms.has_end:
-            self._news = None
             self._ending = Ending(self._owner, self)
             self._ending.start()
 

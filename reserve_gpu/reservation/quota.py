@@ -15,32 +15,43 @@ from reserve_gpu.model import Device, Refusal, State
 from reserve_gpu.report import rules as said
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from reserve_gpu.model import Fault, Holder, Request, Rules, Terms
 
 
 def allowed(
-    request: Request, ruled: Rules, since: float | None, at: float
+    request: Request, ruled: Rules, held: Terms, since: float | None, at: float
 ) -> tuple[Request, list[str]]:
     """The request as the rules let it be, and what there is to say of that.
 
-    since: when what is asked for was reserved, None for what is not held yet. at: this moment.
+    held, since: the terms of what is asked for and when it was reserved, None for what is not held
+    yet. at: this moment.
     Raises RequestError for what they never let anybody of this user have.
     """
     _require_terms(request.terms, ruled, at)
     if since is None or not request.terms.has_end:
         return request, []
-    ends = terms(request.terms, ruled).begun(at)
-    if not ruled.time or (ends.until or 0.0) <= since + ruled.time.value:
-        return request._replace(terms=ends), []
-    # Counted from the start: else who prolongs it each day holds it for ever.
-    last = since + ruled.time.value
-    if last <= at:
-        raise RequestError(said.is_over(ruled.time, last))
     is_asked = request.terms.lasts_s is not None or request.terms.until is not None
-    texts = [said.ends(ruled.time, last)] if is_asked else []
-    return request._replace(terms=ends._replace(until=last)), texts
+    ends = terms(held.changed_by(request.terms.begun(at)), ruled).begun(at)
+    stays = held.until is not None and not is_asked
+    last = counted(ends, ruled, since)
+    if not ruled.time or stays or last == ends:
+        return request._replace(terms=ends), []
+    if last.until is None or last.until <= at:
+        raise RequestError(said.is_over(ruled.time, since + ruled.time.value))
+    return request._replace(terms=last), [said.ends(ruled.time, last.until)] if is_asked else []
+
+
+def counted(ends: Terms, ruled: Rules, since: float) -> Terms:
+    """Terms that have begun, of what was reserved at that moment.
+
+    The rule's time counts from the start: else who prolongs it each day, or takes one more to it,
+    holds it for ever.
+    """
+    if ends.until is None or not ruled.time:
+        return ends
+    return ends._replace(until=min(ends.until, since + ruled.time.value))
 
 
 def terms(asked: Terms, ruled: Rules) -> Terms:
@@ -58,24 +69,28 @@ def terms(asked: Terms, ruled: Rules) -> Terms:
     return asked
 
 
-def judge(
+def judge(  # noqa: PLR0913, PLR0917 - who asks for what, and what there is
     ruled: Rules,
     request: Request,
     devices: Sequence[Device | Fault],
     own: Collection[str],
     elsewhere: Sequence[Holder],
+    walk: Callable[[], Iterable[Device | Fault]],
 ) -> Callable[[Device], Refusal | None]:
     """What says why this user may not have one of the devices, None for one that is allowed.
 
     own: the UUIDs of what this process has already. elsewhere: who else of this user's processes
-    has something. Several parts of one GPU are one GPU.
+    has something. walk: what finds all devices of the machine, for those that they have.
+    Several parts of one GPU are one GPU.
     """
     held = {device_of(holder.file or "") for holder in elsewhere}
-    known = {_place(device): device for device in devices if isinstance(device, Device)}
-    sizes = {place: device.memory_mib for place, device in known.items()}
+    known = _by_place(devices)
+    asked = len(known.keys() - held) if request.devices else request.needed
+    is_limited = ruled.memory is not None and request.part_mib is not None
+    if is_limited and any(_is_sharer(each) and each.part_mib is None for each in elsewhere):
+        known = _by_place(walk())
     elsewhere = [_labelled(holder, known) for holder in elsewhere]
-    asked = len(sizes.keys() - held) if request.devices else request.needed
-    promised_mib = sum(_promised_mib(holder, sizes) for holder in elsewhere)
+    promised_mib = sum(_promised_mib(holder, known) for holder in elsewhere)
     part_mib = request.part_mib or 0.0
     is_full = ruled.gpus is not None and len(held) + asked > ruled.gpus.value
     is_too_large = (
@@ -115,13 +130,14 @@ def require_amount(request: Request, ruled: Rules) -> None:
         raise ImpossibleError(said.too_large(ruled.memory, request))
 
 
-def _promised_mib(holder: Holder, sizes: dict[str, int | None]) -> float:
+def _promised_mib(holder: Holder, known: Mapping[str, Device]) -> float:
     """What a process was promised by a part; of one that gave no size all of the device."""
     if not _is_sharer(holder):
         return 0.0
     if holder.part_mib is not None:
         return holder.part_mib
-    return sizes.get(device_of(holder.file or "")) or math.inf
+    device = known.get(device_of(holder.file or ""))
+    return (device and device.memory_mib) or math.inf
 
 
 def _is_sharer(holder: Holder) -> bool:
@@ -132,6 +148,10 @@ def _labelled(holder: Holder, known: Mapping[str, Device]) -> Holder:
     """The holder with the label of what it has, not what its record says, where that is known."""
     device = known.get(device_of(holder.file or ""))
     return holder._replace(label=device.label) if device else holder
+
+
+def _by_place(devices: Iterable[Device | Fault]) -> dict[str, Device]:
+    return {_place(device): device for device in devices if isinstance(device, Device)}
 
 
 def _place(device: Device) -> str:

@@ -385,6 +385,7 @@ class Session:
                 old.release()
                 texts.append(text)
         self._sign()
+        self._follow_end()  # without its locks there was none to follow
         return texts
 
     def leave_to_next_program(self, reason: str | None) -> None:
