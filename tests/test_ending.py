@@ -555,6 +555,29 @@ def test_before_end_may_prolong(busy: Machine) -> None:
 
 
 @pytest.mark.process
+def test_before_end_is_replaced(busy: Machine) -> None:
+    """A function of the same name takes the place of the earlier one, as its cell may run again."""
+    with busy.child() as child:
+        child.run("import time")
+        for number in (1, 2):
+            child.run(f"def save(): open('saved', 'a').write('{number}')")
+            child.run("reserve_gpu.before_end(save); reserve_gpu.before_end(lambda: save())")
+        child.run(f"reserve_gpu.reserve(for_=0.5, end_kernel=True); {USE_GPU}")
+        child.process.wait(LIMIT_S)
+        assert (busy.folder / "saved").read_text() == "222"
+
+
+@pytest.mark.process
+def test_a_refused_order_prolongs_nothing(busy: Machine) -> None:
+    """What is refused once CUDA has started changes no terms."""
+    with busy.child() as child:
+        child.run(f"first = reserve_gpu.reserve('0,1', for_='1h'); {USE_GPU}")
+        until = child.run("first.terms.until").value
+        assert child.run("reserve_gpu.reserve('1,0', for_='3h')").error == "TooLateError"
+        assert child.run("first.terms.until").value == until
+
+
+@pytest.mark.process
 def test_one_that_ignores_the_end_is_killed(busy: Machine) -> None:
     """A program that does not end by SIGTERM is killed a little later."""
     done = busy.python(

@@ -263,7 +263,8 @@ def before_end(function: F, *, limit: float | str = "5m") -> F:
     """Have a function called before a reservation with `end_kernel` ends this process.
 
     function: takes nothing; it can save a checkpoint. It is called on a thread of its own, in the
-        order in which they were given, and may be called again where the end was put off.
+        order in which they were given, and may be called again where the end was put off. One of
+        the same name replaces the earlier one, as where its cell is run again.
     limit: for how long to wait for it, at most 10 minutes.
     Returns the function, so that this can be used as a decorator. Raises RequestError.
     """

@@ -84,7 +84,13 @@ class Endings:
         self._ending: Ending | None = None
 
     def call_before_end(self, function: Callable[[], object], limit_s: float) -> None:
-        """Call it before the process ends. limit_s: for how long it is waited for."""
+        """Call it before the process ends, in place of an earlier one of that name.
+
+        The cell that defines it may be run again. limit_s: for how long it is waited for.
+        """
+        name = _name_of(function)
+        if "<" not in name:  # lambdas all have the same
+            self.before_end[:] = [f for f in self.before_end if _name_of(f.function) != name]
         self.before_end.append(BeforeEnd(function, limit_s))
 
     def begin_to_show(self, held: Held) -> None:
@@ -295,7 +301,7 @@ class Ending:
 
 def _called(function: Callable[[], object], limit_s: float) -> str | None:
     """Call a function of before_end(); returns what to say where it has not done its work."""
-    name = getattr(function, "__qualname__", repr(function))
+    name = _name_of(function)
     problems: list[str] = []
 
     def call() -> None:
@@ -310,6 +316,10 @@ def _called(function: Callable[[], object], limit_s: float) -> str | None:
     if thread.is_alive():
         return ends.failed(name, f"has not ended within {limit_s:g} s")
     return problems[0] if problems else None
+
+
+def _name_of(function: Callable[[], object]) -> str:
+    return str(getattr(function, "__qualname__", repr(function)))
 
 
 def _is_used(devices: Sequence[Device], since: float) -> bool:

@@ -233,18 +233,19 @@ class Session:
         devices = policy.kept(reservation.devices, request, is_shared=held.is_shared)
         if devices is None or not policy.is_enough(held.part_mib, request.part_mib):
             return None
+        rest = [device for device in reservation.devices if device not in devices]
+        is_another_order = not rest and tuple(devices) != reservation.devices
+        if is_another_order and environment.cuda_started():
+            return None
         self._prolong(request.terms)
         if tuple(devices) == reservation.devices and held.part_mib == request.part_mib:
             return reservation, self._again(request.note)
         if held.inside and request.part_mib != held.part_mib:
             return reservation, [*self._again(request.note), messages.PART_STAYS]
-        rest = [device for device in reservation.devices if device not in devices]
-        is_late = environment.cuda_started()
+        is_late = bool(rest) and environment.cuda_started()
         if rest and (is_late or held.inside):
             stays = messages.stays(rest, is_late=is_late)
             return reservation, [*self._again(request.note), stays]
-        if is_late and tuple(devices) != reservation.devices:  # the same in another order
-            return None
         locks = {device.uuid: held.locks[device.uuid] for device in devices}
         held = self._held or held  # with its new terms
         note = held.note if request.note is None else request.note
