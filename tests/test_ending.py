@@ -324,6 +324,13 @@ def test_warned_in_the_next_cell(here: Here) -> None:
     assert "ends in" not in shell.run("1").all
 
 
+def test_no_word_of_what_was_given_back(here: Here) -> None:
+    """A cell that comes after a release reads no warning of an end that can't come any more."""
+    shell = here.shell()
+    shell.run("import reserve_gpu, time\nwith reserve_gpu.reserve(for_=0.3): time.sleep(0.6)")
+    assert "ends in" not in shell.run("1").all
+
+
 def test_python_in_a_shell_loads_the_extension(here: Here) -> None:
     """reserve() with an end gets to know of cells where the extension was not loaded."""
     shell = here.shell()
@@ -468,3 +475,16 @@ def test_end_of_a_kernel(busy: Machine) -> None:
         assert (busy.folder / "saved").exists()
         assert (busy.folder / "at exit").exists()
         assert not locked(busy.locks)
+
+
+@pytest.mark.process
+def test_the_next_cell_of_run_all_prolongs(busy: Machine) -> None:
+    """A cell that waits for its turn when the end comes is begun first, and can ask for more."""
+    with notebook(busy, "--for 0.5s --end-kernel", USE_GPU) as kernel:
+        first = kernel.start("import time; time.sleep(1)")
+        last = kernel.start("%reserve_gpu --for 1h")
+        kernel.finish(first)
+        kernel.finish(last)
+        time.sleep(1)
+        assert kernel.manager.is_alive()
+        assert "overdue" not in busy.command(*US, "status").stdout

@@ -108,8 +108,8 @@ class Endings:
         if self._ending:
             self._ending.stop()
             self._ending = None
+        self._news = None
         if held and held.terms.has_end:
-            self._news = None
             self._ending = Ending(self._owner, self)
             self._ending.start()
 
