@@ -230,6 +230,22 @@ def test_if_wanted_by_others_is_not_enough(here: Here) -> None:
         assert reserve_gpu.current() is first
 
 
+def test_if_wanted_by_one_who_is_stopped_is_not_enough(here: Here) -> None:
+    """Who waits but is stopped (Ctrl-Z) takes nothing; it gets the GPU when it goes on."""
+    here.write("gpu")
+    first = reserve_gpu.reserve(for_="1h", if_wanted=True)
+    with here.child() as child:
+        child.send("reserve_gpu.reserve(wait=60).environ['CUDA_VISIBLE_DEVICES']")
+        wait_for(lambda: queue(here))
+        os.kill(child.pid, signal.SIGSTOP)
+        reserve_gpu.reserve(for_=SOON_S)
+        time.sleep(SOON_S + 2 * ending.WANTED_S)
+        assert reserve_gpu.current() is first
+        os.kill(child.pid, signal.SIGCONT)
+        assert child.answer().value == "0"
+    assert reserve_gpu.current() is None
+
+
 def test_a_fork_has_nothing_that_ends(here: Here) -> None:
     """A child has no reservation to let go of, and its parent's end is its parent's."""
     reserve_gpu.reserve(for_="1h")
