@@ -19,6 +19,8 @@ from reserve_gpu import host
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+TURN_S = 0.2  # until a cell that waits for its turn has begun
+
 
 class Cells:
     """The cells of one shell.
@@ -78,7 +80,11 @@ class Cells:
         with suppress(AttributeError):  # one of another make
             if hasattr(self.shell, "kernel"):
                 loop = self.shell.kernel.io_loop
-                loop.add_callback(lambda: loop.stop() if is_due() else None)
+                # A moment later, as a cell that waits for its turn is begun first: what it says of
+                # its time counts, and a loop that has stopped cuts off what awaits.
+                loop.add_callback(
+                    loop.call_later, TURN_S, lambda: loop.stop() if is_due() else None
+                )
             else:  # a terminal, which would be left without an echo
                 self.shell.confirm_exit = False
                 prompt = self.shell.pt_app.app

@@ -57,8 +57,8 @@ def _require_alarm() -> None:
     try:
         alarm.require()
     except OSError as error:
-        reason = error.strerror or error
-        text = f"A command can't be ended here at its time ({reason}): it needs Linux 5.3 or later."
+        old = f"{error.strerror}; it needs Linux 5.3 or later"
+        text = f"A command can't be ended here at its time: {old if error.errno else error}."
         raise errors.RequestError(f"{text} Leave out --for and --until.") from error
 
 

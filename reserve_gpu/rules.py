@@ -218,7 +218,8 @@ def _size(value: object) -> tuple[float, str]:
 
 
 def _duration(value: object) -> tuple[float, str]:
-    duration_s = parse_duration(value) if isinstance(value, str) else 0.0
+    has_unit = isinstance(value, str) and not value.strip()[-1:].isdecimal()
+    duration_s = parse_duration(value) if has_unit else 0.0  # 24 s are not what "24" means
     if not 0 < duration_s < LONGEST_S:
         raise ValueError('give a time as "30m", "4h" or "2d"')
     return duration_s, ""

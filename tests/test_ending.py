@@ -269,6 +269,22 @@ def test_ones_own_wait_is_no_want(here: Here) -> None:
     assert reserve_gpu.current() is first
 
 
+def test_if_wanted_by_one_who_is_stopped_is_not_enough(here: Here) -> None:
+    """Who waits but is stopped (Ctrl-Z) takes nothing; it gets the GPU when it goes on."""
+    here.write("gpu")
+    first = reserve_gpu.reserve(for_="1h", if_wanted=True)
+    with here.child() as child:
+        child.send("reserve_gpu.reserve(wait=60).environ['CUDA_VISIBLE_DEVICES']")
+        wait_for(lambda: queue(here))
+        os.kill(child.pid, signal.SIGSTOP)
+        reserve_gpu.reserve(for_=SOON_S)
+        time.sleep(SOON_S + 2 * ending.WANTED_S)
+        assert reserve_gpu.current() is first
+        os.kill(child.pid, signal.SIGCONT)
+        assert child.answer().value == "0"
+    assert reserve_gpu.current() is None
+
+
 def test_a_fork_has_nothing_that_ends(here: Here) -> None:
     """A child has no reservation to let go of, and its parent's end is its parent's."""
     reserve_gpu.reserve(for_="1h")
@@ -444,6 +460,13 @@ def test_what_is_locked_anew_ends(here: Here) -> None:
     wait_for(lambda: not threads())  # there is nothing to wait for
     assert "locked anew" in shell.run("1").all
     assert threads()
+
+
+def test_no_word_of_what_was_given_back(here: Here) -> None:
+    """A cell that comes after a release reads no warning of an end that can't come any more."""
+    shell = here.shell()
+    shell.run("import reserve_gpu, time\nwith reserve_gpu.reserve(for_=0.3): time.sleep(0.6)")
+    assert "ends in" not in shell.run("1").all
 
 
 def test_python_in_a_shell_loads_the_extension(here: Here) -> None:
@@ -644,3 +667,16 @@ def test_end_of_a_kernel(busy: Machine) -> None:
         assert (busy.folder / "saved").exists()
         assert (busy.folder / "at exit").exists()
         assert not locked(busy.locks)
+
+
+@pytest.mark.process
+def test_the_next_cell_of_run_all_prolongs(busy: Machine) -> None:
+    """A cell that waits for its turn when the end comes is begun first, and can ask for more."""
+    with notebook(busy, "--for 0.5s --end-kernel", USE_GPU) as kernel:
+        first = kernel.start("import time; time.sleep(1)")
+        last = kernel.start("%reserve_gpu --for 1h")
+        kernel.finish(first)
+        kernel.finish(last)
+        time.sleep(1)
+        assert kernel.manager.is_alive()
+        assert "overdue" not in busy.command(*US, "status").stdout

@@ -43,7 +43,7 @@ settings.load_profile("ours")
 
 HEX = "0123456789abcdef"
 INDICES = st.integers(0, 9999).map(str)
-INSTANCES = st.builds("{}:{}".format, st.integers(0, 9999), st.integers(0, 999))
+INSTANCES = st.builds("{}:{}".format, st.integers(0, 9999), st.integers(0, 9))
 UUIDS = st.builds("{}-{}".format, st.sampled_from(["GPU", "MIG"]), st.text(f"{HEX}-", min_size=1))
 BUS_IDS = st.from_regex(r"([0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]", fullmatch=True)
 NAMES = st.one_of(INDICES, INDICES.map("GPU{}".format), INSTANCES, UUIDS, BUS_IDS)

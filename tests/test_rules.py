@@ -104,6 +104,7 @@ def test_a_user_and_a_group_may_be_numbers(here: Here) -> None:
         ("[limits]\ntime = true", '[limits]: time = true: give a time as "30m", "4h" or "2d".'),
         ("[limits]\ntime = inf", "[limits]: time = Infinity: give a time"),
         ('[limits]\ntime = "0h"', '[limits]: time = "0h": give a time'),
+        ('[limits]\ntime = "24"', '[limits]: time = "24": give a time'),
         ('[limits]\nidle = "-1h"', "[limits]: idle = \"-1h\": '-1h' is no duration"),
         ("[limits]\ntime = 07:30:00", '[limits]: time = "07:30:00": give a time'),
         ('[limits]\nafter_cuda = "kill"', 'after_cuda = "kill": give "warn" or "end".'),

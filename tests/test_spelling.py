@@ -10,7 +10,7 @@ from reserve_gpu import spelling
 from reserve_gpu.errors import RequestError
 
 KNOWN = ["--wait", "--share", "--status", "--min-memory"]
-VALUED = {"--wait", "--min-memory", "--name", "--note"}
+VALUED = {"--wait", "--min-memory", "--name", "--note", "--until"}
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,8 @@ def test_did_you_mean(line: str, wrong: str, expected: str) -> None:
         ("--wait=1 h", ["--wait=1 h"]),
         ("3 --min-memory 16 GB --wait", ["3", "--min-memory=16 GB", "--wait"]),
         ("--note until Friday -n 2", ["--note=until Friday", "-n", "2"]),
+        ("--until Fri 18:00 --share", ["--until=Fri 18:00", "--share"]),
+        ("--until 2026-12-01 8:30", ["--until=2026-12-01 8:30"]),
         ("--wait 1 3", None),
         ("--wait 1 GPU1,cuda:0 0-3", None),
         ("--wait", None),
@@ -78,6 +80,7 @@ def test_joined(line: str, expected: list[str] | None) -> None:
     ("line", "form"),
     [
         ("--wait 1 h 3", "--wait '1 h' 3"),
+        ("--until Fri 18:00 1:0", "--until 'Fri 18:00' 1:0"),
         ("--name RTX 2080 Ti", "--name 'RTX 2080 Ti'"),
         ("--note=until May 3 pm 1 --share", "--note 'until May 3 pm' 1"),
     ],

@@ -21,7 +21,7 @@ DeviceNames: TypeAlias = str | int | Iterable[str | int]  # as people give them
 # Text, which `re` compiles when a pattern is first used: most requests name no device.
 _INDEX = r"(?:gpu|cuda:)?([0-9]{1,4})"
 _RANGE = r"(?:gpu)?([0-9]{1,4})-(?:gpu)?([0-9]{1,4})"
-_INSTANCE = r"(?:gpu)?([0-9]{1,4}):([0-9]{1,3})"
+_INSTANCE = r"(?:gpu)?([0-9]{1,4}):([0-9])"  # a GPU has seven at most, and 18:00 is a time
 _BUS_ID = r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 _UUID = r"(?:GPU|MIG)-[0-9a-z/-]+"
 _STRTOUL = r"\s*([+-]?)0*([0-9]+)"  # the start of a text that C's strtoul() reads as a number

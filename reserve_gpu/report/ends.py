@@ -57,7 +57,7 @@ def lasts(devices: Sequence[Device], terms: Terms, now: float) -> str:
 
 def near(end: End, left_s: float) -> str:
     """That the end is near. left_s: until then."""
-    what = f"The reservation of {labels(end.devices)} ends in {words.time_limit(max(left_s, 1.0))}"
+    what = f"The reservation of {labels(end.devices)} ends in {coarse(max(left_s, 1.0))}"
     why = f", at {words.moment(end.at, time.time())}"
     if end.is_by_idleness:
         why = f", as nothing has used it for {words.time_limit(end.terms.idle_s or 0.0)} by then"
@@ -104,13 +104,11 @@ def failed(name: str, why: str) -> str:
 
 def coarse(seconds: float) -> str:
     """A time to come as it is counted down: `4 h`, `50 min`, `3 min`, and seconds at the end."""
-    if seconds < MINUTE_S:
-        return words.time_limit(seconds)
-    seconds += MINUTE_S / 2  # a second after it was asked for it is the same still
-    if seconds >= 2 * HOUR_S:
-        return duration(seconds // HOUR_S * HOUR_S)
-    step = TEN_MINUTES_S if seconds >= 2 * TEN_MINUTES_S else MINUTE_S
-    return duration(seconds // step * step)
+    if seconds < 1:
+        return words.time_limit(max(seconds, 0.0))
+    # To the nearest one: a moment after `--for 4h` it is 4 h, not 3 h.
+    step = next((step for step in (HOUR_S, TEN_MINUTES_S, MINUTE_S) if seconds >= 2 * step), 1)
+    return duration(round(seconds / step) * step)
 
 
 def _why(end: End, when: str = "since") -> str:

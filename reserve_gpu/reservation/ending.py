@@ -159,6 +159,7 @@ class Ending:
         self._looked_at = self._began
         self._warned = 0
         self._may_go = False
+        self._signs: dict[str, int] = {}  # of life, the first one seen of each who waits
         self._is_stopped = self._is_woken = False
         self._condition = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="reserve_gpu", daemon=True)
@@ -201,16 +202,22 @@ class Ending:
             return None
         left_s, end = self._end(held)
         if left_s > 0:
-            self._may_go = False
+            self._may_go, self._signs = False, {}
             return min(left_s, SLICE_S, self._count_down(end, left_s), self._look_s(held.terms))
         if cells().is_running and not held.terms.is_strict:
             return SLICE_S  # the end of the cell wakes this up
-        if held.terms.if_wanted and not _is_wanted(held.devices):
+        if held.terms.if_wanted and not self._is_wanted(held.devices):
             if not self._may_go:
                 self._tell(ends.may_go(end), is_news=True)
             self._may_go = True
             return WANTED_S
         return self._finish(held, end)
+
+    def _is_wanted(self, devices: Sequence[Device]) -> bool:
+        """Whether somebody waits who could use one: who is stopped gives no more signs of life."""
+        signs = _waiting(devices)
+        self._signs = {name: self._signs.get(name, sign) for name, sign in signs.items()}
+        return self._signs != signs
 
     def _end(self, held: Held) -> tuple[float, End]:
         """The seconds that are left, and the end."""
@@ -350,12 +357,16 @@ def _is_device_used(gpus: Nvml, device: Device, since: float) -> bool:
     return gauges.utilisation is None or gauges.utilisation > 0
 
 
-def _is_wanted(devices: Sequence[Device]) -> bool:
-    """Whether another process waits that could use one of the devices."""
+def _waiting(devices: Sequence[Device]) -> dict[str, int]:
+    """The last sign of life of each other process that waits and could use one of the devices."""
     try:
         with LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S):
             tickets = directory.tickets()
     except LockError:
-        return False
-    others = [t for t in tickets if not (t.holder.seen and t.holder.pid == os.getpid())]
-    return any(ticket.could_use(device.uuid) for ticket in others for device in devices)
+        return {}
+    return {
+        ticket.name: ticket.beat
+        for ticket in tickets
+        if not (ticket.holder.seen and ticket.holder.pid == os.getpid())
+        and any(ticket.could_use(device.uuid) for device in devices)
+    }
