@@ -48,6 +48,7 @@ def run(arguments: Namespace) -> NoReturn:
         _require_alarm()
     host.call_it(host.command(arguments.command) or "")
     _reserve(arguments, faces.shell(arguments.command))
+    api.forget_idleness()
     _set_alarm(is_timed=is_timed)
     become(program, arguments.command)
 

@@ -101,6 +101,7 @@ WHEN = (FOR, UNTIL, IDLE, IF_WANTED, END_KERNEL)
 REQUEST = (*WHICH, *HOW, *WHEN)
 # A command ends by itself, or at that moment: nobody knows whether it is idle.
 REQUEST_OF_COMMAND = (*WHICH, *HOW, FOR, UNTIL)
+FOR_KERNELS = tuple(option.flag for option in WHEN if option not in REQUEST_OF_COMMAND)
 # Where a failure never ends the program: kernels start in any case, and so do Dask's workers.
 REQUEST_THAT_GOES_ON = tuple(option for option in REQUEST if option is not OPTIONAL)
 
@@ -206,6 +207,11 @@ class Parser(ArgumentParser):
         line = [*self.prog.split(), *args, *(["--", *self.command] if self.command else [])]
         flags = [flag for flag in actions if flag.startswith("--")]
         for word in unknown:
+            if self.command and (flag := word.partition("=")[0]) in FOR_KERNELS:
+                raise RequestError(
+                    f"{flag} is for kernels and Python: of a command nobody here knows what it "
+                    "does. Give --for or --until."
+                )
             if word.startswith("-") and (guess := spelling.did_you_mean(line, word, flags)):
                 raise RequestError(f"There is no option {shown(word)}.{guess}")
         if unknown:

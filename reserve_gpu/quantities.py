@@ -62,9 +62,11 @@ def parse_moment(text: object, now: float) -> float:
         raise RequestError(
             f"{shown(str(text))!r} is no time. Give 18:00, Fri, 2026-12-01 or 'Fri 18:00'."
         )
-    if not now < moment <= now + LONGEST_S:
+    if moment <= now:
         here = time.strftime("%Y-%m-%d %H:%M", time.localtime(now))
-        raise RequestError(f"{shown(str(text))!r} is not to come: here it is {here}.")
+        raise RequestError(f"{shown(str(text))!r} is over: here it is {here}.")
+    if moment > now + LONGEST_S:
+        raise RequestError(f"{shown(str(text))!r} is more than a century away.")
     return moment
 
 

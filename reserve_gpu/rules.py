@@ -294,7 +294,8 @@ def _tables(data: bytes, path: str, problems: list[str]) -> dict[str, Any]:
 
 
 def _loads(data: bytes) -> dict[str, Any]:
-    tables: dict[str, Any] = tomllib.loads(data.decode())
+    # Some editors begin a file with a byte order mark.
+    tables: dict[str, Any] = tomllib.loads(data.decode("utf-8-sig"))
     return tables
 
 

@@ -478,6 +478,15 @@ OLD_KERNEL = (
 KERNEL = ("python", "-m", "ipykernel_launcher", "-f", "{connection_file}", "--ext", "reserve_gpu")
 
 
+@pytest.mark.parametrize("words", ["--idle 1h", "--idle=1h", "--if-wanted", "--end-kernel"])
+def test_what_only_kernels_can_promise(typed: CommandLine, words: str) -> None:
+    """A command is told which options are for kernels, and what to give in their place."""
+    done = typed("run", *words.split(), "--", "true")
+    assert done.code == 2
+    assert "is for kernels and Python" in done.stderr
+    assert "Give --for or --until." in done.stderr
+
+
 @pytest.mark.parametrize("words", ["kernel start --", OLD_KERNEL])
 def test_words_of_installed_kernels(here: Here, typed: CommandLine, words: str) -> None:
     """A kernel that an earlier version has installed starts, with every option that it may have.

@@ -269,6 +269,7 @@ def test_ones_own_wait_is_no_want(here: Here) -> None:
     assert reserve_gpu.current() is first
 
 
+@pytest.mark.full
 def test_if_wanted_by_one_who_is_stopped_is_not_enough(here: Here) -> None:
     """Who waits but is stopped (Ctrl-Z) takes nothing; it gets the GPU when it goes on."""
     here.write("gpu")
@@ -507,6 +508,7 @@ def test_what_was_left_to_the_next_program_ends(machine: Machine) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.full
 def test_a_stopped_process_is_overdue(machine: Machine) -> None:
     """Who is stopped (SIGSTOP) past the end is overdue for all; it ends as soon as it goes on."""
     with machine.child() as child:
@@ -578,6 +580,15 @@ def test_before_end_may_prolong(busy: Machine) -> None:
 
 
 @pytest.mark.process
+def test_released_before_the_end(busy: Machine) -> None:
+    """A function of before_end() that releases does not keep the process from its end."""
+    with busy.child() as child:
+        child.run("reserve_gpu.before_end(lambda: reserve_gpu.release())")
+        child.run(f"reserve_gpu.reserve(for_=0.5, end_kernel=True); {USE_GPU}")
+        assert child.process.wait(LIMIT_S) == -signal.SIGTERM
+
+
+@pytest.mark.process
 def test_before_end_is_replaced(busy: Machine) -> None:
     """A function of the same name takes the place of the earlier one, as its cell may run again."""
     with busy.child() as child:
@@ -601,6 +612,7 @@ def test_a_refused_order_prolongs_nothing(busy: Machine) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.full
 def test_one_that_ignores_the_end_is_killed(busy: Machine) -> None:
     """A program that does not end by SIGTERM is killed a little later."""
     done = busy.python(
@@ -632,6 +644,7 @@ def test_the_display_is_replaced(machine: Machine) -> None:
 
 @pytest.mark.process
 @pytest.mark.xdist_group("nbclient")  # nbformat takes seconds to load where JupyterLab is, too
+@pytest.mark.full
 def test_run_unattended(machine: Machine) -> None:
     """A notebook that nbclient runs says in its next cell, and in its file, that it is over."""
     pytest.importorskip("nbclient")
@@ -640,6 +653,14 @@ def test_run_unattended(machine: Machine) -> None:
     assert "GPU0 has ended at" in reserving  # replaced
     assert "GPU0 has ended at" in told
     assert "sees []" in visible
+
+
+@pytest.mark.ipython
+@pytest.mark.process
+def test_a_release_is_shown(machine: Machine) -> None:
+    """The cell that has reserved says no more until when that was."""
+    with notebook(machine, "--for 1h") as kernel:
+        assert "was released" in kernel.run("%reserve_gpu --release").all
 
 
 @pytest.mark.ipython

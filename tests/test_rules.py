@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import reserve_gpu
 from reserve_gpu import ImpossibleError, NoFreeDeviceError, RequestError, ReserveGPUWarning, rules
 from reserve_gpu.model import MIB, NO_TERMS, Rules, State
 from tests.machine import ROOT
+from tests.processes import US
 from tests.reserving import got, of_gpu, refused
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.here import Here
+    from tests.machine import Machine
 
 FOUR = "gpu\n memory 16000\n" * 4
 FILE = "/etc/reserve_gpu.toml"
@@ -167,9 +170,8 @@ def test_of_a_broken_file_holds_what_stands_above(broken: bytes, line: int, reas
         "x = " + "9" * 50_000,
         "x = 1979-99-99",
         "[limits]\n" + "".join(f"k{number} = 1\n" for number in range(3000)),
-        "\ufeff[limits]",
     ],
-    ids=range(9),
+    ids=range(8),
 )
 def test_no_file_makes_it_fail_or_talk_without_end(text: str) -> None:
     """However odd a file is, its mistakes are a few short lines."""
@@ -272,8 +274,28 @@ def test_a_user_may_have_so_many(here: Here) -> None:
         " in rival.ipynb (pid"
     )
     assert of_gpu(text, "3").startswith("limited")
+    assert "Let go of what you have there. Or wait in the queue" in text
+    assert "Ask " not in text
     assert of_gpu(text, "1").startswith("reserved: ")
     assert got(count=2) == "0,1"
+
+
+def test_a_file_may_begin_with_a_mark(here: Here) -> None:
+    """Some editors write a byte order mark, which says nothing."""
+    here.write(FOUR)
+    here.rules.write_text("\ufeff[limits]\ngpus = 1\n")
+    with pytest.raises(reserve_gpu.ImpossibleError, match="gpus = 1"):
+        got(count=2)
+
+
+@pytest.mark.process
+def test_an_idle_time_is_none_of_a_command(machine: Machine) -> None:
+    """A rule's idle time is not said of a command, of which nobody knows what it does."""
+    machine.rules.write_text('[limits]\nidle = "2h"\ntime = "24h"\n')
+    show = "import reserve_gpu, json; print(reserve_gpu.status())"
+    done = machine.command(*US, "run", "--", sys.executable, "-c", show)
+    assert ", until " in done.stdout
+    assert "2 h idle" not in done.stdout.partition("Rules for")[0]
 
 
 def test_more_than_a_rule_ever_allows_is_impossible(here: Here) -> None:

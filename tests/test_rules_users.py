@@ -197,6 +197,7 @@ def test_a_waiter_whose_quota_is_full_meanwhile_wants_nothing(machine: Machine) 
         assert waiter.answer().value == "0"
 
 
+@pytest.mark.full
 def test_a_waiters_rules_may_change(machine: Machine) -> None:
     """Who waits is bound by the file as it is now: one that is more generous ends the wait."""
     machine.rules.write_text(ONE_EACH)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model import Device
     from reserve_gpu.report.faces import Face
 
+RELEASED = "This reservation was released."
 HOUR_S, TEN_MINUTES_S, MINUTE_S = 3600, 600, 60
 
 

@@ -249,9 +249,8 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
     now = time.time()
     rows = list(map(layout.row, missing))
     ways = asking.whom(rows, now)
-    is_limited = State.LIMITED in states
-    if is_limited:
-        ways += ("Let go of what you have there. ",)
+    if State.LIMITED in states:  # by what this user has, so that nobody else can help
+        ways = ("Let go of what you have there. ",)
     if is_trouble:
         ways += (words.trouble(states),)
     elif may_come_free and not has_waited:

@@ -231,6 +231,14 @@ def go_on_after(error: ReserveGPUError) -> str:
     return messages.going_on(session().devices, visible if is_above else None)
 
 
+def forget_idleness() -> None:
+    """Promise no more to let go of what lies idle, also where a rule says so.
+
+    For a process that becomes a program which can't know whether it does.
+    """
+    session().forget_idleness()
+
+
 def before_exec(reason: str | None = None) -> None:
     """Leave what this process holds to the program that it becomes with its next exec.
 

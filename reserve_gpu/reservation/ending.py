@@ -117,6 +117,8 @@ class Endings:
         if held and held.terms.has_end:
             self._ending = Ending(self._owner, self)
             self._ending.start()
+        else:  # a cell may still show until when it was
+            self._replace(ends.RELEASED)
 
     def tell(self, text: str, *, is_news: bool, is_last: bool = False) -> None:
         """Show it in the output of the cell that has reserved; where it is news in the next, too.
@@ -275,26 +277,36 @@ class Ending:
                 self._tell(ends.overdue(end), is_news=False)  # each cell says it
                 return None
         self._tell(ends.ending(end), is_news=True, is_last=True)
-        for function, limit_s in self._before_end:
+        began = time.monotonic()
+        for function, limit_s in [*self._before_end]:
             if problem := _called(function, limit_s):
                 self._tell(problem, is_news=True, is_last=True)
-        return self._end_process(held)
 
-    def _end_process(self, held: Held) -> float | None:
-        """End it, unless it was prolonged meanwhile: as it ends by itself first, then by force."""
+        def is_due() -> bool:
+            if self._owner.held is None:  # one of them has released it: the memory stays in use
+                return not cells().is_running and cells().last < began
+            return self._is_over(held)
+
+        return self._end_process(is_due)
+
+    def _end_process(self, is_due: Callable[[], bool]) -> float:
+        """End it as long as that is due: as it ends by itself first, then by force.
+
+        It is not where a cell runs, or has prolonged it.
+        """
         steps: list[Callable[[], object]] = [
-            lambda: cells().stop_shell(lambda: self._is_over(held)),
+            lambda: cells().stop_shell(is_due),
             lambda: os.kill(os.getpid(), signal.SIGTERM),
             lambda: os.kill(os.getpid(), signal.SIGKILL),
         ]
         for step in steps if cells().shell else steps[1:]:
-            if not self._is_over(held):
-                return 0.0
+            if not is_due():
+                break
             step()
             until = time.monotonic() + STOP_S
-            while (left_s := until - time.monotonic()) > 0 and not self._is_stopped:
+            while (left_s := until - time.monotonic()) > 0 and is_due():
                 self._pause(left_s)
-        return None
+        return 0.0
 
     def _is_over(self, held: Held) -> bool:
         """Whether it still is, now that nobody else changes anything."""

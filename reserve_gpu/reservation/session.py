@@ -345,6 +345,15 @@ class Session:
             self._endings = Endings(self)
         return self._endings
 
+    def forget_idleness(self) -> None:
+        """Promise no more to let go of what lies idle: the program that comes can't know it."""
+        with self.turn():
+            if self._held and self._held.terms.idle_s is not None:
+                terms = self._held.terms._replace(idle_s=None)
+                self._held = self._held._replace(terms=terms)
+                self._sign()
+                self._follow_end()
+
     def let_go(self) -> None:
         """Let go of what is held, in a turn, so that this process sees no device any more."""
         self._release()
