@@ -62,8 +62,11 @@ def are_named(arguments: list[str]) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """As many processes as there are cores for us; for single tests none besides this one."""
-    return 0 if are_named(config.args) else len(os.sched_getaffinity(0))
+    """One process more than there are cores for us; for single tests none besides this one.
+
+    Many tests wait for other processes more than they compute.
+    """
+    return 0 if are_named(config.args) else len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(tryfirst=True)

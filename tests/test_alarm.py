@@ -212,6 +212,7 @@ def test_a_moment_that_is_past_has_come(machine: Machine) -> None:
         assert process.wait(LIMIT_S) == 0
 
 
+@pytest.mark.full
 def test_without_its_watcher_a_command_is_overdue(here: Here) -> None:
     """When what watches is killed the command runs on, and others read that it is overdue."""
     with running(here, "--for", "3s", "--", "sh", "-c", "echo; exec sleep 60") as process:

@@ -42,7 +42,7 @@ NotebookClient(book, kernel_name="python3").execute()
 for cell in book.cells[1:]:
     print(cell.outputs)
 """
-SOON_S = 0.3  # a time that is over soon
+SOON_S = 0.2  # a time that is over soon
 
 
 def threads() -> list[str]:
@@ -239,6 +239,7 @@ def test_no_thread_without_an_end(here: Here) -> None:
     assert not threads()
 
 
+@pytest.mark.full
 def test_if_wanted(here: Here) -> None:
     """It stays after its end while nobody waits, and goes to the first who does."""
     here.write("gpu")
@@ -250,6 +251,7 @@ def test_if_wanted(here: Here) -> None:
     assert reserve_gpu.current() is None
 
 
+@pytest.mark.full
 def test_if_wanted_by_others_is_not_enough(here: Here) -> None:
     """Who waits for another GPU takes nothing from this one."""
     first = reserve_gpu.reserve("0", for_=SOON_S, if_wanted=True)
@@ -260,6 +262,7 @@ def test_if_wanted_by_others_is_not_enough(here: Here) -> None:
         assert reserve_gpu.current() is first
 
 
+@pytest.mark.full
 def test_ones_own_wait_is_no_want(here: Here) -> None:
     """Who waits for one GPU more does not wait for the one that they have."""
     first = reserve_gpu.reserve("0", for_=SOON_S, if_wanted=True)
@@ -340,6 +343,7 @@ def test_a_cell_within_a_cell_is_a_part_of_it(here: Here) -> None:
     wait_for(lambda: reserve_gpu.current() is None)
 
 
+@pytest.mark.full
 def test_near_idleness_is_told_by_no_cell(here: Here) -> None:
     """A cell is use, so it has nothing to tell of an end that it has put off."""
     shell = here.shell()
@@ -350,6 +354,7 @@ def test_near_idleness_is_told_by_no_cell(here: Here) -> None:
     assert "ends in" not in cell.all
 
 
+@pytest.mark.full
 def test_kept_as_nobody_waits_is_told_once(here: Here) -> None:
     """That it is over and lasts until somebody waits is said by one cell."""
     shell = here.shell()
@@ -360,6 +365,7 @@ def test_kept_as_nobody_waits_is_told_once(here: Here) -> None:
     assert "lasts until somebody waits" not in shell.run("1").all
 
 
+@pytest.mark.full
 def test_a_cell_is_no_idleness(here: Here) -> None:
     """Each cell begins the time anew."""
     shell = here.shell()
@@ -400,6 +406,7 @@ def test_prolonged_at_the_last_moment(here: Here) -> None:
     assert reserve_gpu.current()
 
 
+@pytest.mark.full
 def test_warned_in_the_next_cell(here: Here) -> None:
     """Shortly before the end the next cell says so, once, and how to keep it."""
     shell = here.shell()
@@ -494,6 +501,7 @@ def test_a_script_is_told_in_its_log(machine: Machine) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.full
 def test_what_was_left_to_the_next_program_ends(machine: Machine) -> None:
     """The program that a process becomes by exec, as a kernel does, waits for its end."""
     program = "import reserve_gpu, time\nwhile reserve_gpu.current(): time.sleep(0.01)"
@@ -630,6 +638,7 @@ def test_one_that_ignores_the_end_is_killed(busy: Machine) -> None:
 
 @pytest.mark.ipython
 @pytest.mark.process
+@pytest.mark.full
 def test_the_display_is_replaced(machine: Machine) -> None:
     """In a notebook the output of the cell that reserved says that it is near, and over."""
     with notebook(machine, "--for 2s") as kernel:
@@ -691,6 +700,7 @@ def test_end_of_a_kernel(busy: Machine) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.full
 def test_the_next_cell_of_run_all_prolongs(busy: Machine) -> None:
     """A cell that waits for its turn when the end comes is begun first, and can ask for more."""
     with notebook(busy, "--for 0.5s --end-kernel", USE_GPU) as kernel:
