@@ -164,7 +164,7 @@ def test_status(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None
 def test_status_is_legible(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
     """The status can be read in both themes."""
     on_lab.write(
-        f"{ONE}{ONE}{ONE}compute 4321 40000\n{ONE}{ONE}memory none\n"
+        f"{ONE}{ONE}{ONE}compute 4321000 40000\n{ONE}{ONE}memory none\n"
         "fail nvmlDeviceGetHandleByIndex_v2 3 15\n"
         "fail nvmlDeviceGetComputeRunningProcesses_v3 4 3\n"
     )
@@ -259,13 +259,13 @@ def test_a_wait_that_runs_out(on_lab: Machine, open_notebook: Callable[..., Note
 
 def test_an_error_stops_run_all(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
     """Nothing free is said without a traceback, and Run All stops there."""
-    on_lab.write(f"{ONE}compute 4321 3500")
+    on_lab.write(f"{ONE}compute 4321000 3500")
     # JupyterLab sends the second cell a moment later, and a kernel lets go of what it has got then.
     slow = "import time; time.sleep(2)\n%reserve_gpu"
     notebook = open_notebook("mine.ipynb", slow, "print('went on')")
     notebook.run_all()
     shown = notebook.finish(0)
-    assert re.search(r"\b0\s+busy\b[^:]*no reservation: pid 4321\n", shown)
+    assert re.search(r"\b0\s+busy\b[^:]*no reservation: pid 4321000\n", shown)
     assert "Traceback" not in shown
     assert shown.endswith("\nNo free GPU devices: 1 of 1 is in use.")
     assert notebook.shown(1) == ""
@@ -282,7 +282,7 @@ def test_a_mistake_is_one_line(on_lab: Machine, open_notebook: Callable[..., Not
 
 def test_tab_offers_devices(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
     """Tab shows each GPU with what it is and who has it, in one row, and none of Python's names."""
-    on_lab.write(f"{ONE}gpu\n name NVIDIA RTX 6000 Ada Generation\n compute 4321 3500")
+    on_lab.write(f"{ONE}gpu\n name NVIDIA RTX 6000 Ada Generation\n compute 4321000 3500")
     notebook = open_notebook("mine.ipynb", "")
     with holder(on_lab, "0"):
         offers = notebook.offered(0, "%reserve_gpu ")

@@ -32,7 +32,7 @@ pexpect = pytest.importorskip("pexpect")  # IPython brings it
 
 NAME = "NVIDIA A100-SXM4-80GB"
 ONE = f"gpu\n  name {NAME}\n  memory 81920\n"
-TWO = f"{ONE}{ONE}  compute 4321 35000\n"
+TWO = f"{ONE}{ONE}  compute 4321000 35000\n"
 RESERVING = f"Reserving GPU0: 0000:01:00.0 16x {NAME} (VBIOS 86.07.22.00.A8)"
 NOTE = "<b>until noon</b>"
 
@@ -129,7 +129,7 @@ def check_refused(shown: str, first: str, child: Child) -> None:
     text = "\n".join(picture)
     assert re.match(rf"reserved: .*\b\w+, train.ipynb \(pid {child.pid}\) for", of_gpu(text))
     assert of_gpu(text).endswith(NOTE)
-    assert of_gpu(text, "1").endswith("no reservation: pid 4321")
+    assert of_gpu(text, "1").endswith("no reservation: pid 4321000")
     assert "Traceback" not in shown
 
 
@@ -162,7 +162,7 @@ def test_a_notebook_that_is_executed_and_made_a_page(machine: Machine) -> None:
     assert re.search(r"^0 .*\breserved\b", status, re.MULTILINE)
     assert re.search(r"^1 .*\bbusy\b", status, re.MULTILINE)
     assert "this kernel" in status
-    assert "4321" in status
+    assert "4321000" in status
 
     done = machine.command(sys.executable, "-m", "jupyter", "nbconvert", "--to=html", str(path))
     assert done.returncode == 0, done.stderr

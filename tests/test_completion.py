@@ -140,7 +140,7 @@ def test_devices_and_values(here: Here) -> None:
 @pytest.mark.skipif(IS_OLD, reason="IPython before 8.6 shows texts alone")
 def test_what_devices_are(here: Here) -> None:
     """Beside each device Tab shows what it is, and whether anything runs on it."""
-    here.write(MIXED + "gpu\n name Tesla T4\n compute 4321 3500\ngpu\n name Tesla\x1b[31m")
+    here.write(MIXED + "gpu\n name Tesla T4\n compute 4321000 3500\ngpu\n name Tesla\x1b[31m")
     shell = shell_of(here)
     kinds = described(shell, "%reserve_gpu ")
     assert kinds["1"] == "A100, idle"

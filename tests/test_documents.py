@@ -34,7 +34,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # The machine of README's first example: the first two GPUs of three are in use.
 CARD = "gpu\n name GeForce GTX 1050 Ti\n memory 4038\n vbios 86.07.22.00.A8\n"
-FIRST = f"{CARD} compute 4321 3500\n{CARD} compute 9876 2100\n{CARD}"
+FIRST = f"{CARD} compute 4321000 3500\n{CARD} compute 9876 2100\n{CARD}"
 
 
 class Block(NamedTuple):
@@ -120,7 +120,7 @@ def test_a_hub_tells_who_has_the_gpus(here: Here) -> None:
             return f"{error.status_code} {error.jupyterhub_message}"
         return "starts"
 
-    here.add("compute 4321 3500")  # on the last GPU
+    here.add("compute 4321000 3500")  # on the last GPU
     assert spawn() == "starts"
     with here.rival("0"):
         user = own_name()

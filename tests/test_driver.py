@@ -781,7 +781,7 @@ def open_context(child: Child) -> int | None:
 def test_memory_is_shared_by_all_processes(nvml: Here) -> None:
     """What one process has allocated another can't have, and NVML and cuMemGetInfo say the same."""
     nvml.write(
-        f"contexts {nvml.folder}\ngpu\n memory 1000\n reserved 50\n used 30\n compute 4321 20"
+        f"contexts {nvml.folder}\ngpu\n memory 1000\n reserved 50\n used 30\n compute 4321000 20"
     )
     with nvml.child() as one, nvml.child() as two:
         assert (open_context(one), open_context(two)) == (0, 0)
@@ -798,7 +798,7 @@ def test_memory_is_shared_by_all_processes(nvml: Here) -> None:
         assert mib(pynvml.nvmlDeviceGetMemoryInfo(gpu(0)), "free") == [300]
         assert isinstance(two.run("allocate(101)").value, int)
         assert one.run("left()").value == [199, 1000]
-        assert sorted(listed(gpu(0))) == sorted([(4321, 20), (one.pid, 300), (two.pid, 401)])
+        assert sorted(listed(gpu(0))) == sorted([(4321000, 20), (one.pid, 300), (two.pid, 401)])
 
 
 @pytest.mark.process

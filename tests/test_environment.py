@@ -370,11 +370,11 @@ def test_its_own_use_is_no_obstacle(asking: Asking, mode: str, share: str) -> No
 @pytest.mark.process
 def test_others_use_is_warned_of(asking: Asking) -> None:
     """Who takes back a GPU that others use by now gets it, and is warned of them alone."""
-    asking.here.write("gpu\ngpu\n compute 4321 500")
+    asking.here.write("gpu\ngpu\n compute 4321000 500")
     answers, warnings = asking("ask(devices='1')", START, RELEASE, "ask()")
     assert (answers[0], answers[3]) == ("1", "1")
     assert len(warnings) == 2  # the first for naming what is busy
-    assert all("4321" in warning for warning in warnings)
+    assert all("4321000" in warning for warning in warnings)
 
 
 @pytest.mark.process

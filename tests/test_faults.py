@@ -71,7 +71,7 @@ SPLIT = f"""{GPU}
     memory 19968
     uuid MIG-{{0}}0000000-0000-4000-8000-000000000000
 """
-BUSY = " compute 4321 {}\n"
+BUSY = " compute 4321000 {}\n"
 OLD = """
 driver 470.57.02
 missing nvmlDeviceGetMemoryInfo_v2

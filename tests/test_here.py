@@ -58,7 +58,7 @@ def test_environment_is_restored(tmp_path: Path) -> None:
 
 def test_failure_is_forgotten(tmp_path: Path) -> None:
     """A machine without a free GPU leaves no trace on the next one."""
-    for name, use in (("busy", "compute 4321 3500"), ("free", "")):
+    for name, use in (("busy", "compute 4321000 3500"), ("free", "")):
         (tmp_path / name).mkdir()
         with Here(tmp_path / name) as here:
             here.write(f"gpu\n{use}")

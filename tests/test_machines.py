@@ -503,7 +503,7 @@ def test_colab(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scenario", "words"), [("r470", "pid 4321"), ("r440", "1 compute process")]
+    ("scenario", "words"), [("r470", "pid 4321000"), ("r440", "1 compute process")]
 )
 def test_old_drivers(here: Here, scenario: str, words: str) -> None:
     """A driver without today's queries gives right answers by those that it has."""
@@ -515,8 +515,8 @@ def test_old_drivers(here: Here, scenario: str, words: str) -> None:
 
 def test_drivers_that_get_a_struct_wrong(here: Here) -> None:
     """Processes are listed by the second query; drivers 535.43 to 535.98 break the third one."""
-    here.write("gpu\n  graphics 1100 350\n  compute 4321 3500\n  mps 777 100")
-    assert "pid 4321, 3.4 GiB" in of_gpu(refused())
+    here.write("gpu\n  graphics 1100 350\n  compute 4321000 3500\n  mps 777 100")
+    assert "pid 4321000, 3.4 GiB" in of_gpu(refused())
     functions = {call.split()[0] for call in here.calls()}
     assert "nvmlDeviceGetComputeRunningProcesses_v2" in functions
     assert "nvmlDeviceGetGraphicsRunningProcesses_v2" in functions
@@ -584,7 +584,7 @@ def test_bindings(
     """Other people's bindings serve without a warning, or the command that mends it is named."""
     path, pip = installing[name]
     finish_or_skip(pip)
-    machine.write("gpu\n  compute 4321 3500\ngpu")
+    machine.write("gpu\n  compute 4321000 3500\ngpu")
     as_a_site = f"import site, sys; site.addsitedir('{path}'); sys.path.insert(0, '{path}')\n"
     done = machine.python(f"{as_a_site}{RESERVE}")
     if serves or (serves is None and not done.returncode):
@@ -691,7 +691,7 @@ def test_other_systems(machine: Machine, system: str, *, has_driver: bool) -> No
 def test_gpus_in_trouble(here: Here) -> None:
     """Of eight GPUs the one without trouble is served; where it is gone each says its trouble."""
     here.use("trouble")
-    causes = ["lost", "Permission", "Unknown Error", "prohibited", "4321", "777", "MIG"]
+    causes = ["lost", "Permission", "Unknown Error", "prohibited", "4321000", "777", "MIG"]
     with here.rival("7"):
         text = refused()
     for index, cause in enumerate([*causes, "rival.ipynb"]):
@@ -708,7 +708,7 @@ def test_without_a_memory_reading(here: Here, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("CUDA_DEVICE_MEMORY", "7")
     assert got() == "1"
     assert "CUDA_DEVICE_MEMORY" not in variables()
-    assert "4321" in of_gpu(refused(count=2))
+    assert "4321000" in of_gpu(refused(count=2))
     reserve_gpu.release()
     assert variables() == {"CUDA_DEVICE_MEMORY": "7"}
     with pytest.raises(ImpossibleError, match="can't be had"):

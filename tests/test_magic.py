@@ -120,7 +120,7 @@ def test_a_named_busy_device_warns_on_stderr(here: Here) -> None:
     assert (cell.stdout, visible()) == (ONE_DEVICE, "0")
     (warning,) = cell.stderr.splitlines()
     assert warning.startswith("Warning: You asked for GPU0: it is busy")
-    assert "4321" in warning
+    assert "4321000" in warning
 
 
 def test_who_shares_is_told_of_the_others(here: Here) -> None:
@@ -145,7 +145,7 @@ def test_nothing_free(here: Here) -> None:
     assert (cell.error, cell.stdout) == ("NoFreeDeviceError", "")
     assert cell.traceback == ["No free GPU devices: 2 of 2 are in use."]
     assert [of_gpu(cell.shown, number).partition(":")[0] for number in "01"] == ["busy", "busy"]
-    assert "4321" in of_gpu(cell.shown)
+    assert "4321000" in of_gpu(cell.shown)
     assert cell.shown.endswith("\nNo GPU is visible to this notebook.")
     text = cell.all
     assert not any(sign in text for sign in ("Traceback", "File ", "---->", "Error:", "\x1b"))
@@ -185,7 +185,7 @@ def test_fails_closed_and_recovers(here: Here) -> None:
     """Nothing free: no GPU is visible, until one can be had or --release undoes the failure."""
     before = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_MEMORY": "7"}
     os.environ.update(before)
-    here.write("gpu\n  compute 4321 3500\n")
+    here.write("gpu\n  compute 4321000 3500\n")
     shell = here.shell()
     for _ in range(2):  # the second failure does not take the first one's '' for the limit
         assert shell.run("%reserve_gpu").error == "NoFreeDeviceError"

@@ -39,7 +39,7 @@ GPU2 = Device(2, "GPU-c")
 PART = Device(3, "MIG-d", "NVIDIA A100 MIG 1g.5gb", memory_mib=4864, instance=0)
 LOST = Fault(4, "GPU is lost")
 
-ALICE = Holder(4321, "alice", "train.ipynb", seen=True, confirmed=True)
+ALICE = Holder(4321000, "alice", "train.ipynb", seen=True, confirmed=True)
 BOB = Holder(9876, "bob", "/home/bob", seen=True, confirmed=True)
 
 EMPTY = Usage(compute=0, mps=0, total_mib=40960, used_mib=0)
@@ -47,7 +47,7 @@ COMPUTED_ON = EMPTY._replace(compute=1, used_mib=3500)
 FULL = EMPTY._replace(used_mib=10444.8)
 PROHIBITED = EMPTY._replace(mode=ComputeMode.PROHIBITED)
 EXCLUSIVE = COMPUTED_ON._replace(mode=ComputeMode.EXCLUSIVE_PROCESS)
-PYTHON = Process(4321, 3500, "alice", "python")
+PYTHON = Process(4321000, 3500, "alice", "python")
 
 ANY = Request()
 PYTHON_CODE = faces.PYTHON
@@ -224,7 +224,7 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
     [
         (
             Refusal(GPU0, State.RESERVED, holder=ALICE),
-            "reserved by alice, train.ipynb (pid 4321)",
+            "reserved by alice, train.ipynb (pid 4321000)",
         ),
         (Refusal(GPU0, State.RESERVED), "reserved by somebody"),
         (
@@ -237,7 +237,7 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
         ),
         (
             Refusal(GPU0, State.RESERVED, holder=ALICE._replace(note="till noon, call 123")),
-            "reserved by alice, train.ipynb (pid 4321): till noon, call 123",
+            "reserved by alice, train.ipynb (pid 4321000): till noon, call 123",
         ),
         (
             Refusal(GPU0, State.RESERVED, holder=Holder(notebook=HOSTILE, user="")),
@@ -246,7 +246,7 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
         (Refusal(GPU0, State.AWAITED, EMPTY, holder=BOB), "awaited by bob, /home/bob (pid 9876)"),
         (
             Refusal(GPU0, State.AWAITED, COMPUTED_ON, (PYTHON,), BOB, use=State.BUSY),
-            "busy, alice, python (pid 4321); awaited by bob, /home/bob (pid 9876)",
+            "busy, alice, python (pid 4321000); awaited by bob, /home/bob (pid 9876)",
         ),
         (
             Refusal(GPU0, State.AWAITED, holder=BOB, fault="Unknown Error"),
@@ -255,11 +255,11 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
         (Refusal(GPU0, State.AWAITED, holder=BOB), "awaited by bob, /home/bob (pid 9876)"),
         (
             Refusal(GPU0, State.BUSY, COMPUTED_ON, (PYTHON,)),
-            "busy, alice, python (pid 4321)",
+            "busy, alice, python (pid 4321000)",
         ),
         (
             Refusal(GPU0, State.BUSY, EXCLUSIVE, (PYTHON,)),
-            "busy in exclusive mode (one process at a time), alice, python (pid 4321)",
+            "busy in exclusive mode (one process at a time), alice, python (pid 4321000)",
         ),
         (
             Refusal(GPU0, State.BUSY, EXCLUSIVE),
@@ -306,11 +306,11 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
         (Refusal(GPU0, State.FREE, would_be_taken=True), "free"),
         (
             Refusal(GPU0, State.BUSY, COMPUTED_ON, (PYTHON,), would_be_taken=True),
-            "busy, alice, python (pid 4321); it would be taken all the same, as it was named",
+            "busy, alice, python (pid 4321000); it would be taken all the same, as it was named",
         ),
         (
             Refusal(GPU0, State.RESERVED, EMPTY, (), ALICE, would_be_taken=True),
-            "reserved by alice, train.ipynb (pid 4321); it would be shared",
+            "reserved by alice, train.ipynb (pid 4321000); it would be shared",
         ),
     ],
 )
@@ -329,13 +329,13 @@ def test_for_how_long(seconds_ago: float, expected: str) -> None:
     Less than a minute ahead is a clock that is set a little differently.
     """
     holder = ALICE._replace(since=time.time() - seconds_ago, note="x")
-    assert words.holder(holder) == f"reserved by alice, train.ipynb (pid 4321){expected}: x"
+    assert words.holder(holder) == f"reserved by alice, train.ipynb (pid 4321000){expected}: x"
 
 
 @pytest.mark.parametrize(
     ("process", "expected"),
     [
-        (PYTHON, "alice, python (pid 4321) 3.4 GiB"),
+        (PYTHON, "alice, python (pid 4321000) 3.4 GiB"),
         (Process(17), "pid 17"),
         (Process(17, 512), "pid 17, 512 MiB"),
         (Process(17, user="bob"), "bob, pid 17"),
@@ -353,7 +353,7 @@ def test_process(process: Process, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("process", "expected"), [(PYTHON, "alice, python (pid 4321)"), (Process(17, 512), "pid 17")]
+    ("process", "expected"), [(PYTHON, "alice, python (pid 4321000)"), (Process(17, 512), "pid 17")]
 )
 def test_one_process(process: Process, expected: str) -> None:
     """The memory of one process alone is not said: the device says it already."""
@@ -416,8 +416,8 @@ def test_nothing_free() -> None:
     assert [" ".join(line.split()) for line in text.splitlines()] == [
         head,
         "GPU state name memory who",
-        "0 reserved A100 3.4 of 40 GiB alice, train.ipynb (pid 4321)",
-        "1 busy Tesla T4 3.4 of 15 GiB no reservation: alice, python (pid 4321)",
+        "0 reserved A100 3.4 of 40 GiB alice, train.ipynb (pid 4321000)",
+        "1 busy Tesla T4 3.4 of 15 GiB no reservation: alice, python (pid 4321000)",
         QUEUE,
         "No GPU is visible to this notebook.",
     ]
@@ -590,7 +590,7 @@ def test_who_is_in_the_way_of_what_one_shares() -> None:
     """Who shares a GPU and asks for it whole is told of the others who share it."""
     picture = refused(RESERVED, request=Request(("0",)), kept=[GPU0])
     assert headline(picture) == NONE_FREE
-    assert words.plain(picture.layout.entries[0].who) == "alice, train.ipynb (pid 4321)"
+    assert words.plain(picture.layout.entries[0].who) == "alice, train.ipynb (pid 4321000)"
 
 
 def test_a_command_that_does_not_run_sees_nothing() -> None:
@@ -669,7 +669,7 @@ def test_all_who_share_are_asked() -> None:
 
 
 IN_CONTAINER = EMPTY._replace(sees_all=False)
-SELF = Process(4321, 100, has_reserved=True)
+SELF = Process(4321000, 100, has_reserved=True)
 OTHER = Process(17, 100, has_reserved=False)
 UNCLEAR = Process(17, 100)
 
@@ -714,7 +714,7 @@ OWN = PYTHON._replace(pid=17)
         (Refusal(GPU1, State.UNKNOWN, Usage()), False),
         (Refusal(GPU1, State.BUSY, COMPUTED_ON, (PYTHON._replace(user="bob"),)), False),
         (Refusal(GPU1, State.BUSY, EMPTY._replace(compute=2), (PYTHON,)), False),
-        (Refusal(GPU1, State.BUSY, COMPUTED_ON, (Process(4321),)), False),
+        (Refusal(GPU1, State.BUSY, COMPUTED_ON, (Process(4321000),)), False),
         (Refusal(GPU1, State.BUSY, COMPUTED_ON), False),
         (Refusal(GPU1, State.BUSY, FULL, ()), False),
         (Refusal(GPU1, State.RESERVED, COMPUTED_ON, (PYTHON,), ALICE), False),
@@ -888,7 +888,7 @@ def test_above(devices: list[Device], head: str) -> None:
     lines = messages.above(refusals, visible, MAGIC).splitlines()
     assert lines == [
         f"{head}, for all that the holder has started, and so for this process:",
-        *(f"  {device.label}: reserved by alice, train.ipynb (pid 4321)" for device in devices),
+        *(f"  {device.label}: reserved by alice, train.ipynb (pid 4321000)" for device in devices),
         "  GPU2: does not say how much memory it has",
         "The variables are set for that: leave out %reserve_gpu here.",
         "CUDA_VISIBLE_DEVICES = '0'",
@@ -955,7 +955,7 @@ def test_programs_are_told_in_their_words() -> None:
         (
             Caution(GPU0, State.BUSY, COMPUTED_ON, (PYTHON,)),
             Request(("0",)),
-            "You asked for GPU0: it is busy, alice, python (pid 4321)",
+            "You asked for GPU0: it is busy, alice, python (pid 4321000)",
         ),
         (
             Caution(GPU0, State.UNKNOWN, Usage()),
@@ -966,7 +966,7 @@ def test_programs_are_told_in_their_words() -> None:
             Caution(PART, State.IDLE, EMPTY, (), (ALICE, BOB)),
             Request(share=True),
             (
-                "You share GPU3:0: it is reserved by alice, train.ipynb (pid 4321); reserved by "
+                "You share GPU3:0: it is reserved by alice, train.ipynb (pid 4321000); reserved by "
                 "bob, /home/bob (pid 9876)"
             ),
         ),
@@ -975,7 +975,7 @@ def test_programs_are_told_in_their_words() -> None:
             Request(share=True),
             (
                 "You share GPU0: it is busy, 10.2 GiB in use by no process that can be seen; "
-                "reserved by alice, train.ipynb (pid 4321)"
+                "reserved by alice, train.ipynb (pid 4321000)"
             ),
         ),
     ],
@@ -1149,7 +1149,7 @@ def test_strangers_on_a_full_gpu(used_mib: float | None) -> None:
     So are sharers where it is not known whose the processes are.
     """
     stranger = Process(77, 9000, "mallory", "python", has_reserved=False)
-    own = Process(4321, 3500, "alice", "python")
+    own = Process(4321000, 3500, "alice", "python")
     sharers = (A_PART._replace(used_mib=used_mib),)
     full = FULL_GPU._replace(sharers=sharers, processes=(stranger, own))
     text = str(refused(full, request=TEN_GB))
@@ -1164,7 +1164,7 @@ def test_a_warning_of_strangers_beside_a_part() -> None:
     caution = Caution(GPU0, State.BUSY, COMPUTED_ON, (PYTHON,))
     assert messages.caution(caution, TEN_GB) == (
         "You have 10 GB of GPU0, which others use without a reservation: busy, alice, python (pid "
-        "4321). What they use now is not in your part, but they may use more"
+        "4321000). What they use now is not in your part, but they may use more"
     )
 
 
@@ -1264,7 +1264,7 @@ def test_waiting(place: int, limit_s: float, expected: str) -> None:
     lines = str(picture).splitlines()
     assert lines[0] == expected
     assert [line.split()[:2] for line in lines[2:]] == [["0", "reserved"], ["2", "busy"]]
-    assert lines[2].endswith("alice, train.ipynb (pid 4321)")
+    assert lines[2].endswith("alice, train.ipynb (pid 4321000)")
     assert picture.brief == f"{expected} GPU0 alice, GPU2 busy"
 
 

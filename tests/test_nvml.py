@@ -81,14 +81,14 @@ IDLE = {
 
 # With the state that it is refused for, and what must be said of it.
 BUSY = {
-    "a compute process": ("gpu\n compute 4321 3500", State.BUSY, "pid 4321"),
-    "a compute process of unknown memory": ("gpu\n compute 4321 -", State.BUSY, "pid 4321"),
+    "a compute process": ("gpu\n compute 4321000 3500", State.BUSY, "pid 4321000"),
+    "a compute process of unknown memory": ("gpu\n compute 4321000 -", State.BUSY, "pid 4321000"),
     "a compute process beside a desktop": (
-        "gpu\n memory 10240\n graphics 1 2000\n compute 4321 10", State.BUSY, "pid 4321",
+        "gpu\n memory 10240\n graphics 1 2000\n compute 4321000 10", State.BUSY, "pid 4321000",
     ),
-    "a compute process, before 510": (f"{NO_V3}gpu\n compute 4321 10", State.BUSY, "pid 4321"),
+    "a compute process, before 510": (f"{NO_V3}gpu\n compute 4321000 10", State.BUSY, "pid 4321000"),
     "a compute process, before 450": (
-        f"{NO_V3}{NO_V2}gpu\n compute 4321 10", State.BUSY, "1 compute process",
+        f"{NO_V3}{NO_V2}gpu\n compute 4321000 10", State.BUSY, "1 compute process",
     ),
     "an MPS client": ("gpu\n mps 777 100", State.BUSY, "777"),
     "memory of nobody": (
@@ -111,10 +111,10 @@ BUSY = {
     ),
     "prohibited": ("gpu\n mode prohibited", State.PROHIBITED, "prohibited"),
     "prohibited and in use": (
-        "gpu\n mode prohibited\n compute 4321 5", State.PROHIBITED, "prohibited",
+        "gpu\n mode prohibited\n compute 4321000 5", State.PROHIBITED, "prohibited",
     ),
     "exclusive process with a process": (
-        "gpu\n mode exclusive_process\n compute 4321 5", State.BUSY, "4321",
+        "gpu\n mode exclusive_process\n compute 4321000 5", State.BUSY, "4321000",
     ),
     "neither processes nor memory": (
         f"{processes_fail(3)}gpu\n memory none", State.UNKNOWN, "neither",
@@ -150,7 +150,7 @@ def test_without_a_memory_reading(here: Here) -> None:
         assert "unknown" in of_gpu(refused())
 
 
-@pytest.mark.parametrize("use", ["mode prohibited", "mode exclusive_process\n compute 4321 5"])
+@pytest.mark.parametrize("use", ["mode prohibited", "mode exclusive_process\n compute 4321000 5"])
 def test_named_but_unusable(here: Here, use: str) -> None:
     """A GPU that CUDA would not let us onto is refused also if it is named."""
     here.write(f"gpu\n {use}\ngpu")
@@ -363,7 +363,7 @@ def test_mig_instances(here: Here) -> None:
 
 def test_mig_instance_is_busy_by_itself(here: Here) -> None:
     """A process on one instance makes that one busy, not its neighbours."""
-    here.write("gpu\n mig on\n instance 1\n compute 4321 500\n instance 4\ngpu")
+    here.write("gpu\n mig on\n instance 1\n compute 4321000 500\n instance 4\ngpu")
     assert got() == here.uuid("0:4")
 
 
@@ -454,10 +454,10 @@ def test_a_device_of_an_earlier_conversation(here: Here) -> None:
     one, other = walk()
     assert isinstance(one, Device)
     assert isinstance(other, Device)
-    here.write("gpu\n compute 4321 9")
+    here.write("gpu\n compute 4321000 9")
     with Nvml() as nvml:
         assert nvml.usage(one).compute == 1
-        assert [process.pid for process in nvml.processes(one)] == [4321]
+        assert [process.pid for process in nvml.processes(one)] == [4321000]
         for read in (nvml.usage, nvml.look):
             with pytest.raises(DeviceError):
                 read(other)
@@ -589,7 +589,7 @@ def test_gpu_in_trouble_is_skipped(here: Here, fault: str, cause: str) -> None:
 
 def test_gpus_beyond_those_described(here: Here) -> None:
     """GPUs that are counted but refuse their handle are skipped."""
-    here.write("count 3\ngpu\n compute 4321 10")
+    here.write("count 3\ngpu\n compute 4321000 10")
     text = refused()
     assert all(of_gpu(text, number) for number in "012")
 
@@ -703,7 +703,7 @@ def test_escape_sequences_in_a_name(here: Here) -> None:
         assert all(line.isprintable() for line in text.splitlines()), text
     assert "Ge\N{REPLACEMENT CHARACTER}[31mForce" in str(reservation)
     reserve_gpu.release()
-    here.add("compute 4321 9000")
+    here.add("compute 4321000 9000")
     wishes: list[dict[str, Any]] = [{}, {"name": "H100"}, {"devices": "GPU-b"}]
     for wanted in wishes:
         with pytest.raises(reserve_gpu.ReserveGPUError) as caught:

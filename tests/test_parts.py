@@ -83,7 +83,7 @@ def test_the_variables_of_a_part(here: Here) -> None:
     assert variables() == {}
 
 
-USED = f"{ONE}  compute 4321 1500\n  compute 4322 500\n"
+USED = f"{ONE}  compute 4321000 1500\n  compute 4322 500\n"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ USED = f"{ONE}  compute 4321 1500\n  compute 4322 500\n"
         (USED, [4000], 4000),
         (f"{USED}  reserved 500", [4000], 3500),
         (f"{ONE}  used 900", [4000], 5100),
-        (f"{ONE}  graphics 4321 300", [4000], 5700),
+        (f"{ONE}  graphics 4321000 300", [4000], 5700),
         (ONE, [8999.5], 1000.5),
     ],
 )
@@ -269,7 +269,7 @@ def test_strangers_come_last(here: Here) -> None:
 
     With a warning then.
     """
-    here.write(f"{ONE}  compute 4321 5000\n{ONE}")
+    here.write(f"{ONE}  compute 4321000 5000\n{ONE}")
     assert part(3000) == "1"
     reserve_gpu.release()
     with (

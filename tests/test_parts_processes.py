@@ -271,13 +271,13 @@ def test_growing_once_cuda_runs_where_one_process_may_use_the_gpu(machine: Machi
 @on_a_host
 def test_who_has_a_part_is_no_stranger_to_itself(machine: Machine) -> None:
     """Who is refused more is not told that its own process has no reservation."""
-    machine.write(f"contexts {machine.folder}\n{ONE}  compute 4321 5000\n")
+    machine.write(f"contexts {machine.folder}\n{ONE}  compute 4321000 5000\n")
     with machine.child() as child:
         child.run("import warnings; warnings.simplefilter('ignore')")
         assert promise(child, 4000).value == "0"
         child.run(f"{CUDA}\nuse(1000)")
         text = promise(child, 7000).text
-        assert "no reservation: pid 4321" in text
+        assert "no reservation: pid 4321000" in text
         assert "child.py" not in text
 
 
@@ -305,12 +305,12 @@ def test_sizes_are_seen_from_containers(machine: Machine) -> None:
 
 def test_uses_are_not_seen_from_containers(machine: Machine) -> None:
     """In a container it can't be told whose memory is in use: it counts as what was promised."""
-    machine.write(f"{ONE}  compute 4321 5000\n")
+    machine.write(f"{ONE}  compute 4321000 5000\n")
     with machine.child() as outside, behind(machine, *CONTAINER) as inside:
         outside.run("import warnings; warnings.simplefilter('ignore')")
         assert promise(outside, 3000).value == "0"
         assert most(inside) == [5000]
-        machine.write(f"{ONE}  compute 4321 2000\n")
+        machine.write(f"{ONE}  compute 4321000 2000\n")
         assert most(inside) == [7000]
 
 

@@ -150,7 +150,7 @@ def test_who_is_second_is_not_delayed(here: Here) -> None:
 
 def test_what_strangers_use_may_come_free_bit_by_bit(here: Here) -> None:
     """Where processes without a reservation use memory, any amount of it may come free."""
-    here.write(f"{ONE}  compute 4321 6000\n")
+    here.write(f"{ONE}  compute 4321000 6000\n")
     with promised(here, gpu0=[1000]):
         with waiting(here, 5000):
             (refusal,) = refusals(1000)
@@ -310,7 +310,7 @@ def test_a_large_one_gets_its_turn(machine: Machine) -> None:
 @pytest.mark.process
 def test_what_is_given_back_goes_to_who_waits(machine: Machine) -> None:
     """Who waits for a part gets it once another gives some back and a stranger's process ends."""
-    machine.write(f"{ONE}  compute 4321 3000\n")
+    machine.write(f"{ONE}  compute 4321000 3000\n")
     with machine.child() as holder, machine.child() as child:
         assert holder.reserve("memory='4000MiB'").value == "0"
         waiter = Waiter(machine, child, "memory='8000MiB'")

@@ -32,7 +32,7 @@ gpu
   memory 8192
 """
 THREE_GPUS = "gpu\n  memory 4038\ngpu\n  memory 8192\ngpu\n  memory 8192"
-BUSY = "gpu\n  compute 4321 3500\n"
+BUSY = "gpu\n  compute 4321000 3500\n"
 VISIBLE, ORDER, MEMORY = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MEMORY"
 IN_BUS_ORDER = {ORDER: "PCI_BUS_ID"}
 
@@ -351,7 +351,7 @@ def test_asking_again_for_the_same_asks_nobody(here: Here) -> None:
 def test_held_counts_as_free_though_in_use(here: Here) -> None:
     """A GPU that is held counts as free for its holder although a process computes on it by now."""
     reserve_gpu.reserve(0)
-    here.write("gpu\n  compute 4321 3500\ngpu")
+    here.write("gpu\n  compute 4321000 3500\ngpu")
     assert got(count=2) == "0,1"
 
 
@@ -427,7 +427,7 @@ def test_the_note_stays(here: Here, again: dict[str, Any], new: str | None, expe
 def test_a_reason_for_each_device(here: Here) -> None:
     """Where nothing is free the error says of every device why, and none is visible after it."""
     here.write(
-        "gpu\n compute 4321 3500\n"
+        "gpu\n compute 4321000 3500\n"
         "gpu\n memory 8192\n used 3000\n"
         "gpu\n mode prohibited\n"
         "gpu\n mps 777 100\n"
@@ -438,7 +438,7 @@ def test_a_reason_for_each_device(here: Here) -> None:
         text = refused()
     first = text.splitlines()[0]
     assert first == "No free GPU devices: 4 of 6 are in use, 2 of 6 can't be used."
-    parts = ["4321", "2.9 GiB", "prohibited", "777", f"pid {os.getpid()}", "lost"]
+    parts = ["4321000", "2.9 GiB", "prohibited", "777", f"pid {os.getpid()}", "lost"]
     for index, part in enumerate(parts):
         assert part in of_gpu(text, str(index))
     assert variables() == {VISIBLE: ""}
@@ -467,7 +467,7 @@ def test_a_named_gpu_in_use_is_not_called_free(here: Here) -> None:
 def test_refusals_are_for_programs(here: Here) -> None:
     """The error carries of each device its state, who has it, what uses it and what is wrong."""
     here.write(
-        f"{TWO_GPUS}gpu\n compute 4321 3500\ngpu\n mode prohibited\ngpu\n"
+        f"{TWO_GPUS}gpu\n compute 4321000 3500\ngpu\n mode prohibited\ngpu\n"
         "fail nvmlDeviceGetHandleByIndex_v2 4 15"
     )
     with pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
@@ -482,7 +482,7 @@ def test_refusals_are_for_programs(here: Here) -> None:
     assert busy.usage
     assert (busy.usage.compute, busy.usage.used_mib) == (1, 3500)
     assert busy.processes
-    assert [process.pid for process in busy.processes] == [4321]
+    assert [process.pid for process in busy.processes] == [4321000]
     assert prohibited.usage
     assert prohibited.usage.mode is ComputeMode.PROHIBITED
     assert (lost.label, lost.holder) == ("GPU4", None)
@@ -524,7 +524,7 @@ def test_impossible_count(here: Here, before: dict[str, str], there: str) -> Non
 def test_named_busy_device(here: Here) -> None:
     """A busy device that nobody reserved is taken if it is named; one warning names the pid."""
     here.write(BUSY)
-    with pytest.warns(reserve_gpu.ReserveGPUWarning, match=r"GPU0.*4321") as caught:
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match=r"GPU0.*4321000") as caught:
         reserve_gpu.reserve(0)
     assert len(texts(caught)) == 1
     assert held(here) == [0]

@@ -305,7 +305,7 @@ def test_records_of_what_is_not_lost(here: Here) -> None:
 @pytest.mark.process
 def test_in_a_container_only_memory_tells_of_idleness(here: Here) -> None:
     """Where processes can't be seen, memory in use says neither that it is idle nor whose it is."""
-    here.write("gpu\ngpu\n used 300\ngpu\n compute 4321 300")
+    here.write("gpu\ngpu\n used 300\ngpu\n compute 4321000 300")
     with here.rival("0"), here.rival("1"), behind(here, *CONTAINER) as child:
         rows = devices_of(child)
     assert [row["state"] for row in rows] == ["reserved", "reserved", "busy"]
@@ -502,7 +502,7 @@ def test_while_the_mutex_is_held(here: Here) -> None:
     What it does not show is not called free: reservations may be missing, and that is said.
     """
     here.write("gpu\n" * 4)
-    here.add("compute 4321 5000")
+    here.add("compute 4321000 5000")
     with (
         here.rival("1", note="mine"),
         here.rival("2", share=True),
@@ -535,7 +535,7 @@ def test_in_a_container_while_the_mutex_is_held(machine: Machine) -> None:
 
 def test_without_a_lock_directory(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a lock directory nothing is called free, and the reason is said."""
-    here.write("gpu\ngpu\n compute 4321 5000")
+    here.write("gpu\ngpu\n compute 4321000 5000")
     monkeypatch.setenv("RESERVE_GPU_LOCK_DIR", "/dev/null")
     status = reserve_gpu.status()
     found = status.to_dict()
@@ -625,7 +625,7 @@ def test_hostile_tickets(here: Here) -> None:
 NOW = 1_795_000_000.0
 GPUS = [Device(index, f"GPU-{index}", "Tesla T4", memory_mib=15360) for index in range(3)]
 READ = Usage(compute=0, mps=0, total_mib=15360, used_mib=5120)
-ALICE = Holder(4321, "alice", "train.ipynb", since=NOW - 7800, seen=True, confirmed=True)
+ALICE = Holder(4321000, "alice", "train.ipynb", since=NOW - 7800, seen=True, confirmed=True)
 CAROL = Holder(99, "carol", "sweep.ipynb", since=NOW - 720, seen=True, confirmed=True)
 TICKET = Ticket(1, "queue-1-0.lock", None, CAROL, "2 GPUs")
 FREE = [Row(device, State.FREE, READ, 3) for device in GPUS]
@@ -722,7 +722,7 @@ def test_what_one_has_is_said_first() -> None:
 
 def test_what_the_rows_say() -> None:
     """A line has state, name, memory and use, then who; below it what more there is to say."""
-    mine = Process(4321, 5000, "alice", "python3", has_reserved=True)
+    mine = Process(4321000, 5000, "alice", "python3", has_reserved=True)
     other = Process(777, 120, "bob", "python3", has_reserved=False)
     unseen = Process(1, 5)
     lines = picture(
@@ -735,7 +735,7 @@ def test_what_the_rows_say() -> None:
         AWAITED[2],
         waiting=(TICKET,),
     )
-    alice = "alice, train.ipynb (pid 4321) for 2 h 10 min"
+    alice = "alice, train.ipynb (pid 4321000) for 2 h 10 min"
     assert [" ".join(line.split()) for line in lines[2:-1]] == [
         f"0 reserved Tesla T4 5.0 of 15 GiB 97 % {alice}",
         "without a reservation: bob, python3 (pid 777)",
@@ -767,7 +767,7 @@ def test_who_is_only_half_known() -> None:
     unknown, elsewhere = Holder(), ALICE._replace(elsewhere=True, seen=False, confirmed=False)
     first, second = picture(RESERVED[0]._replace(holders=(unknown, elsewhere)))[2:4]
     assert first.endswith(" %  somebody")
-    assert second.endswith("(pid 4321 of another container, by its own word) for 2 h 10 min")
+    assert second.endswith("(pid 4321000 of another container, by its own word) for 2 h 10 min")
 
 
 class Table(HTMLParser):
@@ -967,7 +967,7 @@ def test_the_shape_is_the_documented_one(here: Here) -> None:
     """docs/status.md shows the names of the JSON, all of them, in their order."""
     document = (ROOT / "docs" / "status.md").read_text()
     (example,) = re.findall("```json\n(.*?)```", document, re.DOTALL)
-    here.write("gpu\n compute 4321 300\n graphics 99 900")
+    here.write("gpu\n compute 4321000 300\n graphics 99 900")
     with here.rival(), waiter(here, [here.uuid("0")]):
         found = reserve_gpu.status().to_dict()
     assert repr(shape(found)) == repr(shape(json.loads(example)))

@@ -57,7 +57,7 @@ def test_a_promise_is_told_in_the_unit_of_its_holder(here: Here, unit: object, p
 
 def test_who_uses_a_part_without_a_reservation(here: Here) -> None:
     """What strangers use of a GPU in parts is not left to promise, and is no sharer's."""
-    here.write("gpu\n memory 40960\n compute 4321 3000")
+    here.write("gpu\n memory 40960\n compute 4321000 3000")
     with here.rival(share=True, part_mib=10240):
         (device,) = devices()
     assert numbers(device) == [(10240, 0, False)]

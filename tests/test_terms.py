@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HOUR_S, DAY_S = 3600.0, 86400.0
 # A Friday, at noon where the tests run.
 NOW = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
-ALICE = Holder(4321, "alice", "train.ipynb", since=NOW - 2 * HOUR_S, seen=True, note="thesis")
+ALICE = Holder(4321000, "alice", "train.ipynb", since=NOW - 2 * HOUR_S, seen=True, note="thesis")
 BOB = ALICE._replace(pid=4410, user="bob", notebook="fit.ipynb", note=None)
 GPUS = [Device(index, f"GPU-{index}", memory_mib=40960) for index in range(4)]
 EMPTY = Usage(compute=0, mps=0, total_mib=40960, used_mib=0)
@@ -96,7 +96,7 @@ def test_until_when(terms: Terms, others: str, own: str) -> None:
     """Until when stands behind for how long and before the note; the holder reads what is left."""
     holder = ALICE._replace(terms=terms)
     line = words.holder_line(holder, NOW)
-    assert words.plain(line) == f"alice, train.ipynb (pid 4321) for 2 h{others}: thesis"
+    assert words.plain(line) == f"alice, train.ipynb (pid 4321000) for 2 h{others}: thesis"
     line = words.holder_line(holder, NOW, own="this kernel")
     assert words.plain(line).endswith(f" for 2 h{own}: thesis")
 

@@ -49,7 +49,7 @@ TWO = "".join(
 )
 # On a driver with which a process can use only one MIG instance.
 SPLIT = f"driver 550.54.15\n{TWO}gpu\n  mig on\n  instance 0\n"
-BUSY = f"{ONE}  compute 4321 3500\n"
+BUSY = f"{ONE}  compute 4321000 3500\n"
 # A wait in which no look is due before its end, where all is reserved: somebody has to tell.
 UNDUE_S = policy.QUIET_S - 0.5
 LONG_S = 30
@@ -208,7 +208,7 @@ def test_who_is_behind_others_is_told_who_uses_a_gpu(here: Here) -> None:
     with Other(here) as other:
         for wishes in ({}, {"wait": 0.01}):
             text = of_gpu(refused(**wishes))
-            assert text == "busy: no reservation: pid 4321"
+            assert text == "busy: no reservation: pid 4321000"
         here.write(ONE)
         assert other.look() == "0"
 
@@ -644,7 +644,7 @@ def test_where_the_picture_is_too_high(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "71")
     monkeypatch.setenv("LINES", "3")
     monkeypatch.setenv("TERM", "vt100")
-    holder, terminal = Holder(4321, "\N{CJK UNIFIED IDEOGRAPH-4E2D}" * 20), Terminal()
+    holder, terminal = Holder(4321000, "\N{CJK UNIFIED IDEOGRAPH-4E2D}" * 20), Terminal()
     refusal = Refusal(Device(0, "GPU-a"), State.RESERVED, holder=holder)
     with Live(terminal) as live:
         live.show(Waiting(Request(), 1, 0.0, (refusal,)))
@@ -658,7 +658,7 @@ def test_where_the_terminal_shows_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("COLUMNS", "71")
     monkeypatch.setenv("LINES", "24")
     monkeypatch.setenv("TERM", "vt100")
-    refusal = Refusal(Device(0, "GPU-a"), State.RESERVED, holder=Holder(4321, "alice"))
+    refusal = Refusal(Device(0, "GPU-a"), State.RESERVED, holder=Holder(4321000, "alice"))
     terminal = Terminal()
     with Live(terminal) as live:
         live.show(Waiting(Request(), 1, 0.0, (refusal,)))
@@ -684,7 +684,7 @@ def test_a_log_gets_a_line_only_on_news(here: Here) -> None:
         assert got(wait=LONG_S, progress=show) == "0"
     assert len(states) >= 3
     picture, second = log.getvalue().rstrip().rsplit("\n", 1)
-    assert of_gpu(picture) == "busy: no reservation: pid 4321"
+    assert of_gpu(picture) == "busy: no reservation: pid 4321000"
     assert re.match("Waiting for a GPU, next in the queue.* GPU0 broken$", second)
     assert not re.search("[\r\x1b]", log.getvalue())
 

@@ -86,7 +86,7 @@ def test_a_killed_waiter_leaves_no_trace(one: Machine) -> None:
 
 def test_a_lock_directory_that_is_made_anew(one: Machine) -> None:
     """Where somebody removes the lock directory, waiters go on in a new one, in the old order."""
-    one.write(f"{ONE}  compute 4321 3500\n")
+    one.write(f"{ONE}  compute 4321000 3500\n")
     with one.child() as a, one.child() as b, one.child() as c:
         first, second = Waiter(one, a), Waiter(one, b)
         shutil.rmtree(one.locks)
