@@ -71,13 +71,19 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run one after the other what is about one real GPU, or starts a crowd of processes."""
+    """Run one after the other what is about one real GPU, or starts a crowd of processes.
+
+    The last, which takes longest, first: the rest is run beside it.
+    """
+    crowd = []
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.xdist_group("gpu"))
         crowds = {"engines", "browser"} & {mark.args[0] for mark in item.iter_markers("needs")}
         if crowds:
             item.add_marker(pytest.mark.xdist_group("crowd"))
+            crowd.append(item)
+    items[:] = [*crowd, *(item for item in items if item not in crowd)]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -196,6 +196,7 @@ def test_it_is_not_killed_before(machine: Machine) -> None:
         assert len(alarms(process.pid)) == 1
 
 
+@pytest.mark.full
 def test_a_stopped_command_may_save_too(machine: Machine) -> None:
     """A command that is stopped at the end of its time goes on, to handle SIGTERM."""
     with timed(machine, SAVES, 1, 60) as process:

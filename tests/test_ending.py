@@ -378,6 +378,7 @@ def test_a_cell_is_no_idleness(here: Here) -> None:
     assert "nothing has used it for 0.6 s" in shell.run("1").all
 
 
+@pytest.mark.full
 def test_a_cell_that_waits_costs_nothing(here: Here) -> None:
     """What waits for the end sleeps, also while a cell runs."""
     shell = here.shell()
@@ -418,6 +419,7 @@ def test_warned_in_the_next_cell(here: Here) -> None:
     assert "ends in" not in shell.run("1").all
 
 
+@pytest.mark.full
 def test_what_a_block_held_is_no_news(here: Here) -> None:
     """Of the end of what was released meanwhile no cell tells."""
     shell = here.shell()
@@ -571,6 +573,7 @@ def test_end_of_a_script(busy: Machine) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.full
 def test_before_end_may_prolong(busy: Machine) -> None:
     """A function that asks for more time gets it: the process goes on."""
     done = busy.python(

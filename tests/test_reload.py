@@ -28,6 +28,7 @@ print("the child says", os.waitpid(child, 0)[1])
 """
 
 
+@pytest.mark.full
 def test_a_reload_of_every_module(machine: Machine) -> None:
     """After a reload the reservation is said again and released; the next is closed in a fork."""
     shutil.copytree(ROOT / "reserve_gpu", machine.folder / "changing" / "reserve_gpu")

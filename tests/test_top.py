@@ -131,6 +131,7 @@ def test_a_terminal_of_another_size(screen: Any) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.full
 def test_a_driver_that_fails_meanwhile(machine: Machine, screen: Any) -> None:
     """A driver that fails is said in one line, and shown again when it comes back."""
     screen.expect("2 of 2 GPUs are free")
