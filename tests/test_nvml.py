@@ -86,7 +86,9 @@ BUSY = {
     "a compute process beside a desktop": (
         "gpu\n memory 10240\n graphics 1 2000\n compute 4321000 10", State.BUSY, "pid 4321000",
     ),
-    "a compute process, before 510": (f"{NO_V3}gpu\n compute 4321000 10", State.BUSY, "pid 4321000"),
+    "a compute process, before 510": (
+        f"{NO_V3}gpu\n compute 4321000 10", State.BUSY, "pid 4321000",
+    ),
     "a compute process, before 450": (
         f"{NO_V3}{NO_V2}gpu\n compute 4321000 10", State.BUSY, "1 compute process",
     ),
