@@ -75,10 +75,9 @@ def may_go(end: End) -> str:
 
 def gone(end: End) -> str:
     """That it was let go of."""
-    visible_to = {"kernel": "notebook"}.get(end.face.place, end.face.place)
     return (
         f"The reservation of {labels(end.devices)} has ended{_why(end, 'at')}. No GPU is visible "
-        f"to this {visible_to} now; get one with {end.face.typed(Request())}"
+        f"to this {end.face.sight} now; get one with {end.face.typed(Request())}"
     )
 
 

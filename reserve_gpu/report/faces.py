@@ -28,6 +28,11 @@ class Face(NamedTuple):
         """How the process is called there: `this kernel`."""
         return f"this {self.place or 'process'}"
 
+    @property
+    def sight(self) -> str:
+        """What a GPU is visible to there, in a word: `notebook`; empty as place is."""
+        return {"kernel": "notebook"}.get(self.place, self.place)
+
     def typed(self, request: Request, *, waits: bool = False) -> str:
         """What to type for that request. waits: with the wish to wait in the queue."""
         if not self.program:

@@ -76,8 +76,7 @@ def left_with(kept: Sequence[Device], face: Face) -> str:
     """How things stand where nothing was reserved. kept: what stays reserved."""
     if kept:
         return f"{face.here.capitalize()} keeps {labels(kept)}; nothing was changed."
-    visible_to = {"kernel": "notebook"}.get(face.place, face.place)
-    return f"No GPU is visible to this {visible_to}." if visible_to else ""
+    return f"No GPU is visible to this {face.sight}." if face.sight else ""
 
 
 def going_on(held: Sequence[Device], visible: str | None = None) -> str:

@@ -120,17 +120,13 @@ def ends_anyway(rule: Rule) -> str:
 
 def ends(rule: Rule, last: float) -> str:
     """What is said where a reservation can't be prolonged for as long as was asked."""
-    return f"It lasts until {_moment(last)}: {named(rule)} counts from when it was reserved"
+    until = words.moment(last, time.time())
+    return f"It lasts until {until}: {named(rule)} counts from when it was reserved"
 
 
 def is_over(rule: Rule, last: float) -> str:
     """Why a reservation can't be prolonged at all."""
     return (
         f"It can't be prolonged: {named(rule)} counts from when it was reserved, and that was over "
-        f"at {_moment(last)}. Release it, and reserve again."
+        f"at {words.moment(last, time.time())}. Release it, and reserve again."
     )
-
-
-def _moment(at: float) -> str:
-    is_today = time.strftime("%F", time.localtime(at)) == time.strftime("%F")
-    return time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M", time.localtime(at))

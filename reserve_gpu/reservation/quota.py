@@ -86,25 +86,21 @@ def judge(  # noqa: PLR0913, PLR0917 - who asks for what, and what there is
     held = {device_of(holder.file or "") for holder in elsewhere}
     known = _by_place(devices)
     asked = len(known.keys() - held) if request.devices else request.needed
-    is_limited = ruled.memory is not None and request.part_mib is not None
-    if is_limited and any(_is_sharer(each) and each.part_mib is None for each in elsewhere):
+    memory = None if request.part_mib is None else ruled.memory  # the rule that counts here
+    if memory and any(_is_sharer(each) and each.part_mib is None for each in elsewhere):
         known = _by_place(walk())
     elsewhere = [_labelled(holder, known) for holder in elsewhere]
     promised_mib = sum(_promised_mib(holder, known) for holder in elsewhere)
     part_mib = request.part_mib or 0.0
     is_full = ruled.gpus is not None and len(held) + asked > ruled.gpus.value
-    is_too_large = (
-        ruled.memory is not None
-        and request.part_mib is not None
-        and promised_mib + request.needed * part_mib > ruled.memory.value
-    )
+    is_too_large = memory is not None and promised_mib + request.needed * part_mib > memory.value
 
     def judged(device: Device) -> Refusal | None:
         if device.uuid not in own and names.is_one_of(device, ruled.drained):
             return Refusal(device, State.DRAINED, rule=ruled.drain)
         if is_too_large:
             sharers = tuple(holder for holder in elsewhere if _is_sharer(holder))
-            return Refusal(device, State.LIMITED, rule=ruled.memory, sharers=sharers)
+            return Refusal(device, State.LIMITED, rule=memory, sharers=sharers)
         if is_full and device.uuid not in own and _place(device) not in held:
             return Refusal(device, State.LIMITED, rule=ruled.gpus, sharers=tuple(elsewhere))
         return None
