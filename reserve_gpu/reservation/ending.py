@@ -132,19 +132,25 @@ class Endings:
             logging.getLogger("reserve_gpu").warning(text)
 
     def _replace(self, text: str) -> None:
-        if self._show and text != self._shown:
+        if text != self._shown:
             self._shown = text
+            self._update()
+
+    def _update(self) -> None:
+        if self._show:
             with suppress(Exception):  # the front end is gone
-                self._show(text)
+                self._show(self._shown)
 
     def take_news(self) -> list[str]:
         """What the next cell has to tell."""
-        news, self._news = self._news, None
         held = self._owner.held
-        overdue = held and held.overdue
-        if held is None or overdue is None or news:
-            return [news] if news else []
-        return [ends.overdue(End(held.devices, held.terms, overdue, MAGIC))]
+        if held and held.overdue is not None and not self._news:
+            self._news = ends.overdue(End(held.devices, held.terms, held.overdue, MAGIC))
+        if self._news is None:
+            return []
+        self._update()  # once more, as nbclient passes over what comes between two cells
+        news, self._news = self._news, None
+        return [news]
 
 
 class Ending:

@@ -356,7 +356,8 @@ class Session:
 
     def let_go(self) -> None:
         """Let go of what is held, in a turn, so that this process sees no device any more."""
-        self._release()
+        with interrupts.no_fork():
+            self._drop()
         self._go_without()
 
     def mark_overdue(self, since: float) -> None:
@@ -555,14 +556,17 @@ class Session:
     def _release(self) -> tuple[Device, ...]:
         devices = self.devices
         with interrupts.no_fork():
-            for lock in self._held_locks().values():
-                lock.release()
-            self._held = self._reservation = None
-            self._changes = self._changes.undo()
+            self._drop()
             self._follow_end()
-            if self._capped:
-                self._capped.end()
         return devices
+
+    def _drop(self) -> None:
+        for lock in self._held_locks().values():
+            lock.release()
+        self._held = self._reservation = None
+        self._changes = self._changes.undo()
+        if self._capped:
+            self._capped.end()
 
     def _go_without(self) -> None:
         if not self.reservation:
