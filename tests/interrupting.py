@@ -1,14 +1,16 @@
-"""Sends this process a signal at one of its instructions, and looks how things stand then."""
+"""Sends this process a signal where Python would handle one, and looks how things stand then."""
 
 from __future__ import annotations
 
 import contextlib
+import dis
 import faulthandler
 import os
 import signal
 import sys
 import threading
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,9 @@ from reserve_gpu.locks import descriptors
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# Where Python handles signals: as a function begins, after a call, and as a loop goes back.
+# https://github.com/python/cpython/blob/3.11/Python/ceval.c: CHECK_EVAL_BREAKER
+HANDLING = ("RESUME", "CALL", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 # The package's own, and those that run its context managers.
 FILES = (os.path.dirname(reserve_gpu.__file__), contextlib.__file__)
 HANG_S = 30
@@ -81,8 +86,8 @@ HANDLERS: dict[str, Callable[[], object]] = {
 class Interrupted:
     """What became of an action in the midst of which a signal came.
 
-    at: the number of the instruction among those of FILES that were carried out; where there are
-    fewer no signal comes. where: it, for people to read.
+    at: the number of the place among those of FILES that it came through; where there are fewer no
+    signal comes. where: it, for people to read. count: of those places.
     """
 
     def __init__(
@@ -93,6 +98,7 @@ class Interrupted:
         self.where = ""
         self.error: BaseException | None = None
         self._at = at
+        self._is_handling = False
         try:
             sys.settrace(self._trace)
             action()
@@ -105,13 +111,27 @@ class Interrupted:
         if not frame.f_code.co_filename.startswith(FILES):
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode":
+        if event == "opcode" and self._is_handling:
             self.count += 1
             if self.count == self._at:
                 sys.settrace(None)
                 self.where = f"{frame.f_code.co_name}, line {frame.f_lineno}, {frame.f_lasti}"
                 signal.raise_signal(self._number)
+        if event != "line":  # of the instruction that is next
+            is_call_or_loop = event == "opcode" and operation(frame).startswith(HANDLING)
+            self._is_handling = event == "call" or is_call_or_loop
         return self._trace
+
+
+def operation(frame: Any) -> str:
+    """What the instruction does that is next."""
+    return dis.opname[code_of(frame.f_code)[frame.f_lasti]]
+
+
+@cache
+def code_of(code: Any) -> bytes:
+    """The instructions, which Python copies each time."""
+    return bytes(code.co_code)
 
 
 def fault(action: str, does: str, at: int) -> str | None:
@@ -198,7 +218,7 @@ def open_files() -> dict[str, bool]:
 
 
 def try_all(action: str, does: str, number: int) -> tuple[int, list[str]]:
-    """Interrupt an action at about so many of its instructions; how many, and what was wrong.
+    """Interrupt an action at about so many of its places; how many, and what was wrong.
 
     does: what the signal does. This process ends if that makes it wait for itself.
     """
