@@ -125,7 +125,8 @@ class Interrupted:
 
 def operation(frame: Any) -> str:
     """What the instruction does that is next."""
-    return dis.opname[code_of(frame.f_code)[frame.f_lasti]]
+    name: str = dis.opname[code_of(frame.f_code)[frame.f_lasti]]
+    return name
 
 
 @cache
