@@ -163,7 +163,10 @@ def folder(machine: Machine) -> Path:
 
 
 def interrupted_nap(kernel: Kernel) -> str | None:
-    """The error of a cell that sleeps, once it has been interrupted."""
+    """The error of a cell that sleeps, once it has been interrupted.
+
+    That of the reply: IPython 8 shows none where it comes between two statements.
+    """
     message = kernel.start(NAPS)
     while kernel.client.get_iopub_msg(timeout=LIMIT_S)["msg_type"] != "stream":
         pass
@@ -171,7 +174,8 @@ def interrupted_nap(kernel: Kernel) -> str | None:
         kernel.process.send_signal(signal.SIGINT)
     else:
         kernel.manager.interrupt_kernel()
-    return kernel.finish(message).error
+    error: str | None = kernel.reply(message).get("ename")
+    return error
 
 
 def is_gone(pid: int) -> bool:
