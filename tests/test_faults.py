@@ -2,8 +2,8 @@
 
 Generated: the functions come from the stand-in driver's log of each kind of reservation, the codes
 from the bindings. All of it happens in the test process, as the stand-in driver reads its scenario
-again at every call. A sample of the kinds and codes is tried at every run, all of them with
-`pytest -m full`.
+again at every call. A sample of the kinds and codes is tried at every run; with `pytest -m full`
+that sample of kinds with all codes, and all kinds with that sample of codes.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ KINDS = {
     "instance": Kind(scenario=MIG, instances=True),
     "two instances": Kind({"count": 2}, SEVERAL + MIG, serves="03", instances=True),
 }
-# What is tried at every run: kinds that between them call every function, and codes that mean
-# different things.
+# Kinds that between them call every function, and codes that mean different things: tried with each
+# other at every run, and each with all of the others in the layer `full`.
 SAMPLE = ("any", "two instances")
 SAMPLE_CODES = [NOT_SUPPORTED, 15, 999]
 
@@ -274,7 +274,8 @@ def of_kind(name: str, codes: list[int], *marks: pytest.MarkDecorator) -> Any:
 @pytest.fixture(
     params=[
         *(of_kind(name, SAMPLE_CODES) for name in SAMPLE),
-        *(of_kind(name, CODES, pytest.mark.full) for name in KINDS),
+        *(of_kind(name, CODES, pytest.mark.full) for name in SAMPLE),
+        *(of_kind(name, SAMPLE_CODES, pytest.mark.full) for name in KINDS if name not in SAMPLE),
     ],
     scope="module",
 )

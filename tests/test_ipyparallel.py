@@ -35,7 +35,9 @@ def ipython(machine: Machine, code: str, **extra: str) -> tuple[str, list[Any]]:
 PRELUDE = """
 import glob, os, signal, time
 from IPython import get_ipython
+from ipyparallel.client.magics import ParallelMagics
 from tests.engines import look, say, visible
+ParallelMagics.stream_output = False  # output that is streamed is lost where it comes late
 """
 
 MAGIC = """
