@@ -50,13 +50,13 @@ def test_bars() -> None:
 
 def test_prints_one_table() -> None:
     """Each group adds its rows to one table in Markdown, with the bars that are met or missed."""
-    done = run("--quick", "load", "status", "handover", "memory")
+    done = run("--quick", "load", "status", "memory")
     assert done.returncode == 0, done.stderr
     here, empty, head, rule, *rows = done.stdout.splitlines()
     assert "Python" in here
     assert not empty
     assert {line.count("|") for line in (head, rule, *rows)} == {5}
-    assert len(rows) == 2 + 2 + 4 + 2
+    assert len(rows) == 2 + 2 + 2
     verdicts = {row.split("|")[4].strip() for row in rows if "not measured" not in row}
     assert verdicts <= {"met", "**missed**"}
 

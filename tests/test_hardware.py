@@ -467,7 +467,7 @@ def test_the_document_has_every_row() -> None:
 def test_they_run_to_their_end() -> None:
     """On the stand-in driver every test of the hardware passes, and fills its rows."""
     environ = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"}
-    argv = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--gpu-stand-in", __file__]
+    argv = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--gpu-stand-in", "-n0", __file__]
     done = subprocess.run(
         [*argv, "-p", "no:cacheprovider"],
         env=environ, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Children = tuple[Child, Child]
 
 FEW, MANY, ALL = 25, 100, 1 << 20  # places at which an action is interrupted
-SHORT = ("reserve", "release", "say it again", "reserve less")
+SHORT = ("release", "say it again", "reserve less")
 LONG_S = 30
 SHORT_S = 0.5  # but long enough for a look
 REFUSED_IN_A_LINE = r"This process is reserving, releasing or looking already.*\.$"
