@@ -81,10 +81,10 @@ def of_device(here: Here, descriptor: Path) -> bool:
     return False
 
 
-def updates(kernel: Kernel) -> list[str]:
-    """What the displays of the kernel were replaced by since somebody looked, outside of cells."""
-    texts = []
-    while kernel.client.iopub_channel.msg_ready():
+def updates(kernel: Kernel, last: str) -> list[str]:
+    """What displays were replaced by since somebody looked, up to a text that has this in it."""
+    texts = [""]
+    while last not in texts[-1]:
         message = kernel.client.get_iopub_msg(timeout=LIMIT_S)
         if message["msg_type"] == "update_display_data":
             texts.append(message["content"]["data"]["text/plain"])
@@ -654,15 +654,32 @@ def test_one_that_ignores_the_end_is_killed(busy: Machine) -> None:
 @pytest.mark.process
 @pytest.mark.full
 def test_the_display_is_replaced(machine: Machine) -> None:
-    """In a notebook the output of the cell that reserved says that it is near, and over."""
-    with notebook(machine, "--for 2s") as kernel:
-        wait_for(lambda: not locked(machine.locks))
-        wait_for(kernel.client.iopub_channel.msg_ready)
-        time.sleep(0.3)
-        texts = updates(kernel)
-        assert any("GPU0 ends in" in text for text in texts)
-        assert texts[-1].startswith("The reservation of GPU0 has ended at")
+    """In a notebook the output of the cell that reserved counts down to the end, and tells it."""
+    with notebook(machine, "--for 4s") as kernel:
+        texts = updates(kernel, "The reservation of GPU0 has ended at")
+        counted = [text for text in texts if "yours until" in text or "GPU0 ends in" in text]
+        assert len(counted) >= 3
+        assert "GPU0 ends in 1 s" in counted[-1]
         assert visible(kernel) == ""
+
+
+@pytest.mark.ipython
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("line", "last"), [("--for 0.5s", "has ended at"), ("--for 1h", "was released")]
+)
+@pytest.mark.parametrize("then", ["", "--for 1h"])
+def test_the_last_word_of_a_cell_stays(machine: Machine, line: str, last: str, then: str) -> None:
+    """What a cell shows of a reservation that is over is not replaced by what the next one says."""
+    with notebook(machine, line) as kernel:
+        if last == "was released":
+            assert last in kernel.run("%reserve_gpu --release").shown
+        else:
+            updates(kernel, last)
+        reserving = kernel.run(f"%reserve_gpu {then}").shown
+        assert reserving.count("yours until") == bool(then)
+        assert "was released" not in reserving
+        assert kernel.run("%reserve_gpu --release").shown.count("was released") == bool(then)
 
 
 @pytest.mark.process

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.held import Held
 
 SLICE_S = 60.0  # at most so long after a machine has slept its clock is looked at
+SECOND_S = 1.0  # the last minutes are counted down by
 WANTED_S = 2.0  # between two looks at whether somebody waits
 LOOKS = 12  # at what uses a device, in the time in which nothing may
 LONGEST_LOOK_S = 300.0
@@ -80,7 +81,8 @@ class Endings:
         self._show: Callable[[str], object] | None = None
         self._shown = ""
         self._owner = owner
-        self._news: str | None = None
+        self._is_news = False  # what is shown, for the next cell
+        self._followed: Held | None = None
         self._ending: Ending | None = None
 
     def call_before_end(self, function: Callable[[], object], limit_s: float) -> None:
@@ -113,23 +115,32 @@ class Endings:
         if self._ending:
             self._ending.stop()
             self._ending = None
-        self._news = None  # of what was held before
-        if held and held.terms.has_end:
+        before, self._followed = self._followed, held if held and held.terms.has_end else None
+        self._is_news = False  # of what was held before
+        if before and not (self._followed and set(before.devices) & set(self._followed.devices)):
+            self._replace(ends.RELEASED)
+            before = None
+        if not before:  # what a cell shows is its last word
+            self._show = None
+        if self._followed:
             self._ending = Ending(self._owner, self)
             self._ending.start()
-        else:  # a cell may still show until when it was
-            self._replace(ends.RELEASED)
 
     def tell(self, text: str, *, is_news: bool, is_last: bool = False) -> None:
         """Show it in the output of the cell that has reserved; where it is news in the next, too.
 
-        The next cell tells the last news. Where no cell comes any more it is for the log.
+        The next cell tells what is shown then. Where no cell comes any more it is for the log.
         """
-        self._news = text if is_news else None
+        self._is_news = self._is_news or is_news
         self._replace(text)
         if is_last or (is_news and not cells().shell):
-            self._news = None
+            self._is_news = False
             logging.getLogger("reserve_gpu").warning(text)
+
+    def tell_end(self, text: str) -> None:
+        """Tell that it was let go of, in a turn."""
+        self._followed = None
+        self.tell(text, is_news=True)
 
     def _replace(self, text: str) -> None:
         if text != self._shown:
@@ -144,13 +155,14 @@ class Endings:
     def take_news(self) -> list[str]:
         """What the next cell has to tell."""
         held = self._owner.held
-        if held and held.overdue is not None and not self._news:
-            self._news = ends.overdue(End(held.devices, held.terms, held.overdue, MAGIC))
-        if self._news is None:
+        if held and held.overdue is not None:
+            end = End(held.devices, held.terms, held.overdue, MAGIC)
+            self.tell(ends.overdue(end), is_news=True)
+        if not self._is_news:
             return []
+        self._is_news = False
         self._update()  # once more, as nbclient passes over what comes between two cells
-        news, self._news = self._news, None
-        return [news]
+        return [self._shown]
 
 
 class Ending:
@@ -161,7 +173,7 @@ class Ending:
 
     def __init__(self, owner: Owner, endings: Endings) -> None:
         self._owner = owner
-        self._tell, self._before_end = endings.tell, endings.before_end
+        self._endings, self._tell = endings, endings.tell
         self._began = time.time()
         self._used = self._next_look = time.monotonic()
         self._looked_at = self._began
@@ -211,7 +223,7 @@ class Ending:
         left_s, end = self._end(held)
         if left_s > 0:
             self._may_go, self._signs = False, {}
-            return min(left_s, SLICE_S, self._count_down(end, left_s), self._look_s(held.terms))
+            return min(self._count_down(end, left_s), self._look_s(held.terms))
         if cells().is_running and not held.terms.is_strict:
             return SLICE_S  # the end of the cell wakes this up
         if held.terms.if_wanted and not self._is_wanted(held.devices):
@@ -257,17 +269,16 @@ class Ending:
         return max(0.0, self._next_look - time.monotonic())
 
     def _count_down(self, end: End, left_s: float) -> float:
-        """Show how much time is left; returns the seconds until the next warning."""
+        """Show how much time is left; returns the seconds until that is done again."""
         whole_s = (end.terms.idle_s or 0.0) if end.is_by_idleness else end.at - self._began
         leads = [min(longest_s, whole_s * part) for longest_s, part in WARNINGS]
         due = sum(left_s <= lead_s for lead_s in leads)
-        if due > self._warned:
-            # The next cell is use: it need not say that it is.
-            self._tell(ends.near(end, left_s), is_news=not end.is_by_idleness)
-        elif not due:  # also where it was used again, so that a warning is none any more
-            self._tell(ends.lasts(end.devices, end.terms, time.time()), is_news=False)
+        is_warning = due > self._warned and not end.is_by_idleness  # the next cell is use
         self._warned = due
-        return min((left_s - lead_s for lead_s in leads[due:]), default=left_s)
+        text = ends.near(end, left_s) if due else ends.lasts(end.devices, end.terms, time.time())
+        self._tell(text, is_news=is_warning)
+        until_due_s = [left_s - lead_s for lead_s in leads[due:]]
+        return min(SLICE_S if left_s > 2 * ends.MINUTE_S else SECOND_S, *until_due_s, left_s)
 
     def _finish(self, held: Held, end: End) -> float | None:
         """The end: let go, or say that it is overdue, or end this process."""
@@ -276,7 +287,7 @@ class Ending:
                 return 0.0
             if not environment.cuda_started():
                 self._owner.let_go()
-                self._tell(ends.gone(end), is_news=True)
+                self._endings.tell_end(ends.gone(end))
                 return None
             self._owner.mark_overdue(end.at)
             if not held.terms.end_kernel:
@@ -284,7 +295,7 @@ class Ending:
                 return None
         self._tell(ends.ending(end), is_news=True, is_last=True)
         began = time.monotonic()
-        for function, limit_s in [*self._before_end]:
+        for function, limit_s in [*self._endings.before_end]:
             if problem := _called(function, limit_s):
                 self._tell(problem, is_news=True, is_last=True)
 
