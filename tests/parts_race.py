@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import reserve_gpu
-from tests.race import LOOKS, fork, inside, load, lock_files
+from tests.race import LOOKS, fork, inside, load, locked_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,6 @@ SCENARIO = "\n".join(
 KILLED_IN_THE_MIDST = 2
 KILLED_AFTERWARDS = 4
 MIDST_S = 0.1  # in which those are killed
-LOCKS = Path("/proc/locks")
 
 
 class Answer(NamedTuple):
@@ -207,15 +206,12 @@ def promises() -> dict[int, tuple[int, float]]:
     A look at the kernel's list may miss one, where other processes unlock something meanwhile; the
     workers stand still, so each is there that was seen once.
     """
-    files, found = lock_files(), {}
+    found = {}
     folder = Path(os.environ["RESERVE_GPU_LOCK_DIR"])
-    for line in chain(*(LOCKS.read_text(encoding="ascii").splitlines() for _ in range(LOOKS))):
-        _, kind, _, _, pid, inode, *_ = line.replace("-> ", "waits:").split()
-        if kind == "FLOCK" and inode in files:
-            name = files[inode]
-            with suppress(ValueError):
-                record = json.loads((folder / name).read_bytes())
-                found[int(pid)] = (UUIDS.index(name.partition(".")[0]), record["part_mib"])
+    for pid, name in chain(*(locked_files() for _ in range(LOOKS))):
+        with suppress(ValueError):
+            record = json.loads((folder / name).read_bytes())
+            found[pid] = (UUIDS.index(name.partition(".")[0]), record["part_mib"])
     return found
 
 

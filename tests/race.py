@@ -34,7 +34,7 @@ from reserve_gpu.reservation.session import session
 from tests.machine import ROOT, Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 UUIDS = [f"GPU-{number:08x}-0000-4000-8000-000000000000" for number in range(8)]
 SCENARIO = "\n".join(f"gpu\n  uuid {uuid}" for uuid in UUIDS)
@@ -227,17 +227,23 @@ def lock_files() -> dict[str, str]:
     return files
 
 
-def kernel_locks() -> dict[int, Listed]:
-    """What each process holds, by the kernel's list."""
+def locked_files() -> Iterator[tuple[int, str]]:
+    """Who has which lock file of a device locked, by the kernel's list, which may miss one."""
     files = lock_files()
-    listed: dict[int, Listed] = {}
     for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
         _, kind, _, mode, pid, inode, *_ = line.replace("-> ", "waits:").split()
         if (kind, mode) == ("FLOCK", "WRITE") and inode in files:
-            uuid, *share = files[inode].removesuffix(".lock").split(".share")
-            held, shared = listed.get(int(pid), Listed())
-            bit = 1 << UUIDS.index(uuid)
-            listed[int(pid)] = Listed(held, shared | bit) if share else Listed(held | bit, shared)
+            yield int(pid), files[inode]
+
+
+def kernel_locks() -> dict[int, Listed]:
+    """What each process holds, by the kernel's list."""
+    listed: dict[int, Listed] = {}
+    for pid, name in locked_files():
+        uuid, *share = name.removesuffix(".lock").split(".share")
+        held, shared = listed.get(pid, Listed())
+        bit = 1 << UUIDS.index(uuid)
+        listed[pid] = Listed(held, shared | bit) if share else Listed(held | bit, shared)
     return listed
 
 
