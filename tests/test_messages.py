@@ -25,7 +25,7 @@ from reserve_gpu.model import (
     Usage,
     Waiting,
 )
-from reserve_gpu.report import ends, faces, messages, parts, pictures, words
+from reserve_gpu.report import ends, faces, messages, parts, pictures, reasons, times, words
 from reserve_gpu.report.faces import MAGIC, SHELL
 from reserve_gpu.report.status import Status
 
@@ -91,7 +91,7 @@ def test_memory(mib: float, expected: str) -> None:
 )
 def test_duration(seconds: float, expected: str) -> None:
     """A duration is shown in its two largest units, rounded down."""
-    assert words.duration(seconds) == expected
+    assert times.duration(seconds) == expected
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_duration(seconds: float, expected: str) -> None:
 )
 def test_time_limit(seconds: float, expected: str) -> None:
     """A limit below a second is not shown as none."""
-    assert words.time_limit(seconds) == expected
+    assert times.time_limit(seconds) == expected
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
 )
 def test_refusal(refusal: Refusal, expected: str) -> None:
     """Of each device that was not taken it is said who has it, what uses it or what is wrong."""
-    assert words.refusal(refusal) == expected
+    assert reasons.refusal(refusal) == expected
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_every_refusal_has_one_line(device: Device | Fault, state: State) -> Non
     processes = tuple(Process(pid, 1, LONG, HOSTILE) for pid in range(1, 9))
     readings = (None, EMPTY, COMPUTED_ON, FULL, PROHIBITED, Usage())
     for reading, fault in product(readings, (None, LONG, HOSTILE)):
-        line = words.refusal(Refusal(device, state, reading, processes, holder, fault=fault))
+        line = reasons.refusal(Refusal(device, state, reading, processes, holder, fault=fault))
         assert line
         assert line.isprintable()
         assert len(line) < 800
@@ -1070,7 +1070,7 @@ FULL_GPU = Refusal(GPU0, State.FULL, COMPUTED_ON, sharers=(A_PART, BOB), room_mi
 )  # fmt: skip
 def test_full(refusal: Refusal, expected: str) -> None:
     """Of a GPU with too little room a line says how much there is, and who has the rest."""
-    assert words.refusal(refusal, "GB") == expected
+    assert reasons.refusal(refusal, "GB") == expected
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ import reserve_gpu
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import Device, Fault, Holder, Process, Row, State, Ticket, Usage
-from reserve_gpu.report import faces, words
+from reserve_gpu.report import faces, reasons, words
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.status import Status
 from tests.locked import have
@@ -663,7 +663,7 @@ HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
     "lost": (
         (Row(Fault(0, "lost"), State.BROKEN), Row(GPUS[1], State.PROHIBITED)),
         "None of 2 GPUs is free.",
-        [words.trouble([State.BROKEN])],
+        [reasons.trouble([State.BROKEN])],
     ),
     "one of two lost": (
         (Row(Fault(0, "lost"), State.BROKEN), RESERVED[1]), "None of 2 GPUs is free.", [QUEUE]

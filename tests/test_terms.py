@@ -11,7 +11,7 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.model import Device, Holder, Refusal, Request, Row, State, Terms, Usage, Waiting
-from reserve_gpu.report import asking, html, pictures, prometheus, terminal, words
+from reserve_gpu.report import asking, html, pictures, prometheus, terminal, times, words
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.status import Status
 from reserve_gpu.report.words import MARK
@@ -57,7 +57,7 @@ def row(number: int, *holders: Holder, is_unused: bool = False) -> Row:
 )
 def test_a_moment(hours: float, expected: str) -> None:
     """A moment is told as people here tell it, and never by a day of the week that may be two."""
-    assert words.moment(NOW + hours * HOUR_S, NOW) == expected
+    assert times.moment(NOW + hours * HOUR_S, NOW) == expected
 
 
 WANTED = {"if_wanted": True}
@@ -251,7 +251,7 @@ def test_a_wait_names_it() -> None:
     ending = ALICE._replace(since=now - 9, terms=Terms(until=now + 9 * DAY_S))
     waiting = Waiting(Request(), 1, 5.0, (busy, busy._replace(device=GPUS[1], holder=ending)))
     (line,) = pictures.wait(waiting).layout.foot
-    expected = words.moment(now + 9 * DAY_S, now)
+    expected = times.moment(now + 9 * DAY_S, now)
     assert words.plain(line) == f"Likeliest to come free: GPU1, reserved until {expected}"
 
 
@@ -269,5 +269,5 @@ def test_a_real_wait_names_the_right_one(here: Here) -> None:
             "from reserve_gpu.report import pictures; str(pictures.wait(seen[0]))"
         ).value
         until = json.loads(here.locks.joinpath(f"{here.uuid('1')}.lock").read_text())["until"]
-    when = words.moment(until, time.time())
+    when = times.moment(until, time.time())
     assert text.endswith(f"Likeliest to come free: GPU1, reserved until {when}")

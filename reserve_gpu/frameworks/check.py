@@ -17,7 +17,8 @@ from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, sh
 from reserve_gpu.frameworks import children, interpreter, limits, probes, verdict
 from reserve_gpu.frameworks.verdict import Finding, Verdict
 from reserve_gpu.model import Device
-from reserve_gpu.report.words import duration, labels, listed, size
+from reserve_gpu.report.times import duration
+from reserve_gpu.report.words import labels, listed, size
 from reserve_gpu.reservation import api, environment
 
 if TYPE_CHECKING:

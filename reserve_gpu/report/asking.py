@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model import State
-from reserve_gpu.report import layout, words
+from reserve_gpu.report import layout, times, words
 from reserve_gpu.report.words import MARK, STRONG, listed
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ def whom(rows: Sequence[Row], now: float) -> Line:
             asked = (overdue or row.holders)[: words.NAMED_SHARERS]
             people = listed(list(map(words.person, asked)))
             line += ("Ask ", (people, STRONG), f" for {_seen(row, now)}")
-            since = [words.overdue_since(holder, now) or now for holder in overdue]
+            since = [times.overdue_since(holder, now) or now for holder in overdue]
             if since:
-                line += ", ", (f"overdue since {words.moment(min(since), now)}", MARK)
+                line += ", ", (f"overdue since {times.moment(min(since), now)}", MARK)
             line += (". ",)
     return line
 
@@ -47,9 +47,9 @@ def likeliest(rows: Sequence[Row], now: float) -> Line:
     at, holder, row = min(ending, key=lambda each: each[0])
     if at < now:
         return (_seen(row, now), *words.terms(holder, now))
-    if at == words.end(holder, now):
-        return (f"{row.label}, reserved until {words.moment(at, now)}",)
-    return (f"{_seen(row, now)}, lets go after {words.duration(holder.terms.idle_s or 0.0)} idle",)
+    if at == times.end(holder, now):
+        return (f"{row.label}, reserved until {times.moment(at, now)}",)
+    return (f"{_seen(row, now)}, lets go after {times.duration(holder.terms.idle_s or 0.0)} idle",)
 
 
 def last_end(row: Row, now: float) -> tuple[float, Holder] | None:
@@ -64,7 +64,7 @@ def last_end(row: Row, now: float) -> tuple[float, Holder] | None:
 
 def _end(holder: Holder, row: Row, now: float) -> float | None:
     """When it is over, or was it: at the moment that was named, or after so long without use."""
-    moments = [words.end(holder, now)]
+    moments = [times.end(holder, now)]
     idle_s, limit_s = layout.idle_s(row, now), holder.terms.idle_s
     if idle_s is not None and limit_s is not None:
         moments.append(now - idle_s + limit_s)
@@ -84,9 +84,9 @@ def _longest_idle(rows: Sequence[Row], now: float) -> list[Row]:
 
 def _overdue(row: Row, now: float) -> list[Holder]:
     """Those of its holders who are past the end that they have named."""
-    return [holder for holder in row.holders if words.overdue_since(holder, now) is not None]
+    return [holder for holder in row.holders if times.overdue_since(holder, now) is not None]
 
 
 def _seen(row: Row, now: float) -> str:
     """`GPU3, idle for 2 h`; `GPU3` alone where something of its holders' runs on it."""
-    return f"{row.label}, {words.idle(layout.idle_s(row, now))}" if row.is_unused else row.label
+    return f"{row.label}, {times.idle(layout.idle_s(row, now))}" if row.is_unused else row.label

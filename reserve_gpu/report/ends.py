@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.model import Request, Terms
-from reserve_gpu.report import words
-from reserve_gpu.report.words import duration, labels
+from reserve_gpu.report import times, words
+from reserve_gpu.report.times import duration
+from reserve_gpu.report.words import labels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,9 +50,9 @@ def lasts(devices: Sequence[Device], terms: Terms, now: float) -> str:
     """`GPU2 is yours until 18:00, for 3 h.`, and when it is let go of besides."""
     ways = []
     if terms.until is not None:
-        ways.append(f"until {words.moment(terms.until, now)}, for {coarse(terms.until - now)}")
+        ways.append(f"until {times.moment(terms.until, now)}, for {coarse(terms.until - now)}")
     if terms.idle_s is not None:
-        ways.append(f"until it is idle for {words.time_limit(terms.idle_s)}")
+        ways.append(f"until it is idle for {times.time_limit(terms.idle_s)}")
     text = f"{labels(devices)} {words.be(len(devices))} yours {', or '.join(ways)}"
     return f"{text}; longer where nobody waits for it." if terms.if_wanted else f"{text}."
 
@@ -59,9 +60,9 @@ def lasts(devices: Sequence[Device], terms: Terms, now: float) -> str:
 def near(end: End, left_s: float) -> str:
     """That the end is near. left_s: until then."""
     what = f"The reservation of {labels(end.devices)} ends in {coarse(max(left_s, 1.0))}"
-    why = f", at {words.moment(end.at, time.time())}"
+    why = f", at {times.moment(end.at, time.time())}"
     if end.is_by_idleness:
-        why = f", as nothing has used it for {words.time_limit(end.terms.idle_s or 0.0)} by then"
+        why = f", as nothing has used it for {times.time_limit(end.terms.idle_s or 0.0)} by then"
     if end.terms.if_wanted:
         why += ", once somebody waits for it"
     return f"{what}{why}. To keep it: {end.prolong}"
@@ -105,7 +106,7 @@ def failed(name: str, why: str) -> str:
 def coarse(seconds: float) -> str:
     """A time to come as it is counted down: `4 h`, `50 min`, `3 min`, and seconds at the end."""
     if seconds < 1:
-        return words.time_limit(max(seconds, 0.0))
+        return times.time_limit(max(seconds, 0.0))
     # To the nearest one: a moment after `--for 4h` it is 4 h, not 3 h.
     step = next((step for step in (HOUR_S, TEN_MINUTES_S, MINUTE_S) if seconds >= 2 * step), 1)
     return duration(round(seconds / step) * step)
@@ -113,5 +114,5 @@ def coarse(seconds: float) -> str:
 
 def _why(end: End, when: str = "since") -> str:
     if end.is_by_idleness:
-        return f": nothing has used it for {words.time_limit(end.terms.idle_s or 0.0)}"
-    return f" {when} {words.moment(end.at, time.time())}"
+        return f": nothing has used it for {times.time_limit(end.terms.idle_s or 0.0)}"
+    return f" {when} {times.moment(end.at, time.time())}"

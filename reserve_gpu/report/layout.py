@@ -13,7 +13,7 @@ from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.usage import idle_limit_mib
 from reserve_gpu.model import Device, Holder, Row, State
-from reserve_gpu.report import words
+from reserve_gpu.report import reasons, times, words
 from reserve_gpu.report.words import FAINT, MARK
 
 if TYPE_CHECKING:
@@ -100,14 +100,14 @@ def row(refusal: Refusal, own: str = "", unit: str = "GiB") -> Row:
     if state is State.RESERVED:
         unused = words.is_unused(usage, processes) if usage else None
         holders = refusal.sharers or (refusal.holder or Holder(),)
-        reason = words.would_be(refusal)
+        reason = reasons.would_be(refusal)
         return Row(device, state, usage, holders=holders, reason=reason, is_unused=unused)
     if refusal.use and refusal.use is not State.IDLE:
         state = refusal.use  # the queue is not what keeps people off it
         refusal = refusal._replace(state=state)
     if state is State.AWAITED:
-        return Row(device, state, usage, reason=words.refusal(refusal))
-    reason = words.would_be(refusal) or words.detail(refusal)
+        return Row(device, state, usage, reason=reasons.refusal(refusal))
+    reason = reasons.would_be(refusal) or reasons.detail(refusal)
     return Row(device, state, usage, processes=processes, reason=reason, is_unreserved_use=True)
 
 
@@ -149,7 +149,7 @@ def idle_s(row: Row, now: float) -> float | None:
     if not row.is_unused or len(row.holders) != 1:
         return None
     since = row.holders[0].last_cell or row.holders[0].since
-    return None if since is None else words.time_since(since, now)
+    return None if since is None else times.time_since(since, now)
 
 
 def is_in_parts(row: Row) -> bool:
@@ -214,9 +214,9 @@ def _lines(row: Row, view: View) -> list[Line]:
         lines.append((("by ", FAINT), words.person(first.holder)))
     lines += _uses(row)
     if is_in_parts(row):
-        lines.append((words.promisable(row.room_mib or 0.0, row.holders, view.unit),))
-    mode = words.MODES.get(row.usage.mode or 0) if row.usage else None
-    is_said = bool(row.processes) and row.reason == words.cause(State.BUSY, row.usage)
+        lines.append((reasons.promisable(row.room_mib or 0.0, row.holders, view.unit),))
+    mode = reasons.MODES.get(row.usage.mode or 0) if row.usage else None
+    is_said = bool(row.processes) and row.reason == reasons.cause(State.BUSY, row.usage)
     if row.reason and row.reason != mode and not is_said and row.state is not State.FREE:
         lines.append((shown(row.reason, REASON_LIMIT),))
     if mode:
@@ -236,7 +236,7 @@ def _holder(row: Row, holder: Holder, view: View) -> Line:
     seconds = idle_s(row, view.now)
     is_new = row.is_mine and (seconds is None or seconds < NEW_S)
     if row.is_unused and not is_new:
-        idle = ", ", (words.idle(seconds), MARK)
+        idle = ", ", (times.idle(seconds), MARK)
     is_own = row.is_mine and holder is row.holders[0]
     own = view.own if is_own else ""
     return what + words.holder_line(holder, view.now, more=idle, own=own)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.names import gpu_index
 from reserve_gpu.model import Device, Request, State, Unfit
-from reserve_gpu.report import words
+from reserve_gpu.report import reasons, times, words
 from reserve_gpu.report.words import labels, listed
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def variables(environ: Mapping[str, str | None]) -> list[str]:
 
 def command_ends(until: float, now: float) -> str:
     """What is said of a command that is ended when its time is over."""
-    return f"Until {words.moment(until, now)}: then it gets SIGTERM, and a minute later SIGKILL."
+    return f"Until {times.moment(until, now)}: then it gets SIGTERM, and a minute later SIGKILL."
 
 
 def reservation(devices: Sequence[Device]) -> str:
@@ -109,16 +109,16 @@ def impossible(request: Request, refusals: Sequence[Refusal], limit: str | None)
     fitting = fit(refusals)
     instances = [refusal for refusal in fitting if refusal.device.instance is not None]
     groups = _by_unfit(refusals)
-    reasons = [_unfit(request, group, len(refusals)) for group in groups]
+    against = [_unfit(request, group, len(refusals)) for group in groups]
     of = "Of 1 GPU" if len(refusals) == 1 else f"Of {len(refusals)} GPUs"
     says_all = [group[0].unfit for group in groups] in ([Unfit.MEMORY], [Unfit.PART], [Unfit.MODEL])
     if fitting or not says_all:
         what = asked(request._replace(devices=(), exclude=(), share=False))
         of = f"{what.replace('a GPU', '1 GPU', 1)} can't be had here. {of}"
-        reasons.insert(0, f"{labels(fitting) if fitting else 'none'} will do")
+        against.insert(0, f"{labels(fitting) if fitting else 'none'} will do")
     if 0 < len(instances) < len(fitting):
-        reasons.append("CUDA gives a process whole GPUs or MIG instances, not both")
-    text = f"{of} {'; '.join(reasons)}."
+        against.append("CUDA gives a process whole GPUs or MIG instances, not both")
+    text = f"{of} {'; '.join(against)}."
     return text if limit is None else f"{text} {limit_line(limit, len(refusals))}"
 
 
@@ -150,7 +150,7 @@ def _unfit(request: Request, group: Sequence[Refusal], total: int) -> str:
             wanted = f"none has {shown(request.model)!r} in its name"
             return f"{wanted}; there {words.be(len(group))} {there}"
         return f"{labels(group)} {words.be(len(group))} called {listed([*short])}"
-    return "; ".join(f"{refusal.label} {words.refusal(refusal)}" for refusal in group)
+    return "; ".join(f"{refusal.label} {reasons.refusal(refusal)}" for refusal in group)
 
 
 def above(refusals: Sequence[Refusal], environ: Mapping[str, str | None], face: Face) -> str:
@@ -160,7 +160,7 @@ def above(refusals: Sequence[Refusal], environ: Mapping[str, str | None], face: 
         f"{labels(held)} {words.be(len(held))} reserved already, for all that the holder has "
         "started, and so for this process:"
     )
-    lines = [f"  {refusal.label}: {words.refusal(refusal)}" for refusal in refusals]
+    lines = [f"  {refusal.label}: {reasons.refusal(refusal)}" for refusal in refusals]
     way_out = f"The variables are set for that: leave out {face.program or 'reserve()'} here."
     return "\n".join([head, *lines, way_out, *variables(environ)])
 
@@ -197,7 +197,7 @@ def caution(caution: Caution, request: Request) -> str:
     asked_for = "You share" if request.share else "You asked for"
     against = list(map(words.holder, caution.sharers))
     if caution.state is not State.IDLE:
-        against.insert(0, words.use(caution.state, caution.usage, caution.processes))
+        against.insert(0, reasons.use(caution.state, caution.usage, caution.processes))
     return f"{asked_for} {caution.device.label}: it is {'; '.join(against)}"
 
 
@@ -206,7 +206,7 @@ def _beside_a_part(caution: Caution, request: Request) -> str:
     part = words.size(request.part_mib or 0.0, request.part_unit)
     return (
         f"You have {part} of {caution.device.label}, which others use without a reservation: "
-        f"{words.use(caution.state, caution.usage, caution.processes)}. What they use now is not "
+        f"{reasons.use(caution.state, caution.usage, caution.processes)}. What they use now is not "
         "in your part, but they may use more"
     )
 

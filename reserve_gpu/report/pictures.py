@@ -10,9 +10,22 @@ from typing import TYPE_CHECKING, NamedTuple
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import State
-from reserve_gpu.report import asking, colour, html, layout, messages, parts, rules, terminal, words
+from reserve_gpu.report import (
+    asking,
+    colour,
+    html,
+    layout,
+    messages,
+    parts,
+    reasons,
+    rules,
+    terminal,
+    times,
+    words,
+)
 from reserve_gpu.report.layout import Layout, View
-from reserve_gpu.report.words import MARK, STRONG, duration, listed
+from reserve_gpu.report.times import duration
+from reserve_gpu.report.words import MARK, STRONG, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -153,8 +166,8 @@ def _advice(rows: Sequence[Row], face: Face, now: float, *, is_limited: bool) ->
     free = [row for row in rows if row.state is State.FREE]
     if not all(map(layout.is_awaited, free)):
         return [("Get one with ", (face.typed(messages.ANY), STRONG))]
-    if words.is_trouble([row.state for row in rows]):
-        return [(words.trouble([row.state for row in rows]),)]
+    if reasons.is_trouble([row.state for row in rows]):
+        return [(reasons.trouble([row.state for row in rows]),)]
     line: Line = ("Others wait in the queue for what would be free. ",) if free else ()
     ask = asking.whom(rows, now)
     line += ask + _queueing(face.typed(messages.ANY, waits=True), is_second=bool(ask))
@@ -182,7 +195,7 @@ def refusal(  # noqa: PLR0913 - the last ones are keywords
     user: who asks; a GPU that only this user's own processes use may be taken by name.
     problems: what is wrong in the administrator's file.
     """
-    waited = f"Waited for {words.time_limit(waited_s)}. " if waited_s else ""
+    waited = f"Waited for {times.time_limit(waited_s)}. " if waited_s else ""
     has = {device.label for device in kept}
     own = {refusal.label for refusal in refusals if refusal.would_be_taken} & has
     headline = waited + _none_free(request, refusals, own)
@@ -240,7 +253,7 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
     That is never what another person has.
     """
     states = [refusal.state for refusal in messages.fit(refusals)]
-    is_trouble = words.is_trouble(states, request.needed)
+    is_trouble = reasons.is_trouble(states, request.needed)
     missing = [refusal for refusal in refusals if not refusal.would_be_taken]
     may_come_free = any(
         r.state in (*IN_USE, State.LIMITED) or (r.state is State.UNKNOWN and not r.fault)
@@ -252,7 +265,7 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
     if State.LIMITED in states:  # by what this user has, so that nobody else can help
         ways = ("Let go of what you have there. ",)
     if is_trouble:
-        ways += (words.trouble(states),)
+        ways += (reasons.trouble(states),)
     elif may_come_free and not has_waited:
         ways += _queueing(face.typed(request, waits=True), is_second=bool(ways))
     lines = [ways] if ways else []
@@ -306,7 +319,7 @@ def awaited(waiting: Waiting) -> str:
     place = "next" if waiting.place == 1 else f"number {waiting.place}"
     time_ = duration(waiting.waited_s)
     if not math.isinf(waiting.limit_s):
-        time_ += f" ({words.time_limit(waiting.limit_s)} at most)"
+        time_ += f" ({times.time_limit(waiting.limit_s)} at most)"
     return f"Waiting for {messages.asked(waiting.request)}, {place} in the queue, for {time_}."
 
 

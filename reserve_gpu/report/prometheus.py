@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.errors import shown
 from reserve_gpu.model import MIB, Device, State
-from reserve_gpu.report import words
+from reserve_gpu.report import times
 from reserve_gpu.report.layout import idle_s
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _of_users(rows: Sequence[tuple[Labels, Row]], now: float) -> Iterator[str]:
     yield family("user_memory_used_bytes", "Memory that those use of it who have reserved it.",
                  lambda holder: _bytes(holder.used_mib), sum)  # fmt: skip
     yield family("until_timestamp_seconds", "When the last reservation of a user of it is to end.",
-                 lambda holder: words.end(holder, now), max)  # fmt: skip
+                 lambda holder: times.end(holder, now), max)  # fmt: skip
     yield family("overdue_seconds", "For how long a user has had it past that end; 0 before.",
                  lambda holder: _overdue_s(holder, now), max)  # fmt: skip
 
@@ -190,7 +190,7 @@ def _of_each_user(
 
 
 def _overdue_s(holder: Holder, now: float) -> float:
-    since = words.overdue_since(holder, now)
+    since = times.overdue_since(holder, now)
     return 0.0 if since is None else now - since
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.model import State
-from reserve_gpu.report import words
-from reserve_gpu.report.words import MARK, STRONG, duration, listed, named
+from reserve_gpu.report import times, words
+from reserve_gpu.report.times import duration
+from reserve_gpu.report.words import MARK, STRONG, listed, named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +121,7 @@ def ends_anyway(rule: Rule) -> str:
 
 def ends(rule: Rule, last: float) -> str:
     """What is said where a reservation can't be prolonged for as long as was asked."""
-    until = words.moment(last, time.time())
+    until = times.moment(last, time.time())
     return f"It lasts until {until}: {named(rule)} counts from when it was reserved"
 
 
@@ -128,5 +129,5 @@ def is_over(rule: Rule, last: float) -> str:
     """Why a reservation can't be prolonged at all."""
     return (
         f"It can't be prolonged: {named(rule)} counts from when it was reserved, and that was over "
-        f"at {words.moment(last, time.time())}. Release it, and reserve again."
+        f"at {times.moment(last, time.time())}. Release it, and reserve again."
     )

@@ -28,7 +28,7 @@ from reserve_gpu.model import (
     Ticket,
     Usage,
 )
-from reserve_gpu.report import colour, pictures, words
+from reserve_gpu.report import colour, pictures, reasons, times, words
 from reserve_gpu.report.faces import PYTHON, Face
 from reserve_gpu.report.pictures import Picture
 
@@ -270,10 +270,10 @@ def _judged(row: Row, usage: Usage, use: State, fault: str | None) -> Row:
     row = row._replace(is_unreserved_use=_is_unreserved_use(row, use, is_known=not fault))
     if row.holders:
         is_unused = words.is_unused(usage, row.processes)
-        return row._replace(reason=words.cause(use, usage) or None, is_unused=is_unused)
+        return row._replace(reason=reasons.cause(use, usage) or None, is_unused=is_unused)
     if use is State.IDLE:
         return row._replace(state=State.UNKNOWN if fault else State.FREE, reason=fault)
-    return row._replace(state=use, reason=words.cause(use, usage) or None)
+    return row._replace(state=use, reason=reasons.cause(use, usage) or None)
 
 
 def _is_another(holder: Holder) -> bool:
@@ -371,7 +371,7 @@ def _holder_dict(holder: Holder, now: float) -> dict[str, Any]:
         "until": holder.terms.until,
         "idle_s": holder.terms.idle_s,
         "if_wanted": holder.terms.if_wanted,
-        "overdue": words.overdue_since(holder, now),
+        "overdue": times.overdue_since(holder, now),
     }
 
 
