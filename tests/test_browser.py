@@ -111,7 +111,7 @@ def test_reserve(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> Non
 def test_the_end_is_told(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
     """The cell that reserved for a time says until when; later its output says that it is over."""
     on_lab.write(ONE)
-    notebook = open_notebook("train.ipynb", "%reserve_gpu --for 5s")
+    notebook = open_notebook("train.ipynb", "%reserve_gpu --for 8s")
     notebook.run(0)
     assert "GPU0 is yours until " in notebook.finish(0)
     shown = notebook.see(0, "The reservation of GPU0 has ended")
