@@ -671,7 +671,11 @@ def test_the_display_is_replaced(machine: Machine) -> None:
 @pytest.mark.ipython
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("line", "last"), [("--for 0.5s", "has ended at"), ("--for 1h", "was released")]
+    ("line", "last"),
+    [
+        ("--for 0.5s", "has ended at"),
+        pytest.param("--for 1h", "was released", marks=pytest.mark.full),
+    ],
 )
 @pytest.mark.parametrize("then", ["", "--for 1h"])
 def test_the_last_word_of_a_cell_stays(machine: Machine, line: str, last: str, then: str) -> None:
