@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from jupyter_client.blocking.client import BlockingKernelClient
+    from jupyter_client.manager import KernelManager
 
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 60
@@ -225,10 +226,7 @@ class Kernel:
     """A real kernel on a machine."""
 
     def __init__(self, environ: Mapping[str, str], folder: Path) -> None:
-        from jupyter_client.manager import KernelManager
-
-        connection = folder / f"kernel-{uuid4()}.json"  # else it stands in the person's home
-        self.manager = KernelManager(kernel_name="python3", connection_file=str(connection))
+        self.manager = kernel_manager(folder, kernel_name="python3")
         self.manager.start_kernel(env=dict(environ), cwd=str(folder))
         self.client = self._connect()
 
@@ -290,6 +288,17 @@ class Kernel:
         client.start_channels()
         client.wait_for_ready(timeout=LIMIT_S)
         return client
+
+
+def kernel_manager(folder: Path, **settings: Any) -> KernelManager:
+    """What starts a kernel, with its connection file in that folder, not in the person's home.
+
+    They talk by files beside it: two kernels that start together may be given the same port.
+    """
+    from jupyter_client.manager import KernelManager
+
+    path = str(folder / f"k{uuid4().hex[:8]}")  # short: a socket's path has 107 characters at most
+    return KernelManager(connection_file=f"{path}.json", transport="ipc", ip=path, **settings)
 
 
 def program(name: str) -> str | None:

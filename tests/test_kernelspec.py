@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from queue import Empty
 from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import uuid4
 
 import psutil
 import pytest
@@ -20,7 +19,7 @@ import pytest
 from tests.commandline import CommandLine
 from tests.here import Here
 from tests.locked import held
-from tests.machine import LIMIT_S, Kernel
+from tests.machine import LIMIT_S, Kernel, kernel_manager
 from tests.processes import US, is_running, living, wait_for
 
 if TYPE_CHECKING:
@@ -45,12 +44,11 @@ class SpecKernel(Kernel):
 
     def __init__(self, machine: Machine) -> None:
         from jupyter_client.kernelspec import KernelSpecManager
-        from jupyter_client.manager import KernelManager
 
-        self.manager = KernelManager(
+        self.manager = kernel_manager(
+            machine.folder,
             kernel_name="python3-gpu",
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(folder(machine).parent)]),
-            connection_file=str(machine.folder / f"kernel-{uuid4()}.json"),
         )
         self.manager.start_kernel(env=machine.environ(), cwd=str(machine.folder))
         try:
