@@ -1033,8 +1033,10 @@ def test_check_below_run(here: Here) -> None:
 @pytest.mark.needs("frameworks")
 def test_torchrun(here: Here) -> None:
     """Each rank of a torchrun sees the GPUs that it was started with."""
-    (here.folder / "rank.py").write_text(
-        "import os, torch\nprint(os.environ['LOCAL_RANK'], os.environ['CUDA_VISIBLE_DEVICES'])\n"
+    (here.folder / "rank.py").write_text(  # in one piece: what they print is unbuffered
+        "import os, torch\n"
+        "line = os.environ['LOCAL_RANK'] + ' ' + os.environ['CUDA_VISIBLE_DEVICES'] + '\\n'\n"
+        "os.write(1, line.encode())\n"
     )
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "rank.py")
     done = run(here, "-n", "2", "--", *torchrun)
