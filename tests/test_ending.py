@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 START_CUDA = "import ctypes; cuda = ctypes.CDLL('libcuda.so.1'); cuda.cuInit(0)"
 USE_GPU = f"{START_CUDA}; cuda.cuCtxCreate_v2(ctypes.byref(ctypes.c_void_p()), 0, 0)"
 # It is over once CUDA has started, on however busy a machine.
-END_WITH_CUDA = "reserve_gpu.reserve(for_='1h', end_kernel=True)\n"
-END_WITH_CUDA += f"{USE_GPU}\nreserve_gpu.reserve(for_=0.5)"
+OVER_WITH_CUDA = f"reserve_gpu.reserve(for_='1h')\n{USE_GPU}\nreserve_gpu.reserve(for_=0.5)"
+END_WITH_CUDA = f"reserve_gpu.reserve(for_='1h', end_kernel=True)\n{OVER_WITH_CUDA}"
 UNATTENDED = """
 import time
 
@@ -92,6 +92,20 @@ def updates(kernel: Kernel, last: str) -> list[str]:
         if message["msg_type"] == "update_display_data":
             texts.append(message["content"]["data"]["text/plain"])
     return texts
+
+
+def display(kernel: Kernel, code: str) -> tuple[str, str]:
+    """By which name the last display of a cell is known, and its text."""
+    message, found = kernel.start(code), []
+    while True:
+        part = kernel.client.get_iopub_msg(timeout=LIMIT_S)
+        if part["parent_header"].get("msg_id") != message:
+            continue
+        if part["msg_type"] in ("display_data", "update_display_data"):
+            content = part["content"]
+            found.append((content["transient"]["display_id"], content["data"]["text/plain"]))
+        elif part["content"].get("execution_state") == "idle":
+            return found[-1]
 
 
 def visible(kernel: Kernel) -> str:
@@ -521,6 +535,13 @@ def test_a_script_is_told_in_its_log(machine: Machine) -> None:
 
 
 @pytest.mark.process
+def test_an_overdue_script_is_told_in_its_log(busy: Machine) -> None:
+    """A program that goes on past the end, with CUDA, reads that it is overdue, once."""
+    done = busy.python(f"import reserve_gpu, time\n{OVER_WITH_CUDA}\ntime.sleep(1)")
+    assert done.stderr.count("GPU0 is overdue since") == 1
+
+
+@pytest.mark.process
 @pytest.mark.full
 def test_what_was_left_to_the_next_program_ends(machine: Machine) -> None:
     """The program that a process becomes by exec, as a kernel does, waits for its end."""
@@ -691,6 +712,33 @@ def test_the_last_word_of_a_cell_stays(machine: Machine, line: str, last: str, t
         assert kernel.run("%reserve_gpu --release").shown.count("was released") == bool(then)
 
 
+@pytest.mark.ipython
+@pytest.mark.process
+def test_each_cell_that_has_reserved_tells_the_end(machine: Machine) -> None:
+    """What prolongs a reservation, or asks for it again, shows the same line; one replaces all."""
+    with machine.kernel() as kernel:
+        lines = ("--for 1h", "--for 2h", "", "--release")
+        shown = [display(kernel, f"%reserve_gpu {line}") for line in lines]
+    assert len({known for known, _ in shown}) == 1
+    assert all("GPU0 is yours until" in text for _, text in shown[:-1])
+    assert shown[-1][1] == "This reservation was released."
+
+
+@pytest.mark.ipython
+@pytest.mark.process
+def test_a_cell_that_runs_past_the_end(machine: Machine) -> None:
+    """What has reserved says that it is over meanwhile, which no %%capture takes for its cell's."""
+    (machine.folder / "on").touch()
+    end = "reserve_gpu.reserve(for_=0.5, progress=None)"
+    wait = "while os.path.exists('on'): time.sleep(0.01)"
+    with notebook(machine, "--for 1h") as kernel:
+        cell = kernel.start(f"%%capture captured\nimport os, time, reserve_gpu\n{end}\n{wait}")
+        assert updates(kernel, "the cell that runs may go on to its end")
+        (machine.folder / "on").unlink()
+        kernel.finish(cell)
+        assert kernel.run("print(captured.outputs)").stdout == "[]\n"
+
+
 @pytest.mark.process
 @pytest.mark.xdist_group("nbclient")  # nbformat takes seconds to load where JupyterLab is, too
 @pytest.mark.full
@@ -723,6 +771,7 @@ def test_overdue(busy: Machine) -> None:
         wait_for(lambda: "overdue since" in busy.command(*US, "status").stdout, 0.2)
         for _ in range(2):
             assert "GPU0 is overdue since" in kernel.run("1").all
+        assert "is yours" not in kernel.run("%reserve_gpu").all
         assert visible(kernel) == "0"
         kernel.run("%reserve_gpu --for 1h")
         assert "overdue" not in kernel.run("1").all

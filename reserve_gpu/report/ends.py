@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from reserve_gpu.report.faces import Face
 
 RELEASED = "This reservation was released."
+REPLACED = "Another reservation has taken the place of this one."
 HOUR_S, TEN_MINUTES_S, MINUTE_S = 3600, 600, 60
+BY_SECONDS_S = 2 * MINUTE_S  # from there on
 
 
 class End(NamedTuple):
@@ -68,6 +70,12 @@ def near(end: End, left_s: float) -> str:
     return f"{what}{why}. To keep it: {end.prolong}"
 
 
+def put_off(end: End) -> str:
+    """That it is over, and that the cell that runs may end."""
+    what = f"The reservation of {labels(end.devices)} has ended{_why(end, 'at')}"
+    return f"{what}; the cell that runs may go on to its end. To keep it: {end.prolong}"
+
+
 def may_go(end: End) -> str:
     """That it is over, and lasts until somebody waits."""
     what = f"The reservation of {labels(end.devices)} has ended{_why(end, 'at')}"
@@ -108,7 +116,9 @@ def coarse(seconds: float) -> str:
     if seconds < 1:
         return times.time_limit(max(seconds, 0.0))
     # To the nearest one: a moment after `--for 4h` it is 4 h, not 3 h.
-    step = next((step for step in (HOUR_S, TEN_MINUTES_S, MINUTE_S) if seconds >= 2 * step), 1)
+    if round(seconds) < BY_SECONDS_S:
+        return f"{seconds:.0f} s"
+    step = next((step for step in (HOUR_S, TEN_MINUTES_S) if seconds >= 2 * step), MINUTE_S)
     return duration(round(seconds / step) * step)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,7 +29,7 @@ from reserve_gpu.report.times import duration
 from reserve_gpu.report.words import MARK, STRONG, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any, TextIO
 
     from reserve_gpu.model import Device, Refusal, Request, Row, Rules, Ticket, Waiting
@@ -94,17 +95,36 @@ def tell(what: Picture | str) -> None:
         what.show()
 
 
-def replaceable(text: str) -> Callable[[str], object] | None:
-    """Show a line in this cell; returns what replaces it later, None where it is there for good."""
-    from IPython.core.getipython import get_ipython
-    from IPython.display import DisplayHandle
+class Replaceable:
+    """A line that stands in one cell or several, and is replaced in all of them.
 
-    if not hasattr(get_ipython(), "kernel"):
-        print(text)
-        return None
-    handle = DisplayHandle()  # type: ignore[no-untyped-call]
-    handle.display({"text/plain": text}, raw=True)  # type: ignore[no-untyped-call]
-    return lambda text: handle.update({"text/plain": text}, raw=True)  # type: ignore[no-untyped-call]
+    Where that can't be, as in a terminal, each one stays.
+    https://jupyter-client.readthedocs.io/en/stable/messaging.html#update-display-data
+    """
+
+    def __init__(self) -> None:
+        self._publisher: Any = None
+        self._known = {"display_id": os.urandom(16).hex()}
+
+    def show(self, text: str) -> None:
+        """Show it in this cell."""
+        from IPython.core.displaypub import CapturingDisplayPublisher
+        from IPython.core.getipython import get_ipython
+
+        shell: Any = get_ipython()
+        if not hasattr(shell, "kernel"):
+            print(text)
+            return
+        publisher = shell.display_pub
+        publisher.publish({"text/plain": text}, transient=self._known)
+        # Another cell's %%capture is to take nothing of what is said meanwhile.
+        if not (self._publisher and isinstance(publisher, CapturingDisplayPublisher)):
+            self._publisher = publisher
+
+    def replace(self, text: str) -> None:
+        """Replace it where it stands."""
+        if self._publisher:
+            self._publisher.publish({"text/plain": text}, transient=self._known, update=True)
 
 
 # -- the status of a machine -----------------------------------------------------------------------

@@ -22,9 +22,10 @@ from reserve_gpu.errors import DriverError, LockError
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.report import ends, pictures
+from reserve_gpu.report import ends
 from reserve_gpu.report.ends import End
 from reserve_gpu.report.faces import MAGIC, PYTHON
+from reserve_gpu.report.pictures import Replaceable
 from reserve_gpu.reservation import environment
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Endings:
 
     def __init__(self, owner: Owner) -> None:
         self.before_end: list[BeforeEnd] = []
-        self._show: Callable[[str], object] | None = None
+        self._line: Replaceable | None = None
         self._shown = ""
         self._owner = owner
         self._is_news = False  # what is shown, for the next cell
@@ -95,13 +96,11 @@ class Endings:
             self.before_end[:] = [f for f in self.before_end if _name_of(f.function) != name]
         self.before_end.append(BeforeEnd(function, limit_s))
 
-    def begin_to_show(self, held: Held) -> None:
-        """Show in this cell, if it is one, until when that is held, and what becomes of it."""
-        if not cells().shell:
-            return
-        text = ends.lasts(held.devices, held.terms, time.time())
-        self._replace(text)  # an earlier cell's
-        self._show, self._shown = pictures.replaceable(text), text
+    def begin_to_show(self) -> None:
+        """Show in this cell, if it is one, until when something is held, and what becomes of it."""
+        if cells().shell:
+            self._line = self._line or Replaceable()
+            self._line.show(self._shown)
 
     def watch_cells(self) -> None:
         """Get to know of the cells of this shell, if there is one."""
@@ -118,11 +117,12 @@ class Endings:
         before, self._followed = self._followed, held if held and held.terms.has_end else None
         self._is_news = False  # of what was held before
         if before and not (self._followed and set(before.devices) & set(self._followed.devices)):
-            self._replace(ends.RELEASED)
+            self.show(ends.REPLACED if held else ends.RELEASED)
             before = None
         if not before:  # what a cell shows is its last word
-            self._show = None
+            self._line = None
         if self._followed:
+            self.show(ends.lasts(self._followed.devices, self._followed.terms, time.time()))
             self._ending = Ending(self._owner, self)
             self._ending.start()
 
@@ -131,8 +131,8 @@ class Endings:
 
         The next cell tells what is shown then. Where no cell comes any more it is for the log.
         """
-        self._is_news = self._is_news or is_news
-        self._replace(text)
+        self._is_news = is_news
+        self.show(text)
         if is_last or (is_news and not cells().shell):
             self._is_news = False
             logging.getLogger("reserve_gpu").warning(text)
@@ -142,15 +142,16 @@ class Endings:
         self._followed = None
         self.tell(text, is_news=True)
 
-    def _replace(self, text: str) -> None:
+    def show(self, text: str) -> None:
+        """Show it in the output of the cells that have reserved."""
         if text != self._shown:
             self._shown = text
             self._update()
 
     def _update(self) -> None:
-        if self._show:
+        if self._line:
             with suppress(Exception):  # the front end is gone
-                self._show(self._shown)
+                self._line.replace(self._shown)
 
     def take_news(self) -> list[str]:
         """What the next cell has to tell."""
@@ -173,7 +174,7 @@ class Ending:
 
     def __init__(self, owner: Owner, endings: Endings) -> None:
         self._owner = owner
-        self._endings, self._tell = endings, endings.tell
+        self._endings = endings
         self._began = time.time()
         self._used = self._next_look = time.monotonic()
         self._looked_at = self._began
@@ -200,6 +201,10 @@ class Ending:
         self._is_stopped = True
         self.wake()
 
+    def _tell(self, text: str, *, is_news: bool, is_last: bool = False) -> None:
+        if not self._is_stopped:  # while it looked at something
+            self._endings.tell(text, is_news=is_news, is_last=is_last)
+
     def _run(self) -> None:
         try:
             while (pause_s := self._step()) is not None:
@@ -225,6 +230,7 @@ class Ending:
             self._may_go, self._signs = False, {}
             return min(self._count_down(end, left_s), self._look_s(held.terms))
         if cells().is_running and not held.terms.is_strict:
+            self._tell(ends.put_off(end), is_news=False)
             return SLICE_S  # the end of the cell wakes this up
         if held.terms.if_wanted and not self._is_wanted(held.devices):
             if not self._may_go:
@@ -273,12 +279,15 @@ class Ending:
         whole_s = (end.terms.idle_s or 0.0) if end.is_by_idleness else end.at - self._began
         leads = [min(longest_s, whole_s * part) for longest_s, part in WARNINGS]
         due = sum(left_s <= lead_s for lead_s in leads)
-        is_warning = due > self._warned and not end.is_by_idleness  # the next cell is use
-        self._warned = due
         text = ends.near(end, left_s) if due else ends.lasts(end.devices, end.terms, time.time())
-        self._tell(text, is_news=is_warning)
-        until_due_s = [left_s - lead_s for lead_s in leads[due:]]
-        return min(SLICE_S if left_s > 2 * ends.MINUTE_S else SECOND_S, *until_due_s, left_s)
+        if not due or (due > self._warned and not end.is_by_idleness):  # the next cell is use
+            self._tell(text, is_news=bool(due))
+        elif not self._is_stopped:
+            self._endings.show(text)
+        self._warned = 0 if end.is_by_idleness else due
+        by_seconds_s = left_s - ends.BY_SECONDS_S
+        pause_s = min(by_seconds_s, SLICE_S) if by_seconds_s > 0 else SECOND_S
+        return min(pause_s, left_s, *(left_s - lead_s for lead_s in leads[due:]))
 
     def _finish(self, held: Held, end: End) -> float | None:
         """The end: let go, or say that it is overdue, or end this process."""
@@ -291,7 +300,7 @@ class Ending:
                 return None
             self._owner.mark_overdue(end.at)
             if not held.terms.end_kernel:
-                self._tell(ends.overdue(end), is_news=False)  # each cell says it
+                self._tell(ends.overdue(end), is_news=True)
                 return None
         self._tell(ends.ending(end), is_news=True, is_last=True)
         began = time.monotonic()

@@ -333,8 +333,9 @@ class Session:
 
     def show_end(self) -> None:
         """Show a cell until when it has what it has reserved, if that ends."""
-        if self.held and self.held.terms.has_end:
-            self.endings.begin_to_show(self.held)
+        held = self.held  # another thread may let go of it
+        if held and held.terms.has_end:
+            self.endings.begin_to_show()
 
     @property
     def endings(self) -> Endings:
