@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.model import Request, Terms
 from reserve_gpu.report import times, words
-from reserve_gpu.report.times import duration
+from reserve_gpu.report.times import MINUTE_S, duration
 from reserve_gpu.report.words import labels
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 RELEASED = "This reservation was released."
 REPLACED = "Another reservation has taken the place of this one."
-HOUR_S, TEN_MINUTES_S, MINUTE_S = 3600, 600, 60
-BY_SECONDS_S = 2 * MINUTE_S  # from there on
+HOUR_S, TEN_MINUTES_S = 3600, 600
+BY_SECONDS_S = 2 * MINUTE_S  # so much time is counted down by seconds
 
 
 class End(NamedTuple):
@@ -72,21 +72,19 @@ def near(end: End, left_s: float) -> str:
 
 def put_off(end: End) -> str:
     """That it is over, and that the cell that runs may end."""
-    what = f"The reservation of {labels(end.devices)} has ended{_why(end, 'at')}"
-    return f"{what}; the cell that runs may go on to its end. To keep it: {end.prolong}"
+    return f"{_has_ended(end)}; the cell that runs may go on to its end. To keep it: {end.prolong}"
 
 
 def may_go(end: End) -> str:
     """That it is over, and lasts until somebody waits."""
-    what = f"The reservation of {labels(end.devices)} has ended{_why(end, 'at')}"
-    return f"{what}, but lasts until somebody waits for it. To keep it: {end.prolong}"
+    return f"{_has_ended(end)}, but lasts until somebody waits for it. To keep it: {end.prolong}"
 
 
 def gone(end: End) -> str:
     """That it was let go of."""
     return (
-        f"The reservation of {labels(end.devices)} has ended{_why(end, 'at')}. No GPU is visible "
-        f"to this {end.face.sight} now; get one with {end.face.typed(Request())}"
+        f"{_has_ended(end)}. No GPU is visible to this {end.face.sight} now; get one with "
+        f"{end.face.typed(Request())}"
     )
 
 
@@ -115,11 +113,15 @@ def coarse(seconds: float) -> str:
     """A time to come as it is counted down: `4 h`, `50 min`, `3 min`, and seconds at the end."""
     if seconds < 1:
         return times.time_limit(max(seconds, 0.0))
-    # To the nearest one: a moment after `--for 4h` it is 4 h, not 3 h.
     if round(seconds) < BY_SECONDS_S:
         return f"{seconds:.0f} s"
+    # To the nearest one: a moment after `--for 4h` it is 4 h, not 3 h.
     step = next((step for step in (HOUR_S, TEN_MINUTES_S) if seconds >= 2 * step), MINUTE_S)
     return duration(round(seconds / step) * step)
+
+
+def _has_ended(end: End) -> str:
+    return f"The reservation of {labels(end.devices)} has ended{_why(end, 'at')}"
 
 
 def _why(end: End, when: str = "since") -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +24,6 @@ from reserve_gpu.report import (
     words,
 )
 from reserve_gpu.report.layout import Layout, View
-from reserve_gpu.report.times import duration
 from reserve_gpu.report.words import MARK, STRONG, listed
 
 if TYPE_CHECKING:
@@ -93,38 +91,6 @@ def tell(what: Picture | str) -> None:
         display({"text/plain": what}, raw=True)  # type: ignore[no-untyped-call]
     else:
         what.show()
-
-
-class Replaceable:
-    """A line that stands in one cell or several, and is replaced in all of them.
-
-    Where that can't be, as in a terminal, each one stays.
-    https://jupyter-client.readthedocs.io/en/stable/messaging.html#update-display-data
-    """
-
-    def __init__(self) -> None:
-        self._publisher: Any = None
-        self._known = {"display_id": os.urandom(16).hex()}
-
-    def show(self, text: str) -> None:
-        """Show it in this cell."""
-        from IPython.core.displaypub import CapturingDisplayPublisher
-        from IPython.core.getipython import get_ipython
-
-        shell: Any = get_ipython()
-        if not hasattr(shell, "kernel"):
-            print(text)
-            return
-        publisher = shell.display_pub
-        publisher.publish({"text/plain": text}, transient=self._known)
-        # Another cell's %%capture is to take nothing of what is said meanwhile.
-        if not (self._publisher and isinstance(publisher, CapturingDisplayPublisher)):
-            self._publisher = publisher
-
-    def replace(self, text: str) -> None:
-        """Replace it where it stands."""
-        if self._publisher:
-            self._publisher.publish({"text/plain": text}, transient=self._known, update=True)
 
 
 # -- the status of a machine -----------------------------------------------------------------------
@@ -337,7 +303,7 @@ def wait(waiting: Waiting) -> Picture:
 def awaited(waiting: Waiting) -> str:
     """`Waiting for a GPU, number 2 in the queue, for 3 min (1 h at most)`, and a full stop."""
     place = "next" if waiting.place == 1 else f"number {waiting.place}"
-    time_ = duration(waiting.waited_s)
+    time_ = times.duration(waiting.waited_s)
     if not math.isinf(waiting.limit_s):
         time_ += f" ({times.time_limit(waiting.limit_s)} at most)"
     return f"Waiting for {messages.asked(waiting.request)}, {place} in the queue, for {time_}."

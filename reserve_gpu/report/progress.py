@@ -1,7 +1,8 @@
 """The one live display: of a wait or a check, gone when that is over, and of the status.
 
-What it shows comes from pictures; here is where it goes: to a notebook, a terminal, or a log. Only
-the functions that name IPython need it, so the command line shows the same without.
+Also the line that counts a reservation down, which stays where it stands. What a display shows
+comes from pictures; here is where it goes: to a notebook, a terminal, or a log. Only the functions
+that name IPython need it, so the command line shows the same without.
 """
 
 from __future__ import annotations
@@ -184,6 +185,38 @@ class Notebook:
             self._handle.display(data, raw=True)  # type: ignore[no-untyped-call]
         else:
             self._handle.update(data, raw=True)  # type: ignore[no-untyped-call]
+
+
+class Replaceable:
+    """A line that stands in one cell or several, and is replaced in all of them.
+
+    Where that can't be, as in a terminal, each one stays.
+    https://jupyter-client.readthedocs.io/en/stable/messaging.html#update-display-data
+    """
+
+    def __init__(self) -> None:
+        self._publisher: Any = None
+        self._known = {"display_id": os.urandom(16).hex()}
+
+    def show(self, text: str) -> None:
+        """Show it in this cell."""
+        from IPython.core.displaypub import CapturingDisplayPublisher
+        from IPython.core.getipython import get_ipython
+
+        shell: Any = get_ipython()
+        if not hasattr(shell, "kernel"):
+            print(text)
+            return
+        publisher = shell.display_pub
+        publisher.publish({"text/plain": text}, transient=self._known)
+        # Another cell's %%capture is to take nothing of what is said meanwhile.
+        if not (self._publisher and isinstance(publisher, CapturingDisplayPublisher)):
+            self._publisher = publisher
+
+    def replace(self, text: str) -> None:
+        """Replace it where it stands."""
+        if self._publisher:
+            self._publisher.publish({"text/plain": text}, transient=self._known, update=True)
 
 
 def watch(look: Callable[[], Status], show: Callable[[Picture], object], every_s: float) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.model import State
 from reserve_gpu.report import times, words
-from reserve_gpu.report.times import duration
 from reserve_gpu.report.words import MARK, STRONG, listed, named
 
 if TYPE_CHECKING:
@@ -54,8 +53,8 @@ def _limits(rules: Rules) -> list[str]:
     return [
         f"{gpus.value:.0f} GPU{'' if gpus.value == 1 else 's'}" if gpus else "",
         f"{words.size(memory.value, memory.unit)} in parts" if memory else "",
-        duration(rules.time.value) if rules.time else "",
-        f"idle {duration(rules.idle.value)}" if rules.idle else "",
+        times.duration(rules.time.value) if rules.time else "",
+        f"idle {times.duration(rules.idle.value)}" if rules.idle else "",
         "then the process is ended" if ends and (rules.time or rules.idle) else "",
     ]
 
@@ -104,10 +103,10 @@ def _asked_for(count: int) -> str:
 
 def too_long(rule: Rule, asked_s: float) -> str:
     """Why nothing is reserved for so long."""
-    most = duration(rule.value)
+    most = times.duration(rule.value)
     return (
-        f"{duration(asked_s)} is longer than {named(rule)} allows. Ask for {most} or less, or "
-        f"leave it out: then it is {most}."
+        f"{times.duration(asked_s)} is longer than {named(rule)} allows. Ask for {most} or less, "
+        f"or leave it out: then it is {most}."
     )
 
 

@@ -25,7 +25,7 @@ from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.report import ends
 from reserve_gpu.report.ends import End
 from reserve_gpu.report.faces import MAGIC, PYTHON
-from reserve_gpu.report.pictures import Replaceable
+from reserve_gpu.report.progress import Replaceable
 from reserve_gpu.reservation import environment
 
 if TYPE_CHECKING:
@@ -116,11 +116,11 @@ class Endings:
             self._ending = None
         before, self._followed = self._followed, held if held and held.terms.has_end else None
         self._is_news = False  # of what was held before
-        if before and not (self._followed and set(before.devices) & set(self._followed.devices)):
-            self.show(ends.REPLACED if held else ends.RELEASED)
-            before = None
-        if not before:  # what a cell shows is its last word
-            self._line = None
+        goes_on = before and self._followed and set(before.devices) & set(self._followed.devices)
+        if not goes_on:
+            if before:
+                self.show(ends.REPLACED if held else ends.RELEASED)
+            self._line = None  # what a cell shows is its last word
         if self._followed:
             self.show(ends.lasts(self._followed.devices, self._followed.terms, time.time()))
             self._ending = Ending(self._owner, self)
