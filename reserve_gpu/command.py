@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from reserve_gpu import alarm, errors, host, options
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus import names
-from reserve_gpu.model import NO_TERMS
+from reserve_gpu.model import NO_LEASE
 from reserve_gpu.report import faces, messages
 from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import api
@@ -69,15 +69,15 @@ def _set_alarm(*, is_timed: bool) -> None:
     is_timed: it was asked for; else only an administrator's rule can want it.
     """
     reservation = api.current()
-    terms = reservation.terms if reservation else NO_TERMS
-    if terms.until is None or not (is_timed or terms.end_kernel):
+    lease = reservation.lease if reservation else NO_LEASE
+    if lease.until is None or not (is_timed or lease.end_kernel):
         return
     try:
-        alarm.start(terms.until)
+        alarm.start(lease.until)
     except OSError as error:
         reason = shown(str(error))
         raise CommandError(f"The command can't be ended at its time: {reason}.") from error
-    say(messages.command_ends(terms.until, time.time()))
+    say(messages.command_ends(lease.until, time.time()))
 
 
 def start_kernel(arguments: Namespace) -> NoReturn:

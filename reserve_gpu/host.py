@@ -250,22 +250,14 @@ def held_by() -> int:
     return int(pid) if pid.isascii() and pid.isdecimal() else 0
 
 
-def myself(note: str | None = None) -> dict[str, str | None]:
-    """What this process says of itself to those who find a device reserved.
+def title() -> str | None:
+    """Return what this process is called in place of its command, None if nothing is set."""
+    return _name or _engine()
 
-    Whoever can see this process goes by the system's word for its user, so here the variable that
-    the login has set is enough.
-    """
-    user = os.environ.get("LOGNAME") or user_of(os.getpid())
-    name = _name or _engine()
-    return {
-        "user": user,
-        # An engine inherits the variable of the notebook that has started it.
-        "notebook": None if name else notebook(),
-        "command": name or command(sys.orig_argv, _directory()),
-        "cwd": _directory(),
-        "note": note,
-    }
+
+def own_command() -> str | None:
+    """Return the command that this process runs, in short."""
+    return command(sys.orig_argv, working_directory())
 
 
 def call_it(name: str) -> None:
@@ -324,7 +316,7 @@ def _engine() -> str | None:
     return shown(f"engine {'?' if engine.id is None else engine.id}{cluster}", NAME_LIMIT)
 
 
-def _directory() -> str | None:
+def working_directory() -> str | None:
     """The working directory, None if it is gone."""
     with suppress(OSError):
         return os.getcwd()

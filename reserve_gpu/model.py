@@ -172,14 +172,22 @@ class Gauges(NamedTuple):
     power_limit_w: float | None = None
 
 
-class Terms(NamedTuple):
+class Size(NamedTuple):
+    """An amount of memory, and the unit in which somebody asked for it."""
+
+    mib: float
+    unit: str = "GiB"
+
+
+class Lease(NamedTuple):
     """Until when somebody holds what they have reserved: by their own word, or by a rule.
 
-    lasts_s: for so long, from the moment at which it was reserved. until: that moment's end, or
-    one that was named. idle_s: until nothing has run and used it for so long.
+    lasts_s: for so long from the start of the reservation; it becomes `until` then.
+    until: up to that moment.
+    idle_s: until nothing has run, and nothing has used the device, for so long.
     if_wanted: not before somebody waits who could use it.
-    end_kernel: the process is to end where that alone frees the memory.
-    is_strict: also in the midst of a cell; only an administrator's rule says so.
+    end_kernel: end the process where nothing else frees the memory.
+    is_strict: end it in the midst of a cell too; only an administrator's rule says so.
     """
 
     lasts_s: float | None = None
@@ -191,18 +199,18 @@ class Terms(NamedTuple):
 
     @property
     def has_end(self) -> bool:
-        """Whether it ends at all before its process does."""
+        """Tell whether it ends at all before its process does."""
         return not (self.lasts_s is None and self.until is None and self.idle_s is None)
 
-    def begun(self, now: float) -> "Terms":
-        """The same for what is reserved at that moment."""
+    def begun(self, now: float) -> "Lease":
+        """Return the lease of a reservation that starts now."""
         if self.lasts_s is None:
             return self
         return self._replace(lasts_s=None, until=now + self.lasts_s)
 
-    def changed_by(self, new: "Terms") -> "Terms":
-        """These, once they have begun, after new ones: what those say counts, the rest stays."""
-        return Terms(
+    def changed_by(self, new: "Lease") -> "Lease":
+        """Return this lease, which has begun, with all that a new one says."""
+        return Lease(
             until=self.until if new.until is None else new.until,
             idle_s=self.idle_s if new.idle_s is None else new.idle_s,
             if_wanted=new.if_wanted or self.if_wanted,
@@ -211,7 +219,48 @@ class Terms(NamedTuple):
         )
 
 
-NO_TERMS = Terms()
+NO_LEASE = Lease()
+
+
+class Promise(NamedTuple):
+    """What somebody says of their use of each device.
+
+    size: the most memory that they will use, None for all of it. note: a line for others to read.
+    """
+
+    size: Size | None = None
+    lease: Lease = NO_LEASE
+    note: str | None = None
+
+    @property
+    def part_mib(self) -> float | None:
+        """Return the size in MiB, None for the whole device."""
+        return self.size.mib if self.size else None
+
+    @property
+    def part_unit(self) -> str:
+        """Return the unit in which memory is shown beside it."""
+        return self.size.unit if self.size else "GiB"
+
+    def changed_by(self, new: "Promise") -> "Promise":
+        """Return this promise after a new call: it sets the size, and keeps what it leaves out."""
+        note = self.note if new.note is None else new.note
+        return Promise(new.size, self.lease.changed_by(new.lease), note)
+
+
+class Who(NamedTuple):
+    """What a process says of itself. It is shown to others, and never decides anything.
+
+    notebook: the name of its file. command: in short, as `python train.py`.
+    cwd: its working directory. namespace: the inode of its PID namespace.
+    """
+
+    user: str | None = None
+    notebook: str | None = None
+    command: str | None = None
+    cwd: str | None = None
+    pid: int | None = None
+    namespace: int | None = None
 
 
 class Rule(NamedTuple):
@@ -261,9 +310,10 @@ class Holder(NamedTuple):
 
     pid: int | None = None
     user: str | None = None
-    notebook: str | None = None  # its file's name; older versions wrote a directory, too
-    note: str | None = None
+    notebook: str | None = None  # its file's name
     since: float | None = None  # when it took the lock
+    promise: Promise = Promise()
+    overdue: float | None = None  # since when it should have ended
     seen: bool = False
     confirmed: bool = False  # the record names the same pid as the kernel
     elsewhere: bool = False  # the pid is of another PID namespace; here it means another process
@@ -271,20 +321,25 @@ class Holder(NamedTuple):
     # Of what it has reserved, by its own word: once a GPU is lost nobody can read its UUID.
     label: str | None = None
     index: int | None = None  # type: ignore[assignment]
-    visible: str | None = None  # its CUDA_VISIBLE_DEVICES, by its own word
+    visible: str | None = None  # its CUDA_VISIBLE_DEVICES
     command: str | None = None  # in short, as `python train.py`; an engine by its number
     cwd: str | None = None  # its working directory when it took the lock
     file: str | None = None  # the name of its lock file
-    # Of one who shares the device: the most memory of it that it was promised, and what it uses.
-    part_mib: float | None = None
-    part_unit: str = "GiB"  # in which it has asked for that
-    used_mib: float | None = None  # with its children; None where that can't be seen
-    terms: Terms = NO_TERMS  # until when, by its own word
-    overdue: float | None = None  # since when it should have ended, by its own word
+    used_mib: float | None = None  # of one who shares, with its children; None: can't be seen
+
+    @property
+    def part_mib(self) -> float | None:
+        """Return the most memory of the device that it was promised, None for all of it."""
+        return self.promise.part_mib
+
+    @property
+    def note(self) -> str | None:
+        """Return its line for others to read."""
+        return self.promise.note
 
     @property
     def is_over(self) -> bool:
-        """Whether it uses more than it was promised."""
+        """Tell whether it uses more than it was promised."""
         if self.part_mib is None or self.used_mib is None:
             return False
         return self.used_mib > self.part_mib
@@ -298,7 +353,7 @@ class Ticket(NamedTuple):
     wants: frozenset[str] | None  # UUIDs of the devices that its holder could use, None for any
     holder: Holder
     asks: str | None = None  # the request in words, as its holder wrote it
-    beat: int = 0  # its holder's last sign of life; only whether it changes means anything
+    heartbeat: int = 0  # its holder's last sign of life; only whether it changes means anything
     needs: int = 1  # devices at once
     part_mib: float | None = None  # of each; None for all of it
 
@@ -318,10 +373,12 @@ class Request(NamedTuple):
     model: str = ""  # text that the name of each must contain
     exclude: tuple[str, ...] = ()  # as typed
     share: bool = False  # together with others who share
-    part_mib: float | None = None  # of each, the most memory that will be used; then it is shared
-    part_unit: str = "GiB"  # in which that was asked for
-    note: str | None = None  # for others to read
-    terms: Terms = NO_TERMS
+    promise: Promise = Promise()  # of each; who asks for a part of a device shares it
+
+    @property
+    def part_mib(self) -> float | None:
+        """Return the part of each that is asked for, None for all of it."""
+        return self.promise.part_mib
 
     @property
     def needed(self) -> int:

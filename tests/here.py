@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import json
 import os
 import re
 import time
@@ -93,6 +94,7 @@ class Here(Machine):
 
         number: of the device, as `0` or `1:0`. record: what the lock file says besides.
         """
+        from reserve_gpu.host import pid_namespace
         from reserve_gpu.locks.directory import LockDirectory
         from reserve_gpu.locks.lock import Lock
 
@@ -101,7 +103,14 @@ class Here(Machine):
                 lock = directory.take(self.uuid(number), share=share)
             assert isinstance(lock, Lock), lock
             try:
-                lock.write({"user": "rival", "notebook": "rival.ipynb", "note": note, **record})
+                own: dict[str, Any] = {
+                    "pid": os.getpid(),
+                    "namespace": pid_namespace(),
+                    "since": lock.since,
+                    "written": time.time(),
+                }
+                says = {**own, "user": "rival", "notebook": "rival.ipynb", "note": note, **record}
+                os.pwrite(lock.descriptor, json.dumps(says).encode(), 0)
                 yield
             finally:
                 lock.release()

@@ -792,7 +792,7 @@ def test_loading_the_extension_adopts(here: Here) -> None:
             assert held(here) == []
 
 
-HELD: dict[str, Any] = {"before": {}, "written": {}, "note": None, "reason": None}
+HELD: dict[str, Any] = {"before": {}, "written": {}, "record": {}, "reason": None}
 
 
 def left(**changes: Any) -> dict[str, Any]:
@@ -818,9 +818,9 @@ UNTRUE = {
     "no device": left(devices=[7]),
     "another field": left(devices=[DEVICE | {"nonsense": 1}]),
     "another type": left(devices=[DEVICE | {"name": 1}]),
-    "no text": left(note=1),
+    "no text": left(reason=1),
     "a list": [],
-    "huge": left(note="x" * 110_000),
+    "huge": left(record={"note": "x" * 110_000}),
 }
 FORGERIES = {name: f"PID {json.dumps(fields)}" for name, fields in UNTRUE.items()} | {
     "empty": "",

@@ -133,8 +133,8 @@ def test_plugin(machine: Machine) -> None:
 
 
 TIMED = """
-terms = lambda: [str(value) for value in reserve_gpu.current().terms[2:4]]
-until = lambda: round((reserve_gpu.current().terms.until - time.time()) / 60)
+terms = lambda: [str(value) for value in reserve_gpu.current().lease[2:4]]
+until = lambda: round((reserve_gpu.current().lease.until - time.time()) / 60)
 with cluster(2) as local, Client(local) as client:
     client.register_plugin(ReserveGPU(for_="4h", idle="1h", if_wanted=True))
     say(list(client.run(terms).values()))

@@ -195,7 +195,7 @@ def test_files_made_by_root(here: Here, capsys: pytest.CaptureFixture[str]) -> N
         here.rival("2", share=True),
         here.rival("3"),
         LockDirectory(str(here.locks)) as directory,
-        Place(directory, [here.uuid("3")], {}) as place,
+        Place(directory, [here.uuid("3")]) as place,
     ):
         with directory.mutex():
             place.join()

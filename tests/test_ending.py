@@ -17,7 +17,7 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.cells import cells
-from reserve_gpu.model import Terms
+from reserve_gpu.model import Lease
 from reserve_gpu.reservation import ending
 from tests.locked import locked
 from tests.machine import LIMIT_S
@@ -135,7 +135,7 @@ def notebook(machine: Machine, line: str = "", *more: str) -> Iterator[Kernel]:
 
 def test_a_moment_lets_go(here: Here) -> None:
     """At the end the GPU is free and this process sees none; no thread is left."""
-    until = reserve_gpu.reserve(for_=SOON_S).terms.until
+    until = reserve_gpu.reserve(for_=SOON_S).lease.until
     assert until
     assert threads()
     wait_for(lambda: reserve_gpu.current() is None)
@@ -202,11 +202,11 @@ def test_it_is_prolonged(here: Here) -> None:
     first = reserve_gpu.reserve(for_=1.5)
     again = reserve_gpu.reserve(for_="1h")
     assert again is first
-    until = first.terms.until
+    until = first.lease.until
     assert until is not None
     assert until > time.time() + 3000
     reserve_gpu.reserve()
-    assert first.terms.until == until
+    assert first.lease.until == until
     time.sleep(1.7)
     assert reserve_gpu.current() is first
     wait_for(lambda: len(threads()) == 1)
@@ -215,20 +215,20 @@ def test_it_is_prolonged(here: Here) -> None:
 def test_terms_are_added_to(here: Here) -> None:
     """What is said later counts, and what is not said stays."""
     first = reserve_gpu.reserve(for_="1h", if_wanted=True)
-    until = first.terms.until
+    until = first.lease.until
     reserve_gpu.reserve(idle="2h")
-    assert first.terms == Terms(until=until, idle_s=7200, if_wanted=True)
+    assert first.lease == Lease(until=until, idle_s=7200, if_wanted=True)
 
 
 def test_a_larger_part_ends_as_before(here: Here) -> None:
     """Whoever grows holds what they hold for as long as they said."""
     here.write("gpu\n memory 8000")
     first = reserve_gpu.reserve(memory="2GiB", for_="1h")
-    until = first.terms.until
-    assert reserve_gpu.reserve(memory="3GiB").terms.until == until
-    assert reserve_gpu.status().rows[0].holders[0].terms.until == until
-    assert reserve_gpu.reserve(memory="1GiB").terms.until == until
-    assert reserve_gpu.status().rows[0].holders[0].terms.until == until
+    until = first.lease.until
+    assert reserve_gpu.reserve(memory="3GiB").lease.until == until
+    assert reserve_gpu.status().rows[0].holders[0].promise.lease.until == until
+    assert reserve_gpu.reserve(memory="1GiB").lease.until == until
+    assert reserve_gpu.status().rows[0].holders[0].promise.lease.until == until
 
 
 def test_a_rule_gives_no_more_time_to_who_grows(here: Here) -> None:
@@ -236,23 +236,23 @@ def test_a_rule_gives_no_more_time_to_who_grows(here: Here) -> None:
     here.write("gpu\n memory 8000")
     here.rules.write_text('[limits]\ntime = "2h"\n')
     first = reserve_gpu.reserve(memory="2GiB")
-    until = first.terms.until
+    until = first.lease.until
     assert until
     time.sleep(0.05)
-    assert reserve_gpu.reserve(memory="3GiB").terms.until == until
+    assert reserve_gpu.reserve(memory="3GiB").lease.until == until
 
 
 def test_less_ends_as_before(here: Here) -> None:
     """What is left of a reservation ends when all of it was to end."""
-    until = reserve_gpu.reserve("0,1", for_="1h").terms.until
-    assert reserve_gpu.reserve("1").terms.until == until
+    until = reserve_gpu.reserve("0,1", for_="1h").lease.until
+    assert reserve_gpu.reserve("1").lease.until == until
 
 
 def test_less_for_longer(here: Here) -> None:
     """Who keeps a part of what they have, and says until when, has that until then."""
-    until = reserve_gpu.reserve("0,1", for_="1h").terms.until
+    until = reserve_gpu.reserve("0,1", for_="1h").lease.until
     assert until
-    assert (reserve_gpu.reserve("1", for_="3h").terms.until or 0.0) > until + 7000
+    assert (reserve_gpu.reserve("1", for_="3h").lease.until or 0.0) > until + 7000
 
 
 def test_an_idle_promise_costs_no_thread_that_stays(here: Here) -> None:
@@ -655,9 +655,9 @@ def test_a_refused_order_prolongs_nothing(busy: Machine) -> None:
     """What is refused once CUDA has started changes no terms."""
     with busy.child() as child:
         child.run(f"first = reserve_gpu.reserve('0,1', for_='1h'); {USE_GPU}")
-        until = child.run("first.terms.until").value
+        until = child.run("first.lease.until").value
         assert child.run("reserve_gpu.reserve('1,0', for_='3h')").error == "TooLateError"
-        assert child.run("first.terms.until").value == until
+        assert child.run("first.lease.until").value == until
 
 
 @pytest.mark.process

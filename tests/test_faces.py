@@ -11,7 +11,7 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import cli, command, options
-from reserve_gpu.model import Device, Process, Refusal, Request, State, Usage
+from reserve_gpu.model import Device, Process, Promise, Refusal, Request, Size, State, Usage
 from reserve_gpu.report import faces, pictures, words
 from reserve_gpu.reservation.request import parse
 
@@ -123,7 +123,7 @@ def test_a_hint_asks_for_the_same_memory(face: Face, size: str) -> None:
 @pytest.mark.parametrize("room_mib", ROOMS)
 def test_what_would_fit_does_fit(face: Face, unit: str, room_mib: float) -> None:
     """The size that a refusal offers is what there is room for, or a little less, never more."""
-    request = Request(share=True, part_mib=80000.0, part_unit=unit)
+    request = Request(share=True, promise=Promise(Size(80000.0, unit)))
     full = Refusal(GPU0, State.FULL, room_mib=room_mib)
     (line,) = [
         words.plain(line)
@@ -133,14 +133,14 @@ def test_what_would_fit_does_fit(face: Face, unit: str, room_mib: float) -> None
     typed = read(line.split(": ", 1)[1])[0]
     assert typed.part_mib is not None
     assert room_mib / 2 < typed.part_mib <= room_mib
-    assert typed._replace(part_mib=request.part_mib) == request
+    assert typed._replace(promise=request.promise) == request
 
 
 @pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
 @pytest.mark.parametrize("note", ["a\nb", "\x1b[31m"], ids=ascii)
 def test_a_hint_is_one_printable_line(face: Face, note: str) -> None:
     """A note that would do something to a terminal is not repeated there."""
-    assert face.typed(Request(note=note), waits=True).isprintable()
+    assert face.typed(Request(promise=Promise(note=note)), waits=True).isprintable()
 
 
 def test_a_long_command_is_not_repeated() -> None:

@@ -214,6 +214,7 @@ def in_fork(child: Child, code: str) -> str:
 
 
 HOLD = """
+from reserve_gpu.locks.record import Record
 from reserve_gpu.reservation.session import session
 held = reserve_gpu.reserve(0)
 locks = list(session()._held.locks.values())
@@ -251,7 +252,7 @@ def test_a_child_forked_in_c_does_not_free_its_parents_gpu(holder: Child, other:
     assert holder.run(HOLD).error is None
     in_c = IN_FORK.replace("in_fork", "in_fork_in_c").replace("os.fork", "ctypes.PyDLL(None).fork")
     assert holder.run(f"import ctypes\n{in_c}").error is None
-    for code in ("[lock.release() for lock in locks]", "[lock.write({}) for lock in locks]"):
+    for code in ("[lock.release() for lock in locks]", "[lock.write(Record()) for lock in locks]"):
         assert holder.run(f"in_fork_in_c({code!r})").value == "[None]"
         assert f"pid {holder.pid}" in other.reserve("0").text
     assert holder.run("reserve_gpu.current() is held").value is True

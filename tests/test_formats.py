@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import reserve_gpu
-from reserve_gpu.model import Device, Holder, Row, State, Ticket, Usage
+from reserve_gpu.model import Device, Holder, Promise, Row, Size, State, Ticket, Usage
 from reserve_gpu.report import page, prometheus
 from reserve_gpu.report.colour import is_coloured
 from reserve_gpu.report.layout import Layout
@@ -210,9 +210,15 @@ def test_metrics_of_parts(here: Here) -> None:
 
 def test_metrics_of_parts_that_are_not_known(here: Here) -> None:
     """Of a user of whom one process's use or size is not known there is no sum."""
-    holders = Holder(1, "alice", part_mib=9.0), Holder(2, "alice", used_mib=7.0), Holder(3, "bob")
+    holders = (
+        Holder(1, "alice", promise=Promise(Size(9.0))),
+        Holder(2, "alice", used_mib=7.0),
+        Holder(3, "bob"),
+    )
     row = Row(Device(0, "GPU-a"), State.RESERVED, Usage(), holders=(*holders, Holder(4)))
-    row = row._replace(holders=(*row.holders, Holder(5, "\n}x", part_mib=2.0, used_mib=1.0)))
+    row = row._replace(
+        holders=(*row.holders, Holder(5, "\n}x", promise=Promise(Size(2.0)), used_mib=1.0))
+    )
     series = metrics(prometheus.text(Status((row,))))
     for name, mib in (("user_memory_promised_bytes", 2), ("user_memory_used_bytes", 1)):
         assert values(series, name, "username") == {("\N{REPLACEMENT CHARACTER}}x",): mib << 20}
@@ -335,7 +341,9 @@ def test_page(here: Here, typed: CommandLine) -> None:
 def test_page_is_escaped() -> None:
     """What others have written becomes no element of the page, and what is long is cut."""
     hostile = "</title></style><script>alert(1)</script>{reload_s}" + "x" * 5000
-    row = Row(GPU, State.RESERVED, IDLE, holders=(Holder(user=hostile, note=hostile),))
+    row = Row(
+        GPU, State.RESERVED, IDLE, holders=(Holder(user=hostile, promise=Promise(note=hostile)),)
+    )
     text = page.page(status_of(row, host=hostile))
     assert "script" not in dict(Tags(text).elements)
     assert "{reload_s}" in text

@@ -374,7 +374,7 @@ def test_a_kernel_whose_reservation_ends(machine: Machine) -> None:
     assert words[len(US) :] == [
         *("kernel", "start", "--for=8h", "--idle=2h", "--if-wanted", "--end-kernel")
     ]
-    code = "import reserve_gpu, time; terms = reserve_gpu.current().terms\n"
+    code = "import reserve_gpu, time; terms = reserve_gpu.current().lease\n"
     code += "print(round((terms.until - time.time()) / 3600), terms[2:5])"
     done = machine.command(*words, "--", sys.executable, "-c", code)
     assert done.stdout == "8 (7200.0, True, True)\n", done.stderr

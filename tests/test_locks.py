@@ -21,7 +21,8 @@ from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.directory import MUTEX, LockDirectory
 from reserve_gpu.locks.lock import kernel_device
-from reserve_gpu.model import State
+from reserve_gpu.locks.record import Record
+from reserve_gpu.model import Promise, State
 from reserve_gpu.report import messages
 from tests.locked import (
     OBSTACLES,
@@ -869,7 +870,7 @@ def test_a_lock_writes_into_its_own_file_alone(two: Here) -> None:
     with letter.open("r+") as file:
         os.dup2(file.fileno(), lock.descriptor)
     number = lock.descriptor
-    lock.write({"note": "mine"})
+    lock.write(Record(promise=Promise(note="mine")))
     lock.stamp()
     lock.release()
     assert (letter.read_text(), letter.stat().st_mtime_ns) == ("dear all", before)

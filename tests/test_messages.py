@@ -17,9 +17,11 @@ from reserve_gpu.model import (
     Fault,
     Holder,
     Process,
+    Promise,
     Refusal,
     Request,
     Row,
+    Size,
     State,
     Unfit,
     Usage,
@@ -238,7 +240,11 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
             "reserved by bob (pid 17 of another container, by its own word)",
         ),
         (
-            Refusal(GPU0, State.RESERVED, holder=ALICE._replace(note="till noon, call 123")),
+            Refusal(
+                GPU0,
+                State.RESERVED,
+                holder=ALICE._replace(promise=Promise(note="till noon, call 123")),
+            ),
             "reserved by alice, train.ipynb (pid 4321000): till noon, call 123",
         ),
         (
@@ -330,7 +336,7 @@ def test_for_how_long(seconds_ago: float, expected: str) -> None:
 
     Less than a minute ahead is a clock that is set a little differently.
     """
-    holder = ALICE._replace(since=time.time() - seconds_ago, note="x")
+    holder = ALICE._replace(since=time.time() - seconds_ago, promise=Promise(note="x"))
     assert words.holder(holder) == f"reserved by alice, train.ipynb (pid 4321000){expected}: x"
 
 
@@ -372,7 +378,7 @@ def test_many_processes() -> None:
 @pytest.mark.parametrize("device", [GPU0, GPU2, PART, LOST], ids=str)
 def test_every_refusal_has_one_line(device: Device | Fault, state: State) -> None:
     """Whatever the state, and however long and hostile the foreign text, a refusal is one line."""
-    holder = Holder(1, HOSTILE, LONG, LONG, since=0.0, last_cell=1.0)
+    holder = Holder(1, HOSTILE, LONG, since=0.0, promise=Promise(note=LONG), last_cell=1.0)
     processes = tuple(Process(pid, 1, LONG, HOSTILE) for pid in range(1, 9))
     readings = (None, EMPTY, COMPUTED_ON, FULL, PROHIBITED, Usage())
     for reading, fault in product(readings, (None, LONG, HOSTILE)):
@@ -840,13 +846,13 @@ def test_no_refusal_advises_to_take_what_others_have(
         ),
         (
             [Refusal(GPU0._replace(reserve_mib=600), State.UNFIT, unfit=Unfit.PART)],
-            Request(share=True, part_mib=40959.0, part_unit="MiB", min_memory_mib=1024.0),
+            Request(share=True, promise=Promise(Size(40959.0, "MiB")), min_memory_mib=1024.0),
             None,
             "Of 1 GPU none has 40959 MiB; the largest has 40360 MiB.",
         ),
         (
             [Refusal(GPU, State.UNFIT, unfit=Unfit.PART) for GPU in (GPU0, GPU1)],
-            Request(share=True, part_mib=95367.4, part_unit="GB"),
+            Request(share=True, promise=Promise(Size(95367.4, "GB"))),
             None,
             "Of 2 GPUs none has 100 GB; the largest has 42.9 GB.",
         ),
@@ -856,7 +862,7 @@ def test_no_refusal_advises_to_take_what_others_have(
                 Refusal(GPU1, State.UNFIT, unfit=Unfit.PART),
                 Refusal(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN),
             ],
-            Request(count=2, share=True, part_mib=20480.0),
+            Request(count=2, share=True, promise=Promise(Size(20480.0))),
             None,
             (
                 "20 GiB of each of 2 GPUs can't be had here. Of 3 GPUs GPU0 will do; GPU1 has 15 "
@@ -1053,8 +1059,8 @@ def test_warnings(warning: str, expected: str) -> None:
 
 # -- parts -----------------------------------------------------------------------------------------
 
-TEN_GB = Request(share=True, part_mib=1e10 / 2**20, part_unit="GB")
-A_PART = ALICE._replace(part_mib=4e10 / 2**20, part_unit="GB")
+TEN_GB = Request(share=True, promise=Promise(Size(1e10 / 2**20, "GB")))
+A_PART = ALICE._replace(promise=Promise(Size(4e10 / 2**20, "GB")))
 FULL_GPU = Refusal(GPU0, State.FULL, COMPUTED_ON, sharers=(A_PART, BOB), room_mib=5999.0)
 
 
@@ -1201,7 +1207,7 @@ def test_who_is_over(
 )
 def test_what_is_said_to_who_is_over(caps: tuple[str, ...], expected: str) -> None:
     """Who is over reads how much, what caps it if that is known, and the line to type."""
-    request = TEN_GB._replace(devices=("0",), note="x")
+    request = TEN_GB._replace(devices=("0",), promise=TEN_GB.promise._replace(note="x"))
     assert parts.warning(GPU0, 11540.0, request, caps, MAGIC) == (
         f"This kernel uses 12.1 GB of GPU0, of which it has reserved 10 GB: others may run out of "
         f"memory.{expected} Ask for more with %reserve_gpu 0 --memory 13GB, or free memory: a "
@@ -1227,13 +1233,13 @@ def test_what_is_said_to_who_is_over(caps: tuple[str, ...], expected: str) -> No
         (Request(model="a100\x07"), "a GPU with 'a100\ufffd' in the name"),
         (Request(exclude=("3", "MIG-1")), "a GPU, not GPU3 and MIG-1"),
         (Request(share=True), "a GPU, also shared"),
-        (Request(share=True, part_mib=10240), "10 GiB of a GPU"),
+        (Request(share=True, promise=Promise(Size(10240))), "10 GiB of a GPU"),
         (
-            Request(share=True, part_mib=9536.743, part_unit="GB", count=2),
+            Request(share=True, promise=Promise(Size(9536.743, "GB")), count=2),
             "10 GB of each of 2 GPUs",
         ),
         (
-            Request(("0",), share=True, part_mib=2048, min_memory_mib=4096),
+            Request(("0",), share=True, promise=Promise(Size(2048)), min_memory_mib=4096),
             "2 GiB of GPU0 of 4 GiB or more",
         ),
         (

@@ -15,6 +15,7 @@ import reserve_gpu
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MOST_OF_ONE_USER, LockDirectory
 from reserve_gpu.locks.queue import Place
+from reserve_gpu.locks.record import Record
 from reserve_gpu.model import State
 from reserve_gpu.reservation import environment
 from reserve_gpu.reservation.claim import Claim, attempt
@@ -49,7 +50,7 @@ class Waiters:
 
     def join(self, *wants: str, **about: Any) -> Place:
         """One more comes."""
-        place = Place(self.directory, wants or UUIDS, about, STOPPED_S)
+        place = Place(self.directory, wants or UUIDS, Record.from_dict(about), STOPPED_S)
         self.places.append(self._stack.enter_context(place))
         with self.directory.mutex():
             place.join()
@@ -57,18 +58,18 @@ class Waiters:
 
     def look(self, place: Place, uuid: str = UUIDS[0], *, is_free: bool = True) -> int | None:
         """Look once at a device: the number of the one who comes first, None for nobody."""
-        self.beat()
+        self.heartbeat()
         with self.directory.mutex():
             ahead = [ticket.name for ticket in place.ahead()]
             assert len(ahead) == self.places.index(place)  # nobody is passed over as stopped
             ticket = place.first_for(uuid, is_free=lambda _: is_free)
         return ahead.index(ticket.name) if ticket else None
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Let all give a sign of life."""
         time.sleep(TICK_S)
         for place in self.places:
-            place.beat()
+            place.heartbeat()
 
 
 @pytest.fixture
@@ -166,7 +167,7 @@ def attempts(here: Here, waiters: Waiters) -> Iterator[Granted | Denied]:
         outside = dict.fromkeys(environment.VARIABLES)
         claim = Claim(parse("0"), gpus, waiters.directory, outside, {})
         for _ in range(LOOKS):
-            waiters.beat()
+            waiters.heartbeat()
             outcome = attempt(claim, place=place)
             yield outcome
             if isinstance(outcome, Granted):

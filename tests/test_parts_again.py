@@ -64,7 +64,7 @@ def test_a_larger_one_grows_in_place(one: Here) -> None:
         assert variables()["CUDA_DEVICE_MEMORY"] == "7000"
         assert 7000 in records(one)
     (row, _) = reserve_gpu.status().rows
-    assert [holder.note for holder in row.holders] == ["until Friday"]
+    assert [holder.promise.note for holder in row.holders] == ["until Friday"]
 
 
 def test_an_inner_block_that_grows_leaves_the_part_to_the_outer_one(one: Here) -> None:

@@ -15,9 +15,9 @@ import pytest
 import reserve_gpu
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.locks.holders import MOST_MIB
 from reserve_gpu.locks.queue import Place
-from reserve_gpu.model import Device, Holder, State, Usage
+from reserve_gpu.locks.record import MOST_MIB, Record
+from reserve_gpu.model import Device, Holder, Promise, Size, State, Usage
 from reserve_gpu.reservation import environment
 from reserve_gpu.reservation.claim import Claim, attempt
 from reserve_gpu.reservation.outcome import Denied, Granted
@@ -47,7 +47,7 @@ def waiting(
     about = {"user": "carol", "part_mib": part_mib, "needs": needs}
     with (
         LockDirectory(str(here.locks)) as directory,
-        Place(directory, wants, about, stopped_s) as place,
+        Place(directory, wants, Record.from_dict(about), stopped_s) as place,
     ):
         with directory.mutex():
             place.join()
@@ -131,7 +131,7 @@ def test_promises_beyond_the_gpu_cost_nothing() -> None:
     It comes to that where who asks uses more than its part: the rest is promised many times over.
     """
     device = Device(0, "GPU-a", memory_mib=81920)
-    sharers = [Holder(part_mib=MOST_MIB - 1, used_mib=0.0)] * 64
+    sharers = [Holder(promise=Promise(Size(MOST_MIB - 1)), used_mib=0.0)] * 64
     reading = Usage(used_mib=2000, total_mib=81920)
     found = room(device, reading, sharers, Own(1000.0, 2000.0))
     assert found
@@ -242,7 +242,7 @@ def outcomes(here: Here, mib: float | None, *ahead: Place) -> Iterator[Granted |
         while time.monotonic() < end:
             time.sleep(TICK_S)
             for other in ahead:
-                other.beat()
+                other.heartbeat()
             outcome = attempt(claim, place=place)
             yield outcome
             if isinstance(outcome, Granted):

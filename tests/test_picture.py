@@ -14,9 +14,11 @@ from reserve_gpu.model import (
     Fault,
     Holder,
     Process,
+    Promise,
     Refusal,
     Request,
     Row,
+    Size,
     State,
     Ticket,
     Usage,
@@ -49,7 +51,9 @@ def free(index: int, name: str = "NVIDIA A100-SXM4-80GB") -> Row:
 
 
 def held(index: int, user: str, notebook: str = "train.ipynb", note: str | None = None) -> Row:
-    holder = Holder(4000 + index, user, notebook, note, NOW - 3600.0 * index, seen=True)
+    holder = Holder(
+        4000 + index, user, notebook, NOW - 3600.0 * index, Promise(note=note), seen=True
+    )
     row = Row(device(index), State.RESERVED, usage(41000), 97, holders=(holder,))
     return row._replace(temperature_c=60 + index, power_w=240.0)
 
@@ -65,7 +69,8 @@ def at(picture: Picture, width: int) -> list[str]:
 
 def part(holder: Holder, part_mib: float | None, used_mib: float | None) -> Holder:
     """The same holder as one who shares the device."""
-    return holder._replace(part_mib=part_mib, used_mib=used_mib)
+    size = None if part_mib is None else Size(part_mib)
+    return holder._replace(promise=holder.promise._replace(size=size), used_mib=used_mib)
 
 
 # Six of eight GPUs are reserved, one is used without a reservation.
@@ -104,7 +109,7 @@ IN_PARTS = held(1, "alice")._replace(holders=SHARERS, room_mib=38000.0)
 FULL = Refusal(
     device(1), State.FULL, usage(12390)._replace(compute=1), None, sharers=SHARERS, room_mib=6000.0
 )
-TEN_GB = Request(share=True, part_mib=1e10 / 2**20, part_unit="GB")
+TEN_GB = Request(share=True, promise=Promise(Size(1e10 / 2**20, "GB")))
 PICTURES = {
     "eight": status(*EIGHT),
     "parts": status(held(0, "carol"), IN_PARTS),
@@ -112,7 +117,7 @@ PICTURES = {
     "wait for a part": pictures.wait(Waiting(TEN_GB, 2, 61.0, (FULL,))),
     "odd": status(*ODD, waiting=(TICKET,), problem="the lock directory can't be read by you"),
     "refusal": pictures.refusal(
-        Request(count=2, note="a b"),
+        Request(count=2, promise=Promise(note="a b")),
         [
             Refusal(device(0), State.RESERVED, usage(0), (), held(0, "alice").holders[0]),
             Refusal(device(1), State.AWAITED, usage(0), (), held(1, "bob").holders[0]),
@@ -497,8 +502,9 @@ FOREIGN = HOSTILE + "x" * 5000
 
 def hostile_picture() -> dict[str, Picture]:
     """Pictures in which all that somebody else can write is hostile."""
-    holder = Holder(1, FOREIGN, FOREIGN, FOREIGN, NOW, label=FOREIGN, command=FOREIGN, cwd=FOREIGN)
-    sharer = holder._replace(part_mib=1e9, used_mib=1e9 + 1)
+    holder = Holder(1, FOREIGN, FOREIGN, NOW, label=FOREIGN, command=FOREIGN, cwd=FOREIGN)
+    holder = holder._replace(promise=Promise(note=FOREIGN))
+    sharer = part(holder, 1e9, 1e9 + 1)
     process = Process(5, 300, FOREIGN, FOREIGN, has_reserved=False)
     gpu = Device(0, "GPU-0", FOREIGN, FOREIGN, 81920, FOREIGN)
     rows = (
@@ -519,7 +525,7 @@ def hostile_picture() -> dict[str, Picture]:
             gpu, State.FULL, usage(300), (process,), sharers=(sharer, holder) * 9, room_mib=0.5
         ),
     )
-    request = Request(note=HOSTILE)
+    request = Request(promise=Promise(note=HOSTILE))
     return {
         "status": status(*rows, waiting=(ticket,), problem=FOREIGN, host=FOREIGN, limit=FOREIGN),
         "refusal": pictures.refusal(request, refusals, MAGIC, limit=FOREIGN),

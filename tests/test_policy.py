@@ -10,6 +10,7 @@ from reserve_gpu.model import (
     Device,
     Fault,
     Holder,
+    Promise,
     Refusal,
     Request,
     State,
@@ -242,7 +243,7 @@ def test_next_look(states: list[State], *, is_lively: bool, is_told: bool, secon
         ([A100, T4], Request(exclude=("0",)), [T4]),
         ([A100, T4], Request(("0",), exclude=("0",)), None),
         ([INSTANCE], Request(exclude=("3",)), None),
-        ([A100], Request(note="x"), [A100]),
+        ([A100], Request(promise=Promise(note="x")), [A100]),
     ],
 )
 def test_kept(held: list[Device], request_: Request, kept: list[Device] | None) -> None:
@@ -268,7 +269,7 @@ def test_another_way_of_holding(*, is_shared: bool) -> None:
         ([A100, T4], Request(count=2), ("0", "1")),
         ([T4, A100], Request(("1", "0")), ("1", "0")),
         ([A100, T4], Request(count=2, exclude=("2",)), ("0", "1")),
-        ([A100], Request(share=True, note="x"), ("0",)),
+        ([A100], Request(share=True, promise=Promise(note="x")), ("0",)),
         ([A100], Request(("1",)), None),
         ([A100], Request(model="t4"), None),
         ([A100], Request(exclude=("0",)), None),
@@ -286,7 +287,7 @@ def test_take_back(seen: list[Device], request_: Request, numbers: tuple[str, ..
     narrowed = policy.take_back(request_, seen)
     assert (narrowed and narrowed.devices) == numbers
     if narrowed:
-        assert (narrowed.share, narrowed.note) == (request_.share, request_.note)
+        assert (narrowed.share, narrowed.promise.note) == (request_.share, request_.promise.note)
         assert narrowed.needed == len(seen)
 
 

@@ -17,6 +17,7 @@ from reserve_gpu.errors import LockError
 from reserve_gpu.locks import files
 from reserve_gpu.locks.directory import MOST_OF_ONE_USER, LockDirectory
 from reserve_gpu.locks.queue import PAUSE_S, STOPPED_S, Place, Wakeups
+from reserve_gpu.locks.record import Record
 from tests.locked import have, needs_root, obstacles, obstructed
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from reserve_gpu.model import Ticket
+
 
 UUIDS = [f"GPU-0000000{number}-0000-4000-8000-000000000000" for number in range(2)]
 LONG_S = 30
@@ -40,7 +42,7 @@ class Queue:
     def join(self, *wants: str, stopped_s: float = STOPPED_S) -> Place:
         """One more comes."""
         about = {"user": "somebody", "asks": "a GPU"}
-        place = Place(self.directory, wants or UUIDS, about, stopped_s)
+        place = Place(self.directory, wants or UUIDS, Record.from_dict(about), stopped_s)
         self._stack.enter_context(place)
         self.rejoin(place)
         return place
@@ -126,7 +128,7 @@ def test_number_is_restored(queue: Queue) -> None:
     first, second = queue.join(), queue.join()
     os.utime(queue.file(0))
     assert queue.ahead(second) == []
-    first.beat()
+    first.heartbeat()
     assert queue.ahead(second) == [queue.file(0).name]
     assert queue.ahead(first) == []
 
@@ -173,9 +175,9 @@ def test_stopped(queue: Queue) -> None:
     end = in_s(LONG_S)
     while queue.ahead(last) != names[1:]:
         assert time.monotonic() < end
-        other.beat()
+        other.heartbeat()
         time.sleep(0.01)
-    stopped.beat()
+    stopped.heartbeat()
     assert queue.ahead(last) == names
     assert queue.ahead(other) == names[:1]
 
@@ -186,10 +188,10 @@ def test_signs_of_life(queue: Queue) -> None:
     end = time.monotonic() + 0.2
     while time.monotonic() < end:
         time.sleep(0.01)
-        alive.beat()
+        alive.heartbeat()
         assert queue.ahead(other) == [queue.file(0).name]
     time.sleep(0.06)
-    alive.beat()
+    alive.heartbeat()
     assert queue.ahead(other) == [queue.file(0).name]
 
 

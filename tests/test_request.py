@@ -11,7 +11,7 @@ import pytest
 
 from reserve_gpu import host, quantities
 from reserve_gpu.errors import RequestError
-from reserve_gpu.model import Request
+from reserve_gpu.model import Promise, Request
 from reserve_gpu.reservation import request
 from reserve_gpu.reservation.request import Deadline
 
@@ -37,7 +37,11 @@ from reserve_gpu.reservation.request import Deadline
         ({"devices": None, "exclude": "0 2"}, Request(exclude=("0", "2")), 1),
         ({"devices": None, "exclude": [0, "1:0"]}, Request(exclude=("0", "1:0")), 1),
         ({"devices": None, "exclude": None}, Request(), 1),
-        ({"devices": None, "share": True, "note": "x"}, Request(share=True, note="x"), 1),
+        (
+            {"devices": None, "share": True, "note": "x"},
+            Request(share=True, promise=Promise(note="x")),
+            1,
+        ),
     ],
 )
 def test_request(arguments: dict[str, Any], expected: Request, needed: int) -> None:

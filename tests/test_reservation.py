@@ -497,7 +497,7 @@ def test_who_holds_is_for_programs(here: Here) -> None:
     (refusal,) = caught.value.refusals
     assert (refusal.label, refusal.state) == ("GPU0", State.RESERVED)
     assert refusal.holder
-    assert (refusal.holder.pid, refusal.holder.note) == (os.getpid(), "long")
+    assert (refusal.holder.pid, refusal.holder.promise.note) == (os.getpid(), "long")
     assert refusal.usage
     assert refusal.usage.compute == 1
 

@@ -12,7 +12,7 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import ImpossibleError, NoFreeDeviceError, RequestError, ReserveGPUWarning, rules
-from reserve_gpu.model import MIB, NO_TERMS, Rules, State
+from reserve_gpu.model import MIB, NO_LEASE, Rules, State
 from tests.machine import ROOT
 from tests.processes import US
 from tests.reserving import got, of_gpu, refused
@@ -366,7 +366,7 @@ def test_a_rule_that_changes_binds_who_asks_next(here: Here) -> None:
     assert got(count=2) == "0,1"
     here.rules.write_text('[limits]\ngpus = 1\ntime = "1h"')
     assert got(count=2) == "0,1"
-    assert reserve_gpu.current().terms.until is None  # type: ignore[union-attr]
+    assert reserve_gpu.current().lease.until is None  # type: ignore[union-attr]
     with pytest.raises(ImpossibleError, match="gpus = 1"):
         reserve_gpu.reserve(count=3)
     assert got("0") == "0"
@@ -479,7 +479,7 @@ def test_who_says_nothing_gets_the_rules_time(
     here.rules.write_text(ENDS)
     before = time.time()
     reserve_gpu.reserve(**wishes)
-    terms = held().terms
+    terms = held().lease
     assert terms.until
     assert before + lasts_s <= terms.until <= time.time() + lasts_s
     assert terms.idle_s == idle_s
@@ -511,13 +511,13 @@ def test_the_kernel_ends_where_the_rule_says_so(here: Here, wishes: dict[str, An
     """`after_cuda = "end"` ends what has an end; within a cell only by the rule's own time."""
     here.rules.write_text(f'{ENDS}after_cuda = "end"')
     reserve_gpu.reserve(**wishes)
-    assert held().terms.end_kernel
-    assert held().terms.is_strict is ("for_" not in wishes)
+    assert held().lease.end_kernel
+    assert held().lease.is_strict is ("for_" not in wishes)
     reserve_gpu.release()
     here.rules.write_text('[limits]\nafter_cuda = "end"')
     reserve_gpu.reserve()
-    assert not held().terms.has_end
-    assert not held().terms.end_kernel
+    assert not held().lease.has_end
+    assert not held().lease.end_kernel
 
 
 def test_prolonging_ends_where_the_rule_counts_from_the_start(here: Here) -> None:
@@ -530,36 +530,40 @@ def test_prolonging_ends_where_the_rule_counts_from_the_start(here: Here) -> Non
     now = 1_800_000_000.0
     request = parse(None, for_="20h")
     for since, last in ((now, now + 72000), (now - 36000, now + 50400)):
-        allowed, texts = quota.allowed(request, found, NO_TERMS, since, now)
-        assert allowed.terms.until == last
-        assert allowed.terms.idle_s == 7200
+        allowed, texts = quota.allowed(request, found, NO_LEASE, since, now)
+        assert allowed.promise.lease.until == last
+        assert allowed.promise.lease.idle_s == 7200
         assert bool(texts) is (since < now)
     with pytest.raises(RequestError, match="can't be prolonged"):
-        quota.allowed(request, found, NO_TERMS, now - 90000, now)
-    allowed, texts = quota.allowed(parse(None, idle="1h"), found, NO_TERMS, now - 36000, now)
-    assert (allowed.terms.until, allowed.terms.idle_s, texts) == (now + 50400, 3600, [])
+        quota.allowed(request, found, NO_LEASE, now - 90000, now)
+    allowed, texts = quota.allowed(parse(None, idle="1h"), found, NO_LEASE, now - 36000, now)
+    assert (allowed.promise.lease.until, allowed.promise.lease.idle_s, texts) == (
+        now + 50400,
+        3600,
+        [],
+    )
     bare = parse(None)
-    assert quota.allowed(bare, found, NO_TERMS, now - 90000, now) == (bare, [])
+    assert quota.allowed(bare, found, NO_LEASE, now - 90000, now) == (bare, [])
 
 
 def test_one_gpu_more_is_no_more_time_for_the_first(here: Here) -> None:
     """Who takes one more has both until the rule ends the one that was reserved first."""
     here.rules.write_text('[limits]\ntime = "2h"\n')
-    until = reserve_gpu.reserve().terms.until
+    until = reserve_gpu.reserve().lease.until
     assert until
     time.sleep(0.05)
-    assert reserve_gpu.reserve(count=2).terms.until == pytest.approx(until, abs=0.02)
+    assert reserve_gpu.reserve(count=2).lease.until == pytest.approx(until, abs=0.02)
 
 
 def test_an_idle_time_prolongs_nothing(here: Here) -> None:
     """Who adds `idle` to what is held keeps the end that they had named, shorter than the rule."""
     here.rules.write_text('[limits]\ntime = "10h"\nafter_cuda = "end"\n')
     first = reserve_gpu.reserve(for_="1h")
-    until = first.terms.until
+    until = first.lease.until
     reserve_gpu.reserve(idle="30m")
-    assert first.terms.until == until
-    assert first.terms.idle_s == 1800
-    assert not first.terms.is_strict
+    assert first.lease.until == until
+    assert first.lease.idle_s == 1800
+    assert not first.lease.is_strict
 
 
 # -- what is shown ---------------------------------------------------------------------------------

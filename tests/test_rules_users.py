@@ -279,7 +279,7 @@ def test_a_user_without_a_name_is_bound(machine: Machine) -> None:
     try:
         assert one.reserve("count=2").error == "ImpossibleError"
         assert one.reserve().value == "0"
-        assert one.run("reserve_gpu.current().terms.idle_s").value == 3600
+        assert one.run("reserve_gpu.current().lease.idle_s").value == 3600
         assert "Rules for uid 54321" in one.run("str(reserve_gpu.status())").value
     finally:
         one.kill()

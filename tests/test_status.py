@@ -22,7 +22,19 @@ import pytest
 import reserve_gpu
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place
-from reserve_gpu.model import Device, Fault, Holder, Process, Row, State, Ticket, Usage
+from reserve_gpu.locks.record import Record
+from reserve_gpu.model import (
+    Device,
+    Fault,
+    Holder,
+    Process,
+    Promise,
+    Row,
+    Size,
+    State,
+    Ticket,
+    Usage,
+)
 from reserve_gpu.report import faces, reasons, words
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.status import Status
@@ -59,7 +71,8 @@ def devices_of(child: Child) -> list[dict[str, Any]]:
 @contextmanager
 def waiter(here: Here, wants: list[str], **about: Any) -> Iterator[None]:
     """Somebody in the queue, who says that of themselves."""
-    with LockDirectory(str(here.locks)) as directory, Place(directory, wants, about) as place:
+    record = Record.from_dict(about)
+    with LockDirectory(str(here.locks)) as directory, Place(directory, wants, record) as place:
         with directory.mutex():
             place.join()
         yield
@@ -632,7 +645,9 @@ FREE = [Row(device, State.FREE, READ, 3) for device in GPUS]
 RESERVED = [row._replace(state=State.RESERVED, holders=(ALICE,)) for row in FREE]
 AWAITED = [row._replace(next_in_queue=1) for row in FREE]
 UNUSED = [row._replace(is_unused=True) for row in RESERVED]
-IN_PARTS = RESERVED[1]._replace(holders=(ALICE._replace(part_mib=2048.0),), room_mib=12000.0)
+IN_PARTS = RESERVED[1]._replace(
+    holders=(ALICE._replace(promise=Promise(Size(2048.0))),), room_mib=12000.0
+)
 PART = Device(1, "MIG-1", "Tesla T4 MIG 1g.5gb", memory_mib=4864, instance=2)
 
 
@@ -727,7 +742,9 @@ def test_what_the_rows_say() -> None:
     unseen = Process(1, 5)
     lines = picture(
         RESERVED[0]._replace(processes=(other, mine), utilisation=97, is_unreserved_use=True),
-        UNUSED[1]._replace(holders=(ALICE._replace(note="till noon", last_cell=NOW - 3600),)),
+        UNUSED[1]._replace(
+            holders=(ALICE._replace(promise=Promise(note="till noon"), last_cell=NOW - 3600),)
+        ),
         Row(GPUS[2], State.BUSY, READ, 0, (other,), is_unreserved_use=True),
         Row(GPUS[0], State.BUSY, READ, None, (unseen,), is_unreserved_use=None),
         Row(GPUS[1], State.UNKNOWN, reason="can't be seen"),

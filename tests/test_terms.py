@@ -5,12 +5,23 @@ from __future__ import annotations
 import json
 import re
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import reserve_gpu
-from reserve_gpu.model import Device, Holder, Refusal, Request, Row, State, Terms, Usage, Waiting
+from reserve_gpu.model import (
+    Device,
+    Holder,
+    Lease,
+    Promise,
+    Refusal,
+    Request,
+    Row,
+    State,
+    Usage,
+    Waiting,
+)
 from reserve_gpu.report import asking, html, pictures, prometheus, terminal, times, words
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.status import Status
@@ -22,16 +33,21 @@ if TYPE_CHECKING:
 HOUR_S, DAY_S = 3600.0, 86400.0
 # A Friday, at noon where the tests run.
 NOW = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
-ALICE = Holder(4321000, "alice", "train.ipynb", since=NOW - 2 * HOUR_S, seen=True, note="thesis")
-BOB = ALICE._replace(pid=4410, user="bob", notebook="fit.ipynb", note=None)
+ALICE = Holder(4321000, "alice", "train.ipynb", since=NOW - 2 * HOUR_S, seen=True)
+ALICE = ALICE._replace(promise=Promise(note="thesis"))
+BOB = ALICE._replace(pid=4410, user="bob", notebook="fit.ipynb", promise=Promise())
 GPUS = [Device(index, f"GPU-{index}", memory_mib=40960) for index in range(4)]
 EMPTY = Usage(compute=0, mps=0, total_mib=40960, used_mib=0)
 COMPUTED_ON = EMPTY._replace(compute=1, used_mib=3500)
 
 
-def until(at: float | None = None, idle_s: float | None = None, **more: bool) -> Terms:
-    """Terms with an end. at: in hours from now."""
-    return Terms(until=None if at is None else NOW + at * HOUR_S, idle_s=idle_s, **more)
+def until(at: float | None = None, idle_s: float | None = None, **more: bool) -> Lease:
+    """Lease with an end. at: in hours from now."""
+    return Lease(until=None if at is None else NOW + at * HOUR_S, idle_s=idle_s, **more)
+
+
+def with_lease(holder: Holder, lease: Lease, **changes: Any) -> Holder:
+    return holder._replace(promise=holder.promise._replace(lease=lease), **changes)
 
 
 def row(number: int, *holders: Holder, is_unused: bool = False) -> Row:
@@ -66,7 +82,7 @@ WANTED = {"if_wanted": True}
 @pytest.mark.parametrize(
     ("terms", "others", "own"),
     [
-        (Terms(), "", ""),
+        (Lease(), "", ""),
         (until(6), ", until 18:00", ", until 18:00 (6 h left)"),
         (until(None, HOUR_S), ", lets go after 1 h idle", ", lets go after 1 h idle"),
         (
@@ -92,9 +108,9 @@ WANTED = {"if_wanted": True}
         ),
     ],
 )
-def test_until_when(terms: Terms, others: str, own: str) -> None:
+def test_until_when(terms: Lease, others: str, own: str) -> None:
     """Until when stands behind for how long and before the note; the holder reads what is left."""
-    holder = ALICE._replace(terms=terms)
+    holder = with_lease(ALICE, terms)
     line = words.holder_line(holder, NOW)
     assert words.plain(line) == f"alice, train.ipynb (pid 4321000) for 2 h{others}: thesis"
     line = words.holder_line(holder, NOW, own="this kernel")
@@ -104,7 +120,7 @@ def test_until_when(terms: Terms, others: str, own: str) -> None:
 def test_overdue_by_its_own_record() -> None:
     """What its process has marked as overdue is so, also where --idle or --if-wanted made it so."""
     for terms in (until(None, HOUR_S), until(-1, **WANTED), until(1)):
-        line = words.holder_line(ALICE._replace(terms=terms, overdue=NOW - 1800), NOW)
+        line = words.holder_line(with_lease(ALICE, terms, overdue=NOW - 1800), NOW)
         assert (("overdue since 11:30", MARK)) in line
 
 
@@ -120,16 +136,16 @@ def test_overdue_by_its_own_record() -> None:
     ],
 )
 def test_what_makes_no_sense_is_not_shown(
-    since: float | None, terms: Terms, overdue: float | None
+    since: float | None, terms: Lease, overdue: float | None
 ) -> None:
     """An end before the beginning, or in a hundred years, is nobody's word: nothing is said."""
-    holder = ALICE._replace(since=since, terms=terms, overdue=overdue)
-    assert words.terms(holder, NOW) == ()
+    holder = with_lease(ALICE, terms, since=since, overdue=overdue)
+    assert words.lease(holder, NOW) == ()
 
 
 def test_who_waits_has_no_end() -> None:
     """A place in the queue has no end, whatever its file says."""
-    line = words.holder_line(ALICE._replace(terms=until(6)), NOW, asks="a GPU")
+    line = words.holder_line(with_lease(ALICE, until(6)), NOW, asks="a GPU")
     assert "18:00" not in words.plain(line)
 
 
@@ -137,7 +153,7 @@ def test_who_waits_has_no_end() -> None:
 def test_it_has_room_everywhere(width: int) -> None:
     """In a terminal of any width all of it can be read, and no line is wider."""
     terms = until(6, HOUR_S, **WANTED)
-    status = Status((row(0, ALICE._replace(terms=terms)),), time=NOW, face=MAGIC)
+    status = Status((row(0, with_lease(ALICE, terms)),), time=NOW, face=MAGIC)
     lines = terminal.lines(status.picture().layout, width, is_coloured=False)
     assert all(terminal.width_of(line) <= width for line in lines)
     text = re.sub(r"\s+", " ", " ".join(lines))
@@ -146,7 +162,7 @@ def test_it_has_room_everywhere(width: int) -> None:
 
 def test_in_html_what_is_overdue_is_marked() -> None:
     """A notebook shows in the style of what people argue about that somebody is overdue."""
-    status = Status((row(0, ALICE._replace(terms=until(-1))),), time=NOW)
+    status = Status((row(0, with_lease(ALICE, until(-1))),), time=NOW)
     mark = f'<span style="{html.STYLES[MARK]}">overdue since 11:00</span>'
     assert mark in html.html(status.picture().layout)
 
@@ -179,8 +195,8 @@ def metric(name: str, *rows: Row) -> dict[str, float]:
 
 def test_metrics() -> None:
     """The end is a metric of who has named one, and how long it is past is one of each holder."""
-    late = BOB._replace(terms=until(-1))
-    rows = row(0, ALICE), row(1, late, late._replace(terms=until(1)))
+    late = with_lease(BOB, until(-1))
+    rows = row(0, ALICE), row(1, late, with_lease(late, until(1)))
     assert metric("until_timestamp_seconds", *rows) == {"bob": NOW + HOUR_S}
     assert metric("overdue_seconds", *rows) == {"alice": 0, "bob": HOUR_S}
 
@@ -195,7 +211,7 @@ def likeliest(*rows: Row) -> str:
 def test_the_earliest_end_is_likeliest() -> None:
     """Who has said when comes before who is idle, and the earliest before the others."""
     idle = row(0, ALICE, is_unused=True)
-    late, early = row(1, BOB._replace(terms=until(7))), row(2, BOB._replace(terms=until(6)))
+    late, early = row(1, with_lease(BOB, until(7))), row(2, with_lease(BOB, until(6)))
     assert likeliest(idle, late, early) == "GPU2, reserved until 18:00"
     assert likeliest(idle, late) == "GPU1, reserved until 19:00"
     assert likeliest(idle, row(1, BOB)) == "GPU0, idle for 2 h"
@@ -204,24 +220,24 @@ def test_the_earliest_end_is_likeliest() -> None:
 
 def test_what_is_idle_ends_by_what_is_seen() -> None:
     """Who lets go when idle does so that long after the last sign of use, if that is earlier."""
-    idle = ALICE._replace(last_cell=NOW - 1800, terms=until(6, HOUR_S))
-    rows = row(0, idle, is_unused=True), row(1, BOB._replace(terms=until(1)))
+    idle = with_lease(ALICE, until(6, HOUR_S), last_cell=NOW - 1800)
+    rows = row(0, idle, is_unused=True), row(1, with_lease(BOB, until(1)))
     assert likeliest(*rows) == "GPU0, idle for 30 min, lets go after 1 h idle"
     assert likeliest(row(0, idle), rows[1]) == "GPU1, reserved until 13:00"
 
 
 def test_what_is_past_its_end_is_likeliest() -> None:
     """Overdue ones, and those that are held only while nobody waits, come before all others."""
-    early, late = row(0, ALICE._replace(terms=until(1))), row(1, BOB._replace(terms=until(-1)))
+    early, late = row(0, with_lease(ALICE, until(1))), row(1, with_lease(BOB, until(-1)))
     assert likeliest(early, late) == "GPU1, overdue since 11:00"
-    kind = row(2, BOB._replace(terms=until(-1.5, **WANTED)), is_unused=True)
+    kind = row(2, with_lease(BOB, until(-1.5, **WANTED)), is_unused=True)
     assert likeliest(early, late, kind) == "GPU2, idle for 2 h, yours since 10:30 if you wait"
 
 
 def test_of_several_the_last_one_counts() -> None:
     """A shared GPU is free when the last sharer has gone, and nobody knows when if one is open."""
-    early, late = ALICE._replace(terms=until(1)), BOB._replace(terms=until(3))
-    other = row(1, BOB._replace(terms=until(2)))
+    early, late = with_lease(ALICE, until(1)), with_lease(BOB, until(3))
+    other = row(1, with_lease(BOB, until(2)))
     assert likeliest(row(0, early, late), other) == "GPU1, reserved until 14:00"
     assert likeliest(row(0, early, late)) == "GPU0, reserved until 15:00"
     assert likeliest(row(0, early, BOB)) == ""
@@ -229,13 +245,13 @@ def test_of_several_the_last_one_counts() -> None:
 
 def test_ones_own_is_not_awaited() -> None:
     """What this process has itself is nothing to wait for."""
-    own = row(0, ALICE._replace(terms=until(1)))._replace(is_mine=True)
+    own = row(0, with_lease(ALICE, until(1)))._replace(is_mine=True)
     assert likeliest(own) == ""
 
 
 def test_whom_to_ask() -> None:
     """Idle ones are asked first, then who is overdue, of sharers that one alone."""
-    late = BOB._replace(terms=until(-1))
+    late = with_lease(BOB, until(-1))
     rows = row(0, ALICE, late), row(1, ALICE._replace(last_cell=NOW - 3600), is_unused=True)
     assert words.plain(asking.whom(rows, NOW)) == (
         "Ask alice (train.ipynb) for GPU1, idle for 1 h. "
@@ -248,7 +264,7 @@ def test_a_wait_names_it() -> None:
     """The picture of a wait ends with the GPU that is likeliest to come free."""
     now = time.time()
     busy = Refusal(GPUS[0], State.RESERVED, COMPUTED_ON, holder=ALICE)
-    ending = ALICE._replace(since=now - 9, terms=Terms(until=now + 9 * DAY_S))
+    ending = with_lease(ALICE, Lease(until=now + 9 * DAY_S), since=now - 9)
     waiting = Waiting(Request(), 1, 5.0, (busy, busy._replace(device=GPUS[1], holder=ending)))
     (line,) = pictures.wait(waiting).layout.foot
     expected = times.moment(now + 9 * DAY_S, now)

@@ -22,6 +22,7 @@ from reserve_gpu import NoFreeDeviceError, WaitTimeoutError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place, Wakeups
+from reserve_gpu.locks.record import Record
 from reserve_gpu.model import Device, Holder, Refusal, Request, State, Waiting
 from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import environment, policy
@@ -74,7 +75,9 @@ class Other:
         assert isinstance(outcome, Denied)
         self.denied = outcome
         self.place = Place(
-            locks, policy.wanted(outcome.refusals), {"user": "other", "note": "the thesis"}
+            locks,
+            policy.wanted(outcome.refusals),
+            Record.from_dict({"user": "other", "note": "the thesis"}),
         )
         self._stack.enter_context(self.place)
         assert self.look() is None
@@ -542,7 +545,7 @@ def test_looks_leave_nothing(here: Here, *, is_deleted: bool) -> None:
             news.forget(outcome)
             for refusal in outcome.refusals:
                 explained(other.claim, refusal)
-            other.place.beat()
+            other.place.heartbeat()
             wakeups.wait(time.monotonic() + 0.0001, news)
             if is_deleted:
                 (path,) = here.locks.glob("queue-*")

@@ -6,27 +6,23 @@ nothing; the lock alone does.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from reserve_gpu import host, interrupts
+from reserve_gpu import interrupts
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors
+from reserve_gpu.locks import record as records
 from reserve_gpu.locks.descriptors import NONE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from reserve_gpu.model import Device
+    from reserve_gpu.locks.record import Record
 
 with suppress(ImportError):  # Windows, where nothing can be reserved
     import fcntl
 
-RECORD_LIMIT = 1 << 16  # bytes; what is longer was not written by us
-TEXT_LIMIT = 300  # characters of each text in a record
 HIGH = 100  # scripts use the descriptors below it, as in `exec 5>log`
 
 
@@ -52,30 +48,11 @@ class Lock:
         """Of the file in its directory."""
         return os.path.basename(self.path)
 
-    def write(self, record: Mapping[str, Any], device: Device | None = None) -> None:
-        """Say who has the lock. Where the disk is full that is lost, and the lock is not.
-
-        device: what it is of, for people to know once nobody can read its UUID.
-        """
-        if not self.held():
-            return
-        own: dict[str, Any] = {
-            "pid": self._pid,
-            "namespace": host.pid_namespace(),
-            "since": self.since,
-        }
-        if device:
-            own |= {"label": device.label, "index": device.index}
-        texts = {k: v[:TEXT_LIMIT] if isinstance(v, str) else v for k, v in record.items()}
-        data = json.dumps({**own, "written": time.time(), **texts}).encode()
-        with suppress(OSError):
-            try:
-                # A longer record is covered first: who reads meanwhile must not find its end.
-                longest = min(os.fstat(self.descriptor).st_size, RECORD_LIMIT)
-                os.pwrite(self.descriptor, data.ljust(longest), 0)
-                os.ftruncate(self.descriptor, len(data))
-            except OSError:
-                os.ftruncate(self.descriptor, 0)
+    def write(self, record: Record) -> None:
+        """Say who has the lock. Where the disk is full that is lost, and the lock is not."""
+        if self.held():
+            now = time.time()
+            records.write(self.descriptor, record._replace(since=self.since, written=now))
 
     def stamp(self, nanoseconds: int | None = None) -> None:
         """Set the time of the file's last change: to now, or to that time since the epoch."""

@@ -11,15 +11,16 @@ import os
 import select
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reserve_gpu import host, interrupts
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.descriptors import NONE
 from reserve_gpu.locks.directory import QUEUE
+from reserve_gpu.locks.record import Asks, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from typing_extensions import Self
 
@@ -31,6 +32,7 @@ STOPPED_S = 5.0  # without a sign of life; a waiter gives one each second
 IN_CLOSE_WRITE = 0x8  # linux/inotify.h
 NOTICES = 1 << 16  # bytes to read at a time; what they say does not matter
 PAUSE_S = 0.25  # between two looks at whether a notice means anything
+NOBODY = Record()
 
 
 class Place:
@@ -38,8 +40,8 @@ class Place:
 
     Until it has joined it comes after all who have.
 
-    wants: UUIDs of the devices that would do. about: what others may read of this process: as of a
-    holder, and `asks` and `needs` as of a Ticket.
+    wants: UUIDs of the devices that would do. record: what others may read of this process, and of
+    what it asks for.
     stopped_s: who gives no sign of life for so long is passed over.
 
     The ticket's number is the machine's clock since boot, kept as the time of the file's last
@@ -51,16 +53,16 @@ class Place:
         self,
         directory: LockDirectory,
         wants: Collection[str] = (),
-        about: Mapping[str, Any] = {},
+        record: Record = NOBODY,
         stopped_s: float = STOPPED_S,
     ) -> None:
         self._directory = directory
         self._stopped_s = stopped_s
-        self._record = {**about, "wants": sorted(wants)}
+        self._record = _wanting(record, wants)
         self._lock: Lock | None = None
         self._number: float = math.inf
         # By file name and last sign of life of each one ahead: when that was first seen.
-        self._beats: dict[tuple[str, int], float] = {}
+        self._heartbeats: dict[tuple[str, int], float] = {}
         # By file name and UUID: since when one ahead could have had the device; this look's, and
         # the last one's.
         self._offers: dict[tuple[str, str], float] = {}
@@ -95,19 +97,19 @@ class Place:
             self._number = host.boot_clock_ns()
         self._lock = lock
         lock.write(self._record)
-        self.beat()
+        self.heartbeat()
         # As others will read it: some file systems keep less of the time than is set.
         self._number = os.fstat(lock.descriptor).st_mtime_ns
 
     def want(self, wants: Collection[str]) -> None:
         """Want other devices from now on, at the same place; under the mutex."""
-        record = {**self._record, "wants": sorted(wants)}
+        record = _wanting(self._record, wants)
         if self._lock and record != self._record:
             self._record = record
             self._lock.write(record)
-            self.beat()
+            self.heartbeat()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Show others that this process is not stopped."""
         if self._lock:
             self._lock.stamp(int(self._number))
@@ -122,10 +124,12 @@ class Place:
         tickets = self._directory.tickets(besides=[own])
         before = [t for t in tickets if (t.number, t.name) < (self._number, own)]
         now = time.monotonic()
-        beats = [(ticket.name, ticket.beat) for ticket in before]
-        self._beats = {beat: self._beats.get(beat, now) for beat in beats}
+        heartbeats = [(ticket.name, ticket.heartbeat) for ticket in before]
+        self._heartbeats = {beat: self._heartbeats.get(beat, now) for beat in heartbeats}
         self._last_offers, self._offers = self._offers, {}
-        self._ahead = [t for t in before if now - self._beats[t.name, t.beat] < self._stopped_s]
+        self._ahead = [
+            t for t in before if now - self._heartbeats[t.name, t.heartbeat] < self._stopped_s
+        ]
         return self._ahead
 
     def first_for(
@@ -213,6 +217,11 @@ class Wakeups:
             with interrupts.allowed():
                 time.sleep(max(0.0, min(PAUSE_S, until - time.monotonic())))
         return False
+
+
+def _wanting(record: Record, wants: Collection[str]) -> Record:
+    asks = record.asks or Asks()
+    return record._replace(asks=asks._replace(wants=frozenset(wants)))
 
 
 def _watch(directory: int) -> int:

@@ -46,10 +46,11 @@ def likeliest(rows: Sequence[Row], now: float) -> Line:
         return next(((_seen(row, now),) for row in _longest_idle(rows, now)), ())
     at, holder, row = min(ending, key=lambda each: each[0])
     if at < now:
-        return (_seen(row, now), *words.terms(holder, now))
+        return (_seen(row, now), *words.lease(holder, now))
     if at == times.end(holder, now):
         return (f"{row.label}, reserved until {times.moment(at, now)}",)
-    return (f"{_seen(row, now)}, lets go after {times.duration(holder.terms.idle_s or 0.0)} idle",)
+    idle = times.duration(holder.promise.lease.idle_s or 0.0)
+    return (f"{_seen(row, now)}, lets go after {idle} idle",)
 
 
 def last_end(row: Row, now: float) -> tuple[float, Holder] | None:
@@ -65,7 +66,7 @@ def last_end(row: Row, now: float) -> tuple[float, Holder] | None:
 def _end(holder: Holder, row: Row, now: float) -> float | None:
     """When it is over, or was it: at the moment that was named, or after so long without use."""
     moments = [times.end(holder, now)]
-    idle_s, limit_s = layout.idle_s(row, now), holder.terms.idle_s
+    idle_s, limit_s = layout.idle_s(row, now), holder.promise.lease.idle_s
     if idle_s is not None and limit_s is not None:
         moments.append(now - idle_s + limit_s)
     return min((at for at in moments if at is not None), default=None)

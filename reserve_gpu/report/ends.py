@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.errors import REASON_LIMIT, shown
-from reserve_gpu.model import Request, Terms
+from reserve_gpu.model import Lease, Promise, Request
 from reserve_gpu.report import times, words
 from reserve_gpu.report.times import MINUTE_S, duration
 from reserve_gpu.report.words import labels
@@ -30,7 +30,7 @@ class End(NamedTuple):
     """
 
     devices: Sequence[Device]
-    terms: Terms
+    lease: Lease
     at: float
     face: Face
 
@@ -38,25 +38,25 @@ class End(NamedTuple):
     def prolong(self) -> str:
         """What to type to hold it for longer, as it was asked for."""
         if self.is_by_idleness:
-            return self.face.typed(Request(terms=Terms(idle_s=self.terms.idle_s)))
-        return self.face.typed(Request(terms=Terms(lasts_s=2.0 * HOUR_S)))
+            return self.face.typed(_asking(Lease(idle_s=self.lease.idle_s)))
+        return self.face.typed(_asking(Lease(lasts_s=2.0 * HOUR_S)))
 
     @property
     def is_by_idleness(self) -> bool:
         """Whether it ends as nothing has used it, before it does by the clock."""
-        until = self.terms.until
-        return self.terms.idle_s is not None and (until is None or self.at < until)
+        until = self.lease.until
+        return self.lease.idle_s is not None and (until is None or self.at < until)
 
 
-def lasts(devices: Sequence[Device], terms: Terms, now: float) -> str:
+def lasts(devices: Sequence[Device], lease: Lease, now: float) -> str:
     """`GPU2 is yours until 18:00, for 3 h.`, and when it is let go of besides."""
     ways = []
-    if terms.until is not None:
-        ways.append(f"until {times.moment(terms.until, now)}, for {coarse(terms.until - now)}")
-    if terms.idle_s is not None:
-        ways.append(f"until it is idle for {times.time_limit(terms.idle_s)}")
+    if lease.until is not None:
+        ways.append(f"until {times.moment(lease.until, now)}, for {coarse(lease.until - now)}")
+    if lease.idle_s is not None:
+        ways.append(f"until it is idle for {times.time_limit(lease.idle_s)}")
     text = f"{labels(devices)} {words.be(len(devices))} yours {', or '.join(ways)}"
-    return f"{text}; longer where nobody waits for it." if terms.if_wanted else f"{text}."
+    return f"{text}; longer where nobody waits for it." if lease.if_wanted else f"{text}."
 
 
 def near(end: End, left_s: float) -> str:
@@ -64,8 +64,8 @@ def near(end: End, left_s: float) -> str:
     what = f"The reservation of {labels(end.devices)} ends in {coarse(max(left_s, 1.0))}"
     why = f", at {times.moment(end.at, time.time())}"
     if end.is_by_idleness:
-        why = f", as nothing has used it for {times.time_limit(end.terms.idle_s or 0.0)} by then"
-    if end.terms.if_wanted:
+        why = f", as nothing has used it for {times.time_limit(end.lease.idle_s or 0.0)} by then"
+    if end.lease.if_wanted:
         why += ", once somebody waits for it"
     return f"{what}{why}. To keep it: {end.prolong}"
 
@@ -120,11 +120,15 @@ def coarse(seconds: float) -> str:
     return duration(round(seconds / step) * step)
 
 
+def _asking(lease: Lease) -> Request:
+    return Request(promise=Promise(lease=lease))
+
+
 def _has_ended(end: End) -> str:
     return f"The reservation of {labels(end.devices)} has ended{_why(end, 'at')}"
 
 
 def _why(end: End, when: str = "since") -> str:
     if end.is_by_idleness:
-        return f": nothing has used it for {times.time_limit(end.terms.idle_s or 0.0)}"
+        return f": nothing has used it for {times.time_limit(end.lease.idle_s or 0.0)}"
     return f" {when} {times.moment(end.at, time.time())}"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from reserve_gpu.interrupts import no_fork
-from reserve_gpu.model import MIB, UNITS, Request, Terms
+from reserve_gpu.model import MIB, UNITS, Lease, Request
 
 COMMAND_LIMIT = 200  # characters; a longer one is not repeated
 COMMAND = "COMMAND ..."
@@ -66,12 +66,12 @@ def _words(request: Request) -> Iterator[str]:
     if request.exclude:
         yield f"--exclude {' '.join(map(_quoted, request.exclude))}"
     if request.part_mib is not None:
-        yield f"--memory {_size(request.part_mib, request.part_unit)}"
+        yield f"--memory {_size(request.part_mib, request.promise.part_unit)}"
     elif request.share:
         yield "--share"
-    if request.note and request.note.isprintable():
-        yield _option("--note", request.note)
-    for keyword, value in _terms(request.terms):
+    if request.promise.note and request.promise.note.isprintable():
+        yield _option("--note", request.promise.note)
+    for keyword, value in _lease(request.promise.lease):
         flag = keyword.strip("_").replace("_", "-")
         yield f"--{flag} {_quoted(value)}" if value else f"--{flag}"
 
@@ -101,26 +101,26 @@ def _arguments(request: Request) -> Iterator[str]:
     if request.exclude:
         yield f"exclude={','.join(request.exclude)!r}"
     if request.part_mib is not None:
-        yield f"memory={_size(request.part_mib, request.part_unit)!r}"
+        yield f"memory={_size(request.part_mib, request.promise.part_unit)!r}"
     elif request.share:
         yield "share=True"
-    if request.note:
-        yield f"note={request.note!r}"
-    for keyword, value in _terms(request.terms):
+    if request.promise.note:
+        yield f"note={request.promise.note!r}"
+    for keyword, value in _lease(request.promise.lease):
         yield f"{keyword}={value or True!r}"
 
 
-def _terms(terms: Terms) -> Iterator[tuple[str, str]]:
+def _lease(lease: Lease) -> Iterator[tuple[str, str]]:
     """Until when, by the keywords of `reserve()`; a flag has an empty value."""
-    if terms.lasts_s is not None:
-        yield "for_", _seconds(terms.lasts_s)
-    if terms.until is not None:
-        yield "until", time.strftime("%Y-%m-%d %H:%M", time.localtime(terms.until))
-    if terms.idle_s is not None:
-        yield "idle", _seconds(terms.idle_s)
-    if terms.if_wanted:
+    if lease.lasts_s is not None:
+        yield "for_", _seconds(lease.lasts_s)
+    if lease.until is not None:
+        yield "until", time.strftime("%Y-%m-%d %H:%M", time.localtime(lease.until))
+    if lease.idle_s is not None:
+        yield "idle", _seconds(lease.idle_s)
+    if lease.if_wanted:
         yield "if_wanted", ""
-    if terms.end_kernel:
+    if lease.end_kernel:
         yield "end_kernel", ""
 
 

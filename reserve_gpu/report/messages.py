@@ -136,7 +136,7 @@ def _unfit(request: Request, group: Sequence[Refusal], total: int) -> str:
         wanted_mib, unit = request.min_memory_mib, request.memory_unit
         most_mib: float = max(device.memory_mib or 0 for device in devices)
         if unfit is Unfit.PART:
-            wanted_mib, unit = request.part_mib or 0.0, request.part_unit
+            wanted_mib, unit = request.part_mib or 0.0, request.promise.part_unit
             most_mib = words.rounded_down(max(device.usable_mib or 0 for device in devices), unit)
         largest = words.size(most_mib, unit)
         if is_all:
@@ -203,7 +203,7 @@ def caution(caution: Caution, request: Request) -> str:
 
 def _beside_a_part(caution: Caution, request: Request) -> str:
     """The same of a part: what others use is counted, but nothing keeps it from growing."""
-    part = words.size(request.part_mib or 0.0, request.part_unit)
+    part = words.size(request.part_mib or 0.0, request.promise.part_unit)
     return (
         f"You have {part} of {caution.device.label}, which others use without a reservation: "
         f"{reasons.use(caution.state, caution.usage, caution.processes)}. What they use now is not "
@@ -292,7 +292,7 @@ def asked(request: Request) -> str:
         what += f", not {listed([_label(name) for name in request.exclude])}"
     if request.part_mib is not None:
         of = "of each of" if request.needed > 1 else "of"
-        return f"{words.size(request.part_mib, request.part_unit)} {of} {what}"
+        return f"{words.size(request.part_mib, request.promise.part_unit)} {of} {what}"
     return f"{what}, also shared" if request.share else what
 
 

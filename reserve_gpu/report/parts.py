@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from reserve_gpu.model import MIB, UNITS, Request, State
+from reserve_gpu.model import MIB, UNITS, Promise, Request, Size, State
 from reserve_gpu.report import words
 from reserve_gpu.report.words import STRONG, listed
 
@@ -35,7 +35,8 @@ def offer(rows: Sequence[Row], face: Face) -> Line:
     if most_mib < LEAST_MIB:
         return ()
     part_mib = min(OFFERED_MIB, words.rounded_down(most_mib, "GiB"))
-    return "Get a part of a GPU with ", (face.typed(Request(share=True, part_mib=part_mib)), STRONG)
+    part = Request(share=True, promise=Promise(Size(part_mib)))
+    return "Get a part of a GPU with ", (face.typed(part), STRONG)
 
 
 def no_room(request: Request, refusals: Sequence[Refusal]) -> str:
@@ -46,13 +47,13 @@ def no_room(request: Request, refusals: Sequence[Refusal]) -> str:
     full = [refusal for refusal in refusals if refusal.state is State.FULL]
     if request.part_mib is None or not full:
         return ""
-    wanted = words.size(request.part_mib, request.part_unit)
+    wanted = words.size(request.part_mib, request.promise.part_unit)
     if request.needed > 1:
         there, total = sum(refusal.would_be_taken for refusal in refusals), len(refusals)
         has = f"{there or 'none'} of {total} {'have' if there > 1 else 'has'}"
         return f"Not enough GPU devices have room for {wanted}: {has}, {request.needed} are needed."
     most = max(full, key=lambda refusal: refusal.room_mib or 0.0)
-    room = words.room(most.room_mib or 0.0, request.part_unit)
+    room = words.room(most.room_mib or 0.0, request.promise.part_unit)
     if request.devices:
         return f"{most.label} has no room for {wanted}: {room} at most."
     return f"No GPU has room for {wanted}: the most is {room} on {most.label}."
@@ -71,9 +72,9 @@ def smaller(request: Request, refusals: Sequence[Refusal]) -> Request | None:
         )  # fmt: skip
         if len(rooms) >= request.needed:
             most_mib = max(most_mib, rooms[request.needed - 1])
-    part_mib = words.rounded_down(most_mib, request.part_unit)
+    part_mib = words.rounded_down(most_mib, request.promise.part_unit)
     is_offered = most_mib >= LEAST_MIB and 0 < part_mib < request.part_mib
-    return request._replace(part_mib=part_mib) if is_offered else None
+    return _with_part(request, part_mib) if is_offered else None
 
 
 def over(
@@ -99,16 +100,24 @@ def warning(
     request: what it has reserved. caps: the variables and calls that limit what is used, by name;
         none where that is not known.
     """
-    unit = request.part_unit
+    unit = request.promise.part_unit
     part = words.size(request.part_mib or 0.0, unit)
     used = words.size(used_mib, unit)
+    more = Request(
+        request.devices, share=True, promise=Promise(Size(_rounded_up(used_mib, unit), unit))
+    )
     capped = f" It is capped by {listed(caps)}, which not every program reads." if caps else ""
     return (
         f"{face.here.capitalize()} uses {used} of {device.label}, of which it has reserved {part}: "
         f"others may run out of memory.{capped} Ask for more with "
-        f"{face.typed(request._replace(part_mib=_rounded_up(used_mib, unit), note=None))}, or free "
+        f"{face.typed(more)}, or free "
         f"memory: a restart frees all of it."
     )
+
+
+def _with_part(request: Request, part_mib: float) -> Request:
+    promise = request.promise
+    return request._replace(promise=promise._replace(size=Size(part_mib, promise.part_unit)))
 
 
 def _room_mib(refusal: Refusal, part_mib: float) -> float:

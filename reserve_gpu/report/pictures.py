@@ -192,7 +192,7 @@ def refusal(  # noqa: PLR0913 - the last ones are keywords
         foot.append((end,))
     foot += [(("Warning: ", MARK), problem) for problem in problems]
     now = time.time()
-    unit = request.part_unit
+    unit = request.promise.part_unit
     has_part = {refusal.label for refusal in refusals if refusal.state is State.FULL} & has
     names = dict.fromkeys(own | has_part, face.here)
     rows = [layout.row(refusal, names.get(refusal.label, ""), unit) for refusal in refusals]
@@ -261,7 +261,7 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
         smaller = face.typed(request._replace(count=free))
         lines.append((f"{free} can be had now: ", (smaller, STRONG)))
     if less := parts.smaller(request, messages.fit(refusals)):
-        size = words.size(less.part_mib or 0.0, less.part_unit)
+        size = words.size(less.part_mib or 0.0, less.promise.part_unit)
         lines.append((f"{size} can be had now: ", (face.typed(less), STRONG)))
     if usable := next((r for r in missing if _may_be_named(r, user)), None):
         named = face.typed(request._replace(devices=(usable.device.number,)))
@@ -293,7 +293,7 @@ def wait(waiting: Waiting) -> Picture:
     rows = list(map(layout.row, refusals))
     first = asking.likeliest(rows, now)
     foot: list[Line] = [("Likeliest to come free: ", *first)] if first else []
-    unit = waiting.request.part_unit
+    unit = waiting.request.promise.part_unit
     holders = ", ".join(f"{refusal.label} {_who(refusal, unit)}" for refusal in refusals)
     entries = layout.entries(rows, View((), now, unit=unit))
     picture = Layout([((head, STRONG),)], entries, (), foot)

@@ -75,7 +75,7 @@ def _held(holder: Holder) -> str:
     """`GPU0 in train.ipynb (pid 4321)`: what one process of this user has."""
     what = shown(holder.label or "a GPU")
     if holder.part_mib is not None:
-        what = f"{words.size(holder.part_mib, holder.part_unit)} of {what}"
+        what = f"{words.size(holder.part_mib, holder.promise.part_unit)} of {what}"
     name = holder.notebook or holder.command
     pid = f"pid {holder.pid}" if holder.pid else ""
     if not name:
@@ -90,7 +90,7 @@ def too_many(rule: Rule, request: Request) -> str:
 
 def too_large(rule: Rule, request: Request) -> str:
     """Why parts of that size are never to be had."""
-    size = words.size(request.needed * (request.part_mib or 0.0), request.part_unit)
+    size = words.size(request.needed * (request.part_mib or 0.0), request.promise.part_unit)
     return f"Parts of {size} are asked for; you may have no more than {named(rule)} says."
 
 

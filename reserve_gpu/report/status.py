@@ -368,9 +368,9 @@ def _holder_dict(holder: Holder, now: float) -> dict[str, Any]:
         "memory_promised_mib": holder.part_mib,
         "memory_used_mib": holder.used_mib,
         "is_over": holder.is_over if is_known else None,
-        "until": holder.terms.until,
-        "idle_s": holder.terms.idle_s,
-        "if_wanted": holder.terms.if_wanted,
+        "until": holder.promise.lease.until,
+        "idle_s": holder.promise.lease.idle_s,
+        "if_wanted": holder.promise.lease.if_wanted,
         "overdue": times.overdue_since(holder, now),
     }
 

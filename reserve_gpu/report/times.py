@@ -51,7 +51,7 @@ def end(holder: Holder, now: float) -> float | None:
     """
     if holder.since is None:
         return None
-    moments = (holder.overdue, holder.terms.until)
+    moments = (holder.overdue, holder.promise.lease.until)
     return next((at for at in moments if at and holder.since <= at <= now + LONGEST_S), None)
 
 
@@ -59,7 +59,7 @@ def overdue_since(holder: Holder, now: float) -> float | None:
     """Since when it should have ended, by the holder's word; None if that is not so."""
     at = end(holder, now)
     is_over = at is not None and at < now
-    return at if is_over and (holder.overdue or not holder.terms.if_wanted) else None
+    return at if is_over and (holder.overdue or not holder.promise.lease.if_wanted) else None
 
 
 def time_limit(seconds: float) -> str:

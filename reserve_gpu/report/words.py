@@ -123,21 +123,22 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
     if seconds is not None:
         line += (f"{',' if holder.is_over else ''} for {times.duration(seconds)}",)
     if not asks:
-        line += terms(holder, now, is_own=bool(own))
+        line += lease(holder, now, is_own=bool(own))
     line += more
-    if holder.note:
-        line += ": ", (shown(holder.note), STRONG)
+    if holder.promise.note:
+        line += ": ", (shown(holder.promise.note), STRONG)
     return line
 
 
-def terms(holder: Holder, now: float, *, is_own: bool = False) -> Line:
+def lease(holder: Holder, now: float, *, is_own: bool = False) -> Line:
     """`, until 18:00 or after 1 h idle, longer if nobody waits`; empty where there is no end.
 
     is_own: it is this process's, which is told how much is left.
     """
     if (since := times.overdue_since(holder, now)) is not None:
         return ", ", (f"overdue since {times.moment(since, now)}", MARK)
-    at, idle_s, is_kind = times.end(holder, now), holder.terms.idle_s, holder.terms.if_wanted
+    at, its = times.end(holder, now), holder.promise.lease
+    idle_s, is_kind = its.idle_s, its.if_wanted
     if at is not None and at < now:
         if is_own:
             return (f", past {times.moment(at, now)}, as nobody waits",)
@@ -221,7 +222,7 @@ def _part(holder: Holder) -> Line:
         return ()
     if holder.used_mib is None:
         return (f" up to {promise(holder)}",)
-    line: Line = (f" {_in(holder.used_mib, holder.part_unit, 1)} of {promise(holder)}",)
+    line: Line = (f" {_in(holder.used_mib, holder.promise.part_unit, 1)} of {promise(holder)}",)
     return (*line, ": ", ("over", MARK)) if holder.is_over else line
 
 
@@ -229,7 +230,7 @@ def promise(holder: Holder) -> str:
     """`40 GB`: what a sharer was promised, in the unit that it asked in."""
     if holder.part_mib is None:
         return "without a size"
-    return size(holder.part_mib, holder.part_unit)
+    return size(holder.part_mib, holder.promise.part_unit)
 
 
 def _in(mib: float, unit: str, digits: int = 2) -> str:

@@ -21,7 +21,7 @@ from reserve_gpu.errors import (
 )
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.model import NO_TERMS, Device, State
+from reserve_gpu.model import NO_LEASE, Device, State
 from reserve_gpu.quantities import parse_duration
 from reserve_gpu.report import messages
 from reserve_gpu.report.faces import PYTHON
@@ -115,7 +115,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         if is_new:
             reservation.release()
         raise
-    if progress == "auto" and reservation.terms.has_end:
+    if progress == "auto" and reservation.lease.has_end:
         show_end()
     return reservation
 
@@ -325,6 +325,6 @@ def _allowed(request: Request, ruled: Rules, own: Session) -> tuple[Request, lis
     """
     with interrupts.no_fork():
         from reserve_gpu.reservation import quota
-    terms = own.held.terms if own.held else NO_TERMS
-    request, texts = quota.allowed(request, ruled, terms, own.since_of(request), time.time())
+    lease = own.held.lease if own.held else NO_LEASE
+    request, texts = quota.allowed(request, ruled, lease, own.since_of(request), time.time())
     return request, [*ruled.problems, *texts]

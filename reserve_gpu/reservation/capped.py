@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reserve_gpu.model import Request
+from reserve_gpu.model import Promise, Request
 from reserve_gpu.report import capping, parts
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.reservation import caps, environment, hooks
@@ -49,7 +49,7 @@ class Capped:
         if held.part_mib is None:
             return []
         before, self._over = self._over, parts.over(uses, held.part_mib, self._over)
-        request = Request(share=True, part_mib=held.part_mib, part_unit=held.part_unit)
+        request = Request(share=True, promise=Promise(held.promise.size))
         names = sorted(({*environment.CAPS} - UNCAPPED) & changes.written.keys())
         new = [device for device in held.devices if device in self._over - before]
         return [parts.warning(device, uses[device] or 0.0, request, names, MAGIC) for device in new]

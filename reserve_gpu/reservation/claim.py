@@ -17,18 +17,19 @@ from reserve_gpu.interrupts import no_fork
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import Place
+from reserve_gpu.locks.record import Record, myself
 from reserve_gpu.model import (
-    NO_TERMS,
     Caution,
     Device,
     Fault,
     Holder,
+    Lease,
     Process,
+    Promise,
     Refusal,
     Request,
     Rules,
     State,
-    Terms,
     Ticket,
     Usage,
 )
@@ -85,17 +86,15 @@ def attempt(
             if place and not place.stands():
                 place.join()
             ahead = queue.ahead()
-            terms = claim.request.terms
+            lease = claim.request.promise.lease
             if claim.rules:
-                claim, terms = _ruled(claim, claim.rules, devices)
+                claim, lease = _ruled(claim, claim.rules, devices)
             if chosen := _choose(claim, devices, queue, taken):
                 granted = taken.keep(chosen)
-                terms = _begun(claim, terms, granted)
-                granted = granted._replace(terms=terms)
-                part = claim.request.part_mib, claim.request.part_unit
-                record = signature(chosen, claim.request.note, *part, terms)
-                for locked in granted.locked:
-                    locked.lock.write(record, locked.device)
+                lease = _begun(claim, lease, granted)
+                granted = granted._replace(lease=lease)
+                promise = claim.request.promise._replace(lease=lease)
+                sign({locked.device: locked.lock for locked in granted.locked}, promise)
                 return granted
             if place:
                 place.want(policy.wanted(taken.refusals))
@@ -103,25 +102,15 @@ def attempt(
     return Denied(tuple(refusals), tuple(ahead))
 
 
-def signature(  # noqa: PLR0913, PLR0917 - all that others may read
-    devices: Sequence[Device],
-    note: str | None,
-    part_mib: float | None,
-    part_unit: str,
-    terms: Terms = NO_TERMS,
-    overdue: float | None = None,
-) -> Mapping[str, str | float | None]:
-    """What others may read in the locks of these devices.
+def sign(locks: Mapping[Device, Lock], promise: Promise, overdue: float | None = None) -> None:
+    """Write into the locks of these devices who holds them, for others to read.
 
     overdue: since when it should have ended, where it has not.
     """
-    visible = environment.variables(devices)[environment.VISIBLE]
-    record: dict[str, str | float | None] = {**host.myself(note), "visible": visible}
-    if part_mib is not None:
-        record |= {"part_mib": part_mib, "part_unit": part_unit}
-    if terms.has_end:
-        record |= {"until": terms.until, "idle_s": terms.idle_s, "if_wanted": terms.if_wanted}
-    return record if overdue is None else {**record, "overdue": overdue}
+    visible = environment.variables(list(locks))[environment.VISIBLE]
+    record = Record(myself(), promise, visible=visible, overdue=overdue)
+    for device, lock in locks.items():
+        lock.write(record._replace(label=device.label, index=device.index))
 
 
 def cautions(claim: Claim, granted: Granted) -> list[Caution]:
@@ -228,7 +217,7 @@ def _choose(
     return None if policy.first_will_do(claim.request) else choose()
 
 
-def _ruled(claim: Claim, rules: Rules, devices: Sequence[Device | Fault]) -> tuple[Claim, Terms]:
+def _ruled(claim: Claim, rules: Rules, devices: Sequence[Device | Fault]) -> tuple[Claim, Lease]:
     """The claim with what says which devices this user may have, and for how long; under the mutex.
 
     What this process has already does not count: what it asks for comes in its place.
@@ -238,17 +227,17 @@ def _ruled(claim: Claim, rules: Rules, devices: Sequence[Device | Fault]) -> tup
     own = [lock.name for lock in claim.held.values()]
     elsewhere = claim.locks.holders_by(os.geteuid(), own)
     by_rules = quota.judge(rules, claim.request, devices, claim.held, elsewhere, claim.gpus.walk)
-    return claim._replace(by_rules=by_rules), quota.terms(claim.request.terms, rules)
+    return claim._replace(by_rules=by_rules), quota.lease(claim.request.promise.lease, rules)
 
 
-def _begun(claim: Claim, terms: Terms, granted: Granted) -> Terms:
-    """The terms from now on; some of it this process may have had already."""
-    terms = terms.begun(time.time())
+def _begun(claim: Claim, lease: Lease, granted: Granted) -> Lease:
+    """Return the lease from now on; some of it this process may have had already."""
+    lease = lease.begun(time.time())
     if claim.rules is None:
-        return terms
+        return lease
     with no_fork():
         from reserve_gpu.reservation import quota
-    return quota.counted(terms, claim.rules, min(each.lock.since for each in granted.locked))
+    return quota.counted(lease, claim.rules, min(each.lock.since for each in granted.locked))
 
 
 def _take(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) -> Locked | Refusal:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from reserve_gpu.model import Device, Terms
+    from reserve_gpu.model import Device, Lease
     from reserve_gpu.reservation.held import Held
 
 SLICE_S = 60.0  # at most so long after a machine has slept its clock is looked at
@@ -114,7 +114,7 @@ class Endings:
         if self._ending:
             self._ending.stop()
             self._ending = None
-        before, self._followed = self._followed, held if held and held.terms.has_end else None
+        before, self._followed = self._followed, held if held and held.lease.has_end else None
         self._is_news = False  # of what was held before
         goes_on = before and self._followed and set(before.devices) & set(self._followed.devices)
         if not goes_on:
@@ -122,7 +122,7 @@ class Endings:
                 self.show(ends.REPLACED if held else ends.RELEASED)
             self._line = None  # what a cell shows is its last word
         if self._followed:
-            self.show(ends.lasts(self._followed.devices, self._followed.terms, time.time()))
+            self.show(ends.lasts(self._followed.devices, self._followed.lease, time.time()))
             self._ending = Ending(self._owner, self)
             self._ending.start()
 
@@ -157,7 +157,7 @@ class Endings:
         """What the next cell has to tell."""
         held = self._owner.held
         if held and held.overdue is not None:
-            end = End(held.devices, held.terms, held.overdue, MAGIC)
+            end = End(held.devices, held.lease, held.overdue, MAGIC)
             self.tell(ends.overdue(end), is_news=True)
         if not self._is_news:
             return []
@@ -169,7 +169,7 @@ class Endings:
 class Ending:
     """Waits for the end of what is held, on a thread of its own.
 
-    It goes by the terms that held at its start; for others there is another one.
+    It goes by the lease that held at its start; for others there is another one.
     """
 
     def __init__(self, owner: Owner, endings: Endings) -> None:
@@ -223,16 +223,16 @@ class Ending:
         held = self._owner.held
         if self._is_stopped or held is None:
             return None
-        if held.overdue is not None and not held.terms.end_kernel:
+        if held.overdue is not None and not held.lease.end_kernel:
             return None
         left_s, end = self._end(held)
         if left_s > 0:
             self._may_go, self._signs = False, {}
-            return min(self._count_down(end, left_s), self._look_s(held.terms))
-        if cells().is_running and not held.terms.is_strict:
+            return min(self._count_down(end, left_s), self._look_s(held.lease))
+        if cells().is_running and not held.lease.is_strict:
             self._tell(ends.put_off(end), is_news=False)
             return SLICE_S  # the end of the cell wakes this up
-        if held.terms.if_wanted and not self._is_wanted(held.devices):
+        if held.lease.if_wanted and not self._is_wanted(held.devices):
             if not self._may_go:
                 self._tell(ends.may_go(end), is_news=True)
             self._may_go = True
@@ -247,12 +247,12 @@ class Ending:
 
     def _end(self, held: Held) -> tuple[float, End]:
         """The seconds that are left, and the end."""
-        terms, now = held.terms, time.time()
-        left_s = float("inf") if terms.until is None else terms.until - now
-        if terms.idle_s is not None:
-            left_s = min(left_s, terms.idle_s - self._idle_s(held.devices, terms.idle_s))
+        lease, now = held.lease, time.time()
+        left_s = float("inf") if lease.until is None else lease.until - now
+        if lease.idle_s is not None:
+            left_s = min(left_s, lease.idle_s - self._idle_s(held.devices, lease.idle_s))
         face = MAGIC if cells().shell else PYTHON
-        return left_s, End(held.devices, terms, now + left_s, face)
+        return left_s, End(held.devices, lease, now + left_s, face)
 
     def _idle_s(self, devices: Sequence[Device], limit_s: float) -> float:
         """For how long no cell has run, and no process of this one has used a device."""
@@ -268,18 +268,18 @@ class Ending:
             self._used = max(self._used, cells().last)
         return now - self._used
 
-    def _look_s(self, terms: Terms) -> float:
+    def _look_s(self, lease: Lease) -> float:
         """The seconds until the next look at what uses the devices."""
-        if terms.idle_s is None:
+        if lease.idle_s is None:
             return float("inf")
         return max(0.0, self._next_look - time.monotonic())
 
     def _count_down(self, end: End, left_s: float) -> float:
         """Show how much time is left; returns the seconds until that is done again."""
-        whole_s = (end.terms.idle_s or 0.0) if end.is_by_idleness else end.at - self._began
+        whole_s = (end.lease.idle_s or 0.0) if end.is_by_idleness else end.at - self._began
         leads = [min(longest_s, whole_s * part) for longest_s, part in WARNINGS]
         due = sum(left_s <= lead_s for lead_s in leads)
-        text = ends.near(end, left_s) if due else ends.lasts(end.devices, end.terms, time.time())
+        text = ends.near(end, left_s) if due else ends.lasts(end.devices, end.lease, time.time())
         if not due or (due > self._warned and not end.is_by_idleness):  # the next cell is use
             self._tell(text, is_news=bool(due))
         elif not self._is_stopped:
@@ -299,7 +299,7 @@ class Ending:
                 self._endings.tell_end(ends.gone(end))
                 return None
             self._owner.mark_overdue(end.at)
-            if not held.terms.end_kernel:
+            if not held.lease.end_kernel:
                 self._tell(ends.overdue(end), is_news=True)
                 return None
         self._tell(ends.ending(end), is_news=True, is_last=True)
@@ -337,9 +337,9 @@ class Ending:
     def _is_over(self, held: Held) -> bool:
         """Whether it still is, now that nobody else changes anything."""
         now = self._owner.held
-        if self._is_stopped or now is None or now.terms != held.terms:  # prolonged
+        if self._is_stopped or now is None or now.lease != held.lease:  # prolonged
             return False
-        if cells().is_running and not held.terms.is_strict:
+        if cells().is_running and not held.lease.is_strict:
             return False
         return self._end(now)[0] <= 0
 
@@ -403,7 +403,7 @@ def _waiting(devices: Sequence[Device]) -> dict[str, int]:
     except LockError:
         return {}
     return {
-        ticket.name: ticket.beat
+        ticket.name: ticket.heartbeat
         for ticket in tickets
         if not (ticket.holder.seen and ticket.holder.pid == os.getpid())
         and any(ticket.could_use(device.uuid) for device in devices)

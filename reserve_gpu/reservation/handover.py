@@ -5,25 +5,22 @@ is to know travels in an environment variable, beside the pid: a process with an
 inherited it. Nothing in it is believed that the kernel does not confirm of the locks.
 """
 
-from __future__ import annotations
-
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors
+from reserve_gpu.locks import record as records
 from reserve_gpu.locks.directory import default_path
-from reserve_gpu.locks.holders import merge, read_part, read_record, read_terms, read_unit
-from reserve_gpu.locks.lock import TEXT_LIMIT, Lock, kernel_device
-from reserve_gpu.model import NO_TERMS, Device, Terms
+from reserve_gpu.locks.lock import Lock, kernel_device
+from reserve_gpu.locks.record import Record
+from reserve_gpu.model import Device, Promise
 from reserve_gpu.reservation import environment
 from reserve_gpu.reservation.environment import Changes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LIMIT = 100_000  # characters; the kernel's own limit for one variable is 128 KiB
 REASON_LIMIT = 5_000  # characters, each of up to 12 in JSON
@@ -39,18 +36,14 @@ NUMBERS = {
 class Handover(NamedTuple):
     """What one program leaves to the next in the same process.
 
-    changes: to the CUDA variables. locks: what holds the devices, by UUID.
-    part_mib, part_unit, terms: as of Held.
+    changes: to the CUDA variables. locks: what holds the devices, by UUID. promise: as of Held.
     reason: why there is no device, if there is none and a person should be told.
     """
 
     changes: Changes
     devices: tuple[Device, ...] = ()
     locks: Mapping[str, Lock] = {}
-    note: str | None = None
-    part_mib: float | None = None
-    part_unit: str = "GiB"
-    terms: Terms = NO_TERMS
+    promise: Promise = Promise()
     reason: str | None = None
 
 
@@ -64,9 +57,7 @@ def offer(handover: Handover) -> None:
         "written": dict(handover.changes.written),
         "devices": [device._asdict() for device in handover.devices],
         "locks": [(lock.descriptor, lock.name, lock.shared) for lock in locks],
-        "part": (handover.part_mib, handover.part_unit),
-        "terms": handover.terms._asdict(),
-        "note": handover.note and handover.note[:TEXT_LIMIT],
+        "record": Record(promise=handover.promise).to_dict(),
         "reason": handover.reason and handover.reason[:REASON_LIMIT],
     }
     os.environ[host.HELD] = f"{os.getpid()} {json.dumps(fields)}"
@@ -99,17 +90,8 @@ def _checked(fields: Mapping[str, Any]) -> Handover | None:
             return None
         locks[device.uuid] = lock
     changes = Changes(_variables(fields["before"]), _variables(fields["written"]))
-    part_mib, part_unit = fields.get("part", (None, "GiB"))
-    return Handover(
-        changes,
-        devices,
-        locks,
-        note=_text(fields["note"]),
-        part_mib=read_part(part_mib),
-        part_unit=read_unit(part_unit),
-        terms=read_terms(fields.get("terms", {})),
-        reason=_text(fields["reason"]),
-    )
+    promise = Record.from_dict(fields["record"]).promise
+    return Handover(changes, devices, locks, promise, _text(fields["reason"]))
 
 
 def _device(fields: Mapping[str, Any]) -> Device:
@@ -145,7 +127,7 @@ def _adopted(descriptor: int, name: str, *, shared: bool) -> Lock | None:
             return None
         if kernel_device(descriptor) is None:
             return None
-        since = merge(read_record(descriptor), None).since
+        since = records.read(descriptor).since
         descriptors.adopt(descriptor)
         return Lock(descriptor, path, shared=shared, since=since)
     return None

@@ -1,22 +1,21 @@
 """What this process holds, as a value: the locks, and who in this process counts on them."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.lock import Lock
-from reserve_gpu.model import NO_TERMS, Device, Terms
+from reserve_gpu.model import Device, Lease, Promise
 from reserve_gpu.report import messages
 
 
 class Held(NamedTuple):
     """Devices that are held.
 
-    locks: by UUID. part_mib: the part of each that was promised, None for all of it; it was
-    asked for in part_unit. note: for others to read.
-    terms: until when it is held. overdue: since when it should have ended, where it has not.
+    locks: by UUID. promise: what others may count on.
+    overdue: since when it should have ended, where it has not.
     is_unnamed: it was signed before the notebook's name was known.
     answers: how many calls of reserve() were answered with it outside of a `with` block.
     inside: the threads that are in a `with` block of it, once for each block.
@@ -24,14 +23,21 @@ class Held(NamedTuple):
 
     devices: tuple[Device, ...]
     locks: Mapping[str, Lock]
-    note: str | None = None
-    part_mib: float | None = None
-    part_unit: str = "GiB"
-    terms: Terms = NO_TERMS
+    promise: Promise = Promise()
     overdue: float | None = None
     is_unnamed: bool = False
     answers: int = 1
     inside: tuple[int, ...] = ()
+
+    @property
+    def part_mib(self) -> float | None:
+        """Return the part of each that was promised, None for all of it."""
+        return self.promise.part_mib
+
+    @property
+    def lease(self) -> Lease:
+        """Return until when it is held."""
+        return self.promise.lease
 
     @property
     def is_shared(self) -> bool:
@@ -68,6 +74,10 @@ class Held(NamedTuple):
             raise LockError(messages.lost(device, path, host.with_user(new)))
         held = self._replace(locks={**self.locks, device.uuid: new})
         return held, messages.locked_anew(device, path)
+
+    def with_promise(self, **changes: Any) -> "Held":
+        """Return the same with another promise."""
+        return self._replace(promise=self.promise._replace(**changes))
 
     def answered(self, thread: int) -> "Held":
         """After one more call of reserve(); inside of a `with` block it lasts until its end."""

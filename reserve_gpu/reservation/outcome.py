@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from reserve_gpu.gpus import usage
 from reserve_gpu.locks.lock import Lock
-from reserve_gpu.model import NO_TERMS, Device, Holder, Refusal, State, Terms, Ticket, Usage
+from reserve_gpu.model import NO_LEASE, Device, Holder, Lease, Refusal, State, Ticket, Usage
 
 
 class Locked(NamedTuple):
@@ -39,10 +39,10 @@ class Locked(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """An attempt that took what was asked for. terms: until when it is held."""
+    """An attempt that took what was asked for. lease: until when it is held."""
 
     locked: tuple[Locked, ...]
-    terms: Terms = NO_TERMS
+    lease: Lease = NO_LEASE
 
     @contextmanager
     def let_go_if_it_fails(self, held: Mapping[str, Lock]) -> Iterator[None]:

@@ -17,34 +17,34 @@ from reserve_gpu.report import rules as said
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from reserve_gpu.model import Fault, Holder, Request, Rules, Terms
+    from reserve_gpu.model import Fault, Holder, Lease, Request, Rules
 
 
 def allowed(
-    request: Request, ruled: Rules, held: Terms, since: float | None, at: float
+    request: Request, ruled: Rules, held: Lease, since: float | None, at: float
 ) -> tuple[Request, list[str]]:
     """The request as the rules let it be, and what there is to say of that.
 
-    held, since: the terms of what is asked for and when it was reserved, None for what is not held
+    held, since: the lease of what is asked for and when it was reserved, None for what is not held
     yet. at: this moment.
     Raises RequestError for what they never let anybody of this user have.
     """
-    _require_terms(request.terms, ruled, at)
-    if since is None or not request.terms.has_end:
+    _require_lease(request.promise.lease, ruled, at)
+    if since is None or not request.promise.lease.has_end:
         return request, []
-    is_asked = request.terms.lasts_s is not None or request.terms.until is not None
-    ends = terms(held.changed_by(request.terms.begun(at)), ruled).begun(at)
+    is_asked = request.promise.lease.lasts_s is not None or request.promise.lease.until is not None
+    ends = lease(held.changed_by(request.promise.lease.begun(at)), ruled).begun(at)
     stays = held.until is not None and not is_asked
     last = counted(ends, ruled, since)
     if not ruled.time or stays or last == ends:
-        return request._replace(terms=ends), []
+        return _with_lease(request, ends), []
     if last.until is None or last.until <= at:
         raise RequestError(said.is_over(ruled.time, since + ruled.time.value))
-    return request._replace(terms=last), [said.ends(ruled.time, last.until)] if is_asked else []
+    return _with_lease(request, last), [said.ends(ruled.time, last.until)] if is_asked else []
 
 
-def counted(ends: Terms, ruled: Rules, since: float) -> Terms:
-    """Terms that have begun, of what was reserved at that moment.
+def counted(ends: Lease, ruled: Rules, since: float) -> Lease:
+    """Lease that have begun, of what was reserved at that moment.
 
     The rule's time counts from the start: else who prolongs it each day, or takes one more to it,
     holds it for ever.
@@ -54,8 +54,8 @@ def counted(ends: Terms, ruled: Rules, since: float) -> Terms:
     return ends._replace(until=min(ends.until, since + ruled.time.value))
 
 
-def terms(asked: Terms, ruled: Rules) -> Terms:
-    """Until when it is held that somebody reserves with such terms.
+def lease(asked: Lease, ruled: Rules) -> Lease:
+    """Until when it is held that somebody reserves with such a lease.
 
     In the midst of a cell only the administrator's own end comes.
     """
@@ -108,8 +108,12 @@ def judge(  # noqa: PLR0913, PLR0917 - who asks for what, and what there is
     return judged
 
 
-def _require_terms(asked: Terms, ruled: Rules, at: float) -> None:
-    """Raise RequestError for terms that are longer than the rules allow."""
+def _with_lease(request: Request, lease: Lease) -> Request:
+    return request._replace(promise=request.promise._replace(lease=lease))
+
+
+def _require_lease(asked: Lease, ruled: Rules, at: float) -> None:
+    """Raise RequestError for a lease that is longer than the rules allow."""
     if asked.if_wanted and (rule := ruled.time or ruled.idle):
         raise RequestError(said.ends_anyway(rule))
     lasts_s = asked.lasts_s if asked.until is None else asked.until - at

@@ -9,7 +9,7 @@ from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.names import DeviceNames
 from reserve_gpu.interrupts import no_fork
-from reserve_gpu.model import MIB, NO_TERMS, UNITS, Request, Rules, Terms
+from reserve_gpu.model import MIB, NO_LEASE, UNITS, Lease, Promise, Request, Rules, Size
 from reserve_gpu.quantities import (
     LONGEST_S,
     parse_duration,
@@ -76,22 +76,21 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
     for what, text in (("name", name), ("note", note)):
         if text is not None and not isinstance(text, str):
             raise RequestError(f"The {what} must be a text, not {text!r}.")
-    least_mib, least_unit = _memory("min_memory", min_memory)
-    part_mib, part_unit = _memory("memory", memory)
-    if part_mib == 0:
+    least = Size(0.0) if min_memory is None else _memory("min_memory", min_memory)
+    size = None if memory is None else _memory("memory", memory)
+    if size and not size.mib:
         raise RequestError("A part of a GPU needs some memory: give its size, as 10GB.")
     return Request(
         devices=named,
         count=count,
-        min_memory_mib=least_mib or 0.0,
-        memory_unit=least_unit,
+        min_memory_mib=least.mib,
+        memory_unit=least.unit,
         model=name or "",
         exclude=excluded,
-        share=share or part_mib is not None,
-        part_mib=part_mib,
-        part_unit=part_unit,
-        note=note,
-        terms=_terms(for_, until, idle, if_wanted=if_wanted, end_kernel=end_kernel),
+        share=share or size is not None,
+        promise=Promise(
+            size, _lease(for_, until, idle, if_wanted=if_wanted, end_kernel=end_kernel), note
+        ),
     )
 
 
@@ -121,39 +120,37 @@ def rules() -> Rules | None:
     return read(file)
 
 
-def _memory(keyword: str, size: str | float | None) -> tuple[float | None, str]:
-    """A size of memory in MiB, and its unit. keyword: of reserve(). Raises RequestError."""
-    if size is None:
-        return None, "GiB"
+def _memory(keyword: str, size: str | float) -> Size:
+    """Return the size that somebody typed. keyword: of reserve(). Raises RequestError."""
     number, unit = size_and_unit(size)
     if unit is None and 0 < number < _LEAST_BARE_MIB:
         raise RequestError(_which_unit(keyword, size))
     unit = unit or "MiB"
-    return number * UNITS[unit] / MIB, unit
+    return Size(number * UNITS[unit] / MIB, unit)
 
 
-def _terms(
+def _lease(
     for_: float | str | None,
     until: str | None,
     idle: float | str | None,
     *,
     if_wanted: bool,
     end_kernel: bool,
-) -> Terms:
+) -> Lease:
     """Until when the reservation is to last. Raises RequestError."""
     if for_ is not None and until is not None:
         raise RequestError("For how long, or until when? Give one of the two.")
-    terms = Terms(
+    lease = Lease(
         lasts_s=None if for_ is None else _some_time(for_),
         until=None if until is None else parse_moment(until, time.time()),
         idle_s=None if idle is None else _some_time(idle),
         if_wanted=if_wanted,
         end_kernel=end_kernel,
     )
-    if terms != NO_TERMS and not terms.has_end:
+    if lease != NO_LEASE and not lease.has_end:
         what = "if wanted" if if_wanted else "with the end of the kernel"
         raise RequestError(f"To let go {what}, say when: after 4h, at 18:00, or idle for 1h.")
-    return terms
+    return lease
 
 
 def _some_time(text: float | str) -> float:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from reserve_gpu import host, interrupts
 from reserve_gpu.errors import LockError, NoFreeDeviceError, RequestError
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
-from reserve_gpu.model import NO_TERMS, Terms
+from reserve_gpu.model import NO_LEASE, Lease, Promise
 from reserve_gpu.report import messages
 from reserve_gpu.reservation import environment, policy
-from reserve_gpu.reservation.claim import signature
+from reserve_gpu.reservation.claim import sign
 from reserve_gpu.reservation.environment import Changes
 from reserve_gpu.reservation.held import Held
 from reserve_gpu.reservation.turn import Turn
@@ -63,9 +63,9 @@ class Reservation:
         return session().note_of(self)
 
     @property
-    def terms(self) -> Terms:
+    def lease(self) -> Lease:
         """Until when it lasts, as long as it does."""
-        return session().terms_of(self)
+        return session().lease_of(self)
 
     def release(self) -> None:
         """Let go of the devices and give the variables the values that they had before."""
@@ -199,11 +199,11 @@ class Session:
 
     def note_of(self, reservation: Reservation) -> str | None:
         """What others read beside it, while it is held."""
-        return self._held.note if self._held and self._reservation is reservation else None
+        return self._held.promise.note if self._held and self._reservation is reservation else None
 
-    def terms_of(self, reservation: Reservation) -> Terms:
+    def lease_of(self, reservation: Reservation) -> Lease:
         """Until when it is held, while it is."""
-        return self._held.terms if self._held and self._reservation is reservation else NO_TERMS
+        return self._held.lease if self._held and self._reservation is reservation else NO_LEASE
 
     def outside(self) -> dict[str, str | None]:
         """The CUDA variables as somebody outside of this package set them."""
@@ -237,22 +237,21 @@ class Session:
         is_another_order = not rest and tuple(devices) != reservation.devices
         if is_another_order and environment.cuda_started():
             return None
-        self._prolong(request.terms)
+        self._prolong(request.promise.lease)
         if tuple(devices) == reservation.devices and held.part_mib == request.part_mib:
-            return reservation, self._again(request.note)
+            return reservation, self._again(request.promise.note)
         if held.inside and request.part_mib != held.part_mib:
-            return reservation, [*self._again(request.note), messages.PART_STAYS]
+            return reservation, [*self._again(request.promise.note), messages.PART_STAYS]
         is_late = bool(rest) and environment.cuda_started()
         if rest and (is_late or held.inside):
             stays = messages.stays(rest, is_late=is_late)
-            return reservation, [*self._again(request.note), stays]
+            return reservation, [*self._again(request.promise.note), stays]
         locks = {device.uuid: held.locks[device.uuid] for device in devices}
-        held = self._held or held  # with its new terms
-        note = held.note if request.note is None else request.note
-        now = held._replace(devices=tuple(devices), locks=locks, note=note)
-        now = now._replace(part_mib=request.part_mib, part_unit=request.part_unit)
-        now = now._replace(answers=held.answers + 1)
-        reservation = self._change(now)
+        held = self._held or held  # with its new lease
+        note = held.promise.note if request.promise.note is None else request.promise.note
+        promise = held.promise._replace(size=request.promise.size, note=note)
+        now = held._replace(devices=tuple(devices), locks=locks, promise=promise)
+        reservation = self._change(now._replace(answers=held.answers + 1))
         self._sign()
         return reservation, self.notes
 
@@ -260,17 +259,16 @@ class Session:
         """Hold what was taken, and nothing else: set the variables, then let go of the rest."""
         devices = tuple(locked.device for locked in granted.locked)
         locks = {locked.device.uuid: locked.lock for locked in granted.locked}
-        part = request.part_mib, request.part_unit
-        held = Held(devices, locks, request.note, *part, granted.terms)
+        promise = request.promise._replace(lease=granted.lease)
+        held = Held(devices, locks, promise)
         if self._held and self._is_another_part(held):  # for all who count on it
             before = self._held.answered(threading.get_ident())
-            note = before.note if request.note is None else request.note
-            held = held._replace(note=note, answers=before.answers, inside=before.inside)
-            # A rule gives terms to what is new; growing is not.
-            new = granted.terms if request.terms.has_end else NO_TERMS
-            held = held._replace(terms=before.terms.changed_by(new))
+            # A rule gives a lease to what is new; growing is not.
+            new = granted.lease if request.promise.lease.has_end else NO_LEASE
+            promise = before.promise.changed_by(promise._replace(lease=new))
+            held = held._replace(promise=promise, answers=before.answers, inside=before.inside)
         reservation = self._change(held)
-        if (held.note, held.terms) != (request.note, granted.terms):  # growing takes them from none
+        if held.promise != request.promise._replace(lease=granted.lease):  # growing takes none
             self._sign()
         return reservation
 
@@ -334,7 +332,7 @@ class Session:
     def show_end(self) -> None:
         """Show a cell until when it has what it has reserved, if that ends."""
         held = self.held  # another thread may let go of it
-        if held and held.terms.has_end:
+        if held and held.lease.has_end:
             self.endings.begin_to_show()
 
     @property
@@ -349,9 +347,9 @@ class Session:
     def forget_idleness(self) -> None:
         """Promise no more to let go of what lies idle: the program that comes can't know it."""
         with self.turn():
-            if self._held and self._held.terms.idle_s is not None:
-                terms = self._held.terms._replace(idle_s=None)
-                self._held = self._held._replace(terms=terms)
+            if self._held and self._held.lease.idle_s is not None:
+                lease = self._held.lease._replace(idle_s=None)
+                self._held = self._held.with_promise(lease=lease)
                 self._sign()
                 self._follow_end()
 
@@ -406,11 +404,8 @@ class Session:
             from reserve_gpu.reservation import handover  # which only `reserve-gpu run` needs
         held = self._held
         devices = held.devices if held else ()
-        given = handover.Handover(self._changes, devices, self._held_locks(), reason=reason)
-        if held:
-            part_mib, part_unit = held.part_mib, held.part_unit
-            given = given._replace(note=held.note, part_mib=part_mib, part_unit=part_unit)
-            given = given._replace(terms=held.terms)
+        promise = held.promise if held else Promise()
+        given = handover.Handover(self._changes, devices, self._held_locks(), promise, reason)
         handover.offer(given)
 
     def adopt(self) -> None:
@@ -433,30 +428,29 @@ class Session:
         self.reason, self._changes = given.reason, given.changes
         if given.devices:
             environ = _set_only(given.changes.written)
-            self._reservation = Reservation(given.devices, environ, given.part_mib)
-            part = given.part_mib, given.part_unit
-            self._held = Held(given.devices, given.locks, given.note, *part, given.terms)
+            self._reservation = Reservation(given.devices, environ, given.promise.part_mib)
+            self._held = Held(given.devices, given.locks, given.promise)
             if capped := self._cap(self._held):
                 outside = self._without_inherited_caps()
                 self.notes = capped.keep(self._held, self._changes, outside)
             self._follow_end()
             self._sign()  # the notebook is known only now, in VS Code later
 
-    def _prolong(self, terms: Terms) -> None:
-        """Hold what is held by these terms, if they say anything."""
-        if self._held is None or not terms.has_end:
+    def _prolong(self, lease: Lease) -> None:
+        """Hold what is held by these lease, if they say anything."""
+        if self._held is None or not lease.has_end:
             return
-        terms = self._held.terms.changed_by(terms.begun(time.time()))
-        self._held = self._held._replace(terms=terms, overdue=None)
+        lease = self._held.lease.changed_by(lease.begun(time.time()))
+        self._held = self._held.with_promise(lease=lease)._replace(overdue=None)
         self._sign()
         self._follow_end(in_cell=True)
 
     def _follow_end(self, *, in_cell: bool = False) -> None:
         """Wait for the end of what is held now. in_cell: who has called this may be a cell."""
         held = self._held
-        if self._endings is None and not (held and held.terms.has_end):
+        if self._endings is None and not (held and held.lease.has_end):
             return
-        if in_cell and held and held.terms.has_end:
+        if in_cell and held and held.lease.has_end:
             self.endings.watch_cells()
         self.endings.follow(held)
 
@@ -579,13 +573,14 @@ class Session:
     def _sign(self, note: str | None = None) -> None:
         """Write into the locks who holds them. note: a new one, None to keep what there is."""
         if self._held:
-            note = self._held.note if note is None else note
-            self._held = self._held._replace(note=note, is_unnamed=not host.notebook_path())
-            held = self._held
-            part = held.part_mib, held.part_unit
-            record = signature(held.devices, note, *part, held.terms, held.overdue)
-            for device in self._held.devices:
-                self._held.locks[device.uuid].write(record, device)
+            note = self._held.promise.note if note is None else note
+            held = self._held.with_promise(note=note)
+            self._held = held = held._replace(is_unnamed=not host.notebook_path())
+            sign(
+                {device: held.locks[device.uuid] for device in held.devices},
+                held.promise,
+                held.overdue,
+            )
 
 
 # By process id; an entry of another process is its parent's.

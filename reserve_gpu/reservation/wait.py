@@ -6,10 +6,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import host
 from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.locks.queue import Place, Wakeups
-from reserve_gpu.model import Device, State, Waiting
+from reserve_gpu.locks.record import Asks, Record, myself
+from reserve_gpu.model import NO_LEASE, Device, State, Waiting
 from reserve_gpu.report import messages
 from reserve_gpu.reservation import policy
 from reserve_gpu.reservation.claim import Claim, attempt, explained
@@ -37,14 +37,14 @@ def wait_in_queue(
     claim = claim._replace(candidates=[refusal.device for refusal in denied.refusals])
     fitting = _fitting(denied)
     request = claim.request
-    asks = {"asks": messages.asked(request), "needs": request.needed, "part_mib": request.part_mib}
-    about = {**host.myself(request.note), **asks}
+    promise = request.promise._replace(lease=NO_LEASE)
+    record = Record(myself(), promise, Asks(messages.asked(request), request.needed))
     explain = Explainer(claim)
     outcome: Granted | Denied = denied
     start = due = time.monotonic()
     lively_until = 0.0
     with (
-        Place(claim.locks, policy.wanted(denied.refusals), about) as place,
+        Place(claim.locks, policy.wanted(denied.refusals), record) as place,
         Wakeups(claim.locks) as wakeups,
     ):
         news = News(claim)
@@ -61,7 +61,7 @@ def wait_in_queue(
                 )
             if not deadline.left_s:
                 break
-            place.beat()
+            place.heartbeat()
             waited_s = time.monotonic() - start
             number = 1 + sum(any(map(t.could_use, fitting)) for t in outcome.ahead)
             refusals = tuple(map(explain, outcome.refusals))
