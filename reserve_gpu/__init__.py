@@ -42,6 +42,7 @@ if _is_module or _is_script:
 
 from typing import TYPE_CHECKING, Any
 
+from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import (
     DriverError,
     ImpossibleError,
@@ -56,7 +57,6 @@ from reserve_gpu.errors import (
     TooLateError,
     WaitTimeoutError,
 )
-from reserve_gpu.interrupts import no_fork
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -127,7 +127,7 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with no_fork():
+    with no_fork:
         return getattr(__import__(f"{__name__}.{_HOMES[name]}", fromlist=[name]), name)
 
 

@@ -117,6 +117,12 @@ class MutexHeldError(LockError):
     exit_code = 75  # EX_TEMPFAIL
 
 
+class NoThreadError(ReserveGPUError):
+    """This process may start no thread, without which nothing can be changed safely."""
+
+    exit_code = 71  # EX_OSERR
+
+
 class WaitInterrupted(KeyboardInterrupt):
     """Ctrl-C during a wait or a check of the magic; its text says how things stand now."""
 

@@ -15,9 +15,9 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from traitlets import CUnicode, TraitError, Unicode, observe, validate
 
 from reserve_gpu import host
+from reserve_gpu.calls import late
 from reserve_gpu.cells import cells
 from reserve_gpu.errors import RequestError, WaitInterrupted
-from reserve_gpu.interrupts import no_fork
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
@@ -34,9 +34,8 @@ SETTINGS = {"lock_directory": host.LOCK_DIRECTORY, "idle_memory": host.IDLE_MEMO
 
 
 def _manual() -> str:
-    with no_fork():
-        from reserve_gpu.options import magic_help
-    return magic_help()
+    text: str = late("options").magic_help()
+    return text
 
 
 @magics_class
@@ -58,9 +57,7 @@ class ReserveGPU(Magics):
     @line_magic
     def reserve_gpu(self, line: str) -> None:
         """Reserve a GPU for this kernel, and set the CUDA variables for what it runs next."""
-        with no_fork():
-            from reserve_gpu import magic
-        magic.run(line)
+        late("magic").run(line)
 
     # Where IPython looks before the docstring; %reserve_gpu? shows what the parser says of itself.
     reserve_gpu.getdoc = _manual  # type: ignore[union-attr]
@@ -71,9 +68,7 @@ class ReserveGPU(Magics):
         # Front ends run code of their own unseen, without a place in the history.
         if info.store_history and self.shell:
             self.shell.events.unregister("pre_run_cell", self.tell_reason)
-            with no_fork():
-                from reserve_gpu.report import pictures
-            pictures.tell(str(reason))
+            late("report.pictures").tell(str(reason))
 
     @validate("idle_memory")
     def _check_size(self, proposal: dict[str, Any]) -> str:
@@ -84,10 +79,8 @@ class ReserveGPU(Magics):
         """
         value: str = proposal["value"]
         if value and self.is_loaded:
-            with no_fork():
-                from reserve_gpu.quantities import parse_size
             try:
-                parse_size(value)
+                late("quantities").parse_size(value)
             except RequestError as error:
                 raise TraitError(str(error)) from error  # traitlets puts the old value back
         return value
@@ -146,29 +139,20 @@ def _reason() -> str | None:
     """
     if not _has_session():
         return None
-    with no_fork():
-        from reserve_gpu.reservation import api
-    return api.reason()
+    reason: str | None = late("reservation.api").start_failure()
+    return reason
 
 
 def _note_cell(_result: ExecutionResult | None) -> None:
     """After each cell: let others see that this kernel is in use, and say what went wrong."""
-    if not _has_session():
-        return
-    with no_fork():
-        from reserve_gpu.report import pictures
-        from reserve_gpu.reservation import api
-    pictures.warn(api.note_cell())
+    if _has_session():
+        late("report.pictures").warn(late("reservation.api").note_cell())
 
 
-def _tell_news(info: ExecutionInfo) -> None:
+def _tell_notices(info: ExecutionInfo) -> None:
     """Before each cell: say what has become of a reservation that ends."""
-    if not info.store_history or not _has_session():  # else nobody reads it
-        return
-    with no_fork():
-        from reserve_gpu.report import pictures
-        from reserve_gpu.reservation import api
-    pictures.warn(api.news())
+    if info.store_history and _has_session():  # else nobody reads it
+        late("report.pictures").warn(late("reservation.api").lease_notices())
 
 
 def _begin_cell(info: ExecutionInfo) -> None:
@@ -182,7 +166,7 @@ def _end_cell(result: ExecutionResult | None) -> None:
 # The end of a cell last: what is said of it belongs to the cell.
 EVENTS = (
     ("pre_run_cell", _begin_cell),
-    ("pre_run_cell", _tell_news),
+    ("pre_run_cell", _tell_notices),
     ("post_run_cell", _note_cell),
     ("post_run_cell", _end_cell),
 )
@@ -204,9 +188,8 @@ def _add_completion(shell: InteractiveShell) -> None:
 
     @cache
     def completion() -> Completion:
-        with no_fork():
-            from reserve_gpu.jupyter.completion import Completion
-        return Completion(shell)
+        made: Completion = late("jupyter.completion").Completion(shell)
+        return made
 
     try:
         from IPython.core.completer import context_matcher

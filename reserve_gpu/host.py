@@ -13,8 +13,8 @@ from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
+from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import shown
-from reserve_gpu.interrupts import no_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -173,7 +173,7 @@ def with_user(holder: Holder) -> Holder:
 
 def lineage(pid: int) -> list[int]:
     """The process and those that it descends from, as far as they live and can be seen."""
-    with no_fork():
+    with no_fork:
         import psutil
 
     try:
@@ -233,7 +233,7 @@ def multiprocessing_parent() -> int | None:
 
 def identified(process: Process) -> Process:
     """The process with its user and command, as far as they can be seen from here."""
-    with no_fork():
+    with no_fork:
         import psutil
 
     try:

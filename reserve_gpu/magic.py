@@ -128,14 +128,14 @@ def _show(result: Status | Check, arguments: Namespace) -> None:
 def _reserve(arguments: Namespace) -> None:
     may_wait, before = arguments.wait is not None, api.current()
     outcome = _wait(arguments) if may_wait else options.reserve(arguments, MAGIC)
-    pictures.warn(outcome.warnings + (api.troubles() if before else []))
+    pictures.warn(outcome.warnings + (api.device_faults() if before else []))
     if isinstance(outcome.excused, errors.NoFreeDeviceError) and outcome.excused.picture:
         outcome.excused.picture.show()
     elif outcome.excused:
         print(outcome.excused)
     print(outcome.text)
     if not outcome.excused:
-        api.show_end()
+        api.show_lease()
 
 
 def _wait(arguments: Namespace) -> options.Outcome:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import reserve_gpu
-from reserve_gpu import interrupts
+from reserve_gpu import calls
 from reserve_gpu.host import LOCK_DIRECTORY
 from reserve_gpu.locks import descriptors
 
@@ -28,6 +28,8 @@ HANDLING = ("RESUME", "CALL", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 # The package's own, and those that run its context managers.
 FILES = (os.path.dirname(reserve_gpu.__file__), contextlib.__file__)
 HANG_S = 30
+HANDLING_S = 1.0  # in which the main thread handles a signal
+HANDLED = threading.Event()  # by a handler of one of HANDLERS
 INOTIFY = "anon_inode:inotify"
 VARIABLES = ("CUDA_DEVICE_MEMORY", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")
 
@@ -75,19 +77,31 @@ IN_VAIN: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
 }
 
 
-INTERRUPT = "KeyboardInterrupt"
-# What else a signal does.
+def time_out() -> None:
+    raise TimeoutError("the alarm of somebody's code")
+
+
+INTERRUPT, RAISE = "KeyboardInterrupt", "TimeoutError"
+# What the handler of a signal does.
 HANDLERS: dict[str, Callable[[], object]] = {
+    INTERRUPT: lambda: signal.default_int_handler(signal.SIGINT, None),
+    RAISE: time_out,
     "release": reserve_gpu.release,
     "reserve": lambda: reserve(1),
 }
 
 
+def handle(does: str) -> None:
+    HANDLED.set()
+    HANDLERS[does]()
+
+
 class Interrupted:
     """What became of an action in the midst of which a signal came.
 
-    at: the number of the place among those of FILES that it came through; where there are fewer no
-    signal comes. where: it, for people to read. count: of those places.
+    at: the number of the place among those of FILES that it came through, on the main thread and on
+    the session's; where there are fewer no signal comes. where: it, for people to read. count: of
+    those places.
     """
 
     def __init__(
@@ -98,29 +112,42 @@ class Interrupted:
         self.where = ""
         self.error: BaseException | None = None
         self._at = at
-        self._is_handling = False
+        self._is_handling: dict[int, bool] = {}  # by thread
         try:
+            threading.settrace(self._trace)
             sys.settrace(self._trace)
             action()
         except BaseException as error:
             self.error = error  # kept with its frames and all that they hold, as IPython keeps it
         finally:
             sys.settrace(None)
+            threading.settrace(None)  # type: ignore[arg-type]
 
     def _trace(self, frame: Any, event: str, _: object) -> Any:
         if not frame.f_code.co_filename.startswith(FILES):
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode" and self._is_handling:
+        thread = threading.get_ident()
+        if event == "opcode" and self._is_handling.get(thread):
             self.count += 1
             if self.count == self._at:
-                sys.settrace(None)
                 self.where = f"{frame.f_code.co_name}, line {frame.f_lineno}, {frame.f_lasti}"
-                signal.raise_signal(self._number)
+                self._signal(thread)
         if event != "line":  # of the instruction that is next
             is_call_or_loop = event == "opcode" and operation(frame).startswith(HANDLING)
-            self._is_handling = event == "call" or is_call_or_loop
+            self._is_handling[thread] = event == "call" or is_call_or_loop
         return self._trace
+
+    def _signal(self, thread: int) -> None:
+        """Send the signal, which Python handles in the main thread, wherever that is."""
+        main = threading.main_thread().ident or 0
+        if thread == main:
+            sys.settrace(None)
+            signal.raise_signal(self._number)
+        else:
+            HANDLED.clear()
+            signal.pthread_kill(main, self._number)
+            HANDLED.wait(HANDLING_S)
 
 
 def operation(frame: Any) -> str:
@@ -139,10 +166,12 @@ def fault(action: str, does: str, at: int) -> str | None:
     """What is wrong after a signal came there, and after the next call."""
     before, function = (ACTIONS | IN_VAIN)[action]
     before()
-    number = signal.SIGUSR1 if does in HANDLERS else signal.SIGINT
-    interrupted = Interrupted(function, number, at)
+    interrupted = Interrupted(function, signal.SIGUSR1, at)
     error, wrong = interrupted.error, disagreements() if interrupted.where else []
-    if interrupted.where and isinstance(error, KeyboardInterrupt) != (does == INTERRUPT):
+    is_raised = does in (INTERRUPT, RAISE)
+    if interrupted.where and is_raised and type(error).__name__ not in (does, "NoneType"):
+        wrong.append(f"it was ended by {error!r}")
+    if interrupted.where and error and not is_raised:
         wrong.append(f"it was ended by {error!r}")
     wrong += what_the_next_call_says(is_in_vain=action in IN_VAIN)
     return f"{interrupted.where}: {'; '.join(wrong)}" if wrong else None
@@ -165,8 +194,6 @@ def disagreements() -> list[str]:
         wrong.append(f"the variables are {environ}, of {held}")
     if not held and any(environ.values()):
         wrong.append(f"the variables are {environ}, and nothing is held")
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        wrong.append(f"SIGINT is left to {signal.getsignal(signal.SIGINT)}")
     thread = threading.Thread(target=try_to_fork, args=(wrong,))
     thread.start()
     thread.join()
@@ -175,8 +202,8 @@ def disagreements() -> list[str]:
 
 def try_to_fork(wrong: list[str]) -> None:
     """In another thread than the one that was interrupted, as that one may always fork."""
-    if interrupts._fork_guard.acquire(blocking=False):
-        interrupts._fork_guard.release()
+    if calls.no_fork.acquire(blocking=False):
+        calls.no_fork.release()
     else:
         wrong.append("no other thread can fork any more")
 
@@ -221,14 +248,15 @@ def open_files() -> dict[str, bool]:
 def try_all(action: str, does: str, number: int) -> tuple[int, list[str]]:
     """Interrupt an action at about so many of its places; how many, and what was wrong.
 
-    does: what the signal does. This process ends if that makes it wait for itself.
+    does: what the handler does. This process ends if that makes it wait for itself.
     """
     before, function = (ACTIONS | IN_VAIN)[action]
-    signal.signal(signal.SIGUSR1, lambda *_: HANDLERS[does]())
+    signal.signal(signal.SIGUSR1, lambda *_: None)
     for _ in range(2):  # the first time it takes more: files are made, modules loaded
         before()
         count = Interrupted(function, signal.SIGUSR1).count
         reserve_gpu.release()
+    signal.signal(signal.SIGUSR1, lambda *_: handle(does))
     tried = range(1, count + 1, max(1, count // number))
     faults = []
     for at in tried:

@@ -452,12 +452,12 @@ def test_a_fork_in_the_midst_of_a_first_call(machine: Machine, seen: str, code: 
 
 LOADED = """
 import warnings
-from reserve_gpu import interrupts
+from reserve_gpu import calls
 warnings.simplefilter("ignore")
 loaded = []
 def hook(event, arguments):
     if event == "exec" and arguments[0].co_name == "<module>":
-        if not interrupts._fork_guard._is_owned():
+        if not calls.no_fork._is_owned():
             loaded.append(arguments[0].co_filename)
 def in_vain(**wishes):
     try:

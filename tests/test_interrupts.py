@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu import interrupts
 from reserve_gpu.locks.directory import LockDirectory
-from tests.interrupting import ACTIONS, IN_VAIN, INTERRUPT
+from tests.interrupting import ACTIONS, IN_VAIN, INTERRUPT, RAISE
 from tests.machine import Machine
 from tests.reserving import got, refused, variables
 
@@ -47,160 +46,6 @@ def _interruptible() -> Iterator[None]:
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
-# -- what is deferred ------------------------------------------------------------------------------
-
-
-class Steps(list[str]):
-    """What was done, of what was to be done while interrupts are deferred."""
-
-    def deferred(self, *steps: Callable[[], object] | str) -> None:
-        """Call the functions, and note the words."""
-        with interrupts.deferred():
-            self.do(*steps)
-
-    def allowed(self, *steps: Callable[[], object] | str) -> None:
-        with interrupts.allowed():
-            self.do(*steps)
-
-    def do(self, *steps: Callable[[], object] | str) -> None:
-        for step in steps:
-            if isinstance(step, str):
-                self.append(step)
-            else:
-                step()
-
-
-def test_deferred() -> None:
-    """An interrupt in what is deferred is raised at its end, once, however often it came."""
-    steps = Steps()
-    with pytest.raises(KeyboardInterrupt):
-        steps.deferred(interrupt, "first", interrupt, "second")
-    assert steps == ["first", "second"]
-    steps.deferred("no interrupt")
-
-
-def test_deferred_inside_of_deferred() -> None:
-    """The end of an inner block raises nothing: the outer one is still half done."""
-    steps = Steps()
-    with pytest.raises(KeyboardInterrupt):
-        steps.deferred(lambda: steps.deferred(interrupt, "inner"), "outer")
-    assert steps == ["inner", "outer"]
-
-
-def test_allowed() -> None:
-    """Where what is deferred only waits, an interrupt is raised at once, and one that was due."""
-    steps = Steps()
-    with pytest.raises(KeyboardInterrupt):
-        steps.deferred("before", lambda: steps.allowed("inside", interrupt, "after it"), "end")
-    assert steps == ["before", "inside"]
-    with pytest.raises(KeyboardInterrupt):
-        steps.deferred(interrupt, "before", lambda: steps.allowed("inside"), "end")
-    assert steps == ["before", "inside", "before"]
-
-
-def test_allowed_ends() -> None:
-    """After a place where an interrupt is allowed it is deferred again."""
-    steps = Steps()
-    with pytest.raises(KeyboardInterrupt):
-        steps.deferred(lambda: steps.allowed("inside"), interrupt, "afterwards")
-    assert steps == ["inside", "afterwards"]
-
-
-def test_allowed_where_nothing_is_deferred() -> None:
-    """Outside of what is deferred an interrupt is raised as ever, and no second time."""
-    with pytest.raises(KeyboardInterrupt), interrupts.allowed():
-        interrupt()
-    interrupts.checkpoint()
-
-
-def test_checkpoint() -> None:
-    """An interrupt is raised where nothing is half done, and then no more."""
-    with interrupts.deferred():
-        interrupts.checkpoint()
-        interrupt()
-        with pytest.raises(KeyboardInterrupt):
-            interrupts.checkpoint()
-        interrupts.checkpoint()
-
-
-def test_an_error_in_what_is_deferred() -> None:
-    """An error is raised as it is; the interrupt that came before it, with the error as context."""
-    with pytest.raises(ZeroDivisionError):
-        Steps().deferred(lambda: 1 // 0)
-    with pytest.raises(KeyboardInterrupt) as caught:
-        Steps().deferred(interrupt, lambda: 1 // 0)
-    assert isinstance(caught.value.__context__, ZeroDivisionError)
-
-
-def test_a_handler_of_somebody_else() -> None:
-    """A handler that other code has for SIGINT is called at the end, and stays."""
-    calls: list[int] = []
-
-    def handler(number: int, _frame: Any) -> None:
-        calls.append(number)
-
-    signal.signal(signal.SIGINT, handler)
-    with interrupts.deferred():
-        interrupt()
-        assert calls == []
-    assert calls == [signal.SIGINT]
-    assert signal.signal(signal.SIGINT, signal.default_int_handler) is handler
-
-
-@pytest.mark.parametrize("disposition", [signal.SIG_IGN, signal.SIG_DFL])
-def test_where_sigint_is_not_pythons(disposition: signal.Handlers) -> None:
-    """Where SIGINT is ignored, or ends the process, that stays so."""
-    signal.signal(signal.SIGINT, disposition)
-    with interrupts.deferred():
-        assert signal.getsignal(signal.SIGINT) is disposition
-    assert signal.signal(signal.SIGINT, signal.default_int_handler) is disposition
-
-
-def test_another_thread() -> None:
-    """In another thread, where none is ever raised, the main thread's interrupts are left alone."""
-    inside, done = threading.Event(), threading.Event()
-
-    def work() -> None:
-        with interrupts.deferred(), interrupts.allowed():
-            inside.set()
-            done.wait(LONG_S)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert inside.wait(LONG_S)
-    with pytest.raises(KeyboardInterrupt):
-        interrupt()
-    steps = Steps()
-    with pytest.raises(KeyboardInterrupt):
-        steps.deferred(interrupt, "the other thread allows nothing here")
-    assert steps
-    done.set()
-    thread.join()
-
-
-def test_an_interrupt_is_the_main_threads(here: Here) -> None:
-    """What is due in the main thread ends no call of another one, which keeps what it reserves."""
-    raised: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            assert got("1") == "1"
-        except BaseException as error:
-            raised.append(error)
-
-    def work_in_a_thread() -> None:
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join(LONG_S)
-
-    steps = Steps()
-    with pytest.raises(KeyboardInterrupt):
-        steps.deferred(interrupt, work_in_a_thread, "done")
-    assert raised == []
-    assert steps == ["done"]
-    assert not is_free(here, "1")
-
-
 # -- an interrupt in the midst of a call -----------------------------------------------------------
 
 
@@ -215,6 +60,7 @@ def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
 
 @pytest.mark.process
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("does", [INTERRUPT, RAISE])
 @pytest.mark.parametrize(
     ("action", "number"),
     [
@@ -229,20 +75,23 @@ def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
         ],
     ],
 )
-def test_interrupted_anywhere(children: Children, action: str, number: int) -> None:
-    """Wherever Ctrl-C comes, locks, variables and current() agree, and the next call works."""
-    try_all(children, action, INTERRUPT, number)
+def test_interrupted_anywhere(children: Children, action: str, does: str, number: int) -> None:
+    """Wherever a handler raises, locks, variables and current() agree, and the next call works."""
+    try_all(children, action, does, number)
 
 
 @pytest.mark.process
 def test_an_interrupted_reserve_holds_nothing(children: Children) -> None:
     """Who is interrupted while it reserves holds nothing that nobody knows of."""
     answer = children[0].run(
-        "count = interrupting.Interrupted(reserve_gpu.reserve, 2).count\n"
+        "import signal\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: None)\n"
+        "count = interrupting.Interrupted(reserve_gpu.reserve, signal.SIGUSR1).count\n"
         "reserve_gpu.release()\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: interrupting.handle('TimeoutError'))\n"
         "left = []\n"
         "for share in (0.2, 0.5, 0.8, 0.9):\n"
-        " interrupting.Interrupted(reserve_gpu.reserve, 2, round(share * count))\n"
+        " interrupting.Interrupted(reserve_gpu.reserve, signal.SIGUSR1, round(share * count))\n"
         " left += [share] if reserve_gpu.current() else []\n"
         " reserve_gpu.release()\n"
         "count, left"
@@ -398,24 +247,21 @@ def test_other_calls_in_a_handler(here: Here) -> None:
 
 
 def test_reserve_in_a_handler_in_the_midst_of_a_look(here: Here) -> None:
-    """A handler that reserves while its own thread looks at the locks is refused in a line."""
+    """A handler that reserves while its own thread looks at the locks gets its GPU."""
+    handled = threading.Event()
 
     def signal_once_in_the_mutex(frame: FrameType, _event: str, _: object) -> None:
         if frame.f_code.co_name == "holders_of":
             sys.settrace(None)
-            signal_once(None)
+            threading.settrace(None)  # type: ignore[arg-type]
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            handled.wait(0.1)  # so that the handler has begun to wait for the mutex
 
-    held = reserve_gpu.reserve("1")
-    with calling(lambda: (reserve_gpu.status(), reserve_gpu.reserve("0"))) as said:
-        sys.settrace(signal_once_in_the_mutex)
-        try:
-            assert len(reserve_gpu.status().rows) == 2
-        finally:
-            sys.settrace(None)
-    assert len(said) == 1
-    assert re.match(REFUSED_IN_A_LINE, said[0])
-    assert reserve_gpu.current() is held
-    assert got("0") == "0"
+    with calling(lambda: (handled.set(), reserve_gpu.reserve("0"))) as said:
+        threading.settrace(signal_once_in_the_mutex)
+        assert len(reserve_gpu.status().rows) == 2
+    assert said == [""]
+    assert not is_free(here, "0")
 
 
 @pytest.mark.parametrize("is_got", [True, False], ids=["got", "in vain"])

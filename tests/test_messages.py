@@ -27,7 +27,7 @@ from reserve_gpu.model import (
     Usage,
     Waiting,
 )
-from reserve_gpu.report import ends, faces, messages, parts, pictures, reasons, times, words
+from reserve_gpu.report import faces, messages, parts, pictures, reasons, times, words
 from reserve_gpu.report.faces import MAGIC, SHELL
 from reserve_gpu.report.status import Status
 
@@ -103,27 +103,6 @@ def test_duration(seconds: float, expected: str) -> None:
 def test_time_limit(seconds: float, expected: str) -> None:
     """A limit below a second is not shown as none."""
     assert times.time_limit(seconds) == expected
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
-        (4 * 3600 - 0.01, "4 h"),
-        (3600 - 0.01, "1 h"),
-        (600 - 0.01, "10 min"),
-        (2 * 60 - 0.01, "2 min"),
-        (119, "119 s"),
-        (60, "60 s"),
-        (3 - 0.01, "3 s"),
-        (0.5, "0.5 s"),
-        (-0.01, "0 s"),
-        (12300, "3 h"),
-        (3100, "50 min"),
-    ],
-)
-def test_counted_down(seconds: float, expected: str) -> None:
-    """Right after somebody has asked for 4 h they read of 4 h."""
-    assert ends.coarse(seconds) == expected
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ ROOMS = [
     {"gpus", "locks"},
     {"cells"},
     {"host", "quantities"},
-    {"interrupts"},
+    {"calls"},
     {"errors"},
     {"model"},
 ]
@@ -89,6 +89,14 @@ def is_for_types(node: ast.AST) -> bool:
     )
 
 
+def imported_late(node: ast.AST) -> str | None:
+    """The module that `late("...")` imports; None for any other node."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "late":
+        assert isinstance(node.args[0], ast.Constant)
+        return str(node.args[0].value)
+    return None
+
+
 def imports(tree: ast.AST, *, types: bool = True, inner: bool = True) -> Iterator[str]:
     """What a module imports, in full. types: for annotations too. inner: in functions too."""
     for node in ast.iter_child_nodes(tree):
@@ -103,6 +111,8 @@ def imports(tree: ast.AST, *, types: bool = True, inner: bool = True) -> Iterato
             assert node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         else:
+            if name := imported_late(node):
+                yield f"reserve_gpu.{name}"
             yield from imports(node, types=types, inner=inner)
 
 
@@ -230,7 +240,8 @@ NOT_AT_FIRST |= {
     f"reserve_gpu.report.{module}" for module in ("pictures", "status", "progress", "rules")
 }
 NOT_AT_FIRST |= {
-    f"reserve_gpu.reservation.{module}" for module in ("capped", "handover", "quota", "wait")
+    f"reserve_gpu.reservation.{module}"
+    for module in ("capped", "handover", "lease", "quota", "wait")
 }
 NOT_AT_FIRST |= {"reserve_gpu.rules", "tomllib"}
 

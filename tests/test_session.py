@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
 import warnings
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ import pynvml
 import pytest
 
 import reserve_gpu
-from reserve_gpu import interrupts
 from reserve_gpu.host import HELD
 from reserve_gpu.reservation import api
 from reserve_gpu.reservation.session import _sessions
@@ -24,7 +22,6 @@ from tests.reserving import got, variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
 
     from tests.here import Here
 
@@ -110,139 +107,6 @@ def interrupted_in(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     assert done.wait(LONG_S)
     if name != "nvmlShutdown":  # which is not called while another call hangs
         pynvml.nvmlShutdown()
-
-
-# -- Ctrl-C is raised once -------------------------------------------------------------------------
-
-
-def test_raised_at_the_end(here: Here) -> None:
-    """Ctrl-C in a call that waits for nothing any more is raised at its end; the call is done."""
-    got("0")
-    with pytest.raises(KeyboardInterrupt), interrupted_at(WRITING):
-        reserve_gpu.release()
-    assert (variables(), held(here)) == ({}, [])
-
-
-def test_not_raised_again(here: Here) -> None:
-    """No later call raises it once more, also where Ctrl-C is ignored by then."""
-    got("0")
-    with pytest.raises(KeyboardInterrupt), interrupted_at(WRITING):
-        reserve_gpu.release()
-    with sigint(signal.SIG_IGN), uninterrupted():
-        assert got("0") == "0"
-        reserve_gpu.release()
-    with uninterrupted():
-        assert got("0") == "0"
-
-
-def test_handled_once(here: Here) -> None:
-    """A handler that other code has for SIGINT is called once, not by a later call as well."""
-    calls: list[int] = []
-    with sigint(lambda number, _: calls.append(number)):
-        got("0")
-        with interrupted_at(WRITING):
-            reserve_gpu.release()
-        assert calls == [signal.SIGINT]
-        with sigint(signal.SIG_IGN):
-            got("0")
-        reserve_gpu.release()
-        got("0")
-    assert calls == [signal.SIGINT]
-
-
-def interrupted_scene(number: int, *, twice: bool) -> tuple[list[str], bool]:
-    """Wait in what is deferred, with SIGINT at an instruction of ours: what was done, and whether.
-
-    twice: it comes a second time after that wait.
-    """
-    steps: list[str] = []
-    left = number
-
-    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
-        nonlocal left
-        if frame.f_code.co_filename != interrupts.__file__:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            left -= 1
-            if left == -1:
-                signal.raise_signal(signal.SIGINT)
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        with interrupts.deferred():
-            steps.append("begun")
-            try:
-                with interrupts.allowed():
-                    pass
-            except KeyboardInterrupt:
-                steps.append("raised")
-            if twice:
-                signal.raise_signal(signal.SIGINT)
-            steps.append("went on")
-    except KeyboardInterrupt:
-        steps.append("raised")
-    finally:
-        sys.settrace(before)
-    return steps, left < 0
-
-
-def scenes(*, twice: bool) -> Iterator[list[str]]:
-    """What was done for each instruction at which SIGINT can come."""
-    number, is_reached = 0, True
-    while is_reached:
-        steps, is_reached = interrupted_scene(number, twice=twice)
-        if is_reached:
-            yield steps
-        number += 1
-    assert number > 50
-
-
-def test_never_lost() -> None:
-    """Wherever Ctrl-C comes in what is deferred, or in a wait there, it is raised, and once."""
-    for number, steps in enumerate(scenes(twice=False)):
-        assert steps.count("raised") == 1, (number, steps)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        ignored = sigint(signal.SIG_IGN)
-        with ignored, uninterrupted(), interrupts.deferred(), interrupts.allowed():
-            interrupts.checkpoint()
-
-
-def test_deferred_after_a_wait() -> None:
-    """Wherever Ctrl-C comes, as at the end of a wait, the next one is deferred again."""
-    for number, steps in enumerate(scenes(twice=True)):
-        assert steps[-1] == "raised", (number, steps)
-        assert steps == ["raised"] or steps[-2] == "went on", (number, steps)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-@pytest.mark.process
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_fork_in_the_midst_of_a_call(here: Here) -> None:
-    """What another thread forks while a call waits has Ctrl-C, as if there was no call."""
-    codes: list[int] = []
-
-    def fork() -> None:
-        pid = os.fork()
-        if not pid:
-            try:
-                signal.raise_signal(signal.SIGINT)
-                with interrupts.deferred():
-                    pass
-                os._exit(1)
-            except KeyboardInterrupt:
-                os._exit(0)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-
-    def progress(_: object) -> None:
-        in_a_thread(fork)
-        signal.raise_signal(signal.SIGINT)  # the parent's own call goes on as before
-
-    with here.rival("0"), pytest.raises(KeyboardInterrupt):
-        reserve_gpu.reserve("0", wait=LONG_S, progress=progress)
-    assert codes == [0]
 
 
 # -- Ctrl-C leaves nothing that nobody knows of ----------------------------------------------------
@@ -420,7 +284,7 @@ def test_adopt_once(here: Here) -> None:
     with next_program():
         assert reserve_gpu.current() is None
         os.environ[HELD] = left()
-        assert (reserve_gpu.current(), api.reason()) == (None, None)
+        assert (reserve_gpu.current(), api.start_failure()) == (None, None)
         assert got("0") == "0"
         reserve_gpu.release()
     assert held(here) == []
@@ -456,7 +320,7 @@ def test_forged_changes(here: Here, before: dict[str, Any], written: dict[str, A
     path = os.environ["PATH"]
     with next_program():
         assert reserve_gpu.current() is None
-        assert api.reason() == REASON
+        assert api.start_failure() == REASON
         assert got("0") == "0"
         assert held(here) == [0]
         reserve_gpu.release()

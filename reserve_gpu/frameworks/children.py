@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu import interrupts
+from reserve_gpu import calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -89,22 +89,29 @@ def run_all(
     progress: called now and then with the names of those that still run, and the seconds so far.
     Raises OSError where a process can't be started.
     """
+    ends: dict[str, End] = calls.apart(
+        _run_all, commands, environ, limit_s, show=lambda news: progress(*news)
+    )
+    return ends
+
+
+def _run_all(
+    commands: Mapping[str, Sequence[str]], environ: Mapping[str, str], limit_s: float
+) -> dict[str, End]:
     start, running, ends = time.monotonic(), dict[str, Child](), dict[str, End]()
-    with interrupts.deferred():  # not between the start of a child and our knowing of it
-        try:
-            for name, command in commands.items():
-                running[name] = Child(command, environ)
-            while running:
-                waited_s = time.monotonic() - start
-                for name, child in list(running.items()):
-                    if child.has_ended() or waited_s > limit_s:
-                        ends[name] = running.pop(name).end()
-                with interrupts.allowed():
-                    progress(list(running), waited_s)
-                    time.sleep(POLL_S)
-        finally:
-            for child in running.values():
-                child.end()
+    try:
+        for name, command in commands.items():
+            running[name] = Child(command, environ)
+        while running:
+            waited_s = time.monotonic() - start
+            for name, child in list(running.items()):
+                if child.has_ended() or waited_s > limit_s:
+                    ends[name] = running.pop(name).end()
+            calls.tell((list(running), waited_s))
+            calls.sleep(POLL_S)
+    finally:
+        for child in running.values():
+            child.end()
     return ends
 
 

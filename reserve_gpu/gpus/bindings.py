@@ -16,9 +16,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from reserve_gpu import host
+from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import DriverError, NoDriverError, shown
 from reserve_gpu.gpus.worker import HangError, Worker
-from reserve_gpu.interrupts import no_fork
 from reserve_gpu.model import State
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ def import_pynvml() -> ModuleType:
         with warnings.catch_warnings():
             # PyPI's package pynvml only wraps the official bindings, and warns that it does.
             warnings.simplefilter("ignore")
-            with no_fork():
+            with no_fork:
                 import pynvml
     except SyntaxError:  # written for Python 2
         raise _wrong_bindings() from None

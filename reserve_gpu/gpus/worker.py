@@ -1,17 +1,20 @@
 """A thread for calls into a library that may hang.
 
-Python handles Ctrl-C only when a call into a library returns. So the main thread never makes such
-a call: it waits for a worker thread that does, and a wait can be ended at any time.
+Nothing ends a call into a library from outside. So no other thread makes such a call: it waits for
+a worker thread that does, and a wait can be ended at any time.
 """
 
 from __future__ import annotations
 
-from _queue import Empty, SimpleQueue  # as `queue` has them, which loads other kinds besides
-from _thread import get_ident, start_new_thread
+import time
+from _queue import SimpleQueue  # as `queue` has it, which loads other kinds besides
+from _thread import start_new_thread
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import interrupts
+from reserve_gpu import calls
+from reserve_gpu.calls import NO_THREAD, POLL_S, Call
+from reserve_gpu.errors import NoThreadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,34 +22,6 @@ if TYPE_CHECKING:
 
 class HangError(Exception):
     """A call that does not return; the text says which, and how long it was waited for."""
-
-
-class Call:
-    """A call on the worker thread, and what came of it.
-
-    thread: the identifier of the thread that makes it, 0 before it is made.
-    given_up: why nobody waits for it any more.
-    """
-
-    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        self.request = function, arguments
-        self.thread = 0
-        self.is_done = False
-        self.answer: Any = None
-        self.error: BaseException | None = None
-        self.given_up: str | None = None
-        self.done: SimpleQueue[None] = SimpleQueue()  # wakes up the thread that waits
-
-    def make(self) -> None:
-        """Make it, on the worker thread."""
-        function, arguments = self.request
-        self.thread = get_ident()
-        try:
-            self.answer = function(*arguments)
-        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-            self.error = error
-        self.is_done = True
-        self.done.put(None)
 
 
 class Worker:
@@ -62,7 +37,7 @@ class Worker:
 
     def post(self, function: Callable[..., Any], *arguments: Any) -> Call:
         """Begin a call, to be waited for later; of one that hangs, that call itself."""
-        call = Call(function, arguments)
+        call = Call(function, *arguments)
         self._forget_those_done()
         for hanging in self._hanging:
             if hanging.request == call.request:
@@ -71,25 +46,19 @@ class Worker:
         return call
 
     def wait(self, call: Call, limit_s: float) -> Any:
-        """What the call returns or raises; HangError if it hangs. limit_s: how long that takes."""
+        """Return what the call returns, or raise its error; HangError after limit_s seconds."""
+        until = time.monotonic() + limit_s
         try:
-            with interrupts.allowed():
-                if not (call.is_done or call.given_up):
-                    call.done.get(timeout=limit_s)
-        except Empty:
-            self._give_up(call, f"no answer within {limit_s:g} s")
-        except BaseException:  # Ctrl-C
+            while not call.given_up and not call.wait(limit_s=min(POLL_S, limit_s)):
+                calls.checkpoint()
+                if time.monotonic() >= until:
+                    self._give_up(call, f"no answer within {limit_s:g} s")
+        except BaseException:  # its caller has gone
             self._give_up(call, "no answer yet when it was interrupted")
             raise
         if not call.is_done:
             raise HangError(call.given_up)
-        error, call.error = call.error, None
-        if error is None:
-            return call.answer
-        try:
-            raise error
-        finally:
-            del error  # this frame is in its traceback: each would keep the other alive
+        return call.result()
 
     def is_stuck(self) -> bool:
         """Whether a call hangs."""
@@ -102,9 +71,10 @@ class Worker:
 
     def _start_thread(self) -> None:
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
-        # Not threading.Thread: its start() waits until the thread runs, and Ctrl-C in that wait
-        # would leave a worker that is started but not known.
-        start_new_thread(_make_calls, (self._calls,))
+        try:
+            start_new_thread(_make_calls, (self._calls,))
+        except RuntimeError as error:
+            raise NoThreadError(NO_THREAD) from error
 
     def _give_up(self, call: Call, reason: str) -> None:
         """Leave a thread that hangs to itself: it ends when its call does."""
@@ -113,7 +83,7 @@ class Worker:
         call.given_up = f"{reason} ({self.doing.get(call.thread, 'another call comes first')})"
         self._hanging.append(call)
         self.end()
-        with suppress(RuntimeError):  # no more threads may be started: then all calls hang
+        with suppress(NoThreadError):  # no more threads may be started: then all calls hang
             self._start_thread()
 
     def _forget_those_done(self) -> None:

@@ -16,7 +16,7 @@ from functools import cache, partial
 from itertools import count
 
 from reserve_gpu import host
-from reserve_gpu.interrupts import no_fork
+from reserve_gpu.calls import no_fork
 
 NONE = -1  # no descriptor
 
@@ -42,7 +42,7 @@ def opening(descriptor: int) -> tuple[object, ...] | None:
 
 def close(descriptor: int) -> None:
     """Close the descriptor, if it is still ours."""
-    with no_fork():
+    with no_fork:
         if opening(descriptor):
             os.close(descriptor)
         _opened.pop(descriptor, None)
@@ -50,7 +50,7 @@ def close(descriptor: int) -> None:
 
 def adopt(descriptor: int) -> None:
     """Make one of ours of a descriptor that the program before this one has left open."""
-    with no_fork():
+    with no_fork:
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - it takes no name
         remember(descriptor)
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from typing import TYPE_CHECKING
 
-from reserve_gpu import host, interrupts
+from reserve_gpu import calls, host
 from reserve_gpu.errors import LockError, MutexHeldError, shown
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.descriptors import NONE
@@ -107,8 +107,7 @@ class LockDirectory:
                 pids.append(self.holders.of(MUTEX).pid)
             if now >= end:
                 raise MutexHeldError(_mutex_message(pids, now - start))
-            with interrupts.allowed():
-                time.sleep(MUTEX_POLL_S)
+            calls.sleep(MUTEX_POLL_S)
         return lock
 
     def acquire(self, name: str, mode: int = OTHERS_MODE, *, shared: bool = False) -> Lock | None:

@@ -13,7 +13,7 @@ import stat
 import time
 from contextlib import suppress
 
-from reserve_gpu import interrupts
+from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors
 
@@ -37,7 +37,7 @@ def open_directory(path: str) -> int:
             os.mkdir(path, DIRECTORY_MODE)
         # O_PATH: even a directory that its maker may not read yet, under umask 0777.
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        with interrupts.no_fork():
+        with no_fork:
             descriptor = descriptors.remember(os.open(path, flags))
         try:
             _require_own_files(descriptor, path)
@@ -131,7 +131,7 @@ def _open(directory: int, name: str, path: str, flags: int, mode: int | None = N
     mode: to be given to a file of this user's.
     """
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    with interrupts.no_fork():
+    with no_fork:
         descriptor = os.open(name, flags, mode or 0, dir_fd=directory)
         try:
             _require_plain(descriptor, path)

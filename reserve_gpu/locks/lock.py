@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import interrupts
+from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks import record as records
@@ -89,7 +89,7 @@ class Lock:
 
     def keep_over_exec(self) -> None:
         """Let the program that this process becomes next have the lock, and what that starts."""
-        with interrupts.no_fork(), suppress(OSError):  # so many may not be open here
+        with no_fork, suppress(OSError):  # so many may not be open here
             number = fcntl.fcntl(self.descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH)
             descriptors.remember(number)
             descriptors.close(self.descriptor)

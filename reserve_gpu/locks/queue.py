@@ -13,7 +13,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import host, interrupts
+from reserve_gpu import calls, host
+from reserve_gpu.calls import POLL_S, no_fork
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.descriptors import NONE
 from reserve_gpu.locks.directory import QUEUE
@@ -198,24 +199,28 @@ class Wakeups:
         """Whether the kernel gives notice."""
         return descriptors.opening(self._notices) is not None
 
-    def wait(self, until: float, is_news: Callable[[], bool]) -> bool:
+    def wait(
+        self,
+        until: float,
+        is_news: Callable[[], bool],
+        between: Callable[[], object] = calls.checkpoint,
+    ) -> bool:
         """Return at that moment, by time.monotonic(), or before it when there is news: True.
 
-        is_news: a cheap look, made after a notice.
+        is_news: a cheap look, made after a notice. between: called again and again; may raise.
         """
         while (left_s := until - time.monotonic()) > 0:
             poll = select.poll()
             if self.is_told:
                 poll.register(self._notices, select.POLLIN)
-            with interrupts.allowed():
-                if not poll.poll(left_s * 1000):
-                    return False
+            between()
+            if not poll.poll(min(left_s, POLL_S) * 1000):
+                continue
             with suppress(OSError):
                 os.read(self._notices, NOTICES)
             if is_news():
                 return True
-            with interrupts.allowed():
-                time.sleep(max(0.0, min(PAUSE_S, until - time.monotonic())))
+            calls.sleep(min(PAUSE_S, until - time.monotonic()))
         return False
 
 
@@ -230,7 +235,7 @@ def _watch(directory: int) -> int:
 
     with suppress(OSError, AttributeError):  # no C library that has these
         libc = ctypes.CDLL(None)
-        with interrupts.no_fork():
+        with no_fork:
             notices: int = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
             if notices == NONE:
                 return NONE

@@ -122,17 +122,18 @@ _OF_THE_LOCK = ("since", "written", "label", "index", "visible", "overdue")
 
 def read(descriptor: int) -> Record:
     """Return the record in an open lock file, an empty one where it is none of ours."""
-    with suppress(OSError, ValueError, RecursionError):
-        data = os.pread(descriptor, BYTES_LIMIT + 1, 0)
-        fields = json.loads(data) if len(data) <= BYTES_LIMIT else None
-        if isinstance(fields, dict):
-            return Record.from_dict(fields)
-    return Record()
+    return Record.from_dict(_fields(descriptor))
 
 
 def write(descriptor: int, record: Record) -> None:
-    """Write the record into an open lock file. On a full disk the record is lost."""
-    data = json.dumps(record.to_dict()).encode()
+    """Write the record into an open lock file that does not say the same already.
+
+    On a full disk the record is lost.
+    """
+    fields = record.to_dict()
+    if _without_times(fields) == _without_times(_fields(descriptor)):
+        return
+    data = json.dumps(fields).encode()
     with suppress(OSError):
         try:
             # Cover a longer record first: a reader must not find the rest of it behind this one.
@@ -141,6 +142,19 @@ def write(descriptor: int, record: Record) -> None:
             os.ftruncate(descriptor, len(data))
         except OSError:
             os.ftruncate(descriptor, 0)
+
+
+def _fields(descriptor: int) -> dict[str, Any]:
+    with suppress(OSError, ValueError, RecursionError):
+        data = os.pread(descriptor, BYTES_LIMIT + 1, 0)
+        fields = json.loads(data) if len(data) <= BYTES_LIMIT else None
+        if isinstance(fields, dict):
+            return fields
+    return {}
+
+
+def _without_times(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in ("since", "written")}
 
 
 def _text(value: Any) -> str | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.model import Lease, Promise, Request
 from reserve_gpu.report import times, words
-from reserve_gpu.report.times import MINUTE_S, duration
+from reserve_gpu.report.times import MINUTE_S
 from reserve_gpu.report.words import labels
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 RELEASED = "This reservation was released."
 REPLACED = "Another reservation has taken the place of this one."
-HOUR_S, TEN_MINUTES_S = 3600, 600
-BY_SECONDS_S = 2 * MINUTE_S  # so much time is counted down by seconds
+HOUR_S = 3600
+NEAR_S = 2 * MINUTE_S  # a moment that is so near has its seconds
 
 
 class End(NamedTuple):
@@ -49,20 +49,20 @@ class End(NamedTuple):
 
 
 def lasts(devices: Sequence[Device], lease: Lease, now: float) -> str:
-    """`GPU2 is yours until 18:00, for 3 h.`, and when it is let go of besides."""
+    """`GPU2 is yours until 18:00.`, and when else it is released."""
     ways = []
     if lease.until is not None:
-        ways.append(f"until {times.moment(lease.until, now)}, for {coarse(lease.until - now)}")
+        ways.append(f"until {_clock(lease.until, now)}")
     if lease.idle_s is not None:
         ways.append(f"until it is idle for {times.time_limit(lease.idle_s)}")
     text = f"{labels(devices)} {words.be(len(devices))} yours {', or '.join(ways)}"
     return f"{text}; longer where nobody waits for it." if lease.if_wanted else f"{text}."
 
 
-def near(end: End, left_s: float) -> str:
-    """That the end is near. left_s: until then."""
-    what = f"The reservation of {labels(end.devices)} ends in {coarse(max(left_s, 1.0))}"
-    why = f", at {times.moment(end.at, time.time())}"
+def near(end: End) -> str:
+    """Tell that the end is near."""
+    what = f"The reservation of {labels(end.devices)} ends at {_clock(end.at, time.time())}"
+    why = ""
     if end.is_by_idleness:
         why = f", as nothing has used it for {times.time_limit(end.lease.idle_s or 0.0)} by then"
     if end.lease.if_wanted:
@@ -109,15 +109,10 @@ def failed(name: str, why: str) -> str:
     return f"before_end: {shown(name)} {shown(why, REASON_LIMIT)}."
 
 
-def coarse(seconds: float) -> str:
-    """A time to come as it is counted down: `4 h`, `50 min`, `3 min`, and seconds at the end."""
-    if seconds < 1:
-        return times.time_limit(max(seconds, 0.0))
-    if round(seconds) < BY_SECONDS_S:
-        return f"{seconds:.0f} s"
-    # To the nearest one: a moment after `--for 4h` it is 4 h, not 3 h.
-    step = next((step for step in (HOUR_S, TEN_MINUTES_S) if seconds >= 2 * step), MINUTE_S)
-    return duration(round(seconds / step) * step)
+def _clock(at: float, now: float) -> str:
+    """Return a moment, with its seconds where it is near."""
+    is_near = at - now < NEAR_S
+    return time.strftime("%H:%M:%S", time.localtime(at)) if is_near else times.moment(at, now)
 
 
 def _asking(lease: Lease) -> Request:

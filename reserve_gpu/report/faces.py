@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from reserve_gpu.interrupts import no_fork
+from reserve_gpu.calls import no_fork
 from reserve_gpu.model import MIB, UNITS, Lease, Request
 
 COMMAND_LIMIT = 200  # characters; a longer one is not repeated
@@ -82,7 +82,7 @@ def _option(flag: str, value: str) -> str:
 
 
 def _quoted(word: str) -> str:
-    with no_fork():
+    with no_fork:
         import shlex  # which who gets a GPU never needs
 
     return shlex.quote(word)

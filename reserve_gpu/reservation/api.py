@@ -8,7 +8,8 @@ import warnings
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Literal
 
-from reserve_gpu import host, interrupts
+from reserve_gpu import calls, host
+from reserve_gpu.calls import late
 from reserve_gpu.errors import (
     DriverError,
     NoDriverError,
@@ -28,7 +29,7 @@ from reserve_gpu.report.faces import PYTHON
 from reserve_gpu.reservation import environment, limit
 from reserve_gpu.reservation.request import Deadline, idle_mib, parse, rules
 from reserve_gpu.reservation.session import Reservation, session
-from reserve_gpu.reservation.taking import taken
+from reserve_gpu.reservation.taking import take
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -116,7 +117,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
             reservation.release()
         raise
     if progress == "auto" and reservation.lease.has_end:
-        show_end()
+        show_lease()
     return reservation
 
 
@@ -131,21 +132,44 @@ def ask(
     Returns the reservation, what there is to be said against it, and whether it is a new one.
     face: where what is said is read, which decides how hints are typed.
     """
+    own = session()
+    before: list[Reservation | None] = []
+
+    def undo() -> None:
+        if before:
+            own.undo(*before)
+            if before[0] or deadline.waits:
+                own.go_without()
+
+    def meet() -> tuple[Reservation, list[str], bool]:
+        if own.is_waiting:  # another thread's call, which goes on
+            own.go_without()
+            raise NoFreeDeviceError(messages.ANOTHER_THREAD_WAITS)
+        texts = own.renew()
+        before.append(own.reservation)
+        texts += _meet(own, request, deadline, face)
+        reservation = own.reservation
+        if reservation is None:  # other code of this process has closed its locks
+            raise RequestError(messages.HAS_ENDED)
+        return reservation, texts, reservation is not before[0]
+
+    with _shown(progress, deadline) as show:
+        answer: tuple[Reservation, list[str], bool] = own.run(
+            meet, show=show, until=deadline.at, undo=undo
+        )
+    return answer
+
+
+def _meet(own: Session, request: Request, deadline: Deadline, face: Face) -> list[str]:
+    """Hold what is asked for, on the session's thread; returns what there is to be said of it."""
     if request.part_mib is not None:
-        with interrupts.no_fork():
-            from reserve_gpu.reservation import caps  # which only parts need
-        caps.context_mib()  # a setting that is no size is said before anything is taken
-    with _shown(progress, deadline) as show, session().turn(deadline) as own:
-        limit.require_absolute(request, own.outside())
-        ruled, texts = rules(), own.renew()
-        if ruled:
-            request, more = _allowed(request, ruled, own)
-            texts += more
-        before = own.reservation
-        with own.letting_go_if_interrupted(deadline):
-            met = own.met_by(request) or taken(own, request, deadline, show, face, ruled)
-    reservation, more = met
-    return reservation, texts + more, reservation is not before
+        late("reservation.caps").context_mib()  # a setting that is no size is said first
+    limit.require_absolute(request, own.outside())
+    ruled, texts = rules(), []
+    if ruled:
+        request, texts = _allowed(request, ruled, own)
+    met = own.met_by(request)
+    return texts + (take(own, request, deadline, face, ruled) if met is None else met)
 
 
 def current() -> Reservation | None:
@@ -183,28 +207,25 @@ def looking(face: Face) -> Iterator[Callable[[], Status]]:
 
     After a look that failed, or found a broken device, it begins another one: that may be over.
     """
-    with interrupts.no_fork():
-        from reserve_gpu.report import status  # which most sessions never need
-
+    status = late("report.status")
     with ExitStack() as conversation:
         gpus: Nvml | None = None
 
         def look_now() -> Status:
             nonlocal gpus
             visible = session().outside()[environment.VISIBLE]
-            with interrupts.deferred(), session().looking():
-                if gpus is None:
-                    conversation.close()
-                    gpus = conversation.enter_context(Nvml())
-                using, gpus = gpus, None
-                seen = status.look(
-                    using, idle_mib=idle_mib(), limit=visible, face=face, rules=rules()
-                )
-                if all(row.state is not State.BROKEN for row in seen.rows):
-                    gpus = using
-                return seen
+            if gpus is None:
+                conversation.close()
+                gpus = conversation.enter_context(Nvml())
+            using, gpus = gpus, None
+            seen: Status = status.look(
+                using, idle_mib=idle_mib(), limit=visible, face=face, rules=rules()
+            )
+            if all(row.state is not State.BROKEN for row in seen.rows):
+                gpus = using
+            return seen
 
-        yield look_now
+        yield lambda: calls.apart(look_now)
 
 
 def go_without() -> None:
@@ -229,7 +250,7 @@ def forget_idleness() -> None:
 
     For a process that becomes a program which can't know whether it does.
     """
-    session().forget_idleness()
+    session().run(session().forget_idleness)
 
 
 def before_exec(reason: str | None = None) -> None:
@@ -237,21 +258,21 @@ def before_exec(reason: str | None = None) -> None:
 
     reason: why it holds nothing, for that program to tell.
     """
-    session().leave_to_next_program(reason)
+    session().run(session().leave_to_next_program, reason)
 
 
-def reason() -> str | None:
+def start_failure() -> str | None:
     """Why the program before this one, in the same process, has left it no GPU."""
     return session().reason
 
 
-def troubles() -> list[str]:
+def device_faults() -> list[str]:
     """Lines about what this process holds and the driver can't use any more, mostly none.
 
     A driver that does not start says nothing of a device: CUDA may go on using it.
     """
     lines = []
-    with suppress(DriverError), interrupts.deferred(), Nvml(HELD_LIMIT_S) as gpus:
+    with suppress(DriverError), Nvml(HELD_LIMIT_S) as gpus:
         for device in session().devices:
             try:
                 gpus.usage(device)
@@ -272,18 +293,18 @@ def before_end(function: F, *, limit: float | str = "5m") -> F:
     if not callable(function):
         raise RequestError(f"before_end() takes a function, not {shown(repr(function))}.")
     limit_s = min(parse_duration(limit), LONGEST_BEFORE_END_S)
-    session().endings.call_before_end(function, limit_s)
+    session().timer.process_end.call_before(function, limit_s)
     return function
 
 
-def news() -> list[str]:
-    """What a cell that begins has to tell of the end of a reservation, mostly nothing."""
-    return session().news()
+def lease_notices() -> list[str]:
+    """Return what a cell that begins has to tell of the end of a reservation, mostly nothing."""
+    return session().notices()
 
 
-def show_end() -> None:
+def show_lease() -> None:
     """Show a cell that has reserved something until when that is, if it ends; the line changes."""
-    session().show_end()
+    session().show_lease()
 
 
 def note_cell() -> list[str]:
@@ -295,7 +316,7 @@ def note_cell() -> list[str]:
 def _uses(devices: Sequence[Device]) -> dict[Device, float | None]:
     """What this process and its children use of each of these devices, in MiB, where it is seen."""
     pid = os.getpid()
-    with suppress(DriverError), interrupts.deferred(), Nvml(HELD_LIMIT_S) as gpus:
+    with suppress(DriverError), Nvml(HELD_LIMIT_S) as gpus:
         if gpus.sees_all:  # else a pid may be another process's in our PID namespace
             return {d: host.uses(gpus.processes(d), {pid})[pid] for d in devices}
     return {}
@@ -311,9 +332,7 @@ def _shown(
         return
     live = None
     if progress == "auto" and deadline.waits:
-        with interrupts.no_fork():
-            from reserve_gpu.report.progress import for_people
-        live = for_people()
+        live = late("report.progress").for_people()
     with live or nullcontext():
         yield live.show if live else lambda _waiting: None
 
@@ -323,8 +342,7 @@ def _allowed(request: Request, ruled: Rules, own: Session) -> tuple[Request, lis
 
     Raises RequestError where they never do.
     """
-    with interrupts.no_fork():
-        from reserve_gpu.reservation import quota
+    quota = late("reservation.quota")
     lease = own.held.lease if own.held else NO_LEASE
     request, texts = quota.allowed(request, ruled, lease, own.since_of(request), time.time())
     return request, [*ruled.problems, *texts]

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import host
-from reserve_gpu.interrupts import no_fork
+from reserve_gpu.calls import no_fork
 from reserve_gpu.model import MIB
 from reserve_gpu.report import capping
 from reserve_gpu.reservation.environment import (
@@ -138,7 +138,7 @@ def installed_torch() -> str | None:
     them, a GPU can be had.
     """
     with suppress(Exception):
-        with no_fork():
+        with no_fork:
             from importlib import metadata
         return metadata.version("torch")
     return None

@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from reserve_gpu import host
+from reserve_gpu.calls import late
 from reserve_gpu.errors import LockError
 from reserve_gpu.gpus import usage
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Link, Nvml
-from reserve_gpu.interrupts import no_fork
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import Place
-from reserve_gpu.locks.record import Record, myself
 from reserve_gpu.model import (
     Caution,
     Device,
@@ -25,7 +24,6 @@ from reserve_gpu.model import (
     Holder,
     Lease,
     Process,
-    Promise,
     Refusal,
     Request,
     Rules,
@@ -33,7 +31,7 @@ from reserve_gpu.model import (
     Ticket,
     Usage,
 )
-from reserve_gpu.reservation import environment, limit, parts, policy
+from reserve_gpu.reservation import limit, parts, policy
 from reserve_gpu.reservation.outcome import Denied, Granted, Locked, Taken
 
 # Others wait for the mutex meanwhile: the readings of a look have so long, all together. A GPU that
@@ -70,10 +68,14 @@ class Claim(NamedTuple):
 
 
 def attempt(
-    claim: Claim, place: Place | None = None, mutex_limit_s: float = MUTEX_LIMIT_S
+    claim: Claim,
+    keep: Callable[[Granted], object] = lambda _: None,
+    place: Place | None = None,
+    mutex_limit_s: float = MUTEX_LIMIT_S,
 ) -> Granted | Denied:
     """Take what is asked for, or say of each device why it could not be had.
 
+    keep: is given what was taken, under the mutex; if it raises, all of that is released.
     place: in the queue, of one who waits; who does not wait comes after all who do.
     mutex_limit_s: for how long to wait for the mutex.
     Raises LockError, and RequestError for a name that means no device.
@@ -90,27 +92,16 @@ def attempt(
             if claim.rules:
                 claim, lease = _ruled(claim, claim.rules, devices)
             if chosen := _choose(claim, devices, queue, taken):
-                granted = taken.keep(chosen)
+                granted = taken.granted(chosen)
                 lease = _begun(claim, lease, granted)
                 granted = granted._replace(lease=lease)
-                promise = claim.request.promise._replace(lease=lease)
-                sign({locked.device: locked.lock for locked in granted.locked}, promise)
+                keep(granted)
+                taken.keep(granted)
                 return granted
             if place:
                 place.want(policy.wanted(taken.refusals))
         refusals += taken.refusals
     return Denied(tuple(refusals), tuple(ahead))
-
-
-def sign(locks: Mapping[Device, Lock], promise: Promise, overdue: float | None = None) -> None:
-    """Write into the locks of these devices who holds them, for others to read.
-
-    overdue: since when it should have ended, where it has not.
-    """
-    visible = environment.variables(list(locks))[environment.VISIBLE]
-    record = Record(myself(), promise, visible=visible, overdue=overdue)
-    for device, lock in locks.items():
-        lock.write(record._replace(label=device.label, index=device.index))
 
 
 def cautions(claim: Claim, granted: Granted) -> list[Caution]:
@@ -222,8 +213,7 @@ def _ruled(claim: Claim, rules: Rules, devices: Sequence[Device | Fault]) -> tup
 
     What this process has already does not count: what it asks for comes in its place.
     """
-    with no_fork():
-        from reserve_gpu.reservation import quota  # which only rules need
+    quota = late("reservation.quota")  # which only rules need
     own = [lock.name for lock in claim.held.values()]
     elsewhere = claim.locks.holders_by(os.geteuid(), own)
     by_rules = quota.judge(rules, claim.request, devices, claim.held, elsewhere, claim.gpus.walk)
@@ -235,9 +225,11 @@ def _begun(claim: Claim, lease: Lease, granted: Granted) -> Lease:
     lease = lease.begun(time.time())
     if claim.rules is None:
         return lease
-    with no_fork():
-        from reserve_gpu.reservation import quota
-    return quota.counted(lease, claim.rules, min(each.lock.since for each in granted.locked))
+    quota = late("reservation.quota")
+    counted: Lease = quota.counted(
+        lease, claim.rules, min(each.lock.since for each in granted.locked)
+    )
+    return counted
 
 
 def _take(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) -> Locked | Refusal:

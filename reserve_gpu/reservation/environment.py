@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from reserve_gpu.interrupts import no_fork
+from reserve_gpu.calls import no_fork
 from reserve_gpu.model import Device
 
 MEMORY, ORDER, VISIBLE = "CUDA_DEVICE_MEMORY", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
@@ -53,20 +53,14 @@ class Changes(NamedTuple):
         }
 
     def to(self, values: Mapping[str, str | None]) -> "Changes":
-        """Set the variables; returns all that has been done to them then.
+        """Set these variables, and give all others that were set the values that they had before.
 
-        Caps that were set before and are not among them get the values that they had outside.
+        Returns all that has been done then. A variable that somebody has changed since is theirs.
         """
         outside = self.outside()
-        gone = [name for name in self.written if name in WITH_PARTS and name not in values]
-        write({**{name: outside[name] for name in gone}, **values})
-        written = {**self.written, **values}
-        return Changes(outside, {n: value for n, value in written.items() if n not in gone})
-
-    def undo(self) -> "Changes":
-        """Give the variables the values that they had before; not those that others changed."""
-        write(self.outside())
-        return Changes()
+        gone = {name: outside[name] for name in self.written if name not in values}
+        write(gone | dict(values))
+        return Changes(outside, dict(values))
 
 
 def variables(devices: Sequence[Device], part_mib: float | None = None) -> dict[str, str | None]:
@@ -84,7 +78,7 @@ def variables(devices: Sequence[Device], part_mib: float | None = None) -> dict[
 
 def own_caps(values: Mapping[str, str | None], outside: Mapping[str, str | None]) -> str:
     """What to leave to processes below: of each cap that is set, and what it was outside."""
-    with no_fork():
+    with no_fork:
         import json
     return json.dumps({n: (v, outside.get(n)) for n, v in values.items() if n in CAPS})
 
@@ -97,7 +91,7 @@ def inherited_caps(outside: Mapping[str, str | None]) -> dict[str, str | None]:
     """
     if not outside.get(OWN_CAPS):
         return {}
-    with no_fork():
+    with no_fork:
         import json
     with suppress(ValueError, TypeError, AttributeError, RecursionError):
         caps = json.loads(outside[OWN_CAPS] or "").items()
@@ -149,7 +143,7 @@ def cuda_uuids() -> list[str]:
     """
     import ctypes
 
-    with no_fork():
+    with no_fork:
         import uuid
 
     cuda = _cuda()
@@ -184,7 +178,7 @@ def _cuda() -> Any:
     """The CUDA driver library, if this process has loaded and initialised it."""
     if not hasattr(os, "RTLD_NOLOAD"):
         return None
-    with no_fork():
+    with no_fork:
         import ctypes
 
     try:

@@ -16,7 +16,7 @@ class Held(NamedTuple):
 
     locks: by UUID. promise: what others may count on.
     overdue: since when it should have ended, where it has not.
-    is_unnamed: it was signed before the notebook's name was known.
+    reservation: what callers were answered with.
     answers: how many calls of reserve() were answered with it outside of a `with` block.
     inside: the threads that are in a `with` block of it, once for each block.
     """
@@ -25,7 +25,7 @@ class Held(NamedTuple):
     locks: Mapping[str, Lock]
     promise: Promise = Promise()
     overdue: float | None = None
-    is_unnamed: bool = False
+    reservation: Any = None
     answers: int = 1
     inside: tuple[int, ...] = ()
 
@@ -53,6 +53,15 @@ class Held(NamedTuple):
     def is_intact(self) -> bool:
         """Whether this process still has all the locks: not in a fork, nor closed by other code."""
         return all(lock.held() for lock in self.locks.values())
+
+    def is_another_part_of(self, other: "Held") -> bool:
+        """Tell whether both are parts of the same devices."""
+        return None not in (self.part_mib, other.part_mib) and self.devices == other.devices
+
+    def has_same_shape(self, other: "Held") -> bool:
+        """Tell whether both set the same variables, and belong to the same reservation."""
+        mine, others = ((h.devices, h.part_mib, h.reservation) for h in (self, other))
+        return mine == others
 
     def unprotected(self) -> list[Device]:
         """The devices whose locks don't keep others off any more."""

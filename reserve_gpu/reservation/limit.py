@@ -11,9 +11,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from reserve_gpu import host
+from reserve_gpu.calls import late, no_fork
 from reserve_gpu.errors import ImpossibleError, RequestError, shown
 from reserve_gpu.gpus import names
-from reserve_gpu.interrupts import no_fork
 from reserve_gpu.model import Device, Fault
 from reserve_gpu.reservation import environment
 
@@ -87,9 +87,7 @@ def inherit(gpus: Nvml, locks: LockDirectory) -> None:
     ordered = environment.in_order(devices, visible)
     values = environment.variables(ordered, part_mib)
     if part_mib is not None:
-        with no_fork():
-            from reserve_gpu.reservation import caps  # which only parts need
-        values |= caps.marked(ordered, part_mib, environment.read())
+        values |= late("reservation.caps").marked(ordered, part_mib, environment.read())
     environment.write(values)
 
 
@@ -191,7 +189,7 @@ def _device_uuids() -> list[str]:
 
     Asked in a child process, as asking starts CUDA. Raises OSError if it can't be.
     """
-    with no_fork():
+    with no_fork:
         import subprocess
 
     unset = environment.VISIBLE, environment.ORDER

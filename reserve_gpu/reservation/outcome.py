@@ -1,7 +1,6 @@
 """What an attempt comes to: what it has locked, what it was refused, and what it lets go of."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from reserve_gpu.gpus import usage
@@ -44,17 +43,6 @@ class Granted(NamedTuple):
     locked: tuple[Locked, ...]
     lease: Lease = NO_LEASE
 
-    @contextmanager
-    def let_go_if_it_fails(self, held: Mapping[str, Lock]) -> Iterator[None]:
-        """Let go of it if the block does not come to its end. held: what stays held even so."""
-        try:
-            yield
-        except BaseException:
-            for locked in self.locked:
-                if locked.lock is not held.get(locked.device.uuid):
-                    locked.lock.release()
-            raise
-
 
 class Denied(NamedTuple):
     """An attempt that took nothing. ahead: who comes before in the queue."""
@@ -88,10 +76,13 @@ class Taken:
             self.locked[answer.device.uuid] = answer
             self.refusals.append(_spare(answer))
 
-    def keep(self, devices: Sequence[Device]) -> Granted:
-        """Let these stay locked."""
-        self._kept = frozenset(device.uuid for device in devices)
+    def granted(self, devices: Sequence[Device]) -> Granted:
+        """Return these of the devices."""
         return Granted(tuple(self.locked[device.uuid] for device in devices))
+
+    def keep(self, granted: Granted) -> None:
+        """Let these stay locked."""
+        self._kept = frozenset(locked.device.uuid for locked in granted.locked)
 
 
 def _spare(locked: Locked) -> Refusal:

@@ -5,10 +5,10 @@ import time
 from typing import NamedTuple
 
 from reserve_gpu import host
+from reserve_gpu.calls import late
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.names import DeviceNames
-from reserve_gpu.interrupts import no_fork
 from reserve_gpu.model import MIB, NO_LEASE, UNITS, Lease, Promise, Request, Rules, Size
 from reserve_gpu.quantities import (
     LONGEST_S,
@@ -115,9 +115,8 @@ def rules() -> Rules | None:
     file = host.config_file()
     if file is None:
         return None
-    with no_fork():
-        from reserve_gpu.rules import read  # with a parser, which nobody needs without a file
-    return read(file)
+    found: Rules = late("rules").read(file)  # with a parser, which nobody needs without a file
+    return found
 
 
 def _memory(keyword: str, size: str | float) -> Size:

@@ -1,7 +1,9 @@
 """What this process holds, and what that has changed in its environment: the one place for both.
 
-A process has one session. A forked child begins with an empty one, as its parent's locks are closed
-in it; the program that a process becomes by exec takes over what was left to it.
+A process has one session. Whatever changes it runs on the session's own thread (see calls.py), so
+no signal handler ever sees, or leaves, anything half done. A forked child begins with an empty
+session, as its parent's locks are closed in it; the program that a process becomes by exec takes
+over what was left to it.
 """
 
 from __future__ import annotations
@@ -10,21 +12,22 @@ import os
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import host, interrupts
-from reserve_gpu.errors import LockError, NoFreeDeviceError, RequestError
+from reserve_gpu import calls, host
+from reserve_gpu.calls import Call, Caller, late, no_fork
+from reserve_gpu.errors import LockError, NoThreadError, RequestError
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
+from reserve_gpu.locks.record import Record, myself
 from reserve_gpu.model import NO_LEASE, Lease, Promise
 from reserve_gpu.report import messages
 from reserve_gpu.reservation import environment, policy
-from reserve_gpu.reservation.claim import sign
 from reserve_gpu.reservation.environment import Changes
 from reserve_gpu.reservation.held import Held
-from reserve_gpu.reservation.turn import Turn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -32,15 +35,14 @@ if TYPE_CHECKING:
     from reserve_gpu.locks.lock import Lock
     from reserve_gpu.model import Device, Request
     from reserve_gpu.reservation.capped import Capped
-    from reserve_gpu.reservation.ending import Endings
+    from reserve_gpu.reservation.lease import LeaseTimer
     from reserve_gpu.reservation.outcome import Granted
-    from reserve_gpu.reservation.request import Deadline
 
 RENEW_LIMIT_S = 1.0  # for the mutex, at the end of a cell
 
 
 class Reservation:
-    """Devices that this process holds; a context manager that lets go of them at the end.
+    """Devices that this process holds; a context manager that releases them at the end.
 
     devices: in the order in which CUDA numbers them in this process.
     environ: the variables that were set for them.
@@ -59,20 +61,20 @@ class Reservation:
 
     @property
     def note(self) -> str | None:
-        """What others read beside the devices."""
-        return session().note_of(self)
+        """Return what others read beside the devices."""
+        return session().promise_of(self).note
 
     @property
     def lease(self) -> Lease:
-        """Until when it lasts, as long as it does."""
-        return session().lease_of(self)
+        """Return until when it lasts, as long as it does."""
+        return session().promise_of(self).lease
 
     def release(self) -> None:
-        """Let go of the devices and give the variables the values that they had before."""
+        """Release the devices and give the variables the values that they had before."""
         session().release(self)
 
     def __enter__(self) -> Self:
-        session().enter(self)
+        session().run(session().enter, self)
         return self
 
     def __exit__(
@@ -81,7 +83,7 @@ class Reservation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        session().leave(self)
+        session().run(session().leave, self)
 
     def __repr__(self) -> str:
         return messages.reservation(self.devices)
@@ -93,103 +95,148 @@ class Reservation:
 class Session:
     """What this process holds, and what it did to its environment.
 
+    Properties may be read on any thread. Whatever changes something is called through `run`.
+
     reason: why the program before this one, in the same process, has left it no device.
     notes: what there is to say of the caps that keep frameworks within a part.
+    is_waiting: a call waits in the queue for a device.
     """
 
     def __init__(self) -> None:
         self.reason: str | None = None
         self.notes: list[str] = []
+        self.is_waiting = False
         self._held: Held | None = None
-        self._reservation: Reservation | None = None  # of what is held
         self._changes = Changes()
-        self._turn = Turn()
-        self._looking: list[int] = []  # the threads that do
+        self._caller = Caller(self._step)
         self._capped: Capped | None = None
-        self._endings: Endings | None = None
+        self._timer: LeaseTimer | None = None
         self._has_adopted = False
         environment.remember_over_fork()
 
-    @contextmanager
-    def turn(self, deadline: Deadline | None = None) -> Iterator[Self]:
-        """Let one thread at a time change what is held, without an interrupt half-way.
+    # -- calls on the session's thread -------------------------------------------------------------
 
-        deadline: of a call that may wait; one that may not doesn't wait for one that does.
-        Raises NoFreeDeviceError then, and RequestError in a handler of a signal that came in the
-        midst of another call, also of one that looks: who reserves would wait for its mutex.
+    def run(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        show: Callable[[Any], object] = lambda _: None,
+        until: float = inf,
+        undo: Callable[[], object] = lambda: None,
+    ) -> Any:
+        """Call the function on the session's thread; returns what it returns.
+
+        show: is told what the function tells of its progress. until: as of a Call.
+        undo: called on that thread too, where an exception has ended the wait for the answer.
+        Raises RequestError in a signal handler that came in the midst of another call, and
+        NoThreadError.
         """
-        if self._turn.is_own or (deadline and threading.get_ident() in self._looking):
+        if self._caller.is_own_thread:
+            return function(*arguments)
+        if self._is_nested:
             raise RequestError(messages.NESTED)
-
-        def give_up() -> None:
-            if deadline and self._turn.is_waiting and time.monotonic() >= deadline.at:
-                self._go_without()
-                raise NoFreeDeviceError(messages.ANOTHER_THREAD_WAITS)
-
-        with self._turn.take(give_up):
-            yield self
-
-    @contextmanager
-    def looking(self) -> Iterator[None]:
-        """Look in the block, by whichever thread, at what others hold."""
-        thread = threading.get_ident()
-        self._looking.append(thread)
+        call = Call(function, *arguments, until=until)
         try:
-            yield
-        finally:
-            self._looking.remove(thread)
-
-    @contextmanager
-    def letting_go_if_interrupted(self, deadline: Deadline) -> Iterator[None]:
-        """Let go of what was taken in the block if it ends by Ctrl-C: nobody gets to know of it.
-
-        What comes after a wait, or after a reservation that is gone, sees no GPU.
-        """
-        before = self.reservation
-        try:
-            yield
-            interrupts.checkpoint()
-        except KeyboardInterrupt:
-            if self.reservation is not before:
-                self._release()
-            if before or deadline.waits:
-                self._go_without()
+            self._caller.post(call)
+            call.wait(show)
+            for later in self._caller.calls_of(call.caller):  # of signal handlers meanwhile
+                later.wait()
+            if call.error is None:
+                return call.answer
+        except NoThreadError:
             raise
+        except BaseException:
+            call.given_up = "its caller has gone"
+            again = Call(undo)
+            self._caller.post(again)
+            again.wait()
+            raise
+        return call.result()
+
+    @property
+    def _is_nested(self) -> bool:
+        """Tell whether this code is a signal handler's, in the midst of another call."""
+        return bool(self._caller.calls_of(threading.get_ident()))
+
+    def _run_later_if_nested(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the function; from a signal handler in the midst of a call at that call's end."""
+        if self._is_nested and not self._caller.is_own_thread:
+            self._caller.post(Call(function, *arguments))
+            return None
+        return self.run(function, *arguments)
+
+    def between(self) -> None:
+        """Do what can't wait for the end of a call that waits; called by that call."""
+        self._caller.between()
+
+    def wake(self) -> None:
+        """Look at the lease now."""
+        self._caller.wake()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let other threads know that this one, which has the turn, waits in the queue."""
-        self._turn.is_waiting = True
+        """Let other threads know that the call waits in the queue for a device."""
+        self.is_waiting = True
         try:
             yield
         finally:
-            self._turn.is_waiting = False
+            self.is_waiting = False
 
-    @property
-    def reservation(self) -> Reservation | None:
-        """What is held, unless its locks were lost."""
-        return self._reservation if self._held and self._held.is_intact else None
+    def _step(self) -> float | None:
+        return self._timer.step() if self._timer else None
+
+    # -- what is held ------------------------------------------------------------------------------
 
     @property
     def held(self) -> Held | None:
-        """What is held, with all that is known of it; None where its locks were lost."""
-        return self._held if self.reservation else None
+        """Return what is held; None where its locks were lost."""
+        held = self._held
+        return held if held and held.is_intact else None
+
+    @property
+    def reservation(self) -> Reservation | None:
+        """Return the reservation of what is held."""
+        held = self.held
+        return held.reservation if held else None
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Those that are held."""
-        reservation = self.reservation
-        return reservation.devices if reservation else ()
+        """Return the devices that are held."""
+        held = self.held
+        return held.devices if held else ()
 
     @property
     def part_mib(self) -> float | None:
-        """The part of each of them that was promised, None for all of it."""
-        return self._held.part_mib if self._held and self.reservation else None
+        """Return the part of each of them that was promised, None for all of it."""
+        held = self.held
+        return held.part_mib if held else None
+
+    def promise_of(self, reservation: Reservation) -> Promise:
+        """Return what a reservation promises, as long as it is held."""
+        held = self._held
+        return held.promise if held and held.reservation is reservation else Promise()
+
+    def outside(self) -> dict[str, str | None]:
+        """Return the CUDA variables as somebody outside of this package set them."""
+        return self._changes.outside()
+
+    def locks_in(self, directory: str) -> dict[str, Lock]:
+        """Return the locks, by UUID, that others respect who use that directory."""
+        held = self.held
+        locks = held.locks if held else {}
+        return {u: lock for u, lock in locks.items() if os.path.dirname(lock.path) == directory}
+
+    def since_of(self, request: Request) -> float | None:
+        """Return when what is asked for was reserved, if this process holds it or a part of it."""
+        held = self.held
+        if held is None or not policy.kept(held.devices, request, is_shared=held.is_shared):
+            return None
+        return min(lock.since for lock in held.locks.values())
 
     def in_place(self, request: Request) -> Request:
-        """The request for the devices that are held, where it is for another part of them.
+        """Return the request by name, where it is for another part of the devices that are held.
 
-        Who holds a part and asks for a larger one means more of the same device.
+        Whoever holds a part and asks for a larger one means more of the same device.
         """
         is_part = None not in (self.part_mib, request.part_mib)
         devices = policy.kept(self.devices, request, is_shared=True) if is_part else None
@@ -197,191 +244,106 @@ class Session:
             return request
         return request._replace(devices=tuple(d.number for d in devices), count=None, exclude=())
 
-    def note_of(self, reservation: Reservation) -> str | None:
-        """What others read beside it, while it is held."""
-        return self._held.promise.note if self._held and self._reservation is reservation else None
+    # -- changes of what is held -------------------------------------------------------------------
 
-    def lease_of(self, reservation: Reservation) -> Lease:
-        """Until when it is held, while it is."""
-        return self._held.lease if self._held and self._reservation is reservation else NO_LEASE
+    def met_by(self, request: Request) -> list[str] | None:
+        """Answer a request with what is held already; returns what to say, None if it won't do.
 
-    def outside(self) -> dict[str, str | None]:
-        """The CUDA variables as somebody outside of this package set them."""
-        return self._changes.outside()
-
-    def locks_in(self, directory: str) -> dict[str, Lock]:
-        """The locks, by UUID, that others respect who use that directory."""
-        locks = self._held.locks if self._held and self.reservation else {}
-        return {u: lock for u, lock in locks.items() if os.path.dirname(lock.path) == directory}
-
-    def since_of(self, request: Request) -> float | None:
-        """When what is asked for was reserved, if this process holds it: whole, or a part of it."""
-        held, devices = self._held, self.devices
-        if held is None or not policy.kept(devices, request, is_shared=held.is_shared):
-            return None
-        return min(lock.since for lock in held.locks.values())
-
-    def met_by(self, request: Request) -> tuple[Reservation, list[str]] | None:
-        """The reservation, if what is held already is what is asked for, and what to say of it.
-
-        Where less is asked for than is held, the rest is let go of, as long as CUDA has not
-        started.
+        Where less is asked for than is held, release the rest, as long as CUDA has not started.
         """
-        held, reservation = self._held, self.reservation
-        if held is None or reservation is None:
+        held = self.held
+        devices = held and policy.kept(held.devices, request, is_shared=held.is_shared)
+        if not (held and devices) or not policy.is_enough(held.part_mib, request.part_mib):
             return None
-        devices = policy.kept(reservation.devices, request, is_shared=held.is_shared)
-        if devices is None or not policy.is_enough(held.part_mib, request.part_mib):
+        rest = [device for device in held.devices if device not in devices]
+        is_same = tuple(devices) == held.devices
+        is_late = not is_same and environment.cuda_started()
+        if is_late and not rest:  # another order
             return None
-        rest = [device for device in reservation.devices if device not in devices]
-        is_another_order = not rest and tuple(devices) != reservation.devices
-        if is_another_order and environment.cuda_started():
-            return None
-        self._prolong(request.promise.lease)
-        if tuple(devices) == reservation.devices and held.part_mib == request.part_mib:
-            return reservation, self._again(request.promise.note)
-        if held.inside and request.part_mib != held.part_mib:
-            return reservation, [*self._again(request.promise.note), messages.PART_STAYS]
-        is_late = bool(rest) and environment.cuda_started()
-        if rest and (is_late or held.inside):
-            stays = messages.stays(rest, is_late=is_late)
-            return reservation, [*self._again(request.promise.note), stays]
-        locks = {device.uuid: held.locks[device.uuid] for device in devices}
-        held = self._held or held  # with its new lease
+        held = self._prolong(held, request.promise.lease).answered(calls.caller())
         note = held.promise.note if request.promise.note is None else request.promise.note
-        promise = held.promise._replace(size=request.promise.size, note=note)
-        now = held._replace(devices=tuple(devices), locks=locks, promise=promise)
-        reservation = self._change(now._replace(answers=held.answers + 1))
-        self._sign()
-        return reservation, self.notes
+        if held.inside and request.part_mib != held.part_mib:
+            return [*self._again(held, note), messages.PART_STAYS]
+        if rest and (is_late or held.inside):
+            return [*self._again(held, note), messages.stays(rest, is_late=is_late)]
+        if is_same and held.part_mib == request.part_mib:
+            return self._again(held, note)
+        locks = {device.uuid: held.locks[device.uuid] for device in devices}
+        now = held._replace(devices=tuple(devices), locks=locks)
+        now = now.with_promise(size=request.promise.size, note=note)
+        is_other = not now.is_another_part_of(held)
+        self._become(now._replace(reservation=None) if is_other else now)
+        return self.notes
 
-    def hold(self, granted: Granted, request: Request) -> Reservation:
-        """Hold what was taken, and nothing else: set the variables, then let go of the rest."""
+    def hold(self, granted: Granted, request: Request) -> None:
+        """Hold what was taken, and nothing else."""
         devices = tuple(locked.device for locked in granted.locked)
         locks = {locked.device.uuid: locked.lock for locked in granted.locked}
-        promise = request.promise._replace(lease=granted.lease)
-        held = Held(devices, locks, promise)
-        if self._held and self._is_another_part(held):  # for all who count on it
-            before = self._held.answered(threading.get_ident())
+        held = Held(devices, locks, request.promise._replace(lease=granted.lease))
+        before = self.held
+        if before and held.is_another_part_of(before):  # for all who count on it
+            before = before.answered(calls.caller())
             # A rule gives a lease to what is new; growing is not.
             new = granted.lease if request.promise.lease.has_end else NO_LEASE
-            promise = before.promise.changed_by(promise._replace(lease=new))
-            held = held._replace(promise=promise, answers=before.answers, inside=before.inside)
-        reservation = self._change(held)
-        if held.promise != request.promise._replace(lease=granted.lease):  # growing takes none
-            self._sign()
-        return reservation
+            promise = before.promise.changed_by(held.promise._replace(lease=new))
+            held = before._replace(locks=locks, promise=promise)
+        self._become(held, restart=True)
 
     def release(self, reservation: Reservation | None = None) -> tuple[Device, ...]:
-        """Let go of the reservation if it is still this one, None for any; returns its devices.
+        """Release the reservation if it is still this one, None for any; returns its devices.
 
-        In a handler of a signal that came in the midst of another call it is done at its end.
+        In a signal handler that came in the midst of a call this is done at the end of that call.
         """
-        if self._turn.is_own:
-            self._turn.at_end(lambda: self._release_if(reservation))
-            return ()
-        with self.turn():
-            return self._release_if(reservation)
+        return self._run_later_if_nested(self._release, reservation) or ()
 
     def go_without(self) -> None:
         """Leave this process, if it holds nothing, without any GPU that it could use by mistake."""
-        if self._turn.is_own:
-            self._go_without()
-        else:
-            with self.turn():
-                self._go_without()
+        self._run_later_if_nested(self._go_without)
+
+    def let_go(self) -> None:
+        """Release what is held, so that this process sees no device any more."""
+        self._become(None, environment.NO_DEVICES)
+
+    def undo(self, before: Reservation | None) -> None:
+        """Release what was reserved since then, as nobody got to know of it.
+
+        What CUDA uses stays reserved: nothing frees it as long as this process lives.
+        """
+        if self.reservation is not before and not environment.cuda_started():
+            self._become(None)
+
+    def mark_overdue(self, since: float) -> None:
+        """Let everybody see that what is held should have ended at that moment."""
+        if self._held:
+            self._become(self._held._replace(overdue=since))
+
+    def forget_idleness(self) -> None:
+        """End no reservation for idleness: the program that comes can't know it."""
+        if self._held and self._held.lease.idle_s is not None:
+            lease = self._held.lease._replace(idle_s=None)
+            self._become(self._held.with_promise(lease=lease), restart=True)
 
     def enter(self, reservation: Reservation) -> None:
         """Begin a `with` block. Raises RequestError if the reservation has ended."""
-        with self.turn():
-            held = self._held
-            if held is None or self.reservation is not reservation:
-                raise RequestError(messages.HAS_ENDED)
-            self._held = held.entered(threading.get_ident())
+        held = self.held
+        if held is None or held.reservation is not reservation:
+            raise RequestError(messages.HAS_ENDED)
+        self._become(held.entered(calls.caller()))
 
     def leave(self, reservation: Reservation) -> None:
         """End a `with` block, and the reservation if nobody else was answered with it."""
-        with self.turn():
-            held = self._held
-            if held is None or self._reservation is not reservation or not held.inside:
-                return
-            self._held = held.left(threading.get_ident())
-            if self._held.is_over:
-                self._release()
-
-    def note_cell(self) -> list[str]:
-        """Note for others that a cell has ended; returns lines that the person has to know."""
         held = self._held
-        if held is None or self._turn.is_taken:
-            return []
-        with self.turn():
-            for lock in self._held_locks().values():
-                lock.stamp()
-            try:
-                lines = self.renew(RENEW_LIMIT_S)
-            except LockError as error:
-                lines = [str(error)]
-            if held.is_unnamed and host.notebook_path():
-                self._sign()
-            return lines
-
-    def news(self) -> list[str]:
-        """What a cell that begins has to tell of the end of a reservation, mostly nothing."""
-        return self._endings.take_news() if self._endings else []
-
-    def show_end(self) -> None:
-        """Show a cell until when it has what it has reserved, if that ends."""
-        held = self.held  # another thread may let go of it
-        if held and held.lease.has_end:
-            self.endings.begin_to_show()
-
-    @property
-    def endings(self) -> Endings:
-        """What there is for a reservation that ends."""
-        if self._endings is None:
-            with interrupts.no_fork():
-                from reserve_gpu.reservation.ending import Endings  # which few need
-            self._endings = Endings(self)
-        return self._endings
-
-    def forget_idleness(self) -> None:
-        """Promise no more to let go of what lies idle: the program that comes can't know it."""
-        with self.turn():
-            if self._held and self._held.lease.idle_s is not None:
-                lease = self._held.lease._replace(idle_s=None)
-                self._held = self._held.with_promise(lease=lease)
-                self._sign()
-                self._follow_end()
-
-    def let_go(self) -> None:
-        """Let go of what is held, in a turn, so that this process sees no device any more."""
-        with interrupts.no_fork():
-            self._drop()
-        self._go_without()
-
-    def mark_overdue(self, since: float) -> None:
-        """Let everybody see that what is held should have ended at that moment; in a turn."""
-        if self._held:
-            self._held = self._held._replace(overdue=since)
-            self._sign()
-
-    def note_use(self, uses: Mapping[Device, float | None]) -> list[str]:
-        """Note what this process uses of its parts; returns what to say of those that it exceeds.
-
-        uses: in MiB, None where it can't be seen.
-        """
-        held = self._held  # another thread may let go of it
-        if held is None or self._capped is None:
-            return []
-        return self._capped.exceeded(held, self._changes, uses)
+        if held is None or held.reservation is not reservation or not held.inside:
+            return
+        held = held.left(calls.caller())
+        self._become(None if held.is_over else held)
 
     def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[str]:
-        """Lock again what others don't respect any more.
+        """Lock again what others don't respect any more; returns what to say of it.
 
         Somebody deleted the lock file, and others look at a new one; or other code in this process
         has closed all descriptors.
-        limit_s: for the mutex. Returns what to say of it. Raises LockError if another process has
-        the device now.
+        limit_s: for the mutex. Raises LockError if another process has the device now.
         """
         held = self._held
         if held is None or not (devices := held.unprotected()):
@@ -389,83 +351,110 @@ class Session:
         texts = []
         with LockDirectory() as directory, directory.mutex(limit_s):
             for device in devices:
-                old = held.locks[device.uuid]
-                self._held, text = held.relocked(device, directory)
-                held = self._held
-                old.release()
+                held, text = held.relocked(device, directory)
+                self._become(held)
                 texts.append(text)
-        self._sign()
-        self._follow_end()  # without its locks there was none to follow
         return texts
 
-    def leave_to_next_program(self, reason: str | None) -> None:
-        """Leave all of it to the program that this process becomes with its next exec."""
-        with interrupts.no_fork():
-            from reserve_gpu.reservation import handover  # which only `reserve-gpu run` needs
-        held = self._held
-        devices = held.devices if held else ()
-        promise = held.promise if held else Promise()
-        given = handover.Handover(self._changes, devices, self._held_locks(), promise, reason)
-        handover.offer(given)
-
-    def adopt(self) -> None:
-        """Take over, once, what this process held before exec made it this program."""
-        if self._has_adopted:
-            return
-        with self.turn():
-            if not self._has_adopted:
-                self._has_adopted = True
-                self._adopt()
-
-    def _adopt(self) -> None:
-        if host.held_by() != os.getpid():
-            return
-        with interrupts.no_fork():
-            from reserve_gpu.reservation import handover
-        given = handover.received()
-        if given is None:
-            return
-        self.reason, self._changes = given.reason, given.changes
-        if given.devices:
-            environ = _set_only(given.changes.written)
-            self._reservation = Reservation(given.devices, environ, given.promise.part_mib)
-            self._held = Held(given.devices, given.locks, given.promise)
-            if capped := self._cap(self._held):
-                outside = self._without_inherited_caps()
-                self.notes = capped.keep(self._held, self._changes, outside)
-            self._follow_end()
-            self._sign()  # the notebook is known only now, in VS Code later
-
-    def _prolong(self, lease: Lease) -> None:
-        """Hold what is held by these lease, if they say anything."""
-        if self._held is None or not lease.has_end:
-            return
-        lease = self._held.lease.changed_by(lease.begun(time.time()))
-        self._held = self._held.with_promise(lease=lease)._replace(overdue=None)
-        self._sign()
-        self._follow_end(in_cell=True)
-
-    def _follow_end(self, *, in_cell: bool = False) -> None:
-        """Wait for the end of what is held now. in_cell: who has called this may be a cell."""
-        held = self._held
-        if self._endings is None and not (held and held.lease.has_end):
-            return
-        if in_cell and held and held.lease.has_end:
-            self.endings.watch_cells()
-        self.endings.follow(held)
-
-    def _again(self, note: str | None) -> list[str]:
-        """Answer one more call with what is held; only a new note changes what others read.
-
-        Of a part they read its size again: without it, where a full disk has lost it, it counts as
-        the whole device.
-        """
-        if self._held is None or self._reservation is None:
+    def note_cell(self) -> list[str]:
+        """Note for others that a cell has ended; returns lines that the person has to know."""
+        if self._held is None or self._caller.is_busy:
             return []
-        self._held = self._held.answered(threading.get_ident())
-        if note is not None or self._held.part_mib is not None:
-            self._sign(note)
-        return [*self._mend_variables(self._reservation), *self._mend_caps(self._reservation)]
+        lines: list[str] = self.run(self._note_cell)
+        return lines
+
+    def _note_cell(self) -> list[str]:
+        try:
+            lines = self.renew(RENEW_LIMIT_S)
+        except LockError as error:
+            lines = [str(error)]
+        if self._held:
+            self._become(self._held)  # VS Code names the notebook only after the kernel has started
+            for lock in self._held.locks.values():
+                lock.stamp()
+        return lines
+
+    def _become(
+        self,
+        held: Held | None,
+        values: Mapping[str, str | None] | None = None,
+        *,
+        restart: bool = False,
+    ) -> None:
+        """Hold that, and nothing else: the only place where what this process holds changes.
+
+        values: of the variables where nothing is held, by default those from before.
+        restart: begin the lease anew. First the variables change, then the locks that are not kept
+        are released: what this process starts in between finds no GPU that is somebody else's.
+        """
+        before = self._held
+        with no_fork:
+            if held is None or not (before and held.has_same_shape(before)):
+                held = self._with_variables(held, values or {})
+            self._held = held
+        if held:
+            self._sign(held)
+        if self._timer or (held and held.lease.has_end):
+            self.timer.follow(held, restart=restart)
+        kept = list(held.locks.values()) if held else []
+        for lock in before.locks.values() if before else ():
+            if lock not in kept:
+                lock.release()
+
+    def _with_variables(self, held: Held | None, values: Mapping[str, str | None]) -> Held | None:
+        """Set the variables; returns what is held with its reservation."""
+        capped = self._cap(held)
+        if held is None:
+            self._changes = self._changes.to(values)
+            self.notes = []
+            if capped:
+                capped.end()
+            return None
+        outside = self.outside()
+        inherited = environment.inherited_caps(outside)
+        values = environment.variables(held.devices, held.part_mib)
+        if capped:
+            values |= capped.variables(held, outside | inherited)
+        self._changes = self._changes.to(inherited | values)
+        self.notes = capped.keep(held, self._changes, outside | inherited) if capped else []
+        reservation = held.reservation or Reservation(held.devices, {})
+        reservation.environ, reservation.memory_mib = _set_only(values), held.part_mib
+        return held._replace(reservation=reservation)
+
+    def _sign(self, held: Held) -> None:
+        """Write into the locks who holds them."""
+        visible = environment.variables(held.devices)[environment.VISIBLE]
+        record = Record(myself(), held.promise, visible=visible, overdue=held.overdue)
+        for device in held.devices:
+            lock = held.locks[device.uuid]
+            lock.write(record._replace(label=device.label, index=device.index))
+
+    def _release(self, reservation: Reservation | None) -> tuple[Device, ...]:
+        own = self._held.reservation if self._held else None
+        if reservation not in (None, own):
+            return ()
+        devices = self.devices
+        self._become(None)
+        return devices
+
+    def _go_without(self) -> None:
+        if not self.held:
+            self.let_go()
+
+    # -- the same again ----------------------------------------------------------------------------
+
+    def _prolong(self, held: Held, lease: Lease) -> Held:
+        """Hold what is held by this lease too, if it says anything."""
+        if lease.has_end:
+            lease = held.lease.changed_by(lease.begun(time.time()))
+            held = held.with_promise(lease=lease)._replace(overdue=None)
+            self._become(held, restart=True)
+        return held
+
+    def _again(self, held: Held, note: str | None) -> list[str]:
+        """Answer one more call with what is held; returns what was wrong and is mended."""
+        self._become(held.with_promise(note=note))
+        return [*self._mend_variables(held.reservation), *self._mend_caps(held)]
 
     def _mend_variables(self, reservation: Reservation) -> list[str]:
         """Set the variables again if somebody changed them, as long as CUDA will read them."""
@@ -479,108 +468,95 @@ class Session:
         visible = values[environment.VISIBLE]
         return [messages.changed(visible, reservation.devices, is_late=is_late)]
 
-    def _mend_caps(self, reservation: Reservation) -> list[str]:
+    def _mend_caps(self, held: Held) -> list[str]:
         """Set the caps again that are gone; one that somebody has changed is theirs from now on.
 
         What is said to be set is what frameworks find.
         """
-        held = self._held
-        capped = self._cap(held) if held and held.part_mib is not None else None
-        if held is None or capped is None:
+        capped = self._cap(held) if held.part_mib is not None else None
+        if capped is None:
             return []
-        outside = self._without_inherited_caps()
+        reservation, outside = held.reservation, self.outside()
+        outside |= environment.inherited_caps(outside)
         values = capped.variables(held, outside)
         said = {name: v for name, v in reservation.environ.items() if name in environment.CAPS}
         if _set_only(values) == said and environment.read(values) == values:
             return []
-        self._changes = self._changes.to(values)
-        others = {name: v for name, v in reservation.environ.items() if name not in said}
-        reservation.environ = {**others, **_set_only(values)}
+        cuda = {name: reservation.environ.get(name) for name in environment.CUDA}
+        self._changes = self._changes.to(cuda | values)
+        reservation.environ = _set_only(cuda | values)
         self.notes = capped.keep(held, self._changes, outside)
         return self.notes
 
-    def _change(self, held: Held) -> Reservation:
-        """Hold that, and nothing else: set the variables, then let go of the rest."""
-        values = environment.variables(held.devices, held.part_mib)
-        outside = self.outside()
-        inherited = environment.inherited_caps(outside)
-        outside |= inherited
-        if capped := self._cap(held):
-            values |= capped.variables(held, outside)
-        environ = _set_only(values)
-        reservation = Reservation(held.devices, environ, held.part_mib)
-        if self._reservation and self._is_another_part(held):
-            reservation = self._reservation
-            reservation.environ, reservation.memory_mib = environ, held.part_mib
-        before = self._held_locks()
-        with interrupts.no_fork():
-            self._changes = self._changes.to(inherited | values)
-            self._held = held._replace(is_unnamed=not host.notebook_path())
-            self._reservation = reservation
-            self.notes = capped.keep(held, self._changes, outside) if capped else []
-            self._follow_end(in_cell=True)
-        for uuid, lock in before.items():
-            if held.locks.get(uuid) is not lock:
-                lock.release()
-        return reservation
-
-    def _without_inherited_caps(self) -> dict[str, str | None]:
-        """The variables as somebody outside set them, without the caps of a part held above."""
-        outside = self.outside()
-        return outside | environment.inherited_caps(outside)
-
-    def _is_another_part(self, held: Held) -> bool:
-        """Whether that is what is held but for its size: then it is the same reservation."""
-        before = self._held if self.reservation else None
-        return before is not None and (
-            None not in (before.part_mib, held.part_mib) and before.devices == held.devices
-        )
-
-    def _cap(self, held: Held) -> Capped | None:
-        """What keeps frameworks within a part; None as long as this process has held no part."""
-        if self._capped is None and held.part_mib is not None:
-            with interrupts.no_fork():
-                from reserve_gpu.reservation.capped import Capped  # which only parts need
-            self._capped = Capped()
+    def _cap(self, held: Held | None) -> Capped | None:
+        """Return what keeps frameworks within a part; None while this process has held no part."""
+        if self._capped is None and held and held.part_mib is not None:
+            self._capped = late("reservation.capped").Capped()
         return self._capped
 
-    def _release_if(self, reservation: Reservation | None) -> tuple[Device, ...]:
-        """Let go of what is held if that is the reservation; None for any."""
-        return self._release() if reservation in (None, self._reservation) else ()
+    def note_use(self, uses: Mapping[Device, float | None]) -> list[str]:
+        """Note what this process uses of its parts; returns what to say of those that it exceeds.
 
-    def _release(self) -> tuple[Device, ...]:
-        devices = self.devices
-        with interrupts.no_fork():
-            self._drop()
-            self._follow_end()
-        return devices
+        uses: in MiB, None where it can't be seen.
+        """
+        held = self._held  # another thread may release it
+        if held is None or self._capped is None:
+            return []
+        return self._capped.exceeded(held, self._changes, uses)
 
-    def _drop(self) -> None:
-        for lock in self._held_locks().values():
-            lock.release()
-        self._held = self._reservation = None
-        self._changes = self._changes.undo()
-        if self._capped:
-            self._capped.end()
+    # -- the lease ---------------------------------------------------------------------------------
 
-    def _go_without(self) -> None:
-        if not self.reservation:
-            self._changes = self._changes.to(environment.NO_DEVICES)
+    @property
+    def timer(self) -> LeaseTimer:
+        """Return what follows the lease of what is held."""
+        if self._timer is None:
+            self._timer = late("reservation.lease").LeaseTimer(self)
+        return self._timer
 
-    def _held_locks(self) -> Mapping[str, Lock]:
-        return self._held.locks if self._held else {}
+    def notices(self) -> list[str]:
+        """Return what a cell that begins has to tell of the lease, mostly nothing."""
+        return self._timer.take_notices() if self._timer else []
 
-    def _sign(self, note: str | None = None) -> None:
-        """Write into the locks who holds them. note: a new one, None to keep what there is."""
-        if self._held:
-            note = self._held.promise.note if note is None else note
-            held = self._held.with_promise(note=note)
-            self._held = held = held._replace(is_unnamed=not host.notebook_path())
-            sign(
-                {device: held.locks[device.uuid] for device in held.devices},
-                held.promise,
-                held.overdue,
-            )
+    def show_lease(self) -> None:
+        """Show a cell until when it has what it has reserved, if that ends."""
+        held = self.held  # another thread may release it
+        if held and held.lease.has_end:
+            self.timer.show_in_cell()
+
+    # -- over exec ---------------------------------------------------------------------------------
+
+    def leave_to_next_program(self, reason: str | None) -> None:
+        """Leave all of it to the program that this process becomes with its next exec."""
+        handover = late("reservation.handover")
+        held = self._held or Held((), {})
+        handover.offer(
+            handover.Handover(self._changes, held.devices, held.locks, held.promise, reason)
+        )
+
+    def adopt(self) -> None:
+        """Take over, once, what this process held before exec made it this program."""
+        if not self._has_adopted and host.held_by() == os.getpid():
+            self.run(self._adopt)
+        self._has_adopted = True
+
+    def _adopt(self) -> None:
+        if self._has_adopted:
+            return
+        self._has_adopted = True
+        given = late("reservation.handover").received()
+        if given is None:
+            return
+        self.reason, self._changes = given.reason, given.changes
+        if given.devices:
+            environ, part_mib = _set_only(given.changes.written), given.promise.part_mib
+            reservation = Reservation(given.devices, environ, part_mib)
+            held = Held(given.devices, given.locks, given.promise, reservation=reservation)
+            if capped := self._cap(held):
+                outside = self.outside()
+                outside |= environment.inherited_caps(outside)
+                self.notes = capped.keep(held, self._changes, outside)
+            self._held = held
+            self._become(held)  # the notebook is known only now, in VS Code later
 
 
 # By process id; an entry of another process is its parent's.
@@ -588,7 +564,7 @@ _sessions: dict[int, Session] = host.kept("sessions", dict)
 
 
 def session() -> Session:
-    """The session of this very process."""
+    """Return the session of this very process."""
     pid = os.getpid()
     own = _sessions.get(pid) or _sessions.setdefault(pid, Session())  # one for all threads
     own.adopt()
@@ -596,5 +572,5 @@ def session() -> Session:
 
 
 def _set_only(values: Mapping[str, str | None]) -> dict[str, str]:
-    """Those that are set, for people; not what only processes below read."""
+    """Return those that are set, for people; not what only processes below read."""
     return {n: v for n, v in values.items() if v is not None and n != environment.OWN_CAPS}

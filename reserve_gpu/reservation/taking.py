@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from reserve_gpu import host, interrupts
+from reserve_gpu import host
+from reserve_gpu.calls import late
 from reserve_gpu.errors import (
     ImpossibleError,
     NoFreeDeviceError,
@@ -21,29 +22,24 @@ from reserve_gpu.report import messages
 from reserve_gpu.reservation import environment, limit, policy
 from reserve_gpu.reservation.claim import Claim, attempt, cautions, explained
 from reserve_gpu.reservation.outcome import Denied, Granted
-from reserve_gpu.reservation.request import Deadline, idle_mib
+from reserve_gpu.reservation.request import Deadline, idle_mib, rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from reserve_gpu.model import Request, Rules, Waiting
+    from reserve_gpu.locks.queue import Place
+    from reserve_gpu.model import Request, Rules
     from reserve_gpu.report.faces import Face
-    from reserve_gpu.reservation.session import Reservation, Session
+    from reserve_gpu.reservation.session import Session
 
+RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for the mutex
 LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
 
 
-def taken(  # noqa: PLR0913, PLR0917 - how it is asked for, and by whom
-    own: Session,
-    request: Request,
-    deadline: Deadline,
-    progress: Callable[[Waiting], object],
-    face: Face,
-    ruled: Rules | None,
-) -> tuple[Reservation, list[str]]:
-    """Take what is asked for; returns the reservation, and what there is to be said against it.
+def take(
+    own: Session, request: Request, deadline: Deadline, face: Face, ruled: Rules | None
+) -> list[str]:
+    """Take what is asked for, and hold it; returns what there is to be said against it.
 
-    own: of the thread that has the turn. face: as of `api.ask`. ruled: the administrator's rules.
+    own: the session, on its thread. face: as of `api.ask`. ruled: the administrator's rules.
     Raises TooLateError, ImpossibleError, NoFreeDeviceError, DriverError, LockError.
     """
     limit_mib = idle_mib()
@@ -51,9 +47,7 @@ def taken(  # noqa: PLR0913, PLR0917 - how it is asked for, and by whom
     if is_late and not environment.cuda_uuids():
         raise TooLateError(messages.too_late(own.devices, (), face))
     if ruled:
-        with interrupts.no_fork():
-            from reserve_gpu.reservation import quota
-        quota.require_amount(request, ruled)
+        late("reservation.quota").require_amount(request, ruled)
     with Nvml() as gpus:
         gpus.count()  # without a driver nothing is made
         request = own.in_place(request)
@@ -74,36 +68,41 @@ def taken(  # noqa: PLR0913, PLR0917 - how it is asked for, and by whom
                 driver=gpus.driver_version() if request.needed > 1 else None,
                 rules=ruled,
             )
-            outcome = _outcome(own, claim, deadline, progress)
+            outcome = _outcome(own, claim, deadline)
             if isinstance(outcome, Granted):
-                with outcome.let_go_if_it_fails(claim.held):
-                    reservation = own.hold(outcome, request)
-                return reservation, [*_warnings(claim, outcome), *own.notes]
+                return [*_warnings(claim, outcome), *own.notes]
             raise _failure(own, claim, outcome, deadline, face)
 
 
-def _outcome(
-    own: Session, claim: Claim, deadline: Deadline, progress: Callable[[Waiting], object]
-) -> Granted | Denied:
+def _outcome(own: Session, claim: Claim, deadline: Deadline) -> Granted | Denied:
+    def keep(granted: Granted) -> None:
+        own.hold(granted, claim.request)
+
+    def try_again(claim: Claim, place: Place) -> Granted | Denied:
+        # Meanwhile the rules may have changed, and the lease of what is held may have ended.
+        held, part_mib = own.locks_in(claim.locks.path), own.part_mib
+        claim = claim._replace(held=held, part_mib=part_mib, rules=rules())
+        return attempt(claim, keep, place, RETRY_MUTEX_LIMIT_S)
+
     # Who waits anyway waits for one who is stopped while it has the mutex, too.
     limit_s = max(LEAST_WAIT_S, deadline.left_s) if deadline.waits else MUTEX_LIMIT_S
-    outcome = attempt(claim, mutex_limit_s=limit_s)
+    outcome = attempt(claim, keep, mutex_limit_s=limit_s)
     if isinstance(outcome, Granted) or not deadline.waits or _is_above(own, claim, outcome):
         return outcome
     if not policy.may_come_free(outcome.refusals, claim.request):
         return outcome
-    with interrupts.no_fork():
-        from reserve_gpu.reservation.wait import wait_in_queue
     with own.waiting():
-        return wait_in_queue(claim, outcome, deadline, progress)
+        waited: Granted | Denied = late("reservation.wait").wait_in_queue(
+            claim, outcome, deadline, try_again, own.between
+        )
+    return waited
 
 
 def _failure(
     own: Session, claim: Claim, denied: Denied, deadline: Deadline, face: Face
 ) -> ImpossibleError | NoFreeDeviceError:
     """Why nothing was taken. Unless the request was wrong, no GPU is visible from now on."""
-    with interrupts.no_fork():
-        from reserve_gpu.report import pictures  # which who gets a GPU never needs
+    pictures = late("report.pictures")  # which who gets a GPU never needs
     request, visible = claim.request, claim.outside[environment.VISIBLE]
     if policy.is_impossible(denied.refusals, request):
         return ImpossibleError(messages.impossible(request, denied.refusals, visible))

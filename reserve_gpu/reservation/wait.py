@@ -6,15 +6,15 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from reserve_gpu import calls
 from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.locks.queue import Place, Wakeups
 from reserve_gpu.locks.record import Asks, Record, myself
 from reserve_gpu.model import NO_LEASE, Device, State, Waiting
 from reserve_gpu.report import messages
 from reserve_gpu.reservation import policy
-from reserve_gpu.reservation.claim import Claim, attempt, explained
+from reserve_gpu.reservation.claim import Claim, explained
 from reserve_gpu.reservation.outcome import Denied, Granted
-from reserve_gpu.reservation.request import rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,16 +23,20 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.request import Deadline
 
 SECOND_S = 1.0  # what counts seconds is shown anew each second
-MUTEX_LIMIT_S = 1.0  # who waits anyway tries again rather than to wait long for the mutex
 EXPLAIN_EVERY_S = 5.0  # so often a waiter asks again who is on a device that is refused as before
 
 
 def wait_in_queue(
-    claim: Claim, denied: Denied, deadline: Deadline, progress: Callable[[Waiting], object]
+    claim: Claim,
+    denied: Denied,
+    deadline: Deadline,
+    attempt: Callable[[Claim, Place], Granted | Denied],
+    between: Callable[[], object],
 ) -> Granted | Denied:
     """Wait in the queue until what is asked for can be taken, or the time is over.
 
-    denied: what came of the first attempt. progress: called each second, and after each look.
+    denied: what came of the first attempt. attempt: makes another one. between: called again and
+    again while this waits. Each second, and after each look, the caller is told how it stands.
     """
     claim = claim._replace(candidates=[refusal.device for refusal in denied.refusals])
     fitting = _fitting(denied)
@@ -50,7 +54,7 @@ def wait_in_queue(
         news = News(claim)
         while isinstance(outcome, Denied):
             if time.monotonic() >= due or not place.stands():
-                outcome = _look(claim, outcome, place, wakeups)
+                outcome = _look(claim, outcome, place, wakeups, attempt)
                 if isinstance(outcome, Granted):
                     break
                 news.forget(outcome)
@@ -65,9 +69,9 @@ def wait_in_queue(
             waited_s = time.monotonic() - start
             number = 1 + sum(any(map(t.could_use, fitting)) for t in outcome.ahead)
             refusals = tuple(map(explain, outcome.refusals))
-            progress(Waiting(claim.request, number, waited_s, refusals, deadline.limit_s or 0.0))
+            calls.tell(Waiting(claim.request, number, waited_s, refusals, deadline.limit_s or 0.0))
             next_second = start + waited_s - waited_s % SECOND_S + SECOND_S
-            if wakeups.wait(min(due, deadline.at, next_second), news):
+            if wakeups.wait(min(due, deadline.at, next_second), news, between):
                 due = time.monotonic()
                 lively_until = due + policy.LIVELY_S
     return outcome
@@ -111,7 +115,13 @@ class Explainer:
         return answer
 
 
-def _look(claim: Claim, denied: Denied, place: Place, wakeups: Wakeups) -> Granted | Denied:
+def _look(
+    claim: Claim,
+    denied: Denied,
+    place: Place,
+    wakeups: Wakeups,
+    attempt: Callable[[Claim, Place], Granted | Denied],
+) -> Granted | Denied:
     """Try once more; what is in the way of one who is in the queue already may be mended later.
 
     Raises LockError where this process can't even join the queue.
@@ -119,8 +129,7 @@ def _look(claim: Claim, denied: Denied, place: Place, wakeups: Wakeups) -> Grant
     try:
         if claim.locks.follow():
             wakeups.watch()
-        claim = claim._replace(rules=rules())  # they may have changed since
-        return attempt(claim, place, MUTEX_LIMIT_S)
+        return attempt(claim, place)
     except MutexHeldError:  # by one whose driver hangs, perhaps not for ever
         return denied
     except LockError:  # a full disk, say

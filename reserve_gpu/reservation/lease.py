@@ -1,0 +1,310 @@
+"""Follows the lease of what this process holds: warns of its end, and ends it.
+
+Two clocks count. A moment (`--for`, `--until`) is one of the clock on the wall, which others read,
+so a machine that has slept past it finds the lease over. Idleness is counted by the clock that
+stands still while the machine sleeps: that night nobody has let a GPU lie idle.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from reserve_gpu import host
+from reserve_gpu.cells import cells
+from reserve_gpu.errors import DriverError, LockError
+from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.report import ends
+from reserve_gpu.report.ends import End
+from reserve_gpu.report.faces import MAGIC, PYTHON
+from reserve_gpu.report.progress import Replaceable
+from reserve_gpu.reservation import environment, schedule
+from reserve_gpu.reservation.process_end import ProcessEnd
+from reserve_gpu.reservation.schedule import Action, Seen, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Protocol
+
+    from reserve_gpu.model import Device, Lease
+    from reserve_gpu.reservation.held import Held
+
+    class Owner(Protocol):
+        """What holds the devices: the session."""
+
+        @property
+        def held(self) -> Held | None:
+            """Return what is held now."""
+
+        def let_go(self) -> None:
+            """Release it, so that this process sees no device any more."""
+
+        def mark_overdue(self, since: float) -> None:
+            """Let everybody see that it should have ended at that moment."""
+
+        def wake(self) -> None:
+            """Have the lease looked at now."""
+
+        def run(self, function: Callable[[], object]) -> object:
+            """Call the function on the session's thread."""
+
+
+LOOKS = 12  # readings of GPU use per idle period
+LONGEST_LOOK_S = 300.0
+DRIVER_LIMIT_S = 5.0  # for the driver to answer such a look
+MUTEX_LIMIT_S = 0.5
+
+
+class LeaseTimer:
+    """Follows the lease of what is held now, if that ends.
+
+    All but show_in_cell and take_notices is called on the session's thread.
+
+    process_end: what is done where the process has to end.
+    """
+
+    def __init__(self, owner: Owner) -> None:
+        self.process_end = ProcessEnd()
+        self._owner = owner
+        self._held: Held | None = None  # whose lease is followed
+        self._action: Action | None = None  # the last one that was done
+        self._began = self._looked_at = time.time()
+        self._used = self._next_look = time.monotonic()
+        self._heartbeats: dict[str, int] = {}  # the first one seen of each who waits
+        self._line: Replaceable | None = None  # in the cells that have reserved
+        self._shown = ""
+        self._is_notice = False  # the next cell is to tell what is shown
+
+    # -- what is followed --------------------------------------------------------------------------
+
+    def follow(self, held: Held | None, *, restart: bool) -> None:
+        """Follow the lease of what is held now; None where nothing is held.
+
+        restart: it begins anew.
+        """
+        before, self._held = self._held, held if held and held.lease.has_end else None
+        is_same = before and self._held and before.lease == self._held.lease
+        if is_same and not restart:
+            return
+        self._is_notice = False  # of what was held before
+        is_ending = self._action is Action.RELEASE and not held  # which tells its own word
+        if not _goes_on(before, self._held) and not is_ending:
+            if before:
+                self._show(ends.REPLACED if held else ends.RELEASED)
+            self._line = None  # what a cell shows stays its last word
+        self._action = None
+        with suppress(ValueError):
+            cells().listeners.remove(self._owner.wake)
+        if self._held:
+            self._watch_cells()
+            cells().listeners.append(self._owner.wake)
+            self._began = self._looked_at = time.time()
+            self._used = self._next_look = time.monotonic()
+            self._show(ends.lasts(self._held.devices, self._held.lease, self._began))
+
+    def step(self) -> float | None:
+        """Do what is due; returns the seconds until the next look, None where nothing follows."""
+        held = self._owner.held
+        if held is None or self._held is None or self._action in schedule.FINAL:
+            return None
+        self._look_at_use(held)
+        seen = self._see()
+        if schedule.end(held.lease, seen) <= seen.now:
+            is_wanted = held.lease.if_wanted and self._is_wanted(held.devices)
+            seen = seen._replace(is_wanted=is_wanted, has_cuda=environment.cuda_started())
+        else:
+            self._heartbeats = {}
+        with cells().quiet:
+            idle_s, is_running = self._idle_s(), cells().is_running
+            seen = seen._replace(idle_s=idle_s, is_running=is_running)
+            due = schedule.step(held.lease, self._began, seen)
+            if due.action is not self._action:
+                self._do(held, due)
+        if due.pause_s is None or held.lease.idle_s is None:
+            return due.pause_s
+        return min(due.pause_s, max(0.0, self._next_look - time.monotonic()))
+
+    def _do(self, held: Held, due: Step) -> None:
+        """Do what has become due, once."""
+        self._action, action = due.action, due.action
+        end = End(held.devices, held.lease, due.at, MAGIC if cells().shell else PYTHON)
+        if action is Action.LAST:
+            self._show(ends.lasts(held.devices, held.lease, time.time()))
+        elif action in (Action.WARN, Action.WARN_AGAIN):
+            # Of idleness no cell tells: the next cell is use.
+            self._tell(ends.near(end), is_notice=not end.is_by_idleness)
+        elif action is Action.PUT_OFF:
+            self._tell(ends.put_off(end), is_notice=False)
+        elif action is Action.STAY:
+            self._tell(ends.may_go(end))
+        elif action is Action.RELEASE:
+            self._owner.let_go()
+            self._tell(ends.gone(end))
+        else:
+            self._owner.mark_overdue(due.at)
+            if action is Action.MARK_OVERDUE:
+                self._tell(ends.overdue(end))
+            else:
+                self._tell(ends.ending(end), is_last=True)
+                self.process_end.begin(self._is_to_end(held), self._tell_problem, self._go_on)
+
+    # -- what is seen ------------------------------------------------------------------------------
+
+    def _see(self) -> Seen:
+        return Seen(time.time(), self._idle_s(), cells().is_running)
+
+    def _idle_s(self) -> float:
+        """Return for how long no cell has run, and no process of this one has used a device."""
+        if cells().is_running:
+            self._used = time.monotonic()
+        elif cells().shell:
+            self._used = max(self._used, cells().last)
+        return time.monotonic() - self._used
+
+    def _look_at_use(self, held: Held) -> None:
+        """Look now and then whether this process, or one that it has started, uses a device."""
+        now, idle_s = time.monotonic(), held.lease.idle_s
+        if idle_s is None or now < self._next_look:
+            return
+        self._next_look = now + min(LONGEST_LOOK_S, idle_s / LOOKS)
+        since, self._looked_at = self._looked_at, time.time()
+        if _is_used(held.devices, since):
+            self._used = now
+
+    def _is_wanted(self, devices: Sequence[Device]) -> bool:
+        """Tell whether somebody waits who could use one: who is stopped has no heartbeat."""
+        heartbeats = _waiting(devices)
+        known = self._heartbeats
+        self._heartbeats = {name: known.get(name, first) for name, first in heartbeats.items()}
+        return self._heartbeats != heartbeats
+
+    def _is_to_end(self, held: Held) -> Callable[[], bool]:
+        """Return what tells, on any thread, whether this process is still to end."""
+        began = time.monotonic()
+
+        def is_to_end() -> bool:
+            now = self._owner.held
+            if now is None:  # before_end() has released it: the memory stays in use
+                return not cells().is_running and cells().last < began
+            seen = self._see()
+            is_over = schedule.end(now.lease, seen) <= seen.now
+            return is_over and now.lease == held.lease and _may_end(now.lease)
+
+        return is_to_end
+
+    # -- what is said ------------------------------------------------------------------------------
+
+    def show_in_cell(self) -> None:
+        """Show in this cell, if it is one, until when something is held, and what becomes of it."""
+        if cells().shell:
+            self._line = self._line or Replaceable()
+            self._line.show(self._shown)
+
+    def take_notices(self) -> list[str]:
+        """Return what the next cell has to tell."""
+        held = self._owner.held
+        if held and held.overdue is not None:
+            self._tell(ends.overdue(End(held.devices, held.lease, held.overdue, MAGIC)))
+        if not self._is_notice:
+            return []
+        self._is_notice = False
+        self._update()  # once more, as nbclient passes over what comes between two cells
+        return [self._shown]
+
+    def _tell(self, text: str, *, is_notice: bool = True, is_last: bool = False) -> None:
+        """Show it in the cells that have reserved, and let the next cell tell it.
+
+        Where no cell comes any more it is for the log. is_last: the process ends.
+        """
+        self._is_notice = is_notice
+        self._show(text)
+        if is_last or (is_notice and not cells().shell):
+            self._is_notice = False
+            logging.getLogger("reserve_gpu").warning(text)
+
+    def _tell_problem(self, text: str) -> None:
+        self._tell(text, is_last=True)
+
+    def _go_on(self) -> None:
+        """Follow the lease again, as the process goes on."""
+        self._owner.run(self._forget)
+
+    def _forget(self) -> None:
+        self._action = None
+
+    def _show(self, text: str) -> None:
+        """Show it in the cells that have reserved."""
+        if text != self._shown:
+            self._shown = text
+            self._update()
+
+    def _update(self) -> None:
+        if self._line:
+            with suppress(Exception):  # the front end is gone
+                self._line.replace(self._shown)
+
+    def _watch_cells(self) -> None:
+        """Get to know of the cells of this shell, if there is one."""
+        ipython = sys.modules.get("IPython")
+        shell = ipython and ipython.get_ipython()
+        if shell and not cells().shell:
+            shell.extension_manager.load_extension("reserve_gpu")
+
+
+def _goes_on(before: Held | None, held: Held | None) -> bool:
+    """Tell whether the same devices, or some of them, are held by another lease."""
+    return bool(before and held and {*before.devices} & {*held.devices})
+
+
+def _may_end(lease: Lease) -> bool:
+    """Tell whether no cell runs that may go on to its end."""
+    return lease.is_strict or not cells().is_running
+
+
+def _is_used(devices: Sequence[Device], since: float) -> bool:
+    """Tell whether this process or one that it has started has used a device since that moment.
+
+    What can't be read is never taken for idle.
+    """
+    try:
+        with Nvml(DRIVER_LIMIT_S) as gpus:
+            return any(_is_device_used(gpus, device, since) for device in devices)
+    except (DriverError, DeviceError):
+        return True
+
+
+def _is_device_used(gpus: Nvml, device: Device, since: float) -> bool:
+    """Tell the same of one device: by what its own driver says of processes, else of the device.
+
+    To be on a device is not to use it: a notebook that has started CUDA stays there to its end.
+    """
+    own = {os.getpid()}
+    workers = gpus.workers(device, since) if gpus.sees_all else None  # else pids mean others
+    if workers is not None:
+        return any(host.is_below(pid, own) for pid in workers)
+    usage, processes, gauges = gpus.look(device)
+    is_all_seen = gpus.sees_all and usage.compute is not None
+    if is_all_seen and not any(host.is_below(process.pid, own) for process in processes):
+        return False
+    return gauges.utilisation is None or gauges.utilisation > 0
+
+
+def _waiting(devices: Sequence[Device]) -> dict[str, int]:
+    """Return the last heartbeat of each other process that waits and could use a device."""
+    try:
+        with LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S):
+            tickets = directory.tickets()
+    except LockError:
+        return {}
+    return {
+        ticket.name: ticket.heartbeat
+        for ticket in tickets
+        if not (ticket.holder.seen and ticket.holder.pid == os.getpid())
+        and any(ticket.could_use(device.uuid) for device in devices)
+    }

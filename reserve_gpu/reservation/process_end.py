@@ -1,0 +1,104 @@
+"""Ends this process where nothing else frees the memory of its GPU: checkpoints, then signals.
+
+It has a thread of its own, as what people want called before may ask for more time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from reserve_gpu.cells import cells
+from reserve_gpu.report import ends
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STOP_S = 10.0  # until a process that is to end by itself gets the next signal
+POLL_S = 0.1
+
+
+class BeforeEnd(NamedTuple):
+    """A function that is called before the process ends. limit_s: for how long to wait for it."""
+
+    function: Callable[[], object]
+    limit_s: float
+
+
+class ProcessEnd:
+    """What is done where this process has to end."""
+
+    def __init__(self) -> None:
+        self._functions: list[BeforeEnd] = []
+
+    def call_before(self, function: Callable[[], object], limit_s: float) -> None:
+        """Call it before the process ends, in place of an earlier one of that name.
+
+        The cell that defines it may be run again. limit_s: for how long to wait for it.
+        """
+        name = _name_of(function)
+        if "<" not in name:  # lambdas all have the same
+            self._functions = [f for f in self._functions if _name_of(f.function) != name]
+        self._functions.append(BeforeEnd(function, limit_s))
+
+    def begin(
+        self,
+        is_due: Callable[[], bool],
+        say: Callable[[str], object],
+        go_on: Callable[[], object],
+    ) -> None:
+        """Begin to end the process, as long as that is due.
+
+        say: tells a person what went wrong. go_on: called where it is not due any more.
+        """
+
+        def end() -> None:
+            for function, limit_s in [*self._functions]:
+                if problem := _called(function, limit_s):
+                    say(problem)
+            _end_process(is_due)
+            go_on()
+
+        threading.Thread(target=end, name="reserve_gpu end", daemon=True).start()
+
+
+def _end_process(is_due: Callable[[], bool]) -> None:
+    """End it as long as that is due: as it ends by itself first, then by force."""
+    steps: list[Callable[[], object]] = [
+        lambda: cells().stop_shell(is_due),
+        lambda: os.kill(os.getpid(), signal.SIGTERM),
+        lambda: os.kill(os.getpid(), signal.SIGKILL),
+    ]
+    for step in steps if cells().shell else steps[1:]:
+        if not is_due():
+            return
+        step()
+        until = time.monotonic() + STOP_S
+        while time.monotonic() < until and is_due():
+            time.sleep(POLL_S)
+
+
+def _called(function: Callable[[], object], limit_s: float) -> str | None:
+    """Call a function of before_end(); returns what to say where it has not done its work."""
+    name = _name_of(function)
+    problems: list[str] = []
+
+    def call() -> None:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - a person's code may raise anything
+            problems.append(ends.failed(name, f"raised {type(error).__name__}: {error}"))
+
+    thread = threading.Thread(target=call, name=f"before_end {name}", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if thread.is_alive():
+        return ends.failed(name, f"has not ended within {limit_s:g} s")
+    return problems[0] if problems else None
+
+
+def _name_of(function: Callable[[], object]) -> str:
+    return str(getattr(function, "__qualname__", repr(function)))

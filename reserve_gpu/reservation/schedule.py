@@ -1,0 +1,94 @@
+"""What is due of a lease, and when to look again. Pure functions of values."""
+
+from enum import Enum
+from math import inf
+from typing import NamedTuple
+
+from reserve_gpu.model import Lease
+
+# Before the end: so long, or that part of the whole time, whichever is less.
+WARNINGS = ((600.0, 0.25), (60.0, 0.05))
+LONGEST_PAUSE_S = 60.0  # at most so long after a machine has slept its clock is looked at
+WANTED_S = 2.0  # between two looks at whether somebody waits
+
+
+class Action(Enum):
+    """How a lease stands."""
+
+    LAST = "it lasts"
+    WARN = "its end is near"
+    WARN_AGAIN = "its end is very near"
+    PUT_OFF = "it is over, and a cell runs"
+    STAY = "it is over, and nobody waits"
+    RELEASE = "it is over"
+    MARK_OVERDUE = "it is over, and CUDA uses the devices"
+    END_PROCESS = "it is over, and CUDA is to let go of the devices"
+
+
+FINAL = frozenset({Action.RELEASE, Action.MARK_OVERDUE, Action.END_PROCESS})
+
+
+class Seen(NamedTuple):
+    """What decides.
+
+    now: in seconds since the epoch. idle_s: for how long nothing has used the devices.
+    is_running: a cell runs. is_wanted: somebody waits for a device. has_cuda: CUDA has started.
+    """
+
+    now: float
+    idle_s: float = 0.0
+    is_running: bool = False
+    is_wanted: bool = False
+    has_cuda: bool = False
+
+
+class Step(NamedTuple):
+    """What to do, and when the lease ends, or has ended.
+
+    pause_s: until the next look; None where nothing follows.
+    """
+
+    action: Action
+    at: float
+    pause_s: float | None
+
+
+def end(lease: Lease, seen: Seen) -> float:
+    """Return the moment at which the lease ends if nothing happens, in seconds since the epoch."""
+    moments = [lease.until] if lease.until is not None else []
+    if lease.idle_s is not None:
+        moments.append(seen.now + lease.idle_s - seen.idle_s)
+    return min(moments, default=inf)
+
+
+def is_by_idleness(lease: Lease, at: float) -> bool:
+    """Tell whether it is idleness that ends the lease at that moment, and not the clock."""
+    return lease.idle_s is not None and (lease.until is None or at < lease.until)
+
+
+def step(lease: Lease, began: float, seen: Seen) -> Step:
+    """Return what is due now.
+
+    began: when the lease began, in seconds since the epoch.
+    """
+    at = end(lease, seen)
+    if at > seen.now:
+        return _ahead(lease, at, began, seen.now)
+    if seen.is_running and not lease.is_strict:
+        return Step(Action.PUT_OFF, at, LONGEST_PAUSE_S)  # the end of the cell comes before
+    if lease.if_wanted and not seen.is_wanted:
+        return Step(Action.STAY, at, WANTED_S)
+    if not seen.has_cuda:
+        return Step(Action.RELEASE, at, None)
+    return Step(Action.END_PROCESS if lease.end_kernel else Action.MARK_OVERDUE, at, None)
+
+
+def _ahead(lease: Lease, at: float, began: float, now: float) -> Step:
+    """Return which warnings are due, and when the next one is."""
+    left_s = at - now
+    whole_s = (lease.idle_s or 0.0) if is_by_idleness(lease, at) else at - began
+    leads = [min(longest_s, whole_s * part) for longest_s, part in WARNINGS]
+    due = sum(left_s <= lead_s for lead_s in leads)
+    action = (Action.LAST, Action.WARN, Action.WARN_AGAIN)[due]
+    next_s = min([left_s, *(left_s - lead_s for lead_s in leads[due:])])
+    return Step(action, at, min(next_s, LONGEST_PAUSE_S))
