@@ -151,7 +151,7 @@ def check(
     if reservation:
         reserved, part_mib = reservation.devices, reservation.memory_mib
     present = [DRIVER, *asked.frameworks]
-    kept = _limits(reserved, part_mib, present, is_hooked=reservation is not None)
+    kept = _limits(reserved, part_mib, present)
     too_much = {
         key: limits.asked_bytes(part_mib)
         for key, limit in kept.items()
@@ -178,12 +178,12 @@ def check(
 
 
 def _limits(
-    devices: Sequence[Device], part_mib: float | None, keys: Sequence[str], *, is_hooked: bool
+    devices: Sequence[Device], part_mib: float | None, keys: Sequence[str]
 ) -> dict[str, Limit]:
     """What each framework is kept to; nothing where no part is reserved."""
     if part_mib is None:
         return {}
-    return limits.limits(devices, part_mib, os.environ, keys, is_hooked=is_hooked)
+    return limits.limits(devices, part_mib, os.environ, keys)
 
 
 def _answers(

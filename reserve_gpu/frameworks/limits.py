@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # What each of them reads, the name that is set here first.
 VARIABLES = {"torch": TORCH_NAMES, "jax": XLA_NAMES, "cupy": (CUPY_LIMIT,), "driver": (MPS_LIMIT,)}
-HOOKED = ("torch", "tensorflow")  # by hooks.py, in the process that has reserved
 BEYOND_MIB = 64
 TEXT_LIMIT = 100  # characters of what a framework says
 WHY_NOT = {
@@ -54,13 +53,8 @@ def limits(
     part_mib: float,
     environ: Mapping[str, str],
     keys: Collection[str],
-    *,
-    is_hooked: bool,
 ) -> dict[str, Limit]:
-    """The limit of each framework, as far as it is known before any is asked.
-
-    is_hooked: this process has reserved, and keeps the frameworks in it to their part.
-    """
+    """The limit of each framework, as far as it is known before any is asked."""
     room_mib, _ = caps.cap(devices, part_mib)
     ours = caps.variables(devices, part_mib, {})
     found = {}
@@ -71,8 +65,6 @@ def limits(
             found[key] = Limit(room_mib)
         elif name is not None and (key != "torch" or caps.FRACTION_WORD in environ[name]):
             found[key] = Limit(None, f"the value that {name} has from you")
-        elif is_hooked and key in HOOKED:
-            found[key] = Limit(room_mib, " in this process, not in others")
         else:
             found[key] = Limit(None, f"not capped: {WHY_NOT.get(key, 'it takes no limit')}")
     return found

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from reserve_gpu.locks.lock import Lock
     from reserve_gpu.model import Device, Request
-    from reserve_gpu.reservation.capped import Capped
     from reserve_gpu.reservation.ending import Endings
     from reserve_gpu.reservation.outcome import Granted
     from reserve_gpu.reservation.request import Deadline
@@ -105,7 +104,7 @@ class Session:
         self._changes = Changes()
         self._turn = Turn()
         self._looking: list[int] = []  # the threads that do
-        self._capped: Capped | None = None
+        self._over: frozenset[Device] = frozenset()  # of which it uses more than its part
         self._endings: Endings | None = None
         self._has_adopted = False
         environment.remember_over_fork()
@@ -373,9 +372,12 @@ class Session:
         uses: in MiB, None where it can't be seen.
         """
         held = self._held  # another thread may let go of it
-        if held is None or self._capped is None:
+        if held is None:
             return []
-        return self._capped.exceeded(held, self._changes, uses)
+        with interrupts.no_fork():
+            from reserve_gpu.reservation import caps  # which only parts need
+        self._over, lines = caps.exceeded(held, self._changes.written, uses, self._over)
+        return lines
 
     def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[str]:
         """Lock again what others don't respect any more.
@@ -436,9 +438,6 @@ class Session:
             self._reservation = Reservation(given.devices, environ, given.part_mib)
             part = given.part_mib, given.part_unit
             self._held = Held(given.devices, given.locks, given.note, *part, given.terms)
-            if capped := self._cap(self._held):
-                outside = self._without_inherited_caps()
-                self.notes = capped.keep(self._held, self._changes, outside)
             self._follow_end()
             self._sign()  # the notebook is known only now, in VS Code later
 
@@ -491,19 +490,16 @@ class Session:
         What is said to be set is what frameworks find.
         """
         held = self._held
-        capped = self._cap(held) if held and held.part_mib is not None else None
-        if held is None or capped is None:
+        if held is None or held.part_mib is None:
             return []
-        outside = self._without_inherited_caps()
-        values = capped.variables(held, outside)
+        values, notes = self._caps(held, self._without_inherited_caps())
         said = {name: v for name, v in reservation.environ.items() if name in environment.CAPS}
         if _set_only(values) == said and environment.read(values) == values:
             return []
         self._changes = self._changes.to(values)
         others = {name: v for name, v in reservation.environ.items() if name not in said}
         reservation.environ = {**others, **_set_only(values)}
-        self.notes = capped.keep(held, self._changes, outside)
-        return self.notes
+        return notes
 
     def _change(self, held: Held) -> Reservation:
         """Hold that, and nothing else: set the variables, then let go of the rest."""
@@ -511,8 +507,8 @@ class Session:
         outside = self.outside()
         inherited = environment.inherited_caps(outside)
         outside |= inherited
-        if capped := self._cap(held):
-            values |= capped.variables(held, outside)
+        caps, notes = self._caps(held, outside)
+        values |= caps
         environ = _set_only(values)
         reservation = Reservation(held.devices, environ, held.part_mib)
         if self._reservation and self._is_another_part(held):
@@ -523,7 +519,7 @@ class Session:
             self._changes = self._changes.to(inherited | values)
             self._held = held._replace(is_unnamed=not host.notebook_path())
             self._reservation = reservation
-            self.notes = capped.keep(held, self._changes, outside) if capped else []
+            self.notes = notes
             self._follow_end(in_cell=True)
         for uuid, lock in before.items():
             if held.locks.get(uuid) is not lock:
@@ -542,13 +538,16 @@ class Session:
             None not in (before.part_mib, held.part_mib) and before.devices == held.devices
         )
 
-    def _cap(self, held: Held) -> Capped | None:
-        """What keeps frameworks within a part; None as long as this process has held no part."""
-        if self._capped is None and held.part_mib is not None:
-            with interrupts.no_fork():
-                from reserve_gpu.reservation.capped import Capped  # which only parts need
-            self._capped = Capped()
-        return self._capped
+    @staticmethod
+    def _caps(held: Held, outside: Mapping[str, str | None]) -> tuple[Mapping[str, str], list[str]]:
+        """Return the caps to set for what is held, and what to tell the user about them."""
+        if held.part_mib is None:
+            return {}, []
+        with interrupts.no_fork():
+            from reserve_gpu.reservation import caps  # which only parts need
+        values = caps.marked(held.devices, held.part_mib, outside)
+        is_late = environment.cuda_started()
+        return values, caps.notes(held.devices, held.part_mib, outside, values, is_late=is_late)
 
     def _release_if(self, reservation: Reservation | None) -> tuple[Device, ...]:
         """Let go of what is held if that is the reservation; None for any."""
@@ -566,8 +565,7 @@ class Session:
             lock.release()
         self._held = self._reservation = None
         self._changes = self._changes.undo()
-        if self._capped:
-            self._capped.end()
+        self._over = frozenset()
 
     def _go_without(self) -> None:
         if not self.reservation:
