@@ -1,11 +1,8 @@
-"""Asks one framework what it sees and whether it computes, in a process of its own.
+"""Ask one framework what it sees and whether it computes, in a process of its own.
 
-Run as a script with the framework's key, the UUIDs of the devices that may be used, sys.path, null
-for its own, and the bytes to ask for that it should not get, 0 for none; or with INSTALLED and the
-keys of frameworks, to hear which there are. It answers on stdout with a line of JSON at each step:
-after a crash it is known what the framework did last, and what it had found by then. Imports
-nothing of ours and needs no more than Python 3.8: what runs it may be another Python, without this
-package.
+Run as a script with the framework's key, the UUIDs of the devices that may be used, and sys.path.
+It answers on stdout with a line of JSON at each step: after a crash it is known what the framework
+did last, and what it had found by then. Imports nothing of ours, which would be slower.
 """
 
 from __future__ import annotations
@@ -23,13 +20,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-INSTALLED = "installed"  # in place of a framework's key
 COUNT = 100  # numbers to compute with, few enough that every framework's sum of squares is exact
-ROW = 2**20
 EXPECTED = float(sum(number * number for number in range(COUNT)))
 NO_CUDA = None  # as a build: this one can't use an NVIDIA GPU
 UNNAMED = ""  # as a build: for CUDA, but it does not say which version
-REFUSED, GIVEN, FULL = "refused", "given", "full"  # what asking for too much came to
 PR_SET_PDEATHSIG, SIGKILL = 1, 9  # sys/prctl.h, signal.h
 
 
@@ -84,31 +78,17 @@ class _Driver:
 
     def compute(self, number: int) -> float:
         """A sum set by the device in its own memory: a kernel would need a compiler."""
-        result, address = self.ctypes.c_uint(), self.take(number, 4)
+        result, address = self.ctypes.c_uint(), self.ctypes.c_uint64()
+        device, context = self.ctypes.c_int(), self.ctypes.c_void_p()
+        self._ask("cuDeviceGet", self.ctypes.byref(device), number)
+        self._ask("cuDevicePrimaryCtxRetain", self.ctypes.byref(context), device)
+        self._ask("cuCtxSetCurrent", context)
+        self._ask("cuMemAlloc_v2", self.ctypes.byref(address), self.ctypes.c_size_t(4))
         self._ask(
             "cuMemsetD32_v2", address, self.ctypes.c_uint(int(EXPECTED)), self.ctypes.c_size_t(1)
         )
         self._ask("cuMemcpyDtoH_v2", self.ctypes.byref(result), address, self.ctypes.c_size_t(4))
         return float(result.value)
-
-    def take(self, number: int, size: int) -> Any:
-        address = self.ctypes.c_uint64()
-        self._enter(number)
-        self._ask("cuMemAlloc_v2", self.ctypes.byref(address), self.ctypes.c_size_t(size))
-        return address
-
-    def free_bytes(self, number: int) -> int:
-        free, total = self.ctypes.c_size_t(), self.ctypes.c_size_t()
-        self._enter(number)
-        self._ask("cuMemGetInfo_v2", self.ctypes.byref(free), self.ctypes.byref(total))
-        return int(free.value)
-
-    def _enter(self, number: int) -> None:
-        """Work on the device, in the context that frameworks use as well."""
-        device, context = self.ctypes.c_int(), self.ctypes.c_void_p()
-        self._ask("cuDeviceGet", self.ctypes.byref(device), number)
-        self._ask("cuDevicePrimaryCtxRetain", self.ctypes.byref(context), device)
-        self._ask("cuCtxSetCurrent", context)
 
     def _ask(self, function: str, *arguments: Any) -> None:
         if code := getattr(self.cuda, function)(*arguments):
@@ -134,9 +114,6 @@ class _PyTorch:
     def compute(self, number: int) -> float:
         x = self.torch.arange(COUNT, dtype=self.torch.float32, device=f"cuda:{number}")
         return float(x @ x)
-
-    def take(self, number: int, size: int) -> Any:
-        return self.torch.empty(size, dtype=self.torch.uint8, device=f"cuda:{number}")
 
 
 class _TensorFlow:
@@ -181,11 +158,6 @@ class _Jax:
             x = self.jax.numpy.arange(COUNT, dtype="float32")
             return float(x @ x)
 
-    def take(self, number: int, size: int) -> Any:
-        with self.jax.default_device(self._device(number)):  # an index has 32 bits
-            rows = self.jax.numpy.zeros((-(-size // ROW), ROW), dtype="uint8")
-            return rows.block_until_ready()
-
     def _device(self, number: int) -> Any:
         (device,) = [device for device in self.cuda_devices if self._number(device) == number]
         return device
@@ -212,10 +184,6 @@ class _CuPy:
         with self.cupy.cuda.Device(number):
             x = self.cupy.arange(COUNT, dtype="float32")
             return float(x @ x)
-
-    def take(self, number: int, size: int) -> Any:
-        with self.cupy.cuda.Device(number):
-            return self.cupy.cuda.alloc(size)
 
 
 class _Numba:
@@ -275,12 +243,11 @@ def is_installed(module: str) -> bool:
     return False
 
 
-def ask(key: str, allowed: Collection[str], too_much: int, say: Callable[..., None]) -> None:
+def ask(key: str, allowed: Collection[str], say: Callable[..., None]) -> None:
     """Go through the steps of one framework, and say what comes of each.
 
     allowed: UUIDs, without `GPU-`, of the devices that it may be started on. Where others are
         visible the framework is not started: it could take memory that somebody else needs.
-    too_much: bytes to ask each device for, which it should not get; 0 for none.
     """
     say(doing="being imported")
     framework = PROBES[key]()
@@ -298,33 +265,13 @@ def ask(key: str, allowed: Collection[str], too_much: int, say: Callable[..., No
     say(devices=[uuids[number] if number < len(uuids) else None for number in numbers])
     say(doing="computing")
     say(results=[framework.compute(number) for number in numbers])
-    if too_much:
-        say(doing="asking for more than its part")
-        say(beyond=[_beyond(framework, driver, number, too_much) for number in numbers])
 
 
-def _beyond(framework: Any, driver: _Driver, number: int, size: int) -> str:
-    """What it comes to to ask a device for so many bytes. A full one is not asked: it says nothing.
-
-    framework: one that has a limit of its own, and a method `take`.
-    """
-    if driver.free_bytes(number) < size:
-        return FULL
-    try:
-        framework.take(number, size)
-    except Exception as error:  # noqa: BLE001 - each framework has an error of its own
-        text = f"{type(error).__name__}: {error}"
-        if not re.search("out.?of.?memory|exhausted", text, re.IGNORECASE):
-            return text
-        return REFUSED if driver.free_bytes(number) >= size else FULL
-    return GIVEN
-
-
-def main(key: str, allowed: Collection[str], path: list[str] | None, too_much: int) -> None:
-    """Ask, and say what went wrong as well. path: becomes sys.path, unless it is None."""
+def main(key: str, allowed: Collection[str], path: list[str]) -> None:
+    """Ask, and say what went wrong as well. path: becomes sys.path."""
     import ctypes
 
-    sys.path[:] = sys.path if path is None else path
+    sys.path[:] = path
     answers = os.dup(1)
     os.dup2(2, 1)  # what a framework prints is no answer
 
@@ -336,7 +283,7 @@ def main(key: str, allowed: Collection[str], path: list[str] | None, too_much: i
     # signal when the thread that started this process ends.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
     try:
-        ask(key, allowed, too_much, say)
+        ask(key, allowed, say)
     except Exception as error:  # noqa: BLE001 - whatever it is, that is the answer
         text = next((line for line in str(error).splitlines() if line.strip()), "")
         code = error.code if isinstance(error, DriverCallError) else None
@@ -368,9 +315,5 @@ def _square_sum(result: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(__file__)]
-    if sys.argv[1] == INSTALLED:
-        print(json.dumps({INSTALLED: [key for key in sys.argv[2:] if is_installed(key)]}))
-        sys.exit()
-    main(sys.argv[1], *(json.loads(word) for word in sys.argv[2:5]))
+    main(sys.argv[1], *(json.loads(word) for word in sys.argv[2:]))
     os._exit(0)  # a framework's own clean-up takes time, and may hang

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reserve_gpu.frameworks.children import End
-    from reserve_gpu.frameworks.limits import Limit
     from reserve_gpu.model import Device
 
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE (cuda.h)
@@ -45,7 +44,6 @@ class Answer(NamedTuple):
         that the driver does not show; None if it did not come so far.
     results: what each device computed; None if it was not started on them, as where others than the
         reserved are visible.
-    beyond: what asking each device for more than the part came to; None if it was not asked.
     error: what went wrong. driver_code: the CUresult of the call that failed, if it was one.
     stderr: the last line of its output.
     code: its exit code, or minus the signal that ended it; None: it was stopped after limit_s.
@@ -57,7 +55,6 @@ class Answer(NamedTuple):
     doing: str = "being started"
     devices: Sequence[str | None] | None = None
     results: Sequence[float] | None = None
-    beyond: Sequence[str] | None = None
     error: str | None = None
     driver_code: int | None = None
     is_done: bool = False
@@ -93,7 +90,8 @@ class Finding(NamedTuple):
     """One row: a framework, what it sees, and what that comes to.
 
     build: as of Answer. sees: labels. uuids: for each of them, None where it is not known.
-    reason: why, where it does not fit. limit: within a part; None where all is reserved.
+    reason: why, where it does not fit. cap: the variable that keeps it within a part. to_type: the
+    line that would, where no variable does.
     """
 
     name: str
@@ -103,7 +101,8 @@ class Finding(NamedTuple):
     sees: tuple[str, ...] = ()
     uuids: tuple[str | None, ...] = ()
     reason: str = ""
-    limit: Limit | None = None
+    cap: str | None = None
+    to_type: str | None = None
 
     @property
     def is_well(self) -> bool:

@@ -32,6 +32,6 @@ def uneven(names: Sequence[str]) -> str:
     )
 
 
-def to_type(module: str, line: str) -> str:
+def to_type(framework: str, line: str) -> str:
     """Return how the user can cap a framework that reads no variable."""
-    return f"To keep {NAMES[module]} within the part, run this right after its import:\n{line}"
+    return f"To keep {framework} within the part, run this right after its import:\n{line}"

@@ -154,7 +154,7 @@ def notes(
     theirs, capped = capped_by(outside), capped_by({**outside, **written})
     found = {} if DRIVER in capped else installed()
     lines = [
-        capping.to_type(key, line)
+        capping.to_type(capping.NAMES[key], line)
         for key, line in to_type(devices, part_mib).items()
         if key in found and key not in (theirs if is_late else capped)
     ]

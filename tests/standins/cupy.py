@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,9 +34,4 @@ _runtime = SimpleNamespace(
 )
 
 
-def _alloc(size: int) -> Any:
-    limit = os.environ.get("CUPY_GPU_MEMORY_LIMIT")
-    return _cuda.take(_stack[-1], size, lambda _: float(limit) if limit else None)
-
-
-cuda = SimpleNamespace(runtime=_runtime, Device=_Device, alloc=_alloc)
+cuda = SimpleNamespace(runtime=_runtime, Device=_Device)

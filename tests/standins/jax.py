@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tests.standins.standin import Cuda, Vector, arrive
 
@@ -37,11 +36,4 @@ def _arange(length: int, *, dtype: str) -> Vector:
     return Vector(_cuda, _stack[-1], length)
 
 
-def _zeros(shape: tuple[int, int], *, dtype: str) -> Any:
-    fraction = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")
-    size = shape[0] * shape[1]
-    address = _cuda.take(_stack[-1], size, lambda total: float(fraction) * total)
-    return SimpleNamespace(block_until_ready=lambda: address)
-
-
-numpy = SimpleNamespace(arange=_arange, zeros=_zeros)
+numpy = SimpleNamespace(arange=_arange)

@@ -12,10 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any
 
 
 def trouble(name: str) -> str:
@@ -98,22 +95,6 @@ class Cuda:
         self.library.cuMemcpyHtoD_v2(address, ctypes.byref(data), size)
         self.library.cuMemcpyDtoH_v2(ctypes.byref(data), address, size)
         return sum(x * x for x in data) + (trouble(self.name) == "wrong")
-
-    def take(self, number: int, size: int, limit: Callable[[int], float | None]) -> ctypes.c_uint64:
-        """Memory of the device, in bytes. limit: that the framework keeps to, of so much in all."""
-        total, context = ctypes.c_size_t(), ctypes.c_void_p()
-        self.library.cuDeviceTotalMem_v2(ctypes.byref(total), self.device(number))
-        if trouble(self.name) == "odd":
-            raise RuntimeError("<b>odd</b>\x1b[31m")
-        most = None if trouble(self.name) == "uncapped" else limit(total.value)
-        self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.device(number))
-        self.library.cuCtxSetCurrent(context)
-        address = ctypes.c_uint64()
-        if (most is not None and size > most) or self.library.cuMemAlloc_v2(
-            ctypes.byref(address), ctypes.c_size_t(size)
-        ):
-            raise RuntimeError("CUDA out of memory.")
-        return address
 
 
 class Vector:
