@@ -233,18 +233,13 @@ TROUBLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "crashes": ("fails", "crashed (SIGSEGV) while being imported: terminate called", KEYS),
     "exits": ("fails", "exit code 3", KEYS),
     "raises": ("fails", "ImportError: libcudnn.so.9: cannot open shared object file", KEYS),
-    "memory": ("fails", "CUDA out of memory. (while computing)", KEYS),
-    "wrong": ("fails", "computes wrongly", KEYS),
-    "elsewhere": ("fails", "computed on /device:CPU:0", ("tensorflow",)),
     "simulates": ("fails", "NUMBA_ENABLE_CUDASIM is set", ("numba",)),
 }
 # Each trouble once, in two checks.
 MIXED = [
-    {"torch": "cpu", "tensorflow": "elsewhere", "jax": "old", "cupy": "ignores", "numba": "wrong",
-     "mxnet": "raises"},
-    {"torch": "hides", "tensorflow": "hides", "jax": "crashes", "cupy": "memory",
-     "numba": "simulates", "mxnet": "exits"},
-]  # fmt: skip
+    {"torch": "cpu", "jax": "old", "cupy": "ignores", "mxnet": "raises"},
+    {"tensorflow": "hides", "jax": "crashes", "numba": "simulates", "mxnet": "exits"},
+]
 
 
 def check_troubles(troubles: dict[str, str]) -> None:
@@ -330,7 +325,7 @@ def test_noise_is_no_answer(
 def test_others_gpus_are_not_touched(
     here: Here, monkeypatch: pytest.MonkeyPatch, visible: str | None, keys: list[str]
 ) -> None:
-    """Where more than the reserved GPU is visible no framework computes on any, and all say so."""
+    """Where more than the reserved GPU is visible no framework starts on any, and all say so."""
     installed(monkeypatch, *keys)
     reserve_gpu.reserve("1")
     del os.environ["CUDA_VISIBLE_DEVICES"]
@@ -637,5 +632,4 @@ def test_real_builds_for_the_cpu(here: Here) -> None:
         assert rows[name]["is_built_for_cuda"] is False
     assert rows["PyTorch"]["version"].startswith("2.13.0")
     assert [device["label"] for device in rows["Numba"]["sees"]] == ["GPU1"]
-    assert rows["Numba"]["state"] == "fails"  # the stand-in driver runs no kernels
-    assert "while computing" in rows["Numba"]["reason"]
+    assert rows["Numba"]["state"] == "fits"

@@ -39,8 +39,8 @@ NAMES = {
     "numba": "Numba",
     "mxnet": "MXNet",
 }
-# For the children alone: the reserved GPU may be in use already, so none takes all of its memory.
-QUIET = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+# For the children alone: the reserved GPU may be in use already, so JAX takes none of its memory.
+QUIET = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 TITLES = ("framework", "version", "built for", "sees", "result")
 RESULT = TITLES.index("result")

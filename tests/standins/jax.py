@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
-from tests.standins.standin import Cuda, Vector, arrive
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.standins.standin import Cuda, arrive
 
 arrive("jax")
 _cuda = Cuda("jax")
-_stack = [0]
 
 __version__ = "0.4.20"
 
 
 def devices(backend: str = "cuda") -> list[SimpleNamespace]:
-    return [
-        SimpleNamespace(id=10 + n, local_hardware_id=n, platform="gpu")
-        for n in range(_cuda.start())
-    ]
-
-
-@contextmanager
-def default_device(device: SimpleNamespace) -> Iterator[None]:
-    _stack.append(device.local_hardware_id)
-    yield
-    _stack.pop()
-
-
-def _arange(length: int, *, dtype: str) -> Vector:
-    return Vector(_cuda, _stack[-1], length)
-
-
-numpy = SimpleNamespace(arange=_arange)
+    """The devices; JAX takes a context on each of them."""
+    found = []
+    for n in range(_cuda.start()):
+        _cuda.take_context(n)
+        found.append(SimpleNamespace(id=10 + n, local_hardware_id=n, platform="gpu"))
+    return found
