@@ -18,7 +18,6 @@ from reserve_gpu.model import MIB, Request
 from reserve_gpu.report import capping, parts
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.reservation.environment import (
-    CAPS,
     CUPY_LIMIT,
     MPS_LIMIT,
     OWN_CAPS,
@@ -177,7 +176,7 @@ def exceeded(
         return frozenset(), []
     over = parts.over(uses, held.part_mib, before)
     request = Request(share=True, part_mib=held.part_mib, part_unit=held.part_unit)
-    names = sorted(({*CAPS} - {TF_GROWTH}) & written.keys())  # TF_GROWTH is no cap
+    names = sorted(capped_by(written).values())
     new = [device for device in held.devices if device in over - before]
     texts = [parts.warning(device, uses[device] or 0.0, request, names, MAGIC) for device in new]
     return over, texts
