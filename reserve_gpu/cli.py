@@ -55,8 +55,7 @@ exit codes: the command's own, if it was started; else
 CHECK_TEXT = """\
 Asks PyTorch, TensorFlow, JAX and others, each in a process of its own; run it under `reserve-gpu
 run` to check what a command would get: reserve-gpu run -- reserve-gpu check. Exit code 1: not so.
-Those of the Python that reserve-gpu is installed for are asked, or of another: --python "$(which
-python)", as where reserve-gpu has an environment of its own (pipx, uv tool).
+It asks those of the Python that reserve-gpu is installed for.
 """
 KERNEL_TEXT = """\
 It is started with this Python. Where no GPU is free it starts all the same, sees no GPU, and its
@@ -111,7 +110,7 @@ def _check(arguments: Namespace) -> int:
     from reserve_gpu.frameworks.check import check
 
     with Live(sys.stderr) as live:
-        result = check(python=arguments.python, progress=live.show_check)
+        result = check(progress=live.show_check)
     _print(_json(result) if arguments.json else str(result))
     return 0 if result.is_well else DOES_NOT_FIT
 
@@ -155,7 +154,7 @@ COMMANDS = (
     Command(
         "check",
         "Show whether each framework uses exactly the GPUs that are reserved.",
-        (options.PYTHON, options.JSON),
+        (options.JSON,),
         _check,
         more=CHECK_TEXT,
     ),

@@ -113,7 +113,6 @@ WATCH = Option(
     metavar="SECONDS",
     help="the status again and again, every 2 s, until Ctrl-C",
 )
-PYTHON = Option("--python", metavar="PATH", help="ask the frameworks of another Python than this")
 
 # One value with --json, which says the same in short.
 FORMAT = Option(

@@ -121,7 +121,7 @@ class Interrupted:
             self.error = error  # kept with its frames and all that they hold, as IPython keeps it
         finally:
             sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
+            threading.settrace(None)
 
     def _trace(self, frame: Any, event: str, _: object) -> Any:
         if not frame.f_code.co_filename.startswith(FILES):

@@ -250,14 +250,18 @@ def test_reserve_in_a_handler_in_the_midst_of_a_look(here: Here) -> None:
     """A handler that reserves while its own thread looks at the locks gets its GPU."""
     handled = threading.Event()
 
+    def reserve_once() -> None:
+        handled.set()
+        reserve_gpu.reserve("0")
+
     def signal_once_in_the_mutex(frame: FrameType, _event: str, _: object) -> None:
         if frame.f_code.co_name == "holders_of":
             sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
+            threading.settrace(None)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
             handled.wait(0.1)  # so that the handler has begun to wait for the mutex
 
-    with calling(lambda: (handled.set(), reserve_gpu.reserve("0"))) as said:
+    with calling(reserve_once) as said:
         threading.settrace(signal_once_in_the_mutex)
         assert len(reserve_gpu.status().rows) == 2
     assert said == [""]

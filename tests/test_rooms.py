@@ -240,8 +240,7 @@ NOT_AT_FIRST |= {
     f"reserve_gpu.report.{module}" for module in ("pictures", "status", "progress", "rules")
 }
 NOT_AT_FIRST |= {
-    f"reserve_gpu.reservation.{module}"
-    for module in ("capped", "handover", "lease", "quota", "wait")
+    f"reserve_gpu.reservation.{module}" for module in ("caps", "handover", "lease", "quota", "wait")
 }
 NOT_AT_FIRST |= {"reserve_gpu.rules", "tomllib"}
 

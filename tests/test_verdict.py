@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from reserve_gpu.frameworks.children import End
-from reserve_gpu.frameworks.probes import EXPECTED
 from reserve_gpu.frameworks.verdict import Answer, Place, Verdict, answer, cuda_uuid, judge
 from reserve_gpu.model import Device
 
@@ -31,14 +30,13 @@ def done(**fields: Any) -> Answer:
         "build": "12.4",
         "visible": "1",
         "devices": [ONE],
-        "results": (EXPECTED,),
         "is_done": True,
     }
     return Answer(**{**well, **fields})
 
 
 DRIVER = done(version="12.2", build="")
-NOTHING: dict[str, Any] = {"devices": [], "results": None}
+NOTHING: dict[str, Any] = {"devices": []}
 NO_DEVICE = "RuntimeError: cuInit answers 100 CUDA_ERROR_NO_DEVICE: no CUDA-capable device"
 NO_DRIVER = Answer(error="OSError: libcuda.so.1: cannot open", is_done=True)
 BOTH = [ONE, OTHER]
@@ -47,15 +45,15 @@ UNHELD = Place(visible="1", driver=DRIVER)
 
 VERDICTS = [
     (done(), HELD, "fits", ""),
-    (done(devices=BOTH, results=(EXPECTED,) * 2), HELD._replace(reserved=(GPU1, GPU2)), "fits", ""),
+    (done(devices=BOTH), HELD._replace(reserved=(GPU1, GPU2)), "fits", ""),
     (
-        done(devices=BOTH[::-1], results=(EXPECTED,) * 2),
+        done(devices=BOTH[::-1]),
         HELD._replace(reserved=(GPU1, GPU2)),
         "other devices",
         "the reserved ones in another order",
     ),
     (done(), HELD._replace(reserved=(GPU1, GPU2)), "other devices", "not all that are reserved"),
-    (done(devices=BOTH, results=None), HELD, "other devices", ""),
+    (done(devices=BOTH), HELD, "other devices", ""),
     (done(devices=[None]), HELD, "other devices", ""),
     (
         done(devices=BOTH[1:], visible="2"),
@@ -75,7 +73,7 @@ VERDICTS = [
         "other devices",
         "importing it sets CUDA_VISIBLE_DEVICES to '2'",
     ),
-    (done(results=None), UNHELD, "unreserved", ""),
+    (done(), UNHELD, "unreserved", ""),
     (done(devices=BOTH), UNHELD, "other devices", ""),
     (done(build=None, **NOTHING), HELD, "no device", "a CPU build; install the one for CUDA"),
     (
@@ -120,10 +118,6 @@ VERDICTS = [
     (done(**NOTHING), HELD._replace(driver=NO_DRIVER), "no device", "no NVIDIA driver can be used"),
     (NO_DRIVER, HELD._replace(driver=NO_DRIVER), "no device", "libcuda.so.1: cannot open"),
     (Answer(error="ImportError: x", is_done=True), HELD, "fails", "ImportError: x"),
-    (done(error="E: memory", doing="computing"), HELD, "fails", "E: memory (while computing)"),
-    (done(results=(1.0,)), HELD, "fails", "computes wrongly: 1.0 instead of 328350.0"),
-    (done(results=(float("nan"),)), HELD, "fails", "computes wrongly: nan"),
-    (done(results=()), HELD, "fails", "computes wrongly: None"),
     (done(is_done=False, code=None, limit_s=9.0), HELD, "fails", "no answer within 9 s"),
     (done(is_done=False, code=-11, stderr="bad"), HELD, "fails", "crashed (SIGSEGV) while"),
     (done(is_done=False, code=-200), HELD, "fails", "crashed (signal 200)"),

@@ -14,37 +14,37 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, shown
-from reserve_gpu.frameworks import children, interpreter, limits, probes, verdict
+from reserve_gpu.frameworks import children, probes, verdict
 from reserve_gpu.frameworks.verdict import Finding, Verdict
 from reserve_gpu.model import Device
+from reserve_gpu.report import capping
 from reserve_gpu.report.times import duration
 from reserve_gpu.report.words import labels, listed, size
-from reserve_gpu.reservation import api, environment
+from reserve_gpu.reservation import api, caps, environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from reserve_gpu.frameworks.interpreter import Interpreter
-    from reserve_gpu.frameworks.limits import Limit
     from reserve_gpu.model import Row
 
 LIMIT_S = 120.0  # importing a framework from a slow disk alone can take a minute
-DRIVER = "driver"
+PATH_LIMIT = 500  # characters of a path that are shown
+VALUE_LIMIT = 100  # likewise of a variable
+DRIVER = caps.DRIVER
 NAMES = {
     DRIVER: "CUDA driver",
-    "torch": "PyTorch",
-    "tensorflow": "TensorFlow",
+    **capping.NAMES,
     "jax": "JAX",
     "cupy": "CuPy",
     "numba": "Numba",
     "mxnet": "MXNet",
 }
-# For the children alone: the reserved GPU may be in use already, so none takes all of its memory.
-QUIET = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+# For the children alone: the reserved GPU may be in use already, so JAX takes none of its memory.
+QUIET = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 TITLES = ("framework", "version", "built for", "sees", "result")
 RESULT = TITLES.index("result")
-LIMIT_TITLE = "within the part"
+CAP_TITLE = "cap"
 # Can be read on white and on black.
 COLOURS = {Verdict.FITS: "#2e8b57", Verdict.UNRESERVED: "#c77700"}
 OTHER_COLOUR = "#c0392b"
@@ -84,13 +84,13 @@ class Check:
         return all(row.is_well for row in self.rows)
 
     def __repr__(self) -> str:
-        rows = [_titles(self), *(_cells(row) for row in _present(self))]
+        rows = [_titles(self), *(_cells(self, row) for row in _present(self))]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
-        return "\n".join([_headline(self), *lines, *_absent(self)])
+        return "\n".join([_headline(self), *lines, *_below(self)])
 
     def _repr_html_(self) -> str:
         """The table in HTML, with inline styles alone: an untrusted notebook keeps no others."""
@@ -98,13 +98,13 @@ class Check:
         for row in _present(self):
             colour = COLOURS.get(row.verdict, OTHER_COLOUR)
             result = f"<b style='color:{colour}'>{row.verdict.value}</b>{escape(_because(row))}"
-            contents = [escape(cell) for cell in _cells(row)]
+            contents = [escape(cell) for cell in _cells(self, row)]
             contents[RESULT] = result
             rows.append([f"<td style=text-align:left>{content}</td>" for content in contents])
         head, *body = (f"<tr>{''.join(cells)}</tr>" for cells in rows)
         table = f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
-        absent = "".join(f"<div>{escape(line)}</div>" for line in _absent(self))
-        return f"<div>{escape(_headline(self))}</div>{table}{absent}"
+        below = "".join(f"<div>{escape(line)}</div>" for line in _below(self))
+        return f"<div>{escape(_headline(self))}</div>{table}{below}"
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON takes it; names are only ever added."""
@@ -119,29 +119,21 @@ class Check:
 
 
 def check(
-    *,
-    python: str | None = None,
-    limit_s: float = LIMIT_S,
-    progress: Callable[[Progress], object] | None = None,
+    *, limit_s: float = LIMIT_S, progress: Callable[[Progress], object] | None = None
 ) -> Check:
     """Ask the driver and each installed framework what they see with this process's variables.
 
-    python: another Python to ask, by its path or its name on PATH; None for this one.
     limit_s: seconds that each may take; they are asked at the same time.
     progress: called now and then while this waits.
 
     Where something else than what is reserved is visible, no framework is started on it.
-    Raises RequestError for a `python` that is none, ImpossibleError on a system where nothing can
-    be reserved, ReserveGPUError where no process can be started.
+    Raises ImpossibleError on a system where nothing can be reserved, ReserveGPUError where no
+    process can be started.
     """
     if not sys.platform.startswith("linux"):
         raise ImpossibleError(f"A check needs Linux or WSL2; this is {sys.platform}.")
-    frameworks = [key for key in NAMES if key != DRIVER]
-    asked = (
-        interpreter.this(frameworks)
-        if python is None
-        else interpreter.other(python, frameworks, limit_s)
-    )
+    if not sys.executable:
+        raise ImpossibleError("A check needs a Python to start, and this one doesn't know its own.")
     reservation = api.current()
     try:
         rows = api.status().rows
@@ -150,14 +142,7 @@ def check(
     reserved, part_mib = _inherited(rows)
     if reservation:
         reserved, part_mib = reservation.devices, reservation.memory_mib
-    present = [DRIVER, *asked.frameworks]
-    kept = _limits(reserved, part_mib, present, is_hooked=reservation is not None)
-    too_much = {
-        key: limits.asked_bytes(part_mib)
-        for key, limit in kept.items()
-        if part_mib is not None and limits.is_asked(key, limit)
-    }
-    answers = _answers(asked, reserved, too_much, limit_s, progress)
+    answers = _answers(reserved, limit_s, progress)
     place = verdict.Place(
         reserved=reserved,
         known=tuple(row.device for row in rows if isinstance(row.device, Device)),
@@ -165,51 +150,44 @@ def check(
         expected=reservation.environ[environment.VISIBLE] if reservation else None,
         driver=answers[DRIVER],
     )
-    findings = {
-        key: verdict.judge(name, answers[key], place)
+    findings = [
+        _with_cap(key, verdict.judge(name, answers[key], place), reserved, part_mib)
         if key in answers
         else Finding(name, Verdict.ABSENT)
         for key, name in NAMES.items()
-    }
-    for key, limit in kept.items():
-        known = limits.proven(limit, answers[key].beyond)
-        findings[key] = findings[key]._replace(limit=known)
-    return Check((*findings.values(),), reserved, place.visible, asked.path, part_mib)
+    ]
+    return Check((*findings,), reserved, place.visible, sys.executable, part_mib)
 
 
-def _limits(
-    devices: Sequence[Device], part_mib: float | None, keys: Sequence[str], *, is_hooked: bool
-) -> dict[str, Limit]:
-    """What each framework is kept to; nothing where no part is reserved."""
+def _with_cap(
+    key: str, finding: Finding, devices: Sequence[Device], part_mib: float | None
+) -> Finding:
+    """Return the finding with what keeps the framework within a part, or the line that would."""
     if part_mib is None:
-        return {}
-    return limits.limits(devices, part_mib, os.environ, keys, is_hooked=is_hooked)
+        return finding
+    names = caps.capped_by(os.environ)
+    if name := names.get(key, names.get(DRIVER)):
+        return finding._replace(cap=f"{name}={shown(os.environ[name], VALUE_LIMIT)}")
+    return finding._replace(to_type=caps.to_type(devices, part_mib).get(key))
 
 
 def _answers(
-    asked: Interpreter,
     reserved: Sequence[Device],
-    too_much: Mapping[str, int],
     limit_s: float,
     progress: Callable[[Progress], object] | None,
 ) -> dict[str, verdict.Answer]:
-    """What the driver and each framework that is installed say.
-
-    too_much: bytes, of those that are asked for more than they may have.
-    """
-    present = [DRIVER, *asked.frameworks]
+    """What the driver and each framework that is installed say."""
+    present = [DRIVER, *(key for key in NAMES if key != DRIVER and probes.is_installed(key))]
     allowed = json.dumps([verdict.cuda_uuid(device) for device in reserved])
-    path = json.dumps(asked.sys_path)
+    entries: list[object] = [*sys.path]
+    path = json.dumps([entry for entry in entries if isinstance(entry, str)])  # as Python has it
 
     def tell(running: Sequence[str], waited_s: float) -> None:
         if progress is not None:
             done = [NAMES[key] for key in present if key not in running]
             progress(Progress(tuple(done), tuple(NAMES[key] for key in running), waited_s))
 
-    commands = {
-        key: [asked.path, probes.__file__, key, allowed, path, str(too_much.get(key, 0))]
-        for key in present
-    }
+    commands = {key: [sys.executable, probes.__file__, key, allowed, path] for key in present}
     try:
         ends = children.run_all(commands, {**os.environ, **QUIET}, limit_s, tell)
     except OSError as error:
@@ -236,9 +214,7 @@ def _inherited(rows: Sequence[Row]) -> tuple[tuple[Device, ...], float | None]:
 
 
 def _headline(check: Check) -> str:
-    python = f" Python: {shown(check.python, interpreter.PATH_LIMIT)}"
-    if all(row.verdict is Verdict.ABSENT for row in check.rows if row.name != NAMES[DRIVER]):
-        python += ", which has none of them (reserve-gpu check --python PATH asks another)"
+    python = f" Python: {shown(check.python, PATH_LIMIT)}"
     if check.reserved:
         part = f"{size(check.part_mib, 'GiB')} of " if check.part_mib is not None else ""
         return f"Reserved: {part}{labels(check.reserved)}.{python}."
@@ -255,25 +231,27 @@ def _present(check: Check) -> list[Finding]:
     return [row for row in check.rows if row.verdict is not Verdict.ABSENT]
 
 
-def _absent(check: Check) -> list[str]:
-    """One line for all that is not installed."""
+def _below(check: Check) -> list[str]:
+    """Return the lines below the table: what is not installed, and what can be typed."""
     names = [row.name for row in check.rows if row.verdict is Verdict.ABSENT]
-    return [f"Not installed: {listed(names)}."] if names else []
+    absent = [f"Not installed: {listed(names)}."] if names else []
+    texts = [capping.to_type(row.name, row.to_type) for row in check.rows if row.to_type]
+    return [*absent, *(line for text in texts for line in text.splitlines())]
 
 
 def _titles(check: Check) -> tuple[str, ...]:
-    return TITLES if check.part_mib is None else (*TITLES, LIMIT_TITLE)
+    return TITLES if check.part_mib is None else (*TITLES, CAP_TITLE)
 
 
-def _cells(row: Finding) -> list[str]:
+def _cells(check: Check, row: Finding) -> list[str]:
     """What the columns say of one framework; the last is there where a part is reserved."""
     if row.build is None:
         built_for = "CPU" if row.version else ""
     else:
         built_for = f"CUDA {row.build}".rstrip()
     result = row.verdict.value + _because(row)
-    limit = [] if row.limit is None else [str(row.limit)]
-    return [row.name, row.version or "", built_for, ", ".join(row.sees), result, *limit]
+    cap = [] if check.part_mib is None else [row.cap or "not capped"]
+    return [row.name, row.version or "", built_for, ", ".join(row.sees), result, *cap]
 
 
 def _because(row: Finding) -> str:
@@ -291,10 +269,6 @@ def _row_dict(row: Finding) -> dict[str, Any]:
             {"label": label, "uuid": uuid} for label, uuid in zip(row.sees, row.uuids, strict=True)
         ],
         "reason": row.reason or None,
-        "limit": row.limit
-        and {
-            "mib": row.limit.mib,
-            "is_proven": row.limit.is_proven,
-            "text": str(row.limit),
-        },
+        "cap": row.cap,
+        "to_type": row.to_type,
     }

@@ -1,11 +1,8 @@
-"""Asks one framework what it sees and whether it computes, in a process of its own.
+"""Ask one framework which devices it sees, in a process of its own.
 
-Run as a script with the framework's key, the UUIDs of the devices that may be used, sys.path, null
-for its own, and the bytes to ask for that it should not get, 0 for none; or with INSTALLED and the
-keys of frameworks, to hear which there are. It answers on stdout with a line of JSON at each step:
-after a crash it is known what the framework did last, and what it had found by then. Imports
-nothing of ours and needs no more than Python 3.8: what runs it may be another Python, without this
-package.
+Run as a script with the framework's key, the UUIDs of the devices that may be used, and sys.path.
+It answers on stdout with a line of JSON at each step: after a crash it is known what the framework
+did last, and what it had found by then. Imports nothing of ours, which would be slower.
 """
 
 from __future__ import annotations
@@ -18,18 +15,13 @@ import uuid
 from contextlib import suppress
 from importlib import import_module, metadata
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
-INSTALLED = "installed"  # in place of a framework's key
-COUNT = 100  # numbers to compute with, few enough that every framework's sum of squares is exact
-ROW = 2**20
-EXPECTED = float(sum(number * number for number in range(COUNT)))
 NO_CUDA = None  # as a build: this one can't use an NVIDIA GPU
 UNNAMED = ""  # as a build: for CUDA, but it does not say which version
-REFUSED, GIVEN, FULL = "refused", "given", "full"  # what asking for too much came to
 PR_SET_PDEATHSIG, SIGKILL = 1, 9  # sys/prctl.h, signal.h
 
 
@@ -41,20 +33,16 @@ class DriverCallError(Exception):
         self.code = code
 
 
-class Framework(Protocol):
-    """What each class below offers; making one imports the framework.
+class Framework(NamedTuple):
+    """A framework that has been imported.
 
-    build: the CUDA version that it was built for, as `12.4`.
+    build: the CUDA version that it was built for, as `12.4`. devices: starts CUDA, and lists its
+    devices by their numbers there.
     """
 
     version: str
     build: str | None
-
-    def devices(self) -> list[int]:
-        """Start CUDA, and list its devices by their numbers there."""
-
-    def compute(self, number: int) -> float:
-        """The sum of the squares of 0 to COUNT - 1, from the device with that number."""
+    devices: Callable[[], Sequence[int]]
 
 
 class _Driver:
@@ -66,12 +54,11 @@ class _Driver:
         version = self.ctypes.c_int()
         self._ask("cuDriverGetVersion", self.ctypes.byref(version))
         self.version = _dotted(version.value)
-        self.build: str | None = UNNAMED
 
-    def devices(self) -> list[int]:
+    def devices(self) -> Sequence[int]:
         self._ask("cuInit", 0)
         self._ask("cuDeviceGetCount", self.ctypes.byref(count := self.ctypes.c_int()))
-        return [*range(count.value)]
+        return range(count.value)
 
     def uuid(self, number: int) -> str:
         device, data = self.ctypes.c_int(), (self.ctypes.c_ubyte * 16)()
@@ -82,34 +69,6 @@ class _Driver:
         self._ask(function, self.ctypes.byref(data), device)
         return str(uuid.UUID(bytes=bytes(data)))
 
-    def compute(self, number: int) -> float:
-        """A sum set by the device in its own memory: a kernel would need a compiler."""
-        result, address = self.ctypes.c_uint(), self.take(number, 4)
-        self._ask(
-            "cuMemsetD32_v2", address, self.ctypes.c_uint(int(EXPECTED)), self.ctypes.c_size_t(1)
-        )
-        self._ask("cuMemcpyDtoH_v2", self.ctypes.byref(result), address, self.ctypes.c_size_t(4))
-        return float(result.value)
-
-    def take(self, number: int, size: int) -> Any:
-        address = self.ctypes.c_uint64()
-        self._enter(number)
-        self._ask("cuMemAlloc_v2", self.ctypes.byref(address), self.ctypes.c_size_t(size))
-        return address
-
-    def free_bytes(self, number: int) -> int:
-        free, total = self.ctypes.c_size_t(), self.ctypes.c_size_t()
-        self._enter(number)
-        self._ask("cuMemGetInfo_v2", self.ctypes.byref(free), self.ctypes.byref(total))
-        return int(free.value)
-
-    def _enter(self, number: int) -> None:
-        """Work on the device, in the context that frameworks use as well."""
-        device, context = self.ctypes.c_int(), self.ctypes.c_void_p()
-        self._ask("cuDeviceGet", self.ctypes.byref(device), number)
-        self._ask("cuDevicePrimaryCtxRetain", self.ctypes.byref(context), device)
-        self._ask("cuCtxSetCurrent", context)
-
     def _ask(self, function: str, *arguments: Any) -> None:
         if code := getattr(self.cuda, function)(*arguments):
             name, text = self.ctypes.c_char_p(), self.ctypes.c_char_p()
@@ -119,151 +78,76 @@ class _Driver:
             raise DriverCallError(f"{function} answers {code} {reason}".rstrip(), code)
 
 
-class _PyTorch:
+def _driver() -> Framework:
+    driver = _Driver()
+    return Framework(driver.version, UNNAMED, driver.devices)
+
+
+def _torch() -> Framework:
     """https://docs.pytorch.org/docs/stable/cuda.html."""
+    torch: Any = import_module("torch")
 
-    def __init__(self) -> None:
-        self.torch: Any = import_module("torch")
-        self.version = str(self.torch.__version__)
-        self.build: str | None = self.torch.version.cuda
+    def devices() -> Sequence[int]:
+        torch.cuda.init()  # its error says why, while is_available() is only False
+        return range(torch.cuda.device_count())
 
-    def devices(self) -> list[int]:
-        self.torch.cuda.init()  # its error says why, while is_available() is only False
-        return [*range(self.torch.cuda.device_count())]
-
-    def compute(self, number: int) -> float:
-        x = self.torch.arange(COUNT, dtype=self.torch.float32, device=f"cuda:{number}")
-        return float(x @ x)
-
-    def take(self, number: int, size: int) -> Any:
-        return self.torch.empty(size, dtype=self.torch.uint8, device=f"cuda:{number}")
+    return Framework(str(torch.__version__), torch.version.cuda, devices)
 
 
-class _TensorFlow:
+def _tensorflow() -> Framework:
     """https://www.tensorflow.org/guide/gpu; Keras goes by what it sees."""
-
-    def __init__(self) -> None:
-        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"  # its warnings say why it sees no device
-        self.tf: Any = import_module("tensorflow")
-        self.version = str(self.tf.__version__)
-        with suppress(metadata.PackageNotFoundError):
-            self.version += f", Keras {metadata.version('keras')}"
-        info = self.tf.sysconfig.get_build_info()
-        is_cuda = self.tf.test.is_built_with_cuda()
-        self.build: str | None = info.get("cuda_version", UNNAMED) if is_cuda else NO_CUDA
-
-    def devices(self) -> list[int]:
-        return [*range(len(self.tf.config.list_physical_devices("GPU")))]
-
-    def compute(self, number: int) -> float:
-        with self.tf.device(f"/GPU:{number}"):
-            x = self.tf.range(COUNT, dtype=self.tf.float32)
-            result = self.tf.tensordot(x, x, 1)
-        if "GPU" not in result.device:  # TensorFlow may fall back to the CPU without a word
-            raise RuntimeError(f"computed on {result.device}")
-        return float(result)
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"  # its warnings say why it sees no device
+    tf: Any = import_module("tensorflow")
+    version = str(tf.__version__)
+    with suppress(metadata.PackageNotFoundError):
+        version += f", Keras {metadata.version('keras')}"
+    cuda = tf.sysconfig.get_build_info().get("cuda_version", UNNAMED)
+    build = cuda if tf.test.is_built_with_cuda() else NO_CUDA
+    return Framework(version, build, lambda: range(len(tf.config.list_physical_devices("GPU"))))
 
 
-class _Jax:
+def _jax() -> Framework:
     """https://docs.jax.dev/en/latest/installation.html."""
+    jax: Any = import_module("jax")
 
-    def __init__(self) -> None:
-        self.jax: Any = import_module("jax")
-        self.version = str(self.jax.__version__)
-        self.build = _jax_build()
+    def devices() -> Sequence[int]:
+        return [int(getattr(each, "local_hardware_id", each.id)) for each in jax.devices("cuda")]
 
-    def devices(self) -> list[int]:
-        self.cuda_devices = self.jax.devices("cuda")
-        return [self._number(device) for device in self.cuda_devices]
-
-    def compute(self, number: int) -> float:
-        with self.jax.default_device(self._device(number)):
-            x = self.jax.numpy.arange(COUNT, dtype="float32")
-            return float(x @ x)
-
-    def take(self, number: int, size: int) -> Any:
-        with self.jax.default_device(self._device(number)):  # an index has 32 bits
-            rows = self.jax.numpy.zeros((-(-size // ROW), ROW), dtype="uint8")
-            return rows.block_until_ready()
-
-    def _device(self, number: int) -> Any:
-        (device,) = [device for device in self.cuda_devices if self._number(device) == number]
-        return device
-
-    @staticmethod
-    def _number(device: Any) -> int:
-        return int(getattr(device, "local_hardware_id", device.id))
+    return Framework(str(jax.__version__), _jax_build(), devices)
 
 
-class _CuPy:
+def _cupy() -> Framework:
     """https://docs.cupy.dev/en/stable/reference/cuda.html."""
-
-    def __init__(self) -> None:
-        self.cupy: Any = import_module("cupy")
-        self.version = str(self.cupy.__version__)
-        runtime = self.cupy.cuda.runtime
-        is_hip = getattr(runtime, "is_hip", False)
-        self.build = NO_CUDA if is_hip else _dotted(runtime.runtimeGetVersion())
-
-    def devices(self) -> list[int]:
-        return [*range(self.cupy.cuda.runtime.getDeviceCount())]
-
-    def compute(self, number: int) -> float:
-        with self.cupy.cuda.Device(number):
-            x = self.cupy.arange(COUNT, dtype="float32")
-            return float(x @ x)
-
-    def take(self, number: int, size: int) -> Any:
-        with self.cupy.cuda.Device(number):
-            return self.cupy.cuda.alloc(size)
+    cupy: Any = import_module("cupy")
+    runtime = cupy.cuda.runtime
+    build = NO_CUDA if getattr(runtime, "is_hip", False) else _dotted(runtime.runtimeGetVersion())
+    return Framework(str(cupy.__version__), build, lambda: range(runtime.getDeviceCount()))
 
 
-class _Numba:
+def _numba() -> Framework:
     """https://numba.readthedocs.io/en/stable/cuda/."""
-
-    def __init__(self) -> None:
-        numba: Any = import_module("numba")
-        self.version = str(numba.__version__)
-        self.build: str | None = UNNAMED
-        if numba.config.ENABLE_CUDASIM:
-            raise RuntimeError("NUMBA_ENABLE_CUDASIM is set, so it only simulates CUDA")
-        self.cuda: Any = import_module("numba.cuda")
-
-    def devices(self) -> list[int]:
-        return [gpu.id for gpu in self.cuda.gpus]
-
-    def compute(self, number: int) -> float:
-        with self.cuda.gpus[number]:
-            result = self.cuda.device_array(1, "float32")
-            self.cuda.jit(_square_sum)[1, 1](result)
-            return float(result.copy_to_host()[0])
+    numba: Any = import_module("numba")
+    if numba.config.ENABLE_CUDASIM:
+        raise RuntimeError("NUMBA_ENABLE_CUDASIM is set, so it only simulates CUDA")
+    cuda: Any = import_module("numba.cuda")
+    return Framework(str(numba.__version__), UNNAMED, lambda: [gpu.id for gpu in cuda.gpus])
 
 
-class _MXNet:
+def _mxnet() -> Framework:
     """https://mxnet.apache.org/versions/1.9.1/api/python."""
-
-    def __init__(self) -> None:
-        self.mx: Any = import_module("mxnet")
-        self.version = str(self.mx.__version__)
-        is_cuda = self.mx.runtime.Features().is_enabled("CUDA")
-        self.build: str | None = UNNAMED if is_cuda else NO_CUDA
-
-    def devices(self) -> list[int]:
-        return [*range(self.mx.context.num_gpus())]
-
-    def compute(self, number: int) -> float:
-        x = self.mx.nd.arange(COUNT, ctx=self.mx.gpu(number))
-        return float(self.mx.nd.dot(x, x).asscalar())
+    mx: Any = import_module("mxnet")
+    build = UNNAMED if mx.runtime.Features().is_enabled("CUDA") else NO_CUDA
+    return Framework(str(mx.__version__), build, lambda: range(mx.context.num_gpus()))
 
 
-PROBES: dict[str, Callable[[], Framework]] = {
-    "driver": _Driver,
-    "torch": _PyTorch,
-    "tensorflow": _TensorFlow,
-    "jax": _Jax,
-    "cupy": _CuPy,
-    "numba": _Numba,
-    "mxnet": _MXNet,
+PROBES = {
+    "driver": _driver,
+    "torch": _torch,
+    "tensorflow": _tensorflow,
+    "jax": _jax,
+    "cupy": _cupy,
+    "numba": _numba,
+    "mxnet": _mxnet,
 }
 
 
@@ -275,12 +159,11 @@ def is_installed(module: str) -> bool:
     return False
 
 
-def ask(key: str, allowed: Collection[str], too_much: int, say: Callable[..., None]) -> None:
+def ask(key: str, allowed: Collection[str], say: Callable[..., None]) -> None:
     """Go through the steps of one framework, and say what comes of each.
 
     allowed: UUIDs, without `GPU-`, of the devices that it may be started on. Where others are
         visible the framework is not started: it could take memory that somebody else needs.
-    too_much: bytes to ask each device for, which it should not get; 0 for none.
     """
     say(doing="being imported")
     framework = PROBES[key]()
@@ -296,35 +179,13 @@ def ask(key: str, allowed: Collection[str], too_much: int, say: Callable[..., No
         return
     numbers = framework.devices()
     say(devices=[uuids[number] if number < len(uuids) else None for number in numbers])
-    say(doing="computing")
-    say(results=[framework.compute(number) for number in numbers])
-    if too_much:
-        say(doing="asking for more than its part")
-        say(beyond=[_beyond(framework, driver, number, too_much) for number in numbers])
 
 
-def _beyond(framework: Any, driver: _Driver, number: int, size: int) -> str:
-    """What it comes to to ask a device for so many bytes. A full one is not asked: it says nothing.
-
-    framework: one that has a limit of its own, and a method `take`.
-    """
-    if driver.free_bytes(number) < size:
-        return FULL
-    try:
-        framework.take(number, size)
-    except Exception as error:  # noqa: BLE001 - each framework has an error of its own
-        text = f"{type(error).__name__}: {error}"
-        if not re.search("out.?of.?memory|exhausted", text, re.IGNORECASE):
-            return text
-        return REFUSED if driver.free_bytes(number) >= size else FULL
-    return GIVEN
-
-
-def main(key: str, allowed: Collection[str], path: list[str] | None, too_much: int) -> None:
-    """Ask, and say what went wrong as well. path: becomes sys.path, unless it is None."""
+def main(key: str, allowed: Collection[str], path: list[str]) -> None:
+    """Ask, and say what went wrong as well. path: becomes sys.path."""
     import ctypes
 
-    sys.path[:] = sys.path if path is None else path
+    sys.path[:] = path
     answers = os.dup(1)
     os.dup2(2, 1)  # what a framework prints is no answer
 
@@ -336,7 +197,7 @@ def main(key: str, allowed: Collection[str], path: list[str] | None, too_much: i
     # signal when the thread that started this process ends.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
     try:
-        ask(key, allowed, too_much, say)
+        ask(key, allowed, say)
     except Exception as error:  # noqa: BLE001 - whatever it is, that is the answer
         text = next((line for line in str(error).splitlines() if line.strip()), "")
         code = error.code if isinstance(error, DriverCallError) else None
@@ -359,18 +220,6 @@ def _dotted(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-def _square_sum(result: Any) -> None:
-    """What Numba compiles."""
-    total = 0.0
-    for number in range(COUNT):
-        total += number * number
-    result[0] = total
-
-
 if __name__ == "__main__":
-    sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(__file__)]
-    if sys.argv[1] == INSTALLED:
-        print(json.dumps({INSTALLED: [key for key in sys.argv[2:] if is_installed(key)]}))
-        sys.exit()
-    main(sys.argv[1], *(json.loads(word) for word in sys.argv[2:5]))
+    main(sys.argv[1], *(json.loads(word) for word in sys.argv[2:]))
     os._exit(0)  # a framework's own clean-up takes time, and may hang

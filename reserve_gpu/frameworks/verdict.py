@@ -10,14 +10,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.errors import shown
-from reserve_gpu.frameworks.probes import EXPECTED
 from reserve_gpu.gpus.names import bare_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reserve_gpu.frameworks.children import End
-    from reserve_gpu.frameworks.limits import Limit
     from reserve_gpu.model import Device
 
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE (cuda.h)
@@ -43,9 +41,6 @@ class Answer(NamedTuple):
     visible: CUDA_VISIBLE_DEVICES after its import. doing: what it did last.
     devices: the UUIDs, without `GPU-`, that the driver gives what the framework sees, None for one
         that the driver does not show; None if it did not come so far.
-    results: what each device computed; None if it was not started on them, as where others than the
-        reserved are visible.
-    beyond: what asking each device for more than the part came to; None if it was not asked.
     error: what went wrong. driver_code: the CUresult of the call that failed, if it was one.
     stderr: the last line of its output.
     code: its exit code, or minus the signal that ended it; None: it was stopped after limit_s.
@@ -56,8 +51,6 @@ class Answer(NamedTuple):
     visible: str | None = None
     doing: str = "being started"
     devices: Sequence[str | None] | None = None
-    results: Sequence[float] | None = None
-    beyond: Sequence[str] | None = None
     error: str | None = None
     driver_code: int | None = None
     is_done: bool = False
@@ -93,7 +86,8 @@ class Finding(NamedTuple):
     """One row: a framework, what it sees, and what that comes to.
 
     build: as of Answer. sees: labels. uuids: for each of them, None where it is not known.
-    reason: why, where it does not fit. limit: within a part; None where all is reserved.
+    reason: why, where it does not fit. cap: the variable that keeps it within a part. to_type: the
+    line that would, where no variable does.
     """
 
     name: str
@@ -103,7 +97,8 @@ class Finding(NamedTuple):
     sees: tuple[str, ...] = ()
     uuids: tuple[str | None, ...] = ()
     reason: str = ""
-    limit: Limit | None = None
+    cap: str | None = None
+    to_type: str | None = None
 
     @property
     def is_well(self) -> bool:
@@ -153,14 +148,7 @@ def _verdict(answer: Answer, place: Place) -> tuple[Verdict, str]:
     reserved = [cuda_uuid(device) for device in place.reserved]
     if answer.devices != (reserved or place.driver.devices):
         return Verdict.OTHER, _why_other(answer, reserved, place)
-    if answer.error:
-        return Verdict.FAILS, f"{_foreign(answer.error)} (while {answer.doing})"
-    if answer.results is None:
-        return Verdict.UNRESERVED, ""
-    if [*answer.results] != [EXPECTED] * len(answer.devices):
-        wrong = next((number for number in answer.results if number != EXPECTED), None)
-        return Verdict.FAILS, f"computes wrongly: {wrong} instead of {EXPECTED}"
-    return Verdict.FITS, ""
+    return (Verdict.FITS if reserved else Verdict.UNRESERVED), ""
 
 
 def _how_it_ended(answer: Answer) -> str:

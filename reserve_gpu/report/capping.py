@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reserve_gpu.errors import shown
 from reserve_gpu.report.words import be, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+NAMES = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
+LATE = (
+    "CUDA runs already: JAX, TensorFlow and CuPy keep the limit that they started with until a "
+    "restart."
+)
 
 
 def stand(names: Sequence[str]) -> list[str]:
@@ -27,17 +32,6 @@ def uneven(names: Sequence[str]) -> str:
     )
 
 
-def keeps(framework: str) -> str:
-    """That a framework which runs already can't be given another cap."""
-    return (
-        f"{framework} runs already and keeps the limit that it started with, or none: restart this "
-        "kernel to have it capped anew."
-    )
-
-
-def uncapped(framework: str, error: Exception) -> str:
-    """That this version of a framework can't be capped."""
-    return (
-        f"Nothing keeps {framework} within the part here ({type(error).__name__}: "
-        f"{shown(str(error))}): mind what it uses."
-    )
+def to_type(framework: str, line: str) -> str:
+    """Return how the user can cap a framework that reads no variable."""
+    return f"To keep {framework} within the part, run this right after its import:\n{line}"

@@ -165,7 +165,8 @@ def _meet(own: Session, request: Request, deadline: Deadline, face: Face) -> lis
     if request.part_mib is not None:
         late("reservation.caps").context_mib()  # a setting that is no size is said first
     limit.require_absolute(request, own.outside())
-    ruled, texts = rules(), []
+    texts: list[str] = []
+    ruled = rules()
     if ruled:
         request, texts = _allowed(request, ruled, own)
     met = own.met_by(request)

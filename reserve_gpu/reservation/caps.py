@@ -1,7 +1,7 @@
-"""What keeps frameworks within a part of a GPU: the variables that they read.
+"""The variables that keep frameworks within a part of a GPU, and what the user is told about them.
 
 A cap is for who means well: only MPS is enforced by the driver. A value that the user has set is
-never replaced.
+never replaced. Where a framework reads no variable, the user gets the line to type.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 import stat
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import host
-from reserve_gpu.calls import no_fork
-from reserve_gpu.model import MIB
-from reserve_gpu.report import capping
+from reserve_gpu.model import MIB, Promise, Request
+from reserve_gpu.report import capping, parts
+from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.reservation.environment import (
     CUPY_LIMIT,
     MPS_LIMIT,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from reserve_gpu.model import Device
+    from reserve_gpu.reservation.held import Held
 
 # What a CUDA context takes beside what a framework counts: about 300 MB with PyTorch's kernels,
 # which are loaded at their first use since CUDA 11.7
@@ -44,6 +46,11 @@ DEFAULT_CONTEXT_MIB = 512.0
 FRACTION_WORD, FRACTION_SINCE = "per_process_memory_fraction", (2, 10)
 # https://docs.nvidia.com/deploy/mps/appendix-tools-and-interface-reference.html
 MPS_DIRECTORY, MPS_PID = "/tmp/nvidia-mps", "nvidia-cuda-mps-control.pid"  # noqa: S108
+# Beside an installed package stands a folder that names its version
+# (https://packaging.python.org/en/latest/specifications/recording-installed-packages/); Conda
+# and Debian have some that end with .egg-info.
+INSTALLED = re.compile(r"(torch|tensorflow)-([0-9][^-]*)(-.*)?\.(dist|egg)-info")
+DRIVER = "driver"  # beside the modules of frameworks: MPS keeps all of them to a limit
 
 
 class Cap(NamedTuple):
@@ -65,9 +72,9 @@ def cap(devices: Sequence[Device], part_mib: float) -> Cap:
 
 
 def variables(
-    devices: Sequence[Device], part_mib: float | None, outside: Mapping[str, str | None]
+    devices: Sequence[Device], part_mib: float, outside: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """What to set for a part of each of these devices; nothing where all of them is reserved.
+    """Return what to set for a part of each of these devices.
 
     JAX reads its fraction when it first uses a device, and takes it of the total; it raises where
     both of its names are set (jaxlib's xla_client.py, generate_pjrt_gpu_plugin_options). CuPy reads
@@ -77,52 +84,102 @@ def variables(
 
     outside: the variables as somebody outside of this package set them.
     """
-    if part_mib is None:
-        return {}
     room_mib, fractions = cap(devices, part_mib)
-    values = {CUPY_LIMIT: str(int(room_mib * MIB)), TF_GROWTH: "true"}
+    ours = {"cupy": (CUPY_LIMIT, str(int(room_mib * MIB)))}
     if fractions:
         fraction = f"{min(fractions):.6f}"
-        values[XLA_FRACTION] = fraction
-        if knows_fraction(installed_torch()):
+        ours["jax"] = XLA_FRACTION, fraction
+        if knows_fraction(installed().get("torch")):
             word = f"{FRACTION_WORD}:{fraction}"
-            values[TORCH_ALLOCATOR] = ",".join(filter(None, (_torch_words(outside), word)))
+            ours["torch"] = TORCH_ALLOCATOR, ",".join(filter(None, (_torch_words(outside), word)))
     if mps_runs():  # by the numbers that this process has for its devices
-        values[MPS_LIMIT] = ",".join(f"{n}={int(room_mib)}M" for n, _ in enumerate(devices))
-    theirs = {name for name in (CUPY_LIMIT, TF_GROWTH, MPS_LIMIT) if outside.get(name)}
-    theirs |= {XLA_FRACTION} if _first(outside, *XLA_NAMES) else set()
-    theirs |= {TORCH_ALLOCATOR} if FRACTION_WORD in _torch_words(outside) else set()
-    return {name: value for name, value in values.items() if name not in theirs}
+        ours[DRIVER] = MPS_LIMIT, ",".join(f"{n}={int(room_mib)}M" for n, _ in enumerate(devices))
+    theirs = capped_by(outside)
+    values = dict(pair for key, pair in ours.items() if key not in theirs)
+    return values if outside.get(TF_GROWTH) else {**values, TF_GROWTH: "true"}
 
 
 def marked(
-    devices: Sequence[Device], part_mib: float | None, outside: Mapping[str, str | None]
+    devices: Sequence[Device], part_mib: float, outside: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """The same, with the mark by which processes below take them for nobody's own."""
+    """Return the same, and a mark by which child processes don't take them for the user's."""
     values = variables(devices, part_mib, outside)
     return {**values, OWN_CAPS: own_caps(values, outside)} if values else {}
 
 
-def standing(outside: Mapping[str, str | None]) -> list[str]:
-    """The names of the caps that the user has set, which stay as they are."""
-    names = [_first(outside, *XLA_NAMES), _first(outside, CUPY_LIMIT)]
-    if FRACTION_WORD in _torch_words(outside):
-        names.append(_first(outside, *TORCH_NAMES))
-    if mps_runs():
-        names.append(_first(outside, MPS_LIMIT))
-    return [name for name in names if name]
+def capped_by(values: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the name of the variable that caps each framework, by the framework's module."""
+    names = {
+        "torch": _first(values, *TORCH_NAMES) if FRACTION_WORD in _torch_words(values) else None,
+        "jax": _first(values, *XLA_NAMES),
+        "cupy": _first(values, CUPY_LIMIT),
+        DRIVER: _first(values, MPS_LIMIT) if mps_runs() else None,
+    }
+    return {key: name for key, name in names.items() if name}
 
 
-def uneven(
-    devices: Sequence[Device], part_mib: float | None, written: Mapping[str, str | None]
-) -> list[str]:
-    """What to say where one fraction was set for devices of different sizes, else nothing.
+def to_type(devices: Sequence[Device], part_mib: float) -> dict[str, str]:
+    """Return the line that caps each framework for which there may be no variable, by its module.
 
-    written: the variables that were set.
+    https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.set_per_process_memory_fraction.html
+    https://www.tensorflow.org/api_docs/python/tf/config/set_logical_device_configuration
     """
-    names = [name for name in (XLA_FRACTION, TORCH_ALLOCATOR) if name in written]
-    is_uneven = part_mib is not None and len({*cap(devices, part_mib).fractions}) > 1
-    return [capping.uneven(names)] if names and is_uneven else []
+    room_mib, fractions = cap(devices, part_mib)
+    limit = f"tf.config.LogicalDeviceConfiguration(memory_limit={int(room_mib)})"
+    lines = {
+        "tensorflow": 'for gpu in tf.config.list_physical_devices("GPU"): '
+        f"tf.config.set_logical_device_configuration(gpu, [{limit}])"
+    }
+    if fractions:
+        call = f"torch.cuda.set_per_process_memory_fraction({min(fractions):.6f}"
+        is_one = len(devices) == 1
+        lines["torch"] = f"{call})" if is_one else f"for n in range({len(devices)}): {call}, n)"
+    return lines
+
+
+def notes(
+    devices: Sequence[Device],
+    part_mib: float,
+    outside: Mapping[str, str | None],
+    written: Mapping[str, str | None],
+    *,
+    is_late: bool,
+) -> list[str]:
+    """Return what to tell the user about the caps of a part of each of these devices.
+
+    outside: the variables as somebody outside of this package set them. written: the caps that are
+    set. is_late: CUDA runs in this process, and what has started reads no variable any more.
+    """
+    theirs, capped = capped_by(outside), capped_by({**outside, **written})
+    found = {} if DRIVER in capped else installed()
+    lines = [
+        capping.to_type(capping.NAMES[key], line)
+        for key, line in to_type(devices, part_mib).items()
+        if key in found and key not in (theirs if is_late else capped)
+    ]
+    late = [capping.LATE] if is_late else []
+    return [*capping.stand([*theirs.values()]), *_uneven(devices, part_mib, written), *late, *lines]
+
+
+def exceeded(
+    held: Held,
+    written: Mapping[str, str | None],
+    uses: Mapping[Device, float | None],
+    before: frozenset[Device],
+) -> tuple[frozenset[Device], list[str]]:
+    """Return the devices of which more than the part is used, and a warning for each new one.
+
+    written: the variables that are set for the part. uses: by this process and its children, in
+    MiB, None where it can't be seen. before: what was returned after the last cell.
+    """
+    if held.part_mib is None:
+        return frozenset(), []
+    over = parts.over(uses, held.part_mib, before)
+    request = Request(share=True, promise=Promise(held.promise.size))
+    names = sorted(capped_by(written).values())
+    new = [device for device in held.devices if device in over - before]
+    texts = [parts.warning(device, uses[device] or 0.0, request, names, MAGIC) for device in new]
+    return over, texts
 
 
 def context_mib() -> float:
@@ -131,17 +188,19 @@ def context_mib() -> float:
     return DEFAULT_CONTEXT_MIB if size is None else size
 
 
-def installed_torch() -> str | None:
-    """The version of PyTorch that this Python has, by its metadata; None if that is not known.
+def installed() -> dict[str, str]:
+    """Return the versions of PyTorch and TensorFlow that this Python can import, by their modules.
 
-    Metadata is what anybody has installed, and finders are anybody's code: whatever goes wrong in
-    them, a GPU can be had.
+    Goes by names of folders: `importlib.metadata` takes 25 ms to import, a framework seconds.
     """
-    with suppress(Exception):
-        with no_fork:
-            from importlib import metadata
-        return metadata.version("torch")
-    return None
+    found: dict[str, str] = {}
+    entries: list[object] = [*sys.path]  # anybody may have added anything
+    for entry in entries:
+        if isinstance(entry, str):
+            with suppress(OSError, ValueError):
+                for match in filter(None, map(INSTALLED.fullmatch, os.listdir(entry or "."))):
+                    found.setdefault(match[1], match[2])
+    return found
 
 
 def knows_fraction(version: str | None) -> bool:
@@ -162,6 +221,15 @@ def mps_runs() -> bool:
         is_file = stat.S_ISREG(found[1].st_mode)
         return is_file and {each.st_uid for each in found} <= {0, os.geteuid()}
     return False
+
+
+def _uneven(
+    devices: Sequence[Device], part_mib: float, written: Mapping[str, str | None]
+) -> list[str]:
+    """Return what to say where one fraction was set for devices of different sizes."""
+    names = [name for name in (XLA_FRACTION, TORCH_ALLOCATOR) if name in written]
+    is_uneven = len({*cap(devices, part_mib).fractions}) > 1
+    return [capping.uneven(names)] if names and is_uneven else []
 
 
 def _torch_words(values: Mapping[str, str | None]) -> str:

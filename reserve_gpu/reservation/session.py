@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from reserve_gpu.locks.lock import Lock
     from reserve_gpu.model import Device, Request
-    from reserve_gpu.reservation.capped import Capped
     from reserve_gpu.reservation.lease import LeaseTimer
     from reserve_gpu.reservation.outcome import Granted
 
@@ -109,7 +108,7 @@ class Session:
         self._held: Held | None = None
         self._changes = Changes()
         self._caller = Caller(self._step)
-        self._capped: Capped | None = None
+        self._over: frozenset[Device] = frozenset()  # of which it uses more than its part
         self._timer: LeaseTimer | None = None
         self._has_adopted = False
         environment.remember_over_fork()
@@ -380,16 +379,19 @@ class Session:
         values: Mapping[str, str | None] | None = None,
         *,
         restart: bool = False,
+        is_adopted: bool = False,
     ) -> None:
         """Hold that, and nothing else: the only place where what this process holds changes.
 
         values: of the variables where nothing is held, by default those from before.
-        restart: begin the lease anew. First the variables change, then the locks that are not kept
+        restart: begin the lease anew. is_adopted: the variables are set already.
+        First the variables change, then the locks that are not kept
         are released: what this process starts in between finds no GPU that is somebody else's.
         """
         before = self._held
         with no_fork:
-            if held is None or not (before and held.has_same_shape(before)):
+            is_set = is_adopted or (before and held and held.has_same_shape(before))
+            if not is_set:
                 held = self._with_variables(held, values or {})
             self._held = held
         if held:
@@ -403,20 +405,15 @@ class Session:
 
     def _with_variables(self, held: Held | None, values: Mapping[str, str | None]) -> Held | None:
         """Set the variables; returns what is held with its reservation."""
-        capped = self._cap(held)
         if held is None:
             self._changes = self._changes.to(values)
-            self.notes = []
-            if capped:
-                capped.end()
+            self._over = frozenset()
             return None
         outside = self.outside()
         inherited = environment.inherited_caps(outside)
-        values = environment.variables(held.devices, held.part_mib)
-        if capped:
-            values |= capped.variables(held, outside | inherited)
+        caps, self.notes = _caps(held, outside | inherited)
+        values = environment.variables(held.devices, held.part_mib) | caps
         self._changes = self._changes.to(inherited | values)
-        self.notes = capped.keep(held, self._changes, outside | inherited) if capped else []
         reservation = held.reservation or Reservation(held.devices, {})
         reservation.environ, reservation.memory_mib = _set_only(values), held.part_mib
         return held._replace(reservation=reservation)
@@ -473,26 +470,17 @@ class Session:
 
         What is said to be set is what frameworks find.
         """
-        capped = self._cap(held) if held.part_mib is not None else None
-        if capped is None:
+        if held.part_mib is None:
             return []
         reservation, outside = held.reservation, self.outside()
-        outside |= environment.inherited_caps(outside)
-        values = capped.variables(held, outside)
+        caps, notes = _caps(held, outside | environment.inherited_caps(outside))
         said = {name: v for name, v in reservation.environ.items() if name in environment.CAPS}
-        if _set_only(values) == said and environment.read(values) == values:
+        if _set_only(caps) == said and environment.read(caps) == caps:
             return []
-        cuda = {name: reservation.environ.get(name) for name in environment.CUDA}
-        self._changes = self._changes.to(cuda | values)
-        reservation.environ = _set_only(cuda | values)
-        self.notes = capped.keep(held, self._changes, outside)
-        return self.notes
-
-    def _cap(self, held: Held | None) -> Capped | None:
-        """Return what keeps frameworks within a part; None while this process has held no part."""
-        if self._capped is None and held and held.part_mib is not None:
-            self._capped = late("reservation.capped").Capped()
-        return self._capped
+        values = {name: reservation.environ.get(name) for name in environment.CUDA} | caps
+        self._changes = self._changes.to(values)
+        reservation.environ = _set_only(values)
+        return notes
 
     def note_use(self, uses: Mapping[Device, float | None]) -> list[str]:
         """Note what this process uses of its parts; returns what to say of those that it exceeds.
@@ -500,9 +488,12 @@ class Session:
         uses: in MiB, None where it can't be seen.
         """
         held = self._held  # another thread may release it
-        if held is None or self._capped is None:
+        if held is None:
             return []
-        return self._capped.exceeded(held, self._changes, uses)
+        lines: list[str]
+        exceeded = late("reservation.caps").exceeded
+        self._over, lines = exceeded(held, self._changes.written, uses, self._over)
+        return lines
 
     # -- the lease ---------------------------------------------------------------------------------
 
@@ -551,12 +542,7 @@ class Session:
             environ, part_mib = _set_only(given.changes.written), given.promise.part_mib
             reservation = Reservation(given.devices, environ, part_mib)
             held = Held(given.devices, given.locks, given.promise, reservation=reservation)
-            if capped := self._cap(held):
-                outside = self.outside()
-                outside |= environment.inherited_caps(outside)
-                self.notes = capped.keep(held, self._changes, outside)
-            self._held = held
-            self._become(held)  # the notebook is known only now, in VS Code later
+            self._become(held, is_adopted=True)
 
 
 # By process id; an entry of another process is its parent's.
@@ -569,6 +555,16 @@ def session() -> Session:
     own = _sessions.get(pid) or _sessions.setdefault(pid, Session())  # one for all threads
     own.adopt()
     return own
+
+
+def _caps(held: Held, outside: Mapping[str, str | None]) -> tuple[dict[str, str | None], list[str]]:
+    """Return the caps to set for what is held, and what to tell the user about them."""
+    if held.part_mib is None:
+        return {}, []
+    caps = late("reservation.caps")  # which only parts need
+    values = caps.marked(held.devices, held.part_mib, outside)
+    is_late = environment.cuda_started()
+    return values, caps.notes(held.devices, held.part_mib, outside, values, is_late=is_late)
 
 
 def _set_only(values: Mapping[str, str | None]) -> dict[str, str]:

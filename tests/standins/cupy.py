@@ -2,42 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
-from typing import Any
 
-from tests.standins.standin import Cuda, Vector, arrive
+from tests.standins.standin import Cuda, arrive
 
 arrive("cupy")
-_cuda = Cuda("cupy")
-_stack = [0]
 
 __version__ = "13.4.0"
-
-
-class _Device:
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __enter__(self) -> None:
-        _stack.append(self.number)
-
-    def __exit__(self, *_: object) -> None:
-        _stack.pop()
-
-
-def arange(length: int, *, dtype: str) -> Any:
-    return Vector(_cuda, _stack[-1], length)
-
-
 _runtime = SimpleNamespace(
-    is_hip=False, getDeviceCount=_cuda.start, runtimeGetVersion=lambda: 11080
+    is_hip=False, getDeviceCount=Cuda("cupy").start, runtimeGetVersion=lambda: 11080
 )
-
-
-def _alloc(size: int) -> Any:
-    limit = os.environ.get("CUPY_GPU_MEMORY_LIMIT")
-    return _cuda.take(_stack[-1], size, lambda _: float(limit) if limit else None)
-
-
-cuda = SimpleNamespace(runtime=_runtime, Device=_Device, alloc=_alloc)
+cuda = SimpleNamespace(runtime=_runtime)

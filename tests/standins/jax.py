@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
-from tests.standins.standin import Cuda, Vector, arrive
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.standins.standin import Cuda, arrive
 
 arrive("jax")
 _cuda = Cuda("jax")
-_stack = [0]
 
 __version__ = "0.4.20"
 
 
 def devices(backend: str = "cuda") -> list[SimpleNamespace]:
-    return [
-        SimpleNamespace(id=10 + n, local_hardware_id=n, platform="gpu")
-        for n in range(_cuda.start())
-    ]
-
-
-@contextmanager
-def default_device(device: SimpleNamespace) -> Iterator[None]:
-    _stack.append(device.local_hardware_id)
-    yield
-    _stack.pop()
-
-
-def _arange(length: int, *, dtype: str) -> Vector:
-    return Vector(_cuda, _stack[-1], length)
-
-
-def _zeros(shape: tuple[int, int], *, dtype: str) -> Any:
-    fraction = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")
-    size = shape[0] * shape[1]
-    address = _cuda.take(_stack[-1], size, lambda total: float(fraction) * total)
-    return SimpleNamespace(block_until_ready=lambda: address)
-
-
-numpy = SimpleNamespace(arange=_arange, zeros=_zeros)
+    """The devices; JAX takes a context on each of them."""
+    found = []
+    for n in range(_cuda.start()):
+        _cuda.take_context(n)
+        found.append(SimpleNamespace(id=10 + n, local_hardware_id=n, platform="gpu"))
+    return found

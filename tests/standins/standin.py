@@ -12,10 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def trouble(name: str) -> str:
@@ -67,61 +63,19 @@ class Cuda:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.library: Any = None
 
     def start(self) -> int:
         """The number of devices."""
         if trouble(self.name) == "old":
             raise RuntimeError("The NVIDIA driver on your system is too old\nPlease update")
-        self.library = ctypes.CDLL("libcuda.so.1")
-        if code := self.library.cuInit(0):
+        library = ctypes.CDLL("libcuda.so.1")
+        if code := library.cuInit(0):
             raise RuntimeError(f"No CUDA GPUs are available ({code})")
         count = ctypes.c_int()
-        self.library.cuDeviceGetCount(ctypes.byref(count))
+        library.cuDeviceGetCount(ctypes.byref(count))
         return 1 if trouble(self.name) == "fewer" else count.value
 
-    def device(self, number: int) -> ctypes.c_int:
-        device = ctypes.c_int()
-        self.library.cuDeviceGet(ctypes.byref(device), number)
-        return device
-
-    def dot(self, number: int, values: list[float]) -> float:
-        """Take a context, and let the numbers go through the device's memory."""
-        if trouble(self.name) == "memory":
-            raise RuntimeError("CUDA out of memory.")
-        context, address = ctypes.c_void_p(), ctypes.c_uint64()
-        data = (ctypes.c_double * len(values))(*values)
-        self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.device(number))
-        self.library.cuCtxSetCurrent(context)
-        size = ctypes.c_size_t(ctypes.sizeof(data))
-        self.library.cuMemAlloc_v2(ctypes.byref(address), size)
-        self.library.cuMemcpyHtoD_v2(address, ctypes.byref(data), size)
-        self.library.cuMemcpyDtoH_v2(ctypes.byref(data), address, size)
-        return sum(x * x for x in data) + (trouble(self.name) == "wrong")
-
-    def take(self, number: int, size: int, limit: Callable[[int], float | None]) -> ctypes.c_uint64:
-        """Memory of the device, in bytes. limit: that the framework keeps to, of so much in all."""
-        total, context = ctypes.c_size_t(), ctypes.c_void_p()
-        self.library.cuDeviceTotalMem_v2(ctypes.byref(total), self.device(number))
-        if trouble(self.name) == "odd":
-            raise RuntimeError("<b>odd</b>\x1b[31m")
-        most = None if trouble(self.name) == "uncapped" else limit(total.value)
-        self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.device(number))
-        self.library.cuCtxSetCurrent(context)
-        address = ctypes.c_uint64()
-        if (most is not None and size > most) or self.library.cuMemAlloc_v2(
-            ctypes.byref(address), ctypes.c_size_t(size)
-        ):
-            raise RuntimeError("CUDA out of memory.")
-        return address
-
-
-class Vector:
-    """A vector on a device."""
-
-    def __init__(self, cuda: Cuda, number: int, length: int) -> None:
-        self.cuda, self.number = cuda, number
-        self.values = [float(value) for value in range(length)]
-
-    def __matmul__(self, _: Vector) -> float:
-        return self.cuda.dot(self.number, self.values)
+    def take_context(self, number: int) -> None:
+        """Take a context on that device."""
+        context = ctypes.byref(ctypes.c_void_p())
+        ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxRetain(context, number)
