@@ -67,6 +67,8 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.api import before_end, current, release, reserve, status
     from reserve_gpu.reservation.session import Reservation
 
+__version__ = "2.0.0"
+
 __all__ = [
     "Check",
     "Device",

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import driver
 from tests.hardware import Hardware, Table, has_driver
 from tests.here import Here
 from tests.machine import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
-
-pytest_plugins = ("tests.guard",)
 
 # The modules that an extra brings; their tests import them, or run them as programs.
 EXTRAS = {
     "browser": ("jupyterlab", "nbconvert", "playwright"),
+    "compiler": ("ziglang",),
     "completion": ("argcomplete",),
     "engines": ("distributed", "ipyparallel", "jupyterhub", "ray"),
     "frameworks": ("jax", "numba", "torch"),
@@ -31,6 +33,19 @@ EXTRAS = {
 
 
 ALL_BUT_FULL = "not full"
+HOME = pytest.StashKey[Path]()
+# What says where programs keep their files; below the home of the session.
+FOLDERS = {
+    "HOME": "",
+    "IPYTHONDIR": ".ipython",
+    "JUPYTER_CONFIG_DIR": ".jupyter",
+    "JUPYTER_DATA_DIR": ".local/share/jupyter",
+    "JUPYTER_RUNTIME_DIR": ".local/share/jupyter/runtime",
+    "XDG_CACHE_HOME": ".cache",
+    "XDG_CONFIG_HOME": ".config",
+    "XDG_DATA_HOME": ".local/share",
+    "XDG_STATE_HOME": ".local/state",
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,10 +53,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Under nohup SIGHUP is ignored, in a job that a script has put into the background SIGINT.
     """
+    if not hasattr(config, "workerinput"):  # pytest-xdist's workers have their parent's
+        config.stash[HOME] = move_into_a_home()
+        driver.build()  # once, not by each worker
     config.option.markexpr = layers(config.option.markexpr, config.args)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def move_into_a_home() -> Path:
+    """Give this session, and all that it starts, an empty home; returns it."""
+    home = Path(tempfile.mkdtemp(prefix="reserve_gpu-home-"))
+    home.chmod(0o755)  # some tests run as other users
+    os.environ.update({name: str(home / folder) for name, folder in FOLDERS.items()})
+    os.environ.pop("XDG_RUNTIME_DIR", None)
+    return home
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the home of the session."""
+    if home := config.stash.get(HOME, None):
+        shutil.rmtree(home, ignore_errors=True)
 
 
 def layers(expression: str, arguments: list[str]) -> str:
@@ -62,11 +95,12 @@ def are_named(arguments: list[str]) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One process more than there are cores for us; for single tests none besides this one.
+    """One process more than there are cores for us; for a file or single tests only this one.
 
     Many tests wait for other processes more than they compute.
     """
-    return 0 if are_named(config.args) else len(os.sched_getaffinity(0)) + 1
+    is_file = len(config.args) == 1 and config.args[0].endswith(".py")
+    return 0 if is_file or are_named(config.args) else len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import shutil
 import signal
@@ -904,12 +903,11 @@ def test_several_may_build_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.needs("compiler")
 def test_build_without_a_compiler_of_the_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where there is no cc, the compiler of the ziglang package builds the same."""
-    if not importlib.util.find_spec("ziglang"):
-        pytest.skip("ziglang is not installed")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     built = driver.build(tmp_path / "cache", missing=["nvmlDeviceGetName"])

@@ -153,13 +153,22 @@ def default_cache() -> Path:
 
 
 def compiler() -> list[str]:
-    """Find the C compiler: the system's, else that of the `ziglang` package."""
+    """Find the C compiler: the system's, else that of the `ziglang` package, installed if needed."""
     system = shutil.which("cc")
     if system:
         return [system]
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "cc"]
-    raise RuntimeError("no C compiler: install cc (Debian: gcc), or pip install ziglang")
+    return install_compiler()
+
+
+def install_compiler() -> list[str]:
+    """Install the compiler of the `ziglang` package (96 MB) into this Python; return how to run it."""
+    print("No C compiler: installing ziglang for the stand-in driver ...", file=sys.stderr)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "ziglang>=0.13"]
+    if subprocess.run(command, check=False).returncode:
+        raise RuntimeError("no C compiler: install cc (Debian: gcc), or pip install ziglang")
+    return [sys.executable, "-m", "ziglang", "cc"]
 
 
 def fingerprint(left_out: list[str]) -> str:
