@@ -153,7 +153,7 @@ def default_cache() -> Path:
 
 
 def compiler() -> list[str]:
-    """Find the C compiler: the system's, else that of the `ziglang` package, installed if needed."""
+    """Find the C compiler: the system's, else that of the `ziglang` package."""
     system = shutil.which("cc")
     if system:
         return [system]
@@ -163,7 +163,7 @@ def compiler() -> list[str]:
 
 
 def install_compiler() -> list[str]:
-    """Install the compiler of the `ziglang` package (96 MB) into this Python; return how to run it."""
+    """Install the `ziglang` package (96 MB) into this Python; return how to run its compiler."""
     print("No C compiler: installing ziglang for the stand-in driver ...", file=sys.stderr)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "ziglang>=0.13"]
     if subprocess.run(command, check=False).returncode:
