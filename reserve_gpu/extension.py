@@ -163,12 +163,11 @@ def _end_cell(result: ExecutionResult | None) -> None:
     cells().end(result)
 
 
-# The end of a cell last: what is said of it belongs to the cell.
 EVENTS = (
     ("pre_run_cell", _begin_cell),
     ("pre_run_cell", _tell_notices),
-    ("post_run_cell", _note_cell),
     ("post_run_cell", _end_cell),
+    ("post_run_cell", _note_cell),
 )
 
 

@@ -179,7 +179,7 @@ class LeaseTimer:
 
     def _is_wanted(self, devices: Sequence[Device]) -> bool:
         """Tell whether somebody waits who could use one: who is stopped has no heartbeat."""
-        heartbeats = _waiting(devices)
+        heartbeats = waiters_for(devices)
         known = self._heartbeats
         self._heartbeats = {name: known.get(name, first) for name, first in heartbeats.items()}
         return self._heartbeats != heartbeats
@@ -295,7 +295,7 @@ def _is_device_used(gpus: Nvml, device: Device, since: float) -> bool:
     return gauges.utilisation is None or gauges.utilisation > 0
 
 
-def _waiting(devices: Sequence[Device]) -> dict[str, int]:
+def waiters_for(devices: Sequence[Device]) -> dict[str, int]:
     """Return the last heartbeat of each other process that waits and could use a device."""
     try:
         with LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S):

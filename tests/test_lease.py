@@ -1,4 +1,4 @@
-"""Reservations that end: by the clock, by idleness, where somebody waits; with CUDA and without."""
+"""Leases in real processes: by the clock, by idleness, where somebody waits; with CUDA or not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ import pytest
 import reserve_gpu
 from reserve_gpu.cells import cells
 from reserve_gpu.model import Lease
-from reserve_gpu.reservation import ending
+from reserve_gpu.reservation import lease
+from reserve_gpu.reservation.schedule import Action
+from reserve_gpu.reservation.session import session
 from tests.locked import locked
 from tests.machine import LIMIT_S
 from tests.processes import US, queue, wait_for
@@ -57,6 +59,17 @@ for cell in book.cells[1:]:
     print(cell.outputs)
 """
 SOON_S = 0.2  # a time that is over soon
+OVER = "import time; from tests.test_lease import wait_for_action; wait_for_action('PUT_OFF')"
+
+
+def wait_for_action(name: str) -> None:
+    """Wait until the timer of this process's lease has done that."""
+    wait_for(lambda: session().timer._action is Action[name])
+
+
+def looks(here: Here) -> int:
+    """How often somebody has looked at the use of a GPU."""
+    return sum("ProcessUtilization" in call for call in here.calls())
 
 
 def threads() -> list[str]:
@@ -175,10 +188,12 @@ def test_what_is_used_is_not_idle(here: Here, lines: str, *, is_kept: bool) -> N
     rest = [line for line in lines.splitlines() if not line.startswith("fail")]
     here.write("\n".join(["gpu", *rest, *fault]).format(own=os.getpid()))
     reserve_gpu.reserve(idle=SOON_S)
-    time.sleep(2 * SOON_S)
-    if not is_kept:
+    looked = session().timer._next_look
+    if is_kept:  # as many looks later as there are in two such times
+        wait_for(lambda: session().timer._next_look > looked + 2 * SOON_S)
+        assert reserve_gpu.current()
+    else:
         wait_for(lambda: reserve_gpu.current() is None)
-    assert bool(reserve_gpu.current()) == is_kept
 
 
 def test_a_child_that_works_keeps_it(here: Here) -> None:
@@ -189,7 +204,8 @@ def test_a_child_that_works_keeps_it(here: Here) -> None:
             reserve_gpu.reserve(idle="1h")
             here.write(f"gpu\nutilisation 40\ncompute {child.pid} 500")
             reserve_gpu.reserve(idle=SOON_S)
-            time.sleep(2 * SOON_S)
+            looked = session().timer._next_look
+            wait_for(lambda: session().timer._next_look > looked + 2 * SOON_S)
             assert reserve_gpu.current()
         finally:
             child.kill()
@@ -207,8 +223,6 @@ def test_it_is_prolonged(here: Here) -> None:
     assert until > time.time() + 3000
     reserve_gpu.reserve()
     assert first.lease.until == until
-    time.sleep(1.7)
-    assert reserve_gpu.current() is first
     wait_for(lambda: len(threads()) == 1)
 
 
@@ -238,7 +252,6 @@ def test_a_rule_gives_no_more_time_to_who_grows(here: Here) -> None:
     first = reserve_gpu.reserve(memory="2GiB")
     until = first.lease.until
     assert until
-    time.sleep(0.05)
     assert reserve_gpu.reserve(memory="3GiB").lease.until == until
 
 
@@ -266,7 +279,7 @@ def test_an_idle_promise_costs_no_thread_that_stays(here: Here) -> None:
 def test_no_thread_without_an_end(here: Here) -> None:
     """Who promises nothing gets no thread."""
     reserve_gpu.reserve()
-    assert not threads()
+    wait_for(lambda: not threads())
 
 
 @pytest.mark.full
@@ -274,37 +287,34 @@ def test_if_wanted(here: Here) -> None:
     """It stays after its end while nobody waits, and goes to the first who does."""
     here.write("gpu")
     first = reserve_gpu.reserve(for_=SOON_S, if_wanted=True)
-    time.sleep(3 * SOON_S)
+    wait_for_action("STAY")
     assert reserve_gpu.current() is first
     with here.child() as child:
         assert child.reserve("wait=60").value == "0"
     assert reserve_gpu.current() is None
 
 
-@pytest.mark.full
-def test_if_wanted_by_others_is_not_enough(here: Here) -> None:
-    """Who waits for another GPU takes nothing from this one."""
-    first = reserve_gpu.reserve("0", for_=SOON_S, if_wanted=True)
-    with here.rival("1"), here.child() as child:
+@pytest.mark.process
+def test_only_who_could_use_it_wants_it(here: Here) -> None:
+    """Whoever waits for another GPU wants nothing of this one; nor does one's own wait."""
+    zero, one = reserve_gpu.reserve("0,1").devices
+    with here.child() as child:
         child.send("reserve_gpu.reserve('1', wait=60)")
-        wait_for(lambda: queue(here))
-        time.sleep(ending.WANTED_S + 0.5)
-        assert reserve_gpu.current() is first
-
-
-@pytest.mark.full
-def test_ones_own_wait_is_no_want(here: Here) -> None:
-    """Who waits for one GPU more does not wait for the one that they have."""
-    first = reserve_gpu.reserve("0", for_=SOON_S, if_wanted=True)
+        wait_for(lambda: lease.waiters_for([one]))
+        assert not lease.waiters_for([zero])
+    reserve_gpu.reserve("0")
+    own: list[int] = []
     with here.rival("1"), pytest.raises(reserve_gpu.WaitTimeoutError):
-        reserve_gpu.reserve(count=2, wait=ending.WANTED_S + 1)
-    time.sleep(SOON_S)
-    assert reserve_gpu.current() is first
+        reserve_gpu.reserve(
+            count=2, wait=1, progress=lambda _: own.append(len(lease.waiters_for([zero, one])))
+        )
+    assert own
+    assert not any(own)
 
 
-@pytest.mark.full
-def test_if_wanted_by_one_who_is_stopped_is_not_enough(here: Here) -> None:
-    """Who waits but is stopped (Ctrl-Z) takes nothing; it gets the GPU when it goes on."""
+@pytest.mark.process
+def test_one_who_is_stopped_has_no_heartbeat(here: Here) -> None:
+    """Whoever waits but is stopped (Ctrl-Z) takes nothing; they get the GPU when they go on."""
     here.write("gpu")
     first = reserve_gpu.reserve(for_="1h", if_wanted=True)
     with here.child() as child:
@@ -312,7 +322,7 @@ def test_if_wanted_by_one_who_is_stopped_is_not_enough(here: Here) -> None:
         wait_for(lambda: queue(here))
         os.kill(child.pid, signal.SIGSTOP)
         reserve_gpu.reserve(for_=SOON_S)
-        time.sleep(SOON_S + 2 * ending.WANTED_S)
+        wait_for_action("STAY")
         assert reserve_gpu.current() is first
         os.kill(child.pid, signal.SIGCONT)
         assert child.answer().value == "0"
@@ -333,9 +343,10 @@ def test_a_fork_has_nothing_that_ends(here: Here) -> None:
 def test_what_is_given_back_does_not_end(here: Here) -> None:
     """After a release the end comes to nothing: another reservation is not touched."""
     reserve_gpu.reserve(for_=SOON_S).release()
-    second = reserve_gpu.reserve()
-    time.sleep(2 * SOON_S)
-    assert reserve_gpu.current() is second
+    until = reserve_gpu.reserve(for_=3 * SOON_S).lease.until
+    assert until
+    wait_for(lambda: reserve_gpu.current() is None)
+    assert time.time() >= until
 
 
 @pytest.mark.parametrize("what", ["not_callable", "no_limit"])
@@ -353,7 +364,7 @@ def test_a_running_cell_is_let_alone(here: Here) -> None:
     """Nothing ends in the midst of a cell, and all that is due right after it."""
     shell = here.shell()
     cell = shell.run(
-        "%reserve_gpu --for 0.2s\nimport time, os; time.sleep(0.6); "
+        f"%reserve_gpu --for 0.2s\n{OVER}; import os; "
         "print('then', os.environ['CUDA_VISIBLE_DEVICES'])"
     )
     assert "then 0" in cell.all
@@ -366,7 +377,7 @@ def test_a_cell_within_a_cell_is_a_part_of_it(here: Here) -> None:
     """The end of what a cell runs as a cell is not its own."""
     shell = here.shell()
     cell = shell.run(
-        "%reserve_gpu --for 0.2s\nimport time, os; get_ipython().run_cell('2'); time.sleep(0.6); "
+        f"%reserve_gpu --for 0.2s\nimport time, os; get_ipython().run_cell('2'); {OVER}; "
         "print('then', os.environ['CUDA_VISIBLE_DEVICES'])"
     )
     assert "then 0" in cell.all
@@ -378,33 +389,31 @@ def test_near_idleness_is_told_by_no_cell(here: Here) -> None:
     """A cell is use, so it has nothing to tell of an end that it has put off."""
     shell = here.shell()
     shell.run("%reserve_gpu --idle 4s")
-    time.sleep(3.1)  # the first warning is due
+    wait_for_action("WARN")
     cell = shell.run("1")
     assert reserve_gpu.current()
-    assert "ends in" not in cell.all
+    assert "ends at" not in cell.all
 
 
-@pytest.mark.full
 def test_kept_as_nobody_waits_is_told_once(here: Here) -> None:
     """That it is over and lasts until somebody waits is said by one cell."""
     shell = here.shell()
     shell.run(f"%reserve_gpu --for {SOON_S}s --if-wanted")
-    wait_for(lambda: "lasts until somebody waits" in shell.run("1").all, SOON_S)
-    time.sleep(ending.WANTED_S + 0.5)
+    wait_for_action("STAY")
+    assert "lasts until somebody waits" in shell.run("1").all
     assert "lasts until somebody waits" not in shell.run("1").all
 
 
-@pytest.mark.full
 def test_a_cell_is_no_idleness(here: Here) -> None:
     """Each cell begins the time anew."""
     shell = here.shell()
-    shell.run("%reserve_gpu --idle 2s")
-    for _ in range(3):
-        time.sleep(0.8)
+    shell.run("%reserve_gpu --idle 1s")
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
         shell.run("1")
-        assert reserve_gpu.current()
+    assert reserve_gpu.current()
     wait_for(lambda: reserve_gpu.current() is None)
-    assert "nothing has used it for 2 s" in shell.run("1").all
+    assert "nothing has used it for 1 s" in shell.run("1").all
 
 
 @pytest.mark.full
@@ -431,9 +440,9 @@ def test_unseen_code_is_no_use(here: Here) -> None:
 def test_prolonged_at_the_last_moment(here: Here) -> None:
     """A cell that runs at the end can still ask for more time."""
     shell = here.shell()
-    shell.run("%reserve_gpu --for 0.3s\nimport time; time.sleep(0.6)\n%reserve_gpu --for 1h")
-    time.sleep(0.2)
-    assert reserve_gpu.current()
+    shell.run(f"%reserve_gpu --for 0.3s\n{OVER}\n%reserve_gpu --for 1h")
+    assert session().timer._action is None or session().timer._action is Action.LAST
+    assert (reserve_gpu.reserve().lease.until or 0.0) > time.time() + 3000
 
 
 @pytest.mark.full
@@ -445,11 +454,11 @@ def test_warned_in_the_next_cell(here: Here) -> None:
 
     def is_told() -> bool:
         told.append(shell.run("1").all)
-        return "GPU0 ends in" in told[-1]
+        return "GPU0 ends at" in told[-1]
 
     wait_for(is_told)
     assert "%reserve_gpu --for 2h" in told[-1]
-    assert "ends in" not in shell.run("1").all
+    assert "ends at" not in shell.run("1").all
 
 
 @pytest.mark.full
@@ -458,7 +467,7 @@ def test_what_a_block_held_is_no_news(here: Here) -> None:
     shell = here.shell()
     cell = "import reserve_gpu, time\nwith reserve_gpu.reserve(for_=1): time.sleep(0.9)"
     assert not shell.run(cell).error
-    assert "ends in" not in shell.run("1").all
+    assert "ends at" not in shell.run("1").all
 
 
 def test_what_no_cell_has_reserved_ends(here: Here) -> None:
@@ -473,7 +482,7 @@ def test_a_cell_that_loads_the_extension_is_let_alone(here: Here) -> None:
     shell = here.shell()
     shell.shell.run_line_magic("unload_ext", "reserve_gpu")
     cell = shell.run(
-        "%load_ext reserve_gpu\n%reserve_gpu --for 0.2s\nimport os, time; time.sleep(0.6)\n"
+        f"%load_ext reserve_gpu\n%reserve_gpu --for 0.2s\nimport os; {OVER}\n"
         "print('then', os.environ['CUDA_VISIBLE_DEVICES'])"
     )
     assert "then 0" in cell.all
@@ -486,7 +495,7 @@ def test_a_cell_without_a_result_has_ended(here: Here) -> None:
     info = SimpleNamespace(raw_cell="await forever()", store_history=True)
     events.trigger("pre_run_cell", info)
     reserve_gpu.reserve(for_=SOON_S)
-    time.sleep(2 * SOON_S)
+    wait_for_action("PUT_OFF")
     assert reserve_gpu.current()
     events.trigger("post_run_cell", None)
     wait_for(lambda: reserve_gpu.current() is None)
@@ -508,7 +517,7 @@ def test_no_word_of_what_was_given_back(here: Here) -> None:
     """A cell that comes after a release reads no warning of an end that can't come any more."""
     shell = here.shell()
     shell.run("import reserve_gpu, time\nwith reserve_gpu.reserve(for_=0.3): time.sleep(0.6)")
-    assert "ends in" not in shell.run("1").all
+    assert "ends at" not in shell.run("1").all
 
 
 def test_python_in_a_shell_loads_the_extension(here: Here) -> None:
@@ -680,12 +689,10 @@ def test_one_that_ignores_the_end_is_killed(busy: Machine) -> None:
 @pytest.mark.process
 @pytest.mark.full
 def test_the_display_is_replaced(machine: Machine) -> None:
-    """In a notebook the output of the cell that reserved counts down to the end, and tells it."""
+    """In a notebook the output of the cell that reserved changes at the warnings and the end."""
     with notebook(machine, "--for 4s") as kernel:
         texts = updates(kernel, "The reservation of GPU0 has ended at")
-        counted = [text for text in texts if "yours until" in text or "GPU0 ends in" in text]
-        assert len(counted) >= 3
-        assert "GPU0 ends in 1 s" in counted[-1]
+        assert any("GPU0 ends at" in text for text in texts)
         assert visible(kernel) == ""
 
 
