@@ -119,7 +119,7 @@ FORMAT = Option(
     "--format",
     choices=("text", "json", "html", "prometheus"),
     default="text",
-    help="text (the default), json (for programs), html (a page that loads itself again), "
+    help="text (the default), json (for programs), html (a page), "
     "prometheus (for node_exporter's textfile collector)",
 )
 STATUS_JSON = Option(
@@ -201,8 +201,7 @@ class Parser(ArgumentParser):
         Raises RequestError, with what may be meant, for a word that is unknown.
         """
         actions = self._option_string_actions
-        valued = {flag for flag, a in actions.items() if a.nargs in (None, "?") and not a.type}
-        arguments, unknown = super().parse_known_args(spelling.joined(args, valued), namespace)
+        arguments, unknown = super().parse_known_args(args, namespace)
         line = [*self.prog.split(), *args, *(["--", *self.command] if self.command else [])]
         flags = [flag for flag in actions if flag.startswith("--")]
         for word in unknown:
@@ -216,7 +215,11 @@ class Parser(ArgumentParser):
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         for word in getattr(arguments, "devices", ()):
-            guess = "" if names.is_name(word) else spelling.did_you_mean(line, word, flags)
+            guess = ""
+            if not names.is_name(word):
+                valued = [flag for flag in flags if actions[flag].nargs in (None, "?")]
+                guess = spelling.in_quotes(args, word, valued)
+                guess = guess or spelling.did_you_mean(line, word, flags)
             if guess:
                 raise RequestError(f"{shown(word)!r} names no GPU.{guess}")
             names.parse(word)

@@ -10,7 +10,7 @@
     [devices]
     drain = ["GPU-8f2a"]
 
-A mistake locks nobody out: what can be read holds, and the rest is a line that names its place.
+A file with a mistake holds nobody: no rule in it counts, and everybody reads the line at fault.
 Imported only where there is such a file.
 """
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
 SIZE_LIMIT = 1 << 16  # bytes; so long is no file of rules
-MOST_PROBLEMS = 5  # that are told at a time
 MOST_GPUS = 1_000_000
 _LINE = r"\(at line ([0-9]{1,9})"  # in what tomllib says
 LIMITS, GROUPS, USERS, DEVICES = "limits", "groups", "users", "devices"
@@ -56,18 +55,22 @@ class Document(NamedTuple):
     users: dict[str, Table]
     drain: Rule | None
     drained: tuple[str, ...]
-    problems: tuple[str, ...]
+
+
+class MistakeError(Exception):
+    """What is wrong in a file, in a line for everybody to read."""
 
 
 def read(file: str) -> Rules:
-    """The rules that hold for the user of this process. file: its path."""
+    """Return the rules that hold for the user of this process. file: its path."""
     user = host.user_name(os.geteuid())
     try:
-        data = _content(file)
+        document = parse(_content(file), file)
     except OSError as error:
         reason = error.strerror or str(error)
         return Rules(file, user, problems=(f"{_path(file)} counts for nothing: {reason}.",))
-    document = parse(data, file)
+    except MistakeError as error:
+        return Rules(file, user, problems=(f"{error}. Until that is mended no rule holds.",))
     groups, unknown = _groups(document.groups)
     return for_user(document, file, user, {user, str(os.geteuid())}, groups, unknown)
 
@@ -110,97 +113,92 @@ def for_user(  # noqa: PLR0913, PLR0917 - who asks, and what
         after_cuda,
         document.drain,
         document.drained,
-        document.problems,
+        (),
         tuple(f"{_path(file)}: no group here is called {shown(name)!r}." for name in unknown),
     )
 
 
 def parse(data: bytes, file: str) -> Document:
-    """What a file of that content says. file: what problems call it."""
-    problems: list[str] = []
-    tables = _tables(data, _path(file), problems)
-    reader = _Reader(file, problems)
+    """Return what a file of that content says. Raises MistakeError. file: what messages call it."""
+    tables = _tables(data, _path(file))
+    reader = _Reader(file)
     reader.require_known(tables, "", ("message", LIMITS, GROUPS, USERS, DEVICES))
     message = tables.get("message")
     if message is not None and not isinstance(message, str):
-        reader.add("", f"message must be a text, not {_value(message)}")
-        message = None
+        raise reader.mistake("", f"message must be a text, not {_value(message)}")
     limits = reader.limits(reader.table(tables, LIMITS), LIMITS)
     groups, users = reader.limits_of_each(tables, GROUPS), reader.limits_of_each(tables, USERS)
     drain, drained = reader.drain(reader.table(tables, DEVICES))
-    if more := len(problems) - MOST_PROBLEMS:
-        problems[MOST_PROBLEMS:] = [f"{_path(file)}: {more} more mistakes."] if more > 0 else []
-    return Document(message or None, limits, groups, users, drain, drained, tuple(problems))
+    return Document(message or None, limits, groups, users, drain, drained)
 
 
 class _Reader:
-    """Reads the tables of a file, and notes what is wrong in them."""
+    """Reads the tables of a file. Its methods raise MistakeError."""
 
-    def __init__(self, file: str, problems: list[str]) -> None:
-        self._file, self._problems = file, problems
+    def __init__(self, file: str) -> None:
+        self._file = file
 
-    def add(self, place: str, what: str) -> None:
-        """Note a mistake. place: the name of the table, empty for the top of the file."""
+    def mistake(self, place: str, what: str) -> MistakeError:
+        """Return the error for a mistake. place: the name of the table, empty for none."""
         table = f", {_table(place)}" if place else ""
-        self._problems.append(f"{_path(self._file)}{table}: {what}.")
+        return MistakeError(f"{_path(self._file)}{table}: {what}")
 
     def require_known(self, table: Mapping[str, Any], place: str, known: Collection[str]) -> None:
-        """Note each key that means nothing."""
+        """Raise MistakeError for a key that means nothing."""
         for key in table:
             if key not in known:
                 import difflib  # which only a mistake needs
 
                 near = difflib.get_close_matches(key[:40].lower(), known, 1)
                 hint = f"perhaps {near[0]} is meant" if near else f"there are {', '.join(known)}"
-                self.add(place, f"{shown(key)!r} means nothing here; {hint}")
+                raise self.mistake(place, f"{shown(key)!r} means nothing here; {hint}")
 
     def table(self, tables: Mapping[str, Any], name: str, above: str = "") -> dict[str, Any]:
-        """The table of that name, empty where there is none. above: the table that it is in."""
+        """Return the table of that name, an empty one where there is none.
+
+        above: the table that it is in.
+        """
         value = tables.get(name, {})
         if isinstance(value, dict):
             return value
         place = f"{above}.{name}" if above else name
-        self.add("", f"{_table(place)} must be a table, not {_value(value)}")
-        return {}
+        raise self.mistake("", f"{_table(place)} must be a table, not {_value(value)}")
 
     def limits(self, table: Mapping[str, Any], place: str) -> Table:
-        """The limits that a table sets."""
+        """Return the limits that a table sets."""
         self.require_known(table, place, tuple(KEYS))
         found: Table = {}
         for key, value in table.items():
-            if key not in KEYS:
-                continue
+            text = f"{key} = {_value(value)}"
             try:
                 number, unit = KEYS[key](value)
             except ValueError as error:
-                self.add(place, f"{key} = {_value(value)}: {str(error).rstrip('.')}")
-            else:
-                text = f"{key} = {_value(value)}"
-                found[key] = Rule(text, _table(place), self._file, number, unit)
+                raise self.mistake(place, f"{text}: {str(error).rstrip('.')}") from error
+            found[key] = Rule(text, _table(place), self._file, number, unit)
         return found
 
     def limits_of_each(self, tables: Mapping[str, Any], kind: str) -> dict[str, Table]:
-        """The limits of each user, or group, by the name that stands there."""
+        """Return the limits of each user, or group, by the name that stands there."""
         those = self.table(tables, kind)
         return {
             name: self.limits(self.table(those, name, kind), f"{kind}.{name}") for name in those
         }
 
     def drain(self, table: Mapping[str, Any]) -> tuple[Rule | None, tuple[str, ...]]:
-        """Which devices are not handed out any more."""
+        """Return which devices are not handed out any more."""
         self.require_known(table, DEVICES, ("drain",))
         value = table.get("drain", [])
         if not isinstance(value, list):
-            self.add(DEVICES, f'drain = {_value(value)}: give a list, as ["GPU-8f2a", "1:0"]')
-            return None, ()
+            what = f'drain = {_value(value)}: give a list, as ["GPU-8f2a", "1:0"]'
+            raise self.mistake(DEVICES, what)
         found: list[str] = []
         for name in value:
             is_name = isinstance(name, str) or type(name) is int
             try:
                 found += names.parse(name if is_name else "?")
-            except RequestError:
+            except RequestError as error:
                 what = f"drain: {_value(name)} names no GPU; give a UUID, its start, 2 or 1:0"
-                self.add(DEVICES, what)
+                raise self.mistake(DEVICES, what) from error
         return Rule("drain", _table(DEVICES), self._file, 0), tuple(found)
 
 
@@ -271,11 +269,12 @@ def _content(file: str) -> bytes:
     return data
 
 
-def _tables(data: bytes, path: str, problems: list[str]) -> dict[str, Any]:
-    """The tables of a file; of one with a mistake in its form what stands above that line."""
+def _tables(data: bytes, path: str) -> dict[str, Any]:
+    """Return the tables of a file. Raises MistakeError for one with a mistake in its form."""
     number, reason = 1, ""
     try:
-        return _loads(data)
+        # Some editors begin a file with a byte order mark.
+        tables: dict[str, Any] = tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         number, reason = data.count(b"\n", 0, error.start) + 1, "it is not UTF-8"
     except RecursionError:
@@ -284,19 +283,9 @@ def _tables(data: bytes, path: str, problems: list[str]) -> dict[str, Any]:
         where = re.search(_LINE, str(error))
         reason = str(error).partition(" (at ")[0]
         number = int(where[1]) if where else len(data.splitlines()) if "at end" in str(error) else 1
-    above = b"".join(data.splitlines(keepends=True)[: number - 1])
-    tables: dict[str, Any] = {}
-    with suppress(ValueError, RecursionError):
-        tables = _loads(above)
-    holds = "only what stands above that line holds" if tables else "nothing in it holds"
-    problems.append(f"{path}, line {number}: {shown(reason, REASON_LIMIT)}; {holds}.")
-    return tables
-
-
-def _loads(data: bytes) -> dict[str, Any]:
-    # Some editors begin a file with a byte order mark.
-    tables: dict[str, Any] = tomllib.loads(data.decode("utf-8-sig"))
-    return tables
+    else:
+        return tables
+    raise MistakeError(f"{path}, line {number}: {shown(reason, REASON_LIMIT)}")
 
 
 def _groups(listed: Iterable[str]) -> tuple[set[str], list[str]]:

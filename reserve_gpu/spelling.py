@@ -1,4 +1,4 @@
-"""What somebody meant who typed something else: other words for it, and words that belong together.
+"""What somebody may have meant who typed something else.
 
 Pure functions of words, for all that people type.
 """
@@ -6,11 +6,9 @@ Pure functions of words, for all that people type.
 from __future__ import annotations
 
 import shlex
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from reserve_gpu.errors import RequestError, shown
-from reserve_gpu.gpus import names
+from reserve_gpu.errors import shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -53,38 +51,13 @@ def suggestion(line: Sequence[str]) -> str:
     return f" Did you mean: {shown(shlex.join(line), LINE_LIMIT)}"
 
 
-def joined(words: Sequence[str], valued: Collection[str]) -> list[str]:
-    """The words, with each value of several words in one: `--wait 1 h`, `--note until Friday`.
+def in_quotes(words: Sequence[str], wrong: str, valued: Collection[str]) -> str:
+    """Return a sentence on a word that belongs to the value before it, empty if there is none.
 
-    Words after a value that name no device belong to it. Raises RequestError, with the form in
-    quotation marks, where some of them do and some don't.
-    valued: the options that take one value.
+    words: as they were typed. valued: the options that take one value.
     """
-    result, rest = [], list(words)
-    while rest:
-        word = rest.pop(0)
-        flag, equals, value = word.partition("=")
-        following = list(takewhile(lambda each: not each.startswith("-"), rest))
-        if flag in valued:
-            given = [value, *following] if equals else following
-            del rest[: len(following)]
-            result += [word, *following] if _is_single(given) else [_one_word(flag, given)]
-        else:
-            result.append(word)
-    return result
-
-
-def _is_single(given: Sequence[str]) -> bool:
-    """Whether what follows an option is one value, or none, and then devices alone."""
-    return all(map(names.is_name, given[1:]))
-
-
-def _one_word(flag: str, given: Sequence[str]) -> str:
-    """The option with its value of several words in one word. Raises RequestError."""
-    if not any(map(names.is_name, given[1:])):
-        return f"{flag}={' '.join(given)}"
-    last = max(at for at, word in enumerate(given) if at and not names.is_name(word))
-    quoted = shlex.join([flag, " ".join(given[: last + 1]), *given[last + 1 :]])
-    raise RequestError(
-        f"Which words belong to {flag}? Put them in quotation marks: {shown(quoted, LINE_LIMIT)}"
-    )
+    flag, value = ["", "", *words][words.index(wrong) :][:2]
+    if flag not in valued:
+        return ""
+    quoted = shown(shlex.join([flag, f"{value} {wrong}"]), LINE_LIMIT)
+    return f" Put a value of several words in quotation marks: {quoted}"

@@ -345,7 +345,7 @@ BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ..
         ("run --wiat 1h -- true x", "Did you mean: reserve-gpu run --wait 1h -- true x\n"),
         ("run -w -- true", "Did you mean: reserve-gpu run --wait -- true\n"),
         ("run wait -- true", "'wait' names no GPU. Did you mean: reserve-gpu run --wait -- true\n"),
-        ("run --note until May 3 -- true", "quotation marks: --note 'until May' 3\n"),
+        ("run --note until May 3 -- true", "quotation marks: --note 'until May'\n"),
     ],
 )
 def test_usage(typed: CommandLine, words: str, text: str) -> None:
@@ -399,8 +399,8 @@ def test_a_script_for_a_command(
 
 
 def test_values_of_several_words(here: Here, typed: CommandLine) -> None:
-    """Words that follow a value and name no GPU belong to it; a GPU's number does not."""
-    words = ["--wait", "1", "h", "--min-memory", "4", "GB", "--note", "until", "Friday"]
+    """A value of several words stands in quotation marks; what follows one names GPUs."""
+    words = ["--wait", "1 h", "--min-memory", "4 GB", "--note", "until Friday"]
     done = typed("run", *words, "--", "true")
     assert (done.visible, done.argv) == ("0", ["true"])
     assert typed("run", "--wait", "1", "1", "--", "true").visible == "1"

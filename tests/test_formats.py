@@ -321,14 +321,13 @@ class Tags(HTMLParser):
 
 
 def test_page(here: Here, typed: CommandLine) -> None:
-    """The page has a title, its encoding and both themes, loads itself again, and stands alone."""
+    """The page has a title, its encoding and both themes, and stands alone."""
     with here.rival(note="until Friday"):
         text = typed("status", "--format", "html").stdout
     assert text.startswith("<!DOCTYPE html>\n")
     tags = Tags(text)
     metas = [attributes for tag, attributes in tags.elements if tag == "meta"]
     assert {"charset": "utf-8"} in metas
-    assert {"http-equiv": "refresh", "content": str(page.RELOAD_S)} in metas
     assert f"GPUs of {reserve_gpu.status().host}" in tags.text
     assert "until Friday" in tags.text
     assert "prefers-color-scheme: dark" in tags.text

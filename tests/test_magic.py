@@ -349,7 +349,7 @@ RUBBISH = [
     ("0 --wiat=1h", "Did you mean: %reserve_gpu 0 --wait=1h"),
     ("-w 1h", "Did you mean --wait or --watch?"),
     ("-s", "Did you mean --share or --status?"),
-    ("--note until May 3", "--note 'until May' 3"),
+    ("--note until May 3", "--note 'until May'"),
     ("--min-memory 16", "16 MiB or 16 GB? Write 16GB or 16MiB."),
     ("0;1", "0;1"),
     ("\N{ARABIC-INDIC DIGIT ONE}", "\N{ARABIC-INDIC DIGIT ONE}"),
