@@ -89,14 +89,14 @@ class Call:
         self, show: Callable[[Any], object] = lambda _: None, limit_s: float | None = None
     ) -> bool:
         """Wait for the end of the call, and show how it stands; False if limit_s is over."""
-        while not self.is_done:
+        while True:
             try:
-                news = self._news.get(timeout=limit_s)
+                news = self._news.get(block=not self.is_done, timeout=limit_s)
             except Empty:
                 return self.is_done
-            if news is not DONE:
-                show(news)
-        return True
+            if news is DONE:
+                return True
+            show(news)
 
     def result(self) -> Any:
         """Return the answer, or raise the error, of a call that is done."""
