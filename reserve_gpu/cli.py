@@ -17,17 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from reserve_gpu import command, errors, options, spelling
 from reserve_gpu.gpus import names
 from reserve_gpu.options import Option, Parser
-from reserve_gpu.quantities import parse_duration
 from reserve_gpu.report import page, prometheus
 from reserve_gpu.report.faces import SHELL
-from reserve_gpu.report.progress import Live, watch
+from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import api
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reserve_gpu.frameworks.check import Check
-    from reserve_gpu.report.pictures import Picture
     from reserve_gpu.report.status import Status
 
 LAST_STANDARD = 2  # the descriptor of stderr
@@ -77,26 +75,14 @@ class Command(NamedTuple):
 
 def _status(arguments: Namespace) -> int:
     if arguments.watch:
-        return _watch(arguments)
+        if arguments.format != "text":
+            raise errors.RequestError("--watch is for people; it goes without --format and --json.")
+        return _top(arguments)
     status = api.look(SHELL)
     if arguments.format == "text":
         _print(status.to_text(arguments.color))
     else:
         _print(FORMATS[arguments.format](status), "utf-8")
-    return 0
-
-
-def _watch(arguments: Namespace) -> int:
-    """Show the status until Ctrl-C: in place in a terminal, else one picture below the other."""
-    if arguments.format != "text":
-        raise errors.RequestError("--watch shows a picture; it goes without --format and --json.")
-    every_s = parse_duration(arguments.watch)
-    with Live(sys.stdout, arguments.color, stays=True) as live:
-
-        def add(picture: Picture) -> None:
-            _print(f"{picture.to_text(color=arguments.color)}\n")
-
-        watch(lambda: api.look(SHELL), live.show_picture if live.is_in_place else add, every_s)
     return 0
 
 
@@ -147,7 +133,7 @@ COMMANDS = (
     ),
     Command(
         "top",
-        "Show the same live in a terminal, each second, until q.",
+        "Show the same live in a terminal, each second, until q; also: status --watch.",
         (options.COLOR,),
         _top,
     ),

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from IPython.core.error import UsageError
 
 from reserve_gpu import errors, options
-from reserve_gpu.quantities import parse_duration
 from reserve_gpu.report import messages, pictures
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.reservation import api, environment
@@ -92,10 +91,9 @@ def _watch(arguments: Namespace) -> bool:
 
     if arguments.json:
         raise errors.RequestError("--watch shows a picture; it goes without --json.")
-    every_s = parse_duration(arguments.watch)
     with Live(stays=True) as live:
         if live.is_in_place:
-            watch(lambda: api.look(MAGIC), live.show_picture, every_s)
+            watch(lambda: api.look(MAGIC), live.show_picture)
         return live.is_in_place
 
 

@@ -106,13 +106,7 @@ FOR_KERNELS = tuple(option.flag for option in WHEN if option not in REQUEST_OF_C
 REQUEST_THAT_GOES_ON = tuple(option for option in REQUEST if option is not OPTIONAL)
 
 JSON = Option("--json", action="store_true", help="as JSON, for programs")
-WATCH = Option(
-    "--watch",
-    nargs="?",
-    const="2s",
-    metavar="SECONDS",
-    help="the status again and again, every 2 s, until Ctrl-C",
-)
+WATCH = Option("--watch", action="store_true", help="live, until q or Ctrl-C")
 
 # One value with --json, which says the same in short.
 FORMAT = Option(

@@ -1,4 +1,4 @@
-"""reserve-gpu top: the status of the machine live in a terminal, until q."""
+"""reserve-gpu top, also called status --watch: the status live in a terminal, until q."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from reserve_gpu.report.status import Status
 
 EVERY_S = 1.0
-ELSEWHERE = "reserve-gpu status --watch shows the same without one."
+ELSEWHERE = "reserve-gpu status shows the same once."
 NUMBER, USER, IDLE = "number", "user", "idle time"
 ORDERS = {"n": NUMBER, "u": USER, "i": IDLE}  # by the key that is pressed
 ENDS = ("q", "\x1b")
@@ -34,11 +34,13 @@ LAST = "\U0010ffff"  # a user who comes behind all others: nobody
 def run(arguments: Namespace) -> int:
     """Show the status until q. Raises RequestError where there is no terminal that could."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise RequestError(f"top needs a terminal; {ELSEWHERE}")
+        raise RequestError(f"A live picture needs a terminal; {ELSEWHERE}")
     try:
         import curses
     except ImportError:  # Windows
-        raise RequestError(f"This Python has no curses, which top needs; {ELSEWHERE}") from None
+        raise RequestError(
+            f"This Python has no curses, which a live picture needs; {ELSEWHERE}"
+        ) from None
     is_coloured = colour.is_coloured(arguments.color, os.environ, is_terminal=True)
     before = signal.signal(signal.SIGTERM, _end)  # so that the terminal is left as it was
     try:

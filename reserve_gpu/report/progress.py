@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from reserve_gpu.report.pictures import Picture
     from reserve_gpu.report.status import Status
 
-SHORTEST_S = 0.1  # between two looks of `watch`
+EVERY_S = 2.0  # between two looks of `watch`
 CLEAR = "\x1b[J"  # delete from the cursor to the end of the screen
 
 
@@ -219,7 +219,9 @@ class Replaceable:
             self._publisher.publish({"text/plain": text}, transient=self._known, update=True)
 
 
-def watch(look: Callable[[], Status], show: Callable[[Picture], object], every_s: float) -> None:
+def watch(
+    look: Callable[[], Status], show: Callable[[Picture], object], every_s: float = EVERY_S
+) -> None:
     """Show how the machine stands, again and again until Ctrl-C: that is its end, and no error.
 
     look: at the machine. A driver that fails later may come back: its line is shown meanwhile.
@@ -229,7 +231,7 @@ def watch(look: Callable[[], Status], show: Callable[[Picture], object], every_s
         picture = look().picture()
         while True:
             show(picture)
-            time.sleep(max(every_s, SHORTEST_S))
+            time.sleep(every_s)
             try:
                 picture = look().picture()
             except DriverError as error:
