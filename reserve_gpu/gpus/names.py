@@ -160,18 +160,17 @@ def entries(value: str) -> list[int | str]:
 
 
 def visible(
-    listed: Sequence[int | str], devices: Sequence[Device | Fault], numbering: Sequence[int]
+    listed: Sequence[int | str], devices: Sequence[Device | Fault]
 ) -> list[Device | Fault]:
-    """Those of the devices that CUDA_VISIBLE_DEVICES with these entries leaves visible.
+    """Return those of the devices that CUDA_VISIBLE_DEVICES with these entries leaves visible.
 
     They come in the order of `devices`, which are all of the machine's in PCI bus order.
     The list ends at the first entry that means no device; a device that is in it twice makes CUDA
     show none at all.
-    numbering: for each number that CUDA knows a GPU by, that GPU's index.
     """
     chosen: list[Device | Fault] = []
     for entry in listed:
-        meant = _meant(entry, devices, numbering)
+        meant = _meant(entry, devices)
         if meant is None and isinstance(entry, str):
             # This may be the UUID of a device that can't be read: let people see why it can't.
             chosen += [d for d in devices if isinstance(d, Fault) and d not in chosen]
@@ -198,14 +197,13 @@ def numbers_within(listed: Sequence[int], count: int) -> list[int]:
     return sorted(numbers) if len(set(numbers)) == len(numbers) else []
 
 
-def _meant(
-    entry: int | str, devices: Sequence[Device | Fault], numbering: Sequence[int]
-) -> list[Device | Fault] | None:
-    """What an entry means: a device, or all instances of a GPU. None: nothing, []: ambiguous."""
+def _meant(entry: int | str, devices: Sequence[Device | Fault]) -> list[Device | Fault] | None:
+    """Return what an entry means: a device, or all instances of a GPU.
+
+    None stands for nothing, an empty list for what is ambiguous.
+    """
     if isinstance(entry, int):
-        if entry >= len(numbering):
-            return None
-        return [device for device in devices if device.index == numbering[entry]]
+        return [device for device in devices if device.index == entry] or None
     usable = [device for device in devices if isinstance(device, Device)]
     if entry.startswith("GPU-"):
         meant = [d for d in usable if (d.gpu_uuid or d.uuid).startswith(entry)]

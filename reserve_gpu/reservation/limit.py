@@ -6,12 +6,10 @@ inside of it is reserved. So is a control group, but the driver itself shows onl
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING
 
 from reserve_gpu import host
-from reserve_gpu.calls import late, no_fork
+from reserve_gpu.calls import late
 from reserve_gpu.errors import ImpossibleError, RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Device, Fault
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
     from reserve_gpu.gpus.nvml import Nvml
     from reserve_gpu.locks.directory import LockDirectory
     from reserve_gpu.model import Request
-
-CHILD_LIMIT_S = 60
 
 
 def candidates(
@@ -109,10 +105,9 @@ def inside(
         indices = names.numbers_within(numbers, gpus.count())
         return (d for index in indices if index not in skipped for d in gpus.devices(index))
     everything = list(gpus.walk())
-    numbering = list(range(gpus.count()))
     if numbers and not in_bus_order:
-        numbering = _numbering(value, everything, gpus.count())
-    visible = names.visible(listed, everything, numbering)
+        _require_one_model(value, everything)
+    visible = names.visible(listed, everything)
     return (device for device in visible if device.index not in skipped)
 
 
@@ -159,65 +154,17 @@ def _check_index(gpus: Nvml, index: int) -> None:
         raise ImpossibleError(f"There is no GPU{index}: this machine has {there}.")
 
 
-def _numbering(value: str, everything: Sequence[Device | Fault], count: int) -> list[int]:
-    """The index of the GPU that CUDA gives each number to, where nobody set CUDA_DEVICE_ORDER.
+def _require_one_model(value: str, everything: Sequence[Device | Fault]) -> None:
+    """Raise RequestError where numbers without CUDA_DEVICE_ORDER may mean other GPUs than NVML's.
 
     CUDA's default order is fastest first. Among GPUs of one model that is the PCI bus order.
     """
     devices = [device for device in everything if isinstance(device, Device)]
     models = {names.model(device) for device in devices}
     sizes = {device.memory_mib for device in devices if device.instance is None}
-    if len(models) <= 1 and len(sizes) <= 1:
-        return list(range(count))
-    if any(device.instance is not None for device in devices):
-        why = "beside MIG instances it shows no whole GPUs"
-    else:
-        try:
-            index = {device.uuid: device.index for device in devices}
-            return [index.get(uuid, -1) for uuid in _device_uuids()]
-        except OSError as error:
-            why = str(error)
-    raise RequestError(
-        f"CUDA_VISIBLE_DEVICES={shown(value)!r} was set before, without CUDA_DEVICE_ORDER. "
-        "The GPUs here are of different models, so only CUDA knows which it means, and CUDA can't "
-        f"be asked ({why}). Set CUDA_DEVICE_ORDER=PCI_BUS_ID beside it, or UUIDs for numbers."
-    )
-
-
-def _device_uuids() -> list[str]:
-    """The UUIDs of all GPUs in the order in which CUDA numbers them by default.
-
-    Asked in a child process, as asking starts CUDA. Raises OSError if it can't be.
-    """
-    with no_fork:
-        import subprocess
-
-    unset = environment.VISIBLE, environment.ORDER
-    environ = {name: value for name, value in os.environ.items() if name not in unset}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", _CHILD],
-            env=environ, capture_output=True, text=True, timeout=CHILD_LIMIT_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise OSError(f"no answer within {CHILD_LIMIT_S} s") from error
-    if done.returncode:
-        raise OSError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
-    return done.stdout.split()
-
-
-_CHILD = """
-import ctypes, sys, uuid
-cuda = ctypes.CDLL("libcuda.so.1")
-def ask(function, *arguments):
-    code = function(*arguments)
-    if code:
-        sys.exit(f"CUDA error {code} of {function.__name__}")
-ask(cuda.cuInit, 0)
-count, device, data = ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
-ask(cuda.cuDeviceGetCount, ctypes.byref(count))
-for number in range(count.value):
-    ask(cuda.cuDeviceGet, ctypes.byref(device), number)
-    ask(cuda.cuDeviceGetUuid, ctypes.byref(data), device)
-    print(f"GPU-{uuid.UUID(bytes=bytes(data))}")
-"""
+    if len(models) > 1 or len(sizes) > 1:
+        raise RequestError(
+            f"CUDA_VISIBLE_DEVICES={shown(value)!r} was set before, without CUDA_DEVICE_ORDER, and "
+            "the GPUs here are of different models, so its numbers may mean others than "
+            "nvidia-smi's. Set CUDA_DEVICE_ORDER=PCI_BUS_ID beside it, or UUIDs for numbers."
+        )
