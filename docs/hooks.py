@@ -1,4 +1,4 @@
-"""What the site needs besides the pages in this folder: those that stand elsewhere, and docstrings.
+"""Add the pages that stand outside of this folder to the site, and lay out docstrings.
 
 https://www.mkdocs.org/user-guide/configuration/#hooks
 """
@@ -39,7 +39,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Let the links, which lead through the repository, lead through the site."""
+    """Let links to files of the repository lead to pages of the site."""
     name = page.file.src_uri
     path = next((p for p, n in ELSEWHERE.items() if n == name), f"docs/{name}")
 
@@ -51,7 +51,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 class Docstrings(griffe.Extension):
-    """Makes a list of what a docstring says of each parameter or field."""
+    """Turn what a docstring says of each parameter or field into a list."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Start an item at each `name: meaning`."""
@@ -61,7 +61,7 @@ class Docstrings(griffe.Extension):
 
 
 def as_list(paragraph: str) -> str:
-    """A paragraph, as a list if it begins with the meaning of a parameter."""
+    """Return a paragraph, as a list if it begins with the meaning of a parameter."""
     if not PARAMETER.match(paragraph):
         return paragraph
     return PARAMETER.sub(lambda names: f"\n- **{names[1]}**: ", " ".join(paragraph.split())).strip()

@@ -282,7 +282,7 @@ class Rules(NamedTuple):
     """What the administrator's file says to who asks; None where it says nothing.
 
     user: who asks. message: for all to read. gpus, memory, time_s, idle_s, after_cuda: the limits,
-    as docs/administration.md has them. drain: which devices are not handed out, and their names.
+    as docs/rules.md has them. drain: which devices are not handed out, and their names.
     problems: what is wrong in the file, a line for each. unknown: groups that are none here.
     """
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FOUR = "gpu\n memory 16000\n" * 4
 FILE = "/etc/reserve_gpu.toml"
-PAGE = ROOT / "docs" / "administration.md"
+PAGE = ROOT / "docs" / "rules.md"
 
 
 def said(text: str, *groups: str, called: str = "alice") -> Rules:
@@ -245,7 +245,7 @@ def test_without_a_file_nothing_is_read(here: Here) -> None:
 
 
 def test_the_documented_file_is_right() -> None:
-    """The file that docs/administration.md shows has no mistake, and says what stands beside it."""
+    """The file that docs/rules.md shows has no mistake, and says what stands beside it."""
     (text,) = re.findall(
         r"reserve_gpu.toml <<'EOF'\n(.*?)^EOF$", PAGE.read_text(), re.DOTALL | re.MULTILINE
     )

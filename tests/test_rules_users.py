@@ -253,9 +253,9 @@ done
 
 
 def test_the_administrators_page_can_be_typed(machine: Machine) -> None:
-    """What docs/administration.md says of rules works word for word, with the file where it is."""
+    """What docs/rules.md says works word for word, with the file where it is."""
     machine.write("gpu\n uuid GPU-8f2a0000-0000-4000-8000-000000000000\ngpu\n")
-    page = (FOLDER / "docs" / "administration.md").read_text()
+    page = (FOLDER / "docs" / "rules.md").read_text()
     (typed,) = (block for block in re.findall("```sh\n(.*?)```", page, re.DOTALL) if "tee" in block)
     script = FRESH.replace("{typed}", typed)
     done = machine.command(

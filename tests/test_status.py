@@ -981,8 +981,8 @@ def shape(value: object) -> object:
 
 
 def test_the_shape_is_the_documented_one(here: Here) -> None:
-    """docs/status.md shows the names of the JSON, all of them, in their order."""
-    document = (ROOT / "docs" / "status.md").read_text()
+    """docs/formats.md shows the names of the JSON, all of them, in their order."""
+    document = (ROOT / "docs" / "formats.md").read_text()
     (example,) = re.findall("```json\n(.*?)```", document, re.DOTALL)
     here.write("gpu\n compute 4321000 300\n graphics 99 900")
     with here.rival(), waiter(here, [here.uuid("0")]):

@@ -159,9 +159,7 @@ def entries(value: str) -> list[int | str]:
     return listed
 
 
-def visible(
-    listed: Sequence[int | str], devices: Sequence[Device | Fault]
-) -> list[Device | Fault]:
+def visible(listed: Sequence[int | str], devices: Sequence[Device | Fault]) -> list[Device | Fault]:
     """Return those of the devices that CUDA_VISIBLE_DEVICES with these entries leaves visible.
 
     They come in the order of `devices`, which are all of the machine's in PCI bus order.

@@ -95,7 +95,7 @@ class Status(NamedTuple):
         return Picture(pictures.status(*self))
 
     def to_dict(self) -> dict[str, Any]:
-        """The same for programs, as JSON takes it; docs/status.md has the shape."""
+        """The same for programs, as JSON takes it; docs/formats.md has the shape."""
         every_uuid = {row.device.uuid for row in self.rows if isinstance(row.device, Device)}
         return {
             "version": VERSION,
