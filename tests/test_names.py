@@ -307,7 +307,7 @@ def test_numbers_within(listed: list[int], count: int, expected: list[int]) -> N
     """Numbers alone are read as `visible` reads them, without a look at any device."""
     assert names.numbers_within(listed, count) == expected
     devices: list[Device | Fault] = [Device(index, f"GPU-{index}") for index in range(count)]
-    visible = names.visible(listed, devices, list(range(count)))
+    visible = names.visible(listed, devices)
     assert visible == [devices[index] for index in expected]
 
 

@@ -463,7 +463,7 @@ def test_impossible_is_not_waited_for(
     """What no release could satisfy fails at once, without a place in the queue."""
     here.write(TWO)
     if before is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = before
+        os.environ.update(CUDA_VISIBLE_DEVICES=before, CUDA_DEVICE_ORDER="PCI_BUS_ID")
     with reserved(here, "0", "1"), pytest.raises(error) as caught:
         reserve_gpu.reserve(**wishes, wait=True)
     assert type(caught.value) is error
