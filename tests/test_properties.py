@@ -365,7 +365,7 @@ def test_limit_on_several_models(here: Here, forker: Forker, value: str) -> None
 def test_a_limit_that_only_cuda_knows(here: Here, value: str) -> None:
     """On GPUs of several models no number without CUDA_DEVICE_ORDER is taken for NVML's."""
     here.write(MODELS)
-    assert allowed(value, None) is None
+    assert unless_refused(allowed, value, None) is None
 
 
 @FEWER
