@@ -87,7 +87,7 @@ def _ends(command: int, left_s: Callable[[], float]) -> bool:
 
 
 def _call(number: int, *arguments: int) -> int:
-    """A call of the kernel that Python may lack. Raises OSError."""
+    """Make a system call that Python may lack. Raises OSError."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

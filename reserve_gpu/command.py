@@ -81,7 +81,7 @@ def _set_alarm(*, is_timed: bool) -> None:
 
 
 def start_kernel(arguments: Namespace) -> NoReturn:
-    """The same for a kernel, which starts in any case; its first cell tells why it has no GPU."""
+    """Become a kernel, which starts in any case; its first cell tells why it has no GPU."""
     program, reason = find(arguments.command), None
     try:
         _reserve(arguments, faces.MAGIC)
@@ -95,7 +95,7 @@ def start_kernel(arguments: Namespace) -> NoReturn:
 
 
 def split(own: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
-    """The words that are ours, and the command: what follows the first `--`.
+    """Return the words that are ours, and the command: what follows the first `--`.
 
     Without `--` the first word starts the command if it is no option and names no device. Raises
     RequestError where options or devices stand before a command without `--`: which word is the
@@ -113,7 +113,7 @@ def split(own: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
 
 
 def find(command: list[str], own: Sequence[str] = ("run",)) -> str:
-    """The path of the program. Raises CommandError, before anything is reserved.
+    """Return the path of the program. Raises CommandError, before anything is reserved.
 
     own: the words before the command, for the line that may be meant.
     """
@@ -131,7 +131,7 @@ def find(command: list[str], own: Sequence[str] = ("run",)) -> str:
 
 
 def _with_interpreter(command: list[str], own: Sequence[str]) -> str:
-    """The line that may be meant by somebody who gave a script for a command."""
+    """Return the line that may be meant by somebody who gave a script for a command."""
     name = command[0]
     programs = INTERPRETERS.get(os.path.splitext(name)[1], ())
     if program := next(filter(shutil.which, programs), None):
@@ -171,7 +171,7 @@ def say(text: str) -> None:
 
 
 def error_text(error: errors.ReserveGPUError) -> str:
-    """How the error looks on stderr."""
+    """Return the error as it is shown on stderr."""
     picture = error.picture if isinstance(error, errors.NoFreeDeviceError) else None
     return picture.to_text(sys.stderr) if picture else str(error)
 

@@ -115,7 +115,7 @@ async def _reserve(arguments: Mapping[str, Any]) -> Reservation:
 
 
 def _is_thread(worker: Worker) -> bool:
-    """Whether the worker shares its process with others, and with the client."""
+    """Tell whether the worker shares its process with others, and with the client."""
     return str(worker.address).startswith("inproc://")
 
 
@@ -133,7 +133,7 @@ def _refuse(worker: Worker, error: TooLateError) -> NoReturn:
 
 
 def _plugin(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> Any:
-    """What the command line of `dask worker` asks for, after `--preload reserve_gpu.dask`."""
+    """Return the plugin that the words after `--preload reserve_gpu.dask` ask for."""
     parser = options.Parser("--preload reserve_gpu.dask", add_help=False)
     options.add(options.REQUEST_THAT_GOES_ON, parser)
     parser.set_defaults(wait=WAIT_S)

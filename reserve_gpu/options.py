@@ -236,7 +236,7 @@ class Outcome(NamedTuple):
 
 
 def wishes(arguments: Namespace) -> dict[str, Any]:
-    """The keyword arguments of `reserve()` among what was parsed."""
+    """Return the keyword arguments of `reserve()` among what was parsed."""
     names = [option.attribute for option in REQUEST_THAT_GOES_ON]
     values = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     return {**values, "devices": arguments.devices or None}
@@ -258,12 +258,12 @@ def reserve(
 
 
 def magic_help() -> str:
-    """The manual page of the magic."""
+    """Return the manual page of the magic."""
     return magic_parser().format_help()
 
 
 def magic_parser() -> Parser:
-    """The parser of the magic's line."""
+    """Return the parser of the magic's line."""
     parser = Parser(
         prog="%reserve_gpu",
         usage=SUPPRESS,  # it would list all options before anything is explained

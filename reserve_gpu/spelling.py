@@ -19,7 +19,7 @@ LINE_LIMIT = 200  # characters of a line that is shown again
 
 
 def near(word: str, known: Iterable[str]) -> list[str]:
-    """Those of the known words that may be meant, at most one unless a single letter was typed.
+    """Return the known words that may be meant: at most one, unless a single letter was typed.
 
     Hyphens at the beginning don't count: `wait` and `-w` may mean `--wait`.
     """
@@ -33,7 +33,7 @@ def near(word: str, known: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(words: Sequence[str], wrong: str, known: Iterable[str]) -> str:
-    """A sentence with the line as it may be meant, empty if nothing is like the wrong word.
+    """Return a sentence with the line as it may be meant, empty if nothing is like the word.
 
     words: the line as it was typed. wrong: one of the words. known: what may stand in its place.
     """
@@ -47,7 +47,7 @@ def did_you_mean(words: Sequence[str], wrong: str, known: Iterable[str]) -> str:
 
 
 def suggestion(line: Sequence[str]) -> str:
-    """The sentence that shows a line, as words, as it can be typed."""
+    """Return the sentence that shows a line, as words, as it can be typed."""
     return f" Did you mean: {shown(shlex.join(line), LINE_LIMIT)}"
 
 

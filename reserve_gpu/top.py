@@ -57,7 +57,7 @@ def run(arguments: Namespace) -> int:
 
 
 def ordered(rows: Sequence[Row], order: str, now: float) -> list[Row]:
-    """The rows by number, by user, or the longest idle first; a GPU's instances stay together."""
+    """Order the rows by number, user or idle time; a GPU's instances stay together."""
     if order == NUMBER:
         return list(rows)
 
@@ -116,7 +116,7 @@ class Top:
         return picture
 
     def _key(self, left_s: float) -> str:
-        """The key that is pressed within that time, a name of it, or nothing."""
+        """Return the key that is pressed within that time, or its name, or nothing."""
         self._screen.timeout(max(0, round(left_s * 1000)))
         try:
             key = self._screen.getkey()

@@ -80,7 +80,7 @@ class Check:
 
     @property
     def is_well(self) -> bool:
-        """Whether every framework that is installed sees what it should."""
+        """Tell whether every framework that is installed sees what it should."""
         return all(row.is_well for row in self.rows)
 
     def __repr__(self) -> str:
@@ -93,7 +93,7 @@ class Check:
         return "\n".join([_headline(self), *lines, *_below(self)])
 
     def _repr_html_(self) -> str:
-        """The table in HTML, with inline styles alone: an untrusted notebook keeps no others."""
+        """Return the table in HTML, with inline styles: an untrusted notebook keeps no others."""
         rows = [[f"<th style='text-align:left'>{title}</th>" for title in _titles(self)]]
         for row in _present(self):
             colour = COLOURS.get(row.verdict, OTHER_COLOUR)
@@ -107,7 +107,7 @@ class Check:
         return f"<div>{escape(_headline(self))}</div>{table}{below}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON takes it; names are only ever added."""
+        """Return the same as JSON takes it; names are only ever added."""
         return {
             "is_well": self.is_well,
             "python": self.python,
@@ -176,7 +176,7 @@ def _answers(
     limit_s: float,
     progress: Callable[[Progress], object] | None,
 ) -> dict[str, verdict.Answer]:
-    """What the driver and each framework that is installed say."""
+    """Return what the driver and each installed framework say."""
     present = [DRIVER, *(key for key in NAMES if key != DRIVER and probes.is_installed(key))]
     allowed = json.dumps([verdict.cuda_uuid(device) for device in reserved])
     entries: list[object] = [*sys.path]
@@ -196,7 +196,7 @@ def _answers(
 
 
 def _inherited(rows: Sequence[Row]) -> tuple[tuple[Device, ...], float | None]:
-    """What a process that this one descends from has reserved, in CUDA's order, and the part."""
+    """Return what an ancestor has reserved for this process, in CUDA's order, and the part."""
     ancestors = host.ancestors()
     held = {
         row.device: holder.part_mib
@@ -227,7 +227,7 @@ def _headline(check: Check) -> str:
 
 
 def _present(check: Check) -> list[Finding]:
-    """The rows of what is installed."""
+    """Return the rows of what is installed."""
     return [row for row in check.rows if row.verdict is not Verdict.ABSENT]
 
 
@@ -244,7 +244,7 @@ def _titles(check: Check) -> tuple[str, ...]:
 
 
 def _cells(check: Check, row: Finding) -> list[str]:
-    """What the columns say of one framework; the last is there where a part is reserved."""
+    """Return the columns of one framework; the last is there where a part is reserved."""
     if row.build is None:
         built_for = "CPU" if row.version else ""
     else:

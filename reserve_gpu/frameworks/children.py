@@ -52,7 +52,7 @@ class Child:
             self._printed[stream] = b""
 
     def has_ended(self) -> bool:
-        """Whether it has ended. To be asked often: a child whose pipe is full does not go on."""
+        """Tell whether it has ended. Ask often: a child whose pipe is full does not go on."""
         self._read()
         return self._process.poll() is not None
 
@@ -116,7 +116,7 @@ def _run_all(
 
 
 def _merged(answers: bytes) -> dict[str, Any]:
-    """The objects in lines of JSON as one; other lines are ignored."""
+    """Return the objects in lines of JSON as one; other lines are ignored."""
     merged: dict[str, Any] = {}
     for line in answers.splitlines():
         with suppress(ValueError):

@@ -84,7 +84,7 @@ def _driver() -> Framework:
 
 
 def _torch() -> Framework:
-    """https://docs.pytorch.org/docs/stable/cuda.html."""
+    """Ask PyTorch (https://docs.pytorch.org/docs/stable/cuda.html)."""
     torch: Any = import_module("torch")
 
     def devices() -> Sequence[int]:
@@ -95,7 +95,7 @@ def _torch() -> Framework:
 
 
 def _tensorflow() -> Framework:
-    """https://www.tensorflow.org/guide/gpu; Keras goes by what it sees."""
+    """Ask TensorFlow (https://www.tensorflow.org/guide/gpu); Keras goes by what it sees."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"  # its warnings say why it sees no device
     tf: Any = import_module("tensorflow")
     version = str(tf.__version__)
@@ -107,7 +107,7 @@ def _tensorflow() -> Framework:
 
 
 def _jax() -> Framework:
-    """https://docs.jax.dev/en/latest/installation.html."""
+    """Ask JAX (https://docs.jax.dev/en/latest/installation.html)."""
     jax: Any = import_module("jax")
 
     def devices() -> Sequence[int]:
@@ -117,7 +117,7 @@ def _jax() -> Framework:
 
 
 def _cupy() -> Framework:
-    """https://docs.cupy.dev/en/stable/reference/cuda.html."""
+    """Ask CuPy (https://docs.cupy.dev/en/stable/reference/cuda.html)."""
     cupy: Any = import_module("cupy")
     runtime = cupy.cuda.runtime
     build = NO_CUDA if getattr(runtime, "is_hip", False) else _dotted(runtime.runtimeGetVersion())
@@ -125,7 +125,7 @@ def _cupy() -> Framework:
 
 
 def _numba() -> Framework:
-    """https://numba.readthedocs.io/en/stable/cuda/."""
+    """Ask Numba (https://numba.readthedocs.io/en/stable/cuda/)."""
     numba: Any = import_module("numba")
     if numba.config.ENABLE_CUDASIM:
         raise RuntimeError("NUMBA_ENABLE_CUDASIM is set, so it only simulates CUDA")
@@ -134,7 +134,7 @@ def _numba() -> Framework:
 
 
 def _mxnet() -> Framework:
-    """https://mxnet.apache.org/versions/1.9.1/api/python."""
+    """Ask MXNet (https://mxnet.apache.org/versions/1.9.1/api/python)."""
     mx: Any = import_module("mxnet")
     build = UNNAMED if mx.runtime.Features().is_enabled("CUDA") else NO_CUDA
     return Framework(str(mx.__version__), build, lambda: range(mx.context.num_gpus()))
@@ -152,7 +152,7 @@ PROBES = {
 
 
 def is_installed(module: str) -> bool:
-    """Whether it could be imported; a folder of that name beside a notebook is no framework."""
+    """Tell whether it could be imported; a folder of that name beside a notebook is none."""
     with suppress(ImportError, ValueError, AttributeError):
         spec = find_spec(module)
         return spec is not None and spec.origin is not None
@@ -206,7 +206,7 @@ def main(key: str, allowed: Collection[str], path: list[str]) -> None:
 
 
 def _jax_build() -> str | None:
-    """CUDA comes as a plugin; before 0.4.27 the version of jaxlib named it."""
+    """Return the CUDA of JAX: a plugin's; before 0.4.27 the version of jaxlib named it."""
     for major in ("13", "12", "11"):
         with suppress(metadata.PackageNotFoundError):
             metadata.version(f"jax-cuda{major}-plugin")
@@ -216,7 +216,7 @@ def _jax_build() -> str | None:
 
 
 def _dotted(version: int) -> str:
-    """`12.4` for 12040, as CUDA numbers its versions."""
+    """Return `12.4` for 12040, as CUDA numbers its versions."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 

@@ -75,7 +75,7 @@ class Place(NamedTuple):
     driver: Answer = Answer()
 
     def named(self, uuid: str | None) -> tuple[str, str | None]:
-        """The label and the UUID that we have for what CUDA knows by that one."""
+        """Return the label and the UUID that we have for what CUDA knows by that one."""
         for device in (*self.reserved, *self.known):
             if cuda_uuid(device) == uuid:
                 return device.label, device.uuid
@@ -102,12 +102,12 @@ class Finding(NamedTuple):
 
     @property
     def is_well(self) -> bool:
-        """Nothing has to be done about it."""
+        """Tell whether nothing has to be done about it."""
         return self.verdict in (Verdict.FITS, Verdict.UNRESERVED, Verdict.ABSENT)
 
 
 def judge(name: str, answer: Answer, place: Place) -> Finding:
-    """The row of a framework, from its answer."""
+    """Return the row of a framework, from its answer."""
     verdict, reason = _verdict(answer, place)
     names = [place.named(uuid) for uuid in answer.devices or ()]
     return Finding(
@@ -122,7 +122,7 @@ def judge(name: str, answer: Answer, place: Place) -> Finding:
 
 
 def cuda_uuid(device: Device) -> str:
-    """The UUID that CUDA gives the device, without `GPU-`.
+    """Return the UUID that CUDA gives the device, without `GPU-`.
 
     Before driver 470 a MIG instance is called `MIG-GPU-...`, and CUDA gives it that of its GPU.
     """
@@ -131,14 +131,14 @@ def cuda_uuid(device: Device) -> str:
 
 
 def answer(end: End, limit_s: float) -> Answer:
-    """The answer of a child process. limit_s: the seconds that it could take."""
+    """Return the answer of a child process. limit_s: the seconds that it could take."""
     said = {name: value for name, value in end.news.items() if name in Answer._fields}
     lines = [line for line in end.output.splitlines() if line.strip()]
     return Answer(**said, stderr=lines[-1] if lines else "", code=end.code, limit_s=limit_s)
 
 
 def _verdict(answer: Answer, place: Place) -> tuple[Verdict, str]:
-    """The verdict, and the reason for it."""
+    """Return the verdict, and the reason for it."""
     if not answer.is_done:
         return Verdict.FAILS, _how_it_ended(answer)
     if answer.error and answer.version is None and answer is not place.driver:
@@ -163,7 +163,7 @@ def _how_it_ended(answer: Answer) -> str:
 
 
 def _why_none(answer: Answer, place: Place) -> str:
-    """The likeliest cause of seeing no device; of several, the one to mend first."""
+    """Return the likeliest cause of seeing no device; of several the one to mend first."""
     driver = place.driver
     is_imported = answer.version is not None
     if is_imported and answer.build is None:

@@ -17,7 +17,7 @@ LATE = (
 
 
 def stand(names: Sequence[str]) -> list[str]:
-    """That these variables, which the user has set, were left as they are."""
+    """Say that these variables, which the user has set, were left as they are."""
     if not names:
         return []
     keep = "keeps its value" if len(names) == 1 else "keep their values"
@@ -25,7 +25,7 @@ def stand(names: Sequence[str]) -> list[str]:
 
 
 def uneven(names: Sequence[str]) -> str:
-    """That one number has to do for GPUs of different sizes. names: of the variables."""
+    """Say that one number has to do for GPUs of different sizes. names: of the variables."""
     return (
         f"These GPUs differ in memory, and {listed(names)} {be(len(names))} one fraction for all: "
         "that of the largest. On the others it is less than the part."

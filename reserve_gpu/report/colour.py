@@ -12,7 +12,7 @@ CHOICES = (AUTO, ALWAYS, NEVER)
 
 
 def is_coloured(choice: str, environ: Mapping[str, str], *, is_terminal: bool) -> bool:
-    """Whether there are to be colours.
+    """Tell whether to use colours.
 
     choice: one of CHOICES; what was typed prevails. environ: of this process. It is asked for
     NO_COLOR first (https://no-color.org), then for FORCE_COLOR (https://force-color.org), of which

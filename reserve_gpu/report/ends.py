@@ -36,20 +36,20 @@ class End(NamedTuple):
 
     @property
     def prolong(self) -> str:
-        """What to type to hold it for longer, as it was asked for."""
+        """Return what to type to hold it for longer, as it was asked for."""
         if self.is_by_idleness:
             return self.face.typed(_asking(Lease(idle_s=self.lease.idle_s)))
         return self.face.typed(_asking(Lease(lasts_s=2.0 * HOUR_S)))
 
     @property
     def is_by_idleness(self) -> bool:
-        """Whether it ends as nothing has used it, before it does by the clock."""
+        """Tell whether idleness ends it before the clock does."""
         until = self.lease.until
         return self.lease.idle_s is not None and (until is None or self.at < until)
 
 
 def lasts(devices: Sequence[Device], lease: Lease, now: float) -> str:
-    """`GPU2 is yours until 18:00.`, and when else it is released."""
+    """Return `GPU2 is yours until 18:00.`, and when else it is released."""
     ways = []
     if lease.until is not None:
         ways.append(f"until {_clock(lease.until, now)}")
@@ -71,17 +71,17 @@ def near(end: End) -> str:
 
 
 def put_off(end: End) -> str:
-    """That it is over, and that the cell that runs may end."""
+    """Say that it is over, and that the running cell may go on to its end."""
     return f"{_has_ended(end)}; the cell that runs may go on to its end. To keep it: {end.prolong}"
 
 
 def may_go(end: End) -> str:
-    """That it is over, and lasts until somebody waits."""
+    """Say that it is over, and lasts until somebody waits."""
     return f"{_has_ended(end)}, but lasts until somebody waits for it. To keep it: {end.prolong}"
 
 
 def gone(end: End) -> str:
-    """That it was let go of."""
+    """Say that it was released."""
     return (
         f"{_has_ended(end)}. No GPU is visible to this {end.face.sight} now; get one with "
         f"{end.face.typed(Request())}"
@@ -89,7 +89,7 @@ def gone(end: End) -> str:
 
 
 def overdue(end: End) -> str:
-    """That it should have ended, and can't as long as CUDA runs here."""
+    """Say that it should have ended, and can't as long as CUDA runs here."""
     place = end.face.place
     return (
         f"The reservation of {labels(end.devices)} is overdue{_why(end)}; CUDA has started in this "
@@ -99,13 +99,13 @@ def overdue(end: End) -> str:
 
 
 def ending(end: End) -> str:
-    """That the process is about to end."""
+    """Say that the process is about to end."""
     what = f"the reservation of {labels(end.devices)} is over"
     return f"This {end.face.place} ends: {what}{_why(end)}."
 
 
 def failed(name: str, why: str) -> str:
-    """That a function of before_end() has not done its work. why: what it raised, in words."""
+    """Say that a function of before_end() has failed. why: what it raised, in words."""
     return f"before_end: {shown(name)} {shown(why, REASON_LIMIT)}."
 
 

@@ -45,7 +45,7 @@ WHO = f"{CELL};overflow-wrap:anywhere;min-width:7em"
 
 
 def html(layout: Layout) -> str:
-    """The picture in HTML."""
+    """Return the picture in HTML."""
     queue = ""
     if layout.queue:
         queue = f'<div style="margin-top:6px"><b>{QUEUE_TITLE}</b></div>{_divs(layout.queue)}'
@@ -65,7 +65,7 @@ def _table(entries: Sequence[Entry]) -> str:
 
 
 def _without(entries: Sequence[Entry]) -> set[str]:
-    """The columns that are left out: temperatures are told when one points at the use."""
+    """Return the columns that are left out: temperatures show when you point at the use."""
     return {"heat"} if any(entry.use for entry in entries) else {"heat", "use"}
 
 
@@ -128,5 +128,5 @@ def _line(line: Line) -> str:
 
 
 def _isolated(text: str) -> str:
-    """The text, escaped; letters that run from right to left move nothing outside of it."""
+    """Return the text escaped; letters that run right to left move nothing outside of it."""
     return escape(text) if text.isascii() else f"<bdi>{escape(text)}</bdi>"

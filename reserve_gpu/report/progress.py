@@ -35,7 +35,7 @@ class Timed(Protocol):
 
     @property
     def waited_s(self) -> float:
-        """Seconds so far."""
+        """Return the seconds so far."""
 
 
 class Frame(NamedTuple):
@@ -76,7 +76,7 @@ class Live:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether what is shown is replaced, so that somebody can watch it."""
+        """Tell whether what is shown is replaced, so that somebody can watch it."""
         return not isinstance(self._screen, Log)
 
     def show(self, waiting: Waiting) -> None:
@@ -100,7 +100,7 @@ class Live:
 
 
 def for_people() -> Live | None:
-    """The display that a call from Python shows by itself; None where nobody would see it."""
+    """Return the display for a call from Python, None where nobody would see it."""
     if "IPython" in sys.modules:
         from IPython.core.getipython import get_ipython
 
@@ -248,7 +248,7 @@ def _print(text: str, stream: TextIO) -> None:
 
 
 def _screen(stream: TextIO | None, color: str) -> Terminal | Log | Notebook:
-    """A notebook in front of which somebody sits, a terminal that can rewrite a row, else a log."""
+    """Return a notebook that is watched, a terminal that can rewrite a row, else a log."""
     if stream is None:
         from IPython.core.getipython import get_ipython
 
@@ -261,7 +261,7 @@ def _screen(stream: TextIO | None, color: str) -> Terminal | Log | Notebook:
 
 
 def _is_watched(shell: Any) -> bool:
-    """Whether the cell was run by a client that could answer a question.
+    """Tell whether the cell was run by a client that could answer a question.
 
     Those that run notebooks unattended can't: nbclient (`jupyter execute`, `nbconvert --execute`,
     papermill) and ipyparallel. What they keep of a display is its last state, or each of them.

@@ -62,7 +62,7 @@ OF_BOARD = (
 
 
 def text(status: Status) -> str:
-    """The metrics of a machine."""
+    """Return the metrics of a machine."""
     host = {"hostname": status.host}
     rows = [({**host, **_labels(row)}, row) for row in status.rows]
     boards = {row.device.index: ({**host, **_board_labels(row)}, row) for row in _read_last(status)}
@@ -87,7 +87,7 @@ def text(status: Status) -> str:
 
 
 def _of_users(rows: Sequence[tuple[Labels, Row]], now: float) -> Iterator[str]:
-    """What the reservations of each user come to, device by device."""
+    """Return the sums of each user's reservations, device by device."""
 
     def family(
         name: str,
@@ -109,12 +109,12 @@ def _of_users(rows: Sequence[tuple[Labels, Row]], now: float) -> Iterator[str]:
 
 
 def _read_last(status: Status) -> list[Row]:
-    """The rows of what was read after those of what was not, as instances can fail one by one."""
+    """Return the rows that were read last, after those that were not: instances fail singly."""
     return sorted(status.rows, key=lambda row: row.usage is not None)
 
 
 def _family(name: str, about: str, samples: list[Sample]) -> str:
-    """A metric with its samples, nothing without."""
+    """Return a metric with its samples, nothing without any."""
     name = f"reserve_gpu_{name}"
     lines = [
         f"{name}{{{_in_braces(labels)}}} {float(value):.15g}\n"
@@ -150,7 +150,7 @@ def _reserved(labels: Labels, row: Row, status: Status) -> Iterator[Sample]:
 
 
 def _is_known(row: Row) -> bool:
-    """Whether it is known that nobody has a device without holders."""
+    """Tell whether it is known that nobody has a device without holders."""
     is_hidden = row.usage is None or row.state is State.UNKNOWN or row.is_unreserved_use is None
     return not is_hidden
 
@@ -167,7 +167,7 @@ def _waiting(labels: Labels, status: Status) -> Iterator[Sample]:
 
 
 def _by_user(labels: Labels, holders: Iterable[Holder], *, is_all: bool) -> Iterator[Sample]:
-    """How many processes of each user; 0 without a user if there is none. is_all: that is known."""
+    """Count the processes of each user; 0 without a user if there is none. is_all: it is known."""
     users = Counter(map(_user, holders))
     if not users and is_all:
         users[""] = 0
@@ -181,7 +181,7 @@ def _of_each_user(
     read: Callable[[Holder], float | None],
     total: Callable[[list[float]], float],
 ) -> Iterator[Sample]:
-    """What a user's processes come to together, where the value of each of them is known."""
+    """Return the sum over a user's processes, where the value of each is known."""
     for user in dict.fromkeys(map(_user, holders)):
         values = [read(holder) for holder in holders if _user(holder) == user]
         known = [value for value in values if value is not None]

@@ -56,12 +56,12 @@ PLAIN_COLUMNS = 4000  # so wide that no line is broken where there is no termina
 
 
 def plain(layout: Layout) -> str:
-    """The picture without colours, each line in one piece."""
+    """Return the picture without colours, each line in one piece."""
     return _in_its_letters("\n".join(lines(layout, PLAIN_COLUMNS, is_coloured=False)), sys.stdout)
 
 
 def text(layout: Layout, stream: TextIO | None = None, color: str = colour.AUTO) -> str:
-    """How it looks there, on standard output by default; broken to the width of a terminal.
+    """Return how it looks on a stream, by default stdout; broken to the width of a terminal.
 
     color: one of colour.CHOICES. In colours it is for a screen also where that is not seen from
     here: `watch` says in COLUMNS how wide its own is.
@@ -76,12 +76,12 @@ def text(layout: Layout, stream: TextIO | None = None, color: str = colour.AUTO)
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether it is a terminal; what stands in for standard output need not say."""
+    """Tell whether it is a terminal; a stand-in for standard output need not say."""
     return hasattr(stream, "isatty") and stream.isatty()
 
 
 def size(stream: TextIO) -> tuple[int, int]:
-    """The columns and the lines of the terminal."""
+    """Return the columns and the lines of the terminal."""
     with suppress(OSError, ValueError):
         there = os.get_terminal_size(stream.fileno())
         if there.columns and there.lines:
@@ -90,12 +90,12 @@ def size(stream: TextIO) -> tuple[int, int]:
 
 
 def lines(layout: Layout, width: int, *, is_coloured: bool) -> list[str]:
-    """The picture line by line. width: in columns of the terminal."""
+    """Return the picture line by line. width: in columns of the terminal."""
     return [_styled(line, is_coloured=is_coloured) for line in rows(layout, width)]
 
 
 def width_of(text: str) -> int:
-    """In columns of a terminal, of which some letters take two, and some none."""
+    """Return the width in columns of a terminal; some letters take two, and some none."""
     if text.isascii():
         return len(text)
     return sum(
@@ -104,7 +104,7 @@ def width_of(text: str) -> int:
 
 
 def cut(text: str, width: int, end: str = "\N{HORIZONTAL ELLIPSIS}") -> str:
-    """As much of the text as has room, with the end where it was cut."""
+    """Return as much of the text as has room, with the end where it was cut."""
     if width_of(text) <= width:
         return text
     kept = text
@@ -114,7 +114,7 @@ def cut(text: str, width: int, end: str = "\N{HORIZONTAL ELLIPSIS}") -> str:
 
 
 def _in_its_letters(text: str, stream: TextIO) -> str:
-    """The text with those letters that the stream can write."""
+    """Return the text with those letters that the stream can write."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     if encoding.lower().startswith("utf"):
         return text
@@ -124,7 +124,7 @@ def _in_its_letters(text: str, stream: TextIO) -> str:
 
 
 def rows(layout: Layout, width: int) -> Iterator[Line]:
-    """The same as words with their styles."""
+    """Yield the lines as words with their styles."""
     for line in layout.head:
         yield from _wrapped(line, width)
     if layout.entries:
@@ -138,7 +138,7 @@ def rows(layout: Layout, width: int) -> Iterator[Line]:
 
 
 def _table(entries: Sequence[Entry], width: int) -> Iterator[Line]:
-    """The titles and a line for each device; people who don't fit beside it stand below it."""
+    """Yield the titles and a line for each device; people who don't fit there stand below it."""
     rows = [_cells(entry) for entry in entries]
     widths = _widths(rows, width, [_width_of_line(entry.who) for entry in entries])
     has_room = sum(widths) + width_of(HEAD[-1]) <= width
@@ -157,7 +157,7 @@ def _table(entries: Sequence[Entry], width: int) -> Iterator[Line]:
 
 
 def _widths(rows: Sequence[Sequence[str]], width: int, people: Sequence[int]) -> list[int]:
-    """How wide each column is with the gap behind it, 0 for one that is left out.
+    """Return the width of each column with the gap behind it, 0 for one that is left out.
 
     people: how wide what is said of people is, for each device.
     """
@@ -185,7 +185,7 @@ def _widths(rows: Sequence[Sequence[str]], width: int, people: Sequence[int]) ->
 def _row(
     cells: Sequence[str], styles: dict[int, str], widths: Sequence[int], who: Line | str
 ) -> Line:
-    """One line of the table; figures stand to the right."""
+    """Return one line of the table; figures stand to the right."""
     line: Line = ()
     for column, column_width in enumerate(widths):
         if column_width:
@@ -209,12 +209,12 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 
 
 def _columns(share: float) -> int:
-    """How many columns of a bar that is; a little memory is not no memory."""
+    """Return how many columns of a bar that is; a little memory is not no memory."""
     return round(share * BAR) or share > 0.001
 
 
 def _wrapped(line: Line, width: int, indent: int = 0) -> Iterator[Line]:
-    """The line in as many as it takes; broken between words, and in one only if it has no room."""
+    """Break the line between words into as many as it takes; inside a word only if it must."""
     letters = [(letter, style) for words, style in map(part, line) for letter in words]
     row: Line = ()
     used = indent
@@ -235,7 +235,7 @@ def _width_of_line(line: Line) -> int:
 
 
 def part(piece: str | tuple[str, str]) -> tuple[str, str]:
-    """Words and their style, which is empty for plain words."""
+    """Return words and their style, which is empty for plain words."""
     return (piece, "") if isinstance(piece, str) else piece
 
 

@@ -127,7 +127,7 @@ def ask(
     progress: Callable[[Waiting], object] | Literal["auto"] | None,
     face: Face,
 ) -> tuple[Reservation, list[str], bool]:
-    """The same for every face.
+    """Reserve for any face.
 
     Returns the reservation, what there is to be said against it, and whether it is a new one.
     face: where what is said is read, which decides how hints are typed.
@@ -174,7 +174,7 @@ def _meet(own: Session, request: Request, deadline: Deadline, face: Face) -> lis
 
 
 def current() -> Reservation | None:
-    """The reservation that this process holds, if any."""
+    """Return the reservation that this process holds, None if there is none."""
     return session().reservation
 
 
@@ -197,14 +197,14 @@ def status() -> Status:
 
 
 def look(face: Face) -> Status:
-    """The same for every face. face: as of `ask`."""
+    """Look for any face. face: as of `ask`."""
     with looking(face) as look_now:
         return look_now()
 
 
 @contextmanager
 def looking(face: Face) -> Iterator[Callable[[], Status]]:
-    """What looks, again and again, in one conversation with the driver.
+    """Yield a function that looks at the machine, in one conversation with the driver.
 
     After a look that failed, or found a broken device, it begins another one: that may be over.
     """
@@ -247,7 +247,7 @@ def go_on_after(error: ReserveGPUError) -> str:
 
 
 def forget_idleness() -> None:
-    """Promise no more to let go of what lies idle, also where a rule says so.
+    """End no reservation for idleness, also where a rule says so.
 
     For a process that becomes a program which can't know whether it does.
     """
@@ -263,12 +263,12 @@ def before_exec(reason: str | None = None) -> None:
 
 
 def start_failure() -> str | None:
-    """Why the program before this one, in the same process, has left it no GPU."""
+    """Return why the program before this one, in the same process, has left it no GPU."""
     return session().reason
 
 
 def device_faults() -> list[str]:
-    """Lines about what this process holds and the driver can't use any more, mostly none.
+    """Return a line for each held device that the driver can't use any more.
 
     A driver that does not start says nothing of a device: CUDA may go on using it.
     """
@@ -315,7 +315,7 @@ def note_cell() -> list[str]:
 
 
 def _uses(devices: Sequence[Device]) -> dict[Device, float | None]:
-    """What this process and its children use of each of these devices, in MiB, where it is seen."""
+    """Return what this process and its children use of each device, in MiB, where it is seen."""
     pid = os.getpid()
     with suppress(DriverError), Nvml(HELD_LIMIT_S) as gpus:
         if gpus.sees_all:  # else a pid may be another process's in our PID namespace
@@ -327,7 +327,7 @@ def _uses(devices: Sequence[Device]) -> dict[Device, float | None]:
 def _shown(
     progress: Callable[[Waiting], object] | Literal["auto"] | None, deadline: Deadline
 ) -> Iterator[Callable[[Waiting], object]]:
-    """What to call while this waits: what the caller gave, or a display that is gone at the end."""
+    """Yield what to call while this waits: the caller's function, or that of a display."""
     if callable(progress):
         yield progress
         return
@@ -339,7 +339,7 @@ def _shown(
 
 
 def _allowed(request: Request, ruled: Rules, own: Session) -> tuple[Request, list[str]]:
-    """The request as the rules let it be, and what there is to say of it and of them.
+    """Return the request as the rules allow it, and what to say about it and about them.
 
     Raises RequestError where they never do.
     """

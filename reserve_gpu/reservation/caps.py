@@ -64,7 +64,7 @@ class Cap(NamedTuple):
 
 
 def cap(devices: Sequence[Device], part_mib: float) -> Cap:
-    """What frameworks are kept to with this part of each of the devices."""
+    """Return the limits of frameworks with this part of each device."""
     room_mib = part_mib - min(context_mib(), part_mib / 2)
     totals = [device.memory_mib for device in devices if device.memory_mib]
     fractions = [_rounded_down(room_mib / total) for total in totals]
@@ -183,7 +183,7 @@ def exceeded(
 
 
 def context_mib() -> float:
-    """The allowance for a CUDA context in MiB. Raises RequestError for a setting that is none."""
+    """Return the allowance for a CUDA context in MiB. Raises RequestError for a bad setting."""
     size = setting_mib(host.CONTEXT_MEMORY)
     return DEFAULT_CONTEXT_MIB if size is None else size
 
@@ -204,13 +204,13 @@ def installed() -> dict[str, str]:
 
 
 def knows_fraction(version: str | None) -> bool:
-    """Whether that PyTorch takes its limit from a variable."""
+    """Tell whether that PyTorch takes its limit from a variable."""
     match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})", version or "")
     return match is not None and (int(match[1]), int(match[2])) >= FRACTION_SINCE
 
 
 def mps_runs() -> bool:
-    """Whether an MPS control daemon runs that this process would use.
+    """Tell whether an MPS control daemon runs that this process would use.
 
     It has its pid in a file in its directory, as long as it runs. Anybody may make such a
     directory, so it is believed only of root's and of this user's.
@@ -233,13 +233,13 @@ def _uneven(
 
 
 def _torch_words(values: Mapping[str, str | None]) -> str:
-    """What PyTorch would read: the first of its names that is set."""
+    """Return what PyTorch would read: the first of its names that is set."""
     name = _first(values, *TORCH_NAMES)
     return ((name and values[name]) or "").strip(", ")
 
 
 def _first(values: Mapping[str, str | None], *names: str) -> str | None:
-    """The first of these names with a value that is not empty."""
+    """Return the first of these names with a value that is not empty."""
     return next((name for name in names if values.get(name)), None)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def candidates(
     gpus: Nvml, request: Request, outside: Mapping[str, str | None]
 ) -> Iterator[Device | Fault]:
-    """The devices to try for the request: those that it names, or all but the excluded.
+    """Return the devices to try for the request: those that it names, or all but the excluded.
 
     Each GPU is touched only when it is reached: that can take seconds.
     outside: the CUDA variables as they were before this process reserved anything.
@@ -90,7 +90,7 @@ def inherit(gpus: Nvml, locks: LockDirectory) -> None:
 def inside(
     gpus: Nvml, outside: Mapping[str, str | None], skipped: frozenset[int] = frozenset()
 ) -> Iterator[Device | Fault]:
-    """The devices that this process may use, in PCI bus order, each touched when it is reached.
+    """Return the devices that this process may use, in PCI bus order, each touched when reached.
 
     skipped: the indices of GPUs that need not be touched.
     Raises RequestError where only CUDA could say which devices are meant, and it can't be asked.
@@ -112,7 +112,7 @@ def inside(
 
 
 def _named(gpus: Nvml, request: Request, outside: Mapping[str, str | None]) -> list[Device | Fault]:
-    """The device that each name means, in their order, if this process may use all of them."""
+    """Return the device that each name means, in their order. Raises RequestError."""
     devices = [_meant(gpus, name) for name in request.devices]
     names.require_distinct(devices)
     names.require_one_kind(devices)

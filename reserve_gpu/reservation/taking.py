@@ -101,7 +101,7 @@ def _outcome(own: Session, claim: Claim, deadline: Deadline) -> Granted | Denied
 def _failure(
     own: Session, claim: Claim, denied: Denied, deadline: Deadline, face: Face
 ) -> ImpossibleError | NoFreeDeviceError:
-    """Why nothing was taken. Unless the request was wrong, no GPU is visible from now on."""
+    """Return why nothing was taken. Unless the request is wrong, no GPU is visible from now on."""
     pictures = late("report.pictures")  # which who gets a GPU never needs
     request, visible = claim.request, claim.outside[environment.VISIBLE]
     if policy.is_impossible(denied.refusals, request):
@@ -130,7 +130,7 @@ def _failure(
 
 
 def _is_above(own: Session, claim: Claim, denied: Denied) -> bool:
-    """Whether what this process may use is reserved by one that it was started from."""
+    """Tell whether an ancestor has reserved all that this process may use."""
     if own.devices or not claim.outside[environment.VISIBLE]:
         return False
     return any(r.holder for r in denied.refusals) and policy.is_above(
@@ -139,7 +139,7 @@ def _is_above(own: Session, claim: Claim, denied: Denied) -> bool:
 
 
 def _only_what_cuda_sees(own: Session, request: Request, gpus: Nvml, face: Face) -> Request:
-    """The request by the names of the devices that CUDA sees here. Raises TooLateError.
+    """Return the request by the names of the devices that CUDA sees. Raises TooLateError.
 
     CUDA has started, so nothing else can be reserved; but this process may have released these.
     """

@@ -107,7 +107,7 @@ class Explainer:
         self._known: dict[str, tuple[Refusal, float, Refusal]] = {}
 
     def __call__(self, refusal: Refusal) -> Refusal:
-        """The refusal with what runs on the device and whose it is."""
+        """Return the refusal with what runs on the device and whose it is."""
         before, asked_at, answer = self._known.get(refusal.label, (None, 0.0, refusal))
         if not _is_alike(before, refusal) or time.monotonic() - asked_at >= EXPLAIN_EVERY_S:
             answer = explained(self._claim, refusal)
@@ -122,7 +122,7 @@ def _look(
     wakeups: Wakeups,
     attempt: Callable[[Claim, Place], Granted | Denied],
 ) -> Granted | Denied:
-    """Try once more; what is in the way of one who is in the queue already may be mended later.
+    """Try once more. A fault that may pass does not end the wait of one who is in the queue.
 
     Raises LockError where this process can't even join the queue.
     """
@@ -139,7 +139,7 @@ def _look(
 
 
 def _fitting(denied: Denied) -> list[str]:
-    """The UUIDs of the devices that would do, were they free."""
+    """Return the UUIDs of the devices that would do if they were free."""
     fitting = [r.device for r in denied.refusals if r.state is not State.UNFIT]
     return [device.uuid for device in fitting if isinstance(device, Device)]
 
