@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def here() -> str:
-    """The machine, the versions and the month, as docs/benchmarks.md says them."""
+    """Return the machine, the versions and the month, as docs/benchmarks.md says them."""
     system = platform.freedesktop_os_release()["PRETTY_NAME"]
     packages = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     cores = len(os.sched_getaffinity(0))

@@ -20,7 +20,7 @@ STATUS = {
 
 
 def first(*, quick: bool) -> Iterator[Row]:
-    """The first reservation on a machine that is idle."""
+    """Return the first reservation on a machine that is idle."""
     with stage(machine(GPUS)) as on:
         runs = {way: partial(choose, on, way, GPUS, 0) for way in ways.CODE}
         # setGPU's way sleeps for a second, after which a processor is slow for a while.
@@ -36,7 +36,7 @@ def first(*, quick: bool) -> Iterator[Row]:
 
 
 def last(*, quick: bool) -> Iterator[Row]:
-    """The last of many GPUs is the first that is free; the others are in use, seen or unseen."""
+    """Measure where the last of many GPUs is the first free one; the others are in use."""
     busy = MANY_GPUS - 1
     with crowd(busy) as everybody:
         for users, pids in {"a process on each other": everybody, "no process seen": []}.items():
@@ -49,7 +49,7 @@ def last(*, quick: bool) -> Iterator[Row]:
 
 
 def status(*, quick: bool) -> Iterator[Row]:
-    """The status of a machine of which one half is busy, with two processes on each GPU."""
+    """Return the status of a machine of which one half is busy, with two processes on each GPU."""
     for gpus in (GPUS, MANY_GPUS):
         with crowd(gpus) as pids, stage(machine(gpus, gpus // 2, pids)) as on:
             runs = {name: partial(_look, on, *command) for name, command in STATUS.items()}

@@ -27,7 +27,7 @@ print("measured", took_ms, *set({HEAVY}).intersection(sys.modules) - modules_bef
 
 
 def load(*, quick: bool) -> Iterator[Row]:
-    """What `%load_ext` takes in a running shell, and which modules it must not have loaded."""
+    """Measure `%load_ext` in a running shell, and name the modules that it must not load."""
     times: list[float] = []
     heavy: set[str] = set()
     with stage(machine(GPUS)) as on:
@@ -42,7 +42,7 @@ def load(*, quick: bool) -> Iterator[Row]:
 
 
 def start(*, quick: bool) -> Iterator[Row]:
-    """The start of IPython, and its end, without the extension and with it."""
+    """Return the start of IPython, and its end, without the extension and with it."""
     with stage(machine(GPUS)) as on:
         runs = {
             "without": partial(_start, on),

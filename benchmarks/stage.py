@@ -41,7 +41,7 @@ class Stage(Machine):
         (profile / "ipython_kernel_config.py").write_text(QUIET)
 
     def on_driver(self, base: dict[str, str]) -> dict[str, str]:
-        """The environment with the machine's driver in it.
+        """Return the environment with the machine's driver in it.
 
         An installed package is compiled; a checkout would be compiled anew at every start if Python
         were not allowed to keep what it has compiled.
@@ -62,13 +62,13 @@ class Stage(Machine):
 
 @contextmanager
 def stage(scenario: str) -> Iterator[Stage]:
-    """A machine in a temporary folder."""
+    """Make a machine in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="benchmark-", ignore_cleanup_errors=True) as name:
         yield Stage(Path(name), scenario)
 
 
 def machine(gpus: int, busy: int = 0, pids: Sequence[int] = ()) -> str:
-    """The scenario of a machine whose first GPUs are busy.
+    """Return the scenario of a machine whose first GPUs are busy.
 
     busy: how many. pids: the processes on these, in turn; without any, their memory is in use all
     the same.

@@ -39,17 +39,17 @@ def faster(what: str, ours: Sequence[float], other: Sequence[float], at_least: f
 
 
 def milliseconds(value: float) -> str:
-    """A time as people read it."""
+    """Return a time as people read it."""
     return f"{value:.1f} ms" if value < 1000 else f"{value / 1000:.2f} s"
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """The value that so many of the values do not exceed."""
+    """Return the value that so many of the values do not exceed."""
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def _ratio(longer: Sequence[float], shorter: Sequence[float]) -> float:
-    """The median of the ratios of each round: so a machine that changes its speed changes both."""
+    """Return the median of each round's ratio: a machine that changes its speed changes both."""
     return statistics.median(a / b for a, b in zip(longer, shorter, strict=True))
 
 

@@ -90,7 +90,7 @@ def handover(*, quick: bool) -> Iterator[Row]:
 
 
 def wait(*, quick: bool) -> Iterator[Row]:
-    """What waiting costs scripts and a kernel."""
+    """Return what waiting costs scripts and a kernel."""
     watch_s = SHORT_WATCH_S if quick else WATCH_S
     with _full_machine() as on, on.kernel() as kernel, ExitStack() as stack:
         kernel_pid = kernel.pid
@@ -112,7 +112,7 @@ def wait(*, quick: bool) -> Iterator[Row]:
 
 
 def promise(*, quick: bool) -> Iterator[Row]:
-    """What it costs a kernel that does nothing to have promised to let go when it is idle."""
+    """Measure what `--idle` costs a kernel that does nothing."""
     watch_s = SHORT_WATCH_S if quick else WATCH_S
     with stage(machine(2)) as on, on.kernel() as plain, on.kernel() as promising:
         plain.run("%reserve_gpu")
@@ -132,7 +132,7 @@ def promise(*, quick: bool) -> Iterator[Row]:
 
 
 def top(*, quick: bool) -> Iterator[Row]:
-    """What `reserve-gpu top` costs while somebody has it open."""
+    """Return what `reserve-gpu top` costs while somebody has it open."""
     watch_s = SHORT_WATCH_S if quick else TOP_WATCH_S
     with crowd(GPUS) as pids, stage(machine(GPUS, BUSY, pids)) as on:
         terminal, end = pty.openpty()
@@ -181,7 +181,7 @@ def memory(*, quick: bool) -> Iterator[Row]:
 
 
 def own_kib() -> int:
-    """The memory that is this process's own, counted page by page: no part of a file that it maps.
+    """Return the memory that is this process's own, page by page, without mapped files.
 
     Of such a file others may map the same part, or the kernel some more of it than was asked for.
     """
@@ -191,7 +191,7 @@ def own_kib() -> int:
 
 @contextmanager
 def _full_machine() -> Iterator[Stage]:
-    """A machine with nothing free: some GPUs are in use, the others reserved."""
+    """Make a machine with nothing free: some GPUs are in use, the others reserved."""
     with stage(machine(GPUS, BUSY)) as on, on.child() as holder:
         holder.run(f"reserve_gpu.reserve(count={GPUS - BUSY})")
         yield on
@@ -202,12 +202,12 @@ def _is_possible(prefix: Sequence[str]) -> bool:
 
 
 def _child(on: Stage, prefix: Sequence[str]) -> Child:
-    """A process in its place; it warns in a container that others may not see its locks."""
+    """Return a process in its place; it warns in a container that others may not see its locks."""
     return Child(on.environ(PYTHONWARNINGS="ignore"), on.folder, *prefix)
 
 
 def _process(child: Child) -> psutil.Process:
-    """The process by its pid out here; in a container it has another one."""
+    """Return the process by its pid out here; in a container it has another one."""
     process = psutil.Process(child.process.pid)
     return (process.children() or [process])[0]
 

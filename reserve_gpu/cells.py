@@ -39,14 +39,14 @@ class Cells:
         self._code: str | None = None  # of the one that runs, None where its begin was not seen
 
     def begin(self, info: Any) -> None:
-        """A cell begins: IPython's pre_run_cell. One within another counts as a part of it."""
+        """Note that a cell begins (pre_run_cell). One within another counts as a part of it."""
         with self.quiet:
             if not self.is_running:
                 self.is_running, self._code = True, info.raw_cell
             self._note(info)
 
     def end(self, result: Any) -> None:
-        """A cell has ended: IPython's post_run_cell.
+        """Note that a cell has ended (post_run_cell).
 
         result: None of one that awaits something and was interrupted.
         """
@@ -59,7 +59,7 @@ class Cells:
             listener()
 
     def watch(self, shell: Any) -> None:
-        """Be told of the cells of this shell from now on; one may run already.
+        """Watch the cells of this shell from now on; one may run already.
 
         IPython has a display hook of its own while a cell runs.
         """
@@ -68,7 +68,7 @@ class Cells:
             self.is_running, self._code = sys.displayhook is shell.displayhook, None
 
     def leave(self) -> None:
-        """Be told of no cell any more."""
+        """Watch no cells any more."""
         with self.quiet:
             self.shell, self.is_running = None, False
 
@@ -98,7 +98,7 @@ class Cells:
 
 
 def cells() -> Cells:
-    """Those of this very process: a forked child runs none."""
+    """Return the cells of this very process: a forked child runs none."""
     known: dict[int, Cells] = host.kept("cells", dict)
     pid = os.getpid()
     return known.get(pid) or known.setdefault(pid, Cells())

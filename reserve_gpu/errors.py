@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
         @property
         def brief(self) -> str:
-            """What happened, in one line."""
+            """Return what happened, in one line."""
 
         def show(self, *, has_head: bool = True) -> None:
             """Show it as what a cell displays."""
 
         def to_text(self, stream: TextIO | None = None) -> str:
-            """How it looks in a terminal."""
+            """Return how it looks in a terminal."""
 
 
 REASON_LIMIT = 300  # characters of what the driver or the system says
@@ -34,7 +34,7 @@ _UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 
 
 def shown(text: str, limit: int = 80) -> str:
-    """Text that somebody else wrote, made fit to print: one line, bounded, nothing unprintable."""
+    """Make a foreign text fit to print: one line, bounded, nothing unprintable."""
     clean = "".join(c if c.isprintable() else _UNPRINTABLE for c in text[: limit + 1])
     return clean if len(clean) <= limit else clean[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
 

@@ -132,7 +132,7 @@ def unload(shell: InteractiveShell) -> None:
 
 
 def _reason() -> str | None:
-    """Why the program before this one, in the same process, has left it no GPU.
+    """Return why the program before this one, in the same process, has left it no GPU.
 
     Asking takes over what that program held (see api.before_exec), which must not come later: a
     child that the shell starts before would inherit the locks.
@@ -144,13 +144,13 @@ def _reason() -> str | None:
 
 
 def _note_cell(_result: ExecutionResult | None) -> None:
-    """After each cell: let others see that this kernel is in use, and say what went wrong."""
+    """Let others see after each cell that this kernel is in use, and say what went wrong."""
     if _has_session():
         late("report.pictures").warn(late("reservation.api").note_cell())
 
 
 def _tell_notices(info: ExecutionInfo) -> None:
-    """Before each cell: say what has become of a reservation that ends."""
+    """Say before each cell what has become of a reservation that ends."""
     if info.store_history and _has_session():  # else nobody reads it
         late("report.pictures").warn(late("reservation.api").lease_notices())
 
@@ -178,7 +178,7 @@ def _show_interrupted(*about: Any, **_options: Any) -> None:
 
 
 def _has_session() -> bool:
-    """Whether this process has ever asked for anything, or was left something."""
+    """Tell whether this process has ever asked for anything, or was left something."""
     return bool(host.kept("sessions", dict)) or host.held_by() == os.getpid()
 
 

@@ -45,7 +45,7 @@ _name: str | None = None  # what this process is called in place of its own comm
 
 
 def kept(name: str, make: Callable[[], T]) -> T:
-    """This process's value of that name, made once; it outlives a reload of the modules.
+    """Return this process's value of that name; it is made once and survives a reload.
 
     %autoreload empties a module whose file has changed, while the locks in it stay locked. A module
     without a file is never reloaded.
@@ -56,19 +56,19 @@ def kept(name: str, make: Callable[[], T]) -> T:
 
 
 def pid_namespace() -> int | None:
-    """The inode of this process's PID namespace, None where there are none."""
+    """Return the inode of this process's PID namespace, None where there are none."""
     with suppress(OSError):
         return os.stat("/proc/self/ns/pid").st_ino
     return None
 
 
 def sees_all_locks() -> bool:
-    """Whether the kernel's list shows the locks of all PID namespaces, not of this one alone."""
+    """Tell whether the kernel's list shows the locks of all PID namespaces."""
     return pid_namespace() == INITIAL_PID_NAMESPACE and os.access("/proc/locks", os.R_OK)
 
 
 def sees_all_processes() -> bool:
-    """Whether an empty list of NVML's means that there are no processes.
+    """Tell whether an empty list of NVML's means that there are no processes.
 
     Not in a PID namespace: drivers from 535.113 on leave out what is outside of it. Not under WSL2:
     Windows and other virtual machines use the GPU too.
@@ -82,7 +82,7 @@ def sees_all_processes() -> bool:
 
 
 def is_private(path: str) -> bool:
-    """Whether this is a container and the directory is in it alone, not mounted from outside.
+    """Tell whether this is a container and the directory is in it alone, not mounted from outside.
 
     A container's own mounts are its root, and temporary file systems such as /dev/shm.
     """
@@ -102,7 +102,7 @@ def is_private(path: str) -> bool:
 
 
 def unmapped_uid() -> int | None:
-    """In a user namespace the UID that stands for all users whom it does not know, else None.
+    """Return the UID that stands for all unknown users of a user namespace, else None.
 
     https://man7.org/linux/man-pages/man7/user_namespaces.7.html
     """
@@ -116,17 +116,17 @@ def unmapped_uid() -> int | None:
 
 
 def machine_name() -> str:
-    """What the machine is called; the module socket, which knows it too, takes long to load."""
+    """Return the name of the machine; the module socket, which knows it too, loads slowly."""
     return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "?")
 
 
 def boot_clock_ns() -> int:
-    """Nanoseconds since the machine started: the same clock for all users and containers."""
+    """Return the nanoseconds since the boot: one clock for all users and containers."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def config_file() -> str | None:
-    """The path of the administrator's file, None where there is none, or nothing in it.
+    """Return the path of the administrator's file, None where there is none, or nothing in it.
 
     Asked at each reservation, and mostly there is none: so it takes one look.
     """
@@ -142,20 +142,20 @@ def config_file() -> str | None:
 
 
 def uid_of(pid: int) -> int | None:
-    """The user that runs a process, as a number; None if it can't be seen from here."""
+    """Return the user that runs a process, as a number; None if it can't be seen from here."""
     with suppress(OSError):
         return os.stat(f"/proc/{pid}").st_uid
     return None
 
 
 def user_of(pid: int) -> str | None:
-    """The user that runs a process, None if it can't be seen from here."""
+    """Return the user that runs a process, None if it can't be seen from here."""
     uid = uid_of(pid)
     return None if uid is None else user_name(uid)
 
 
 def user_name(uid: int) -> str:
-    """What a user is called, `uid 1234` where the system has no name."""
+    """Return a user's name, `uid 1234` where the system has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -163,7 +163,7 @@ def user_name(uid: int) -> str:
 
 
 def with_user(holder: Holder) -> Holder:
-    """The holder with its user: the system's word goes before what the record says.
+    """Return the holder with its user: the system's word goes before the record's.
 
     Asked late, as looking up a user can take long where users come from a server.
     """
@@ -172,7 +172,7 @@ def with_user(holder: Holder) -> Holder:
 
 
 def lineage(pid: int) -> list[int]:
-    """The process and those that it descends from, as far as they live and can be seen."""
+    """Return the process and its ancestors, as far as they live and can be seen."""
     with no_fork:
         import psutil
 
@@ -183,12 +183,12 @@ def lineage(pid: int) -> list[int]:
 
 
 def is_below(pid: int, pids: Collection[int | None]) -> bool:
-    """Whether the process is one of these, or descends from one: the last is slow to find out."""
+    """Tell whether the process is one of these or descends from one, which is slow to find out."""
     return pid in pids or (bool(pids) and any(above in pids for above in lineage(pid)))
 
 
 def with_uses(holders: Sequence[Holder], processes: Sequence[Process]) -> tuple[Holder, ...]:
-    """The holders, each with what its processes use of a device, as far as the kernel names it.
+    """Return the holders, each with what its processes use of a device, as far as is known.
 
     processes: all on the device.
     """
@@ -201,7 +201,7 @@ def with_uses(holders: Sequence[Holder], processes: Sequence[Process]) -> tuple[
 
 
 def uses(processes: Sequence[Process], pids: Collection[int]) -> dict[int, float | None]:
-    """What each of these processes, with all that it has started, uses of a device, in MiB.
+    """Return what each process and its descendants use of a device, in MiB.
 
     processes: all on the device; each is its nearest ancestor's. None where it can't be known.
     """
@@ -216,7 +216,7 @@ def uses(processes: Sequence[Process], pids: Collection[int]) -> dict[int, float
 
 
 def ancestors() -> set[int]:
-    """The pids of this process and of those that it descends from.
+    """Return the pids of this process and of its ancestors.
 
     A `reserve-gpu run` counts also where what was between has ended, as under tmux: the variable
     that it leaves behind names it.
@@ -225,14 +225,14 @@ def ancestors() -> set[int]:
 
 
 def multiprocessing_parent() -> int | None:
-    """The process that started this one by way of multiprocessing, None if none did."""
+    """Return the process that started this one by way of multiprocessing, None if none did."""
     multiprocessing = sys.modules.get("multiprocessing.process")
     parent = multiprocessing.parent_process() if multiprocessing else None
     return parent.pid if parent else None
 
 
 def identified(process: Process) -> Process:
-    """The process with its user and command, as far as they can be seen from here."""
+    """Return the process with its user and command, as far as they can be seen from here."""
     with no_fork:
         import psutil
 
@@ -245,7 +245,7 @@ def identified(process: Process) -> Process:
 
 
 def held_by() -> int:
-    """The process whose reservation $RESERVE_GPU_HELD describes, 0 if there is none."""
+    """Return the process whose reservation $RESERVE_GPU_HELD describes, 0 if there is none."""
     pid = os.environ.get(HELD, "")[:20].partition(" ")[0]
     return int(pid) if pid.isascii() and pid.isdecimal() else 0
 
@@ -267,7 +267,7 @@ def call_it(name: str) -> None:
 
 
 def command(words: Sequence[str], directory: str | None = None) -> str | None:
-    """A command in short: base names of the program and its script, and the arguments.
+    """Shorten a command: base names of the program and its script, and the arguments.
 
     `python train.py --epochs 3`; `ipython` where Python only runs a program; `kernel in ~/thesis`,
     as the arguments of a Jupyter kernel tell nobody anything. None without words.
@@ -289,7 +289,7 @@ def command(words: Sequence[str], directory: str | None = None) -> str | None:
 
 
 def notebook_path() -> str | None:
-    """The path of this kernel's notebook, None if it is not known (yet).
+    """Return the path of this kernel's notebook, None if it is not known (yet).
 
     VS Code sets a variable in the user's namespace after the kernel has started; jupyter_server
     sets an environment variable. So it is asked for when it is needed, and not kept.
@@ -300,13 +300,13 @@ def notebook_path() -> str | None:
 
 
 def notebook() -> str | None:
-    """The name of this kernel's notebook, None if it is not known (yet)."""
+    """Return the name of this kernel's notebook, None if it is not known (yet)."""
     path = notebook_path()
     return os.path.basename(path) if path else None
 
 
 def _engine() -> str | None:
-    """This engine of ipyparallel's by its number and its cluster, None if it is none."""
+    """Return the number and cluster of this engine of ipyparallel's, None if it is none."""
     module = sys.modules.get("ipyparallel.engine.app")
     app = module and module.IPEngine
     if not (app and app.initialized()):
@@ -317,20 +317,20 @@ def _engine() -> str | None:
 
 
 def working_directory() -> str | None:
-    """The working directory, None if it is gone."""
+    """Return the working directory, None if it is gone."""
     with suppress(OSError):
         return os.getcwd()
     return None
 
 
 def _below_home(path: str) -> str:
-    """`~/thesis` for a path in this user's home."""
+    """Shorten a path in this user's home to `~/thesis`."""
     home = os.path.expanduser("~")
     return f"~{path[len(home) :]}" if f"{path}/".startswith(f"{home}/") else path
 
 
 def install_command(package: str, instead_of: str = "") -> str:
-    """The command that installs a package for this Python, whatever made its environment.
+    """Return the command that installs a package for this Python, whatever made its environment.
 
     instead_of: packages to uninstall before.
 

@@ -87,12 +87,12 @@ class Device(NamedTuple):
 
     @property
     def number(self) -> str:
-        """`2`, or `1:0` for a MIG instance: what people type for it."""
+        """Return what people type for it: `2`, or `1:0` for a MIG instance."""
         return _number(self.index, self.instance)
 
     @property
     def entry(self) -> str:
-        """Its entry in CUDA_VISIBLE_DEVICES.
+        """Return its entry in CUDA_VISIBLE_DEVICES.
 
         A whole GPU goes by its NVML index, as much code calls int() on it; a MIG instance has none.
         """
@@ -100,12 +100,12 @@ class Device(NamedTuple):
 
     @property
     def label(self) -> str:
-        """`GPU2`, or `GPU1:0`: what people call it."""
+        """Return what people call it: `GPU2`, or `GPU1:0`."""
         return f"GPU{self.number}"
 
     @property
     def usable_mib(self) -> int | None:
-        """What the driver leaves of its memory."""
+        """Return the memory that the driver leaves."""
         return None if self.memory_mib is None else self.memory_mib - (self.reserve_mib or 0)
 
 
@@ -119,12 +119,12 @@ class Fault(NamedTuple):
 
     @property
     def number(self) -> str:
-        """As of a Device."""
+        """Return the same as a Device does."""
         return _number(self.index, self.instance)
 
     @property
     def label(self) -> str:
-        """As of a Device."""
+        """Return the same as a Device does."""
         return f"GPU{self.number}"
 
 
@@ -156,7 +156,7 @@ class Usage(NamedTuple):
 
     @property
     def unexplained_mib(self) -> float | None:
-        """Memory in use that no graphics process accounts for."""
+        """Return the memory in use that no graphics process accounts for."""
         return None if self.used_mib is None else self.used_mib - self.graphics_mib
 
 
@@ -358,7 +358,7 @@ class Ticket(NamedTuple):
     part_mib: float | None = None  # of each; None for all of it
 
     def could_use(self, uuid: str) -> bool:
-        """Whether its holder waits for that device too."""
+        """Tell whether its holder waits for that device too."""
         return self.wants is None or uuid in self.wants
 
 
@@ -382,7 +382,7 @@ class Request(NamedTuple):
 
     @property
     def needed(self) -> int:
-        """How many devices that makes."""
+        """Return how many devices that makes."""
         return len(self.devices) or self.count or 1
 
 
@@ -404,7 +404,7 @@ class Refusal(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Of the device."""
+        """Return the label of the device."""
         return self.device.label
 
 
@@ -452,7 +452,7 @@ class Row(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Of the device."""
+        """Return the label of the device."""
         return self.device.label
 
 

@@ -19,13 +19,13 @@ LAST_MINUTE = "23:59"  # of a day
 
 
 def parse_size(text: str | float) -> float:
-    """A size of memory in MiB: `16GB`, `16GiB`, `16000` (MiB). Raises RequestError."""
+    """Parse a size of memory in MiB: `16GB`, `16GiB`, `16000` (MiB). Raises RequestError."""
     number, unit = size_and_unit(text)
     return number * UNITS[unit or "MiB"] / MIB
 
 
 def size_and_unit(text: str | float) -> tuple[float, str | None]:
-    """A size of memory as a number and its unit, None where none was given. Raises RequestError."""
+    """Parse a size as a number and its unit, None where none was given. Raises RequestError."""
     if isinstance(text, float) and text.is_integer():
         text = int(text)
     match = re.fullmatch(_SIZE, str(text).strip(), re.IGNORECASE | re.ASCII)
@@ -36,7 +36,7 @@ def size_and_unit(text: str | float) -> tuple[float, str | None]:
 
 
 def parse_duration(text: object, *, hint: str = "") -> float:
-    """A time in seconds: `90`, `90s`, `10m`, `2h`, True for ever. Raises RequestError.
+    """Parse a time in seconds: `90`, `90s`, `10m`, `2h`, True for ever. Raises RequestError.
 
     hint: what more to say to one that is none.
     """
@@ -51,7 +51,7 @@ def parse_duration(text: object, *, hint: str = "") -> float:
 
 
 def parse_moment(text: object, now: float) -> float:
-    """A moment to come, in seconds since the epoch: `18:00`, `Fri`, `2026-12-01`, `Fri 18:00`.
+    """Parse a moment to come, as `18:00`, `Fri`, `2026-12-01`, `Fri 18:00`, in epoch seconds.
 
     In local time. A time of day alone is the next one; a day without one lasts until 23:59.
     now: in seconds since the epoch. Raises RequestError.
@@ -71,7 +71,7 @@ def parse_moment(text: object, now: float) -> float:
 
 
 def _moment(date: str | None, day: str | None, clock: str | None, now: float) -> float | None:
-    """The same of its parts; None where there is no such day or time."""
+    """Return the moment of these parts, None where there is no such day or time."""
     from datetime import datetime, timedelta  # which only a moment needs
 
     here = datetime.fromtimestamp(now)  # noqa: DTZ006 - people mean the time of their clock

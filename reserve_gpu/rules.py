@@ -83,7 +83,7 @@ def for_user(  # noqa: PLR0913, PLR0917 - who asks, and what
     groups: Collection[str],
     unknown: Collection[str] = (),
 ) -> Rules:
-    """What a document says to a user: of each limit what the narrowest table says that has it.
+    """Return what a document says to a user: each limit from the narrowest table that has it.
 
     Of several groups the most generous stands.
     called: what the user may be called in the file. groups: of those that it names.
@@ -240,7 +240,7 @@ KEYS: dict[str, Callable[[object], tuple[float, str]]] = {
 
 
 def _content(file: str) -> bytes:
-    """What is in the file. Raises OSError also where others than root could have written it.
+    """Read the file. Raises OSError also where others than root could have written it.
 
     Who has named it with the variable may have written it as well.
     """
@@ -289,7 +289,7 @@ def _tables(data: bytes, path: str) -> dict[str, Any]:
 
 
 def _groups(listed: Iterable[str]) -> tuple[set[str], list[str]]:
-    """Which of the groups the user of this process is in, and which are none here.
+    """Return the groups that the user of this process is in, and those that don't exist here.
 
     Those of the system's database and those of the process: a login is older than a change, and a
     container has groups without names.
@@ -308,7 +308,7 @@ def _groups(listed: Iterable[str]) -> tuple[set[str], list[str]]:
 
 
 def _group_number(name: str) -> int | None:
-    """The number of a group, by its name or as it stands there; None if there is none."""
+    """Return the number of a group, by its name or as it stands there; None if there is none."""
     import grp
 
     try:
@@ -326,5 +326,5 @@ def _path(file: str) -> str:
 
 
 def _value(value: object) -> str:
-    """A value in short, nearly as it stands in the file."""
+    """Return a value in short, nearly as it stands in the file."""
     return shown(json.dumps(value, ensure_ascii=False, default=str), 40)

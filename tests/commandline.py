@@ -72,7 +72,7 @@ class CommandLine:
 
 
 def stop_at_exec(event: str, arguments: tuple[Any, ...]) -> None:
-    """A watcher of audit events that stops the process from becoming another program."""
+    """Return a watcher of audit events that stops the process from becoming another program."""
     if event == "os.exec":
         raise Became(list(arguments[1]))
 

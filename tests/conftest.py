@@ -78,7 +78,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def layers(expression: str, arguments: list[str]) -> str:
-    """The layers to run, as an expression of markers: never `full` unless that is asked for.
+    """Return the layers to run, as an expression of markers: never `full` unless that is asked for.
 
     expression: of the option -m; by default that of pyproject.toml, and empty for all layers.
     arguments: the paths, or tests, that pytest was given.
@@ -173,7 +173,7 @@ def pytest_terminal_summary(
 def hardware(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Hardware]:
-    """The machine with a real GPU, one of which is kept for these tests."""
+    """Return the machine with a real GPU, one of which is kept for these tests."""
     is_stand_in = request.config.getoption("--gpu-stand-in")
     if not is_stand_in and not has_driver():
         pytest.skip("needs a real NVIDIA GPU")
@@ -187,7 +187,7 @@ def hardware(
 
 @pytest.fixture(scope="session")
 def table(request: pytest.FixtureRequest, hardware: Hardware) -> Table:
-    """What was found on the hardware; printed at the end."""
+    """Return what was found on the hardware; printed at the end."""
     found = request.config.stash.setdefault(TABLE, Table())
     found.title = hardware.title()
     return found
@@ -195,13 +195,13 @@ def table(request: pytest.FixtureRequest, hardware: Hardware) -> Table:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A machine with two idle GPUs."""
+    """Make a machine with two idle GPUs."""
     return Machine(tmp_path)
 
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Here]:
-    """A machine with two idle GPUs, and the test process is on it."""
+    """Make a machine with two idle GPUs, and the test process is on it."""
     with Here(tmp_path) as machine:
         yield machine
 
@@ -215,5 +215,5 @@ def _clean_environment() -> Iterator[None]:
 
 
 def _ours() -> dict[str, str]:
-    """The variables that this package reads or sets; other packages set some of their own."""
+    """Return the variables that this package reads or sets."""
     return {k: v for k, v in os.environ.items() if k.startswith(("CUDA_", "RESERVE_GPU_"))}

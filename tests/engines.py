@@ -21,14 +21,14 @@ LIMIT_S = 200  # Ray alone starts seven processes, each with all of Python, on h
 
 
 def examples(engine: str) -> list[str]:
-    """The code blocks of the section about an engine in docs/clusters.md."""
+    """Return the code blocks of the section about an engine in docs/clusters.md."""
     page = (ROOT / "docs" / "clusters.md").read_text()
     section = page.partition(f"\n## {engine}\n")[2].partition("\n## ")[0]
     return re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
 
 
 def host(folder: Path, number: int = 0) -> Machine:
-    """A machine with four GPUs of its own, and locks of its own."""
+    """Return a machine with four GPUs of its own, and locks of its own."""
     folder.mkdir(exist_ok=True)
     machine = Machine(folder)
     gpus = [f"gpu\n  uuid {uuids(number)[index]}" for index in range(GPUS)]
@@ -37,7 +37,7 @@ def host(folder: Path, number: int = 0) -> Machine:
 
 
 def uuids(number: int = 0) -> list[str]:
-    """The UUIDs of a host's GPUs."""
+    """Return the UUIDs of a host's GPUs."""
     return [f"GPU-{uuid.UUID(int=(number + 1) * 256 + index)}" for index in range(GPUS)]
 
 
@@ -50,7 +50,7 @@ def run(machine: Machine, *argv: str, **extra: str) -> subprocess.CompletedProce
 
 
 def said(output: str) -> list[Any]:
-    """What a script told with `say`, in the midst of what engines print."""
+    """Return what a script told with `say`, in the midst of what engines print."""
     return [json.loads(line[5:]) for line in output.splitlines() if line.startswith("SAID ")]
 
 
@@ -63,7 +63,7 @@ def visible() -> str | None:
 
 
 def cuda() -> list[str]:
-    """The UUIDs of the GPUs that CUDA shows this process; starts CUDA."""
+    """Return the UUIDs of the GPUs that CUDA shows this process; starts CUDA."""
     library = ctypes.CDLL("libcuda.so.1")
     library.cuInit(0)
     count, device, data = ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()

@@ -97,12 +97,12 @@ class Forker:
         return value, error, stderr, status
 
     def ask(self, code: str, environ: Mapping[str, str]) -> Any:
-        """The value of the last line of the code, run in a fork with that environment."""
+        """Return the value of the last line of the code, run in a fork with that environment."""
         value, error, stderr, _ = self.run(code, environ)
         assert not error, f"{error}\n{stderr}"
         return value
 
     def cuda(self, environ: Mapping[str, str]) -> list[str]:
-        """The UUIDs, without `GPU-` or `MIG-`, of what CUDA shows in that environment."""
+        """Return the UUIDs, without `GPU-` or `MIG-`, of what CUDA shows in that environment."""
         uuids: list[str] = self.ask("cuda_devices()", environ)
         return uuids

@@ -162,7 +162,7 @@ class Hardware(Machine):
         return child
 
     def title(self) -> str:
-        """What this machine is, and the date."""
+        """Return what this machine is, and the date."""
         try:
             done = subprocess.run(
                 ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],

@@ -73,7 +73,7 @@ class Here(Machine):
             self._choose_library()
 
     def shell(self, *, is_notebook: bool = False) -> Shell:
-        """A fresh IPython shell in this process, with the extension loaded.
+        """Return a fresh IPython shell in this process, with the extension loaded.
 
         is_notebook: it says of itself that somebody sits in front of a notebook.
         """
@@ -116,7 +116,7 @@ class Here(Machine):
                 lock.release()
 
     def uuid(self, number: str) -> str:
-        """The UUID of a device, by its number: `0` or `1:0`."""
+        """Return the UUID of a device, by its number: `0` or `1:0`."""
         index, _, instance = number.partition(":")
         gpus = re.split(r"^\s*gpu\b.*$", self.scenario.read_text(), flags=re.MULTILINE)[1:]
         whole, *parts = re.split(r"^\s*instance\s+", gpus[int(index)], flags=re.MULTILINE)
@@ -173,13 +173,13 @@ def become(environ: Mapping[str, str]) -> None:
 
 
 def described_uuid(text: str) -> str | None:
-    """The UUID that a scenario gives a device, if it does."""
+    """Return the UUID that a scenario gives a device, if it does."""
     match = re.search(r"^\s*uuid\s+(.*?)\s*(#.*)?$", text, re.MULTILINE)
     return match[1] if match else None
 
 
 def default_uuid(kind: str, position: int) -> str:
-    """The UUID of a device that the scenario gives none; as default_uuid in parse.c."""
+    """Return the UUID of a device that the scenario gives none; as default_uuid in parse.c."""
     mixed = (position + 1) * 0x9E3779B9 & 0xFFFFFFFF
     return (
         f"{kind}-{mixed:08x}-{mixed & 0xFFFF:04x}-4{mixed >> 20:03x}-8{mixed & 0xFFF:03x}"

@@ -151,19 +151,19 @@ class Interrupted:
 
 
 def operation(frame: Any) -> str:
-    """What the instruction does that is next."""
+    """Return what the instruction does that is next."""
     name: str = dis.opname[code_of(frame.f_code)[frame.f_lasti]]
     return name
 
 
 @cache
 def code_of(code: Any) -> bytes:
-    """The instructions, which Python copies each time."""
+    """Return the instructions, which Python copies each time."""
     return bytes(code.co_code)
 
 
 def fault(action: str, does: str, at: int) -> str | None:
-    """What is wrong after a signal came there, and after the next call."""
+    """Return what is wrong after a signal came there, and after the next call."""
     before, function = (ACTIONS | IN_VAIN)[action]
     before()
     interrupted = Interrupted(function, signal.SIGUSR1, at)
@@ -178,7 +178,7 @@ def fault(action: str, does: str, at: int) -> str | None:
 
 
 def disagreements() -> list[str]:
-    """What says one thing, where something else says another."""
+    """Return what says one thing, where something else says another."""
     held = reserve_gpu.current()
     devices = held.devices if held else ()
     whole = {f"{device.uuid}.lock" for device in devices}
@@ -209,7 +209,7 @@ def try_to_fork(wrong: list[str]) -> None:
 
 
 def what_the_next_call_says(*, is_in_vain: bool) -> list[str]:
-    """What is wrong with it; afterwards nothing is held, whatever it was."""
+    """Return what is wrong with it; afterwards nothing is held, whatever it was."""
     wrong = []
     try:
         reserve_gpu.reserve(1)
@@ -233,7 +233,7 @@ def folder() -> str:
 
 
 def open_files() -> dict[str, bool]:
-    """What this process has open of the lock directory, and to be told of what happens there.
+    """Return what this process has open of the lock directory, inotify included.
 
     Whether it has each of them locked: asked of the descriptor, as /proc/locks may miss one.
     """

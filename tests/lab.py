@@ -92,7 +92,7 @@ class Lab:
         )
 
     def url(self) -> str:
-        """The address for a browser, once the server answers there."""
+        """Return the address for a browser, once the server answers there."""
         deadline = time.monotonic() + LIMIT_S
         while True:
             assert self._process.poll() is None, self._log.read_text()
@@ -175,7 +175,7 @@ class Notebook:
         return self.shown(cell)
 
     def shown(self, cell: int) -> str:
-        """The text that can be read below the cell."""
+        """Return the text that can be read below the cell."""
         text: str = self.outputs(cell).inner_text()
         return text.strip()
 
@@ -220,7 +220,7 @@ class Notebook:
         return found
 
     def cut_off(self, cell: int) -> list[str]:
-        """The text of what is wider than there is room for, below the cell."""
+        """Return the text of what is wider than there is room for, below the cell."""
         found: list[str] = self.outputs(cell).evaluate(CUT_OFF)
         return found
 
@@ -240,7 +240,7 @@ class Notebook:
 
 
 def notebook(*cells: str) -> dict[str, Any]:
-    """The content of a notebook file."""
+    """Return the content of a notebook file."""
     return {
         "cells": [
             {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}

@@ -69,7 +69,7 @@ def is_locked(path: Path) -> bool:
 
 
 def locked(folder: Path) -> set[str]:
-    """The names of the files in a lock directory that somebody has locked."""
+    """Return the names of the files in a lock directory that somebody has locked."""
     with suppress(FileNotFoundError):
         files = [path for path in folder.iterdir() if stat.S_ISREG(path.lstat().st_mode)]
         return {path.name for path in files if is_locked(path)}
@@ -77,7 +77,7 @@ def locked(folder: Path) -> set[str]:
 
 
 def held(here: Here) -> list[int]:
-    """The GPUs that somebody has reserved, whole or as one who shares."""
+    """Return the GPUs that somebody has reserved, whole or as one who shares."""
     names = locked(here.locks)
     count = here.scenario.read_text().split().count("gpu")
     uuids = [here.uuid(str(index)) for index in range(count)]
@@ -140,6 +140,6 @@ def opened(name: str) -> Iterator[list[str]]:
 
 
 def texts(caught: Iterable[warnings.WarningMessage]) -> list[str]:
-    """What was warned of, less what every reservation in a container is told."""
+    """Return what was warned of, less what every reservation in a container is told."""
     told = [str(warning.message) for warning in caught]
     return [text for text in told if not text.startswith("this container sees only")]

@@ -70,7 +70,7 @@ class Machine:
         self.write(f"{self.scenario.read_text()}\n{text}\n")
 
     def environ(self, **extra: str) -> dict[str, str]:
-        """The environment of a process on this machine."""
+        """Return the environment of a process on this machine."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
         base = kept | {
             "HOME": str(self.home),
@@ -84,11 +84,11 @@ class Machine:
         return self.on_driver(base) | extra
 
     def on_driver(self, base: dict[str, str]) -> dict[str, str]:
-        """The environment with the machine's driver in it."""
+        """Return the environment with the machine's driver in it."""
         return driver.environment(self.scenario, log=self.log, base=base)
 
     def calls(self) -> list[str]:
-        """The driver calls so far, as `nvmlDeviceGetHandleByIndex_v2 0`."""
+        """Return the driver calls so far, as `nvmlDeviceGetHandleByIndex_v2 0`."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return [line.partition(" ")[2] for line in lines]
 
@@ -103,7 +103,7 @@ class Machine:
     def running(
         self, *argv: str, environ: Mapping[str, str], stdout: int, stderr: int | None = None
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """A command at work; killed at the end."""
+        """Make a command at work; killed at the end."""
         process = subprocess.Popen(
             argv, env=dict(environ), cwd=self.folder, stdin=subprocess.DEVNULL,
             stdout=stdout, stderr=stderr,
@@ -127,7 +127,7 @@ class Machine:
 
     @contextmanager
     def child(self, **extra: str) -> Iterator[Child]:
-        """A Python process that runs what it is told; killed at the end."""
+        """Make a Python process that runs what it is told; killed at the end."""
         child = Child(self.environ(**extra), self.folder)
         try:
             yield child
@@ -136,7 +136,7 @@ class Machine:
 
     @contextmanager
     def kernel(self, **extra: str) -> Iterator[Kernel]:
-        """A real ipykernel with the extension loaded; shut down at the end."""
+        """Make a real ipykernel with the extension loaded; shut down at the end."""
         kernel = Kernel(self.environ(**extra), self.folder)
         try:
             kernel.load()
@@ -266,7 +266,7 @@ class Kernel:
                     return cell
 
     def reply(self, message: str) -> dict[str, Any]:
-        """What who runs a cell is told of its end, which stops Run All or does not."""
+        """Return what who runs a cell is told of its end, which stops Run All or does not."""
         while True:
             reply: dict[str, Any] = self.client.get_shell_msg(timeout=LIMIT_S)
             if reply["parent_header"].get("msg_id") == message:
@@ -291,7 +291,7 @@ class Kernel:
 
 
 def kernel_manager(folder: Path, **settings: Any) -> KernelManager:
-    """What starts a kernel, with its connection file in that folder, not in the person's home.
+    """Return what starts a kernel, with its connection file in that folder.
 
     They talk by files beside it: two kernels that start together may be given the same port.
     """
@@ -302,5 +302,5 @@ def kernel_manager(folder: Path, **settings: Any) -> KernelManager:
 
 
 def program(name: str) -> str | None:
-    """The path of a program, None if it is not installed."""
+    """Return the path of a program, None if it is not installed."""
     return shutil.which(name)

@@ -38,7 +38,7 @@ def is_running(pid: int) -> bool:
 
 
 def own_name() -> str:
-    """This user, as people read of it: in a container it may have no name."""
+    """Return this user's name; in a container it may be a number."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -58,5 +58,5 @@ def living(pid: int) -> Iterator[None]:
 
 
 def queue(machine: Machine) -> set[str]:
-    """The tickets of those who wait."""
+    """Return the tickets of those who wait."""
     return {name for name in locked(machine.locks) if name.startswith("queue-")}

@@ -210,7 +210,7 @@ class Listed(NamedTuple):
 
 
 def masks() -> Listed:
-    """The devices that this process believes to hold."""
+    """Return the devices that this process believes to hold."""
     held = session().devices
     is_shared = any(lock.shared for lock in session().locks_in(default_path()).values())
     mask = sum(1 << device.index for device in held)
@@ -218,7 +218,7 @@ def masks() -> Listed:
 
 
 def lock_files() -> dict[str, str]:
-    """The lock files of devices, by what /proc/locks calls them."""
+    """Return the lock files of devices, by what /proc/locks calls them."""
     files = {}
     for path in Path(default_path()).glob("GPU-*.lock"):
         status = path.stat()
@@ -237,7 +237,7 @@ def locked_files() -> Iterator[tuple[int, str]]:
 
 
 def kernel_locks() -> dict[int, Listed]:
-    """What each process holds, by the kernel's list."""
+    """Return what each process holds, by the kernel's list."""
     listed: dict[int, Listed] = {}
     for pid, name in locked_files():
         uuid, *share = name.removesuffix(".lock").split(".share")
@@ -248,7 +248,7 @@ def kernel_locks() -> dict[int, Listed]:
 
 
 def fork(function: Callable[[], None]) -> int:
-    """A process that runs the function; what it raises goes to standard error."""
+    """Return a process that runs the function; what it raises goes to standard error."""
     pid = os.fork()
     if not pid:
         try:
@@ -268,7 +268,7 @@ def load() -> None:
 
 
 def contest(contenders: int) -> dict[str, object]:
-    """What comes of so many that reserve at the same moment, and what the kernel says then."""
+    """Let so many reserve at the same moment; return what came of it, and the kernel's word."""
     gate, start = os.pipe()
     answers, answer = os.pipe()
     pids = [fork(lambda: contend((gate, start), answer)) for _ in range(contenders)]
@@ -297,7 +297,7 @@ def contend(gate: tuple[int, int], answer: int) -> NoReturn:
 
 
 def print_contests(contenders: int, rounds: int) -> None:
-    """A line of JSON for each round."""
+    """Return a line of JSON for each round."""
     load()
     for _ in range(rounds):
         print(json.dumps(contest(contenders)), flush=True)

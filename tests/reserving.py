@@ -29,7 +29,7 @@ def refused(*devices: Any, **wishes: Any) -> str:
 
 
 def of_gpu(text: str, number: str = "0") -> str:
-    """What a picture says of that device: `busy: bob, python (pid 9876)`."""
+    """Return what a picture says of that device: `busy: bob, python (pid 9876)`."""
     lines = text.splitlines()
     (at,) = (at for at, line in enumerate(lines) if re.match(rf" *{number}  ", line))
     _, state, *_, who = re.split(" {2,}", lines[at].strip())
@@ -37,10 +37,10 @@ def of_gpu(text: str, number: str = "0") -> str:
 
 
 def beneath(lines: Iterable[str]) -> list[str]:
-    """What stands in the lines below a device."""
+    """Return what stands in the lines below a device."""
     return [line.strip() for line in takewhile(lambda line: line.startswith("     "), lines)]
 
 
 def variables() -> dict[str, str]:
-    """The CUDA variables that are set."""
+    """Return the CUDA variables that are set."""
     return {name: value for name, value in os.environ.items() if name.startswith("CUDA_")}

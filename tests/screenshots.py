@@ -124,7 +124,7 @@ def a_day(scene: Scene) -> None:
 
 
 def status(scene: Scene, lab: Lab, page: Page) -> None:
-    """A notebook gets a GPU and shows who has the others."""
+    """Return a notebook gets a GPU and shows who has the others."""
     take_after(lab, page, "status.png", "sweep.ipynb", "%reserve_gpu", "%reserve_gpu --status")
 
 
@@ -148,13 +148,13 @@ def waiting(scene: Scene, lab: Lab, page: Page) -> None:
 
 
 def refusal(scene: Scene, lab: Lab, page: Page) -> None:
-    """A notebook asks for more GPUs than are free."""
+    """Return a notebook asks for more GPUs than are free."""
     del scene
     take_after(lab, page, "refusal.png", "three.ipynb", "%reserve_gpu -n 3")
 
 
 def parts(scene: Scene, lab: Lab, page: Page) -> None:
-    """A notebook gets a part of a GPU, and shows who has the others."""
+    """Return a notebook gets a part of a GPU, and shows who has the others."""
     alice = scene.holder("alice", "probe.ipynb", 6, since_s=2 * HOUR_S, wishes="memory='10GiB'")
     scene.use(6, alice.pid, 12400, 71)
     bob = scene.holder("bob", "fold.ipynb", 6, since_s=25 * MINUTE_S, wishes="memory='32GiB'")
@@ -167,7 +167,7 @@ def parts(scene: Scene, lab: Lab, page: Page) -> None:
 
 
 def ends(scene: Scene, lab: Lab, page: Page) -> None:
-    """A notebook has a GPU for some hours, and sees until when others have theirs."""
+    """Return a notebook has a GPU for some hours, and sees until when others have theirs."""
     scene.machine.rules.write_text('message = "Maintenance on Friday at 17:00"\n')
     wishes = "idle='1h', if_wanted=True"
     carol = scene.holder("carol", "demo.ipynb", 7, since_s=2600, idle_s=2400, wishes=wishes)
@@ -178,7 +178,7 @@ def ends(scene: Scene, lab: Lab, page: Page) -> None:
 
 
 def terminal(scene: Scene, lab: Lab, page: Page) -> None:
-    """The status in a terminal of 120 columns, drawn by the terminal of JupyterLab's own kind."""
+    """Draw the status in a terminal of 120 columns, of the kind that JupyterLab has."""
     del lab
     shown = scene.machine.command(
         *as_user("erin"), sys.executable, "-m", "reserve_gpu", "status", "--color", "always",
@@ -195,7 +195,7 @@ COLOURS = {"31": "#f47067", "32": "#6bc46d", "33": "#daaa3f", "35": "#dcbdfb", "
 
 
 def as_html(text: str) -> str:
-    """The text with its colours in HTML."""
+    """Return the text with its colours in HTML."""
     made = ""
     for part in re.split("(\x1b\\[[0-9;]*m)", text):
         code = part[2:-1] if part.startswith("\x1b[") else None

@@ -68,7 +68,7 @@ class Shell:
         return Cell(out.getvalue(), err.getvalue(), name, self.shell.seen, values)
 
     def complete(self, text: str) -> list[str]:
-        """What Tab offers at the end of the text, as kernels ask for it."""
+        """Return what Tab offers at the end of the text, as kernels ask for it."""
         self._be_the_only_one()
         with provisionalcompleter(), redirect_stderr(StringIO()), printed():
             raw = self.shell.Completer.completions(text, len(text))

@@ -84,7 +84,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 
 
 def alarms(pid: int) -> list[int]:
-    """The processes that watch that one."""
+    """Return the processes that watch that one."""
     found = []
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
@@ -99,7 +99,7 @@ def alarms(pid: int) -> list[int]:
 
 @contextmanager
 def timed(machine: Machine, code: str, *seconds: float) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python program that is to be ended, once it is ready."""
+    """Make a Python program that is to be ended, once it is ready."""
     command = (sys.executable, "-c", code, *map(str, seconds))
     with machine.running(*command, environ=machine.environ(), stdout=subprocess.PIPE) as process:
         assert process.stdout
@@ -237,7 +237,7 @@ def test_what_watches_holds_nothing(machine: Machine) -> None:
 
 
 def opened(pid: int) -> set[str]:
-    """What a process has open."""
+    """Return what a process has open."""
     return {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
 
 

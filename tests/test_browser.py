@@ -39,7 +39,7 @@ HOSTILE = "<b>bold</b><script>document.title = 'gotcha'</script>"
 
 @pytest.fixture(scope="module")
 def on_lab(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    """The machine on which JupyterLab runs."""
+    """Return the machine on which JupyterLab runs."""
     return Machine(tmp_path_factory.mktemp("lab"))
 
 
@@ -60,7 +60,7 @@ def page(lab: Lab) -> Iterator[Page]:
 def open_notebook(
     lab: Lab, page: Page, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Notebook]]:
-    """Opens a notebook with these cells, beside another one; all are closed at the end."""
+    """Open a notebook with these cells, beside another one; all are closed at the end."""
     with ExitStack() as opened:
 
         def open_one(name: str, *cells: str, beside: Notebook | None = None) -> Notebook:
@@ -82,7 +82,7 @@ def holder(machine: Machine, arguments: str = "") -> Iterator[Child]:
 
 
 def check_looks(notebook: Notebook, cell: int) -> None:
-    """What is below the cell can be read in both themes, and nothing of it is cut off."""
+    """Return what is below the cell can be read in both themes, and nothing of it is cut off."""
     for theme in THEMES:
         show_theme(notebook.page, theme)
         contrasts = notebook.contrasts(cell)

@@ -52,7 +52,7 @@ SOON_S = policy.QUIET_S / 2  # without a notice that is understood the next look
 
 @pytest.fixture
 def start(machine: Machine) -> Iterator[Start]:
-    """Starts processes that alone see a btrfs, and have their locks there."""
+    """Start processes that alone see a btrfs, and have their locks there."""
     if os.geteuid() or not program("mkfs.btrfs"):
         pytest.skip("this needs root, and mkfs.btrfs (Debian: btrfs-progs)")
     can = ["unshare", "--mount", "sh", "-c", MOUNT, "sh", "true"]

@@ -323,7 +323,7 @@ TENSORFLOW_LINE = (
 def lines(
     devices: list[Device], outside: dict[str, str] | None = None, *, is_late: bool = False
 ) -> list[str]:
-    """The notes of a part of these devices; of those with a line to type, the line alone."""
+    """Return the notes of a part of these devices; of those with a line to type, the line alone."""
     values = {**NO_CAPS, **(outside or {})}
     written = caps.variables(devices, PART_MIB, values)
     told = caps.notes(devices, PART_MIB, values, written, is_late=is_late)

@@ -70,12 +70,12 @@ def states(rows: dict[str, Any]) -> dict[str, str]:
 
 
 def all_are(state: str, *names: str) -> dict[str, str]:
-    """The states where the driver and these frameworks are all in that one."""
+    """Return the states where the driver and these frameworks are all in that one."""
     return dict.fromkeys((DRIVER, *names), state)
 
 
 def processes_of(machine: Machine) -> set[int]:
-    """The processes that were started on the machine and run now."""
+    """Return the processes that were started on the machine and run now."""
     found = set()
     for pid in psutil.pids():
         with suppress(psutil.Error):
@@ -86,7 +86,7 @@ def processes_of(machine: Machine) -> set[int]:
 
 @pytest.fixture
 def ready(here: Here) -> pathlib.Path:
-    """A pipe that a stand-in opens once it hangs, or waits."""
+    """Make a pipe that a stand-in opens once it hangs, or waits."""
     path = here.folder / "ready"
     os.mkfifo(path)
     os.environ["STAND_IN_READY"] = str(path)

@@ -53,7 +53,7 @@ def run(here: Here, *words: str, **extra: str) -> subprocess.CompletedProcess[st
 
 @contextmanager
 def started(here: Here, *options: str, **extra: str) -> Iterator[Child]:
-    """A Python process started by `reserve-gpu run OPTIONS --`; killed at the end."""
+    """Make a Python process started by `reserve-gpu run OPTIONS --`; killed at the end."""
     child = Child(here.environ(**extra), here.folder, *US, "run", *options, "--")
     try:
         yield child
@@ -90,7 +90,7 @@ def both(here: Here) -> Iterator[ExitStack]:
 
 @pytest.fixture
 def script(here: Here) -> str:
-    """The `reserve-gpu` that pip makes of the entry point, in a directory of its own."""
+    """Return the `reserve-gpu` that pip makes of the entry point, in a directory of its own."""
     folder = here.folder / "bin"
     folder.mkdir()
     path = folder / "reserve-gpu"
@@ -796,7 +796,7 @@ HELD: dict[str, Any] = {"before": {}, "written": {}, "record": {}, "reason": Non
 
 
 def left(**changes: Any) -> dict[str, Any]:
-    """What a process that held the device GPU-x would leave to its next program."""
+    """Return what a process that held the device GPU-x would leave to its next program."""
     fields = {"devices": [{"index": 0, "uuid": "GPU-x"}], "locks": [["LOCK", "GPU-x.lock", False]]}
     return {**HELD, **fields, **changes}
 

@@ -60,7 +60,7 @@ def executing(path: Path, machine: Machine, *cells: str) -> Iterator[subprocess.
 
 
 def texts(path: Path) -> list[str]:
-    """What each cell of the notebook shows as text, but for the first, which loads the magic."""
+    """Return what each cell but the first, which loads the magic, shows as text."""
     return ["".join(map(_text, cell["outputs"])) for cell in json.loads(path.read_text())["cells"]][
         1:
     ]
@@ -98,7 +98,7 @@ class Page(HTMLParser):
 
 
 def squeezed(text: str) -> str:
-    """The text without blanks, which HTML has others of, and without bars."""
+    """Return the text without blanks, which HTML has others of, and without bars."""
     return re.sub("[\\s\u2588\u2591]", "", text)
 
 
@@ -120,7 +120,7 @@ def check_free(shown: str) -> None:
 
 
 def check_refused(shown: str, first: str, child: Child) -> None:
-    """What is said where no GPU is to be had."""
+    """Return what is said where no GPU is to be had."""
     left = "No GPU is visible to this notebook."
     shown = shown.replace(left, f"{left}\n")  # the next output of the notebook file
     *picture, left, error = filter(None, shown.splitlines())
@@ -217,7 +217,7 @@ class Terminal:
         return text
 
     def screen(self, text: str) -> str:
-        """What stands there once the text has been written."""
+        """Return what stands there once the text has been written."""
         text = re.sub("\x1b\\[[0-9;]*m", "", text).rpartition("\x1b[J")[2]
         rows = text.split("\r\n")
         assert not any(sign in row for row in rows for sign in "\r\x1b")

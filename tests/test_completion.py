@@ -30,14 +30,14 @@ IS_OLD = IPython.version_info < (8, 6)
 
 
 def shell_of(here: Here) -> Shell:
-    """A shell without Jedi, which knows Python alone and takes seconds to load."""
+    """Return a shell without Jedi, which knows Python alone and takes seconds to load."""
     shell = here.shell()
     shell.shell.Completer.use_jedi = False
     return shell
 
 
 def offered(shell: Shell, line: str) -> list[str]:
-    """What the line may become by Tab, which says nothing besides."""
+    """Return what the line may become by Tab, which says nothing besides."""
     output = StringIO()
     with redirect_stdout(output), redirect_stderr(output), printed(), provisionalcompleter():
         found = list(shell.shell.Completer.completions(line, len(line)))

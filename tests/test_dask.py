@@ -57,7 +57,7 @@ def seen(client):
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A host with four idle GPUs."""
+    """Make a host with four idle GPUs."""
     return host(tmp_path)
 
 
@@ -169,7 +169,7 @@ def test_parts(machine: Machine) -> None:
 
 @contextmanager
 def program(machine: Machine, *argv: str) -> Iterator[subprocess.Popen[str]]:
-    """A program of Dask in a session of its own, which is killed at the end with all in it."""
+    """Make a program of Dask in a session of its own, which is killed at the end with all in it."""
     process = subprocess.Popen(
         [sys.executable, "-m", *argv], env=machine.environ(), cwd=machine.folder, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
@@ -184,7 +184,7 @@ def program(machine: Machine, *argv: str) -> Iterator[subprocess.Popen[str]]:
 
 @contextmanager
 def scheduler(machine: Machine, *options: str) -> Iterator[tuple[str, str]]:
-    """A scheduler: its address, and what it had to say until it was there."""
+    """Make a scheduler: its address, and what it had to say until it was there."""
     argv = ("dask", "scheduler", "--port", "0", "--host", "127.0.0.1", "--no-dashboard", *options)
     with program(machine, *argv) as process:
         assert process.stdout

@@ -165,7 +165,7 @@ def free_descriptors(number: int) -> Iterator[None]:
 
 
 def taken_whole(here: Here, uuid: str) -> str:
-    """What comes of locking a device whole, in a word."""
+    """Return what comes of locking a device whole, in a word."""
     try:
         with LockDirectory(str(here.locks)) as directory, directory.mutex():
             directory.tickets()  # as every attempt begins

@@ -56,12 +56,12 @@ def blocks() -> list[Block]:
 
 
 def python() -> list[Block]:
-    """The blocks of Python that need no more than we do; those of IPython are no Python."""
+    """Return the blocks of Python that need no more than we do; those of IPython are no Python."""
     return [b for b in blocks() if b.language == "python" and imports(b.code) <= OURS]
 
 
 def imports(code: str) -> set[str]:
-    """What code imports that is not in Python's library."""
+    """Return what code imports that is not in Python's library."""
     try:
         tree = ast.parse(code)
     except SyntaxError:
@@ -219,7 +219,7 @@ def test_named_tests_exist(document: Path) -> None:
 
 @cache
 def functions(path: Path) -> set[str]:
-    """The functions of a module."""
+    """Return the functions of a module."""
     tree = ast.parse(path.read_text())
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
@@ -237,6 +237,6 @@ def test_links(document: Path) -> None:
 
 
 def anchors(document: Path) -> set[str]:
-    """What the headings of a document are called in links, as GitHub calls them."""
+    """Return what the headings of a document are called in links, as GitHub calls them."""
     headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}

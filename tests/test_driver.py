@@ -35,7 +35,7 @@ SCENARIOS = sorted(path.stem for path in driver.SCENARIOS.glob("*.txt"))
 
 @pytest.fixture
 def nvml(here: Here) -> Iterator[Here]:
-    """The machine, with NVML initialised."""
+    """Return the machine, with NVML initialised."""
     pynvml.nvmlInit()
     yield here
     pynvml.nvmlShutdown()
@@ -56,7 +56,7 @@ def instance(index: int, slot: int) -> Any:
 
 
 def code(function: Callable[..., Any], *arguments: Any) -> int:
-    """The number of the error that a call of the bindings ends with, 0 for none."""
+    """Return the number of the error that a call of the bindings ends with, 0 for none."""
     try:
         function(*arguments)
     except pynvml.NVMLError as error:
@@ -73,7 +73,7 @@ def mib(memory: Any, *parts: str) -> list[int]:
 
 
 def computing(handle: Any) -> list[int]:
-    """The pids of the compute processes."""
+    """Return the pids of the compute processes."""
     return [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
 
 
@@ -537,7 +537,7 @@ before, version, started, [call() for call in calls.values()]
 
 
 def ask_cuda(forker: Forker, machine: Machine, code: str, **extra: str) -> Any:
-    """The value of the last line of code, in a process in which CUDA has not started."""
+    """Return the value of the last line of code, in a process in which CUDA has not started."""
     return forker.ask(f"{CUDA}\n{dedent(code)}", machine.environ(**extra))
 
 

@@ -254,7 +254,7 @@ class Asking:
         self.environ: dict[str, str] = {}
 
     def __call__(self, *steps: str) -> tuple[list[Any], list[str]]:
-        """What each step comes to, and what was warned of."""
+        """Return what each step comes to, and what was warned of."""
         environ = self.here.environ(**self.environ)
         answers, warnings = json.loads(self._forker.ask(ASKING.format(steps=steps), environ))
         return answers, warnings

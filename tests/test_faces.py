@@ -53,7 +53,7 @@ WISHES: list[dict[str, Any]] = [
 
 
 def read(hint: str) -> tuple[Request, object]:
-    """The request that comes of a hint, typed where it was shown, and for how long it waits."""
+    """Return the request that a hint makes, typed where it was shown, and its wait."""
     if hint.startswith("reserve_gpu."):
         called: dict[str, Any] = eval(hint, {"reserve_gpu": SimpleNamespace(reserve=record)})
         return understood(called)
@@ -68,7 +68,7 @@ def read(hint: str) -> tuple[Request, object]:
 
 
 def record(*arguments: object, **named: object) -> dict[str, object]:
-    """What `reserve()` would get."""
+    """Return what `reserve()` would get."""
     return inspect.signature(reserve_gpu.reserve).bind(*arguments, **named).arguments
 
 

@@ -173,7 +173,7 @@ class Case:
         return self.where == "*" or label in (f"GPU{self.where}", f"GPU{self.where}:0")
 
     def lines_of(self, label: str) -> list[str]:
-        """What the message says of the device: its line in the picture, or where it is meant."""
+        """Return what the message says of the device, its line in the picture if there is one."""
         number = label.removeprefix("GPU")
         of_device = re.compile(rf" *{number}(:\d+)?  |.*\b{label}\b|Of \d+ GPUs none ")
         return [line for line in self.text.splitlines() if of_device.match(line)]
@@ -216,7 +216,7 @@ class Bench:
         return Case(*fault, devices, error, text, visible, is_changed, before == variables(), ours)
 
     def asked(self) -> dict[str, set[str]]:
-        """The functions that such a reservation calls, each with the devices that it is about.
+        """Return the functions that such a reservation calls, each with its devices.
 
         No log is written after this one: it would take as long as the rest.
         """
@@ -256,7 +256,7 @@ def bench_of(folder: Path, kind: Kind) -> Iterator[Bench]:
 
 
 def texts(codes: Iterable[int]) -> dict[int, str]:
-    """What the driver calls each error."""
+    """Return what the driver calls each error."""
     pynvml.nvmlInit()
     try:
         return {code: str(pynvml.NVMLError(code)).rstrip(".") for code in codes}
@@ -265,7 +265,7 @@ def texts(codes: Iterable[int]) -> dict[int, str]:
 
 
 def of_kind(name: str, codes: list[int], *marks: pytest.MarkDecorator) -> Any:
-    """A matrix to try; all of its tests run in one process, as making it is what takes time."""
+    """Return a matrix to try; its tests run in one process, as making it takes time."""
     group = pytest.mark.xdist_group(f"faults {name} {len(codes)}")
     label = name if codes == CODES else f"{name}, sample"
     return pytest.param((KINDS[name], codes), marks=[group, *marks], id=label)

@@ -96,7 +96,7 @@ CHILDREN = {
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    """A machine for many tests, each of which leaves all its GPUs free."""
+    """Make a machine for many tests, each of which leaves all its GPUs free."""
     return Machine(tmp_path_factory.mktemp("shared"))
 
 
@@ -109,7 +109,7 @@ def processes(shared: Machine) -> Iterator[tuple[Child, Child]]:
 
 @pytest.fixture
 def holder(processes: tuple[Child, Child]) -> Iterator[Child]:
-    """A process that can be told to do something in a fork."""
+    """Make a process that can be told to do something in a fork."""
     yield processes[0]
     processes[0].run("reserve_gpu.release()")
 
@@ -160,7 +160,7 @@ def test_a_background_command_of_a_killed_ipython_does_not_keep_its_lock(machine
 
 
 def read_until(descriptor: int, pattern: bytes) -> bytes:
-    """What the group in the pattern matched, once it has come."""
+    """Return what the group in the pattern matched, once it has come."""
     read, end = b"", time.monotonic() + LIMIT_S
     while not (match := re.search(pattern, read)):
         ready, _, _ = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
@@ -207,7 +207,7 @@ def in_fork(code):
 
 
 def in_fork(child: Child, code: str) -> str:
-    """What the code comes to in a fork of the child: the value as text, or an error."""
+    """Return what the code comes to in a fork of the child: the value as text, or an error."""
     answer = child.run(f"in_fork({code!r})")
     assert answer.error is None, answer
     return str(answer.value)

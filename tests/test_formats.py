@@ -131,7 +131,7 @@ Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def metrics(text: str) -> Series:
-    """The samples, as the Prometheus project's own parser reads them."""
+    """Return the samples, as the Prometheus project's own parser reads them."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: Series = {}

@@ -193,7 +193,7 @@ def test_memory_of_an_idle_gpu(hardware: Hardware, table: Table) -> None:
 
 
 def state_of(hardware: Hardware) -> str:
-    """The state of the GPU of these tests, as --status shows it."""
+    """Return the state of the GPU of these tests, as --status shows it."""
     code = "import json, reserve_gpu; print(json.dumps(reserve_gpu.status().to_dict()))"
     devices = hardware.ask(code)["devices"]
     return next(str(d["state"]) for d in devices if d["index"] == hardware.index)

@@ -98,7 +98,7 @@ class Home(NamedTuple):
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """The bytes of every file below."""
+    """Return the bytes of every file below."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -125,19 +125,19 @@ def install_sh(
 
 
 def done(result: subprocess.CompletedProcess[str]) -> str:
-    """What it said, where it ended well and complained of nothing."""
+    """Return what it said, where it ended well and complained of nothing."""
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout
 
 
 def refused(result: subprocess.CompletedProcess[str]) -> str:
-    """The one line it said, where it refused before it did anything."""
+    """Return the one line it said, where it refused before it did anything."""
     assert (result.returncode, result.stdout) == (1, "")
     return complained(result)
 
 
 def complained(result: subprocess.CompletedProcess[str]) -> str:
-    """The one line of complaint, where it did not end well."""
+    """Return the one line of complaint, where it did not end well."""
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert line.startswith("install.sh: ")
@@ -150,7 +150,7 @@ def packages_of(python: Path) -> Path:
 
 
 def name_of(python: Path) -> str:
-    """The name by which a block knows this Python."""
+    """Return the name by which a block knows this Python."""
     return str(python.parent / f"python{sysconfig.get_python_version()}")
 
 
@@ -197,7 +197,7 @@ def copy_checkout(folder: Path) -> Path:
 
 
 def extensions(config: Path) -> list[str]:
-    """What IPython's own loader reads out of a configuration."""
+    """Return what IPython's own loader reads out of a configuration."""
     found = PyFileConfigLoader(config.name, str(config.parent)).load_config()
     value = found.InteractiveShellApp.extensions
     return list(value.get_value([])) if isinstance(value, LazyConfigValue) else list(value)
@@ -205,7 +205,7 @@ def extensions(config: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def pythons(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The Pythons of two small environments."""
+    """Return the Pythons of two small environments."""
     folder = tmp_path_factory.mktemp("small")
     return make_small_environment(folder / "one"), make_small_environment(folder / "a 'second'")
 
@@ -218,7 +218,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def python(pythons: tuple[Path, Path]) -> Path:
-    """A Python that has no reserve_gpu."""
+    """Make a Python that has no reserve_gpu."""
     for each in pythons:
         subprocess.check_call([str(each), "-m", "pip", "uninstall"], cwd="/")
     return pythons[0]
@@ -231,7 +231,7 @@ def env(python: Path, home: Home) -> dict[str, str]:
 
 @pytest.fixture
 def other(pythons: tuple[Path, Path], env: dict[str, str]) -> dict[str, str]:
-    """The same home, with the second Python."""
+    """Return the same home, with the second Python."""
     return env | {"PYTHON": str(pythons[1])}
 
 
@@ -572,7 +572,7 @@ def test_bad_place(make: Callable[[Path], object], home: Home, never_pip: dict[s
 
 
 def without_override() -> tuple[str, ...]:
-    """What to put before a command, so that file modes hold for it, for root as well."""
+    """Return what to put before a command, so that file modes hold for it, for root as well."""
     if os.geteuid() != 0:
         return ()
     prefix = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")

@@ -51,7 +51,7 @@ def _interruptible() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
-    """A process to be interrupted, and another one that can have the GPUs meanwhile."""
+    """Make a process to be interrupted, and another one that can have the GPUs meanwhile."""
     machine = Machine(tmp_path_factory.mktemp("interrupted"))
     with machine.child() as child, machine.child() as other:
         child.run("from tests import interrupting")

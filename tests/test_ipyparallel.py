@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(240)]
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A host with four idle GPUs."""
+    """Make a host with four idle GPUs."""
     return host(tmp_path)
 
 

@@ -33,7 +33,7 @@ LONG_S = 1000  # than any test takes
 
 
 def variables(kernel: Kernel) -> dict[str, str]:
-    """The CUDA variables of the kernel's process."""
+    """Return the CUDA variables of the kernel's process."""
     cell = kernel.run(
         "import os\nfor k in sorted(os.environ):\n  if k[:5] == 'CUDA_': print(k, os.environ[k])"
     )
@@ -51,7 +51,7 @@ def has_no_traceback(cell: Cell) -> bool:
 
 
 def messages(kernel: Kernel, cell: str) -> Iterator[tuple[str, Any]]:
-    """What the kernel publishes for a cell until that is done: the kind, and the content."""
+    """Return what the kernel publishes for a cell until that is done: the kind, and the content."""
     while True:
         message = kernel.client.get_iopub_msg(timeout=LIMIT_S)
         if message["parent_header"].get("msg_id") == cell:
@@ -62,7 +62,7 @@ def messages(kernel: Kernel, cell: str) -> Iterator[tuple[str, Any]]:
 
 
 def status_of(kernel: Kernel, code: str) -> str:
-    """What the kernel replies to who has a cell run: `ok` or `error`."""
+    """Return what the kernel replies to who has a cell run: `ok` or `error`."""
     reply: Any = kernel.client.execute(code, reply=True, stop_on_error=False, timeout=LIMIT_S)
     status: str = reply["content"]["status"]
     return status
@@ -89,7 +89,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
 
 @pytest.fixture
 def two(pair: Two) -> Two:
-    """The two kernels; neither holds anything, and all GPUs are idle."""
+    """Return the two kernels; neither holds anything, and all GPUs are idle."""
     pair.machine.use("two")
     for kernel in (pair.first, pair.second):
         assert kernel.run("%reserve_gpu --release").error is None
@@ -282,7 +282,7 @@ def started_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
 
 @pytest.fixture
 def started(started_once: Started) -> Started:
-    """The same kernel again, which holds GPU1 and GPU2."""
+    """Return the same kernel again, which holds GPU1 and GPU2."""
     assert started_once.kernel.run("%reserve_gpu 1,2").error is None
     assert held(started_once.machine) == [1, 2]
     return started_once
@@ -354,7 +354,7 @@ def restart(kernel: Kernel) -> None:
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Here:
-    """A machine with two idle GPUs; the test process is not on it."""
+    """Make a machine with two idle GPUs; the test process is not on it."""
     return Here(tmp_path)
 
 

@@ -124,7 +124,7 @@ class OtherKernel(Kernel):
 
 @contextmanager
 def other_kernel(here: Here, spec: dict[str, Any], *, is_last: bool) -> Iterator[OtherKernel]:
-    """A kernel started as VS Code does; killed at the end."""
+    """Make a kernel started as VS Code does; killed at the end."""
     kernel = OtherKernel(here, spec, is_last=is_last)
     try:
         yield kernel
@@ -134,7 +134,7 @@ def other_kernel(here: Here, spec: dict[str, Any], *, is_last: bool) -> Iterator
 
 @contextmanager
 def spec_kernel(machine: Machine) -> Iterator[SpecKernel]:
-    """The kernel that was installed; shut down at the end."""
+    """Return the kernel that was installed; shut down at the end."""
     kernel = SpecKernel(machine)
     try:
         yield kernel
@@ -161,7 +161,7 @@ def folder(machine: Machine) -> Path:
 
 
 def interrupted_nap(kernel: Kernel) -> str | None:
-    """The error of a cell that sleeps, once it has been interrupted.
+    """Return the error of a cell that sleeps, once it has been interrupted.
 
     That of the reply: IPython 8 shows none where it comes between two statements.
     """

@@ -98,7 +98,7 @@ def of_device(here: Here, descriptor: Path) -> bool:
 
 
 def updates(kernel: Kernel, last: str) -> list[str]:
-    """What displays were replaced by since somebody looked, up to a text that has this in it."""
+    """Return what displays were replaced by, up to a text that has this in it."""
     texts = [""]
     while last not in texts[-1]:
         message = kernel.client.get_iopub_msg(timeout=LIMIT_S)
@@ -127,7 +127,7 @@ def visible(kernel: Kernel) -> str:
 
 @pytest.fixture
 def busy(machine: Machine) -> Machine:
-    """A machine on which CUDA shows in NVML."""
+    """Make a machine on which CUDA shows in NVML."""
     (machine.folder / "contexts").mkdir()
     machine.write(f"contexts {machine.folder / 'contexts'}\n{machine.scenario.read_text()}")
     return machine
@@ -135,7 +135,7 @@ def busy(machine: Machine) -> Machine:
 
 @contextmanager
 def notebook(machine: Machine, line: str = "", *more: str) -> Iterator[Kernel]:
-    """A kernel that has run these lines, the first one of %reserve_gpu."""
+    """Make a kernel that has run these lines, the first one of %reserve_gpu."""
     with machine.kernel() as kernel:
         for code in (f"%reserve_gpu {line}", *more):
             cell = kernel.run(code)

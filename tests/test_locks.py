@@ -293,7 +293,7 @@ def needs_mounts() -> None:
 
 @pytest.fixture(scope="module")
 def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
-    """A child that alone sees some file systems, in the folders of MOUNTS."""
+    """Make a child that alone sees some file systems, in the folders of MOUNTS."""
     needs_mounts()
     machine = Machine(tmp_path_factory.mktemp("mounted"))
     machine.write(SCENARIO)
@@ -474,7 +474,7 @@ def test_the_default_directory_is_where_all_may_write(machine: Machine) -> None:
 
 
 def the_file(here: Here, *, share: bool) -> Path:
-    """The file that the holder of GPU 0 has locked."""
+    """Return the file that the holder of GPU 0 has locked."""
     return here.locks / (f"{UUIDS[0]}.share-{os.geteuid()}-0.lock" if share else GPU0)
 
 

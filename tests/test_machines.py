@@ -59,7 +59,7 @@ def variables_in(child: Child) -> Any:
 
 @contextmanager
 def behind(machine: Machine, *prefix: str, script: str = "", **extra: str) -> Iterator[Child]:
-    """A child in namespaces of its own, after a script for sh in which $L is the lock directory."""
+    """Start a child in namespaces of its own, after a script in which $L is the lock directory."""
     if os.geteuid() or subprocess.run([*prefix, "true"], check=False).returncode:
         pytest.skip("namespaces need root, and a system that allows them")
     machine.locks.mkdir(exist_ok=True)
@@ -72,7 +72,7 @@ def behind(machine: Machine, *prefix: str, script: str = "", **extra: str) -> It
 
 
 def pid_outside(child: Child) -> int:
-    """The pid, in our namespace, of a child in a container: unshare's only child."""
+    """Return the pid, in our namespace, of a child in a container: unshare's only child."""
     (process,) = psutil.Process(child.process.pid).children()
     return process.pid
 
@@ -84,7 +84,7 @@ def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
 
 
 def held(forker: Forker) -> list[str]:
-    """The labels of what this process holds, which must be just what CUDA shows, in order."""
+    """Return the labels of what this process holds: just what CUDA shows, in order."""
     reservation = reserve_gpu.current()
     assert reservation
     uuids = [device.uuid[4:] for device in reservation.devices]
@@ -233,7 +233,7 @@ def test_the_magic_tells_a_container_in_one_line(machine: Machine) -> None:
 
 
 def private_tmp(machine: Machine) -> str:
-    """A script that makes /tmp and /var/tmp a service's own, but for what the test needs there."""
+    """Return a script that makes /tmp and /var/tmp a service's own, as far as the test can."""
     needed = [*machine.environ()["LD_LIBRARY_PATH"].split(":"), sys.prefix, sys.base_prefix]
     paths = {Path(path) for path in (*needed, str(ROOT), str(machine.folder))}
     below = [
@@ -433,7 +433,7 @@ WSL_LIBRARIES = "/usr/lib/wsl/lib"
 
 
 def wsl(libraries: str) -> str:
-    """A script that makes this WSL2: the kernel's name, and the library where only WSL has it."""
+    """Return a script that makes this WSL2: the kernel's name, and the place of the library."""
     return f"""
 echo 5.15.153.1-microsoft-standard-WSL2 >"$L/release"
 mount --bind "$L/release" /proc/sys/kernel/osrelease
@@ -538,7 +538,7 @@ def finish_or_skip(pip: subprocess.Popen[str]) -> None:
 
 @pytest.fixture(scope="session")
 def installing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """A folder and a pip for each of the BINDINGS, all at work at the same time."""
+    """Make a folder and a pip for each of the BINDINGS, all at work at the same time."""
     folder = tmp_path_factory.mktemp("bindings")
     paths = {name: folder / str(number) for number, name in enumerate(BINDINGS)}
     running = {n: pip_install(sys.executable, f"--target={p}", n) for n, p in paths.items()}
@@ -622,7 +622,7 @@ print(json.dumps([answers, dict(os.environ)]))
 
 
 def elsewhere(machine: Machine, system: str, **extra: str) -> dict[str, tuple[str | None, str]]:
-    """What each cell came to on that system: the name of an error or None, and its text."""
+    """Return what each cell came to on that system: the name of an error or None, and its text."""
     before = {"CUDA_VISIBLE_DEVICES": "1"}
     done = machine.command(sys.executable, "-c", ELSEWHERE, system, **before, **extra)
     assert done.returncode == 0, done.stderr
@@ -722,7 +722,7 @@ def wait_for_call(machine: Machine, pid: int, function: str) -> None:
 
 @contextmanager
 def hanging(machine: Machine, script: str) -> Iterator[Child]:
-    """A child for which alone the driver of this scenario hangs, at the function that it delays."""
+    """Start a child for which alone the driver hangs, at the function that the scenario delays."""
     scenario = machine.folder / "hanging.txt"
     scenario.write_text(script)
     (function,) = (line.split()[1] for line in script.splitlines() if line.startswith("delay"))

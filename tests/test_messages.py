@@ -379,7 +379,7 @@ def headline(picture: Picture) -> str:
 
 
 def ways_out(picture: Picture) -> list[str]:
-    """What stands below the devices, but for how things are left."""
+    """Return what stands below the devices, but for how things are left."""
     lines = list(map(words.plain, picture.layout.foot))
     return lines[:-1] if lines[-1:] == [left(picture)] else lines
 
@@ -613,7 +613,7 @@ def test_limit(limit: str, count: int, expected: str) -> None:
 def idle(
     device: Device, holder: Holder, *, since: float | None = None, cell: float | None = None
 ) -> Refusal:
-    """A device that is reserved though nothing runs on it."""
+    """Return a device that is reserved though nothing runs on it."""
     return Refusal(device, State.RESERVED, EMPTY, (), holder._replace(since=since, last_cell=cell))
 
 

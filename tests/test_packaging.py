@@ -36,7 +36,7 @@ class Built(NamedTuple):
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy to build from, as a build leaves files behind."""
+    """Make a copy to build from, as a build leaves files behind."""
     folder = tmp_path_factory.mktemp("checkout") / "reserve_gpu"
     unwanted = shutil.ignore_patterns(".git", ".*_cache", "__pycache__", "build", "*.egg-info")
     shutil.copytree(CHECKOUT, folder, ignore=unwanted)
@@ -54,7 +54,7 @@ def wheel(checkout: Path) -> ZipFile:
 
 @pytest.fixture(scope="module")
 def built(checkout: Path) -> Built:
-    """A source distribution, and the wheel made of that."""
+    """Make a source distribution, and the wheel made of that."""
     folder = checkout.parent / "dist"
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, checkout)
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
@@ -213,7 +213,7 @@ def files_of_package(wheel: ZipFile) -> set[str]:
 
 
 def find_python(version: str) -> str | None:
-    """A Python of a version: by its name on the PATH, else one that pyenv has installed."""
+    """Return a Python of a version: by its name on the PATH, else one that pyenv has installed."""
     pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     for name in (f"python{version}", *map(str, pyenv)):
         asks = [name, "-c", "import ensurepip, venv"]
@@ -226,7 +226,7 @@ def find_python(version: str) -> str | None:
 
 
 def assert_reserves(python: Path, machine: Machine, inside: Path) -> None:
-    """The package in an environment, and no other one, reserves a GPU of the machine."""
+    """Return the package in an environment, and no other one, reserves a GPU of the machine."""
     code = "%reserve_gpu\nimport reserve_gpu; print(reserve_gpu.__file__)"
     done = machine.command(
         str(python), "-m", "IPython", "--no-banner", "--colors=NoColor", "--ext=reserve_gpu",

@@ -27,7 +27,7 @@ ONE = f"gpu\n  memory {TOTAL}\n"
 
 @pytest.fixture
 def one(here: Here) -> Here:
-    """A machine with one idle GPU, and the test process is on it."""
+    """Make a machine with one idle GPU, and the test process is on it."""
     here.write(ONE)
     return here
 
@@ -63,7 +63,7 @@ def room(mib: float, *devices: Any, **wishes: Any) -> float | None:
 
 
 def records(here: Here) -> list[object]:
-    """The size in each lock file of a sharer that is locked, as others read it."""
+    """Return the size in each lock file of a sharer that is locked, as others read it."""
     names = sorted(name for name in locked(here.locks) if ".share-" in name)
     return [json.loads((here.locks / name).read_bytes()).get("part_mib") for name in names]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def one(here: Here) -> Here:
-    """A machine with one idle GPU, and the test process is on it."""
+    """Make a machine with one idle GPU, and the test process is on it."""
     here.write(ONE)
     return here
 

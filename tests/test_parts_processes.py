@@ -42,14 +42,14 @@ CONTEXT_MIB = 300
 
 @pytest.fixture
 def one(here: Here) -> Here:
-    """A machine with one GPU on which processes use memory, and the test process is on it."""
+    """Make a machine with one GPU on which processes use memory, and the test process is on it."""
     here.write(f"contexts {here.folder}\n{ONE}")
     return here
 
 
 @contextmanager
 def sharer(machine: Machine, mib: int, use_mib: int | None = None) -> Iterator[Child]:
-    """A process with a part, which uses so much besides its context."""
+    """Make a process with a part, which uses so much besides its context."""
     with machine.child() as child:
         assert promise(child, mib).value == "0"
         if use_mib is not None:
@@ -63,13 +63,13 @@ def promise(child: Child, mib: float) -> Answer:
 
 
 def most(child: Child) -> Any:
-    """What is left for the process, which is refused the whole of the GPU as a part."""
+    """Return what is left for the process, which is refused the whole of the GPU as a part."""
     child.run("try: reserve_gpu.reserve(memory='10000MiB')\nexcept Exception as e: refused = e")
     return child.run("[r.room_mib for r in refused.refusals]").value
 
 
 def records(folder: Path) -> dict[int, float]:
-    """The size in each sharer's file that is locked, by the pid in it."""
+    """Return the size in each sharer's file that is locked, by the pid in it."""
     texts = [(folder / name).read_text() for name in locked(folder) if ".share-" in name]
     return {record["pid"]: record.get("part_mib") for record in map(json.loads, texts)}
 

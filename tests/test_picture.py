@@ -68,7 +68,7 @@ def at(picture: Picture, width: int) -> list[str]:
 
 
 def part(holder: Holder, part_mib: float | None, used_mib: float | None) -> Holder:
-    """The same holder as one who shares the device."""
+    """Return the same holder as one who shares the device."""
     size = None if part_mib is None else Size(part_mib)
     return holder._replace(promise=holder.promise._replace(size=size), used_mib=used_mib)
 
@@ -169,7 +169,7 @@ def test_what_is_said_of_people_is_never_left_out(picture: Picture, width: int) 
 
 
 def columns(lines: Sequence[str]) -> list[str]:
-    """The columns that have room, those that are worth most first."""
+    """Return the columns that have room, those that are worth most first."""
     titles = next(line for line in lines if line.startswith("GPU ")).split()
     there = {*titles, *(["bars"] if BARS.search("".join(lines)) else [])}
     return [column for column in ("memory", "use", "bars", "heat") if column in there]
@@ -312,7 +312,7 @@ def test_free_reserved_and_busy_differ() -> None:
 
 
 def luminance(colour: Sequence[float]) -> float:
-    """The relative luminance of a colour in sRGB, 0 to 255.
+    """Return the relative luminance of a colour in sRGB, 0 to 255.
 
     https://www.w3.org/TR/WCAG21/#dfn-relative-luminance
     """

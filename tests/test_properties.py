@@ -86,7 +86,7 @@ def test_any_line_is_obeyed_or_a_usage_error(shell: Shell, line: str) -> None:
 
 
 def unless_refused(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the function returns, None if it refuses by a RequestError of one line."""
+    """Return what the function returns, None if it refuses by a RequestError of one line."""
     try:
         return function(*arguments)
     except RequestError as error:
@@ -323,7 +323,7 @@ def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
 
 
 def allowed(value: str | None, order: str | None) -> list[str]:
-    """The devices that the inherited limit lets through, by their UUIDs without what they are."""
+    """Return the devices that the inherited limit lets through, by their bare UUIDs."""
     outside = {"CUDA_VISIBLE_DEVICES": value, "CUDA_DEVICE_ORDER": order}
     with Nvml() as nvml:
         devices = [d for d in limit.inside(nvml, outside) if isinstance(d, Device)]
@@ -331,7 +331,7 @@ def allowed(value: str | None, order: str | None) -> list[str]:
 
 
 def cuda_shows(forker: Forker, value: str | None, order: str | None) -> list[str]:
-    """The devices that CUDA shows."""
+    """Return the devices that CUDA shows."""
     variables = {"CUDA_VISIBLE_DEVICES": value, "CUDA_DEVICE_ORDER": order}
     set_ones = {name: text for name, text in variables.items() if text is not None}
     return sorted(forker.cuda({**os.environ, **set_ones}))

@@ -52,7 +52,7 @@ class Queue:
             place.join()
 
     def ahead(self, place: Place) -> list[str]:
-        """The names of the tickets that come before that place, the first one first."""
+        """Return the names of the tickets that come before that place, the first one first."""
         with self.directory.mutex():
             return [ticket.name for ticket in place.ahead()]
 
@@ -61,7 +61,7 @@ class Queue:
             return self.directory.tickets()
 
     def file(self, number: int, uid: int | None = None) -> Path:
-        """The ticket's file of that number, of this user or of another."""
+        """Return the ticket's file of that number, of this user or of another."""
         return self.path / f"queue-{os.geteuid() if uid is None else uid}-{number}.lock"
 
 

@@ -22,13 +22,13 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(240)]
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A host with four idle GPUs."""
+    """Make a host with four idle GPUs."""
     return host(tmp_path)
 
 
 @pytest.fixture
 def environ() -> Iterator[dict[str, str]]:
-    """A small and quiet Ray; its folder has a short name, as sockets need."""
+    """Make a small and quiet Ray; its folder has a short name, as sockets need."""
     folder = tempfile.mkdtemp(prefix="ray")
     yield {
         "RAY_TMPDIR": folder,

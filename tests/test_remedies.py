@@ -22,7 +22,7 @@ UV = "uv = 0.13.9\n"
 
 
 def environment(folder: Path, *, configuration: str = "", is_of_pipx: bool = False) -> Path:
-    """An environment without pip, with what uv and pipx leave in theirs; its Python."""
+    """Return an environment without pip, with what uv and pipx leave in theirs; its Python."""
     venv.create(folder, symlinks=True, with_pip=False)
     with (folder / "pyvenv.cfg").open("a") as file:
         file.write(configuration)

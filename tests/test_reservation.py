@@ -38,13 +38,13 @@ IN_BUS_ORDER = {ORDER: "PCI_BUS_ID"}
 
 
 def indices() -> list[int]:
-    """What this process holds, in its order."""
+    """Return what this process holds, in its order."""
     reservation = reserve_gpu.current()
     return [device.index for device in reservation.devices] if reservation else []
 
 
 def driver_calls(here: Here) -> list[str]:
-    """The calls of NVML so far; whether CUDA has started is asked of another library."""
+    """Return the calls of NVML so far; whether CUDA has started is asked of another library."""
     return [call for call in here.calls() if call.startswith("nvml")]
 
 

@@ -90,7 +90,7 @@ def is_for_types(node: ast.AST) -> bool:
 
 
 def imported_late(node: ast.AST) -> str | None:
-    """The module that `late("...")` imports; None for any other node."""
+    """Return the module that `late("...")` imports; None for any other node."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "late":
         assert isinstance(node.args[0], ast.Constant)
         return str(node.args[0].value)
@@ -98,7 +98,7 @@ def imported_late(node: ast.AST) -> str | None:
 
 
 def imports(tree: ast.AST, *, types: bool = True, inner: bool = True) -> Iterator[str]:
-    """What a module imports, in full. types: for annotations too. inner: in functions too."""
+    """Yield what a module imports, in full. types: for annotations too. inner: in functions."""
     for node in ast.iter_child_nodes(tree):
         if is_for_types(node) and not types:
             continue
@@ -117,7 +117,7 @@ def imports(tree: ast.AST, *, types: bool = True, inner: bool = True) -> Iterato
 
 
 def ours(path: Path, *, types: bool = True, inner: bool = True) -> set[str]:
-    """The names of our modules that a file imports."""
+    """Return the names of our modules that a file imports."""
     modules = {name_of(source) for source in sources()}
     found = set()
     for name in imports(ast.parse(path.read_text()), types=types, inner=inner):
@@ -131,7 +131,7 @@ def ours(path: Path, *, types: bool = True, inner: bool = True) -> set[str]:
 
 
 def tops(path: Path, *, types: bool = True, inner: bool = True) -> set[str]:
-    """The packages that a file imports."""
+    """Return the packages that a file imports."""
     tree = ast.parse(path.read_text())
     return {name.split(".")[0] for name in imports(tree, types=types, inner=inner)}
 

@@ -30,7 +30,7 @@ PAGE = ROOT / "docs" / "rules.md"
 
 
 def said(text: str, *groups: str, called: str = "alice") -> Rules:
-    """What a file of that text says to a user of these groups."""
+    """Return what a file of that text says to a user of these groups."""
     return rules.for_user(rules.parse(text.encode(), FILE), FILE, called, {called}, groups)
 
 

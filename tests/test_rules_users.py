@@ -34,7 +34,7 @@ ONE_EACH = "[limits]\ngpus = 1\n"
 
 @contextmanager
 def member(machine: Machine, user: str, *groups: str) -> Iterator[Child]:
-    """A process of that user in these groups; killed at the end."""
+    """Make a process of that user in these groups; killed at the end."""
     become = ["setpriv", f"--reuid={user}", "--regid=65534", f"--groups={','.join(groups)}"]
     environ = machine.environ(HOME="/nonexistent")
     one = Child(environ, machine.folder, *(become if groups else as_user(user)))
@@ -170,7 +170,7 @@ def test_who_waits_for_their_own_quota_keeps_nobody_off(machine: Machine) -> Non
 
 
 def wants(machine: Machine, waiter: Waiter) -> list[str]:
-    """What others read that somebody in the queue wants."""
+    """Return what others read that somebody in the queue wants."""
     records = [json.loads(path.read_text() or "{}") for path in machine.locks.glob("queue-*.lock")]
     (record,) = (record for record in records if record.get("pid") == waiter.pid)
     listed: list[str] = record["wants"]

@@ -259,7 +259,7 @@ def next_program() -> Iterator[None]:
 
 
 def left(**changes: Any) -> str:
-    """What a program that has got no device leaves to the next one."""
+    """Return what a program that has got no device leaves to the next one."""
     fields: dict[str, Any] = {"before": {}, "written": {}, "devices": [], "locks": [], "record": {}}
     return f"{os.getpid()} {json.dumps({**fields, 'reason': REASON, **changes})}"
 

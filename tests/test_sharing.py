@@ -33,13 +33,13 @@ WHOLE_OR_SHARED = pytest.mark.parametrize("share", [False, True], ids=["whole", 
 
 @pytest.fixture
 def one(here: Here) -> Here:
-    """A machine with one idle GPU, and the test process is on it."""
+    """Make a machine with one idle GPU, and the test process is on it."""
     here.write("gpu")
     return here
 
 
 def sharer_files(here: Here, number: str = "0") -> list[str]:
-    """The names of the files of those who share a GPU, without its UUID."""
+    """Return the names of the files of those who share a GPU, without its UUID."""
     uuid = here.uuid(number)
     names = [path.name for path in here.locks.iterdir() if ".share-" in path.name]
     return sorted(name.removeprefix(uuid) for name in names)

@@ -63,7 +63,7 @@ def states() -> dict[str, str]:
 
 
 def devices_of(child: Child) -> list[dict[str, Any]]:
-    """The same, as a child sees it."""
+    """Return the same, as a child sees it."""
     rows: list[dict[str, Any]] = child.run("reserve_gpu.status().to_dict()").value["devices"]
     return rows
 
@@ -652,7 +652,7 @@ PART = Device(1, "MIG-1", "Tesla T4 MIG 1g.5gb", memory_mib=4864, instance=2)
 
 
 def picture(*rows: Row, waiting: tuple[Ticket, ...] = (), **about: Any) -> list[str]:
-    """The lines of a status with these rows, without the bars and the time of the day."""
+    """Return the lines of a status with these rows, without the bars and the time of the day."""
     text = repr(Status(rows, waiting, time=NOW, host="box", face=MAGIC, **about))
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "NOW", text)
     return [re.sub("[\u2588\u2591]", "", line) for line in text.splitlines()]
@@ -902,7 +902,7 @@ def test_in_ipython_in_a_terminal(machine: Machine) -> None:
 
 
 def screen(machine: Machine, columns: int, *lines: str) -> str:
-    """What IPython shows in a terminal of so many columns."""
+    """Return what IPython shows in a terminal of so many columns."""
     terminal, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
     command = [sys.executable, "-m", "IPython", "--no-banner", "--no-term-title"]
@@ -974,7 +974,7 @@ def test_in_ipython_where_letters_are_few(machine: Machine) -> None:
 
 
 def shape(value: object) -> object:
-    """The names in a JSON value, without its values."""
+    """Return the names in a JSON value, without its values."""
     if isinstance(value, dict):
         return {name: shape(part) for name, part in value.items()}
     return [shape(value[0])] if isinstance(value, list) and value else None

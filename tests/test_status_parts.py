@@ -23,7 +23,7 @@ ME = own_name()
 
 
 def numbers(device: dict[str, Any]) -> list[tuple[float | None, float | None, bool | None]]:
-    """What each holder was promised and uses, and whether that is too much."""
+    """Return what each holder was promised and uses, and whether that is too much."""
     names = ("memory_promised_mib", "memory_used_mib", "is_over")
     return [tuple(holder[name] for name in names) for holder in device["holders"]]
 

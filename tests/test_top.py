@@ -82,7 +82,7 @@ def start(machine: Machine, term: str = "xterm") -> Any:
 
 
 def end(child: Any) -> tuple[str, int | None]:
-    """What is written until the program ends by itself, and its exit code."""
+    """Return what is written until the program ends by itself, and its exit code."""
     child.expect(pexpect.EOF)
     child.close()
     return child.before, child.exitstatus

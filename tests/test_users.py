@@ -33,7 +33,7 @@ MUTEX = "mutex.lock"
 
 @pytest.fixture
 def machine() -> Iterator[Machine]:
-    """A machine with two idle GPUs on which other users can run Python as well."""
+    """Make a machine with two idle GPUs on which other users can run Python as well."""
     with for_users() as machine:
         yield machine
 
@@ -77,7 +77,7 @@ def require(machine: Machine, user: str) -> None:
 
 @contextmanager
 def child(machine: Machine, user: str) -> Iterator[Child]:
-    """A process of that user; killed at the end."""
+    """Make a process of that user; killed at the end."""
     child = Child(machine.environ(HOME="/nonexistent"), machine.folder, *as_user(user))
     try:
         yield child
@@ -117,7 +117,7 @@ def three() -> Iterator[Users]:
 
 @pytest.fixture
 def users(three: Users) -> Users:
-    """A process of each user; there is no lock directory yet."""
+    """Make a process of each user; there is no lock directory yet."""
     three.forget()
     return three
 
@@ -297,7 +297,7 @@ DELETIONS = ("delete", "rename", "replace", "delete the directory", "rename the 
 
 
 def lock_of(users: Users, *, share: bool) -> Path:
-    """The file that the holder of GPU 0 has locked."""
+    """Return the file that the holder of GPU 0 has locked."""
     (name,) = (name for name in locked(users.locks) if name.startswith(UUIDS[0]))
     assert (".share-" in name) is share
     return users.locks / name

@@ -24,7 +24,7 @@ def test_the_uuid_in_cuda(device: Device, uuid: str) -> None:
 
 
 def done(**fields: Any) -> Answer:
-    """The answer of a framework with which all is well, but for these fields."""
+    """Return the answer of a framework with which all is well, but for these fields."""
     well = {
         "version": "1.0",
         "build": "12.4",

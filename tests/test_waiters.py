@@ -44,7 +44,7 @@ users_machine = test_users.machine  # for more than one Unix user
 
 @pytest.fixture
 def one(machine: Machine) -> Machine:
-    """A machine with one idle GPU."""
+    """Make a machine with one idle GPU."""
     machine.write(ONE)
     return machine
 
@@ -203,7 +203,7 @@ def test_a_waiter_hardly_works(one: Machine) -> None:
 
 
 def shown(kernel: Kernel, message: str) -> list[tuple[str, dict[str, Any]]]:
-    """What the cell sent to the notebook until it ended, by kind."""
+    """Return what the cell sent to the notebook until it ended, by kind."""
     parts: list[tuple[str, dict[str, Any]]] = []
     while True:
         part = kernel.client.get_iopub_msg(timeout=LIMIT_S)
@@ -267,7 +267,7 @@ def test_interrupting_a_cell_that_waits(one: Machine) -> None:
 def wait_in_ipython(
     machine: Machine, stdout: int, **extra: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A terminal IPython that waits; killed at the end."""
+    """Make a terminal IPython that waits; killed at the end."""
     ipython = (sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor")
     cell = ("--ext=reserve_gpu", "-c", "%reserve_gpu --wait")
     with machine.running(

@@ -133,7 +133,7 @@ def test_a_driver_that_fails(here: Here) -> None:
 
 
 def drawn(here: Here, monkeypatch: pytest.MonkeyPatch, columns: int, lines: int) -> str:
-    """What is written where the status of eight GPUs is watched in a terminal of that size."""
+    """Return what is written where eight GPUs are watched in a terminal of that size."""
     here.use("eight")
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("LINES", str(lines))

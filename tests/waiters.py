@@ -43,12 +43,12 @@ class Waiter:
         wait_for(self.looks)
 
     def answer(self) -> Answer:
-        """What became of it, once that is known."""
+        """Return what became of it, once that is known."""
         self._answer = self._answer or self.child.answer()
         return self._answer
 
     def looks(self) -> list[str]:
-        """The place in the queue at each look so far, and the state of each device."""
+        """Return the place in the queue at each look so far, and the state of each device."""
         return self._looks.read_text().splitlines()
 
     def sees(self, *words: object) -> None:
@@ -57,7 +57,7 @@ class Waiter:
 
 
 def queued(machine: Machine) -> list[int]:
-    """The pids of those in the queue, the first one first: of living tickets."""
+    """Return the pids of those in the queue, the first one first: of living tickets."""
     tickets = []
     for path in machine.locks.glob("queue-*"):
         with suppress(ValueError, KeyError, TypeError):  # who has just joined has written nothing
@@ -93,7 +93,7 @@ def stopped(machine: Machine, pid: int) -> Iterator[None]:
 
 
 def read(terminal: int) -> str:
-    """What came from the terminal, nothing at its end."""
+    """Return what came from the terminal, nothing at its end."""
     assert select.select([terminal], [], [], LIMIT_S)[0]
     try:
         return os.read(terminal, 65536).decode()

@@ -125,7 +125,7 @@ class Bindings:
         self._initialisation = self._worker.post(self._initialise)
 
     def count(self) -> int:
-        """How many GPUs the driver counts, unusable ones included.
+        """Return how many GPUs the driver counts, unusable ones included.
 
         Raises DriverError where the driver does not start, DeviceError if it does not count.
         """
@@ -135,7 +135,7 @@ class Bindings:
         return count
 
     def close(self) -> None:
-        """Shut NVML down. Not while a call hangs in it: that would hang as well, or crash."""
+        """Shut NVML down, but not while a call hangs in it: that would hang as well, or crash."""
         try:
             if not self._worker.is_stuck():
                 shutdown = self._worker.post(self._shut_down)
@@ -172,15 +172,15 @@ class Bindings:
     def ask_if_offered(
         self, name: str, *arguments: Any, absent: frozenset[int] = NOT_OFFERED
     ) -> Any:
-        """Like ask, but None where NVML answers a code that means: not to be had here."""
+        """Ask, but return None where NVML's code means that it is not to be had here."""
         return _none_for(absent, self.ask, name, *arguments)
 
     def decoration(self, name: str, handle: Any) -> Any:
-        """What only decorates a message, None where it is not to be had or can't be read."""
+        """Return what only decorates a message, None where it can't be read."""
         return self.ask_if_offered(name, handle, absent=NO_DECORATION)
 
     def bus_id(self, handle: Any) -> str | None:
-        """The PCI bus id with four digits of domain, as in 0000:03:00.0."""
+        """Return the PCI bus id with four digits of domain, as in 0000:03:00.0."""
 
         def read() -> Any:
             pci = self._pynvml.nvmlDeviceGetPciInfo(handle)
@@ -190,7 +190,7 @@ class Bindings:
         return bus_id
 
     def memory_v2(self, handle: Any, *, absent: frozenset[int]) -> Any:
-        """The memory reading that leaves out the driver's own reserve, None where there is none."""
+        """Return the memory reading without the driver's own reserve, None where there is none."""
 
         def read() -> Any:
             try:
@@ -202,7 +202,7 @@ class Bindings:
         return _none_for(absent, self._call, "nvmlDeviceGetMemoryInfo_v2", read)
 
     def process_count(self, handle: Any, name: str, *, absent: frozenset[int]) -> int | None:
-        """How many processes a list of that name would have, None where the driver has no such.
+        """Count the processes of a list of that name, None where the driver has no such list.
 
         The list itself is not asked for, as drivers differ in the layout of its entries
         (https://github.com/wookayin/gpustat/issues/161).
@@ -273,7 +273,7 @@ class Bindings:
 
 
 def import_pynvml() -> ModuleType:
-    """The bindings. Raises DriverError if there are none, or other ones of the same name."""
+    """Import the bindings. Raises DriverError if there are none, or others of the same name."""
     _preload_wsl_library()
     try:
         with warnings.catch_warnings():
@@ -327,7 +327,7 @@ def _none_for(absent: frozenset[int], function: Callable[..., Any], *arguments: 
 
 
 def _text_of(error: Exception) -> str:
-    """The error's own words, which for an unusual code the driver is asked for."""
+    """Return the error's own words; for an unusual code the driver is asked for them."""
     try:
         return shown(str(error).rstrip("."), TEXT_LIMIT)
     except Exception:  # noqa: BLE001 - the driver's words may be missing, or no text

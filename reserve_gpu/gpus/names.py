@@ -30,7 +30,7 @@ _MAX_DIGITS = 9  # no machine has so many GPUs, and int() refuses thousands of d
 
 
 def parse(text: DeviceNames) -> tuple[str, ...]:
-    """The device names in text, in their order; `0-3` is four of them.
+    """Return the device names in text, in their order; `0-3` is four of them.
 
     Raises RequestError for what can't name one.
     """
@@ -42,7 +42,7 @@ def parse(text: DeviceNames) -> tuple[str, ...]:
 
 
 def is_name(word: str) -> bool:
-    """Whether a word that somebody typed could name devices on some machine."""
+    """Tell whether a word that somebody typed could name devices on some machine."""
     try:
         return bool(parse(word))
     except RequestError:
@@ -50,24 +50,24 @@ def is_name(word: str) -> bool:
 
 
 def cuda_number(name: str) -> int | None:
-    """The number in `cuda:2`, which CUDA counts within CUDA_VISIBLE_DEVICES; else None."""
+    """Return the number in `cuda:2`, which counts within CUDA_VISIBLE_DEVICES; else None."""
     return gpu_index(name) if name.lower().startswith("cuda:") else None
 
 
 def gpu_index(name: str) -> int | None:
-    """The index of the GPU that a name is about, if the name has it: 2 of `2`, `GPU2`, `2:0`."""
+    """Return the index of the GPU in a name, if the name has it: 2 of `2`, `GPU2`, `2:0`."""
     match = _match(_INDEX, name) or _match(_INSTANCE, name)
     return int(match[1]) if match else None
 
 
 def whole_index(name: str) -> int | None:
-    """The index of the GPU that a name means as a whole: 2 of `2` and `GPU2`, none of `2:0`."""
+    """Return the index of the GPU that a name means as a whole: 2 of `GPU2`, none of `2:0`."""
     match = _match(_INDEX, name)
     return int(match[1]) if match else None
 
 
 def pick(name: str, devices: Sequence[Device | Fault]) -> Device | Fault:
-    """The one of the devices that a name means. Raises RequestError if it is none, or several."""
+    """Return the device that a name means. Raises RequestError if it is none, or several."""
     usable = [device for device in devices if isinstance(device, Device)]
     matches = matching(name, usable)
     if len(matches) == 1:
@@ -91,12 +91,12 @@ def pick(name: str, devices: Sequence[Device | Fault]) -> Device | Fault:
 
 
 def matching(name: str, devices: Iterable[Device]) -> list[Device]:
-    """The devices that a name means: one at most, but several by a UUID's beginning."""
+    """Return the devices that a name means: one at most, but several by a UUID's beginning."""
     return [device for device in devices if _is_meant(name, device)]
 
 
 def is_one_of(device: Device | Fault, names: Iterable[str]) -> bool:
-    """Whether one of the names means the device, or the GPU that it is an instance of."""
+    """Tell whether one of the names means the device, or the GPU that it is an instance of."""
     meant = [device]
     if isinstance(device, Device) and device.gpu_uuid:
         meant.append(device._replace(instance=None, uuid=device.gpu_uuid))
@@ -107,12 +107,12 @@ def is_one_of(device: Device | Fault, names: Iterable[str]) -> bool:
 
 
 def bare_uuid(uuid: str) -> str:
-    """A UUID as CUDA gives it: in small letters, without `GPU-` or `MIG-`."""
+    """Return a UUID as CUDA gives it: in small letters, without `GPU-` or `MIG-`."""
     return uuid.lower().removeprefix("mig-").removeprefix("gpu-")
 
 
 def model(device: Device) -> str:
-    """The model of the GPU, also of one that the device is only an instance of."""
+    """Return the model of the GPU, also of one that the device is only an instance of."""
     name = device.name or ""
     if device.instance is None:
         return name
@@ -141,7 +141,7 @@ def require_one_kind(devices: Sequence[Device | Fault]) -> None:
 
 
 def entries(value: str) -> list[int | str]:
-    """The entries of a CUDA_VISIBLE_DEVICES value: numbers, as strtoul() reads them, and UUIDs.
+    """Return the entries of CUDA_VISIBLE_DEVICES: numbers, as strtoul() reads them, and UUIDs.
 
     The list ends at the first entry that is neither.
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars
@@ -183,7 +183,7 @@ def visible(listed: Sequence[int | str], devices: Sequence[Device | Fault]) -> l
 
 
 def numbers_within(listed: Sequence[int], count: int) -> list[int]:
-    """The GPUs that `visible` would give for numbers alone, without a look at any of them.
+    """Return the GPUs that `visible` would give for numbers alone, without a look at any of them.
 
     listed: numbers in PCI bus order. count: how many GPUs there are.
     """
@@ -215,7 +215,7 @@ def _meant(entry: int | str, devices: Sequence[Device | Fault]) -> list[Device |
 
 
 def _is_meant(name: str, device: Device | Fault) -> bool:
-    """Whether a name that somebody typed means that device; of a Fault its place is known only."""
+    """Tell whether a typed name means that device; of a Fault only its place is known."""
     if match := _match(_INDEX, name):
         return (device.index, device.instance) == (int(match[1]), None)
     if match := _match(_INSTANCE, name):
@@ -228,7 +228,7 @@ def _is_meant(name: str, device: Device | Fault) -> bool:
 
 
 def _meant_by_word(word: str) -> list[str]:
-    """The names in a word without commas: itself, or the indices of a range."""
+    """Return the names in a word without commas: itself, or the indices of a range."""
     if match := _match(_RANGE, word):
         first, last = int(match[1]), int(match[2])
         if first <= last:
@@ -243,7 +243,7 @@ def _meant_by_word(word: str) -> list[str]:
 
 
 def _bus(bus_id: str) -> tuple[int, str] | None:
-    """A bus id in one spelling: the domain, 0 where it is left out, and the rest."""
+    """Return a bus id in one spelling: the domain, 0 where it is left out, and the rest."""
     match = _match(_BUS_ID, bus_id)
     return (int(match[1] or "0", 16), match[2].lower()) if match else None
 

@@ -97,7 +97,7 @@ class Nvml:
         self._driver.close()
 
     def count(self) -> int:
-        """How many GPUs there are, one or more, unusable ones included.
+        """Return how many GPUs there are, one or more, unusable ones included.
 
         To be asked first: it raises DriverError where there is no driver to talk to.
         """
@@ -115,13 +115,13 @@ class Nvml:
         return count
 
     def driver_version(self) -> str | None:
-        """The version of the driver, as `550.54.15`."""
+        """Return the version of the driver, as `550.54.15`."""
         with suppress(DeviceError):
             return str(self._driver.run(self._driver.ask, "nvmlSystemGetDriverVersion"))
         return None
 
     def walk(self, skipped: frozenset[int] = frozenset()) -> Iterator[Device | Fault]:
-        """All devices in PCI bus order, each GPU touched only when it is reached.
+        """Yield all devices in PCI bus order, each GPU touched only when it is reached.
 
         skipped: the indices of GPUs that are not to be touched at all.
         """
@@ -130,7 +130,7 @@ class Nvml:
                 yield from self.devices(index)
 
     def devices(self, index: int) -> list[Device | Fault]:
-        """The devices of the GPU with that index: itself, or its MIG instances.
+        """Return the devices of the GPU with that index: itself, or its MIG instances.
 
         A Fault stands for what can't be used. It may pass, so the GPU is asked again at the next
         call; where there is none, the answer stays for the rest of the conversation.
@@ -145,7 +145,7 @@ class Nvml:
         return list(known)
 
     def usage(self, device: Device, limit_s: float | None = None) -> Usage:
-        """What uses the device now.
+        """Return what uses the device now.
 
         limit_s: seconds after which this reading counts as hanging, None for those of the
         conversation.
@@ -155,7 +155,7 @@ class Nvml:
         return self._driver.run(self._read_usage, device, limit_s=limit_s)
 
     def look(self, device: Device) -> tuple[Usage, list[Process], Gauges]:
-        """All that people want to see: usage, processes of all kinds, gauges.
+        """Return all that people want to see: usage, processes of all kinds, gauges.
 
         In one reading, as each takes a change to the worker thread and back.
         Raises DeviceError as `usage`.
@@ -164,14 +164,14 @@ class Nvml:
         return self._driver.run(self._read_all, device)
 
     def processes(self, device: Device) -> list[Process]:
-        """The compute processes and MPS clients on the device, as far as the driver shows them."""
+        """Return the compute processes and MPS clients on the device that the driver shows."""
         with suppress(DeviceError):
             self._require(device)
             return self._driver.run(self._read_computing, device)
         return []
 
     def workers(self, device: Device, since: float) -> frozenset[int] | None:
-        """The pids of those that have computed on the device, or coded video, since that moment.
+        """Return the pids that have computed on the device, or coded video, since that moment.
 
         since: in seconds since the epoch; the driver remembers some seconds, or minutes.
         None where it does not tell: of MIG instances, under WSL2.
@@ -182,7 +182,7 @@ class Nvml:
         return None
 
     def link(self, one: Device, other: Device, limit_s: float | None = None) -> int:
-        """How two GPUs are linked, as far as the driver can tell: one of Link, less is closer.
+        """Return how two GPUs are linked, as far as is known: one of Link, less is closer.
 
         limit_s: as of `usage`; a driver that hangs can't tell.
         """
@@ -193,7 +193,7 @@ class Nvml:
         return Link.SYSTEM
 
     def _require(self, device: Device) -> None:
-        """See to it that a device can be asked, also one that an earlier conversation has found."""
+        """Make sure that a device can be asked, also one that an earlier conversation has found."""
         if device.uuid in self._handles:
             return
         for place in self.devices(device.index):
@@ -216,7 +216,7 @@ class Nvml:
         ]
 
     def _read_instances(self, index: int, gpu: Any) -> list[Device | Fault]:
-        """The MIG instances of a GPU. Raises DeviceError if there is no telling."""
+        """Return the MIG instances of a GPU. Raises DeviceError if there is no telling."""
         slots = self._driver.ask("nvmlDeviceGetMaxMigDeviceCount", gpu)
         if slots > MIG_LIMIT:
             raise DeviceError(
@@ -236,7 +236,7 @@ class Nvml:
             return Fault(index, str(error), slot, error.state)
 
     def _read_device(self, index: int, handle: Any, gpu: Any, slot: int | None = None) -> Device:
-        """What is at that place; the same as before where it is asked again for another's fault."""
+        """Return the device at that place; the same as before where it is asked again."""
         uuid = self._driver.ask("nvmlDeviceGetUUID", handle)
         self._handles[uuid] = handle, gpu
         for known in self._devices.get(index, ()):
@@ -260,7 +260,7 @@ class Nvml:
         )
 
     def _read_origin(self, handle: Any, gpu: Any) -> tuple[str, str]:
-        """The UUID of an instance's GPU, and the instance's name before R470 gave it a UUID.
+        """Return the UUID of an instance's GPU, and the instance's name before R470 gave it a UUID.
 
         https://docs.nvidia.com/datacenter/tesla/mig-user-guide/mig-device-names.html
         """
@@ -277,7 +277,7 @@ class Nvml:
         return usage, processes, self._read_gauges(device)
 
     def _read_usage(self, device: Device, graphics: list[Process] | None = None) -> Usage:
-        """graphics: those processes, where they were read already."""
+        """Return the usage. graphics: those processes, where they were read already."""
         handle, gpu = self._handles[device.uuid]
         total_mib, used_mib, reserve_mib = self._read_memory(handle)
         # An instance has no compute mode of its own.
@@ -296,7 +296,7 @@ class Nvml:
         )
 
     def _read_memory(self, handle: Any) -> tuple[float | None, float | None, float | None]:
-        """Total and used memory in MiB, and the driver's reserve where that is not in use."""
+        """Return total and used memory in MiB, and the driver's reserve where it is not in use."""
         memory = self._driver.memory_v2(handle, absent=NO_MEMORY_V2)
         if memory is not None:
             return memory.total / MIB, memory.used / MIB, memory.reserved / MIB
@@ -310,7 +310,7 @@ class Nvml:
         return self._driver.process_count(handle, name, absent=NO_PROCESS_LIST)
 
     def _read_gauges(self, device: Device) -> Gauges:
-        """What decides nothing, so that one that fails costs that one alone."""
+        """Return what decides nothing; one reading that fails costs that one alone."""
         handle, gpu = self._handles[device.uuid]
         rates = self._read_first(("nvmlDeviceGetUtilizationRates",), handle)
         power = self._read_first(("nvmlDeviceGetPowerUsage",), gpu)
@@ -323,7 +323,7 @@ class Nvml:
         )
 
     def _read_first(self, names: Iterable[str], *arguments: Any) -> Any:
-        """What the first of these functions answers that can; None where none can."""
+        """Return the answer of the first of these functions that has one; None where none has."""
         for name in names:
             with suppress(DeviceError):
                 return self._driver.ask(name, *arguments)
@@ -334,7 +334,7 @@ class Nvml:
         return _distinct([p for kind in COMPUTING for p in self._read_list(handle, kind)])
 
     def _read_list(self, handle: Any, kind: str) -> list[Process]:
-        """The processes of one kind; none where the driver keeps them to itself.
+        """Return the processes of one kind; none where the driver keeps them to itself.
 
         _v2 first: drivers 535.43 to 535.98 fill _v3's buffer with a larger struct than they
         declare (https://github.com/XuehaiPan/nvitop/pull/79).
@@ -346,7 +346,7 @@ class Nvml:
         return []
 
     def _read_workers(self, device: Device, since: float) -> frozenset[int] | None:
-        """nvmlDeviceGetProcessUtilization; NOT_FOUND means that there were none."""
+        """Ask nvmlDeviceGetProcessUtilization; NOT_FOUND means that there were none."""
         handle, _ = self._handles[device.uuid]
         since_us = int(since * 1e6)
         name = "nvmlDeviceGetProcessUtilization"
@@ -369,7 +369,7 @@ class Nvml:
 
 
 def _distinct(listed: Iterable[Process]) -> list[Process]:
-    """The processes, each as what it is listed as first."""
+    """Return the processes, each as what it is listed as first."""
     processes: dict[int, Process] = {}
     for process in listed:
         processes.setdefault(process.pid, process)

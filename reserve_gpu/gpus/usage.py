@@ -21,7 +21,7 @@ DRIVER_RESERVE_MIB = 640.0
 
 
 def judge(usage: Usage, idle_mib: float | None = None) -> State:
-    """Whether the device is IDLE, BUSY, PROHIBITED or UNKNOWN.
+    """Tell whether the device is IDLE, BUSY, PROHIBITED or UNKNOWN.
 
     Idle takes no sign of use and at least one reading that can be trusted.
     idle_mib: memory in use up to which it is idle, None for the default.
@@ -39,7 +39,7 @@ def judge(usage: Usage, idle_mib: float | None = None) -> State:
 
 
 def idle_limit_mib(usage: Usage, idle_mib: float | None = None) -> float:
-    """Memory in use, in MiB, up to which a device without compute processes is idle.
+    """Return the memory in use, in MiB, up to which a device without processes is idle.
 
     1 GiB or 5 % of its memory, whichever is less, but never less than the driver's own reserve
     where that is counted as used.
@@ -54,14 +54,14 @@ def idle_limit_mib(usage: Usage, idle_mib: float | None = None) -> float:
 
 
 def is_usable(usage: Usage) -> bool:
-    """Whether CUDA would let one more process onto the device."""
+    """Tell whether CUDA would let one more process onto the device."""
     if usage.mode == ComputeMode.EXCLUSIVE_PROCESS:
         return not (usage.compute or usage.mps)
     return usage.mode != ComputeMode.PROHIBITED
 
 
 def used_mib(usage: Usage) -> float:
-    """Memory in use in MiB, to choose the device with the least; infinite if not reported."""
+    """Return the memory in use in MiB, infinite if it is not reported."""
     return math.inf if usage.used_mib is None else usage.used_mib
 
 
@@ -71,7 +71,7 @@ def room_mib(
     parts: Sequence[tuple[float | None, float | None]],
     own: tuple[float, float | None] = (0.0, 0.0),
 ) -> float | None:
-    """How much of the device's memory can still be promised, in MiB; None if it can't be read.
+    """Return how much memory can still be promised, in MiB; None if it can't be read.
 
     What is promised counts in full, however little of it is used yet; so does what is used beyond.
     All else that is in use belongs to those who were promised nothing, and who may stay.
@@ -96,7 +96,7 @@ def room_mib(
 
 
 def unpromised_mib(usage: Usage, uses: Sequence[float | None]) -> float | None:
-    """Memory in use by those who were promised nothing, in MiB; None if it can't be told apart.
+    """Return the memory in use by strangers, in MiB; None if it can't be told apart.
 
     uses: what those use who were promised a part, None for one of whom that can't be seen.
     """

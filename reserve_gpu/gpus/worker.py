@@ -61,7 +61,7 @@ class Worker:
         return call.result()
 
     def is_stuck(self) -> bool:
-        """Whether a call hangs."""
+        """Tell whether a call hangs."""
         self._forget_those_done()
         return bool(self._hanging)
 

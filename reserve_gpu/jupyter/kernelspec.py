@@ -87,7 +87,7 @@ def uninstall(arguments: Namespace) -> str:
 
 
 def _words(arguments: Namespace) -> list[str]:
-    """The words on a command line that mean these options of a request."""
+    """Return the words on a command line that mean these options of a request."""
     result: list[str] = []
     for option in options.REQUEST_THAT_GOES_ON:
         value = getattr(arguments, option.attribute)
@@ -120,7 +120,7 @@ def _check(wishes: Namespace) -> None:
 
 
 def _stock(wishes: Namespace) -> tuple[dict[str, Any], str]:
-    """The stock kernelspec, started by this command with the extension; the folder of its logos."""
+    """Return the stock kernelspec, started by this command, and the folder of its logos."""
     try:
         from ipykernel.kernelspec import RESOURCES, get_kernel_dict
     except ImportError as error:
@@ -144,7 +144,7 @@ def _manager() -> KernelSpecManager:
 
 
 def _place(arguments: Namespace) -> str | None:
-    """The directory of kernels that was named, None if none was."""
+    """Return the directory of kernels that was named, None if none was."""
     if sum(map(bool, (arguments.user, arguments.sys_prefix, arguments.prefix))) > 1:
         raise RequestError("Give one of --user, --sys-prefix and --prefix.")
     if arguments.user:

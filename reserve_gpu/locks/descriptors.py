@@ -33,7 +33,7 @@ def remember(descriptor: int) -> int:
 
 
 def opening(descriptor: int) -> tuple[object, ...] | None:
-    """What tells this opening of ours from all others; None if the number is not ours any more."""
+    """Return what tells this opening from all others; None if the number is not ours any more."""
     with suppress(OSError):
         known = _opened.get(descriptor)
         return known if known and known[1:] == _identity(descriptor) else None
@@ -65,7 +65,7 @@ def _identity(descriptor: int) -> tuple[object, ...]:
 
 @cache
 def _hook_fork() -> None:
-    """Registering the hook twice is harmless; forgetting it leaks every lock into every child."""
+    """Register the hook once; without it every lock would leak into every child."""
     if hasattr(os, "register_at_fork"):  # Windows has no fork
         os.register_at_fork(after_in_child=_close_all)
 

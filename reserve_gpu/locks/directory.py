@@ -175,17 +175,17 @@ class LockDirectory:
         raise LockError(f"This user has {living} locks {self.path}/{prefix}-... already.")
 
     def holders_of(self, uuid: str) -> tuple[Holder, ...]:
-        """Who has the device, several if they share it; under the mutex. Raises LockError."""
+        """Return the holders of a device, several if they share it; under the mutex."""
         name = lock_name(uuid)
         whole = [self.holders.of(name)] if self._is_held(name, f"{self.path}/{name}") else []
         return (*whole, *self.sharers_of(uuid))
 
     def sharers_of(self, uuid: str, besides: Collection[str] = ()) -> tuple[Holder, ...]:
-        """Who shares the device, without those whose files are named; under the mutex."""
+        """Return the sharers of a device, without those whose files are named; under the mutex."""
         return tuple(map(self.holders.of, self._living(_share_prefix(uuid), besides)))
 
     def holders_besides(self, uuids: Collection[str]) -> tuple[Holder, ...]:
-        """Who has locked what is none of these devices, perhaps one that is lost; under the mutex.
+        """Return the holders of what is none of these devices, perhaps a lost one; under the mutex.
 
         Anybody may have made such a file, so this is for people to read. Raises LockError.
         """
@@ -196,7 +196,7 @@ class LockDirectory:
         return tuple(map(self.holders.of, filter(self._is_held, others)))
 
     def holders_by(self, uid: int, besides: Collection[str] = ()) -> tuple[Holder, ...]:
-        """Who of a user's processes has a device, or shares it; under the mutex.
+        """Return the holders that are a user's processes; under the mutex.
 
         Of a whole device the kernel's list of locks says whose process it is, and of a shared one
         the owner of the file, as nobody else can write to that. A whole device that somebody of
@@ -221,7 +221,7 @@ class LockDirectory:
         return holder if is_own else None
 
     def unlisted(self, names: Collection[str]) -> set[str]:
-        """Those of the files that the kernel's list shows nobody to have locked.
+        """Return the files that nobody has locked by the kernel's list.
 
         A cheap hint that somebody may have let go of something; it decides nothing.
         """
@@ -229,21 +229,21 @@ class LockDirectory:
         return {name for name in names if not holders.lists(name)}
 
     def listed_holders_of(self, uuid: str) -> tuple[Holder, ...]:
-        """Who has the device by the kernel's list, which may miss some; it decides nothing."""
+        """Return the holders by the kernel's list, which may miss some; it decides nothing."""
         holders = self.holders
         return tuple(map(holders.of, self._listed(uuid, holders)))
 
     def tickets(self, besides: Collection[str] = ()) -> list[Ticket]:
-        """The living tickets of those who wait, the first one first; under the mutex."""
+        """Return the living tickets of those who wait, the first one first; under the mutex."""
         return sorted(map(self.holders.ticket, self._living(QUEUE, besides)))
 
     def listed_tickets(self) -> list[Ticket]:
-        """Those that the kernel's list shows; it decides nothing."""
+        """Return the tickets that the kernel's list shows; it decides nothing."""
         holders = self.holders
         return sorted(map(holders.ticket, filter(holders.lists, self.user_files(QUEUE))))
 
     def user_files(self, prefix: str) -> list[str]:
-        """The names `PREFIX-UID-N.lock`, the first ones of each owner.
+        """Return the names `PREFIX-UID-N.lock`, the first ones of each owner.
 
         Counted by the owner of the file, not by the UID in its name: that may be another in a
         container with a user namespace, and anybody could write any name.
@@ -264,7 +264,7 @@ class LockDirectory:
 
     @property
     def holders(self) -> Holders:
-        """What is there, and who has it; under the mutex read once, as others change nothing."""
+        """Return who has what; under the mutex it is read once, as others change nothing."""
         return self._holders or Holders(self.path, self.descriptor, self._device)
 
     def _living(self, prefix: str, besides: Collection[str] = ()) -> Iterator[str]:
@@ -277,7 +277,7 @@ class LockDirectory:
         return filter(holders.lists, names)
 
     def _is_held(self, name: str, path: str | None = None) -> bool:
-        """Whether somebody has the file locked: the lock decides, not the kernel's list.
+        """Tell whether somebody has the file locked: the lock decides, not the kernel's list.
 
         path: with it LockError is raised where something stands there that nobody can lock.
         """
@@ -291,17 +291,17 @@ class LockDirectory:
 
 
 def device_of(name: str) -> str:
-    """The device that a lock file is of, as `lock_name` begins for it."""
+    """Return the device of a lock file, as `lock_name` begins for it."""
     return name.partition(SHARE)[0].removesuffix(".lock")
 
 
 def lock_name(uuid: str) -> str:
-    """The file that is locked by who has reserved the device for themselves."""
+    """Return the name of the file that a whole device's holder has locked."""
     return f"{uuid.replace('/', '_')}.lock"  # MIG instances had slashes before driver 470
 
 
 def default_path() -> str:
-    """The lock directory: the one that was set, else in the first place open to all users.
+    """Return the lock directory: the one that was set, else in the first place open to all.
 
     Raises LockError. A relative path would be another directory for every working directory.
     """

@@ -28,7 +28,7 @@ SET_ANOTHER = "Set RESERVE_GPU_LOCK_DIR to a directory that all users of this ma
 
 
 def open_directory(path: str) -> int:
-    """A descriptor to reach the directory by, made for all users if it is not there.
+    """Open the directory, made for all users if it is not there; returns a descriptor.
 
     Raises LockError.
     """
@@ -50,7 +50,7 @@ def open_directory(path: str) -> int:
 
 
 def open_to_lock(directory: int, name: str, path: str, mode: int) -> int:
-    """A descriptor of the lock file, open for reading and writing, made if it is not there.
+    """Open the lock file for reading and writing, made if it is not there; returns a descriptor.
 
     directory: as open_directory gives it. path: what messages call the file. mode: the file's.
     Raises LockError.
@@ -69,7 +69,7 @@ def open_to_lock(directory: int, name: str, path: str, mode: int) -> int:
 
 
 def open_to_look(directory: int, name: str, path: str | None = None) -> int | None:
-    """A descriptor to see whether the file is locked; None if it is not there, or no lock file.
+    """Open a file to see whether it is locked; None if it is not there, or is no lock file.
 
     path: what messages call the file. With it what is no lock file, and so can't be locked by
     anybody, raises LockError.
@@ -89,14 +89,14 @@ def open_to_look(directory: int, name: str, path: str | None = None) -> int | No
 
 
 def status_of(directory: int, name: str) -> os.stat_result | None:
-    """What stands there under that name, be it a link; None if there is nothing to be seen."""
+    """Return the status of what has that name, be it a link; None if nothing can be seen."""
     with suppress(OSError):
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
     return None
 
 
 def sole_owner(directory: int, name: str) -> int | None:
-    """The user that a regular file belongs to, if nobody else can write to it.
+    """Return the user that a regular file belongs to, if nobody else can write to it.
 
     The lock files of devices are writable by all, and so anybody can give them a second name, which
     would be locked as long as the device is.
@@ -108,7 +108,7 @@ def sole_owner(directory: int, name: str) -> int | None:
 
 
 def is_others(directory: int, name: str) -> bool:
-    """Whether something stands there that this user did not make."""
+    """Tell whether something stands there that this user did not make."""
     status = status_of(directory, name)
     if status is None:
         return False
@@ -117,7 +117,7 @@ def is_others(directory: int, name: str) -> bool:
 
 
 def is_current(directory: int, name: str, descriptor: int) -> bool:
-    """Whether the open file is the one of that name, not one that was deleted since.
+    """Tell whether the open file is the one of that name, not one that was deleted since.
 
     directory: to look in; none is needed for an absolute path.
     """
@@ -126,7 +126,7 @@ def is_current(directory: int, name: str, descriptor: int) -> bool:
 
 
 def _open(directory: int, name: str, path: str, flags: int, mode: int | None = None) -> int:
-    """A descriptor of a regular file. Raises OSError, and LockError if it is none.
+    """Open a regular file. Raises OSError, and LockError if it is none.
 
     mode: to be given to a file of this user's.
     """
@@ -172,7 +172,7 @@ def _require_plain(descriptor: int, path: str) -> None:
 
 
 def _is_young(directory: int, name: str) -> bool:
-    """Whether the file, or the directory where it can't be seen, was made or changed just now."""
+    """Tell whether the file, or else the directory, was made or changed just now."""
     status = status_of(directory, name) or os.fstat(directory)
     return abs(time.time() - status.st_ctime) < YOUNG_S
 

@@ -39,7 +39,7 @@ class Holders:
 
     @property
     def names(self) -> set[str]:
-        """Of all files there. Raises LockError."""
+        """Return the names of all files there. Raises LockError."""
         if self._names is None:
             try:
                 self._names = set(os.listdir(f"/proc/self/fd/{self._directory}"))
@@ -75,7 +75,7 @@ class Holders:
         )
 
     def lists(self, name: str) -> bool:
-        """Whether the kernel's list names a process that has the file of that name locked."""
+        """Tell whether the kernel's list names a process that has the file of that name locked."""
         status = files.status_of(self._directory, name)
         return status is not None and self._pid(status) is not None
 
@@ -126,7 +126,7 @@ def named(record: Record, pid: int | None, changed: float = 0.0) -> Holder:
 
 
 def _locking_pids() -> dict[str, int]:
-    """The first process that has a file locked, by what the kernel calls the file."""
+    """Return the first process that has a file locked, by what the kernel calls the file."""
     pids: dict[str, int] = {}
     with suppress(OSError, ValueError), open("/proc/locks", encoding="utf-8") as locks:
         for line in locks:  # `1: FLOCK  ADVISORY  WRITE 4321 00:19:47 0 EOF`
@@ -137,7 +137,7 @@ def _locking_pids() -> dict[str, int]:
 
 
 def _keeper(pid: int, file: os.stat_result) -> int:
-    """The process that keeps a lock: the one that took it, or one that this has left running.
+    """Return the process that keeps a lock: the one that took it, or one that it left running.
 
     What a command of `reserve-gpu run` leaves in the background has its descriptors.
     """

@@ -45,7 +45,7 @@ class Lock:
 
     @property
     def name(self) -> str:
-        """Of the file in its directory."""
+        """Return the name of the file in its directory."""
         return os.path.basename(self.path)
 
     def write(self, record: Record) -> None:
@@ -76,12 +76,12 @@ class Lock:
         self.descriptor = NONE  # the number may soon be another file's
 
     def held(self) -> bool:
-        """Whether this process, not its parent, still has the file open that it locked."""
+        """Tell whether this process, not its parent, still has the file open that it locked."""
         opening = descriptors.opening(self.descriptor)
         return self._pid == os.getpid() and opening is not None and opening == self._opening
 
     def stands(self) -> bool:
-        """Whether the locked file is still the one that others find under its name."""
+        """Tell whether the locked file is still the one that others find under its name."""
         with suppress(OSError):
             there = os.stat(self.path, follow_symlinks=False)
             return os.path.samestat(there, os.fstat(self.descriptor))
@@ -115,7 +115,7 @@ def flock(descriptor: int, path: str) -> bool:
 
 
 def kernel_device(descriptor: int) -> str | None:
-    """What the kernel's list of locks calls the file system of a file that is locked so.
+    """Return what the kernel's list of locks calls the file system of a locked file.
 
     On btrfs, overlayfs and others that is not the st_dev of stat(2). None if this very opening of
     the file has it not locked. Documentation/filesystems/proc.rst, "/proc/<pid>/fdinfo".

@@ -79,11 +79,11 @@ class Place:
 
     @property
     def has_joined(self) -> bool:
-        """Whether this process has been in the queue."""
+        """Tell whether this process has been in the queue."""
         return self._lock is not None
 
     def stands(self) -> bool:
-        """Whether the ticket is there, for others to see."""
+        """Tell whether the ticket is there, for others to see."""
         return self._lock is not None and self._lock.held() and self._lock.stands()
 
     def join(self) -> None:
@@ -103,7 +103,7 @@ class Place:
         self._number = os.fstat(lock.descriptor).st_mtime_ns
 
     def want(self, wants: Collection[str]) -> None:
-        """Want other devices from now on, at the same place; under the mutex."""
+        """Ask for other devices from now on, at the same place; under the mutex."""
         record = _wanting(self._record, wants)
         if self._lock and record != self._record:
             self._record = record
@@ -116,7 +116,7 @@ class Place:
             self._lock.stamp(int(self._number))
 
     def ahead(self) -> list[Ticket]:
-        """Those who come before, the first one first, without who is stopped; under the mutex.
+        """Return the tickets ahead, the first one first, without stopped waiters; under the mutex.
 
         A process that was stopped by Ctrl-Z, or with its container, can't take what is offered to
         it. It is passed over until it goes on, and keeps its place.
@@ -140,7 +140,7 @@ class Place:
         is_free: Callable[[Ticket], bool],
         is_delayed: Callable[[Sequence[Ticket]], bool] = lambda _: True,
     ) -> Ticket | None:
-        """Who comes before this process for the device; of those whom `ahead` has returned.
+        """Return the first ticket ahead that keeps this process from the device, of `ahead`'s.
 
         An offer lapses: who lets a device lie that is free can't use it, whatever the ticket says.
         Not who waits for several, and takes none before all are there; nor who may have to leave it
@@ -196,7 +196,7 @@ class Wakeups:
 
     @property
     def is_told(self) -> bool:
-        """Whether the kernel gives notice."""
+        """Tell whether the kernel gives notice."""
         return descriptors.opening(self._notices) is not None
 
     def wait(
@@ -230,7 +230,7 @@ def _wanting(record: Record, wants: Collection[str]) -> Record:
 
 
 def _watch(directory: int) -> int:
-    """A descriptor that becomes readable with each notice; NONE if there can be none."""
+    """Return a descriptor that is readable after each notice; NONE if there can be none."""
     import ctypes
 
     with suppress(OSError, AttributeError):  # no C library that has these

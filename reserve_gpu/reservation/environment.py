@@ -44,7 +44,7 @@ class Changes(NamedTuple):
     written: Mapping[str, str | None] = {}
 
     def outside(self) -> dict[str, str | None]:
-        """The variables as somebody outside of this package set them, before or since."""
+        """Return the variables as somebody outside of this package set them, before or since."""
         return {
             name: self.before.get(name)
             if name in self.written and self.written[name] == value
@@ -64,7 +64,7 @@ class Changes(NamedTuple):
 
 
 def variables(devices: Sequence[Device], part_mib: float | None = None) -> dict[str, str | None]:
-    """CUDA's variables for these devices, in this order; None for one that must not be set.
+    """Return CUDA's variables for these devices; None for one that must not be set.
 
     part_mib: what of the memory of each is reserved, in MiB; None for all of it.
     """
@@ -77,14 +77,14 @@ def variables(devices: Sequence[Device], part_mib: float | None = None) -> dict[
 
 
 def own_caps(values: Mapping[str, str | None], outside: Mapping[str, str | None]) -> str:
-    """What to leave to processes below: of each cap that is set, and what it was outside."""
+    """Return what tells child processes which caps we set, and what stood there before."""
     with no_fork:
         import json
     return json.dumps({n: (v, outside.get(n)) for n, v in values.items() if n in CAPS})
 
 
 def inherited_caps(outside: Mapping[str, str | None]) -> dict[str, str | None]:
-    """The caps that a process above has set for its own part, with their values before that.
+    """Return the caps that an ancestor has set for its own part, with the values before that.
 
     outside: the variables as somebody outside of this process set them. A value that was changed
     since is the user's.
@@ -104,7 +104,7 @@ def inherited_caps(outside: Mapping[str, str | None]) -> dict[str, str | None]:
 
 
 def in_order(devices: Iterable[Device], visible: str) -> tuple[Device, ...]:
-    """The devices as that CUDA_VISIBLE_DEVICES has them in its order; others at the end."""
+    """Order the devices as that CUDA_VISIBLE_DEVICES does; others come at the end."""
     entries = visible.split(",")
 
     def place(device: Device) -> int:
@@ -114,7 +114,7 @@ def in_order(devices: Iterable[Device], visible: str) -> tuple[Device, ...]:
 
 
 def read(names: Iterable[str] = VARIABLES) -> dict[str, str | None]:
-    """The variables as they are now."""
+    """Return the variables as they are now."""
     return {name: os.environ.get(name) for name in names}
 
 
@@ -128,7 +128,7 @@ def write(values: Mapping[str, str | None]) -> None:
 
 
 def cuda_started() -> bool:
-    """Whether CUDA has been initialised in this process, or in a parent that it was forked from.
+    """Tell whether CUDA is initialised in this process, or was in a parent before the fork.
 
     Asks the driver library itself, if the process has loaded it: before cuInit every call answers
     CUDA_ERROR_NOT_INITIALIZED. Starts nothing and loads nothing.
@@ -137,7 +137,7 @@ def cuda_started() -> bool:
 
 
 def cuda_uuids() -> list[str]:
-    """The UUIDs, without `GPU-` or `MIG-`, of the devices that CUDA sees, in its order.
+    """Return the UUIDs, without `GPU-` or `MIG-`, of the devices that CUDA sees, in its order.
 
     Empty where CUDA has not started, or can't be asked, as in a fork.
     """
@@ -175,7 +175,7 @@ def _remember() -> None:
 
 
 def _cuda() -> Any:
-    """The CUDA driver library, if this process has loaded and initialised it."""
+    """Return the CUDA driver library, if this process has loaded and initialised it."""
     if not hasattr(os, "RTLD_NOLOAD"):
         return None
     with no_fork:

@@ -64,7 +64,7 @@ def offer(handover: Handover) -> None:
 
 
 def received() -> Handover | None:
-    """What this process was given; None, without a word, if that is not so or not true any more."""
+    """Return what this process was given; None if there is nothing, or it is not true any more."""
     value = os.environ.get(host.HELD, "")
     if host.held_by() != os.getpid() or len(value) > LIMIT:
         return None
@@ -95,7 +95,7 @@ def _checked(fields: Mapping[str, Any]) -> Handover | None:
 
 
 def _device(fields: Mapping[str, Any]) -> Device:
-    """The device that was written down. Raises TypeError for what can't be one."""
+    """Return the device that was written down. Raises TypeError for what can't be one."""
     for name, value in fields.items():
         if value is None and name not in ("index", "uuid"):
             continue
@@ -115,7 +115,7 @@ def _text(value: object) -> str | None:
 
 
 def _adopted(descriptor: int, name: str, *, shared: bool) -> Lock | None:
-    """The lock that this process had before exec made it another program; None if it is not that.
+    """Return the lock that this process had before exec; None if it is not that.
 
     Only the kernel is believed: the descriptor is open, its file is the one of that name, and this
     very opening of the file has it locked. From now on it is closed in forks and over exec.

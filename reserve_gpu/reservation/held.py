@@ -41,17 +41,17 @@ class Held(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Whether it lets others share the devices."""
+        """Tell whether it lets others share the devices."""
         return any(lock.shared for lock in self.locks.values())
 
     @property
     def is_over(self) -> bool:
-        """Whether the last `with` block has ended, and nobody outside of one counts on it."""
+        """Tell whether the last `with` block has ended, and nobody outside of one counts on it."""
         return not self.inside and not self.answers
 
     @property
     def is_intact(self) -> bool:
-        """Whether this process still has all the locks: not in a fork, nor closed by other code."""
+        """Tell whether this process still has all the locks, which other code may have closed."""
         return all(lock.held() for lock in self.locks.values())
 
     def is_another_part_of(self, other: "Held") -> bool:
@@ -64,7 +64,7 @@ class Held(NamedTuple):
         return mine == others
 
     def unprotected(self) -> list[Device]:
-        """The devices whose locks don't keep others off any more."""
+        """Return the devices whose locks don't keep others off any more."""
         return [
             device
             for device in self.devices
@@ -72,7 +72,7 @@ class Held(NamedTuple):
         ]
 
     def relocked(self, device: Device, directory: LockDirectory) -> "tuple[Held, str]":
-        """With a new lock of the device, and what to say of it; under the mutex.
+        """Lock the device anew; returns what is held then, and what to say of it. Under the mutex.
 
         Raises LockError if another process has the device now.
         """
@@ -89,15 +89,15 @@ class Held(NamedTuple):
         return self._replace(promise=self.promise._replace(**changes))
 
     def answered(self, thread: int) -> "Held":
-        """After one more call of reserve(); inside of a `with` block it lasts until its end."""
+        """Count one more call of reserve(), unless it is inside of a `with` block."""
         return self if thread in self.inside else self._replace(answers=self.answers + 1)
 
     def entered(self, thread: int) -> "Held":
-        """After the start of a `with` block: the call that it began with counts no more."""
+        """Count the start of a `with` block in place of the call that it began with."""
         return self._replace(inside=(*self.inside, thread), answers=max(0, self.answers - 1))
 
     def left(self, thread: int) -> "Held":
-        """After the end of a `with` block, which another thread may have begun."""
+        """Count the end of a `with` block, which another thread may have begun."""
         inside = list(self.inside)
         inside.remove(thread if thread in inside else inside[-1])
         return self._replace(inside=tuple(inside))

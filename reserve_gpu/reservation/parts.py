@@ -45,11 +45,11 @@ class Room(NamedTuple):
 
     @property
     def most_mib(self) -> float:
-        """The largest part that this process can have there."""
+        """Return the largest part that this process can have there."""
         return self.free_mib + max(self.own.promised_mib, self.own.used_mib or 0.0)
 
     def is_delayed(self, ahead_mib: Sequence[float | None], part_mib: float) -> bool:
-        """Whether the last of those who come before may have to wait longer for that part's sake.
+        """Tell whether the last of those ahead may have to wait longer because of that part.
 
         ahead_mib: what each of them waits for, None for all of the device.
         """
@@ -62,7 +62,7 @@ class Room(NamedTuple):
 
 
 def room(device: Device, reading: Usage, sharers: Sequence[Holder], own: Own) -> Room | None:
-    """What there is on the device; None where its memory can't be read.
+    """Return what there is on the device; None where its memory can't be read.
 
     sharers: the others, with what they use of it.
     """
@@ -86,7 +86,7 @@ def delays(
     leaving: Leaving,
     earlier_mib: Sequence[float] = (),
 ) -> bool:
-    """Whether a part, if it is taken now, can keep one waiting who waits for that much.
+    """Tell whether taking a part now can delay somebody who waits for that much.
 
     It can't where that one is met as soon as without it, in whatever order those leave who have
     something there: then a small part may pass a large one, and yet nobody starves.
@@ -111,6 +111,6 @@ def delays(
 
 
 def strangers(processes: Sequence[Process], sharers: Sequence[Holder]) -> tuple[Process, ...]:
-    """Those of the processes that belong to none of the sharers, nor to this process."""
+    """Return the processes that belong to none of the sharers, nor to this process."""
     pids = {os.getpid(), *(sharer.pid for sharer in sharers)}
     return tuple(p for p in processes if not host.is_below(p.pid, pids))

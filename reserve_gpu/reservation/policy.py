@@ -22,7 +22,7 @@ LIVELY_S = 2.0  # for so long: a GPU may be in use a little longer than it is re
 
 
 def unfit(device: Device | Fault, request: Request, driver: str | None = None) -> Unfit | None:
-    """Why the device can never be what is asked for, None if it can.
+    """Return why the device can never be what is asked for, None if it can.
 
     driver: its version, which matters for who asks for several MIG instances.
     """
@@ -47,7 +47,7 @@ def unfit(device: Device | Fault, request: Request, driver: str | None = None) -
 
 
 def is_to_be_taken(request: Request, state: State, reading: Usage, *, is_shared: bool) -> bool:
-    """Whether a device that nobody else has reserved for themselves, or waits for, is taken.
+    """Tell whether to take a device that nobody else has reserved for themselves or waits for.
 
     state: of its use. is_shared: others share it, with whom the request is willing to share.
     A name says that the person knows better; it can't help where CUDA would let nobody on. For a
@@ -61,7 +61,7 @@ def is_to_be_taken(request: Request, state: State, reading: Usage, *, is_shared:
 
 
 def first_will_do(request: Request) -> bool:
-    """Whether the first free device is as good as any; else all have to be seen to choose."""
+    """Tell whether the first free device is as good as any; else all have to be seen."""
     return request.needed == 1 and not request.devices and not request.share
 
 
@@ -71,7 +71,7 @@ def choose(
     rank: Mapping[str, tuple[int, float]],
     link: Callable[[Device, Device], int],
 ) -> list[Device] | None:
-    """The best of those that can be had, in their order, None if they are too few.
+    """Return the best of those that can be had, in their order, None if they are too few.
 
     rank: by UUID; of those that are shared the least is the best one.
     link: how far two devices are from each other; 0 is closest.
@@ -93,7 +93,7 @@ def choose(
 def closest(
     devices: Sequence[Device], count: int, link: Callable[[Device, Device], int]
 ) -> list[Device]:
-    """Those of the devices that are well connected; the first ones where all are alike.
+    """Return the best connected devices; the first ones where all are alike.
 
     Grown from each device in turn by what is closest to those chosen so far.
     """
@@ -113,7 +113,7 @@ def closest(
 
 
 def kept(held: Sequence[Device], request: Request, *, is_shared: bool) -> list[Device] | None:
-    """Those of the devices held already that are what is asked for, None where they are not.
+    """Return the held devices that are what is asked for, None where they are not.
 
     is_shared: they are held together with others. Who names none and no number is content with all
     of them. The order is that of the names.
@@ -136,14 +136,14 @@ def kept(held: Sequence[Device], request: Request, *, is_shared: bool) -> list[D
 
 
 def is_enough(held_mib: float | None, wanted_mib: float | None) -> bool:
-    """Whether what is held is the part that is wanted, or more; None for who asks for no part."""
+    """Tell whether the held part is as large as the wanted one; None stands for no part."""
     if held_mib is None or wanted_mib is None:
         return held_mib is wanted_mib
     return wanted_mib <= held_mib
 
 
 def take_back(request: Request, seen: Sequence[Device]) -> Request | None:
-    """The request by the names of the devices that CUDA sees, None if it asks for others.
+    """Return the request by the names of the devices that CUDA sees, None if it asks for others.
 
     Once CUDA has started it sees these and no others, so nothing else can be reserved any more.
     seen: in CUDA's order.
@@ -157,7 +157,7 @@ def take_back(request: Request, seen: Sequence[Device]) -> Request | None:
 
 
 def is_impossible(refusals: Sequence[Refusal], request: Request) -> bool:
-    """Whether no state of this machine could satisfy the request.
+    """Tell whether no state of this machine could satisfy the request.
 
     refusals: of all devices that this process may use and the request does not exclude.
     """
@@ -169,13 +169,13 @@ def is_impossible(refusals: Sequence[Refusal], request: Request) -> bool:
 
 
 def may_come_free(refusals: Sequence[Refusal], request: Request) -> bool:
-    """Whether it makes sense to wait: what is drained does not count."""
+    """Tell whether it makes sense to wait: what is drained does not count."""
     there = [refusal for refusal in refusals if refusal.state is not State.DRAINED]
     return bool(there) and not is_impossible(there, request)
 
 
 def wanted(refusals: Sequence[Refusal]) -> list[str]:
-    """The UUIDs of the devices that who waits would take, were they free.
+    """Return the UUIDs of the devices that a waiter would take if they were free.
 
     Not those that the administrator's rules keep from this user for now: others need not leave
     them to one who may not have them.
@@ -186,7 +186,7 @@ def wanted(refusals: Sequence[Refusal]) -> list[str]:
 
 
 def is_above(refusals: Sequence[Refusal], ancestors: Collection[int]) -> bool:
-    """Whether all that would do is reserved by processes that this one was started from.
+    """Tell whether ancestors of this process have reserved all that would do.
 
     To wait for them would be to wait for one's own end. ancestors: their pids.
     """
@@ -197,7 +197,7 @@ def is_above(refusals: Sequence[Refusal], ancestors: Collection[int]) -> bool:
 
 
 def next_look_s(refusals: Sequence[Refusal], *, is_lively: bool, is_told: bool) -> float:
-    """The seconds until one who waits looks again.
+    """Return the seconds until a waiter looks again.
 
     is_lively: something has changed just now. is_told: the kernel gives notice of changes.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def allowed(
     request: Request, ruled: Rules, held: Lease, since: float | None, at: float
 ) -> tuple[Request, list[str]]:
-    """The request as the rules let it be, and what there is to say of that.
+    """Return the request as the rules allow it, and what to say about that.
 
     held, since: the lease of what is asked for and when it was reserved, None for what is not held
     yet. at: this moment.
@@ -44,7 +44,7 @@ def allowed(
 
 
 def counted(ends: Lease, ruled: Rules, since: float) -> Lease:
-    """Lease that have begun, of what was reserved at that moment.
+    """Return a lease that has begun, counted from when the devices were reserved.
 
     The rule's time counts from the start: else who prolongs it each day, or takes one more to it,
     holds it for ever.
@@ -55,7 +55,7 @@ def counted(ends: Lease, ruled: Rules, since: float) -> Lease:
 
 
 def lease(asked: Lease, ruled: Rules) -> Lease:
-    """Until when it is held that somebody reserves with such a lease.
+    """Return the lease that somebody gets who asks for this one.
 
     In the midst of a cell only the administrator's own end comes.
     """
@@ -77,7 +77,7 @@ def judge(  # noqa: PLR0913, PLR0917 - who asks for what, and what there is
     elsewhere: Sequence[Holder],
     walk: Callable[[], Iterable[Device | Fault]],
 ) -> Callable[[Device], Refusal | None]:
-    """What says why this user may not have one of the devices, None for one that is allowed.
+    """Return a function that tells why this user may not have a device, None if they may.
 
     own: the UUIDs of what this process has already. elsewhere: who else of this user's processes
     has something. walk: what finds all devices of the machine, for those that they have.
@@ -131,7 +131,7 @@ def require_amount(request: Request, ruled: Rules) -> None:
 
 
 def _promised_mib(holder: Holder, known: Mapping[str, Device]) -> float:
-    """What a process was promised by a part; of one that gave no size all of the device."""
+    """Return what a process was promised: its part, or all of the device if it gave no size."""
     if not _is_sharer(holder):
         return 0.0
     if holder.part_mib is not None:
@@ -145,7 +145,7 @@ def _is_sharer(holder: Holder) -> bool:
 
 
 def _labelled(holder: Holder, known: Mapping[str, Device]) -> Holder:
-    """The holder with the label of what it has, not what its record says, where that is known."""
+    """Return the holder with the label of its device, where that is known."""
     device = known.get(device_of(holder.file or ""))
     return holder._replace(label=device.label) if device else holder
 
@@ -155,5 +155,5 @@ def _by_place(devices: Iterable[Device | Fault]) -> dict[str, Device]:
 
 
 def _place(device: Device) -> str:
-    """What the names of its lock files begin with."""
+    """Return what the names of its lock files begin with."""
     return device_of(lock_name(device.uuid))

@@ -30,7 +30,7 @@ class Deadline(NamedTuple):
 
     @classmethod
     def after(cls, wait: object) -> "Deadline":
-        """The deadline that a duration from now makes. Raises RequestError."""
+        """Make a deadline of a duration from now. Raises RequestError."""
         is_name = isinstance(wait, str) and names.is_name(wait)
         hint = f" To wait for GPUs by name: {shown(str(wait))} --wait." if is_name else ""
         limit_s = None if wait is None else parse_duration(wait, hint=hint)
@@ -38,12 +38,12 @@ class Deadline(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """Whether there is anything to wait for."""
+        """Tell whether there is anything to wait for."""
         return self.limit_s is not None
 
     @property
     def left_s(self) -> float:
-        """The seconds until then, 0 when it is over."""
+        """Return the seconds until then, 0 when it is over."""
         return max(0.0, self.at - time.monotonic())
 
 
@@ -63,7 +63,7 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
     if_wanted: bool = False,
     end_kernel: bool = False,
 ) -> Request:
-    """The request that the arguments of reserve() make. Raises RequestError."""
+    """Make a request of the arguments of reserve(). Raises RequestError."""
     named, excluded = _names(devices), _names(exclude)
     if devices is not None and not named:
         raise RequestError("No GPU is named. Leave the name out to get the first free one.")
@@ -95,12 +95,12 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
 
 
 def idle_mib() -> float | None:
-    """Memory in MiB up to which a device is idle, None for the default. Raises RequestError."""
+    """Return the memory in MiB up to which a device is idle, None for the default."""
     return setting_mib(host.IDLE_MEMORY)
 
 
 def setting_mib(variable: str) -> float | None:
-    """A size in MiB that a variable sets, None where it does not. Raises RequestError."""
+    """Return the size in MiB that a variable sets, None where it does not. Raises RequestError."""
     size = os.environ.get(variable)
     if not size:
         return None
@@ -111,7 +111,7 @@ def setting_mib(variable: str) -> float | None:
 
 
 def rules() -> Rules | None:
-    """What the administrator's file says just now to the user of this process, if there is one."""
+    """Return what the administrator's file says now to this user, None if there is none."""
     file = host.config_file()
     if file is None:
         return None
@@ -136,7 +136,7 @@ def _lease(
     if_wanted: bool,
     end_kernel: bool,
 ) -> Lease:
-    """Until when the reservation is to last. Raises RequestError."""
+    """Make a lease of the arguments. Raises RequestError."""
     if for_ is not None and until is not None:
         raise RequestError("For how long, or until when? Give one of the two.")
     lease = Lease(
@@ -153,7 +153,7 @@ def _lease(
 
 
 def _some_time(text: float | str) -> float:
-    """A duration that has an end, and is not over at once. Raises RequestError."""
+    """Parse a duration that has an end, and is not over at once. Raises RequestError."""
     duration_s = parse_duration(text)
     if not 0 < duration_s <= LONGEST_S:
         raise RequestError(f"{shown(str(text))!r} is no time to hold a GPU. Give 30m, 4h or 2d.")
@@ -161,7 +161,7 @@ def _some_time(text: float | str) -> float:
 
 
 def _which_unit(keyword: str, size: str | float) -> str:
-    """What is said to a bare number that no GPU is too small for; in Python's words to Python."""
+    """Return what to say to a number without a unit that is too small to be MiB."""
     number = str(size).strip()
     forms = [f"{number}GB", f"{number}MiB"]
     if not isinstance(size, str):

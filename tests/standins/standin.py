@@ -15,7 +15,7 @@ import time
 
 
 def trouble(name: str) -> str:
-    """The trouble that this framework is to get into, "" for none."""
+    """Return the trouble that this framework is to get into, "" for none."""
     told = dict(
         part.split("=") for part in os.environ.get("STAND_IN_TROUBLE", "").split(",") if part
     )
@@ -65,7 +65,7 @@ class Cuda:
         self.name = name
 
     def start(self) -> int:
-        """The number of devices."""
+        """Return the number of devices."""
         if trouble(self.name) == "old":
             raise RuntimeError("The NVIDIA driver on your system is too old\nPlease update")
         library = ctypes.CDLL("libcuda.so.1")
