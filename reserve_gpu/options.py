@@ -27,14 +27,18 @@ if TYPE_CHECKING:
 MESSAGE_LIMIT = 200  # characters of argparse's message, which repeats what was typed
 
 
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+
+
 class Option:
     """One argument, as argparse takes it.
 
     flags: its names, the long one last. settings: argparse's keyword arguments.
+    offers: values that Tab offers.
     """
 
-    def __init__(self, *flags: str, **settings: Any) -> None:
-        self.flags, self.settings = flags, settings
+    def __init__(self, *flags: str, offers: Sequence[str] = (), **settings: Any) -> None:
+        self.flags, self.settings, self.offers = flags, settings, offers
         self.flag = flags[-1]  # `--min-memory`; `devices` for the names of devices
         # What the parser calls its value, and reserve() its keyword.
         self.attribute = settings.get("dest") or self.flag.lstrip("-").replace("-", "_")
@@ -48,9 +52,19 @@ DEVICES = Option(
     "(0-3), a UUID or its start (GPU-8f2a), a MIG instance (1:0), a PCI bus id (0000:03:00.0); "
     "none: the first free one",
 )
-COUNT = Option("-n", "--count", type=int, metavar="COUNT", help="how many, the best connected ones")
+COUNT = Option(
+    "-n",
+    "--count",
+    offers=("1", "2", "4", "8"),
+    type=int,
+    metavar="COUNT",
+    help="how many, the best connected ones",
+)
 MIN_MEMORY = Option(
-    "--min-memory", metavar="SIZE", help="total memory of each: 16GB, 16GiB, 16000 (MiB)"
+    "--min-memory",
+    offers=("8GiB", "16GiB", "24GiB", "40GiB", "80GiB"),
+    metavar="SIZE",
+    help="total memory of each: 16GB, 16GiB, 16000 (MiB)",
 )
 NAME = Option("--name", metavar="TEXT", help="only GPUs with this text in their name")
 EXCLUDE = Option(
@@ -58,6 +72,7 @@ EXCLUDE = Option(
 )
 WAIT = Option(
     "--wait",
+    offers=("10m", "1h", "8h", "1d"),
     nargs="?",
     const=True,
     metavar="DURATION",
@@ -70,16 +85,27 @@ SHARE = Option(
 )
 MEMORY = Option(
     "--memory",
+    offers=("4GB", "10GB", "20GB", "40GB"),
     metavar="SIZE",
     help="a part of it: the most memory that you will use (10GB); together with others who share",
 )
 NOTE = Option("--note", metavar="TEXT", help="a line for others to read beside your reservation")
-FOR = Option("--for", dest="for_", metavar="DURATION", help="let go of it after 90s, 30m, 4h, 2d")
+FOR = Option(
+    "--for",
+    offers=("1h", "4h", "8h", "1d"),
+    dest="for_",
+    metavar="DURATION",
+    help="let go of it after 90s, 30m, 4h, 2d",
+)
 UNTIL = Option(
-    "--until", metavar="TIME", help="let go of it at 18:00, Fri, 2026-12-01 or 'Fri 18:00'"
+    "--until",
+    offers=("12:00", "18:00", *DAYS),
+    metavar="TIME",
+    help="let go of it at 18:00, Fri, 2026-12-01 or 'Fri 18:00'",
 )
 IDLE = Option(
     "--idle",
+    offers=("30m", "1h", "2h"),
     metavar="DURATION",
     help="let go of it when no cell has run, and nothing has used it, for DURATION",
 )

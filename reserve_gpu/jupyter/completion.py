@@ -8,19 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu.options import (
-    COUNT,
-    DEVICES,
-    FOR,
-    HELP,
-    IDLE,
-    MAGIC,
-    MEMORY,
-    MIN_MEMORY,
-    REQUEST,
-    UNTIL,
-    WAIT,
-)
+from reserve_gpu.options import COUNT, DEVICES, FOR, HELP, MAGIC, REQUEST, UNTIL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,18 +18,6 @@ if TYPE_CHECKING:
     from reserve_gpu.options import Option
 
 WORD = r"""(?:"[^"]*(?:"|$)|'[^']*(?:'|$)|[^\s"'])+"""
-DURATIONS = ("10m", "1h", "8h", "1d")
-DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-# What is offered for the value of an option.
-VALUES: Mapping[Option, Sequence[str]] = {
-    WAIT: DURATIONS,
-    COUNT: ("1", "2", "4", "8"),
-    MIN_MEMORY: ("8GiB", "16GiB", "24GiB", "40GiB", "80GiB"),
-    MEMORY: ("4GB", "10GB", "20GB", "40GB"),
-    FOR: ("1h", "4h", "8h", "1d"),
-    UNTIL: ("12:00", "18:00", *DAYS),
-    IDLE: ("30m", "1h", "2h"),
-}
 # Of these one at most is given.
 ENDS = {FOR.flag, UNTIL.flag}
 # What is given in place of a request, and what goes with it, one at most.
@@ -182,5 +158,4 @@ def _flags(start: str, typed: Typed) -> dict[str, str]:
 
 def _values(option: Option, word: str) -> Offer:
     """Return the values of an option that begin like the word."""
-    values = VALUES.get(option, ())
-    return Offer(word, {v: VALUE for v in values if v.lower().startswith(word.lower())})
+    return Offer(word, {v: VALUE for v in option.offers if v.lower().startswith(word.lower())})

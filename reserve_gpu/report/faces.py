@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from reserve_gpu.calls import no_fork
-from reserve_gpu.model import MIB, UNITS, Lease, Request
+from reserve_gpu.model import MIB, UNITS, Request
 
 COMMAND_LIMIT = 200  # characters; a longer one is not repeated
 COMMAND = "COMMAND ..."
@@ -55,30 +55,47 @@ def shell(command: list[str]) -> Face:
 
 
 def _words(request: Request) -> Iterator[str]:
-    """The request as the magic and the command line take it."""
-    yield from map(_quoted, request.devices)
-    if request.count and not request.devices:
-        yield f"-n {request.count}"
-    if request.min_memory_mib:
-        yield f"--min-memory {_size(request.min_memory_mib, request.memory_unit)}"
-    if request.model:
-        yield _option("--name", request.model)
-    if request.exclude:
-        yield f"--exclude {' '.join(map(_quoted, request.exclude))}"
-    if request.part_mib is not None:
-        yield f"--memory {_size(request.part_mib, request.promise.part_unit)}"
-    elif request.share:
-        yield "--share"
-    if request.promise.note and request.promise.note.isprintable():
-        yield _option("--note", request.promise.note)
-    for keyword, value in _lease(request.promise.lease):
-        flag = keyword.strip("_").replace("_", "-")
-        yield f"--{flag} {_quoted(value)}" if value else f"--{flag}"
+    """Yield the request as the magic and the command line take it."""
+    for keyword, value in _wishes(request).items():
+        flag = "--" + keyword.strip("_").replace("_", "-")
+        if keyword == "devices":
+            yield from map(_quoted, value)
+        elif keyword == "count":
+            yield f"-n {value}"
+        elif keyword == "exclude":
+            yield f"{flag} {' '.join(map(_quoted, value))}"
+        elif value is True:
+            yield flag
+        elif value.isprintable():  # a note may have line breaks
+            yield f"{flag}{'=' if value.startswith('-') else ' '}{_quoted(value)}"
 
 
-def _option(flag: str, value: str) -> str:
-    """An option with its value, also with one that looks like an option."""
-    return f"{flag}{'=' if value.startswith('-') else ' '}{_quoted(value)}"
+def _arguments(request: Request) -> Iterator[str]:
+    """Yield the request as `reserve()` takes it."""
+    for keyword, value in _wishes(request).items():
+        text = ",".join(value) if isinstance(value, tuple) else value
+        yield repr(text) if keyword == "devices" else f"{keyword}={text!r}"
+
+
+def _wishes(request: Request) -> dict[str, Any]:
+    """Return what the request asks for, by the keywords of `reserve()`; a flag has True."""
+    promise, lease = request.promise, request.promise.lease
+    values = {
+        "devices": request.devices,
+        "count": None if request.devices else request.count,
+        "min_memory": request.min_memory_mib and _size(request.min_memory_mib, request.memory_unit),
+        "name": request.model,
+        "exclude": request.exclude,
+        "memory": promise.size and _size(*promise.size),
+        "share": request.share and not promise.size,
+        "note": promise.note,
+        "for_": lease.lasts_s and _seconds(lease.lasts_s),
+        "until": lease.until and time.strftime("%Y-%m-%d %H:%M", time.localtime(lease.until)),
+        "idle": lease.idle_s and _seconds(lease.idle_s),
+        "if_wanted": lease.if_wanted,
+        "end_kernel": lease.end_kernel,
+    }
+    return {keyword: value for keyword, value in values.items() if value}
 
 
 def _quoted(word: str) -> str:
@@ -88,44 +105,8 @@ def _quoted(word: str) -> str:
     return shlex.quote(word)
 
 
-def _arguments(request: Request) -> Iterator[str]:
-    """The same as `reserve()` takes it."""
-    if request.devices:
-        yield repr(",".join(request.devices))
-    if request.count and not request.devices:
-        yield f"count={request.count}"
-    if request.min_memory_mib:
-        yield f"min_memory={_size(request.min_memory_mib, request.memory_unit)!r}"
-    if request.model:
-        yield f"name={request.model!r}"
-    if request.exclude:
-        yield f"exclude={','.join(request.exclude)!r}"
-    if request.part_mib is not None:
-        yield f"memory={_size(request.part_mib, request.promise.part_unit)!r}"
-    elif request.share:
-        yield "share=True"
-    if request.promise.note:
-        yield f"note={request.promise.note!r}"
-    for keyword, value in _lease(request.promise.lease):
-        yield f"{keyword}={value or True!r}"
-
-
-def _lease(lease: Lease) -> Iterator[tuple[str, str]]:
-    """Until when, by the keywords of `reserve()`; a flag has an empty value."""
-    if lease.lasts_s is not None:
-        yield "for_", _seconds(lease.lasts_s)
-    if lease.until is not None:
-        yield "until", time.strftime("%Y-%m-%d %H:%M", time.localtime(lease.until))
-    if lease.idle_s is not None:
-        yield "idle", _seconds(lease.idle_s)
-    if lease.if_wanted:
-        yield "if_wanted", ""
-    if lease.end_kernel:
-        yield "end_kernel", ""
-
-
 def _seconds(seconds: float) -> str:
-    """`4h`, `90m`, `45s`: the largest unit in which it is a whole number."""
+    """Return `4h`, `90m`, `45s`: the largest unit in which it is a whole number."""
     fitting = (
         unit for unit, length in SECONDS.items() if seconds >= length and not seconds % length
     )
@@ -134,5 +115,5 @@ def _seconds(seconds: float) -> str:
 
 
 def _size(mib: float, unit: str) -> str:
-    """`16GB`: in the unit that was typed, and not rounded: it asks for just as much."""
+    """Return `16GB`: in the unit that was typed, and not rounded: it asks for just as much."""
     return f"{mib * MIB / UNITS[unit]:.12g}{unit}"
