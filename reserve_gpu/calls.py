@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from _queue import Empty, SimpleQueue  # as `queue` has them, which loads other kinds besides
+from _thread import start_new_thread
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -148,7 +149,7 @@ class Caller:
         try:
             # A new one each time, as nobody could tell whether the last one is about to end: it
             # ends at once where another one serves.
-            _start(threading.Thread(target=self._serve, name="reserve_gpu", daemon=True))
+            _start(self._serve)
         except NoThreadError:
             with suppress(ValueError):
                 self._calls.remove(call)
@@ -188,9 +189,10 @@ class Caller:
                     self._wakeups.get(timeout=max(0.0, min(pause_s, threading.TIMEOUT_MAX)))
 
 
-def _start(thread: threading.Thread) -> None:
+def _start(function: Callable[[], object]) -> None:
+    """Start a thread in one step: a signal handler that raises in Thread.start() would break it."""
     try:
-        thread.start()
+        start_new_thread(function, ())
     except RuntimeError as error:
         raise NoThreadError(NO_THREAD) from error
 
@@ -202,10 +204,11 @@ def apart(
 
     show: is told what the function tells of its progress.
     """
+    if holds_off_forks():
+        return function(*arguments)
     call = Call(function, *arguments)
-    thread = threading.Thread(target=call.make, name="reserve_gpu look", daemon=True)
     try:
-        _start(thread)
+        _start(call.make)
         call.wait(show)
     except NoThreadError:
         raise
@@ -214,6 +217,15 @@ def apart(
         call.wait()
         raise
     return call.result()
+
+
+def holds_off_forks() -> bool:
+    """Tell whether this thread is in a block of `no_fork`, so that it must not wait for another.
+
+    A signal handler may run there, while a module of ours is imported.
+    """
+    is_owned: bool = no_fork._is_owned()  # type: ignore[attr-defined] # noqa: SLF001
+    return is_owned
 
 
 def tell(progress: Any) -> None:

@@ -18,6 +18,7 @@ import reserve_gpu
 from reserve_gpu import calls
 from reserve_gpu.host import LOCK_DIRECTORY
 from reserve_gpu.locks import descriptors
+from tests.locked import watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,9 +100,8 @@ def handle(does: str) -> None:
 class Interrupted:
     """What became of an action in the midst of which a signal came.
 
-    at: the number of the place among those of FILES that it came through, on the main thread and on
-    the session's; where there are fewer no signal comes. where: it, for people to read. count: of
-    those places.
+    at: the number of the place: of FILES on the main thread, and each audit event of another one;
+    where there are fewer no signal comes. where: it, for people to read. count: of those places.
     """
 
     def __init__(
@@ -112,42 +112,66 @@ class Interrupted:
         self.where = ""
         self.error: BaseException | None = None
         self._at = at
-        self._is_handling: dict[int, bool] = {}  # by thread
+        self._is_handling = False
+        self._last: tuple[Any, int] | None = None  # instruction
         try:
-            threading.settrace(self._trace)
-            sys.settrace(self._trace)
-            action()
+            with watched(self._heard):
+                sys.settrace(self._trace)
+                action()
         except BaseException as error:
             self.error = error  # kept with its frames and all that they hold, as IPython keeps it
         finally:
             sys.settrace(None)
-            threading.settrace(None)
+
+    def _heard(self, event: str, _: object) -> None:
+        """Count what other threads ask of the system: each file and each variable, for a start."""
+        if threading.current_thread() is not threading.main_thread():
+            self._count_place(f"{event} on another thread")
+
+    def _count_place(self, where: str) -> None:
+        self.count += 1
+        if self.count == self._at:
+            self.where = where
+            self._signal()
 
     def _trace(self, frame: Any, event: str, _: object) -> Any:
         if not frame.f_code.co_filename.startswith(FILES):
             return None
         frame.f_trace_opcodes = True
-        thread = threading.get_ident()
-        if event == "opcode" and self._is_handling.get(thread):
-            self.count += 1
-            if self.count == self._at:
-                self.where = f"{frame.f_code.co_name}, line {frame.f_lineno}, {frame.f_lasti}"
-                self._signal(thread)
+        if event == "opcode" and self._is_handling and self._is_of_last(frame):
+            self._count_place(f"{frame.f_code.co_name}, line {frame.f_lineno}, {frame.f_lasti}")
+        if event == "opcode":
+            self._last = frame.f_code, frame.f_lasti
         if event != "line":  # of the instruction that is next
             is_call_or_loop = event == "opcode" and operation(frame).startswith(HANDLING)
-            self._is_handling[thread] = event == "call" or is_call_or_loop
+            self._is_handling = event == "call" or is_call_or_loop
         return self._trace
 
-    def _signal(self, thread: int) -> None:
+    def _is_of_last(self, frame: Any) -> bool:
+        """Tell whether an error here is caught where one of the last instruction would be.
+
+        Python raises what a handler raises as an error of the instruction that it came after.
+        """
+        if self._last is None or self._last[0] is not frame.f_code:
+            return True
+        return handlers(*self._last) == handlers(frame.f_code, frame.f_lasti)
+
+    def _signal(self) -> None:
         """Send the signal, which Python handles in the main thread, wherever that is."""
         main = threading.main_thread().ident or 0
-        if thread == main:
+        if threading.get_ident() == main:
             sys.settrace(None)
             signal.raise_signal(self._number)
         else:
             HANDLED.clear()
             signal.pthread_kill(main, self._number)
             HANDLED.wait(HANDLING_S)
+
+
+def handlers(code: Any, offset: int) -> list[int]:
+    """Return where an error at that instruction is caught, as far as Python tells."""
+    parse: Any = getattr(dis, "_parse_exception_table", lambda _: [])  # from Python 3.11 on
+    return [entry.target for entry in parse(code) if entry.start <= offset < entry.end]
 
 
 def operation(frame: Any) -> str:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -72,9 +71,9 @@ def looks(here: Here) -> int:
     return sum("ProcessUtilization" in call for call in here.calls())
 
 
-def threads() -> list[str]:
-    """Those of ours that wait for an end."""
-    return [thread.name for thread in threading.enumerate() if thread.name == "reserve_gpu"]
+def threads() -> list[int]:
+    """Return the session's thread, if it lives."""
+    return [thread for thread in [session()._caller._thread] if thread]
 
 
 def is_free(machine: Machine, number: int = 0) -> bool:

@@ -155,7 +155,7 @@ class Session:
     @property
     def _is_nested(self) -> bool:
         """Tell whether this code is a signal handler's, in the midst of another call."""
-        return bool(self._caller.calls_of(threading.get_ident()))
+        return calls.holds_off_forks() or bool(self._caller.calls_of(threading.get_ident()))
 
     def _run_later_if_nested(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call the function; from a signal handler in the midst of a call at that call's end."""
