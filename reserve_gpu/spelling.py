@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
 LIKENESS = 0.6  # of two words, from 0 to 1: `wiat` and `wait` have 0.75
-LONGEST = 40  # characters; comparing takes long for what is much longer than any word of ours
 LINE_LIMIT = 200  # characters of a line that is shown again
 
 
@@ -25,7 +24,7 @@ def near(word: str, known: Iterable[str]) -> list[str]:
     """
     import difflib
 
-    bare = word.lstrip("-").lower()[:LONGEST]
+    bare = word.lstrip("-").lower()
     by_name = {each.lstrip("-"): each for each in known}
     if len(bare) == 1:
         return [each for name, each in by_name.items() if name.startswith(bare)]
