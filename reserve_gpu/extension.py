@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import Magics, line_magic, magics_class
@@ -21,8 +20,6 @@ from reserve_gpu.errors import RequestError, WaitInterrupted
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
-
-    from reserve_gpu.jupyter.completion import Completion
 
 MAGIC_NAME = "%reserve_gpu"
 MATCHER = "reserve_gpu.jupyter.completion"
@@ -184,29 +181,20 @@ def _has_session() -> bool:
 
 def _add_completion(shell: InteractiveShell) -> None:
     """Let Tab complete the magic's line; the module that knows how is loaded at the first Tab."""
-
-    @cache
-    def completion() -> Completion:
-        made: Completion = late("jupyter.completion").Completion(shell)
-        return made
-
     try:
         from IPython.core.completer import context_matcher
     except ImportError:  # before 8.6
 
-        def endings(_shell: InteractiveShell, event: Any) -> list[str]:
-            with suppress(Exception):  # IPython would print it into the line being typed
-                return completion().endings(event)
-            return []
+        def endings(_shell: InteractiveShell, event: Any) -> Any:
+            return late("jupyter.completion").endings(shell, event)
 
         shell.set_hook("complete_command", endings, str_key=MAGIC_NAME)  # type: ignore[no-untyped-call]
         return
 
     def matcher(context: Any) -> Any:
-        with suppress(Exception):  # IPython would print it into the line being typed
-            if "reserve_gpu" in context.full_text:
-                return completion().matches(context)
-        return {"completions": []}
+        if "reserve_gpu" not in context.full_text:
+            return {"completions": []}
+        return late("jupyter.completion").matches(shell, context)
 
     if shell.Completer is not None:
         shell.Completer.custom_matchers.append(

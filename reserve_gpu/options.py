@@ -232,17 +232,17 @@ class Parser(ArgumentParser):
                 )
             if word.startswith("-") and (guess := spelling.did_you_mean(line, word, flags)):
                 raise RequestError(f"There is no option {shown(word)}.{guess}")
+        devices = getattr(arguments, "devices", ())
+        valued = [flag for flag in flags if actions[flag].nargs in (None, "?")]
+        for word in (*unknown, *devices):
+            if word.startswith("-") or names.is_name(word):
+                continue
+            guess = spelling.in_quotes(args, word, valued)
+            if guess := guess or spelling.did_you_mean(line, word, flags):
+                raise RequestError(f"{shown(word)!r} names no GPU.{guess}")
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        for word in getattr(arguments, "devices", ()):
-            guess = ""
-            if not names.is_name(word):
-                valued = [flag for flag in flags if actions[flag].nargs in (None, "?")]
-                guess = spelling.in_quotes(args, word, valued)
-                guess = guess or spelling.did_you_mean(line, word, flags)
-            if guess:
-                raise RequestError(f"{shown(word)!r} names no GPU.{guess}")
-            names.parse(word)
+        names.parse(devices)
         return arguments, unknown
 
     def error(self, message: str) -> NoReturn:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
 LIKENESS = 0.6  # of two words, from 0 to 1: `wiat` and `wait` have 0.75
-LONGEST = 40  # characters; comparing takes long for what is much longer than any word of ours
 LINE_LIMIT = 200  # characters of a line that is shown again
 
 
@@ -25,7 +24,7 @@ def near(word: str, known: Iterable[str]) -> list[str]:
     """
     import difflib
 
-    bare = word.lstrip("-").lower()[:LONGEST]
+    bare = word.lstrip("-").lower()
     by_name = {each.lstrip("-"): each for each in known}
     if len(bare) == 1:
         return [each for name, each in by_name.items() if name.startswith(bare)]
@@ -52,12 +51,14 @@ def suggestion(line: Sequence[str]) -> str:
 
 
 def in_quotes(words: Sequence[str], wrong: str, valued: Collection[str]) -> str:
-    """Return a sentence on a word that belongs to the value before it, empty if there is none.
+    """Return a sentence on a word that may belong to an option's value, empty if it can't.
 
-    words: as they were typed. valued: the options that take one value.
+    words: as they were typed. wrong: one of them. valued: the options that take one value.
     """
-    flag, value = ["", "", *words][words.index(wrong) :][:2]
+    end = words.index(wrong) + 1
+    start = max((at for at in range(end) if words[at].startswith("-")), default=0)
+    flag, *value = words[start].split("=", 1)
     if flag not in valued:
         return ""
-    quoted = shown(shlex.join([flag, f"{value} {wrong}"]), LINE_LIMIT)
-    return f" Put a value of several words in quotation marks: {quoted}"
+    quoted = shlex.join([flag, " ".join([*value, *words[start + 1 : end]])])
+    return f" Put a value of several words in quotation marks: {shown(quoted, LINE_LIMIT)}"

@@ -26,12 +26,6 @@ pytestmark = [
 ]
 
 ONE = "gpu\n  name NVIDIA A100-SXM4-80GB\n  memory 81920\n"
-# In how many rows the text of an element stands.
-ROWS = """element => {
-    const range = document.createRange();
-    range.selectNodeContents(element);
-    return new Set([...range.getClientRects()].map(box => box.top)).size;
-}"""
 VARIABLES = "import os; print([os.environ.get('CUDA_VISIBLE_DEVICES')])"
 LEGIBLE = 4.5  # contrast of text and background, WCAG 2.2 AA
 HOSTILE = "<b>bold</b><script>document.title = 'gotcha'</script>"
@@ -280,20 +274,13 @@ def test_a_mistake_is_one_line(on_lab: Machine, open_notebook: Callable[..., Not
     assert shown == "UsageError: 'soon' is no duration. Give 90, 90s, 10m or 2h."
 
 
-def test_tab_offers_devices(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
-    """Tab shows each GPU with what it is and who has it, in one row, and none of Python's names."""
-    on_lab.write(f"{ONE}gpu\n name NVIDIA RTX 6000 Ada Generation\n compute 4321000 3500")
+def test_tab_offers_options(open_notebook: Callable[..., Notebook]) -> None:
+    """Tab behind the magic shows its options, and none of Python's names."""
     notebook = open_notebook("mine.ipynb", "")
-    with holder(on_lab, "0"):
-        offers = notebook.offered(0, "%reserve_gpu ")
-    assert offers[:3] == ["0", "1", "--count"]
+    offers = notebook.offered(0, "%reserve_gpu ")
+    assert offers[0] == "--count"
     # JupyterLab itself adds the words of the notebook.
-    assert {offer for offer in offers[2:] if not offer.startswith("--")} <= {"%", "reserve_gpu"}
-    kinds = notebook.page.locator(".jp-Completer-item .jp-Completer-typeExtended")
-    user, *_ = kinds.all_inner_texts()[0].split()[::-1]
-    assert user == own_name()
-    assert kinds.nth(1).inner_text().split() == ["rtx", "6000", "ada", "generation,", "busy"]
-    assert [kinds.nth(row).evaluate(ROWS) for row in range(3)] == [1, 1, 1]
+    assert {offer for offer in offers if not offer.startswith("--")} <= {"%", "reserve_gpu"}
 
 
 def test_tab_completes_an_option(open_notebook: Callable[..., Notebook]) -> None:

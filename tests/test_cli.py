@@ -346,6 +346,7 @@ BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ..
         ("run -w -- true", "Did you mean: reserve-gpu run --wait -- true\n"),
         ("run wait -- true", "'wait' names no GPU. Did you mean: reserve-gpu run --wait -- true\n"),
         ("run --note until May 3 -- true", "quotation marks: --note 'until May'\n"),
+        ("run 0 --name RTX 2080 Ti -- true", "quotation marks: --name 'RTX 2080 Ti'\n"),
     ],
 )
 def test_usage(typed: CommandLine, words: str, text: str) -> None:

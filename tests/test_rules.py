@@ -112,8 +112,14 @@ def test_a_user_and_a_group_may_be_numbers(here: Here) -> None:
         ("[limits]\ntime = 07:30:00", '[limits]: time = "07:30:00": give a time'),
         ('[limits]\nafter_cuda = "kill"', 'after_cuda = "kill": give "warn" or "end".'),
         ("[limits]\nafter_cuda = []", 'after_cuda = []: give "warn" or "end".'),
-        ("[limits]\ngpu = 1", "[limits]: 'gpu' means nothing here; perhaps gpus is meant."),
-        ("[limit]\ngpus = 1", "'limit' means nothing here; perhaps limits is meant."),
+        (
+            "[limits]\ngpu = 1",
+            "[limits]: 'gpu' means nothing here; there are gpus, memory, time, idle, after_cuda.",
+        ),
+        (
+            "[limit]\ngpus = 1",
+            "'limit' means nothing here; there are message, limits, groups, users, devices.",
+        ),
         ('[limits]\n"g\\u001b[31m" = 1', "[limits]: 'g\N{REPLACEMENT CHARACTER}[31m' means noth"),
         ("limits = 3", "[limits] must be a table, not 3."),
         ("[users]\nalice = 3", "[users.alice] must be a table, not 3."),
@@ -122,7 +128,7 @@ def test_a_user_and_a_group_may_be_numbers(here: Here) -> None:
         ('[devices]\ndrain = "GPU-1"', '[devices]: drain = "GPU-1": give a list'),
         ("[devices]\ndrain = [true]", "[devices]: drain: true names no GPU"),
         ('[devices]\ndrain = ["x y"]', '[devices]: drain: "x y" names no GPU'),
-        ('[devices]\ndrian = ["1"]', "[devices]: 'drian' means nothing here; perhaps drain is m"),
+        ('[devices]\ndrian = ["1"]', "[devices]: 'drian' means nothing here; there are drain."),
     ],
 )
 def test_a_mistake_is_one_line_with_its_place(text: str, problem: str) -> None:
@@ -136,23 +142,24 @@ def test_a_mistake_is_one_line_with_its_place(text: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "line", "reason"),
+    ("broken", "problem"),
     [
-        (b"time 24h", 3, "Expected '='"),
-        (b"time = ", 3, "Invalid value"),
-        (b'time = "24h', 3, ""),
-        (b"gpus = 3", 3, "Cannot overwrite a value"),
-        (b"[limits]", 3, "Cannot declare"),
-        (b'message = "caf\xe9"', 3, "it is not UTF-8"),
-        (b"\0\1\2", 3, ""),
-        (b"x = [\n1,\n", 5, ""),
+        (b"time 24h", "Expected '=' after a key in a key/value pair (at line 3"),
+        (b"time = ", "Invalid value (at line 3"),
+        (b'time = "24h', "(at line 3"),
+        (b"gpus = 3", "Cannot overwrite a value (at line 3"),
+        (b"[limits]", "Cannot declare ('limits',) twice (at line 3"),
+        (b'message = "caf\xe9"', "'utf-8' codec can't decode byte 0xe9"),
+        (b"\0\1\2", "(at line 3"),
+        (b"x = [\n1,\n", "(at end of document)"),
     ],
 )
-def test_a_mistake_in_the_form_has_its_line(broken: bytes, line: int, reason: str) -> None:
-    """A mistake in the form of the file is told with its line."""
+def test_a_mistake_in_the_form_has_its_line(broken: bytes, problem: str) -> None:
+    """A mistake in the form of the file is told with its line, as tomllib says it."""
     with pytest.raises(rules.MistakeError) as caught:
         rules.parse(b"[limits]\ngpus = 2\n" + broken + b"\n", FILE)
-    assert str(caught.value).startswith(f"{FILE}, line {line}: {reason}")
+    assert str(caught.value).startswith(f"{FILE}: ")
+    assert problem in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -201,10 +208,6 @@ def it_is_a_folder(file: Path) -> None:
     file.mkdir()
 
 
-def it_is_huge(file: Path) -> None:
-    file.write_text("[limits]\ngpus = 0\n" + "#" * rules.SIZE_LIMIT)
-
-
 def it_is_gone(file: Path) -> None:
     file.unlink()
 
@@ -217,7 +220,6 @@ def it_is_gone(file: Path) -> None:
         (it_is_a_link, "it is a link"),
         (it_is_a_pipe, "it is not a regular file"),
         (it_is_a_folder, "Is a directory"),
-        (it_is_huge, "it is larger than 64 KiB"),
         (it_is_gone, "No such file"),
     ],
 )

@@ -169,7 +169,7 @@ def visible(listed: Sequence[int | str], devices: Sequence[Device | Fault]) -> l
     chosen: list[Device | Fault] = []
     for entry in listed:
         meant = _meant(entry, devices)
-        if meant is None and isinstance(entry, str):
+        if meant is None:
             # This may be the UUID of a device that can't be read: let people see why it can't.
             chosen += [d for d in devices if isinstance(d, Fault) and d not in chosen]
         if not meant:
@@ -198,10 +198,10 @@ def numbers_within(listed: Sequence[int], count: int) -> list[int]:
 def _meant(entry: int | str, devices: Sequence[Device | Fault]) -> list[Device | Fault] | None:
     """Return what an entry means: a device, or all instances of a GPU.
 
-    None stands for nothing, an empty list for what is ambiguous.
+    An empty list stands for no GPU, or several; None for a UUID of none that can be read.
     """
     if isinstance(entry, int):
-        return [device for device in devices if device.index == entry] or None
+        return [device for device in devices if device.index == entry]
     usable = [device for device in devices if isinstance(device, Device)]
     if entry.startswith("GPU-"):
         meant = [d for d in usable if (d.gpu_uuid or d.uuid).startswith(entry)]

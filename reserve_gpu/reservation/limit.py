@@ -93,7 +93,7 @@ def inside(
     """Return the devices that this process may use, in PCI bus order, each touched when reached.
 
     skipped: the indices of GPUs that need not be touched.
-    Raises RequestError where only CUDA could say which devices are meant, and it can't be asked.
+    Raises RequestError where only CUDA knows which devices are meant.
     """
     value = outside[environment.VISIBLE]
     if value is None:
