@@ -51,6 +51,7 @@ class Call:
 
     caller: the thread that asked for it. thread: the one that makes it, 0 before that.
     until: how long it may wait behind a call that waits for a device, by time.monotonic().
+    is_awaited: its caller waits for it.
     given_up: why nobody waits for it any more, empty as long as somebody does.
     """
 
@@ -61,14 +62,21 @@ class Call:
         self.caller = threading.get_ident()
         self.thread = 0
         self.until = until
+        self.is_awaited = True
         self.is_done = False
         self.answer: Any = None
         self.error: BaseException | None = None
         self.given_up = ""
         self._news: SimpleQueue[Any] = SimpleQueue()
+        self._making = threading.Lock()
 
     def make(self) -> None:
-        """Make the call, on the thread that is meant for it."""
+        """Make the call on the thread that is meant for it; a second thread only waits for it."""
+        with self._making:
+            if not self.is_done:
+                self._make()
+
+    def _make(self) -> None:
         function, arguments = self.request
         self.thread = threading.get_ident()
         before, _local.call = getattr(_local, "call", None), self
@@ -135,7 +143,7 @@ class Caller:
         return bool(self._calls)
 
     def calls_of(self, thread: int) -> list[Call]:
-        """Return the calls that a thread waits for; meanwhile it runs only signal handlers."""
+        """Return the calls of a thread that are not done yet."""
         return [
             call
             for call in [*self._calls]
@@ -214,6 +222,7 @@ def apart(
         raise
     except BaseException:
         call.given_up = "its caller has gone"
+        _start(call.make)  # the first thread may not have been started
         call.wait()
         raise
     return call.result()

@@ -112,12 +112,12 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     try:
         for text in texts:
             warnings.warn(text, ReserveGPUWarning, stacklevel=2)
-    except ReserveGPUWarning:  # where warnings are errors nobody gets to know of the reservation
+        if progress == "auto" and reservation.lease.has_end:
+            show_lease()
+    except BaseException:  # of a signal, or as warnings are errors: nobody gets to know of it
         if is_new:
             reservation.release()
         raise
-    if progress == "auto" and reservation.lease.has_end:
-        show_lease()
     return reservation
 
 
@@ -153,11 +153,17 @@ def ask(
             raise RequestError(messages.HAS_ENDED)
         return reservation, texts, reservation is not before[0]
 
-    with _shown(progress, deadline) as show:
-        answer: tuple[Reservation, list[str], bool] = own.run(
-            meet, show=show, until=deadline.at, undo=undo
-        )
-    return answer
+    try:
+        with _shown(progress, deadline) as show:
+            answer: tuple[Reservation, list[str], bool] = own.run(
+                meet, show=show, until=deadline.at
+            )
+            return answer
+    except ReserveGPUError:
+        raise
+    except BaseException:  # what a signal handler has raised
+        own.run(undo)
+        raise
 
 
 def _meet(own: Session, request: Request, deadline: Deadline, face: Face) -> list[str]:

@@ -121,12 +121,11 @@ class Session:
         *arguments: Any,
         show: Callable[[Any], object] = lambda _: None,
         until: float = inf,
-        undo: Callable[[], object] = lambda: None,
     ) -> Any:
         """Call the function on the session's thread; returns what it returns.
 
         show: is told what the function tells of its progress. until: as of a Call.
-        undo: called on that thread too, where an exception has ended the wait for the answer.
+        Where an exception ends the wait for the answer, the call is given up, and has ended.
         Raises RequestError in a signal handler that came in the midst of another call, and
         NoThreadError.
         """
@@ -146,21 +145,24 @@ class Session:
             raise
         except BaseException:
             call.given_up = "its caller has gone"
-            again = Call(undo)
-            self._caller.post(again)
-            again.wait()
+            end = Call(int)  # which comes after it
+            self._caller.post(end)
+            end.wait()
             raise
         return call.result()
 
     @property
     def _is_nested(self) -> bool:
         """Tell whether this code is a signal handler's, in the midst of another call."""
-        return calls.holds_off_forks() or bool(self._caller.calls_of(threading.get_ident()))
+        under_way = self._caller.calls_of(threading.get_ident())
+        return calls.holds_off_forks() or any(call.is_awaited for call in under_way)
 
     def _run_later_if_nested(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call the function; from a signal handler in the midst of a call at that call's end."""
         if self._is_nested and not self._caller.is_own_thread:
-            self._caller.post(Call(function, *arguments))
+            later = Call(function, *arguments)
+            later.is_awaited = False
+            self._caller.post(later)
             return None
         return self.run(function, *arguments)
 
