@@ -643,7 +643,7 @@ CAROL = Holder(99, "carol", "sweep.ipynb", since=NOW - 720, seen=True, confirmed
 TICKET = Ticket(1, "queue-1-0.lock", None, CAROL, "2 GPUs")
 FREE = [Row(device, State.FREE, READ, 3) for device in GPUS]
 RESERVED = [row._replace(state=State.RESERVED, holders=(ALICE,)) for row in FREE]
-AWAITED = [row._replace(next_in_queue=1) for row in FREE]
+AWAITED = [row._replace(awaited_by=CAROL) for row in FREE]
 UNUSED = [row._replace(is_unused=True) for row in RESERVED]
 IN_PARTS = RESERVED[1]._replace(
     holders=(ALICE._replace(promise=Promise(Size(2048.0))),), room_mib=12000.0
@@ -702,7 +702,7 @@ HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
         (IN_PARTS._replace(room_mib=1000.0),), "GPU1 is not free.", [QUEUE]
     ),
     "room that somebody waits for": (
-        (IN_PARTS._replace(next_in_queue=1),), "GPU1 is not free.", [QUEUE]
+        (IN_PARTS._replace(awaited_by=CAROL),), "GPU1 is not free.", [QUEUE]
     ),
     "room beside strangers": (
         (FREE[0]._replace(state=State.BUSY, room_mib=9000.0),), "GPU0 is not free.", [QUEUE]

@@ -184,7 +184,8 @@ def looking(face: Face) -> Iterator[Callable[[], Status]]:
     After a look that failed, or found a broken device, it begins another one: that may be over.
     """
     with interrupts.no_fork():
-        from reserve_gpu.report import status  # which most sessions never need
+        from reserve_gpu import machine  # which most sessions never need
+        from reserve_gpu.report.status import Status
 
     with ExitStack() as conversation:
         gpus: Nvml | None = None
@@ -197,12 +198,19 @@ def looking(face: Face) -> Iterator[Callable[[], Status]]:
                     conversation.close()
                     gpus = conversation.enter_context(Nvml())
                 using, gpus = gpus, None
-                seen = status.look(
-                    using, idle_mib=idle_mib(), limit=visible, face=face, rules=rules()
-                )
+                ruled = rules()
+                drained = ruled.drained if ruled else ()
+                seen = machine.look(using, idle_mib=idle_mib(), drained=drained)
                 if all(row.state is not State.BROKEN for row in seen.rows):
                     gpus = using
-                return seen
+                return Status(
+                    *seen,
+                    time=time.time(),
+                    host=host.machine_name(),
+                    limit=visible,
+                    face=face,
+                    rules=ruled,
+                )
 
         yield look_now
 
