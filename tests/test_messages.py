@@ -792,6 +792,7 @@ OWN = PYTHON._replace(pid=17)
         (Row(GPU1, State.RESERVED, COMPUTED_ON, processes=(PYTHON,), holders=(ALICE,)), False),
         (Row(GPU1, State.RESERVED, EMPTY, holders=(ALICE,), is_unused=True), False),
         (Row(GPU1, State.AWAITED, EMPTY, awaited_by=ALICE), False),
+        (Row(GPU1, State.BUSY, COMPUTED_ON, processes=(PYTHON,), awaited_by=ALICE), False),
         # Naming it would not help.
         (Row(GPU1, State.PROHIBITED, PROHIBITED), False),
         (Row(GPU1, State.BUSY, EXCLUSIVE, processes=(PYTHON,), is_unreserved_use=True), False),

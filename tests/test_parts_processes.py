@@ -282,6 +282,21 @@ def test_who_has_a_part_is_no_stranger_to_itself(machine: Machine) -> None:
         assert f"this process: {own_name()}, " in text
 
 
+@on_a_host
+def test_of_who_shares_by_parts_nobody_is_warned(machine: Machine) -> None:
+    """A warning tells of strangers, not of sharers; in a container it can't tell them apart."""
+    machine.write(ONE)
+    with machine.child() as sharer, machine.child() as other, behind(machine, *CONTAINER) as inside:
+        assert promise(sharer, 4000).value == "0"
+        machine.write(f"{ONE}  compute {sharer.pid} 3000\n")
+        for child in (other, inside):
+            child.run("import warnings; warnings.filterwarnings('error', 'You have')")
+            assert promise(child, 1000).value == "0"
+            child.run("reserve_gpu.release()")
+        machine.write(f"{ONE}  compute {sharer.pid} 3000\n  compute 4321000 1000\n")
+        assert promise(other, 1000).error == "ReserveGPUWarning"
+
+
 # -- containers ------------------------------------------------------------------------------------
 
 

@@ -23,8 +23,9 @@ from reserve_gpu.reservation.claim import Claim, attempt
 from reserve_gpu.reservation.outcome import Denied, Granted
 from reserve_gpu.reservation.parts import Own, room
 from reserve_gpu.reservation.request import parse
-from tests.processes import wait_for
-from tests.reserving import got
+from tests.processes import own_name, wait_for
+from tests.reserving import got, of_gpu, refused
+from tests.test_machines import on_a_host
 from tests.test_parts import ONE, TOTAL, part, promised, rows
 from tests.waiters import Waiter, queued
 
@@ -138,6 +139,21 @@ def test_promises_beyond_the_gpu_cost_nothing() -> None:
     assert found.most_mib == 2000
     assert set(found.leaving.promised_mib) == {81920}
     assert not found.is_delayed([5000.0], 1500.0)  # who leaves makes room for both
+
+
+@on_a_host
+@pytest.mark.process
+def test_what_sharers_run_is_theirs_where_others_wait(here: Here) -> None:
+    """A GPU in parts that somebody waits for is awaited, and its sharers' processes are theirs."""
+    here.write(ONE)
+    with here.child() as sharer:
+        assert sharer.reserve("memory='8000MiB'").value == "0"
+        here.write(f"{ONE}  compute {sharer.pid} 3000\n")
+        with waiting(here, 9000):
+            text = of_gpu(refused(memory="2000MiB"))
+    assert text.startswith("awaited: ")
+    assert f"by {own_name()}" in text
+    assert "reservation" not in text
 
 
 def test_who_is_second_is_not_delayed(here: Here) -> None:

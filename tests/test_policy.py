@@ -174,6 +174,8 @@ HELD_BY_7 = Row(A100, RESERVED, holders=(Holder(7, seen=True),))
         ([HELD_BY_7, Row(T4, RESERVED, holders=(Holder(9, seen=True),))], False),
         ([HELD_BY_7, Row(T4, BUSY)], False),
         ([Row(A100, RESERVED, holders=(Holder(7),))], False),  # by the record's word alone
+        ([HELD_BY_7._replace(holders=(Holder(9, seen=True), Holder(7, seen=True)))], True),
+        ([HELD_BY_7._replace(state=State.FULL)], False),  # others may make room
         ([Row(T4, UNFIT)], False),
         ([], False),
     ],

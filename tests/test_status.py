@@ -37,6 +37,7 @@ from reserve_gpu.model import (
 )
 from reserve_gpu.report import faces, reasons, words
 from reserve_gpu.report.faces import MAGIC
+from reserve_gpu.report.pictures import Picture
 from reserve_gpu.report.status import Status
 from tests.locked import have
 from tests.machine import LIMIT_S, ROOT, TAKE_THE_MUTEX, Machine
@@ -235,6 +236,28 @@ def test_all_who_share_are_named(here: Here) -> None:
     assert all(f"{notebook} (pid " in text for notebook in notebooks)
     assert all(f": {note}\n" in text for note in notebooks.values())
     assert text.count("this process: ") == 1
+
+
+@on_a_host
+@pytest.mark.process
+def test_a_refusal_says_what_the_status_says(here: Here) -> None:
+    """Who has each GPU, who uses it and what is wrong is the same in a refusal and in a status."""
+    here.write(
+        "gpu\ngpu\n compute 4321000 900\ngpu\n mode prohibited\n"
+        "gpu\n mode exclusive_process\n compute 4321000 9\ngpu\ngpu"
+    )
+    with here.child() as holder, here.child() as other:
+        for child, number in ((holder, 0), (other, 5)):
+            child.reserve(f"{number}, note='thesis'")
+            age(here.locks / f"{here.uuid(str(number))}.lock", 7200)
+        here.add("fail nvmlDeviceGetHandleByIndex_v2 4 15\nfail nvmlDeviceGetComputeMode 5 999")
+        status = reserve_gpu.status()
+        with pytest.raises(reserve_gpu.NoFreeDeviceError) as refused:
+            reserve_gpu.reserve()
+    assert isinstance(refused.value.picture, Picture)
+    pictures = (status.picture(), refused.value.picture)
+    seen, said = ([(e.state, e.who, e.more) for e in each.layout.entries] for each in pictures)
+    assert said == seen
 
 
 LOST = "fail nvmlDeviceGetHandleByIndex_v2 1 15"

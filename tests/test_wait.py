@@ -494,7 +494,7 @@ def test_users_and_processes_are_asked_for_now_and_then(here: Here) -> None:
     """Who waits for what is in use as before does not ask the driver twice who uses it."""
     here.write(f"{BUSY}gpu\n")
     with reserved(here, "1"), Other(here) as other:
-        (row, _) = other.denied.rows
+        (row, held) = other.denied.rows
         explain = Explainer(other.claim)
         before = len(here.calls())
         answer = explain(row)
@@ -504,7 +504,20 @@ def test_users_and_processes_are_asked_for_now_and_then(here: Here) -> None:
         assert explain(row) == answer
         assert len(here.calls()) == asked
         explain(row._replace(state=State.UNKNOWN))
-        assert len(here.calls()) > asked
+        for holder in (Holder(4321000), Holder(4321001)):
+            asked = len(here.calls())
+            explain(held._replace(holders=(holder,)))
+            assert len(here.calls()) > asked
+
+
+def test_what_one_has_oneself_is_news(here: Here) -> None:
+    """Who waits for what a rule keeps from them looks when they let go of something elsewhere."""
+    with reserved(here, "0", "1") as (free, _), Other(here) as other:
+        news, (row, _) = News(other.claim), other.denied.rows
+        news.forget(Denied((Row(row.device, State.LIMITED, counted=row.holders),)))
+        assert not news()
+        free()
+        assert news()
 
 
 # What each look finds: GPUs that are reserved, busy, split and busy, and one that can't be read.
