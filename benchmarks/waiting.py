@@ -53,7 +53,7 @@ from reserve_gpu import reserve
 from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import policy
 
-policy.next_look_s = lambda refusals, **conditions: 0.0
+policy.next_look_s = lambda rows, **conditions: 0.0
 own_kib()  # what the first reading needs itself
 looks, sizes_kib = 0, []
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Protocol, TextIO
 
-    from reserve_gpu.model import Refusal
+    from reserve_gpu.model import Row
 
     class Picture(Protocol):
         """What can be shown in a notebook; its text is the whole of it."""
@@ -66,14 +66,14 @@ class TooLateError(ReserveGPUError):
 class NoFreeDeviceError(ReserveGPUError):
     """Every device that would do is reserved, in use or unreadable.
 
-    refusals: one for each device that was looked at. picture: the whole of it, to be shown.
+    rows: one for each device that was looked at. picture: the whole of it, to be shown.
     """
 
     exit_code = 75  # EX_TEMPFAIL
 
-    def __init__(self, picture: Picture | str, refusals: Sequence[Refusal] = ()) -> None:
+    def __init__(self, picture: Picture | str, rows: Sequence[Row] = ()) -> None:
         super().__init__(str(picture))
-        self.refusals = tuple(refusals)
+        self.rows = tuple(rows)
         self.picture = None if isinstance(picture, str) else picture
         self._is_shown = False
 

@@ -386,36 +386,48 @@ class Request(NamedTuple):
         return len(self.devices) or self.count or 1
 
 
-class Refusal(NamedTuple):
-    """Why one device was not taken."""
+class Row(NamedTuple):
+    """One device: how it stands, who has it and what uses it; of an attempt, why it was not taken.
+
+    usage: the reading that decided, or that there is beside the state. use: what it comes to alone.
+    reason: why the device can't be used, or be asked, as the driver or the system says.
+    holders: who has reserved it, several where they share it; this process first.
+    is_mine: this process is one of them.
+    is_unused: it is reserved, but no process of its holders' is on it; None if that can't be seen.
+    is_unreserved_use: somebody uses it who has not reserved it; None if that can't be seen.
+    awaited_by: the first in the queue who could use it.
+    room_mib: what can still be promised of its memory to who asks for a part; of one that is full
+    and its own, that and what this process has.
+    would_be_taken: an attempt could have it, and it was others that were missing.
+    rule: of one that is drained or limited. counted: what the user of a limited one has already.
+    """
 
     device: Device | Fault
     state: State
-    usage: Usage | None = None  # the reading that decided, or that there is beside the state
-    processes: tuple[Process, ...] | None = None  # on it; None where nobody has asked yet
-    holder: Holder | None = None  # who has it, or waits for it
+    usage: Usage | None = None
+    utilisation: int | None = None  # percent of the time
+    processes: tuple[Process, ...] = ()
+    holders: tuple[Holder, ...] = ()
+    reason: str | None = None
+    is_mine: bool = False
+    is_unused: bool | None = False
+    is_unreserved_use: bool | None = False
+    awaited_by: Holder | None = None
+    graphics: tuple[Process, ...] = ()  # graphics processes, which decide nothing
+    temperature_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    room_mib: float | None = None
+    use: State | None = None
     unfit: Unfit | None = None
-    fault: str | None = None  # why it can't be used or asked, as the driver or the system says
-    would_be_taken: bool = False  # it was others that were missing
-    use: State | None = None  # of one that is awaited: what its readings alone come to
-    sharers: tuple[Holder, ...] = ()  # of one that is full, or asked for whole
-    room_mib: float | None = None  # of one that is full: what can still be promised of its memory
-    rule: Rule | None = None  # of one that is drained or limited; its sharers: what the user holds
+    would_be_taken: bool = False
+    rule: Rule | None = None
+    counted: tuple[Holder, ...] = ()
 
     @property
     def label(self) -> str:
         """Return the label of the device."""
         return self.device.label
-
-
-class Caution(NamedTuple):
-    """What there is to be said against a device that was taken all the same."""
-
-    device: Device
-    state: State
-    usage: Usage
-    processes: tuple[Process, ...] = ()  # on it, besides this process
-    sharers: tuple[Holder, ...] = ()
 
 
 class Waiting(NamedTuple):
@@ -424,36 +436,8 @@ class Waiting(NamedTuple):
     request: Request
     place: int  # in the queue, 1 is next
     waited_s: float
-    refusals: tuple[Refusal, ...]  # why no device can be had yet
+    rows: tuple[Row, ...]  # why no device can be had yet
     limit_s: float = math.inf
-
-
-class Row(NamedTuple):
-    """One device in the status of a machine."""
-
-    device: Device | Fault
-    state: State
-    usage: Usage | None = None
-    utilisation: int | None = None  # percent of the time
-    processes: tuple[Process, ...] = ()
-    holders: tuple[Holder, ...] = ()  # who has reserved it; several where they share it
-    reason: str | None = None  # where the state alone does not say why
-    is_mine: bool = False  # this process is one of the holders
-    # Reserved, but no process of its holders' is on it; None if that can't be seen.
-    is_unused: bool | None = False
-    # In use by somebody who has not reserved it; None if that can't be seen.
-    is_unreserved_use: bool | None = False
-    next_in_queue: int | None = None  # the place, from 1, of the first who could use it
-    graphics: tuple[Process, ...] = ()  # graphics processes, which decide nothing
-    temperature_c: int | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    room_mib: float | None = None  # what can still be promised of its memory to who asks for a part
-
-    @property
-    def label(self) -> str:
-        """Return the label of the device."""
-        return self.device.label
 
 
 def _number(index: int, instance: int | None) -> str:

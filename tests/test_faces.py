@@ -11,7 +11,7 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import cli, command, options
-from reserve_gpu.model import Device, Process, Promise, Refusal, Request, Size, State, Usage
+from reserve_gpu.model import Device, Process, Promise, Request, Row, Size, State, Usage
 from reserve_gpu.report import faces, pictures, words
 from reserve_gpu.reservation.request import parse
 
@@ -91,8 +91,14 @@ def test_a_hint_can_be_typed_as_it_stands(wishes: dict[str, Any], face: Face) ->
 # Also what is a little less than a short number of GB or MiB, but not for how a computer counts.
 ROOMS = [1024, 5912.78, 6200 * 1e6 / 2**20, 34816.5, 6389.617919921874, 1638.6999999999998]
 GPU0, GPU1 = Device(0, "GPU-a"), Device(1, "GPU-b")
-BUSY = Refusal(GPU1, State.BUSY, Usage(compute=1, mps=0), (Process(1, user="alice"),))
-THERE = Refusal(GPU0, State.FREE, Usage(compute=0, mps=0), would_be_taken=True)
+BUSY = Row(
+    GPU1,
+    State.BUSY,
+    Usage(compute=1, mps=0),
+    processes=(Process(1, user="alice"),),
+    is_unreserved_use=True,
+)
+THERE = Row(GPU0, State.FREE, Usage(compute=0, mps=0), would_be_taken=True)
 
 
 @pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
@@ -124,7 +130,7 @@ def test_a_hint_asks_for_the_same_memory(face: Face, size: str) -> None:
 def test_what_would_fit_does_fit(face: Face, unit: str, room_mib: float) -> None:
     """The size that a refusal offers is what there is room for, or a little less, never more."""
     request = Request(share=True, promise=Promise(Size(80000.0, unit)))
-    full = Refusal(GPU0, State.FULL, room_mib=room_mib)
+    full = Row(GPU0, State.FULL, room_mib=room_mib)
     (line,) = [
         words.plain(line)
         for line in pictures.refusal(request, (full, BUSY), face).layout.foot

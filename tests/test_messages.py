@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from reserve_gpu import machine
 from reserve_gpu.model import (
-    Caution,
     ComputeMode,
     Device,
     Fault,
     Holder,
     Process,
     Promise,
-    Refusal,
     Request,
     Row,
     Size,
@@ -27,7 +26,7 @@ from reserve_gpu.model import (
     Usage,
     Waiting,
 )
-from reserve_gpu.report import faces, messages, parts, pictures, reasons, times, words
+from reserve_gpu.report import faces, messages, parts, pictures, times, words
 from reserve_gpu.report.faces import MAGIC, SHELL
 from reserve_gpu.report.status import Status
 
@@ -43,6 +42,7 @@ LOST = Fault(4, "GPU is lost")
 
 ALICE = Holder(4321000, "alice", "train.ipynb", seen=True, confirmed=True)
 BOB = Holder(9876, "bob", "/home/bob", seen=True, confirmed=True)
+NOTED = ALICE._replace(promise=Promise(note="till noon, call 123"))
 
 EMPTY = Usage(compute=0, mps=0, total_mib=40960, used_mib=0)
 COMPUTED_ON = EMPTY._replace(compute=1, used_mib=3500)
@@ -50,6 +50,7 @@ FULL = EMPTY._replace(used_mib=10444.8)
 PROHIBITED = EMPTY._replace(mode=ComputeMode.PROHIBITED)
 EXCLUSIVE = COMPUTED_ON._replace(mode=ComputeMode.EXCLUSIVE_PROCESS)
 PYTHON = Process(4321000, 3500, "alice", "python")
+STRANGER = Process(77, 9000, "mallory", "python", has_reserved=False)
 
 ANY = Request()
 PYTHON_CODE = faces.PYTHON
@@ -199,111 +200,127 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
     assert messages.going_on(held, visible) == expected
 
 
-# -- why one device was not taken ------------------------------------------------------------------
+# -- what is said of one device --------------------------------------------------------------------
+
+
+def said(row: Row) -> str:
+    """What a refusal says of a device: `busy: no reservation: bob, python (pid 9876)`."""
+    (entry,) = refused(row).layout.entries[-1:]
+    assert entry.state
+    words_ = [words.plain(line) for line in (entry.who, *entry.more) if line]
+    return f"{entry.state.value}: {'; '.join(words_)}"
 
 
 @pytest.mark.parametrize(
-    ("refusal", "expected"),
+    ("row", "expected"),
     [
         (
-            Refusal(GPU0, State.RESERVED, holder=ALICE),
-            "reserved by alice, train.ipynb (pid 4321000)",
+            Row(GPU0, State.RESERVED, holders=(ALICE,)),
+            "reserved: alice, train.ipynb (pid 4321000)",
         ),
-        (Refusal(GPU0, State.RESERVED), "reserved by somebody"),
+        (Row(GPU0, State.RESERVED, holders=(Holder(),)), "reserved: somebody"),
         (
-            Refusal(GPU0, State.RESERVED, holder=Holder(17, "bob")),
-            "reserved by bob (pid 17, by its own word)",
-        ),
-        (
-            Refusal(GPU0, State.RESERVED, holder=Holder(17, "bob", elsewhere=True)),
-            "reserved by bob (pid 17 of another container, by its own word)",
+            Row(GPU0, State.RESERVED, holders=(Holder(17, "bob"),)),
+            "reserved: bob (pid 17, by its own word)",
         ),
         (
-            Refusal(
-                GPU0,
-                State.RESERVED,
-                holder=ALICE._replace(promise=Promise(note="till noon, call 123")),
+            Row(GPU0, State.RESERVED, holders=(Holder(17, "bob", elsewhere=True),)),
+            "reserved: bob (pid 17 of another container, by its own word)",
+        ),
+        (
+            Row(GPU0, State.RESERVED, holders=(NOTED,)),
+            "reserved: alice, train.ipynb (pid 4321000): till noon, call 123",
+        ),
+        (
+            Row(GPU0, State.RESERVED, holders=(Holder(notebook=HOSTILE, user=""),)),
+            f"reserved: somebody, {HARMLESS} (by its own word)",
+        ),
+        (
+            Row(GPU0, State.RESERVED, COMPUTED_ON, holders=(BOB,), processes=(STRANGER,)),
+            "reserved: bob, /home/bob (pid 9876); without a reservation: mallory, python (pid 77)",
+        ),
+        (
+            Row(GPU0, State.RESERVED, holders=(ALICE,), reason="Unknown Error"),
+            "reserved: alice, train.ipynb (pid 4321000); Unknown Error",
+        ),
+        (Row(GPU0, State.AWAITED, EMPTY, awaited_by=BOB), "awaited: by bob (/home/bob)"),
+        (
+            Row(GPU0, State.AWAITED, EMPTY, awaited_by=NOTED),
+            "awaited: by alice (train.ipynb): till noon, call 123",
+        ),
+        (
+            Row(GPU0, State.AWAITED, EMPTY, holders=(ALICE,), awaited_by=BOB),
+            "awaited: alice, train.ipynb (pid 4321000); by bob (/home/bob)",
+        ),
+        (
+            Row(GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON,), is_unreserved_use=True),
+            "busy: no reservation: alice, python (pid 4321000)",
+        ),
+        (
+            Row(GPU0, State.BUSY, COMPUTED_ON, awaited_by=BOB),
+            "busy: 1 compute process",
+        ),
+        (
+            Row(GPU0, State.BUSY, EXCLUSIVE, processes=(PYTHON,), is_unreserved_use=True),
+            (
+                "busy: no reservation: alice, python (pid 4321000); "
+                "compute mode is exclusive: one process at a time"
             ),
-            "reserved by alice, train.ipynb (pid 4321000): till noon, call 123",
         ),
         (
-            Refusal(GPU0, State.RESERVED, holder=Holder(notebook=HOSTILE, user="")),
-            f"reserved by somebody, {HARMLESS} (by its own word)",
+            Row(GPU0, State.BUSY, EXCLUSIVE),
+            "busy: 1 compute process; compute mode is exclusive: one process at a time",
         ),
-        (Refusal(GPU0, State.AWAITED, EMPTY, holder=BOB), "awaited by bob, /home/bob (pid 9876)"),
+        (Row(GPU0, State.BUSY, EMPTY._replace(compute=2)), "busy: 2 compute processes"),
+        (Row(GPU0, State.BUSY, EMPTY._replace(mps=1)), "busy: 1 MPS client"),
+        (Row(GPU0, State.BUSY, EMPTY._replace(mps=3)), "busy: 3 MPS clients"),
+        (Row(GPU0, State.BUSY, FULL), "busy: 10.2 GiB in use by no process that can be seen"),
+        (Row(GPU0, State.BUSY), "busy: "),
         (
-            Refusal(GPU0, State.AWAITED, COMPUTED_ON, (PYTHON,), BOB, use=State.BUSY),
-            "busy, alice, python (pid 4321000); awaited by bob, /home/bob (pid 9876)",
-        ),
-        (
-            Refusal(GPU0, State.AWAITED, holder=BOB, fault="Unknown Error"),
-            "can't be read: Unknown Error; awaited by bob, /home/bob (pid 9876)",
-        ),
-        (Refusal(GPU0, State.AWAITED, holder=BOB), "awaited by bob, /home/bob (pid 9876)"),
-        (
-            Refusal(GPU0, State.BUSY, COMPUTED_ON, (PYTHON,)),
-            "busy, alice, python (pid 4321000)",
+            Row(GPU0, State.PROHIBITED, PROHIBITED),
+            "prohibited: compute mode is prohibited: nobody can use it",
         ),
         (
-            Refusal(GPU0, State.BUSY, EXCLUSIVE, (PYTHON,)),
-            "busy in exclusive mode (one process at a time), alice, python (pid 4321000)",
-        ),
-        (
-            Refusal(GPU0, State.BUSY, EXCLUSIVE),
-            "busy in exclusive mode (one process at a time), 1 compute process",
-        ),
-        (
-            Refusal(GPU0, State.BUSY, FULL._replace(mode=ComputeMode.EXCLUSIVE_PROCESS)),
-            "busy, 10.2 GiB in use by no process that can be seen",
-        ),
-        (Refusal(GPU0, State.BUSY, COMPUTED_ON), "busy, 1 compute process"),
-        (Refusal(GPU0, State.BUSY, EMPTY._replace(compute=2)), "busy, 2 compute processes"),
-        (Refusal(GPU0, State.BUSY, EMPTY._replace(mps=1)), "busy, 1 MPS client"),
-        (Refusal(GPU0, State.BUSY, EMPTY._replace(mps=3)), "busy, 3 MPS clients"),
-        (Refusal(GPU0, State.BUSY, FULL), "busy, 10.2 GiB in use by no process that can be seen"),
-        (Refusal(GPU0, State.BUSY), "busy"),
-        (
-            Refusal(GPU0, State.PROHIBITED, PROHIBITED),
-            "compute mode is prohibited: nobody can use it",
-        ),
-        (
-            Refusal(GPU0, State.UNKNOWN, Usage()),
+            Row(GPU0, State.UNKNOWN, Usage()),
             "unknown: neither its processes nor its memory can be read",
         ),
         (
-            Refusal(GPU0, State.UNKNOWN, fault="/run/lock/x is a link."),
+            Row(GPU0, State.UNKNOWN, reason="/run/lock/x is a link."),
             "unknown: /run/lock/x is a link.",
         ),
-        (Refusal(GPU0, State.BROKEN, fault="Unknown Error"), "can't be read: Unknown Error"),
-        (Refusal(LOST, State.BROKEN, fault="GPU is lost"), "GPU is lost"),
-        (Refusal(LOST, State.BROKEN), "GPU is lost"),
-        (Refusal(Fault(4, HOSTILE), State.BROKEN), HARMLESS),
-        (Refusal(GPU1, State.UNFIT, unfit=Unfit.MODEL), "is a Tesla T4"),
-        (Refusal(GPU2, State.UNFIT, unfit=Unfit.MODEL), "is a GPU without a name"),
-        (Refusal(GPU1, State.UNFIT, unfit=Unfit.MEMORY), "has 15.0 GiB"),
+        (Row(GPU0, State.BROKEN, reason="Unknown Error"), "broken: Unknown Error"),
+        (Row(LOST, State.BROKEN, reason=HOSTILE), f"broken: {HARMLESS}"),
+        (Row(LOST, State.UNFIT, unfit=Unfit.UNREADABLE), "unfit: can't be read: GPU is lost"),
+        (Row(GPU1, State.UNFIT, unfit=Unfit.MODEL), "unfit: is a Tesla T4"),
+        (Row(GPU2, State.UNFIT, unfit=Unfit.MODEL), "unfit: is a GPU without a name"),
+        (Row(GPU1, State.UNFIT, unfit=Unfit.MEMORY), "unfit: has 15.0 GiB"),
+        (Row(GPU1, State.UNFIT, unfit=Unfit.PART), "unfit: has 15.0 GiB to share"),
         (
-            Refusal(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN),
-            "does not say how much memory it has",
+            Row(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN),
+            "unfit: does not say how much memory it has",
         ),
         (
-            Refusal(PART, State.UNFIT, unfit=Unfit.SECOND_INSTANCE),
-            "is a MIG instance; with this driver a process can use only one",
+            Row(PART, State.UNFIT, unfit=Unfit.SECOND_INSTANCE),
+            "unfit: is a MIG instance; with this driver a process can use only one",
         ),
-        (Refusal(GPU0, State.FREE), "free"),
-        (Refusal(GPU0, State.FREE, would_be_taken=True), "free"),
+        (Row(GPU0, State.FREE, EMPTY, would_be_taken=True), "free: "),
         (
-            Refusal(GPU0, State.BUSY, COMPUTED_ON, (PYTHON,), would_be_taken=True),
-            "busy, alice, python (pid 4321000); it would be taken all the same, as it was named",
+            Row(GPU0, State.BUSY, COMPUTED_ON, would_be_taken=True),
+            "busy: it would be taken all the same, as it was named",
         ),
         (
-            Refusal(GPU0, State.RESERVED, EMPTY, (), ALICE, would_be_taken=True),
-            "reserved by alice, train.ipynb (pid 4321000); it would be shared",
+            Row(GPU0, State.RESERVED, EMPTY, holders=(ALICE,), would_be_taken=True),
+            "reserved: alice, train.ipynb (pid 4321000); it would be shared",
+        ),
+        (
+            Row(GPU0, State.RESERVED, holders=(ALICE,), is_mine=True, would_be_taken=True),
+            "reserved: this kernel: alice, train.ipynb (pid 4321000)",
         ),
     ],
 )
-def test_refusal(refusal: Refusal, expected: str) -> None:
-    """Of each device that was not taken it is said who has it, what uses it or what is wrong."""
-    assert reasons.refusal(refusal) == expected
+def test_a_row(row: Row, expected: str) -> None:
+    """Of each device it is said who has it, what uses it or what is wrong."""
+    assert said(row) == expected
 
 
 @pytest.mark.parametrize(
@@ -355,23 +372,23 @@ def test_many_processes() -> None:
 
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("device", [GPU0, GPU2, PART, LOST], ids=str)
-def test_every_refusal_has_one_line(device: Device | Fault, state: State) -> None:
-    """Whatever the state, and however long and hostile the foreign text, a refusal is one line."""
+def test_whatever_others_wrote_is_fit_to_print(device: Device | Fault, state: State) -> None:
+    """Whatever the state, and however long and hostile the foreign text, each line is short."""
     holder = Holder(1, HOSTILE, LONG, since=0.0, promise=Promise(note=LONG), last_cell=1.0)
     processes = tuple(Process(pid, 1, LONG, HOSTILE) for pid in range(1, 9))
     readings = (None, EMPTY, COMPUTED_ON, FULL, PROHIBITED, Usage())
-    for reading, fault in product(readings, (None, LONG, HOSTILE)):
-        line = reasons.refusal(Refusal(device, state, reading, processes, holder, fault=fault))
-        assert line
-        assert line.isprintable()
-        assert len(line) < 800
+    for reading, reason in product(readings, (None, LONG, HOSTILE)):
+        row = Row(device, state, reading, None, processes, (holder,), reason, awaited_by=holder)
+        for line in str(refused(row)).splitlines():
+            assert line.isprintable()
+            assert len(line) < 800
 
 
 # -- nothing free ----------------------------------------------------------------------------------
 
 
-def refused(*refusals: Refusal, request: Request = ANY, face: Face = MAGIC, **more: Any) -> Picture:
-    return pictures.refusal(request, refusals, face, **more)
+def refused(*rows: Row, request: Request = ANY, face: Face = MAGIC, **more: Any) -> Picture:
+    return pictures.refusal(request, rows, face, **more)
 
 
 def headline(picture: Picture) -> str:
@@ -390,14 +407,16 @@ def left(picture: Picture) -> str:
     return last if last.startswith(("No GPU is visible", "This ")) else ""
 
 
-RESERVED = Refusal(GPU0, State.RESERVED, COMPUTED_ON, (), ALICE)
+RESERVED = Row(GPU0, State.RESERVED, COMPUTED_ON, holders=(ALICE,))
 QUEUE = "Wait in the queue: %reserve_gpu --wait"
 NONE_FREE = "No free GPU devices: 1 of 1 is in use."
 
 
 def test_nothing_free() -> None:
     """There is a headline, a line for each device that says who has it, and the queue."""
-    picture = refused(RESERVED, Refusal(GPU1, State.BUSY, COMPUTED_ON, (PYTHON,)))
+    picture = refused(
+        RESERVED, Row(GPU1, State.BUSY, COMPUTED_ON, processes=(PYTHON,), is_unreserved_use=True)
+    )
     head = "No free GPU devices: 2 of 2 are in use."
     text = re.sub("[\u2588\u2591]", "", str(picture))
     assert [" ".join(line.split()) for line in text.splitlines()] == [
@@ -444,14 +463,21 @@ def test_nothing_free() -> None:
 )
 def test_headline(states: list[State], count: int, expected: str) -> None:
     """The headline counts the devices that would do, not those that never could."""
-    refusals = [Refusal(Device(i, f"GPU-{i}"), state) for i, state in enumerate(states)]
-    assert headline(refused(*refusals, request=Request(count=count))) == expected
+    rows = [Row(Device(i, f"GPU-{i}"), state) for i, state in enumerate(states)]
+    assert headline(refused(*rows, request=Request(count=count))) == expected
 
 
 def test_what_would_be_taken_is_no_advice() -> None:
     """Of a device that would be taken nobody is told to ask for it, or to name it."""
-    shared = Refusal(GPU1, State.RESERVED, EMPTY, (), ALICE, would_be_taken=True)
-    named = Refusal(GPU2, State.BUSY, COMPUTED_ON, (PYTHON,), would_be_taken=True)
+    shared = Row(GPU1, State.RESERVED, EMPTY, holders=(ALICE,), is_unused=True, would_be_taken=True)
+    named = Row(
+        GPU2,
+        State.BUSY,
+        COMPUTED_ON,
+        processes=(PYTHON,),
+        is_unreserved_use=True,
+        would_be_taken=True,
+    )
     picture = refused(RESERVED, shared, named, request=Request(("0", "1", "2")), user="alice")
     assert headline(picture) == "No free GPU devices: 3 of 3 are in use."
     assert ways_out(picture) == ["Wait in the queue: %reserve_gpu 0 1 2 --wait"]
@@ -492,39 +518,39 @@ def test_nothing_free_without_a_wait(waited_s: float | None) -> None:
 )
 def test_the_queue_is_offered(state: State, *, is_offered: bool) -> None:
     """The queue is offered where waiting may help."""
-    assert (QUEUE in ways_out(refused(Refusal(GPU0, state)))) is is_offered
+    assert (QUEUE in ways_out(refused(Row(GPU0, state)))) is is_offered
 
 
 TROUBLE = (
     "Waiting alone won't help: look at what nvidia-smi says, and ask the administrator (a GPU that "
     "is lost needs a reset or a reboot)."
 )
-BROKEN = Refusal(LOST, State.BROKEN)
-BARRED = Refusal(GPU0, State.PROHIBITED, PROHIBITED)
+BROKEN = Row(LOST, State.BROKEN)
+BARRED = Row(GPU0, State.PROHIBITED, PROHIBITED)
 
 
 @pytest.mark.parametrize(
-    ("refusals", "request_", "is_told"),
+    ("rows", "request_", "is_told"),
     [
         ([BROKEN], Request(), True),
-        ([BROKEN, BARRED, Refusal(GPU1, State.UNFIT, unfit=Unfit.MODEL)], Request(), True),
+        ([BROKEN, BARRED, Row(GPU1, State.UNFIT, unfit=Unfit.MODEL)], Request(), True),
         ([BROKEN, RESERVED], Request(), False),
         ([BROKEN, RESERVED], Request(count=2), True),
         ([BROKEN, RESERVED], Request(("4", "0")), True),
-        ([BROKEN, Refusal(GPU1, State.FREE, would_be_taken=True)], Request(count=2), True),
-        ([BROKEN, RESERVED, Refusal(GPU1, State.BUSY)], Request(count=2), False),
-        ([BARRED, Refusal(GPU1, State.UNKNOWN, fault="its lock is a link")], Request(), False),
-        ([Refusal(GPU1, State.UNFIT, unfit=Unfit.MODEL)], Request(), False),
+        ([BROKEN, Row(GPU1, State.FREE, would_be_taken=True)], Request(count=2), True),
+        ([BROKEN, RESERVED, Row(GPU1, State.BUSY)], Request(count=2), False),
+        ([BARRED, Row(GPU1, State.UNKNOWN, reason="its lock is a link")], Request(), False),
+        ([Row(GPU1, State.UNFIT, unfit=Unfit.MODEL)], Request(), False),
         ([RESERVED], Request(count=2), False),
         ([], Request(), False),
     ],
 )
 def test_trouble_that_waiting_does_not_end(
-    refusals: list[Refusal], request_: Request, *, is_told: bool
+    rows: list[Row], request_: Request, *, is_told: bool
 ) -> None:
     """Where too few of what would do can come free by themselves it is said what to do."""
     for waited_s in (None, 5.0):
-        lines = ways_out(refused(*refusals, request=request_, waited_s=waited_s))
+        lines = ways_out(refused(*rows, request=request_, waited_s=waited_s))
         assert (TROUBLE in lines) is is_told
         assert not (is_told and any("in the queue" in line for line in lines))
 
@@ -560,15 +586,15 @@ def test_what_is_left(face: Face, kept: list[Device], expected: str) -> None:
 def test_what_one_has_is_not_free(states: list[State], head: str, offered: str | None) -> None:
     """Who wants more beside a GPU sees it as their own, and is offered only what is more."""
     others = [
-        Refusal(Device(i, f"GPU-{i}"), state, EMPTY, would_be_taken=state is State.FREE)
+        Row(Device(i, f"GPU-{i}"), state, EMPTY, would_be_taken=state is State.FREE)
         for i, state in enumerate(states, 1)
     ]
-    own = Refusal(GPU0, State.FREE, EMPTY, would_be_taken=True)
+    own = Row(GPU0, State.RESERVED, holders=(ALICE,), is_mine=True, would_be_taken=True)
     picture = refused(own, *others, request=Request(count=3), kept=[GPU0])
     assert headline(picture) == head
     first = picture.layout.entries[0]
     assert (first.state, first.is_mine) == (State.RESERVED, True)
-    assert words.plain(first.who) == "this kernel"
+    assert words.plain(first.who) == "this kernel: alice, train.ipynb (pid 4321000)"
     offers = [line for line in ways_out(picture) if "can be had now" in line]
     assert offers == ([offered] if offered else [])
 
@@ -603,8 +629,8 @@ def test_a_command_that_does_not_run_sees_nothing() -> None:
 )
 def test_limit(limit: str, count: int, expected: str) -> None:
     """An inherited limit is named with what it leaves."""
-    refusals = [RESERVED] * count
-    assert ways_out(refused(*refusals, limit=limit))[-1] == expected
+    rows = [RESERVED] * count
+    assert ways_out(refused(*rows, limit=limit))[-1] == expected
 
 
 # -- whom to ask -----------------------------------------------------------------------------------
@@ -612,9 +638,15 @@ def test_limit(limit: str, count: int, expected: str) -> None:
 
 def idle(
     device: Device, holder: Holder, *, since: float | None = None, cell: float | None = None
-) -> Refusal:
+) -> Row:
     """Return a device that is reserved though nothing runs on it."""
-    return Refusal(device, State.RESERVED, EMPTY, (), holder._replace(since=since, last_cell=cell))
+    return Row(
+        device,
+        State.RESERVED,
+        EMPTY,
+        holders=(holder._replace(since=since, last_cell=cell),),
+        is_unused=True,
+    )
 
 
 def test_the_longest_idle_is_asked_first() -> None:
@@ -625,7 +657,7 @@ def test_the_longest_idle_is_asked_first() -> None:
         idle(GPU0, ALICE, since=now - 9000, cell=now - 1800),
         idle(GPU1, BOB, since=now - 7200),
         idle(GPU2, carol, since=now - 9000, cell=now - 3600),
-        Refusal(PART, State.RESERVED, COMPUTED_ON, (), BOB),
+        Row(PART, State.RESERVED, COMPUTED_ON, holders=(BOB,)),
     )
     (line,) = ways_out(picture)
     assert line == (
@@ -638,8 +670,8 @@ def test_the_longest_idle_is_asked_first() -> None:
 
 def test_only_a_few_are_asked() -> None:
     """Of many idle reservations the three that are so for longest are named."""
-    refusals = [idle(Device(i, f"GPU-{i}"), ALICE, since=100.0 - i) for i in range(6)]
-    (line,) = ways_out(refused(*refusals))
+    rows = [idle(Device(i, f"GPU-{i}"), ALICE, since=100.0 - i) for i in range(6)]
+    (line,) = ways_out(refused(*rows))
     assert [f"Ask alice (train.ipynb) for GPU{i}, idle" in line for i in range(6)] == [
         *[False] * 3,
         *[True] * 3,
@@ -684,7 +716,7 @@ UNCLEAR = Process(17, 100)
 )
 def test_is_unused(reading: Usage, processes: list[Process], *, expected: bool | None) -> None:
     """A reserved device is unused where that can be seen: by processes, else by memory alone."""
-    assert words.is_unused(reading, processes) is expected
+    assert machine.is_unused(reading, processes) is expected
 
 
 # -- what may be taken by name ---------------------------------------------------------------------
@@ -693,40 +725,76 @@ OWN = PYTHON._replace(pid=17)
 
 
 @pytest.mark.parametrize(
-    ("refusal", "is_advised"),
+    ("row", "is_advised"),
     [
-        (Refusal(GPU1, State.BUSY, COMPUTED_ON, (PYTHON,)), True),
-        (Refusal(GPU1, State.BUSY, EMPTY._replace(compute=2), (PYTHON, OWN)), True),
+        (Row(GPU1, State.BUSY, COMPUTED_ON, processes=(PYTHON,), is_unreserved_use=True), True),
+        (
+            Row(
+                GPU1,
+                State.BUSY,
+                EMPTY._replace(compute=2),
+                processes=(PYTHON, OWN),
+                is_unreserved_use=True,
+            ),
+            True,
+        ),
         # Another person's, or perhaps.
-        (Refusal(GPU1, State.UNKNOWN, Usage()), False),
-        (Refusal(GPU1, State.BUSY, COMPUTED_ON, (PYTHON._replace(user="bob"),)), False),
-        (Refusal(GPU1, State.BUSY, EMPTY._replace(compute=2), (PYTHON,)), False),
-        (Refusal(GPU1, State.BUSY, COMPUTED_ON, (Process(4321000),)), False),
-        (Refusal(GPU1, State.BUSY, COMPUTED_ON), False),
-        (Refusal(GPU1, State.BUSY, FULL, ()), False),
-        (Refusal(GPU1, State.RESERVED, COMPUTED_ON, (PYTHON,), ALICE), False),
-        (Refusal(GPU1, State.RESERVED, EMPTY, (), ALICE), False),
-        (Refusal(GPU1, State.AWAITED, EMPTY, (), ALICE), False),
+        (Row(GPU1, State.UNKNOWN, Usage()), False),
+        (
+            Row(
+                GPU1,
+                State.BUSY,
+                COMPUTED_ON,
+                processes=(PYTHON._replace(user="bob"),),
+                is_unreserved_use=True,
+            ),
+            False,
+        ),
+        (
+            Row(
+                GPU1,
+                State.BUSY,
+                EMPTY._replace(compute=2),
+                processes=(PYTHON,),
+                is_unreserved_use=True,
+            ),
+            False,
+        ),
+        (
+            Row(
+                GPU1, State.BUSY, COMPUTED_ON, processes=(Process(4321000),), is_unreserved_use=True
+            ),
+            False,
+        ),
+        (Row(GPU1, State.BUSY, COMPUTED_ON), False),
+        (Row(GPU1, State.BUSY, FULL), False),
+        (Row(GPU1, State.RESERVED, COMPUTED_ON, processes=(PYTHON,), holders=(ALICE,)), False),
+        (Row(GPU1, State.RESERVED, EMPTY, holders=(ALICE,), is_unused=True), False),
+        (Row(GPU1, State.AWAITED, EMPTY, awaited_by=ALICE), False),
+        (Row(GPU1, State.BUSY, COMPUTED_ON, processes=(PYTHON,), awaited_by=ALICE), False),
         # Naming it would not help.
-        (Refusal(GPU1, State.PROHIBITED, PROHIBITED), False),
-        (Refusal(GPU1, State.BUSY, EXCLUSIVE, (PYTHON,)), False),
-        (Refusal(GPU1, State.UNKNOWN, fault="its lock is a link"), False),
-        (Refusal(GPU1, State.BROKEN, fault="Unknown Error"), False),
-        (Refusal(LOST, State.BROKEN), False),
+        (Row(GPU1, State.PROHIBITED, PROHIBITED), False),
+        (Row(GPU1, State.BUSY, EXCLUSIVE, processes=(PYTHON,), is_unreserved_use=True), False),
+        (Row(GPU1, State.UNKNOWN, reason="its lock is a link"), False),
+        (Row(GPU1, State.BROKEN, reason="Unknown Error"), False),
+        (Row(LOST, State.BROKEN), False),
     ],
 )
-def test_naming_is_advised(refusal: Refusal, *, is_advised: bool) -> None:
+def test_naming_is_advised(row: Row, *, is_advised: bool) -> None:
     """To name a device is advised only where it helps and takes nothing from another person."""
     advice = "To use GPU1 all the same, name it: %reserve_gpu 1"
-    assert (advice in ways_out(refused(refusal, user="alice"))) is is_advised
+    assert (advice in ways_out(refused(row, user="alice"))) is is_advised
 
 
 def test_naming_is_advised_once() -> None:
     """One device is enough to name; without knowing who asks, none that is in use."""
-    refusals = [Refusal(device, State.BUSY, COMPUTED_ON, (PYTHON,)) for device in (PART, GPU1)]
-    lines = ways_out(refused(*refusals, user="alice"))
+    rows = [
+        Row(device, State.BUSY, COMPUTED_ON, processes=(PYTHON,), is_unreserved_use=True)
+        for device in (PART, GPU1)
+    ]
+    lines = ways_out(refused(*rows, user="alice"))
     assert lines == [QUEUE, "To use GPU3:0 all the same, name it: %reserve_gpu 3:0"]
-    assert ways_out(refused(*refusals)) == [QUEUE]
+    assert ways_out(refused(*rows)) == [QUEUE]
 
 
 STATES = [state for state in State if state is not State.FREE]
@@ -744,9 +812,9 @@ def test_no_refusal_advises_to_take_what_others_have(
     for processes, waited_s, count in product([None, (bobs,), (PYTHON, bobs)], [None, 5.0], [1, 2]):
         if state is State.UNKNOWN or (state is State.BUSY and processes is None):
             continue  # nobody is known to have it
-        refusal = Refusal(GPU0, state, reading, processes, BOB)
+        row = Row(GPU0, state, reading, None, processes or (), (BOB,), is_unreserved_use=True)
         request = Request(count=count)
-        picture = refused(refusal, request=request, face=face, waited_s=waited_s, user="alice")
+        picture = refused(row, request=request, face=face, waited_s=waited_s, user="alice")
         text = str(picture).lower()
         assert "share" not in text
         assert "all the same" not in text
@@ -757,22 +825,22 @@ def test_no_refusal_advises_to_take_what_others_have(
 
 
 @pytest.mark.parametrize(
-    ("refusals", "request_", "limit", "expected"),
+    ("rows", "request_", "limit", "expected"),
     [
         (
-            [Refusal(GPU1, State.UNFIT, unfit=Unfit.MODEL)],
+            [Row(GPU1, State.UNFIT, unfit=Unfit.MODEL)],
             Request(model="H100"),
             None,
             ("Of 1 GPU none has 'H100' in its name; there is 1 Tesla T4."),
         ),
         (
-            [Refusal(GPU0._replace(index=n), State.UNFIT, unfit=Unfit.MEMORY) for n in range(8)],
+            [Row(GPU0._replace(index=n), State.UNFIT, unfit=Unfit.MEMORY) for n in range(8)],
             Request(min_memory_mib=190734.86, memory_unit="GB"),
             None,
             "Of 8 GPUs none has 200 GB; the largest has 42.95 GB.",
         ),
         (
-            [Refusal(GPU, State.UNFIT, unfit=Unfit.MODEL) for GPU in (GPU0, GPU0, GPU1, GPU2)],
+            [Row(GPU, State.UNFIT, unfit=Unfit.MODEL) for GPU in (GPU0, GPU0, GPU1, GPU2)],
             Request(model="H100"),
             None,
             (
@@ -782,8 +850,8 @@ def test_no_refusal_advises_to_take_what_others_have(
         ),
         (
             [
-                Refusal(GPU0, State.UNFIT, unfit=Unfit.MEMORY),
-                Refusal(GPU1, State.UNFIT, unfit=Unfit.MODEL),
+                Row(GPU0, State.UNFIT, unfit=Unfit.MEMORY),
+                Row(GPU1, State.UNFIT, unfit=Unfit.MODEL),
             ],
             Request(model="A100", min_memory_mib=81920),
             None,
@@ -794,9 +862,9 @@ def test_no_refusal_advises_to_take_what_others_have(
         ),
         (
             [
-                Refusal(GPU0, State.FREE),
-                Refusal(GPU1, State.UNFIT, unfit=Unfit.MEMORY),
-                Refusal(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN),
+                Row(GPU0, State.FREE),
+                Row(GPU1, State.UNFIT, unfit=Unfit.MEMORY),
+                Row(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN),
             ],
             Request(count=2, min_memory_mib=20480),
             None,
@@ -806,7 +874,7 @@ def test_no_refusal_advises_to_take_what_others_have(
             ),
         ),
         (
-            [Refusal(GPU0, State.BUSY), Refusal(GPU1, State.BUSY)],
+            [Row(GPU0, State.BUSY), Row(GPU1, State.BUSY)],
             Request(count=9),
             "0,1",
             (
@@ -815,7 +883,7 @@ def test_no_refusal_advises_to_take_what_others_have(
             ),
         ),
         (
-            [Refusal(GPU0, State.FREE), Refusal(PART, State.FREE)],
+            [Row(GPU0, State.FREE), Row(PART, State.FREE)],
             Request(count=2),
             None,
             (
@@ -824,22 +892,22 @@ def test_no_refusal_advises_to_take_what_others_have(
             ),
         ),
         (
-            [Refusal(GPU0._replace(reserve_mib=600), State.UNFIT, unfit=Unfit.PART)],
+            [Row(GPU0._replace(reserve_mib=600), State.UNFIT, unfit=Unfit.PART)],
             Request(share=True, promise=Promise(Size(40959.0, "MiB")), min_memory_mib=1024.0),
             None,
             "Of 1 GPU none has 40959 MiB; the largest has 40360 MiB.",
         ),
         (
-            [Refusal(GPU, State.UNFIT, unfit=Unfit.PART) for GPU in (GPU0, GPU1)],
+            [Row(GPU, State.UNFIT, unfit=Unfit.PART) for GPU in (GPU0, GPU1)],
             Request(share=True, promise=Promise(Size(95367.4, "GB"))),
             None,
             "Of 2 GPUs none has 100 GB; the largest has 42.9 GB.",
         ),
         (
             [
-                Refusal(GPU0, State.FREE),
-                Refusal(GPU1, State.UNFIT, unfit=Unfit.PART),
-                Refusal(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN),
+                Row(GPU0, State.FREE),
+                Row(GPU1, State.UNFIT, unfit=Unfit.PART),
+                Row(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN),
             ],
             Request(count=2, share=True, promise=Promise(Size(20480.0))),
             None,
@@ -856,11 +924,9 @@ def test_no_refusal_advises_to_take_what_others_have(
         ),
     ],
 )
-def test_impossible(
-    refusals: list[Refusal], request_: Request, limit: str | None, expected: str
-) -> None:
+def test_impossible(rows: list[Row], request_: Request, limit: str | None, expected: str) -> None:
     """What no state of the machine could satisfy is said with what there is."""
-    assert messages.impossible(request_, refusals, limit) == expected
+    assert messages.impossible(request_, rows, limit) == expected
 
 
 @pytest.mark.parametrize(
@@ -869,10 +935,10 @@ def test_impossible(
 )
 def test_above(devices: list[Device], head: str) -> None:
     """Below a process that holds all there is it is said that nothing has to be reserved."""
-    refusals = [Refusal(device, State.RESERVED, holder=ALICE) for device in devices]
-    refusals.append(Refusal(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN))
+    rows = [Row(device, State.RESERVED, holders=(ALICE,)) for device in devices]
+    rows.append(Row(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN))
     visible = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": None}
-    lines = messages.above(refusals, visible, MAGIC).splitlines()
+    lines = messages.above(rows, visible, MAGIC).splitlines()
     assert lines == [
         f"{head}, for all that the holder has started, and so for this process:",
         *(f"  {device.label}: reserved by alice, train.ipynb (pid 4321000)" for device in devices),
@@ -940,17 +1006,17 @@ def test_programs_are_told_in_their_words() -> None:
     ("caution", "request_", "expected"),
     [
         (
-            Caution(GPU0, State.BUSY, COMPUTED_ON, (PYTHON,)),
+            Row(GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON,), use=State.BUSY),
             Request(("0",)),
             "You asked for GPU0: it is busy, alice, python (pid 4321000)",
         ),
         (
-            Caution(GPU0, State.UNKNOWN, Usage()),
+            Row(GPU0, State.UNKNOWN, Usage(), use=State.UNKNOWN),
             Request(("0",)),
             "You asked for GPU0: it is unknown: neither its processes nor its memory can be read",
         ),
         (
-            Caution(PART, State.IDLE, EMPTY, (), (ALICE, BOB)),
+            Row(PART, State.IDLE, EMPTY, holders=(ALICE, BOB), use=State.IDLE),
             Request(share=True),
             (
                 "You share GPU3:0: it is reserved by alice, train.ipynb (pid 4321000); reserved by "
@@ -958,7 +1024,7 @@ def test_programs_are_told_in_their_words() -> None:
             ),
         ),
         (
-            Caution(GPU0, State.BUSY, FULL, (), (ALICE,)),
+            Row(GPU0, State.BUSY, FULL, holders=(ALICE,), use=State.BUSY),
             Request(share=True),
             (
                 "You share GPU0: it is busy, 10.2 GiB in use by no process that can be seen; "
@@ -967,7 +1033,7 @@ def test_programs_are_told_in_their_words() -> None:
         ),
     ],
 )
-def test_caution(caution: Caution, request_: Request, expected: str) -> None:
+def test_caution(caution: Row, request_: Request, expected: str) -> None:
     """A warning says what was asked for, who uses it and who shares it."""
     assert messages.caution(caution, request_) == expected
 
@@ -1040,28 +1106,27 @@ def test_warnings(warning: str, expected: str) -> None:
 
 TEN_GB = Request(share=True, promise=Promise(Size(1e10 / 2**20, "GB")))
 A_PART = ALICE._replace(promise=Promise(Size(4e10 / 2**20, "GB")))
-FULL_GPU = Refusal(GPU0, State.FULL, COMPUTED_ON, sharers=(A_PART, BOB), room_mib=5999.0)
+FULL_GPU = Row(GPU0, State.FULL, COMPUTED_ON, holders=(A_PART, BOB), room_mib=5999.0)
 
 
 @pytest.mark.parametrize(
-    ("refusal", "expected"),
+    ("row", "expected"),
     [
-        (FULL_GPU, "has room for 6.2 GB; alice 40 GB, bob without a size"),
-        (FULL_GPU._replace(room_mib=0.0, sharers=(A_PART,)), "has no room; alice 40 GB"),
-        (FULL_GPU._replace(room_mib=0.2, sharers=()), "has no room"),
-        (FULL_GPU._replace(room_mib=None, sharers=(A_PART._replace(user=None),) * 5),
-         "has no room; somebody 40 GB, somebody 40 GB, somebody 40 GB, 2 more"),
-        (FULL_GPU._replace(room_mib=50.0, sharers=(A_PART._replace(user=HOSTILE),)),
-         f"has room for 0.052 GB; {HARMLESS} 40 GB"),
+        (FULL_GPU, "6.2 GB can still be promised"),
+        (FULL_GPU._replace(room_mib=0.0), "nothing can be promised: bob gave no size"),
+        (FULL_GPU._replace(room_mib=0.2, holders=(A_PART,)), "nothing can be promised"),
+        (FULL_GPU._replace(room_mib=50.0), "0.052 GB can still be promised"),
+        (FULL_GPU._replace(is_mine=True), "you could have 6.2 GB in all"),
     ],
-)  # fmt: skip
-def test_full(refusal: Refusal, expected: str) -> None:
-    """Of a GPU with too little room a line says how much there is, and who has the rest."""
-    assert reasons.refusal(refusal, "GB") == expected
+)
+def test_full(row: Row, expected: str) -> None:
+    """Of a GPU with too little room a line says how much there is, below those who have it."""
+    (entry,) = refused(row, request=TEN_GB).layout.entries
+    assert expected in list(map(words.plain, entry.more))
 
 
 @pytest.mark.parametrize(
-    ("refusals", "request_", "expected"),
+    ("rows", "request_", "expected"),
     [
         (
             [FULL_GPU, FULL_GPU._replace(device=GPU2, room_mib=7000.0)],
@@ -1074,12 +1139,12 @@ def test_full(refusal: Refusal, expected: str) -> None:
             "GPU0 has no room for 10 GB: 6.2 GB at most.",
         ),
         (
-            [FULL_GPU, Refusal(GPU1, State.FREE, would_be_taken=True), RESERVED],
+            [FULL_GPU, Row(GPU1, State.FREE, would_be_taken=True), RESERVED],
             TEN_GB._replace(count=2),
             "Not enough GPU devices have room for 10 GB: 1 of 3 has, 2 are needed.",
         ),
         (
-            [FULL_GPU, Refusal(GPU1, State.UNFIT, unfit=Unfit.PART), RESERVED],
+            [FULL_GPU, Row(GPU1, State.UNFIT, unfit=Unfit.PART), RESERVED],
             TEN_GB._replace(count=2),
             "Not enough GPU devices have room for 10 GB: none of 2 has, 2 are needed.",
         ),
@@ -1087,68 +1152,65 @@ def test_full(refusal: Refusal, expected: str) -> None:
         ([FULL_GPU], ANY, NONE_FREE),
     ],
 )
-def test_headline_of_parts(refusals: list[Refusal], request_: Request, expected: str) -> None:
+def test_headline_of_parts(rows: list[Row], request_: Request, expected: str) -> None:
     """Where it is room that is missing, the headline says how much there is, and where."""
-    assert headline(refused(*refusals, request=request_)) == expected
+    assert headline(refused(*rows, request=request_)) == expected
 
 
 @pytest.mark.parametrize(
-    ("refusals", "count", "expected"),
+    ("rows", "count", "expected"),
     [
         ([FULL_GPU], 1, "6.2GB"),
         ([FULL_GPU, FULL_GPU._replace(room_mib=8000.0)], 1, "8.3GB"),
         ([FULL_GPU, FULL_GPU._replace(room_mib=8000.0)], 2, "6.2GB"),
-        ([FULL_GPU, Refusal(GPU1, State.FREE, would_be_taken=True)], 2, "6.2GB"),
+        ([FULL_GPU, Row(GPU1, State.FREE, would_be_taken=True)], 2, "6.2GB"),
         ([FULL_GPU, FULL_GPU._replace(device=PART)], 2, None),  # not together
         ([FULL_GPU, RESERVED], 2, None),
         ([FULL_GPU._replace(room_mib=1000.0)], 1, None),  # a program would hardly start in that
         ([RESERVED], 1, None),
     ],
 )
-def test_a_smaller_part_is_offered(
-    refusals: list[Refusal], count: int, expected: str | None
-) -> None:
+def test_a_smaller_part_is_offered(rows: list[Row], count: int, expected: str | None) -> None:
     """What is offered is the largest part that all of the devices that are needed have room for."""
-    lines = ways_out(refused(*refusals, request=TEN_GB._replace(count=count)))
+    lines = ways_out(refused(*rows, request=TEN_GB._replace(count=count)))
     offers = [line for line in lines if "GB can be had now: " in line]
     assert [line.split("--memory ")[1] for line in offers] == ([expected] if expected else [])
 
 
 def test_a_larger_part_beside_the_own_one() -> None:
     """Who has a part and wants a larger one is told how much there would be in all."""
-    picture = refused(FULL_GPU, request=TEN_GB, kept=[GPU0])
-    assert "\n     this kernel has a part of it, and could have 6.2 GB in all\n" in str(picture)
+    own = A_PART._replace(pid=17)
+    row = FULL_GPU._replace(holders=(own, BOB), is_mine=True)
+    picture = refused(row, request=TEN_GB, kept=[GPU0])
+    assert "this kernel: alice, train.ipynb (pid 17) up to 40 GB\n" in str(picture)
+    assert "\n     you could have 6.2 GB in all\n" in str(picture)
     assert "can still be promised" not in str(picture)
     assert left(picture) == "This kernel keeps GPU0; nothing was changed."
 
 
 def test_who_is_idle_on_a_full_gpu_is_asked() -> None:
     """Of a GPU that is full, and on which nothing runs, those are asked who have it."""
-    way, *_ = ways_out(refused(FULL_GPU._replace(usage=EMPTY), request=TEN_GB))
+    way, *_ = ways_out(refused(FULL_GPU._replace(is_unused=True), request=TEN_GB))
     assert way.startswith("Ask alice (train.ipynb) and bob (/home/bob) for GPU0, idle. Or wait ")
     assert ways_out(refused(FULL_GPU, request=TEN_GB))[0].startswith("Wait in the queue: ")
 
 
 @pytest.mark.parametrize("used_mib", [None, 11000.0])
 def test_strangers_on_a_full_gpu(used_mib: float | None) -> None:
-    """On a GPU that is full those are shown who use it without a reservation, sharers once.
-
-    So are sharers where it is not known whose the processes are.
-    """
-    stranger = Process(77, 9000, "mallory", "python", has_reserved=False)
-    own = Process(4321000, 3500, "alice", "python")
+    """On a GPU that is full those are shown who use it without a reservation, sharers once."""
+    own = Process(4321000, 3500, "alice", "python", has_reserved=True)
     sharers = (A_PART._replace(used_mib=used_mib),)
-    full = FULL_GPU._replace(sharers=sharers, processes=(stranger, own))
+    full = FULL_GPU._replace(holders=sharers, processes=(STRANGER, own), is_unreserved_use=True)
     text = str(refused(full, request=TEN_GB))
     assert "without a reservation: mallory, python (pid 77)" in text
     assert text.count("alice") == 1
-    alone = str(refused(full._replace(sharers=(), processes=(stranger,)), request=TEN_GB))
+    alone = str(refused(full._replace(holders=(), processes=(STRANGER,)), request=TEN_GB))
     assert "no reservation: mallory, python (pid 77)" in alone
 
 
 def test_a_warning_of_strangers_beside_a_part() -> None:
     """Who gets a part where others compute without a reservation is told that they may use more."""
-    caution = Caution(GPU0, State.BUSY, COMPUTED_ON, (PYTHON,))
+    caution = Row(GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON,), use=State.BUSY)
     assert messages.caution(caution, TEN_GB) == (
         "You have 10 GB of GPU0, which others use without a reservation: busy, alice, python (pid "
         "4321000). What they use now is not in your part, but they may use more"
@@ -1232,8 +1294,8 @@ def test_asked(request_: Request, expected: str) -> None:
     assert messages.asked(request_) == expected
 
 
-UNUSABLE = Refusal(GPU1, State.UNFIT, unfit=Unfit.MODEL)
-BUSY = Refusal(GPU2, State.BUSY, COMPUTED_ON, (PYTHON,))
+UNUSABLE = Row(GPU1, State.UNFIT, unfit=Unfit.MODEL)
+BUSY = Row(GPU2, State.BUSY, COMPUTED_ON, processes=(PYTHON,), is_unreserved_use=True)
 
 
 @pytest.mark.parametrize(
@@ -1261,7 +1323,7 @@ def test_what_is_likeliest_to_come_free() -> None:
     devices = (
         idle(GPU0, ALICE, since=now - 1800),
         idle(GPU1, BOB, since=now - 7200),
-        Refusal(GPU2, State.RESERVED, COMPUTED_ON, (), BOB),
+        Row(GPU2, State.RESERVED, COMPUTED_ON, holders=(BOB,)),
     )
     assert ways_out(pictures.wait(Waiting(Request(), 1, 0.0, devices))) == [
         "Likeliest to come free: GPU1, idle for 2 h"
@@ -1270,20 +1332,20 @@ def test_what_is_likeliest_to_come_free() -> None:
 
 
 @pytest.mark.parametrize(
-    ("refusal", "expected"),
+    ("row", "expected"),
     [
         (RESERVED, "alice"),
-        (Refusal(GPU0, State.RESERVED, holder=Holder(user=HOSTILE)), HARMLESS),
-        (Refusal(GPU0, State.RESERVED, holder=Holder()), "reserved"),
-        (Refusal(GPU0, State.AWAITED, holder=BOB), "awaited"),
-        (Refusal(LOST, State.BROKEN), "broken"),
+        (Row(GPU0, State.RESERVED, holders=(Holder(user=HOSTILE),)), HARMLESS),
+        (Row(GPU0, State.RESERVED, holders=(Holder(),)), "reserved"),
+        (Row(GPU0, State.AWAITED, awaited_by=BOB), "awaited"),
+        (Row(LOST, State.BROKEN), "broken"),
         (FULL_GPU, "has room for 5.8 GiB"),
     ],
 )
-def test_waiting_briefly(refusal: Refusal, expected: str) -> None:
+def test_waiting_briefly(row: Row, expected: str) -> None:
     """In one row there is a word for each device: its holder's name, else its state."""
-    brief = pictures.wait(Waiting(Request(), 1, 0.0, (refusal,))).brief
-    assert brief.partition("for 0 s. ")[2] == f"{refusal.label} {expected}"
+    brief = pictures.wait(Waiting(Request(), 1, 0.0, (row,))).brief
+    assert brief.partition("for 0 s. ")[2] == f"{row.label} {expected}"
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_not_idle(here: Here, scenario: str, state: State, words: str) -> None:
     with pytest.raises(NoFreeDeviceError) as caught:
         reserve_gpu.reserve()
     assert words in of_gpu(str(caught.value))
-    assert [refusal.state for refusal in caught.value.refusals] == [state]
+    assert [row.state for row in caught.value.rows] == [state]
     here.add("gpu")
     assert got() == "1"
 

@@ -184,7 +184,7 @@ def test_who_calls_it_busy_keeps_nobody_out(here: Here) -> None:
                 assert held(here) == [0]
                 outcome.locked[0].lock.release()
             else:
-                assert [refusal.state for refusal in outcome.refusals] == [State.AWAITED]
+                assert [row.state for row in outcome.rows] == [State.AWAITED]
         assert isinstance(outcome, Granted)
         assert of_gpu(refused("0")).startswith("awaited")
 

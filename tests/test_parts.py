@@ -17,7 +17,7 @@ from tests.reserving import got, variables
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from reserve_gpu.model import Refusal
+    from reserve_gpu.model import Row
     from tests.here import Here
 
 UID, OTHER_UID = os.geteuid(), 65534
@@ -48,18 +48,18 @@ def part(mib: float, *devices: Any, **wishes: Any) -> str:
     return got(*devices, memory=f"{mib}MiB", **wishes)
 
 
-def refusals(mib: float, *devices: Any, **wishes: Any) -> list[Refusal]:
+def rows(mib: float, *devices: Any, **wishes: Any) -> list[Row]:
     """Fail to reserve a part; why, of each device."""
     with pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
         part(mib, *devices, **wishes)
-    return list(caught.value.refusals)
+    return list(caught.value.rows)
 
 
 def room(mib: float, *devices: Any, **wishes: Any) -> float | None:
     """Fail to reserve a part of the only GPU that is asked for, as it is full; what is left."""
-    (refusal,) = refusals(mib, *devices, **wishes)
-    assert refusal.state is State.FULL
-    return refusal.room_mib
+    (row,) = rows(mib, *devices, **wishes)
+    assert row.state is State.FULL
+    return row.room_mib
 
 
 def records(here: Here) -> list[object]:
@@ -117,8 +117,8 @@ def test_room(here: Here, scenario: str, parts: list[object], left: float) -> No
 def test_a_refusal_names_all_who_have_a_part(one: Here) -> None:
     """Who finds a GPU full is told of each sharer with the size that it was promised."""
     with promised(one, gpu0=[4000, 5000]):
-        (refusal,) = refusals(2000)
-        assert [sharer.part_mib for sharer in refusal.sharers] == [4000, 5000]
+        (row,) = rows(2000)
+        assert [sharer.part_mib for sharer in row.holders] == [4000, 5000]
         assert variables() == {"CUDA_VISIBLE_DEVICES": ""}
     assert locked(one.locks) == set()
 
@@ -136,14 +136,14 @@ def test_more_than_any_gpu_has(one: Here) -> None:
 def test_whole_and_part_exclude_each_other(one: Here, devices: str | None) -> None:
     """Who has the whole GPU shares with nobody, and nobody gets it whole beside a part."""
     with one.rival("0"):
-        (refusal,) = refusals(1000, devices)
-        assert refusal.state is State.RESERVED
+        (row,) = rows(1000, devices)
+        assert row.state is State.RESERVED
     with promised(one, gpu0=[1, 2000]):
         with pytest.raises(reserve_gpu.NoFreeDeviceError) as refused:
             got(devices)
-        (refusal,) = refused.value.refusals
-        assert [sharer.part_mib for sharer in refusal.sharers] == [1, 2000]
-        assert str(refused.value).count("up to") == 2
+        (row,) = refused.value.rows
+        assert [sharer.part_mib for sharer in row.holders] == [1, 2000]
+        assert str(refused.value).count(" 0 of ") == 2
 
 
 def test_sharers_without_a_size_leave_no_room(one: Here) -> None:
@@ -161,7 +161,7 @@ def test_where_cuda_lets_nobody_on(one: Here, mode: str) -> None:
     one.write(f"{ONE}  mode {mode}")
     with promised(one, gpu0=[1000]):
         for devices in (None, "0"):
-            assert refusals(1000, devices)
+            assert rows(1000, devices)
 
 
 UNREAD = f"{ONE}fail nvmlDeviceGetMemoryInfo * 3\nfail nvmlDeviceGetMemoryInfo_v2 * 3"
@@ -287,7 +287,7 @@ def test_a_part_of_each_of_two(here: Here) -> None:
         assert records(here).count(3000) == 2
         assert sorted(part(1000, count=2).split(",")) == ["1", "3"]  # what it has already
         reserve_gpu.release()
-        found = refusals(9000, count=2)
+        found = rows(9000, count=2)
         assert [r.would_be_taken for r in found] == [False, False, True, False]
         assert sorted(map(str, records(here))) == ["2000", "6000", "9000"]  # the others' alone
 

@@ -10,7 +10,7 @@ import reserve_gpu
 from reserve_gpu.model import State
 from tests.locked import locked
 from tests.reserving import got, variables
-from tests.test_parts import ONE, TOTAL, part, promised, records, refusals, room
+from tests.test_parts import ONE, TOTAL, part, promised, records, room, rows
 
 if TYPE_CHECKING:
     from tests.here import Here
@@ -157,8 +157,9 @@ def test_growing_on_several_is_all_or_nothing(here: Here) -> None:
     here.write(ONE * 2)
     assert part(4000, count=2) == "0,1"
     with promised(here, gpu1=[3000]):
-        found = refusals(8000)
-        assert [refusal.state for refusal in found] == [State.FREE, State.FULL]
+        found = rows(8000)
+        assert [row.state for row in found] == [State.RESERVED, State.FULL]
+        assert [row.is_mine for row in found] == [True, True]
         assert sorted(map(str, records(here))) == ["3000", "4000.0", "4000.0"]
         assert part(7000) == "0,1"
     assert records(here) == [7000, 7000]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import pytest
 
 import reserve_gpu
 from tests.locked import locked
-from tests.processes import US, is_running, wait_for
+from tests.processes import US, is_running, own_name, wait_for
 from tests.test_machines import CONTAINER, behind, on_a_host, pid_outside
 from tests.test_parts import ONE, TOTAL, part, room
 
@@ -65,7 +66,7 @@ def promise(child: Child, mib: float) -> Answer:
 def most(child: Child) -> Any:
     """Return what is left for the process, which is refused the whole of the GPU as a part."""
     child.run("try: reserve_gpu.reserve(memory='10000MiB')\nexcept Exception as e: refused = e")
-    return child.run("[r.room_mib for r in refused.refusals]").value
+    return child.run("[r.room_mib for r in refused.rows]").value
 
 
 def records(folder: Path) -> dict[int, float]:
@@ -277,8 +278,23 @@ def test_who_has_a_part_is_no_stranger_to_itself(machine: Machine) -> None:
         assert promise(child, 4000).value == "0"
         child.run(f"{CUDA}\nuse(1000)")
         text = promise(child, 7000).text
-        assert "no reservation: pid 4321000" in text
-        assert "child.py" not in text
+        assert re.findall("without a reservation: (.*)", text) == ["pid 4321000"]
+        assert f"this process: {own_name()}, " in text
+
+
+@on_a_host
+def test_of_who_shares_by_parts_nobody_is_warned(machine: Machine) -> None:
+    """A warning tells of strangers, not of sharers; in a container it can't tell them apart."""
+    machine.write(ONE)
+    with machine.child() as sharer, machine.child() as other, behind(machine, *CONTAINER) as inside:
+        assert promise(sharer, 4000).value == "0"
+        machine.write(f"{ONE}  compute {sharer.pid} 3000\n")
+        for child in (other, inside):
+            child.run("import warnings; warnings.filterwarnings('error', 'You have')")
+            assert promise(child, 1000).value == "0"
+            child.run("reserve_gpu.release()")
+        machine.write(f"{ONE}  compute {sharer.pid} 3000\n  compute 4321000 1000\n")
+        assert promise(other, 1000).error == "ReserveGPUWarning"
 
 
 # -- containers ------------------------------------------------------------------------------------

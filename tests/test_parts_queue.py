@@ -23,9 +23,10 @@ from reserve_gpu.reservation.claim import Claim, attempt
 from reserve_gpu.reservation.outcome import Denied, Granted
 from reserve_gpu.reservation.parts import Own, room
 from reserve_gpu.reservation.request import parse
-from tests.processes import wait_for
-from tests.reserving import got
-from tests.test_parts import ONE, TOTAL, part, promised, refusals
+from tests.processes import own_name, wait_for
+from tests.reserving import got, of_gpu, refused
+from tests.test_machines import on_a_host
+from tests.test_parts import ONE, TOTAL, part, promised, rows
 from tests.waiters import Waiter, queued
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ def passes(here: Here, parts: Sequence[float], ahead: float | None, mib: float) 
         try:
             part(mib)
         except reserve_gpu.NoFreeDeviceError as error:
-            (refusal,) = error.refusals
-            assert refusal.state is State.AWAITED
+            (row,) = error.rows
+            assert row.state is State.AWAITED
             return False
         reserve_gpu.release()
         return True
@@ -140,11 +141,26 @@ def test_promises_beyond_the_gpu_cost_nothing() -> None:
     assert not found.is_delayed([5000.0], 1500.0)  # who leaves makes room for both
 
 
+@on_a_host
+@pytest.mark.process
+def test_what_sharers_run_is_theirs_where_others_wait(here: Here) -> None:
+    """A GPU in parts that somebody waits for is awaited, and its sharers' processes are theirs."""
+    here.write(ONE)
+    with here.child() as sharer:
+        assert sharer.reserve("memory='8000MiB'").value == "0"
+        here.write(f"{ONE}  compute {sharer.pid} 3000\n")
+        with waiting(here, 9000):
+            text = of_gpu(refused(memory="2000MiB"))
+    assert text.startswith("awaited: ")
+    assert f"by {own_name()}" in text
+    assert "reservation" not in text
+
+
 def test_who_is_second_is_not_delayed(here: Here) -> None:
     """Who passes delays nobody who would be met together with the first."""
     here.write(ONE)
     with promised(here, gpu0=[9000]), waiting(here, 5000), waiting(here, 4300):
-        assert [r.state for r in refusals(1000)] == [State.AWAITED]
+        assert [r.state for r in rows(1000)] == [State.AWAITED]
         assert part(600) == "0"
 
 
@@ -153,8 +169,8 @@ def test_what_strangers_use_may_come_free_bit_by_bit(here: Here) -> None:
     here.write(f"{ONE}  compute 4321000 6000\n")
     with promised(here, gpu0=[1000]):
         with waiting(here, 5000):
-            (refusal,) = refusals(1000)
-            assert refusal.state is State.AWAITED
+            (row,) = rows(1000)
+            assert row.state is State.AWAITED
         with waiting(here, 2000), pytest.warns(reserve_gpu.ReserveGPUWarning):
             assert part(1000) == "0"  # there is room for both
 
@@ -178,7 +194,7 @@ def test_who_needs_several(here: Here) -> None:
         promised(here, gpu0=[4000, 4000], gpu1=[8000]),
         waiting(here, 5000, "0", "1", needs=2),
     ):
-        assert [r.state for r in refusals(1500, "0")] == [State.AWAITED]
+        assert [r.state for r in rows(1500, "0")] == [State.AWAITED]
         assert part(1000) in "01"
         reserve_gpu.release()
         assert part(2000, "1") == "1"
@@ -189,8 +205,8 @@ def test_who_grows_passes_nobody(here: Here) -> None:
     here.write(ONE)
     assert part(1000) == "0"
     with promised(here, gpu0=[4000, 4000]), waiting(here, 5000):
-        (refusal,) = refusals(2000)
-        assert refusal.state is State.AWAITED
+        (row,) = rows(2000)
+        assert row.state is State.AWAITED
         assert part(600) == "0"
     assert reserve_gpu.current()
 
@@ -210,7 +226,7 @@ def test_a_whole_one_does_not_pass_a_part(here: Here) -> None:
         for share in (False, True):
             with pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
                 got(share=share)
-            assert [r.state for r in caught.value.refusals] == [State.AWAITED]
+            assert [r.state for r in caught.value.rows] == [State.AWAITED]
 
 
 @pytest.mark.parametrize("size", [-1, float("nan"), "10", [1]], ids=repr)
@@ -218,8 +234,8 @@ def test_a_ticket_that_makes_no_sense(here: Here, size: object) -> None:
     """Who waits for a size that makes no sense waits for the whole GPU."""
     here.write(ONE)
     with promised(here, gpu0=[8000]), waiting(here, size):  # type: ignore[arg-type]
-        (refusal,) = refusals(1000)
-        assert refusal.state is State.AWAITED
+        (row,) = rows(1000)
+        assert row.state is State.AWAITED
 
 
 # -- offers ----------------------------------------------------------------------------------------
@@ -259,7 +275,7 @@ def test_too_little_room_is_no_offer(here: Here, ahead: float | None, mib: float
     with promised(here, gpu0=[6000]), waiting(here, ahead) as place:
         for outcome in outcomes(here, mib, place):
             assert isinstance(outcome, Denied)
-            assert [refusal.state for refusal in outcome.refusals] == [State.AWAITED]
+            assert [row.state for row in outcome.rows] == [State.AWAITED]
 
 
 def test_what_others_come_first_for_is_no_offer(here: Here) -> None:

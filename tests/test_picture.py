@@ -15,7 +15,6 @@ from reserve_gpu.model import (
     Holder,
     Process,
     Promise,
-    Refusal,
     Request,
     Row,
     Size,
@@ -106,8 +105,8 @@ SHARERS = (
     part(held(2, "bob").holders[0], 30720.0, None),
 )
 IN_PARTS = held(1, "alice")._replace(holders=SHARERS, room_mib=38000.0)
-FULL = Refusal(
-    device(1), State.FULL, usage(12390)._replace(compute=1), None, sharers=SHARERS, room_mib=6000.0
+FULL = Row(
+    device(1), State.FULL, usage(12390)._replace(compute=1), holders=SHARERS, room_mib=6000.0
 )
 TEN_GB = Request(share=True, promise=Promise(Size(1e10 / 2**20, "GB")))
 PICTURES = {
@@ -119,9 +118,15 @@ PICTURES = {
     "refusal": pictures.refusal(
         Request(count=2, promise=Promise(note="a b")),
         [
-            Refusal(device(0), State.RESERVED, usage(0), (), held(0, "alice").holders[0]),
-            Refusal(device(1), State.AWAITED, usage(0), (), held(1, "bob").holders[0]),
-            Refusal(device(2), State.FREE, usage(0), would_be_taken=True),
+            Row(
+                device(0),
+                State.RESERVED,
+                usage(0),
+                holders=(held(0, "alice").holders[0],),
+                is_unused=True,
+            ),
+            Row(device(1), State.AWAITED, usage(0), awaited_by=held(1, "bob").holders[0]),
+            Row(device(2), State.FREE, usage(0), would_be_taken=True),
         ],
         SHELL,
     ),
@@ -130,7 +135,15 @@ PICTURES = {
             Request(),
             3,
             61.0,
-            (Refusal(device(0), State.RESERVED, usage(0), (), held(0, "alice").holders[0]),),
+            (
+                Row(
+                    device(0),
+                    State.RESERVED,
+                    usage(0),
+                    holders=(held(0, "alice").holders[0],),
+                    is_unused=True,
+                ),
+            ),
             600.0,
         )
     ),
@@ -512,24 +525,17 @@ def hostile_picture() -> dict[str, Picture]:
         Row(gpu, State.BUSY, usage(300), processes=(process,), is_unreserved_use=True),
         Row(gpu, State.UNKNOWN, reason=FOREIGN, graphics=(process._replace(memory_mib=9000),)),
         Row(Fault(1, FOREIGN), State.BROKEN, holders=(holder,), reason=FOREIGN),
-        Row(gpu, State.FREE, usage(0), next_in_queue=1),
+        Row(gpu, State.FREE, usage(0), awaited_by=holder),
+        Row(gpu, State.AWAITED, usage(300), holders=(holder,), awaited_by=holder),
         Row(gpu, State.RESERVED, usage(300), holders=(sharer, holder), room_mib=0.0),
+        Row(gpu, State.FULL, usage(300), holders=(sharer, holder) * 9, room_mib=0.5),
     )
     ticket = Ticket(1, FOREIGN, None, holder, FOREIGN)
-    refusals = (
-        Refusal(gpu, State.RESERVED, usage(0), (), holder),
-        Refusal(gpu, State.BUSY, usage(300)._replace(compute=1), (process,)),
-        Refusal(gpu, State.AWAITED, usage(300), (process,), holder, use=State.BUSY),
-        Refusal(Fault(1, FOREIGN), State.BROKEN, fault=FOREIGN, holder=holder),
-        Refusal(
-            gpu, State.FULL, usage(300), (process,), sharers=(sharer, holder) * 9, room_mib=0.5
-        ),
-    )
     request = Request(promise=Promise(note=HOSTILE))
     return {
         "status": status(*rows, waiting=(ticket,), problem=FOREIGN, host=FOREIGN, limit=FOREIGN),
-        "refusal": pictures.refusal(request, refusals, MAGIC, limit=FOREIGN),
-        "wait": pictures.wait(Waiting(Request(model=FOREIGN), 1, 0.0, refusals)),
+        "refusal": pictures.refusal(request, rows, MAGIC, limit=FOREIGN),
+        "wait": pictures.wait(Waiting(Request(model=FOREIGN), 1, 0.0, rows)),
     }
 
 

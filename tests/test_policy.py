@@ -11,8 +11,8 @@ from reserve_gpu.model import (
     Fault,
     Holder,
     Promise,
-    Refusal,
     Request,
+    Row,
     State,
     Unfit,
     Usage,
@@ -120,11 +120,11 @@ UNFIT, FREE, BUSY = State.UNFIT, State.FREE, State.BUSY
 RESERVED, AWAITED = State.RESERVED, State.AWAITED
 
 
-def refusals(*states: State, instances: int = 0) -> list[Refusal]:
+def rows(*states: State, instances: int = 0) -> list[Row]:
     """One refusal for each state. instances: how many of them, the last, are MIG instances."""
     whole = len(states) - instances
     return [
-        Refusal(Device(i, f"GPU-{i}", instance=None if i < whole else i), state)
+        Row(Device(i, f"GPU-{i}", instance=None if i < whole else i), state)
         for i, state in enumerate(states)
     ]
 
@@ -132,53 +132,55 @@ def refusals(*states: State, instances: int = 0) -> list[Refusal]:
 @pytest.mark.parametrize(
     ("given", "request_", "is_impossible", "may_come_free"),
     [
-        (refusals(BUSY), Request(), False, True),
-        (refusals(RESERVED), Request(), False, True),
-        (refusals(AWAITED), Request(), False, True),
-        (refusals(State.UNKNOWN), Request(), False, True),
-        (refusals(State.BROKEN), Request(), False, True),
-        (refusals(State.PROHIBITED), Request(), False, True),
-        (refusals(UNFIT, RESERVED), Request(), False, True),
-        (refusals(FREE, BUSY), Request(count=2), False, True),
-        (refusals(RESERVED, UNFIT, AWAITED), Request(count=2), False, True),
+        (rows(BUSY), Request(), False, True),
+        (rows(RESERVED), Request(), False, True),
+        (rows(AWAITED), Request(), False, True),
+        (rows(State.UNKNOWN), Request(), False, True),
+        (rows(State.BROKEN), Request(), False, True),
+        (rows(State.PROHIBITED), Request(), False, True),
+        (rows(UNFIT, RESERVED), Request(), False, True),
+        (rows(FREE, BUSY), Request(count=2), False, True),
+        (rows(RESERVED, UNFIT, AWAITED), Request(count=2), False, True),
         # An inherited limit around nothing is no fault of the request, but nothing to wait for.
-        (refusals(), Request(), False, False),
-        (refusals(), Request(exclude=("0",)), True, False),
-        (refusals(UNFIT), Request(model="h100"), True, False),
-        (refusals(BUSY), Request(count=2), True, False),
-        (refusals(FREE, UNFIT), Request(count=2), True, False),
-        (refusals(BUSY, BUSY), Request(count=9), True, False),
-        (refusals(BUSY, BUSY, instances=1), Request(), False, True),
-        (refusals(BUSY, BUSY, instances=1), Request(count=2), True, False),
-        (refusals(BUSY, BUSY, instances=2), Request(count=2), False, True),
-        ([Refusal(Fault(0, "lost"), State.BROKEN)], Request(), False, True),
+        (rows(), Request(), False, False),
+        (rows(), Request(exclude=("0",)), True, False),
+        (rows(UNFIT), Request(model="h100"), True, False),
+        (rows(BUSY), Request(count=2), True, False),
+        (rows(FREE, UNFIT), Request(count=2), True, False),
+        (rows(BUSY, BUSY), Request(count=9), True, False),
+        (rows(BUSY, BUSY, instances=1), Request(), False, True),
+        (rows(BUSY, BUSY, instances=1), Request(count=2), True, False),
+        (rows(BUSY, BUSY, instances=2), Request(count=2), False, True),
+        ([Row(Fault(0, "lost"), State.BROKEN)], Request(), False, True),
     ],
 )
 def test_impossible(
-    given: list[Refusal], request_: Request, *, is_impossible: bool, may_come_free: bool
+    given: list[Row], request_: Request, *, is_impossible: bool, may_come_free: bool
 ) -> None:
     """It makes sense to wait where as many devices of one kind as are wanted would do, if free."""
     assert policy.is_impossible(given, request_) is is_impossible
     assert policy.may_come_free(given, request_) is may_come_free
 
 
-HELD_BY_7 = Refusal(A100, RESERVED, holder=Holder(7, seen=True))
+HELD_BY_7 = Row(A100, RESERVED, holders=(Holder(7, seen=True),))
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
         ([HELD_BY_7], True),
-        ([HELD_BY_7, Refusal(T4, UNFIT)], True),
-        ([HELD_BY_7, Refusal(T4, RESERVED, holder=Holder(8, seen=True))], True),
-        ([HELD_BY_7, Refusal(T4, RESERVED, holder=Holder(9, seen=True))], False),
-        ([HELD_BY_7, Refusal(T4, BUSY)], False),
-        ([Refusal(A100, RESERVED, holder=Holder(7))], False),  # by the record's word alone
-        ([Refusal(T4, UNFIT)], False),
+        ([HELD_BY_7, Row(T4, UNFIT)], True),
+        ([HELD_BY_7, Row(T4, RESERVED, holders=(Holder(8, seen=True),))], True),
+        ([HELD_BY_7, Row(T4, RESERVED, holders=(Holder(9, seen=True),))], False),
+        ([HELD_BY_7, Row(T4, BUSY)], False),
+        ([Row(A100, RESERVED, holders=(Holder(7),))], False),  # by the record's word alone
+        ([HELD_BY_7._replace(holders=(Holder(9, seen=True), Holder(7, seen=True)))], True),
+        ([HELD_BY_7._replace(state=State.FULL)], False),  # others may make room
+        ([Row(T4, UNFIT)], False),
         ([], False),
     ],
 )
-def test_is_above(given: list[Refusal], *, expected: bool) -> None:
+def test_is_above(given: list[Row], *, expected: bool) -> None:
     """What the processes hold that this one descends from is above it, by the kernel's word."""
     assert policy.is_above(given, {7, 8}) is expected
 
@@ -200,7 +202,7 @@ def test_is_above(given: list[Refusal], *, expected: bool) -> None:
 )
 def test_next_look(states: list[State], *, is_lively: bool, is_told: bool, seconds: float) -> None:
     """Who waits looks each second, seldom where the kernel tells of changes, often after one."""
-    assert policy.next_look_s(refusals(*states), is_lively=is_lively, is_told=is_told) == seconds
+    assert policy.next_look_s(rows(*states), is_lively=is_lively, is_told=is_told) == seconds
 
 
 # -- will what is held do? -------------------------------------------------------------------------

@@ -461,7 +461,7 @@ def test_a_named_gpu_in_use_is_not_called_free(here: Here) -> None:
     line = of_gpu(shared, "2")
     assert line.startswith("reserved: ")
     assert line.endswith(", it would be shared")
-    assert [refusal.would_be_taken for refusal in caught.value.refusals] == [True, False]
+    assert [row.would_be_taken for row in caught.value.rows] == [True, False]
 
 
 def test_refusals_are_for_programs(here: Here) -> None:
@@ -472,21 +472,21 @@ def test_refusals_are_for_programs(here: Here) -> None:
     )
     with pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
         reserve_gpu.reserve(count=2, min_memory="6GiB")
-    unfit, free, busy, prohibited, lost = caught.value.refusals
-    states = [refusal.state for refusal in caught.value.refusals]
+    unfit, free, busy, prohibited, lost = caught.value.rows
+    states = [row.state for row in caught.value.rows]
     assert states == [State.UNFIT, State.FREE, State.BUSY, State.PROHIBITED, State.UNFIT]
     assert unfit.unfit
     assert lost.unfit is Unfit.UNREADABLE
     assert isinstance(free.device, Device)
-    assert [refusal.would_be_taken for refusal in (free, busy)] == [True, False]
+    assert [row.would_be_taken for row in (free, busy)] == [True, False]
     assert busy.usage
     assert (busy.usage.compute, busy.usage.used_mib) == (1, 3500)
     assert busy.processes
     assert [process.pid for process in busy.processes] == [4321000]
     assert prohibited.usage
     assert prohibited.usage.mode is ComputeMode.PROHIBITED
-    assert (lost.label, lost.holder) == ("GPU4", None)
-    assert "lost" in (lost.fault or "")
+    assert (lost.label, lost.holders) == ("GPU4", ())
+    assert "lost" in (lost.reason or "")
 
 
 def test_who_holds_is_for_programs(here: Here) -> None:
@@ -494,12 +494,12 @@ def test_who_holds_is_for_programs(here: Here) -> None:
     here.write(BUSY)
     with here.rival("0", note="long"), pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
         reserve_gpu.reserve()
-    (refusal,) = caught.value.refusals
-    assert (refusal.label, refusal.state) == ("GPU0", State.RESERVED)
-    assert refusal.holder
-    assert (refusal.holder.pid, refusal.holder.promise.note) == (os.getpid(), "long")
-    assert refusal.usage
-    assert refusal.usage.compute == 1
+    (row,) = caught.value.rows
+    assert (row.label, row.state) == ("GPU0", State.RESERVED)
+    (holder,) = row.holders
+    assert (holder.pid, holder.promise.note) == (os.getpid(), "long")
+    assert row.usage
+    assert row.usage.compute == 1
 
 
 def test_all_or_nothing(here: Here) -> None:
@@ -692,7 +692,7 @@ def test_what_this_process_has_is_above_it(here: Here) -> None:
     with here.rival("1"), pytest.raises(reserve_gpu.ReservedAboveError) as caught:
         reserve_gpu.reserve()
     assert variables() == {VISIBLE: "1"}
-    assert [refusal.label for refusal in caught.value.refusals] == ["GPU1"]
+    assert [row.label for row in caught.value.rows] == ["GPU1"]
 
 
 @pytest.mark.process

@@ -32,7 +32,7 @@ ROOMS = [
     {"options"},
     {"spelling"},
     {"reservation"},
-    {"report"},
+    {"machine", "report"},
     {"rules"},
     {"gpus", "locks"},
     {"cells"},
@@ -242,7 +242,7 @@ NOT_AT_FIRST |= {
 NOT_AT_FIRST |= {
     f"reserve_gpu.reservation.{module}" for module in ("caps", "handover", "lease", "quota", "wait")
 }
-NOT_AT_FIRST |= {"reserve_gpu.rules", "tomllib"}
+NOT_AT_FIRST |= {"reserve_gpu.machine", "reserve_gpu.rules", "tomllib"}
 
 
 @pytest.mark.process

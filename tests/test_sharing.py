@@ -274,7 +274,7 @@ def test_files_of_sharers_are_their_own(one: Here) -> None:
 
 def test_whom_to_ask(here: Here) -> None:
     """A refusal tells to ask who has a GPU reserved but idle, the longest idle first, or wait."""
-    here.write("gpu\ngpu\ngpu\n compute 4321000 3500")
+    here.write(f"gpu\ngpu\ngpu\n compute {os.getpid()} 3500")
     now = time.time()
     with (
         here.rival("0", since=now - 900, notebook="old.ipynb"),

@@ -37,6 +37,7 @@ from reserve_gpu.model import (
 )
 from reserve_gpu.report import faces, reasons, words
 from reserve_gpu.report.faces import MAGIC
+from reserve_gpu.report.pictures import Picture
 from reserve_gpu.report.status import Status
 from tests.locked import have
 from tests.machine import LIMIT_S, ROOT, TAKE_THE_MUTEX, Machine
@@ -235,6 +236,28 @@ def test_all_who_share_are_named(here: Here) -> None:
     assert all(f"{notebook} (pid " in text for notebook in notebooks)
     assert all(f": {note}\n" in text for note in notebooks.values())
     assert text.count("this process: ") == 1
+
+
+@on_a_host
+@pytest.mark.process
+def test_a_refusal_says_what_the_status_says(here: Here) -> None:
+    """Who has each GPU, who uses it and what is wrong is the same in a refusal and in a status."""
+    here.write(
+        "gpu\ngpu\n compute 4321000 900\ngpu\n mode prohibited\n"
+        "gpu\n mode exclusive_process\n compute 4321000 9\ngpu\ngpu"
+    )
+    with here.child() as holder, here.child() as other:
+        for child, number in ((holder, 0), (other, 5)):
+            child.reserve(f"{number}, note='thesis'")
+            age(here.locks / f"{here.uuid(str(number))}.lock", 7200)
+        here.add("fail nvmlDeviceGetHandleByIndex_v2 4 15\nfail nvmlDeviceGetComputeMode 5 999")
+        status = reserve_gpu.status()
+        with pytest.raises(reserve_gpu.NoFreeDeviceError) as refused:
+            reserve_gpu.reserve()
+    assert isinstance(refused.value.picture, Picture)
+    pictures = (status.picture(), refused.value.picture)
+    seen, said = ([(e.state, e.who, e.more) for e in each.layout.entries] for each in pictures)
+    assert said == seen
 
 
 LOST = "fail nvmlDeviceGetHandleByIndex_v2 1 15"
@@ -643,7 +666,7 @@ CAROL = Holder(99, "carol", "sweep.ipynb", since=NOW - 720, seen=True, confirmed
 TICKET = Ticket(1, "queue-1-0.lock", None, CAROL, "2 GPUs")
 FREE = [Row(device, State.FREE, READ, 3) for device in GPUS]
 RESERVED = [row._replace(state=State.RESERVED, holders=(ALICE,)) for row in FREE]
-AWAITED = [row._replace(next_in_queue=1) for row in FREE]
+AWAITED = [row._replace(awaited_by=CAROL) for row in FREE]
 UNUSED = [row._replace(is_unused=True) for row in RESERVED]
 IN_PARTS = RESERVED[1]._replace(
     holders=(ALICE._replace(promise=Promise(Size(2048.0))),), room_mib=12000.0
@@ -702,7 +725,7 @@ HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
         (IN_PARTS._replace(room_mib=1000.0),), "GPU1 is not free.", [QUEUE]
     ),
     "room that somebody waits for": (
-        (IN_PARTS._replace(next_in_queue=1),), "GPU1 is not free.", [QUEUE]
+        (IN_PARTS._replace(awaited_by=CAROL),), "GPU1 is not free.", [QUEUE]
     ),
     "room beside strangers": (
         (FREE[0]._replace(state=State.BUSY, room_mib=9000.0),), "GPU0 is not free.", [QUEUE]

@@ -15,7 +15,6 @@ from reserve_gpu.model import (
     Holder,
     Lease,
     Promise,
-    Refusal,
     Request,
     Row,
     State,
@@ -263,9 +262,9 @@ def test_whom_to_ask() -> None:
 def test_a_wait_names_it() -> None:
     """The picture of a wait ends with the GPU that is likeliest to come free."""
     now = time.time()
-    busy = Refusal(GPUS[0], State.RESERVED, COMPUTED_ON, holder=ALICE)
+    busy = Row(GPUS[0], State.RESERVED, COMPUTED_ON, holders=(ALICE,))
     ending = with_lease(ALICE, Lease(until=now + 9 * DAY_S), since=now - 9)
-    waiting = Waiting(Request(), 1, 5.0, (busy, busy._replace(device=GPUS[1], holder=ending)))
+    waiting = Waiting(Request(), 1, 5.0, (busy, busy._replace(device=GPUS[1], holders=(ending,))))
     (line,) = pictures.wait(waiting).layout.foot
     expected = times.moment(now + 9 * DAY_S, now)
     assert words.plain(line) == f"Likeliest to come free: GPU1, reserved until {expected}"

@@ -18,19 +18,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu import NoFreeDeviceError, WaitTimeoutError
+from reserve_gpu import NoFreeDeviceError, WaitTimeoutError, machine
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place, Wakeups
 from reserve_gpu.locks.record import Record
-from reserve_gpu.model import Device, Holder, Refusal, Request, State, Waiting
+from reserve_gpu.model import Device, Holder, Request, Row, State, Waiting
 from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import environment, policy
-from reserve_gpu.reservation.claim import Claim, attempt, explained
+from reserve_gpu.reservation.claim import Claim, attempt
 from reserve_gpu.reservation.outcome import Denied, Granted
 from reserve_gpu.reservation.request import parse
 from reserve_gpu.reservation.wait import Explainer, News
 from tests.locked import locked
+from tests.processes import own_name
 from tests.reserving import got, of_gpu, refused
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Other:
         self.denied = outcome
         self.place = Place(
             locks,
-            policy.wanted(outcome.refusals),
+            policy.wanted(outcome.rows),
             Record.from_dict({"user": "other", "note": "the thesis"}),
         )
         self._stack.enter_context(self.place)
@@ -160,7 +161,7 @@ def test_who_wants_two_is_not_starved(here: Here) -> None:
     with rivals as (free_0, free_1), Other(here, count=2) as two, Other(here) as single:
         free_0()
         assert (single.look(), two.look()) == (None, None)
-        assert "awaited by" in of_gpu(refused())
+        assert of_gpu(refused()).startswith("awaited: by ")
         free_1()
         assert (single.look(), two.look()) == (None, "0,1")
         two.__exit__()
@@ -200,7 +201,7 @@ def test_who_does_not_wait_does_not_overtake(here: Here, wishes: dict[str, Any])
     with reserved(here, "0") as (free,), Other(here) as other:
         free()
         text = refused(**wishes)
-        assert re.match(rf"awaited: awaited by .*pid {os.getpid()}\).*the thesis", of_gpu(text))
+        assert of_gpu(text) == f"awaited: by {own_name()}: the thesis"
         assert "wait='1h'" in text
         assert other.look() == "0"
 
@@ -226,7 +227,7 @@ def test_moving_up(here: Here) -> None:
         steps = Steps(free, other.look, other.__exit__)
         assert got(wait=UNDUE_S, progress=steps) == "0"
         assert steps.places == [2, 2, 1]
-        assert [waiting.refusals[0].state.value for waiting in steps.shown] == [
+        assert [waiting.rows[0].state.value for waiting in steps.shown] == [
             "reserved", "awaited", "reserved",
         ]  # fmt: skip
 
@@ -311,8 +312,8 @@ def test_error_tells_of_the_wait(here: Here) -> None:
     """Who could wait no longer gets a WaitTimeoutError with a refusal for each device."""
     with reserved(here, "0", "1"), pytest.raises(WaitTimeoutError) as caught:
         reserve_gpu.reserve(wait=0.01)
-    assert [refusal.state.value for refusal in caught.value.refusals] == ["reserved"] * 2
-    assert [refusal.label for refusal in caught.value.refusals] == ["GPU0", "GPU1"]
+    assert [row.state.value for row in caught.value.rows] == ["reserved"] * 2
+    assert [row.label for row in caught.value.rows] == ["GPU0", "GPU1"]
 
 
 class MutexHolder:
@@ -493,17 +494,30 @@ def test_users_and_processes_are_asked_for_now_and_then(here: Here) -> None:
     """Who waits for what is in use as before does not ask the driver twice who uses it."""
     here.write(f"{BUSY}gpu\n")
     with reserved(here, "1"), Other(here) as other:
-        (refusal, _) = other.denied.refusals
+        (row, held) = other.denied.rows
         explain = Explainer(other.claim)
         before = len(here.calls())
-        answer = explain(refusal)
+        answer = explain(row)
         asked = len(here.calls())
         assert asked > before
         assert answer.processes
-        assert explain(refusal) == answer
+        assert explain(row) == answer
         assert len(here.calls()) == asked
-        explain(refusal._replace(state=State.UNKNOWN))
-        assert len(here.calls()) > asked
+        explain(row._replace(state=State.UNKNOWN))
+        for holder in (Holder(4321000), Holder(4321001)):
+            asked = len(here.calls())
+            explain(held._replace(holders=(holder,)))
+            assert len(here.calls()) > asked
+
+
+def test_what_one_has_oneself_is_news(here: Here) -> None:
+    """Who waits for what a rule keeps from them looks when they let go of something elsewhere."""
+    with reserved(here, "0", "1") as (free, _), Other(here) as other:
+        news, (row, _) = News(other.claim), other.denied.rows
+        news.forget(Denied((Row(row.device, State.LIMITED, counted=row.holders),)))
+        assert not news()
+        free()
+        assert news()
 
 
 # What each look finds: GPUs that are reserved, busy, split and busy, and one that can't be read.
@@ -543,8 +557,8 @@ def test_looks_leave_nothing(here: Here, *, is_deleted: bool) -> None:
             outcome = attempt(other.claim, place=other.place)
             assert isinstance(outcome, Denied)
             news.forget(outcome)
-            for refusal in outcome.refusals:
-                explained(other.claim, refusal)
+            for row in outcome.rows:
+                machine.explained(other.claim.gpus, row)
             other.place.heartbeat()
             wakeups.wait(time.monotonic() + 0.0001, news)
             if is_deleted:
@@ -656,12 +670,12 @@ def test_where_the_picture_is_too_high(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LINES", "3")
     monkeypatch.setenv("TERM", "vt100")
     holder, terminal = Holder(4321000, "\N{CJK UNIFIED IDEOGRAPH-4E2D}" * 20), Terminal()
-    refusal = Refusal(Device(0, "GPU-a"), State.RESERVED, holder=holder)
+    row = Row(Device(0, "GPU-a"), State.RESERVED, holders=(holder,))
     with Live(terminal) as live:
-        live.show(Waiting(Request(), 1, 0.0, (refusal,)))
+        live.show(Waiting(Request(), 1, 0.0, (row,)))
     shown = "Waiting for a GPU, next in the queue, for 0 s. GPU0 "
-    row = f"{shown}{holder.user}"[: len(shown) + (70 - 3 - len(shown)) // 2]
-    assert terminal.getvalue() == f"\r\x1b[J{row}...\n\r\x1b[1A\x1b[J"
+    line = f"{shown}{holder.user}"[: len(shown) + (70 - 3 - len(shown)) // 2]
+    assert terminal.getvalue() == f"\r\x1b[J{line}...\n\r\x1b[1A\x1b[J"
 
 
 def test_where_the_terminal_shows_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -669,10 +683,10 @@ def test_where_the_terminal_shows_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("COLUMNS", "71")
     monkeypatch.setenv("LINES", "24")
     monkeypatch.setenv("TERM", "vt100")
-    refusal = Refusal(Device(0, "GPU-a"), State.RESERVED, holder=Holder(4321000, "alice"))
+    row = Row(Device(0, "GPU-a"), State.RESERVED, holders=(Holder(4321000, "alice"),))
     terminal = Terminal()
     with Live(terminal) as live:
-        live.show(Waiting(Request(), 1, 0.0, (refusal,)))
+        live.show(Waiting(Request(), 1, 0.0, (row,)))
         shown = terminal.getvalue()
     assert shown.endswith("\n")
     assert terminal.getvalue() == f"{shown}\r\x1b[{shown.count(chr(10))}A\x1b[J"
@@ -686,7 +700,7 @@ def test_a_log_gets_a_line_only_on_news(here: Here) -> None:
 
         def show(waiting: Waiting) -> None:
             live.show(waiting)
-            states.append(waiting.refusals[0].state)
+            states.append(waiting.rows[0].state)
             if states == [State.BUSY] * 2:
                 here.add("fail nvmlDeviceGetComputeRunningProcesses_v3 0 15")
             elif "GPU0 broken" in log.getvalue():  # a line a second at most

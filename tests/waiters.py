@@ -33,7 +33,7 @@ class Waiter:
         child.run(f"looks = open({str(self._looks)!r}, 'w')")
         child.run(
             "def look(waiting):\n"
-            " states = [refusal.state.value for refusal in waiting.refusals]\n"
+            " states = [row.state.value for row in waiting.rows]\n"
             " print(waiting.place, *states, file=looks, flush=True)"
         )
         child.send(

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu.errors import REASON_LIMIT, shown
+from reserve_gpu.errors import shown
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.usage import idle_limit_mib
-from reserve_gpu.model import Device, Holder, Row, State
+from reserve_gpu.model import Device, State
 from reserve_gpu.report import reasons, times, words
 from reserve_gpu.report.words import FAINT, MARK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import Process, Refusal, Ticket
+    from reserve_gpu.model import Holder, Process, Row
     from reserve_gpu.report.words import Line
 
 NAME_LIMIT = 40  # characters
@@ -61,11 +61,10 @@ class Layout(NamedTuple):
 class View(NamedTuple):
     """What a picture is made for.
 
-    tickets: the queue. now: in seconds since the epoch. own: how this process is called.
+    now: in seconds since the epoch. own: how this process is called.
     unit: in which is told for how much a device has room.
     """
 
-    tickets: Sequence[Ticket]
     now: float
     own: str = ""
     unit: str = "GiB"
@@ -86,59 +85,9 @@ def entries(rows: Sequence[Row], view: View) -> list[Entry]:
     return made
 
 
-def row(refusal: Refusal, own: str = "", unit: str = "GiB") -> Row:
-    """What a refusal tells of its device, as a status has it.
-
-    own: how this process is called, where it has the device and keeps it. unit: of the room on it.
-    """
-    device, state, usage = refusal.device, refusal.state, refusal.usage
-    processes = refusal.processes or ()
-    if own and state is not State.FULL:
-        return Row(device, State.RESERVED, usage, reason=own, is_mine=True)
-    if state is State.FULL:
-        return _full(refusal, own, unit)
-    if state is State.RESERVED:
-        unused = words.is_unused(usage, processes) if usage else None
-        holders = refusal.sharers or (refusal.holder or Holder(),)
-        reason = reasons.would_be(refusal)
-        return Row(device, state, usage, holders=holders, reason=reason, is_unused=unused)
-    if refusal.use and refusal.use is not State.IDLE:
-        state = refusal.use  # the queue is not what keeps people off it
-        refusal = refusal._replace(state=state)
-    if state is State.AWAITED:
-        return Row(device, state, usage, reason=reasons.refusal(refusal))
-    reason = reasons.would_be(refusal) or reasons.detail(refusal)
-    return Row(device, state, usage, processes=processes, reason=reason, is_unreserved_use=True)
-
-
-def _full(refusal: Refusal, own: str, unit: str) -> Row:
-    """The same of a device of which too little is left. own: how who has a part of it is called."""
-    sharers, usage, processes = refusal.sharers, refusal.usage, refusal.processes or ()
-    reason, room_mib, is_unused = None, refusal.room_mib, None
-    if own:
-        left = words.room(room_mib or 0.0, unit)
-        reason, room_mib = f"{own} has a part of it, and could have {left} in all", None
-    if sharers:
-        is_unused = words.is_unused(usage, processes) if usage and not own else None
-    # What sharers run is theirs, and so may be what can't be told apart; what this runs is its own.
-    strange = (False,) if sharers else (False, None)
-    processes = tuple(process for process in processes if process.has_reserved in strange)
-    return Row(
-        refusal.device,
-        State.FULL,
-        usage,
-        processes=processes,
-        holders=sharers,
-        reason=reason,
-        is_unused=is_unused,
-        is_unreserved_use=True,
-        room_mib=room_mib,
-    )
-
-
 def is_awaited(row: Row) -> bool:
-    """Whether the device is free but for those who wait for it."""
-    return row.state is State.FREE and row.next_in_queue is not None
+    """Tell whether the device is free but for those who wait for it."""
+    return row.state in (State.FREE, State.AWAITED) and row.awaited_by is not None
 
 
 def idle_s(row: Row, now: float) -> float | None:
@@ -209,18 +158,13 @@ def _memory(used_mib: float | None, total_mib: int | None) -> str:
 def _lines(row: Row, view: View) -> list[Line]:
     """Who has the device, who else uses it, and what is to be said of that; mostly one line."""
     lines = [_holder(row, holder, view) for holder in row.holders]
-    if row.next_in_queue and is_awaited(row):
-        first = view.tickets[row.next_in_queue - 1]
-        lines.append((("by ", FAINT), words.person(first.holder)))
+    if row.awaited_by and is_awaited(row):
+        lines.append((("by ", FAINT), words.person(row.awaited_by), *words.note(row.awaited_by)))
     lines += _uses(row)
     if is_in_parts(row):
-        lines.append((reasons.promisable(row.room_mib or 0.0, row.holders, view.unit),))
+        lines.append((reasons.promisable(row, view.unit),))
     mode = reasons.MODES.get(row.usage.mode or 0) if row.usage else None
-    is_said = bool(row.processes) and row.reason == reasons.cause(State.BUSY, row.usage)
-    if row.reason and row.reason != mode and not is_said and row.state is not State.FREE:
-        lines.append((shown(row.reason, REASON_LIMIT),))
-    if mode:
-        lines.append((mode,))
+    lines += [(text,) for text in (reasons.reason(row), mode) if text]
     graphics_mib = sum(process.memory_mib or 0 for process in row.graphics)
     if row.usage and graphics_mib > idle_limit_mib(row.usage):  # else nobody wonders about it
         lines.append((("graphics: ", FAINT), words.users(_by_memory(row.graphics))))

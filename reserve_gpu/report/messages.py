@@ -17,7 +17,7 @@ from reserve_gpu.report.words import labels, listed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reserve_gpu.model import Caution, Holder, Refusal
+    from reserve_gpu.model import Holder, Row
     from reserve_gpu.report.faces import Face
 
 ANY = Request()  # a GPU, whichever
@@ -94,23 +94,23 @@ def going_on(held: Sequence[Device], visible: str | None = None) -> str:
 # -- why there is no reservation -------------------------------------------------------------------
 
 
-def impossible(request: Request, refusals: Sequence[Refusal], limit: str | None) -> str:
-    """Why no state of this machine could satisfy the request.
+def impossible(request: Request, rows: Sequence[Row], limit: str | None) -> str:
+    """Return why no state of this machine could satisfy the request.
 
-    refusals: of all devices that this process may use and the request does not exclude.
+    rows: of all devices that this process may use and the request does not exclude.
     """
-    if not refusals:
+    if not rows:
         return "Every GPU that this process may use is excluded."
-    if request.needed > len(refusals):
-        here = "is 1 GPU" if len(refusals) == 1 else f"are {len(refusals)} GPUs"
+    if request.needed > len(rows):
+        here = "is 1 GPU" if len(rows) == 1 else f"are {len(rows)} GPUs"
         here += " here, less what is excluded" if request.exclude else " here"
         text = f"There {here}; {request.needed} are asked for."
-        return text if limit is None else f"{text} {limit_line(limit, len(refusals))}"
-    fitting = fit(refusals)
-    instances = [refusal for refusal in fitting if refusal.device.instance is not None]
-    groups = _by_unfit(refusals)
-    against = [_unfit(request, group, len(refusals)) for group in groups]
-    of = "Of 1 GPU" if len(refusals) == 1 else f"Of {len(refusals)} GPUs"
+        return text if limit is None else f"{text} {limit_line(limit, len(rows))}"
+    fitting = fit(rows)
+    instances = [row for row in fitting if row.device.instance is not None]
+    groups = _by_unfit(rows)
+    against = [_unfit(request, group, len(rows)) for group in groups]
+    of = "Of 1 GPU" if len(rows) == 1 else f"Of {len(rows)} GPUs"
     says_all = [group[0].unfit for group in groups] in ([Unfit.MEMORY], [Unfit.PART], [Unfit.MODEL])
     if fitting or not says_all:
         what = asked(request._replace(devices=(), exclude=(), share=False))
@@ -119,18 +119,18 @@ def impossible(request: Request, refusals: Sequence[Refusal], limit: str | None)
     if 0 < len(instances) < len(fitting):
         against.append("CUDA gives a process whole GPUs or MIG instances, not both")
     text = f"{of} {'; '.join(against)}."
-    return text if limit is None else f"{text} {limit_line(limit, len(refusals))}"
+    return text if limit is None else f"{text} {limit_line(limit, len(rows))}"
 
 
-def _by_unfit(refusals: Sequence[Refusal]) -> list[list[Refusal]]:
-    """The devices that will never do, those with the same reason together."""
-    groups = ([r for r in refusals if r.unfit is unfit] for unfit in Unfit)
+def _by_unfit(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the devices that will never do, those with the same reason together."""
+    groups = ([row for row in rows if row.unfit is unfit] for unfit in Unfit)
     return [group for group in groups if group]
 
 
-def _unfit(request: Request, group: Sequence[Refusal], total: int) -> str:
-    """Why these devices will never do, in words that follow `Of 8 GPUs`. total: of all devices."""
-    devices = [refusal.device for refusal in group if isinstance(refusal.device, Device)]
+def _unfit(request: Request, group: Sequence[Row], total: int) -> str:
+    """Return why these devices will never do, to follow `Of 8 GPUs`. total: of all devices."""
+    devices = [row.device for row in group if isinstance(row.device, Device)]
     is_all, unfit = len(group) == total, group[0].unfit
     if unfit in (Unfit.MEMORY, Unfit.PART):
         wanted_mib, unit = request.min_memory_mib, request.memory_unit
@@ -150,17 +150,18 @@ def _unfit(request: Request, group: Sequence[Refusal], total: int) -> str:
             wanted = f"none has {shown(request.model)!r} in its name"
             return f"{wanted}; there {words.be(len(group))} {there}"
         return f"{labels(group)} {words.be(len(group))} called {listed([*short])}"
-    return "; ".join(f"{refusal.label} {reasons.refusal(refusal)}" for refusal in group)
+    return "; ".join(f"{row.label} {reasons.reason(row)}" for row in group)
 
 
-def above(refusals: Sequence[Refusal], environ: Mapping[str, str | None], face: Face) -> str:
-    """Why there is no GPU of its own below a process that has reserved all that this may use."""
-    held = [refusal for refusal in refusals if refusal.holder]
+def above(rows: Sequence[Row], environ: Mapping[str, str | None], face: Face) -> str:
+    """Return why there is no GPU of its own below a process that has all that this may use."""
+    held = [row for row in rows if row.holders]
     head = (
         f"{labels(held)} {words.be(len(held))} reserved already, for all that the holder has "
         "started, and so for this process:"
     )
-    lines = [f"  {refusal.label}: {reasons.refusal(refusal)}" for refusal in refusals]
+    about = ("; ".join(map(words.holder, row.holders)) or reasons.reason(row) for row in rows)
+    lines = [f"  {row.label}: {text}" for row, text in zip(rows, about, strict=True)]
     way_out = f"The variables are set for that: leave out {face.program or 'reserve()'} here."
     return "\n".join([head, *lines, way_out, *variables(environ)])
 
@@ -190,24 +191,18 @@ def too_late(held: Sequence[Device], seen: Sequence[Device], face: Face) -> str:
 # -- warnings --------------------------------------------------------------------------------------
 
 
-def caution(caution: Caution, request: Request) -> str:
-    """What there is to be said against a device that was taken all the same."""
-    if request.part_mib is not None:
-        return _beside_a_part(caution, request)
+def caution(row: Row, request: Request) -> str:
+    """Return what there is to be said against a device that was taken all the same."""
+    if request.part_mib is not None:  # what others use is counted, but nothing stops its growth
+        part = words.size(request.part_mib, request.promise.part_unit)
+        return (
+            f"You have {part} of {row.label}, which others use without a reservation: "
+            f"{reasons.use(row)}. What they use now is not in your part, but they may use more"
+        )
     asked_for = "You share" if request.share else "You asked for"
-    against = list(map(words.holder, caution.sharers))
-    if caution.state is not State.IDLE:
-        against.insert(0, reasons.use(caution.state, caution.usage, caution.processes))
-    return f"{asked_for} {caution.device.label}: it is {'; '.join(against)}"
-
-
-def _beside_a_part(caution: Caution, request: Request) -> str:
-    """The same of a part: what others use is counted, but nothing keeps it from growing."""
-    part = words.size(request.part_mib or 0.0, request.promise.part_unit)
+    against = [] if row.use is State.IDLE else [reasons.use(row)]
     return (
-        f"You have {part} of {caution.device.label}, which others use without a reservation: "
-        f"{reasons.use(caution.state, caution.usage, caution.processes)}. What they use now is not "
-        "in your part, but they may use more"
+        f"{asked_for} {row.label}: it is {'; '.join([*against, *map(words.holder, row.holders)])}"
     )
 
 
@@ -313,9 +308,9 @@ def limit_line(limit: str, count: int) -> str:
     return f"{variable} was set before: it limits this process to {inside}."
 
 
-def fit(refusals: Sequence[Refusal]) -> list[Refusal]:
-    """Those of the devices that would do."""
-    return [refusal for refusal in refusals if refusal.state is not State.UNFIT]
+def fit(rows: Sequence[Row]) -> list[Row]:
+    """Return those of the devices that would do."""
+    return [row for row in rows if row.state is not State.UNFIT]
 
 
 def _label(name: str) -> str:

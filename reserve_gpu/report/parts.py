@@ -12,7 +12,7 @@ from reserve_gpu.report.words import STRONG, listed
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from reserve_gpu.model import Device, Refusal, Row
+    from reserve_gpu.model import Device, Row
     from reserve_gpu.report.faces import Face
     from reserve_gpu.report.words import Line
 
@@ -29,7 +29,7 @@ def offer(rows: Sequence[Row], face: Face) -> Line:
     rooms = [
         row.room_mib or 0.0
         for row in rows
-        if row.state is State.RESERVED and row.holders and row.next_in_queue is None
+        if row.state is State.RESERVED and row.holders and not row.awaited_by
     ]
     most_mib = max(rooms, default=0.0)
     if most_mib < LEAST_MIB:
@@ -39,35 +39,35 @@ def offer(rows: Sequence[Row], face: Face) -> Line:
     return "Get a part of a GPU with ", (face.typed(part), STRONG)
 
 
-def no_room(request: Request, refusals: Sequence[Refusal]) -> str:
-    """`No GPU has room for 10 GB: the most is 6.2 GB on GPU2.`; empty if that is not the reason.
+def no_room(request: Request, rows: Sequence[Row]) -> str:
+    """Return `No GPU has room for 10 GB: the most is 6.2 GB on GPU2.`, if that is the reason.
 
-    refusals: of the devices that would do.
+    rows: of the devices that would do.
     """
-    full = [refusal for refusal in refusals if refusal.state is State.FULL]
+    full = [row for row in rows if row.state is State.FULL]
     if request.part_mib is None or not full:
         return ""
     wanted = words.size(request.part_mib, request.promise.part_unit)
     if request.needed > 1:
-        there, total = sum(refusal.would_be_taken for refusal in refusals), len(refusals)
+        there, total = sum(row.would_be_taken for row in rows), len(rows)
         has = f"{there or 'none'} of {total} {'have' if there > 1 else 'has'}"
         return f"Not enough GPU devices have room for {wanted}: {has}, {request.needed} are needed."
-    most = max(full, key=lambda refusal: refusal.room_mib or 0.0)
+    most = max(full, key=lambda row: row.room_mib or 0.0)
     room = words.room(most.room_mib or 0.0, request.promise.part_unit)
     if request.devices:
         return f"{most.label} has no room for {wanted}: {room} at most."
     return f"No GPU has room for {wanted}: the most is {room} on {most.label}."
 
 
-def smaller(request: Request, refusals: Sequence[Refusal]) -> Request | None:
-    """The same request for the largest parts that would fit now; None if they are too small."""
+def smaller(request: Request, rows: Sequence[Row]) -> Request | None:
+    """Return the request for the largest parts that would fit now; None if they are too small."""
     if request.part_mib is None:
         return None
     most_mib = 0.0
     for is_whole in (True, False):  # CUDA gives a process whole GPUs or MIG instances, not both
         rooms = sorted(
-            (_room_mib(refusal, request.part_mib) for refusal in refusals
-             if (refusal.device.instance is None) is is_whole),
+            (_room_mib(row, request.part_mib) for row in rows
+             if (row.device.instance is None) is is_whole),
             reverse=True,
         )  # fmt: skip
         if len(rooms) >= request.needed:
@@ -120,10 +120,10 @@ def _with_part(request: Request, part_mib: float) -> Request:
     return request._replace(promise=promise._replace(size=Size(part_mib, promise.part_unit)))
 
 
-def _room_mib(refusal: Refusal, part_mib: float) -> float:
-    if refusal.would_be_taken:
+def _room_mib(row: Row, part_mib: float) -> float:
+    if row.would_be_taken:
         return part_mib
-    return refusal.room_mib or 0.0 if refusal.state is State.FULL else 0.0
+    return row.room_mib or 0.0 if row.state is State.FULL else 0.0
 
 
 def _rounded_up(mib: float, unit: str) -> float:

@@ -1,4 +1,4 @@
-"""What the one picture shows of a status, of a refusal and of a wait: its head and its foot."""
+"""Show the one picture; say what stands above and below it in a refusal and in a wait."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu.errors import REASON_LIMIT, shown
+from reserve_gpu.errors import shown
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import State
 from reserve_gpu.report import (
@@ -24,13 +24,13 @@ from reserve_gpu.report import (
     words,
 )
 from reserve_gpu.report.layout import Layout, View
-from reserve_gpu.report.words import MARK, STRONG, listed
+from reserve_gpu.report.words import MARK, STRONG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, TextIO
 
-    from reserve_gpu.model import Device, Refusal, Request, Row, Rules, Ticket, Waiting
+    from reserve_gpu.model import Device, Request, Row, Waiting
     from reserve_gpu.report.faces import Face
     from reserve_gpu.report.words import Line
 
@@ -97,79 +97,12 @@ def tell(what: Picture | str) -> None:
         what.show()
 
 
-# -- the status of a machine -----------------------------------------------------------------------
-
-
-def status(  # noqa: PLR0913, PLR0917 - a Status has these fields
-    rows: Sequence[Row],
-    tickets: Sequence[Ticket],
-    problem: str | None,
-    at: float,
-    host: str,
-    limit: str | None,
-    face: Face,
-    ruled: Rules | None = None,
-    unmatched: Sequence[str] = (),
-) -> Layout:
-    """The picture of a machine, of the fields of a Status.
-
-    at: when it was looked at, in seconds since the epoch. face: where it is read.
-    """
-    when = f"  {shown(host)}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(at))}"
-    head: list[Line] = [*rules.head(ruled), ((_free(rows), STRONG), (when, words.FAINT))]
-    if own := [row.label for row in rows if row.is_mine]:
-        head.append(((f"{face.here.capitalize()} has {listed(own)}.", MARK),))
-    foot = [] if own else _advice(rows, face, at, is_limited=limit is not None)
-    if limit is not None:
-        text = " was set before: only what it lets this process see can be reserved from here."
-        foot.append(((f"CUDA_VISIBLE_DEVICES={shown(limit)!r}", STRONG), text))
-    if problem:
-        text = f": {shown(problem, REASON_LIMIT)}"
-        foot.append((("Reservations may be missing here", MARK), text))
-    foot += rules.foot(ruled, unmatched)
-    queue = [
-        words.holder_line(ticket.holder, at, f"{place}. ", asks=ticket.asks or "a GPU")
-        for place, ticket in enumerate(tickets, 1)
-    ]
-    devices = layout.entries(rows, View(tickets, at, face.here))
-    return Layout(head, devices, queue, foot)
-
-
-def _free(rows: Sequence[Row]) -> str:
-    free = [r.label for r in rows if r.state is State.FREE and not layout.is_awaited(r)]
-    if not rows:
-        return "There is no GPU."
-    is_split = any(row.device.instance is not None for row in rows)
-    what = f"{len(rows)} {'device' if is_split else 'GPU'}{'' if len(rows) == 1 else 's'}"
-    if not free:
-        return f"None of {what} is free." if len(rows) > 1 else f"{rows[0].label} is not free."
-    return f"{len(free)} of {what} {'is' if len(free) == 1 else 'are'} free: {listed(free)}."
-
-
-def _advice(rows: Sequence[Row], face: Face, now: float, *, is_limited: bool) -> list[Line]:
-    """What a newcomer should do: take what is free, or a part; else ask the idle ones, or wait.
-
-    is_limited: this process may use only some of the devices; to which of them another line says.
-    """
-    if is_limited or not rows:
-        return []
-    free = [row for row in rows if row.state is State.FREE]
-    if not all(map(layout.is_awaited, free)):
-        return [("Get one with ", (face.typed(messages.ANY), STRONG))]
-    if reasons.is_trouble([row.state for row in rows]):
-        return [(reasons.trouble([row.state for row in rows]),)]
-    line: Line = ("Others wait in the queue for what would be free. ",) if free else ()
-    ask = asking.whom(rows, now)
-    line += ask + _queueing(face.typed(messages.ANY, waits=True), is_second=bool(ask))
-    return [part for part in (parts.offer(rows, face), line) if part]
-
-
 # -- why nothing was reserved ----------------------------------------------------------------------
 
 
 def refusal(  # noqa: PLR0913 - the last ones are keywords
     request: Request,
-    refusals: Sequence[Refusal],
+    rows: Sequence[Row],
     face: Face,
     *,
     kept: Sequence[Device] = (),
@@ -178,40 +111,34 @@ def refusal(  # noqa: PLR0913 - the last ones are keywords
     user: str | None = None,
     problems: Sequence[str] = (),
 ) -> Picture:
-    """Why nothing was reserved, device by device, and what can be done.
+    """Show why nothing was reserved, device by device, and what can be done.
 
     kept: what stays reserved. limit: the CUDA_VISIBLE_DEVICES from outside, if there is one.
     waited_s: the time in seconds that was allowed for waiting, None if nobody waited.
     user: who asks; a GPU that only this user's own processes use may be taken by name.
     problems: what is wrong in the administrator's file.
     """
+    now = time.time()
     waited = f"Waited for {times.time_limit(waited_s)}. " if waited_s else ""
-    has = {device.label for device in kept}
-    own = {refusal.label for refusal in refusals if refusal.would_be_taken} & has
-    headline = waited + _none_free(request, refusals, own)
-    foot = _ways_out(request, refusals, face, own=own, has_waited=bool(waited_s), user=user)
+    headline = waited + _none_free(request, rows)
+    foot = _ways_out(request, rows, face, now, has_waited=bool(waited_s), user=user)
     if limit is not None:
-        foot.append((messages.limit_line(limit, len(refusals)),))
+        foot.append((messages.limit_line(limit, len(rows)),))
     if end := messages.left_with(kept, face):
         foot.append((end,))
     foot += [(("Warning: ", MARK), problem) for problem in problems]
-    now = time.time()
-    unit = request.promise.part_unit
-    has_part = {refusal.label for refusal in refusals if refusal.state is State.FULL} & has
-    names = dict.fromkeys(own | has_part, face.here)
-    rows = [layout.row(refusal, names.get(refusal.label, ""), unit) for refusal in refusals]
-    entries = layout.entries(rows, View((), now, unit=unit))
+    entries = layout.entries(rows, View(now, face.here, request.promise.part_unit))
     return Picture(Layout([((headline, STRONG),)], entries, (), foot), headline)
 
 
-def _none_free(request: Request, refusals: Sequence[Refusal], own: set[str]) -> str:
-    """How many are free. own: the labels of what this process has."""
-    fit = messages.fit(refusals)
+def _none_free(request: Request, rows: Sequence[Row]) -> str:
+    """Return how many are free; what this process keeps in any case does not count."""
+    fit = messages.fit(rows)
     if limited := rules.limited(fit):
         return limited
     if no_room := parts.no_room(request, fit):
         return no_room
-    states = [refusal.state for refusal in fit if refusal.label not in own]
+    states = [row.state for row in fit if not (row.is_mine and row.would_be_taken)]
     total, free = len(states), states.count(State.FREE)
     had = len(fit) - total
     what = f"{'other ' if had else ''}free GPU devices"
@@ -231,76 +158,69 @@ def _none_free(request: Request, refusals: Sequence[Refusal], own: set[str]) -> 
 
 def _ways_out(  # noqa: PLR0913 - the last ones are keywords
     request: Request,
-    refusals: Sequence[Refusal],
+    rows: Sequence[Row],
     face: Face,
+    now: float,
     *,
-    own: set[str],
     has_waited: bool,
     user: str | None,
 ) -> list[Line]:
-    """Whom to ask, the queue, a smaller request, and what may be taken by name.
+    """Return whom to ask, the queue, a smaller request, and what may be taken by name.
 
     That is never what another person has.
     """
-    states = [refusal.state for refusal in messages.fit(refusals)]
-    is_trouble = reasons.is_trouble(states, request.needed)
-    missing = [refusal for refusal in refusals if not refusal.would_be_taken]
+    states = [row.state for row in messages.fit(rows)]
+    missing = [row for row in rows if not row.would_be_taken]
+    there = [row for row in rows if row.would_be_taken]
     may_come_free = any(
-        r.state in (*IN_USE, State.LIMITED) or (r.state is State.UNKNOWN and not r.fault)
-        for r in missing
+        row.state in (*IN_USE, State.LIMITED) or (row.state is State.UNKNOWN and not row.reason)
+        for row in missing
     )
-    now = time.time()
-    rows = list(map(layout.row, missing))
-    ways = asking.whom(rows, now)
+    ways = asking.whom(missing, now)
     if State.LIMITED in states:  # by what this user has, so that nobody else can help
         ways = ("Let go of what you have there. ",)
-    if is_trouble:
+    if reasons.is_trouble(states, request.needed):
         ways += (reasons.trouble(states),)
     elif may_come_free and not has_waited:
-        ways += _queueing(face.typed(request, waits=True), is_second=bool(ways))
+        ways += queueing(face.typed(request, waits=True), is_second=bool(ways))
     lines = [ways] if ways else []
-    there = [refusal.label for refusal in refusals if refusal.would_be_taken]
-    free = len(there)
-    if not request.devices and not own.issuperset(there):
-        smaller = face.typed(request._replace(count=free))
-        lines.append((f"{free} can be had now: ", (smaller, STRONG)))
-    if less := parts.smaller(request, messages.fit(refusals)):
+    if not request.devices and not all(row.is_mine for row in there):
+        smaller = face.typed(request._replace(count=len(there)))
+        lines.append((f"{len(there)} can be had now: ", (smaller, STRONG)))
+    if less := parts.smaller(request, messages.fit(rows)):
         size = words.size(less.part_mib or 0.0, less.promise.part_unit)
         lines.append((f"{size} can be had now: ", (face.typed(less), STRONG)))
-    if usable := next((r for r in missing if _may_be_named(r, user)), None):
+    if usable := next((row for row in missing if _may_be_named(row, user)), None):
         named = face.typed(request._replace(devices=(usable.device.number,)))
         lines.append((f"To use {usable.label} all the same, name it: ", (named, STRONG)))
     return lines
 
 
-def _may_be_named(refusal: Refusal, user: str | None) -> bool:
-    """Whether naming the device would get it, and would take nothing from another person."""
-    usage, processes = refusal.usage, refusal.processes or ()
-    if usage is None or refusal.fault or not is_usable(usage):
+def _may_be_named(row: Row, user: str | None) -> bool:
+    """Tell whether naming the device would get it, and would take nothing from another person."""
+    if row.state is not State.BUSY or row.awaited_by or row.usage is None:
         return False
-    is_all_seen = len(processes) >= max(1, (usage.compute or 0) + (usage.mps or 0))
-    is_own = user is not None and all(process.user == user for process in processes)
-    return refusal.state is State.BUSY and is_all_seen and is_own
+    is_all_seen = len(row.processes) >= max(1, (row.usage.compute or 0) + (row.usage.mps or 0))
+    is_own = user is not None and all(process.user == user for process in row.processes)
+    return is_usable(row.usage) and is_all_seen and is_own
 
 
 # -- a wait ----------------------------------------------------------------------------------------
 
 
 def wait(waiting: Waiting) -> Picture:
-    """What is awaited, the place in the queue and for how long; who has what; what may come first.
+    """Show what is awaited, the place in the queue and for how long; who has what.
 
-    Its brief line has all that, of each device only who has it.
+    The foot says what may come free first. The brief line has of each device only who has it.
     """
-    head = " ".join(filter(None, [awaited(waiting), rules.limited(waiting.refusals)]))
-    refusals = messages.fit(waiting.refusals)
+    head = " ".join(filter(None, [awaited(waiting), rules.limited(waiting.rows)]))
+    rows = messages.fit(waiting.rows)
     now = time.time()
-    rows = list(map(layout.row, refusals))
     first = asking.likeliest(rows, now)
     foot: list[Line] = [("Likeliest to come free: ", *first)] if first else []
     unit = waiting.request.promise.part_unit
-    holders = ", ".join(f"{refusal.label} {_who(refusal, unit)}" for refusal in refusals)
-    entries = layout.entries(rows, View((), now, unit=unit))
-    picture = Layout([((head, STRONG),)], entries, (), foot)
+    holders = ", ".join(f"{row.label} {_who(row, unit)}" for row in rows)
+    picture = Layout([((head, STRONG),)], layout.entries(rows, View(now, unit=unit)), (), foot)
     return Picture(picture, f"{head} {holders}".rstrip())
 
 
@@ -313,17 +233,17 @@ def awaited(waiting: Waiting) -> str:
     return f"Waiting for {messages.asked(waiting.request)}, {place} in the queue, for {time_}."
 
 
-def _who(refusal: Refusal, unit: str) -> str:
-    """Who has a device, in a word; of one that is full, for how much it has room."""
-    if refusal.state is State.FULL:
-        return f"has room for {words.room(refusal.room_mib or 0.0, unit)}"
-    user = refusal.holder and refusal.holder.user
-    return shown(user) if user and refusal.state is State.RESERVED else refusal.state.value
+def _who(row: Row, unit: str) -> str:
+    """Return who has a device, in a word; of one that is full, for how much it has room."""
+    if row.state is State.FULL:
+        return f"has room for {words.room(row.room_mib or 0.0, unit)}"
+    user = row.holders[0].user if row.holders else None
+    return shown(user) if user and row.state is State.RESERVED else row.state.value
 
 
 # -- parts of them ---------------------------------------------------------------------------------
 
 
-def _queueing(typed: str, *, is_second: bool) -> Line:
-    """The queue as a way out. is_second: another was named before."""
+def queueing(typed: str, *, is_second: bool) -> Line:
+    """Return the queue as a way out. is_second: another was named before."""
     return ("Or wait in the queue: " if is_second else "Wait in the queue: "), (typed, STRONG)

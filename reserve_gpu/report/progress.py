@@ -81,7 +81,7 @@ class Live:
 
     def show(self, waiting: Waiting) -> None:
         """Show how a wait stands; news is another place in the queue, another holder or state."""
-        devices = [(r.label, r.state, r.holder and r.holder.pid) for r in waiting.refusals]
+        devices = [(row.label, row.state, [h.pid for h in row.holders]) for row in waiting.rows]
         self._show(waiting.waited_s, Frame(pictures.wait(waiting), (waiting.place, devices)))
 
     def show_check(self, progress: Timed) -> None:

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from reserve_gpu.errors import REASON_LIMIT, shown
+from reserve_gpu.gpus import names
 from reserve_gpu.model import State
 from reserve_gpu.report import times, words
 from reserve_gpu.report.words import MARK, STRONG, listed, named
@@ -13,7 +14,7 @@ from reserve_gpu.report.words import MARK, STRONG, listed, named
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import Holder, Refusal, Request, Rule, Rules
+    from reserve_gpu.model import Holder, Request, Row, Rule, Rules
     from reserve_gpu.report.words import Line
 
 MESSAGE_LIMIT = 300  # characters
@@ -27,11 +28,8 @@ def head(rules: Rules | None) -> list[Line]:
     return [((shown(rules.message, MESSAGE_LIMIT), MARK),)] if rules and rules.message else []
 
 
-def foot(rules: Rules | None, unmatched: Sequence[str] = ()) -> list[Line]:
-    """What stands below it: the rules that hold for who looks, and what is wrong in their file.
-
-    unmatched: names of drained devices that mean none, or several.
-    """
+def foot(rules: Rules | None, rows: Sequence[Row]) -> list[Line]:
+    """Return what stands below it: the rules for who looks, and what is wrong in their file."""
     if rules is None:
         return []
     file = shown(rules.file, REASON_LIMIT)
@@ -40,10 +38,20 @@ def foot(rules: Rules | None, unmatched: Sequence[str] = ()) -> list[Line]:
         lines.append(((f"Rules for {shown(rules.user)}", STRONG), f" ({file}): {', '.join(said)}."))
     drained = [
         f"{file}, [devices]: drain: {shown(name)!r} means no GPU here, or several."
-        for name in unmatched
+        for name in unmatched(rules, rows)
     ]
     problems = [*rules.problems, *rules.unknown, *drained]
     return [*lines, *((("Warning: ", MARK), problem) for problem in problems)]
+
+
+def unmatched(rules: Rules, rows: Sequence[Row]) -> list[str]:
+    """Return the names of drained devices that mean none of these, or several GPUs."""
+    devices = [row.device for row in rows]
+    return [
+        name
+        for name in rules.drained
+        if len({d.index for d in devices if names.is_one_of(d, [name])}) != 1
+    ]
 
 
 def _limits(rules: Rules) -> list[str]:
@@ -62,13 +70,13 @@ def _limits(rules: Rules) -> list[str]:
 # -- why somebody may not have more ----------------------------------------------------------------
 
 
-def limited(refusals: Sequence[Refusal]) -> str:
-    """Which rule keeps who asks from having more now, and what they have; empty where none does."""
-    refusal = next((r for r in refusals if r.state is State.LIMITED and r.rule), None)
-    if refusal is None or refusal.rule is None:
-        return ""
-    have = [_held(holder) for holder in refusal.sharers] or ["nothing else"]
-    return f"You may have no more by {named(refusal.rule)}: you have {listed(have)}."
+def limited(rows: Sequence[Row]) -> str:
+    """Return which rule keeps who asks from having more, and what they have; empty without one."""
+    for row in rows:
+        if row.state is State.LIMITED and row.rule:
+            have = list(map(_held, row.counted)) or ["nothing else"]
+            return f"You may have no more by {named(row.rule)}: you have {listed(have)}."
+    return ""
 
 
 def _held(holder: Holder) -> str:

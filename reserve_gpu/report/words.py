@@ -14,7 +14,7 @@ from reserve_gpu.report import times
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import Device, Process, Refusal, Row, Rule, Usage
+    from reserve_gpu.model import Device, Process, Row, Rule
 
 # How words are set off. MARK is for what people argue about.
 STRONG, FAINT, MARK = "strong", "faint", "mark"
@@ -28,9 +28,6 @@ COMMAND_LIMIT = 40  # characters
 NOTEBOOK_LIMIT = 40  # characters
 NAMED_SHARERS = 3
 NAMED_IDLE = 3  # reserved devices on which nothing runs
-# Where processes can't be seen, a device with less memory in use than this has none on it: the CUDA
-# context of a program that computes nothing takes some hundred MiB.
-CONTEXT_MIB = 64.0
 
 
 def gib(mib: float) -> str:
@@ -66,7 +63,7 @@ def be(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def labels(devices: Sequence[Device | Fault | Refusal]) -> str:
+def labels(devices: Sequence[Device | Fault | Row]) -> str:
     """`GPU1`, `GPU1 and GPU3`, `GPU0, GPU1 and GPU3`."""
     return listed([device.label for device in devices])
 
@@ -125,9 +122,7 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
     if not asks:
         line += lease(holder, now, is_own=bool(own))
     line += more
-    if holder.promise.note:
-        line += ": ", (shown(holder.promise.note), STRONG)
-    return line
+    return line + note(holder)
 
 
 def lease(holder: Holder, now: float, *, is_own: bool = False) -> Line:
@@ -173,6 +168,11 @@ def person(holder: Holder) -> str:
     return f"{user} ({shown(name)})" if name else user
 
 
+def note(holder: Holder) -> Line:
+    """Return what somebody has written for others to read, behind a colon."""
+    return (": ", (shown(holder.promise.note), STRONG)) if holder.promise.note else ()
+
+
 def users(processes: Sequence[Process]) -> str:
     """`bob, python (pid 9876)`, for the first few processes."""
     words = [
@@ -186,22 +186,6 @@ def users(processes: Sequence[Process]) -> str:
 def named(rule: Rule) -> str:
     """`gpus = 1 of [groups.students] in /etc/reserve_gpu.toml`: where somebody can look it up."""
     return f"{rule.text} of {rule.table} in {shown(rule.file, REASON_LIMIT)}"
-
-
-def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
-    """Whether nothing of its holders' runs on a reserved device, None if that can't be seen.
-
-    processes: those that could be listed.
-    """
-    count = (usage.compute or 0) + (usage.mps or 0)
-    if any(process.has_reserved for process in processes):
-        return False
-    if not usage.sees_all or usage.compute is None:
-        is_empty = usage.reserve_known and usage.used_mib is not None and not count
-        return True if is_empty and (usage.used_mib or 0.0) < CONTEXT_MIB else None
-    if len(processes) < count or any(process.has_reserved is None for process in processes):
-        return None
-    return True
 
 
 def _origin(holder: Holder) -> str:
@@ -220,17 +204,12 @@ def _part(holder: Holder) -> Line:
     """
     if holder.part_mib is None:
         return ()
+    unit = holder.promise.part_unit
+    promised = size(holder.part_mib, unit)
     if holder.used_mib is None:
-        return (f" up to {promise(holder)}",)
-    line: Line = (f" {_in(holder.used_mib, holder.promise.part_unit, 1)} of {promise(holder)}",)
+        return (f" up to {promised}",)
+    line: Line = (f" {_in(holder.used_mib, unit, 1)} of {promised}",)
     return (*line, ": ", ("over", MARK)) if holder.is_over else line
-
-
-def promise(holder: Holder) -> str:
-    """`40 GB`: what a sharer was promised, in the unit that it asked in."""
-    if holder.part_mib is None:
-        return "without a size"
-    return size(holder.part_mib, holder.promise.part_unit)
 
 
 def _in(mib: float, unit: str, digits: int = 2) -> str:

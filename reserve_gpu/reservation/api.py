@@ -214,7 +214,7 @@ def looking(face: Face) -> Iterator[Callable[[], Status]]:
 
     After a look that failed, or found a broken device, it begins another one: that may be over.
     """
-    status = late("report.status")
+    machine, status = late("machine"), late("report.status")
     with ExitStack() as conversation:
         gpus: Nvml | None = None
 
@@ -225,12 +225,20 @@ def looking(face: Face) -> Iterator[Callable[[], Status]]:
                 conversation.close()
                 gpus = conversation.enter_context(Nvml())
             using, gpus = gpus, None
-            seen: Status = status.look(
-                using, idle_mib=idle_mib(), limit=visible, face=face, rules=rules()
-            )
+            ruled = rules()
+            drained = ruled.drained if ruled else ()
+            seen = machine.look(using, idle_mib=idle_mib(), drained=drained)
             if all(row.state is not State.BROKEN for row in seen.rows):
                 gpus = using
-            return seen
+            shown: Status = status.Status(
+                *seen,
+                time=time.time(),
+                host=host.machine_name(),
+                limit=visible,
+                face=face,
+                rules=ruled,
+            )
+            return shown
 
         yield lambda: calls.apart(look_now)
 

@@ -18,18 +18,15 @@ from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import (
-    Caution,
     Device,
     Fault,
     Holder,
     Lease,
-    Process,
-    Refusal,
     Request,
+    Row,
     Rules,
     State,
     Ticket,
-    Usage,
 )
 from reserve_gpu.reservation import limit, parts, policy
 from reserve_gpu.reservation.outcome import Denied, Granted, Locked, Taken
@@ -64,7 +61,7 @@ class Claim(NamedTuple):
     candidates: Sequence[Device | Fault] | None = None
     driver: str | None = None
     rules: Rules | None = None
-    by_rules: Callable[[Device], Refusal | None] | None = None
+    by_rules: Callable[[Device], Row | None] | None = None
 
 
 def attempt(
@@ -80,7 +77,7 @@ def attempt(
     mutex_limit_s: for how long to wait for the mutex.
     Raises LockError, and RequestError for a name that means no device.
     """
-    refusals: list[Refusal] = []
+    rows: list[Row] = []
     ahead: list[Ticket] = []
     queue = place or Place(claim.locks)
     for devices in _batches(claim):
@@ -99,58 +96,36 @@ def attempt(
                 taken.keep(granted)
                 return granted
             if place:
-                place.want(policy.wanted(taken.refusals))
-        refusals += taken.refusals
-    return Denied(tuple(refusals), tuple(ahead))
+                place.want(policy.wanted(taken.rows))
+        rows += taken.rows
+    return Denied(tuple(rows), tuple(ahead))
 
 
-def cautions(claim: Claim, granted: Granted) -> list[Caution]:
-    """What there is to be said against the devices that were taken."""
-    found = [_caution(claim, locked, locked.usage) for locked in granted.locked if locked.usage]
-    return [caution for caution in found if caution.state is not State.IDLE or caution.sharers]
+def cautions(claim: Claim, granted: Granted) -> list[Row]:
+    """Return the rows of the devices that were taken though something is to be said against it."""
+    found = [_caution(claim, locked) for locked in granted.locked if not locked.row.is_mine]
+    return [row for row in found if row.use is not State.IDLE or row.holders]
 
 
-def _caution(claim: Claim, locked: Locked, reading: Usage) -> Caution:
-    """What others do on the device; what this process itself has there is no use to warn of.
+def _caution(claim: Claim, locked: Locked) -> Row:
+    """Return what others do on the device; of what this process has there nobody is warned.
 
-    Nor is what those do who share it by parts: that was counted.
+    Nor of what those do who share it by parts: that was counted.
     """
-    state, sharers = locked.state, tuple(map(host.with_user, locked.sharers))
-    if locked.room_mib is not None:
-        processes = _processes(claim, locked.device) if claim.gpus.sees_all else []
-        strangers = parts.strangers(processes, locked.sharers)
-        state = State.BUSY if strangers else State.IDLE
-        return Caution(locked.device, state, reading, strangers)
-    if state is State.IDLE:
-        return Caution(locked.device, state, reading, (), sharers)
-    processes = _processes(claim, locked.device)
-    own_pid = os.getpid() if claim.gpus.sees_all else None  # else a pid may be another process's
-    others = tuple(process for process in processes if process.pid != own_pid)
-    count = (reading.compute or 0) + (reading.mps or 0)
-    if processes and not others and len(processes) >= count:
-        state = State.IDLE
-    return Caution(locked.device, state, reading, others, sharers)
-
-
-def explained(claim: Claim, refusal: Refusal) -> Refusal:
-    """The refusal with what runs on the device and whose it is.
-
-    Asked late, and only where somebody will read it: users, commands and readings can be slow.
-    """
-    if refusal.holder:
-        refusal = refusal._replace(holder=host.with_user(refusal.holder))
-    refusal = refusal._replace(sharers=tuple(map(host.with_user, refusal.sharers)))
-    if not isinstance(refusal.device, Device) or refusal.fault or refusal.unfit:
-        return refusal
-    reading = refusal.usage
-    if reading is None and refusal.state is State.RESERVED:
-        reading = _usage(claim, refusal.device)
-    is_used = reading is not None and usage.judge(reading, claim.idle_mib) is State.BUSY
-    processes = tuple(_processes(claim, refusal.device)) if is_used else None
-    if processes and refusal.state is State.FULL and claim.gpus.sees_all:
-        strangers = parts.strangers(processes, refusal.sharers)
-        processes = tuple(p._replace(has_reserved=p not in strangers) for p in processes)
-    return refusal._replace(usage=reading, processes=processes)
+    row, is_part = locked.row, claim.request.part_mib is not None
+    holders = () if is_part else tuple(map(host.with_user, row.holders))
+    if row.usage is None or (row.use is State.IDLE and not is_part):
+        return row._replace(holders=holders)
+    machine = late("machine")  # which mostly nobody needs
+    known = (Holder(os.getpid(), seen=True), *(row.holders if is_part else ()))
+    on_it = machine.identified(claim.gpus, claim.gpus.processes(locked.device), known)
+    # In a container whose they are can't be seen: a sharer's, perhaps.
+    strange = (False,) if is_part else (False, None)
+    others = tuple(process for process in on_it if process.has_reserved in strange)
+    is_all_seen = len(on_it) >= max(1, (row.usage.compute or 0) + (row.usage.mps or 0))
+    is_own = not others and (is_part or is_all_seen)
+    use = State.IDLE if is_own else State.BUSY if is_part else row.use
+    return row._replace(use=use, processes=others, holders=holders)
 
 
 def _batches(claim: Claim) -> Iterator[list[Device | Fault]]:
@@ -232,28 +207,28 @@ def _begun(claim: Claim, lease: Lease, granted: Granted) -> Lease:
     return counted
 
 
-def _take(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) -> Locked | Refusal:
+def _take(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) -> Locked | Row:
     """Lock one device, look at it, and keep the lock only if it will do."""
     request = claim.request
-    fault = device.reason if isinstance(device, Fault) else None
-    if reason := policy.unfit(device, request, claim.driver):
-        return Refusal(device, State.UNFIT, unfit=reason, fault=fault)
+    reason = device.reason if isinstance(device, Fault) else None
+    if unfit := policy.unfit(device, request, claim.driver):
+        return Row(device, State.UNFIT, reason=reason, unfit=unfit)
     if isinstance(device, Fault):
-        return Refusal(device, device.state, fault=fault)
-    if claim.by_rules and (refusal := claim.by_rules(device)):
-        return refusal
+        return Row(device, device.state, reason=reason)
+    if claim.by_rules and (row := claim.by_rules(device)):
+        return row
     own, is_part = claim.held.get(device.uuid), request.part_mib is not None
     if own and own.shared == request.share:
-        return _look(claim, device, own, queue, limit_s) if is_part else Locked(device, own)
+        return _look(claim, device, own, queue, limit_s) if is_part else _kept(claim, device, own)
     try:
         lock = claim.locks.take(device.uuid, share=request.share, own=own)
     except LockError as error:
-        return Refusal(device, State.UNKNOWN, fault=str(error))
+        return Row(device, State.UNKNOWN, reason=str(error))
     if not isinstance(lock, Lock):
         sharers = claim.locks.sharers_of(device.uuid, [own.name] if own else ())
-        return Refusal(device, State.RESERVED, holder=lock, sharers=sharers)
+        return Row(device, State.RESERVED, holders=sharers or (lock,))
     if own and not is_part:  # from whole to shared, or back
-        return Locked(device, lock)
+        return _kept(claim, device, lock)
     is_kept = False
     try:
         answer = _look(claim, device, lock, queue, limit_s)
@@ -264,64 +239,74 @@ def _take(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) ->
             lock.release()
 
 
-def _look(
-    claim: Claim, device: Device, lock: Lock, queue: Place, limit_s: float
-) -> Locked | Refusal:
-    """Whether the device, now locked, will do for all that others have or await of it."""
+def _kept(claim: Claim, device: Device, lock: Lock) -> Locked:
+    """Return a device that this process has already as one that will do."""
+    row = Row(device, State.RESERVED, holders=_own(claim, device), is_mine=True)
+    return Locked(device, lock, row)
+
+
+def _own(claim: Claim, device: Device) -> tuple[Holder, ...]:
+    """Return this process as others see it, if it has the device."""
+    lock = claim.held.get(device.uuid)
+    return (claim.locks.holders.of(lock.name),) if lock else ()
+
+
+def _look(claim: Claim, device: Device, lock: Lock, queue: Place, limit_s: float) -> Locked | Row:
+    """Tell whether the device, now locked, will do for all that others have or await of it."""
+    request, room = claim.request, None
     # Read before the memory: what a sharer takes in between is counted twice rather than not.
-    shares = _shares(claim, device, lock) if claim.request.part_mib is not None else None
+    shares = _shares(claim, device, lock) if request.part_mib is not None else None
     try:
         reading = claim.gpus.usage(device, limit_s)
     except DeviceError as error:
-        return Refusal(device, error.state, fault=str(error))
-    state = usage.judge(reading, claim.idle_mib)
-    if shares is not None:
-        room = parts.room(device, reading, *shares)
-        return _look_for_part(claim, device, lock, queue, reading, state, room)
-    sharers = claim.locks.sharers_of(device.uuid, [lock.name]) if claim.request.share else ()
-    if claim.is_taking_back:  # this process itself may be on it
-        return Locked(device, lock, state, reading, sharers)
-    is_free = policy.is_to_be_taken(claim.request, state, reading, is_shared=bool(sharers))
-    # A ticket doesn't say whether its holder would share: beside sharers nothing is an offer.
-    if first := queue.first_for(device.uuid, is_free=lambda _: is_free and not sharers):
-        return Refusal(device, State.AWAITED, reading, holder=first.holder, use=state)
-    if is_free:
-        return Locked(device, lock, state, reading, sharers)
-    return Refusal(device, state, reading)
+        return Row(device, error.state, reason=str(error))
+    use = usage.judge(reading, claim.idle_mib)
+    row = Row(device, use, reading, use=use)
+    if shares is None:
+        sharers = claim.locks.sharers_of(device.uuid, [lock.name]) if request.share else ()
+        row = row._replace(holders=sharers)
+    elif room := parts.room(device, reading, *shares):
+        sharers, own = room.sharers, _own(claim, device)
+        row = row._replace(holders=own + sharers, is_mine=bool(own), room_mib=room.most_mib)
+    else:
+        return row._replace(state=State.UNKNOWN, use=State.UNKNOWN)
+    is_open = policy.is_to_be_taken(request, use, reading, is_shared=bool(sharers))
+    is_open = is_open or claim.is_taking_back  # this process itself may be on it
+    if room and is_open and room.most_mib < (request.part_mib or 0.0):
+        return row._replace(state=State.FULL)
+    first = _first(claim, device, queue, row, room, is_open=is_open)
+    if first or not is_open:
+        state = State.AWAITED if is_open else use
+        return row._replace(state=state, awaited_by=first and first.holder)
+    return Locked(device, lock, row)
 
 
-def _look_for_part(  # noqa: PLR0913, PLR0917 - of a look, with what was read in it
+def _first(  # noqa: PLR0913 - of a look, with what was found in it
     claim: Claim,
     device: Device,
-    lock: Lock,
     queue: Place,
-    reading: Usage,
-    state: State,
+    row: Row,
     room: parts.Room | None,
-) -> Locked | Refusal:
-    """Whether the device, now locked as one who shares it, has room for the part."""
-    part_mib = claim.request.part_mib or 0.0
+    *,
+    is_open: bool,
+) -> Ticket | None:
+    """Return who in the queue comes before this process for the device, None for nobody."""
     if room is None:
-        return Refusal(device, State.UNKNOWN, reading)
-    is_shared = bool(room.sharers)
-    is_open = policy.is_to_be_taken(claim.request, state, reading, is_shared=is_shared)
-    if not is_open and not claim.is_taking_back:
-        return Refusal(device, state, reading)
-    if room.most_mib < part_mib:
-        return Refusal(device, State.FULL, reading, room_mib=room.most_mib, sharers=room.sharers)
+        if claim.is_taking_back:
+            return None
+        # A ticket doesn't say whether its holder would share: beside sharers nothing is an offer.
+        return queue.first_for(device.uuid, is_free=lambda _: is_open and not row.holders)
+    if not is_open:
+        return None
+    is_whole_free = row.use is State.IDLE and not row.holders
 
     def is_delayed(ahead: Sequence[Ticket]) -> bool:
-        return room.is_delayed([ticket.part_mib for ticket in ahead], part_mib)
+        return room.is_delayed([ticket.part_mib for ticket in ahead], claim.request.part_mib or 0.0)
 
     def is_free(ahead: Ticket) -> bool:
-        if ahead.part_mib is None:
-            return state is State.IDLE and not is_shared and device.uuid not in claim.held
-        return ahead.part_mib <= room.free_mib
+        return is_whole_free if ahead.part_mib is None else ahead.part_mib <= room.free_mib
 
-    if first := queue.first_for(device.uuid, is_free=is_free, is_delayed=is_delayed):
-        return Refusal(device, State.AWAITED, reading, holder=first.holder, use=state)
-    is_held = device.uuid in claim.held
-    return Locked(device, lock, state, None if is_held else reading, room.sharers, room.most_mib)
+    return queue.first_for(device.uuid, is_free=is_free, is_delayed=is_delayed)
 
 
 def _shares(claim: Claim, device: Device, lock: Lock) -> tuple[list[Holder], parts.Own]:
@@ -335,17 +320,3 @@ def _shares(claim: Claim, device: Device, lock: Lock) -> tuple[list[Holder], par
     everybody = (*sharers, Holder(os.getpid(), seen=True))
     *known, own = host.with_uses(everybody, claim.gpus.processes(device))
     return known, parts.Own(promised_mib, own.used_mib)
-
-
-def _usage(claim: Claim, device: Device) -> Usage | None:
-    try:
-        return claim.gpus.usage(device, READINGS_LIMIT_S)
-    except DeviceError:
-        return None
-
-
-def _processes(claim: Claim, device: Device) -> list[Process]:
-    processes = claim.gpus.processes(device)
-    if not claim.gpus.sees_all:  # a pid may be another process's in our PID namespace
-        return processes
-    return [host.identified(process) for process in processes]

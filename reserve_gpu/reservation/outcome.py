@@ -5,36 +5,29 @@ from typing import NamedTuple
 
 from reserve_gpu.gpus import usage
 from reserve_gpu.locks.lock import Lock
-from reserve_gpu.model import NO_LEASE, Device, Holder, Lease, Refusal, State, Ticket, Usage
+from reserve_gpu.model import NO_LEASE, Device, Lease, Row, State, Ticket
 
 
 class Locked(NamedTuple):
-    """A device that was locked and will do.
-
-    usage: its reading, None for what was held before. sharers: who has it too.
-    room_mib: what could have been promised of its memory, where a part is asked for.
-    """
+    """A device that was locked and will do. row: how it stood before."""
 
     device: Device
     lock: Lock
-    state: State = State.IDLE
-    usage: Usage | None = None
-    sharers: tuple[Holder, ...] = ()
-    room_mib: float | None = None
+    row: Row
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Less is better: what is held already; else what others use the least.
+        """Return less for what is better: what is held already; else what others use the least.
 
         Of parts the fullest of those that others have parts of, so that whole ones stay whole; last
         of all where somebody runs who was promised nothing, and may use more at any time.
         """
-        if self.usage is None:
+        row, is_idle = self.row, self.row.use is State.IDLE
+        if row.is_mine or row.usage is None:
             return 0, -1.0
-        if self.room_mib is not None:
-            kind = 0 if self.sharers else 1 if self.state is State.IDLE else 2
-            return kind, self.room_mib
-        return self.state is not State.IDLE or bool(self.sharers), usage.used_mib(self.usage)
+        if row.room_mib is not None:
+            return 0 if row.holders else 1 if is_idle else 2, row.room_mib
+        return not is_idle or bool(row.holders), usage.used_mib(row.usage)
 
 
 class Granted(NamedTuple):
@@ -47,7 +40,7 @@ class Granted(NamedTuple):
 class Denied(NamedTuple):
     """An attempt that took nothing. ahead: who comes before in the queue."""
 
-    refusals: tuple[Refusal, ...]
+    rows: tuple[Row, ...]
     ahead: tuple[Ticket, ...] = ()
 
 
@@ -57,7 +50,7 @@ class Taken:
     def __init__(self, held: Mapping[str, Lock]) -> None:
         self._held = held
         self.locked: dict[str, Locked] = {}
-        self.refusals: list[Refusal] = []
+        self.rows: list[Row] = []
         self._kept: frozenset[str] = frozenset()
 
     def __enter__(self) -> "Taken":  # noqa: PYI034 - typing has Self from 3.11 on
@@ -68,13 +61,12 @@ class Taken:
             if uuid not in self._kept and locked.lock is not self._held.get(uuid):
                 locked.lock.release()
 
-    def add(self, answer: Locked | Refusal) -> None:
+    def add(self, answer: Locked | Row) -> None:
         """Count what came of one device."""
-        if isinstance(answer, Refusal):
-            self.refusals.append(answer)
-        else:
+        if isinstance(answer, Locked):
             self.locked[answer.device.uuid] = answer
-            self.refusals.append(_spare(answer))
+            answer = _spare(answer.row)
+        self.rows.append(answer)
 
     def granted(self, devices: Sequence[Device]) -> Granted:
         """Return these of the devices."""
@@ -85,11 +77,11 @@ class Taken:
         self._kept = frozenset(locked.device.uuid for locked in granted.locked)
 
 
-def _spare(locked: Locked) -> Refusal:
-    """What is said of a device that would be taken, if the others can't be had."""
-    state, holder = State.FREE if locked.state is State.IDLE else locked.state, None
-    if locked.room_mib is not None:
-        state = State.FREE  # as much of it as is asked for
-    elif locked.sharers:
-        state, holder = State.RESERVED, locked.sharers[0]
-    return Refusal(locked.device, state, locked.usage, holder=holder, would_be_taken=True)
+def _spare(row: Row) -> Row:
+    """Return the row of a device that would be taken, if the others can't be had."""
+    state, is_part = row.state, row.room_mib is not None
+    if row.is_mine or (row.holders and not is_part):
+        state = State.RESERVED
+    elif is_part or row.use is State.IDLE:  # of a part: as much as is asked for
+        state = State.FREE
+    return row._replace(state=state, would_be_taken=True)

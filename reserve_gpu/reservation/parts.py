@@ -4,13 +4,11 @@ It is counted, not measured: what somebody was promised is theirs, however littl
 """
 
 import math
-import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from reserve_gpu import host
 from reserve_gpu.gpus import usage
-from reserve_gpu.model import Device, Holder, Process, Usage
+from reserve_gpu.model import Device, Holder, Usage
 
 
 class Own(NamedTuple):
@@ -108,9 +106,3 @@ def delays(
     for size in earlier_mib:  # anybody may have written them, but this only makes fewer bits
         sums |= sums >> int(size)
     return bool(sums >> (lowest - first) & ((1 << (highest - lowest)) - 1))
-
-
-def strangers(processes: Sequence[Process], sharers: Sequence[Holder]) -> tuple[Process, ...]:
-    """Return the processes that belong to none of the sharers, nor to this process."""
-    pids = {os.getpid(), *(sharer.pid for sharer in sharers)}
-    return tuple(p for p in processes if not host.is_below(p.pid, pids))

@@ -11,7 +11,7 @@ from reserve_gpu.model import STUCK, Device, Fault, State, Unfit
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from reserve_gpu.model import Refusal, Request, Usage
+    from reserve_gpu.model import Request, Row, Usage
 
 SEVERAL_INSTANCES_SINCE = 570  # driver, with CUDA 12.8
 
@@ -156,47 +156,48 @@ def take_back(request: Request, seen: Sequence[Device]) -> Request | None:
     return request._replace(devices=numbers, count=None, exclude=())
 
 
-def is_impossible(refusals: Sequence[Refusal], request: Request) -> bool:
+def is_impossible(rows: Sequence[Row], request: Request) -> bool:
     """Tell whether no state of this machine could satisfy the request.
 
-    refusals: of all devices that this process may use and the request does not exclude.
+    rows: of all devices that this process may use and the request does not exclude.
     """
-    if not refusals:
+    if not rows:
         return bool(request.exclude)
-    devices = [r.device for r in refusals if r.state is not State.UNFIT]
+    devices = [row.device for row in rows if row.state is not State.UNFIT]
     instances = sum(device.instance is not None for device in devices)
     return max(instances, len(devices) - instances) < request.needed
 
 
-def may_come_free(refusals: Sequence[Refusal], request: Request) -> bool:
+def may_come_free(rows: Sequence[Row], request: Request) -> bool:
     """Tell whether it makes sense to wait: what is drained does not count."""
-    there = [refusal for refusal in refusals if refusal.state is not State.DRAINED]
+    there = [row for row in rows if row.state is not State.DRAINED]
     return bool(there) and not is_impossible(there, request)
 
 
-def wanted(refusals: Sequence[Refusal]) -> list[str]:
+def wanted(rows: Sequence[Row]) -> list[str]:
     """Return the UUIDs of the devices that a waiter would take if they were free.
 
     Not those that the administrator's rules keep from this user for now: others need not leave
     them to one who may not have them.
     """
     out = (State.UNFIT, State.DRAINED, State.LIMITED)
-    devices = [refusal.device for refusal in refusals if refusal.state not in out]
+    devices = [row.device for row in rows if row.state not in out]
     return [device.uuid for device in devices if isinstance(device, Device)]
 
 
-def is_above(refusals: Sequence[Refusal], ancestors: Collection[int]) -> bool:
+def is_above(rows: Sequence[Row], ancestors: Collection[int]) -> bool:
     """Tell whether ancestors of this process have reserved all that would do.
 
     To wait for them would be to wait for one's own end. ancestors: their pids.
     """
-    holders = [refusal.holder for refusal in refusals if refusal.state is not State.UNFIT]
-    return bool(holders) and all(
-        holder is not None and holder.seen and holder.pid in ancestors for holder in holders
+    fitting = [row for row in rows if row.state is not State.UNFIT]
+    return bool(fitting) and all(
+        row.state is State.RESERVED and any(h.seen and h.pid in ancestors for h in row.holders)
+        for row in fitting
     )
 
 
-def next_look_s(refusals: Sequence[Refusal], *, is_lively: bool, is_told: bool) -> float:
+def next_look_s(rows: Sequence[Row], *, is_lively: bool, is_told: bool) -> float:
     """Return the seconds until a waiter looks again.
 
     is_lively: something has changed just now. is_told: the kernel gives notice of changes.
@@ -205,5 +206,5 @@ def next_look_s(refusals: Sequence[Refusal], *, is_lively: bool, is_told: bool) 
         return LIVELY_LOOK_S
     # No notice tells of use that ends, nor that somebody ahead in the queue is stopped.
     untold = {State.BUSY, State.FULL, State.UNKNOWN, State.AWAITED, *STUCK} - {State.DRAINED}
-    states = {refusal.state for refusal in refusals if not refusal.would_be_taken}
+    states = {row.state for row in rows if not row.would_be_taken}
     return QUIET_S if is_told and states.isdisjoint(untold) else LOOK_S

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu.errors import ImpossibleError, RequestError
 from reserve_gpu.gpus import names
 from reserve_gpu.locks.directory import device_of, lock_name
-from reserve_gpu.model import Device, Refusal, State
+from reserve_gpu.model import Device, Row, State
 from reserve_gpu.report import rules as said
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def judge(  # noqa: PLR0913, PLR0917 - who asks for what, and what there is
     own: Collection[str],
     elsewhere: Sequence[Holder],
     walk: Callable[[], Iterable[Device | Fault]],
-) -> Callable[[Device], Refusal | None]:
+) -> Callable[[Device], Row | None]:
     """Return a function that tells why this user may not have a device, None if they may.
 
     own: the UUIDs of what this process has already. elsewhere: who else of this user's processes
@@ -95,14 +95,14 @@ def judge(  # noqa: PLR0913, PLR0917 - who asks for what, and what there is
     is_full = ruled.gpus is not None and len(held) + asked > ruled.gpus.value
     is_too_large = memory is not None and promised_mib + request.needed * part_mib > memory.value
 
-    def judged(device: Device) -> Refusal | None:
+    def judged(device: Device) -> Row | None:
         if device.uuid not in own and names.is_one_of(device, ruled.drained):
-            return Refusal(device, State.DRAINED, rule=ruled.drain)
+            return Row(device, State.DRAINED, rule=ruled.drain)
         if is_too_large:
             sharers = tuple(holder for holder in elsewhere if _is_sharer(holder))
-            return Refusal(device, State.LIMITED, rule=memory, sharers=sharers)
+            return Row(device, State.LIMITED, rule=memory, counted=sharers)
         if is_full and device.uuid not in own and _place(device) not in held:
-            return Refusal(device, State.LIMITED, rule=ruled.gpus, sharers=tuple(elsewhere))
+            return Row(device, State.LIMITED, rule=ruled.gpus, counted=tuple(elsewhere))
         return None
 
     return judged

@@ -20,7 +20,7 @@ from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.model import Device
 from reserve_gpu.report import messages
 from reserve_gpu.reservation import environment, limit, policy
-from reserve_gpu.reservation.claim import Claim, attempt, cautions, explained
+from reserve_gpu.reservation.claim import Claim, attempt, cautions
 from reserve_gpu.reservation.outcome import Denied, Granted
 from reserve_gpu.reservation.request import Deadline, idle_mib, rules
 
@@ -89,7 +89,7 @@ def _outcome(own: Session, claim: Claim, deadline: Deadline) -> Granted | Denied
     outcome = attempt(claim, keep, mutex_limit_s=limit_s)
     if isinstance(outcome, Granted) or not deadline.waits or _is_above(own, claim, outcome):
         return outcome
-    if not policy.may_come_free(outcome.refusals, claim.request):
+    if not policy.may_come_free(outcome.rows, claim.request):
         return outcome
     with own.waiting():
         waited: Granted | Denied = late("reservation.wait").wait_in_queue(
@@ -102,23 +102,23 @@ def _failure(
     own: Session, claim: Claim, denied: Denied, deadline: Deadline, face: Face
 ) -> ImpossibleError | NoFreeDeviceError:
     """Return why nothing was taken. Unless the request is wrong, no GPU is visible from now on."""
-    pictures = late("report.pictures")  # which who gets a GPU never needs
+    machine, pictures = late("machine"), late("report.pictures")  # which a grant never needs
     request, visible = claim.request, claim.outside[environment.VISIBLE]
-    if policy.is_impossible(denied.refusals, request):
-        return ImpossibleError(messages.impossible(request, denied.refusals, visible))
+    if policy.is_impossible(denied.rows, request):
+        return ImpossibleError(messages.impossible(request, denied.rows, visible))
     is_above = _is_above(own, claim, denied)
     if not is_above:
         own.go_without()  # first: what follows may take long, and be interrupted
-    refusals = [explained(claim, refusal) for refusal in denied.refusals]
+    rows = [machine.explained(claim.gpus, row, claim.idle_mib) for row in denied.rows]
     if is_above:
         values = {name: claim.outside[name] for name in environment.CUDA}
-        return ReservedAboveError(messages.above(refusals, values, face), refusals)
-    has_waited = deadline.waits and policy.may_come_free(refusals, request)
+        return ReservedAboveError(messages.above(rows, values, face), rows)
+    has_waited = deadline.waits and policy.may_come_free(rows, request)
     waited_s = deadline.limit_s if has_waited else None
     user = host.user_of(os.getpid())
     picture = pictures.refusal(
         request,
-        refusals,
+        rows,
         face,
         kept=own.devices,
         limit=visible,
@@ -126,16 +126,15 @@ def _failure(
         user=user,
         problems=claim.rules.problems if claim.rules else (),
     )
-    return (WaitTimeoutError if has_waited else NoFreeDeviceError)(picture, refusals)
+    return (WaitTimeoutError if has_waited else NoFreeDeviceError)(picture, rows)
 
 
 def _is_above(own: Session, claim: Claim, denied: Denied) -> bool:
     """Tell whether an ancestor has reserved all that this process may use."""
     if own.devices or not claim.outside[environment.VISIBLE]:
         return False
-    return any(r.holder for r in denied.refusals) and policy.is_above(
-        denied.refusals, host.ancestors()
-    )
+    is_held = any(row.holders for row in denied.rows)
+    return is_held and policy.is_above(denied.rows, host.ancestors())
 
 
 def _only_what_cuda_sees(own: Session, request: Request, gpus: Nvml, face: Face) -> Request:
@@ -158,7 +157,7 @@ def _only_what_cuda_sees(own: Session, request: Request, gpus: Nvml, face: Face)
 
 
 def _warnings(claim: Claim, granted: Granted) -> list[str]:
-    texts = [messages.caution(caution, claim.request) for caution in cautions(claim, granted)]
+    texts = [messages.caution(row, claim.request) for row in cautions(claim, granted)]
     if host.is_private(claim.locks.path):
         texts.append(messages.private(claim.locks.path))
     return texts

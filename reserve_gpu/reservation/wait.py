@@ -6,20 +6,20 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import calls
+from reserve_gpu import calls, machine
 from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.locks.queue import Place, Wakeups
 from reserve_gpu.locks.record import Asks, Record, myself
 from reserve_gpu.model import NO_LEASE, Device, State, Waiting
 from reserve_gpu.report import messages
 from reserve_gpu.reservation import policy
-from reserve_gpu.reservation.claim import Claim, explained
 from reserve_gpu.reservation.outcome import Denied, Granted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from reserve_gpu.model import Refusal
+    from reserve_gpu.model import Row
+    from reserve_gpu.reservation.claim import Claim
     from reserve_gpu.reservation.request import Deadline
 
 SECOND_S = 1.0  # what counts seconds is shown anew each second
@@ -38,7 +38,7 @@ def wait_in_queue(
     denied: what came of the first attempt. attempt: makes another one. between: called again and
     again while this waits. Each second, and after each look, the caller is told how it stands.
     """
-    claim = claim._replace(candidates=[refusal.device for refusal in denied.refusals])
+    claim = claim._replace(candidates=[row.device for row in denied.rows])
     fitting = _fitting(denied)
     request = claim.request
     promise = request.promise._replace(lease=NO_LEASE)
@@ -48,7 +48,7 @@ def wait_in_queue(
     start = due = time.monotonic()
     lively_until = 0.0
     with (
-        Place(claim.locks, policy.wanted(denied.refusals), record) as place,
+        Place(claim.locks, policy.wanted(denied.rows), record) as place,
         Wakeups(claim.locks) as wakeups,
     ):
         news = News(claim)
@@ -59,7 +59,7 @@ def wait_in_queue(
                     break
                 news.forget(outcome)
                 due = time.monotonic() + policy.next_look_s(
-                    outcome.refusals,
+                    outcome.rows,
                     is_lively=time.monotonic() < lively_until or not place.stands(),
                     is_told=wakeups.is_told,
                 )
@@ -68,8 +68,8 @@ def wait_in_queue(
             place.heartbeat()
             waited_s = time.monotonic() - start
             number = 1 + sum(any(map(t.could_use, fitting)) for t in outcome.ahead)
-            refusals = tuple(map(explain, outcome.refusals))
-            calls.tell(Waiting(claim.request, number, waited_s, refusals, deadline.limit_s or 0.0))
+            rows = tuple(map(explain, outcome.rows))
+            calls.tell(Waiting(claim.request, number, waited_s, rows, deadline.limit_s or 0.0))
             next_second = start + waited_s - waited_s % SECOND_S + SECOND_S
             if wakeups.wait(min(due, deadline.at, next_second), news, between):
                 due = time.monotonic()
@@ -87,7 +87,7 @@ class News:
 
     def forget(self, denied: Denied) -> None:
         """Begin anew with what the last look has seen."""
-        holders = [h for r in denied.refusals for h in (r.holder, *r.sharers) if h]
+        holders = [holder for row in denied.rows for holder in (*row.holders, *row.counted)]
         self._names = [holder.file for holder in holders if holder.file]
         self._names += [ticket.name for ticket in denied.ahead]
 
@@ -100,18 +100,20 @@ class News:
 
 
 class Explainer:
-    """Explains refusals, and asks again about the same device only now and then."""
+    """Explains rows, and asks again about the same device only now and then."""
 
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
-        self._known: dict[str, tuple[Refusal, float, Refusal]] = {}
+        self._known: dict[str, tuple[object, float, Row]] = {}
 
-    def __call__(self, refusal: Refusal) -> Refusal:
-        """Return the refusal with what runs on the device and whose it is."""
-        before, asked_at, answer = self._known.get(refusal.label, (None, 0.0, refusal))
-        if not _is_alike(before, refusal) or time.monotonic() - asked_at >= EXPLAIN_EVERY_S:
-            answer = explained(self._claim, refusal)
-            self._known[refusal.label] = refusal, time.monotonic(), answer
+    def __call__(self, row: Row) -> Row:
+        """Return the row with what runs on the device and whose it is."""
+        people = [(h.pid, h.part_mib) for h in (*row.holders, row.awaited_by) if h]
+        before, asked_at, answer = self._known.get(row.label, (None, 0.0, row))
+        is_due = time.monotonic() - asked_at >= EXPLAIN_EVERY_S
+        if is_due or before != (row.state, people):
+            answer = machine.explained(self._claim.gpus, row, self._claim.idle_mib)
+            self._known[row.label] = (row.state, people), time.monotonic(), answer
         return answer
 
 
@@ -140,14 +142,5 @@ def _look(
 
 def _fitting(denied: Denied) -> list[str]:
     """Return the UUIDs of the devices that would do if they were free."""
-    fitting = [r.device for r in denied.refusals if r.state is not State.UNFIT]
+    fitting = [row.device for row in denied.rows if row.state is not State.UNFIT]
     return [device.uuid for device in fitting if isinstance(device, Device)]
-
-
-def _is_alike(before: Refusal | None, refusal: Refusal) -> bool:
-    if before is None:
-        return False
-    people = [
-        [h and (h.pid, h.part_mib) for h in (r.holder, *r.sharers)] for r in (before, refusal)
-    ]
-    return before.state is refusal.state and people[0] == people[1]

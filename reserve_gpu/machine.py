@@ -1,0 +1,249 @@
+"""Look at the machine: every device, what uses it, who has reserved it, and who waits.
+
+Looking takes no device's lock, and what can't be read is a row that says so.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from reserve_gpu import host
+from reserve_gpu.errors import LockError, MutexHeldError
+from reserve_gpu.gpus import names
+from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.gpus.usage import judge, room_mib
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.model import GRAPHICS, STUCK, Device, Fault, Row, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from reserve_gpu.gpus.nvml import Nvml
+    from reserve_gpu.model import Holder, Process, Ticket, Usage
+
+MUTEX_LIMIT_S = 0.5
+READING_LIMIT_S = 2.0
+# Where processes can't be seen, a device with less memory in use than this has none on it: the CUDA
+# context of a program that computes nothing takes some hundred MiB.
+CONTEXT_MIB = 64.0
+
+
+class Look(NamedTuple):
+    """What was seen: a row for each device, the queue, and why reservations may be missing."""
+
+    rows: tuple[Row, ...]
+    waiting: tuple[Ticket, ...] = ()
+    problem: str | None = None
+
+
+class Reservations(NamedTuple):
+    """What the lock directory tells: by UUID who has a device, and why others may have it unseen.
+
+    problem: why nothing, or not all, is known. others: who has what is none of these devices.
+    """
+
+    holders: Mapping[str, tuple[Holder, ...]]
+    faults: Mapping[str, str]
+    waiting: Sequence[Ticket] = ()
+    problem: str | None = None
+    others: tuple[Holder, ...] = ()
+
+
+def look(nvml: Nvml, *, idle_mib: float | None = None, drained: Collection[str] = ()) -> Look:
+    """Look at every device of this machine that the driver shows.
+
+    nvml: a conversation with the driver.
+    idle_mib: memory in use up to which a device is idle, None for the default.
+    drained: names of devices that the administrator hands out no more.
+    Raises DriverError where there is no driver. Where the lock directory can't be used the devices
+    are there all the same, and `problem` says why nothing is known of reservations.
+    """
+    devices = list(nvml.walk())
+    reservations = _reservations(devices)
+    # Users are looked up without the mutex: it can take long where they come from a server.
+    waiting = [t._replace(holder=host.with_user(t.holder)) for t in reservations.waiting]
+    reservations = reservations._replace(waiting=waiting)
+    rows = [_row(nvml, device, reservations, idle_mib) for device in devices]
+    rows = [
+        row._replace(state=State.DRAINED, room_mib=None)
+        if row.state not in STUCK and names.is_one_of(row.device, drained)
+        else row
+        for row in rows
+    ]
+    return Look(tuple(rows), tuple(waiting), reservations.problem)
+
+
+def explained(nvml: Nvml, row: Row, idle_mib: float | None = None) -> Row:
+    """Return a row of an attempt with its users, and with what runs on the device.
+
+    What the attempt has found stays. Asked late, and only where somebody will read it: users,
+    commands and readings can be slow. idle_mib: as of `look`.
+    """
+    first = row.awaited_by and host.with_user(row.awaited_by)
+    row = row._replace(holders=tuple(map(host.with_user, row.holders)), awaited_by=first)
+    if not isinstance(row.device, Device):
+        return row
+    usage = row.usage
+    if usage is None and row.state is State.RESERVED:
+        try:
+            usage = nvml.usage(row.device, READING_LIMIT_S)
+        except DeviceError as error:
+            return row._replace(reason=str(error), is_unused=None)
+    if usage is None:
+        return row
+    use = judge(usage, idle_mib)
+    listed = nvml.processes(row.device) if use is State.BUSY else []
+    return _used(nvml, row._replace(usage=usage, use=use), listed)
+
+
+def identified(
+    nvml: Nvml,
+    processes: Sequence[Process],
+    holders: Sequence[Holder],
+    *,
+    is_complete: bool = True,
+) -> tuple[Process, ...]:
+    """Return the processes with user and command, and whether each belongs to a holder.
+
+    is_complete: there are no other holders than these.
+    """
+    if not nvml.sees_all:  # a pid may be another process's in our PID namespace
+        return tuple(processes)
+    pids = {holder.pid for holder in holders if holder.seen and holder.pid}
+    not_found = False if is_complete and all(holder.seen for holder in holders) else None
+    return tuple(
+        host.identified(process)._replace(
+            has_reserved=host.is_below(process.pid, pids) or not_found
+        )
+        for process in processes
+    )
+
+
+def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
+    """Tell whether nothing of its holders' runs on a reserved device, None if that can't be seen.
+
+    processes: those that could be listed.
+    """
+    count = (usage.compute or 0) + (usage.mps or 0)
+    if any(process.has_reserved for process in processes):
+        return False
+    if not usage.sees_all or usage.compute is None:
+        is_empty = usage.reserve_known and usage.used_mib is not None and not count
+        return True if is_empty and (usage.used_mib or 0.0) < CONTEXT_MIB else None
+    if len(processes) < count or any(process.has_reserved is None for process in processes):
+        return None
+    return True
+
+
+def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
+    """Read who has which device, and who waits.
+
+    Trying a lock makes others fail to take it for a moment, so that is done under the mutex. Where
+    others have the mutex for too long the kernel's list names those that it shows, without a try.
+    """
+    uuids = [device.uuid for device in devices if isinstance(device, Device)]
+    unseen = dict.fromkeys(uuids, "whether it is reserved can't be seen now")
+    try:
+        with LockDirectory() as directory:
+            try:
+                with directory.mutex(MUTEX_LIMIT_S):
+                    holders, faults = _holders(uuids, directory.holders_of)
+                    is_some_lost = len(uuids) < len(devices)
+                    others = directory.holders_besides(uuids) if is_some_lost else ()
+                    return Reservations(holders, faults, directory.tickets(), others=others)
+            except MutexHeldError as error:
+                holders, faults = _holders(uuids, directory.listed_holders_of)
+                waiting = directory.listed_tickets()
+                return Reservations(holders, {**unseen, **faults}, waiting, str(error))
+    except LockError as error:
+        return Reservations({}, unseen, problem=str(error))
+
+
+def _holders(
+    uuids: Sequence[str], holders_of: Callable[[str], tuple[Holder, ...]]
+) -> tuple[dict[str, tuple[Holder, ...]], dict[str, str]]:
+    """Return who has each device, and why that can't be known."""
+    holders, faults = {}, {}
+    for uuid in uuids:
+        try:
+            holders[uuid] = holders_of(uuid)
+        except LockError as error:  # noqa: PERF203 - one device's fault says nothing of the others
+            faults[uuid] = str(error)
+    return holders, faults
+
+
+def _row(
+    nvml: Nvml, device: Device | Fault, reservations: Reservations, idle_mib: float | None
+) -> Row:
+    if isinstance(device, Fault):
+        lost = [holder for holder in reservations.others if _has(holder, device)]
+        return _held(Row(device, device.state, reason=device.reason), lost)
+    fault = reservations.faults.get(device.uuid)
+    first = next((t.holder for t in reservations.waiting if t.could_use(device.uuid)), None)
+    row = Row(device, State.FREE, awaited_by=first)
+    row = _held(row, reservations.holders.get(device.uuid, ()))
+    try:
+        usage, processes, gauges = nvml.look(device)
+    except DeviceError as error:
+        state = State.RESERVED if row.holders else error.state
+        return row._replace(state=state, reason=str(error), is_unreserved_use=None)
+    row = row._replace(usage=usage, use=judge(usage, idle_mib), **gauges._asdict())
+    row = _used(nvml, row, processes, is_complete=not fault)
+    if row.holders:
+        row = row._replace(state=State.RESERVED)
+    elif row.use and row.use is not State.IDLE:
+        row = row._replace(state=row.use)
+    elif fault:
+        row = row._replace(state=State.UNKNOWN, reason=fault)
+    if fault:
+        return row
+    parts = [(holder.part_mib, holder.used_mib) for holder in row.holders]
+    return row._replace(room_mib=room_mib(device, usage, parts))
+
+
+def _has(holder: Holder, fault: Fault) -> bool:
+    """Tell whether somebody has what can't be used, or a part of it, by their own word."""
+    is_whole = fault.instance is None
+    return holder.label == fault.label or (is_whole and holder.index == fault.index)
+
+
+def _held(row: Row, holders: Sequence[Holder]) -> Row:
+    """Return the row of a device that nothing is read from yet with its holders."""
+    known = tuple(sorted(map(host.with_user, holders), key=_is_another))
+    is_mine = bool(known) and not _is_another(known[0])
+    return row._replace(holders=known, is_mine=is_mine, is_unused=None if known else False)
+
+
+def _is_another(holder: Holder) -> bool:
+    """Tell whether the holder is another process than this one, or may be."""
+    return not (holder.seen and holder.pid == os.getpid())
+
+
+def _used(nvml: Nvml, row: Row, listed: Sequence[Process], *, is_complete: bool = True) -> Row:
+    """Return the row of a device that was read with whose processes are on it.
+
+    is_complete: there are no other holders.
+    """
+    holders = host.with_uses(row.holders, listed) if nvml.sees_all else row.holders
+    seen = identified(nvml, listed, holders, is_complete=is_complete)
+    row = row._replace(
+        holders=holders,
+        processes=tuple(process for process in seen if process.kind != GRAPHICS),
+        graphics=tuple(process for process in seen if process.kind == GRAPHICS),
+    )
+    return row._replace(
+        is_unused=is_unused(row.usage, row.processes) if row.holders and row.usage else False,
+        is_unreserved_use=_is_unreserved_use(row, is_known=is_complete),
+    )
+
+
+def _is_unreserved_use(row: Row, *, is_known: bool) -> bool | None:
+    """Tell whether somebody uses the device who has not reserved it, None if it can't be seen."""
+    if not row.holders:
+        is_busy = row.use is State.BUSY
+        return is_busy if is_known or not is_busy else None
+    belongings = {process.has_reserved for process in row.processes}
+    if False in belongings:
+        return True
+    return None if None in belongings else False
