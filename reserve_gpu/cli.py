@@ -78,7 +78,7 @@ def _status(arguments: Namespace) -> int:
         if arguments.format != "text":
             raise errors.RequestError("--watch is for people; it goes without --format and --json.")
         return _top(arguments)
-    status = api.look(SHELL)
+    status = api.status()._replace(face=SHELL)
     if arguments.format == "text":
         _print(status.to_text(arguments.color))
     else:

@@ -80,9 +80,13 @@ def _status(arguments: Namespace) -> None:
         raise errors.RequestError("--status shows every GPU; it takes no names.")
     try:
         if not (arguments.watch and _watch(arguments)):
-            _show(api.look(MAGIC), arguments)
+            _show(_look(), arguments)
     except errors.DriverError as error:
         print(error)
+
+
+def _look() -> Status:
+    return api.status()._replace(face=MAGIC)
 
 
 def _watch(arguments: Namespace) -> bool:
@@ -93,7 +97,7 @@ def _watch(arguments: Namespace) -> bool:
         raise errors.RequestError("--watch shows a picture; it goes without --json.")
     with Live(stays=True) as live:
         if live.is_in_place:
-            watch(lambda: api.look(MAGIC), live.show_picture)
+            watch(_look, live.show_picture)
         return live.is_in_place
 
 

@@ -44,7 +44,7 @@ def run(arguments: Namespace) -> int:
     is_coloured = colour.is_coloured(arguments.color, os.environ, is_terminal=True)
     before = signal.signal(signal.SIGTERM, _end)  # so that the terminal is left as it was
     try:
-        with api.looking(SHELL) as look, suppress(KeyboardInterrupt):
+        with api.looking() as look, suppress(KeyboardInterrupt):
             first = look()  # what is wrong from the start is said as by any other command
             curses.wrapper(lambda screen: Top(screen, look, is_coloured=is_coloured).run(first))
     except curses.error as error:
@@ -112,7 +112,7 @@ class Top:
         if isinstance(seen, DriverError):
             return pictures.of_line(str(seen)).layout
         rows = tuple(ordered(seen.rows, self._order, seen.time))
-        picture: Layout = seen._replace(rows=rows).picture().layout
+        picture: Layout = seen._replace(rows=rows, face=SHELL).picture().layout
         return picture
 
     def _key(self, left_s: float) -> str:

@@ -18,6 +18,8 @@ from reserve_gpu.errors import (
     ReservedAboveError,
     ReserveGPUError,
     ReserveGPUWarning,
+    TooLateError,
+    WaitTimeoutError,
     shown,
 )
 from reserve_gpu.gpus.bindings import DeviceError
@@ -27,6 +29,7 @@ from reserve_gpu.quantities import parse_duration
 from reserve_gpu.report import messages
 from reserve_gpu.report.faces import PYTHON
 from reserve_gpu.reservation import environment, limit
+from reserve_gpu.reservation.outcome import NotTaken, ReservedAbove, TooLate
 from reserve_gpu.reservation.request import Deadline, idle_mib, parse, rules
 from reserve_gpu.reservation.session import Reservation, session
 from reserve_gpu.reservation.taking import take
@@ -147,7 +150,7 @@ def ask(
             raise NoFreeDeviceError(messages.ANOTHER_THREAD_WAITS)
         texts = own.renew()
         before.append(own.reservation)
-        texts += _meet(own, request, deadline, face)
+        texts += _meet(own, request, deadline)
         reservation = own.reservation
         if reservation is None:  # other code of this process has closed its locks
             raise RequestError(messages.HAS_ENDED)
@@ -159,6 +162,8 @@ def ask(
                 meet, show=show, until=deadline.at
             )
             return answer
+    except NotTaken as failure:
+        raise _error(failure, face) from None
     except ReserveGPUError:
         raise
     except BaseException:  # what a signal handler has raised
@@ -166,7 +171,7 @@ def ask(
         raise
 
 
-def _meet(own: Session, request: Request, deadline: Deadline, face: Face) -> list[str]:
+def _meet(own: Session, request: Request, deadline: Deadline) -> list[str]:
     """Hold what is asked for, on the session's thread; returns what there is to be said of it."""
     if request.part_mib is not None:
         late("reservation.caps").context_mib()  # a setting that is no size is said first
@@ -176,7 +181,19 @@ def _meet(own: Session, request: Request, deadline: Deadline, face: Face) -> lis
     if ruled:
         request, texts = _allowed(request, ruled, own)
     met = own.met_by(request)
-    return texts + (take(own, request, deadline, face, ruled) if met is None else met)
+    return texts + (take(own, request, deadline, ruled) if met is None else met)
+
+
+def _error(failure: NotTaken, face: Face) -> ReserveGPUError:
+    """Put into words, for a face, why nothing was taken."""
+    why = failure.why
+    if isinstance(why, TooLate):
+        return TooLateError(messages.too_late(*why, face))
+    if isinstance(why, ReservedAbove):
+        return ReservedAboveError(messages.above(*why, face), why.rows)
+    kind = NoFreeDeviceError if why.waited_s is None else WaitTimeoutError
+    picture = late("report.pictures").refusal(face=face, **why._asdict())
+    return kind(picture, why.rows)
 
 
 def current() -> Reservation | None:
@@ -199,17 +216,12 @@ def status() -> Status:
     Raises DriverError where there is no driver. Where the lock directory can't be used the devices
     are there all the same, and `problem` says why nothing is known of reservations.
     """
-    return look(PYTHON)
-
-
-def look(face: Face) -> Status:
-    """Look for any face. face: as of `ask`."""
-    with looking(face) as look_now:
+    with looking() as look_now:
         return look_now()
 
 
 @contextmanager
-def looking(face: Face) -> Iterator[Callable[[], Status]]:
+def looking() -> Iterator[Callable[[], Status]]:
     """Yield a function that looks at the machine, in one conversation with the driver.
 
     After a look that failed, or found a broken device, it begins another one: that may be over.
@@ -235,7 +247,6 @@ def looking(face: Face) -> Iterator[Callable[[], Status]]:
                 time=time.time(),
                 host=host.machine_name(),
                 limit=visible,
-                face=face,
                 rules=ruled,
             )
             return shown

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from reserve_gpu.gpus import usage
 from reserve_gpu.locks.lock import Lock
-from reserve_gpu.model import NO_LEASE, Device, Lease, Row, State, Ticket
+from reserve_gpu.model import NO_LEASE, Device, Lease, Request, Row, State, Ticket
 
 
 class Locked(NamedTuple):
@@ -42,6 +42,48 @@ class Denied(NamedTuple):
 
     rows: tuple[Row, ...]
     ahead: tuple[Ticket, ...] = ()
+
+
+class TooLate(NamedTuple):
+    """CUDA has started, and can't use what is asked for.
+
+    held: what this process keeps. seen: what CUDA sees and this process may reserve.
+    """
+
+    held: Sequence[Device]
+    seen: Sequence[Device] = ()
+
+
+class Refusal(NamedTuple):
+    """Why nothing was reserved, device by device.
+
+    kept: what this process keeps. limit: the CUDA_VISIBLE_DEVICES from outside, if there is one.
+    waited_s: how long a wait was allowed to take, None if nobody waited. user: the one who asks.
+    problems: what is wrong in the administrator's file.
+    """
+
+    request: Request
+    rows: Sequence[Row]
+    kept: Sequence[Device] = ()
+    limit: str | None = None
+    waited_s: float | None = None
+    user: str | None = None
+    problems: Sequence[str] = ()
+
+
+class ReservedAbove(NamedTuple):
+    """An ancestor has reserved all that this process may use. environ: the CUDA variables."""
+
+    rows: Sequence[Row]
+    environ: Mapping[str, str | None]
+
+
+class NotTaken(Exception):  # noqa: N818 - whoever asked puts it into words, and that is the error
+    """Nothing could be taken."""
+
+    def __init__(self, why: TooLate | Refusal | ReservedAbove) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 class Taken:

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import host
 from reserve_gpu.calls import late
-from reserve_gpu.errors import (
-    ImpossibleError,
-    NoFreeDeviceError,
-    ReservedAboveError,
-    TooLateError,
-    WaitTimeoutError,
-)
+from reserve_gpu.errors import ImpossibleError
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
@@ -21,38 +15,42 @@ from reserve_gpu.model import Device
 from reserve_gpu.report import messages
 from reserve_gpu.reservation import environment, limit, policy
 from reserve_gpu.reservation.claim import Claim, attempt, cautions
-from reserve_gpu.reservation.outcome import Denied, Granted
+from reserve_gpu.reservation.outcome import (
+    Denied,
+    Granted,
+    NotTaken,
+    Refusal,
+    ReservedAbove,
+    TooLate,
+)
 from reserve_gpu.reservation.request import Deadline, idle_mib, rules
 
 if TYPE_CHECKING:
     from reserve_gpu.locks.queue import Place
     from reserve_gpu.model import Request, Rules
-    from reserve_gpu.report.faces import Face
     from reserve_gpu.reservation.session import Session
 
 RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for the mutex
 LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
 
 
-def take(
-    own: Session, request: Request, deadline: Deadline, face: Face, ruled: Rules | None
-) -> list[str]:
+def take(own: Session, request: Request, deadline: Deadline, ruled: Rules | None) -> list[str]:
     """Take what is asked for, and hold it; returns what there is to be said against it.
 
-    own: the session, on its thread. face: as of `api.ask`. ruled: the administrator's rules.
-    Raises TooLateError, ImpossibleError, NoFreeDeviceError, DriverError, LockError.
+    own: the session, on its thread. ruled: the administrator's rules.
+    Raises NotTaken, ImpossibleError, DriverError, LockError.
     """
     limit_mib = idle_mib()
     is_late = environment.cuda_started()
     if is_late and not environment.cuda_uuids():
-        raise TooLateError(messages.too_late(own.devices, (), face))
+        raise NotTaken(TooLate(own.devices))
     if ruled:
         late("reservation.quota").require_amount(request, ruled)
     with Nvml() as gpus:
         gpus.count()  # without a driver nothing is made
         request = own.in_place(request)
         if is_late:
-            request = _only_what_cuda_sees(own, request, gpus, face)
+            request = _only_what_cuda_sees(own, request, gpus)
         with LockDirectory() as locks:
             if not is_late:
                 limit.inherit(gpus, locks)
@@ -71,7 +69,7 @@ def take(
             outcome = _outcome(own, claim, deadline)
             if isinstance(outcome, Granted):
                 return [*_warnings(claim, outcome), *own.notes]
-            raise _failure(own, claim, outcome, deadline, face)
+            raise _failure(own, claim, outcome, deadline)
 
 
 def _outcome(own: Session, claim: Claim, deadline: Deadline) -> Granted | Denied:
@@ -99,10 +97,10 @@ def _outcome(own: Session, claim: Claim, deadline: Deadline) -> Granted | Denied
 
 
 def _failure(
-    own: Session, claim: Claim, denied: Denied, deadline: Deadline, face: Face
-) -> ImpossibleError | NoFreeDeviceError:
+    own: Session, claim: Claim, denied: Denied, deadline: Deadline
+) -> ImpossibleError | NotTaken:
     """Return why nothing was taken. Unless the request is wrong, no GPU is visible from now on."""
-    machine, pictures = late("machine"), late("report.pictures")  # which a grant never needs
+    machine = late("machine")  # which a grant never needs
     request, visible = claim.request, claim.outside[environment.VISIBLE]
     if policy.is_impossible(denied.rows, request):
         return ImpossibleError(messages.impossible(request, denied.rows, visible))
@@ -111,22 +109,20 @@ def _failure(
         own.go_without()  # first: what follows may take long, and be interrupted
     rows = [machine.explained(claim.gpus, row, claim.idle_mib) for row in denied.rows]
     if is_above:
-        values = {name: claim.outside[name] for name in environment.CUDA}
-        return ReservedAboveError(messages.above(rows, values, face), rows)
+        return NotTaken(
+            ReservedAbove(rows, {name: claim.outside[name] for name in environment.CUDA})
+        )
     has_waited = deadline.waits and policy.may_come_free(rows, request)
-    waited_s = deadline.limit_s if has_waited else None
-    user = host.user_of(os.getpid())
-    picture = pictures.refusal(
+    refusal = Refusal(
         request,
         rows,
-        face,
         kept=own.devices,
         limit=visible,
-        waited_s=waited_s,
-        user=user,
+        waited_s=deadline.limit_s if has_waited else None,
+        user=host.user_of(os.getpid()),
         problems=claim.rules.problems if claim.rules else (),
     )
-    return (WaitTimeoutError if has_waited else NoFreeDeviceError)(picture, rows)
+    return NotTaken(refusal)
 
 
 def _is_above(own: Session, claim: Claim, denied: Denied) -> bool:
@@ -137,8 +133,8 @@ def _is_above(own: Session, claim: Claim, denied: Denied) -> bool:
     return is_held and policy.is_above(denied.rows, host.ancestors())
 
 
-def _only_what_cuda_sees(own: Session, request: Request, gpus: Nvml, face: Face) -> Request:
-    """Return the request by the names of the devices that CUDA sees. Raises TooLateError.
+def _only_what_cuda_sees(own: Session, request: Request, gpus: Nvml) -> Request:
+    """Return the request by the names of the devices that CUDA sees. Raises NotTaken.
 
     CUDA has started, so nothing else can be reserved; but this process may have released these.
     """
@@ -151,9 +147,7 @@ def _only_what_cuda_sees(own: Session, request: Request, gpus: Nvml, face: Face)
     is_limited = len(seen) < len(everything) or len(everything) == 1
     held = {device.uuid for device in own.devices}
     is_held = all(device.uuid in held for device in seen)
-    raise TooLateError(
-        messages.too_late(own.devices, seen if is_limited and not is_held else (), face)
-    )
+    raise NotTaken(TooLate(own.devices, seen if is_limited and not is_held else ()))
 
 
 def _warnings(claim: Claim, granted: Granted) -> list[str]:
