@@ -42,7 +42,7 @@ if _is_module or _is_script:
 
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu.calls import no_fork
+from reserve_gpu.calls import Late
 from reserve_gpu.errors import (
     DriverError,
     ImpossibleError,
@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.session import Reservation
 
 __version__ = "2.0.0"
+
+_extension = Late("extension")
 
 __all__ = [
     "Check",
@@ -114,23 +116,18 @@ _HOMES = {
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Add %reserve_gpu to the shell; called by `%load_ext reserve_gpu`."""
-    from reserve_gpu import extension
-
-    extension.load(shell)
+    _extension.load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Take %reserve_gpu away again; what is reserved stays reserved."""
-    from reserve_gpu import extension
-
-    extension.unload(shell)
+    _extension.unload(shell)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with no_fork:
-        return getattr(__import__(f"{__name__}.{_HOMES[name]}", fromlist=[name]), name)
+    return getattr(Late(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

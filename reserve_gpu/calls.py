@@ -24,7 +24,6 @@ from reserve_gpu.errors import NoThreadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
 POLL_S = 0.1  # between two looks of a waiting thread at whether its call is given up
 NO_THREAD = (
@@ -265,11 +264,21 @@ def sleep(seconds: float) -> None:
         time.sleep(min(left_s, POLL_S))
 
 
-def late(name: str) -> ModuleType:
-    """Import a module of ours that most processes never need, as `reservation.quota`."""
-    with no_fork:
-        module: ModuleType = __import__(f"reserve_gpu.{name}", fromlist=["*"])
-    return module
+class Late:
+    """A module of ours that most processes never need: its first use imports it.
+
+    name: below `reserve_gpu`, as `reservation.quota`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked by what looks through all names, as %autoreload does
+            raise AttributeError(name)
+        with no_fork:
+            module = __import__(f"reserve_gpu.{self._name}", fromlist=["*"])
+        return getattr(module, name)
 
 
 # At import: a fork that has begun asks for no more hooks. Those of a reload do no harm.

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from reserve_gpu import command, errors, options, spelling
+from reserve_gpu.calls import Late
 from reserve_gpu.gpus import names
 from reserve_gpu.options import Option, Parser
 from reserve_gpu.report import page, prometheus
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from reserve_gpu.frameworks.check import Check
     from reserve_gpu.report.status import Status
+
+top, checks, kernelspec = Late("top"), Late("frameworks.check"), Late("jupyter.kernelspec")
 
 LAST_STANDARD = 2  # the descriptor of stderr
 DOES_NOT_FIT = 1  # exit code of `check`
@@ -87,30 +90,23 @@ def _status(arguments: Namespace) -> int:
 
 
 def _top(arguments: Namespace) -> int:
-    from reserve_gpu import top
-
-    return top.run(arguments)
+    code: int = top.run(arguments)
+    return code
 
 
 def _check(arguments: Namespace) -> int:
-    from reserve_gpu.frameworks.check import check
-
     with Live(sys.stderr) as live:
-        result = check(progress=live.show_check)
+        result = checks.check(progress=live.show_check)
     _print(_json(result) if arguments.json else str(result))
     return 0 if result.is_well else DOES_NOT_FIT
 
 
 def _install(arguments: Namespace) -> int:
-    from reserve_gpu.jupyter import kernelspec
-
     _print(kernelspec.install(arguments))
     return 0
 
 
 def _uninstall(arguments: Namespace) -> int:
-    from reserve_gpu.jupyter import kernelspec
-
     _print(kernelspec.uninstall(arguments))
     return 0
 

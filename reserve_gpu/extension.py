@@ -14,12 +14,15 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from traitlets import CUnicode, TraitError, Unicode, observe, validate
 
 from reserve_gpu import host
-from reserve_gpu.calls import late
+from reserve_gpu.calls import Late
 from reserve_gpu.cells import cells
 from reserve_gpu.errors import RequestError, WaitInterrupted
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
+
+magic, completion = Late("magic"), Late("jupyter.completion")
+quantities = Late("quantities")
 
 MAGIC_NAME = "%reserve_gpu"
 MATCHER = "reserve_gpu.jupyter.completion"
@@ -28,11 +31,6 @@ SETTINGS = {"lock_directory": host.LOCK_DIRECTORY, "idle_memory": host.IDLE_MEMO
 
 
 # -- the magic and its settings -------------------------------------------------------------------
-
-
-def _manual() -> str:
-    text: str = late("options").magic_help()
-    return text
 
 
 @magics_class
@@ -54,10 +52,10 @@ class ReserveGPU(Magics):
     @line_magic
     def reserve_gpu(self, line: str) -> None:
         """Reserve a GPU for this kernel, and set the CUDA variables for what it runs next."""
-        late("magic").run(line)
+        magic.run(line)
 
     # Where IPython looks before the docstring; %reserve_gpu? shows what the parser says of itself.
-    reserve_gpu.getdoc = _manual  # type: ignore[union-attr]
+    reserve_gpu.getdoc = lambda: magic.manual()  # type: ignore[union-attr] # noqa: PLW0108 - late
 
     def tell_reason(self, info: ExecutionInfo) -> None:
         """Say in the first cell why the kernel was started without a GPU: earlier nobody reads."""
@@ -65,7 +63,7 @@ class ReserveGPU(Magics):
         # Front ends run code of their own unseen, without a place in the history.
         if info.store_history and self.shell:
             self.shell.events.unregister("pre_run_cell", self.tell_reason)
-            late("report.pictures").tell(str(reason))
+            magic.tell(str(reason))
 
     @validate("idle_memory")
     def _check_size(self, proposal: dict[str, Any]) -> str:
@@ -77,7 +75,7 @@ class ReserveGPU(Magics):
         value: str = proposal["value"]
         if value and self.is_loaded:
             try:
-                late("quantities").parse_size(value)
+                quantities.parse_size(value)
             except RequestError as error:
                 raise TraitError(str(error)) from error  # traitlets puts the old value back
         return value
@@ -136,20 +134,20 @@ def _reason() -> str | None:
     """
     if not _has_session():
         return None
-    reason: str | None = late("reservation.api").start_failure()
+    reason: str | None = magic.api.start_failure()
     return reason
 
 
 def _note_cell(_result: ExecutionResult | None) -> None:
     """Let others see after each cell that this kernel is in use, and say what went wrong."""
     if _has_session():
-        late("report.pictures").warn(late("reservation.api").note_cell())
+        magic.end_cell()
 
 
 def _tell_notices(info: ExecutionInfo) -> None:
     """Say before each cell what has become of a reservation that ends."""
     if info.store_history and _has_session():  # else nobody reads it
-        late("report.pictures").warn(late("reservation.api").lease_notices())
+        magic.begin_cell()
 
 
 def _begin_cell(info: ExecutionInfo) -> None:
@@ -186,7 +184,7 @@ def _add_completion(shell: InteractiveShell) -> None:
     except ImportError:  # before 8.6
 
         def endings(_shell: InteractiveShell, event: Any) -> Any:
-            return late("jupyter.completion").endings(shell, event)
+            return completion.endings(shell, event)
 
         shell.set_hook("complete_command", endings, str_key=MAGIC_NAME)  # type: ignore[no-untyped-call]
         return
@@ -194,7 +192,7 @@ def _add_completion(shell: InteractiveShell) -> None:
     def matcher(context: Any) -> Any:
         if "reserve_gpu" not in context.full_text:
             return {"completions": []}
-        return late("jupyter.completion").matches(shell, context)
+        return completion.matches(shell, context)
 
     if shell.Completer is not None:
         shell.Completer.custom_matchers.append(

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from IPython.core.error import UsageError
 
 from reserve_gpu import errors, options
-from reserve_gpu.report import messages, pictures
+from reserve_gpu.calls import Late
+from reserve_gpu.report import messages
 from reserve_gpu.report.faces import MAGIC
+from reserve_gpu.report.progress import Live, watch
 from reserve_gpu.reservation import api, environment
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
     from reserve_gpu.frameworks.check import Check
     from reserve_gpu.report.status import Status
+
+checks, pictures = Late("frameworks.check"), Late("report.pictures")
 
 
 def run(line: str) -> None:
@@ -29,6 +33,31 @@ def run(line: str) -> None:
         _do(_parse(line))
     except errors.RequestError as error:
         raise UsageError(str(error)) from error
+
+
+def manual() -> str:
+    """Return what the magic says of itself."""
+    return options.magic_help()
+
+
+def begin_cell() -> None:
+    """Say before a cell what has become of a reservation that ends."""
+    _warn(api.lease_notices())
+
+
+def end_cell() -> None:
+    """Let others see after a cell that this kernel is in use, and say what went wrong."""
+    _warn(api.note_cell())
+
+
+def tell(reason: str) -> None:
+    """Say why the kernel was started without a GPU."""
+    pictures.tell(reason)
+
+
+def _warn(warnings: list[str]) -> None:
+    if warnings:
+        pictures.warn(warnings)
 
 
 def _parse(line: str) -> Namespace:
@@ -91,8 +120,6 @@ def _look() -> Status:
 
 def _watch(arguments: Namespace) -> bool:
     """Show the status until Ctrl-C, if that can be done in place; returns whether it could."""
-    from reserve_gpu.report.progress import Live, watch
-
     if arguments.json:
         raise errors.RequestError("--watch shows a picture; it goes without --json.")
     with Live(stays=True) as live:
@@ -103,14 +130,11 @@ def _watch(arguments: Namespace) -> bool:
 
 def _check(arguments: Namespace) -> None:
     """Show what the driver and the frameworks see."""
-    from reserve_gpu.frameworks.check import check
-    from reserve_gpu.report.progress import Live
-
     if arguments.devices:
         raise errors.RequestError("--check is about what this kernel holds; it takes no names.")
     try:
         with Live() as live:
-            result = check(progress=None if arguments.json else live.show_check)
+            result = checks.check(progress=None if arguments.json else live.show_check)
     except KeyboardInterrupt:
         raise errors.WaitInterrupted("Stopped the check; nothing was changed.") from None
     _show(result, arguments)
@@ -130,7 +154,7 @@ def _show(result: Status | Check, arguments: Namespace) -> None:
 def _reserve(arguments: Namespace) -> None:
     may_wait, before = arguments.wait is not None, api.current()
     outcome = _wait(arguments) if may_wait else options.reserve(arguments, MAGIC)
-    pictures.warn(outcome.warnings + (api.device_faults() if before else []))
+    _warn(outcome.warnings + (api.device_faults() if before else []))
     if isinstance(outcome.excused, errors.NoFreeDeviceError) and outcome.excused.picture:
         outcome.excused.picture.show()
     elif outcome.excused:
@@ -142,8 +166,6 @@ def _reserve(arguments: Namespace) -> None:
 
 def _wait(arguments: Namespace) -> options.Outcome:
     """Reserve, and show the wait meanwhile."""
-    from reserve_gpu.report.progress import Live
-
     try:
         with Live() as live:
             return options.reserve(arguments, MAGIC, live.show)

@@ -90,10 +90,9 @@ def is_for_types(node: ast.AST) -> bool:
 
 
 def imported_late(node: ast.AST) -> str | None:
-    """Return the module that `late("...")` imports; None for any other node."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "late":
-        assert isinstance(node.args[0], ast.Constant)
-        return str(node.args[0].value)
+    """Return the module that `Late("...")` imports; None for any other node."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Late":
+        return str(node.args[0].value) if isinstance(node.args[0], ast.Constant) else None
     return None
 
 
@@ -111,7 +110,7 @@ def imports(tree: ast.AST, *, types: bool = True, inner: bool = True) -> Iterato
             assert node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         else:
-            if name := imported_late(node):
+            if inner and (name := imported_late(node)):
                 yield f"reserve_gpu.{name}"
             yield from imports(node, types=types, inner=inner)
 

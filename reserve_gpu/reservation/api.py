@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Literal
 
 from reserve_gpu import calls, host
-from reserve_gpu.calls import late
+from reserve_gpu.calls import Late
 from reserve_gpu.errors import (
     DriverError,
     NoDriverError,
@@ -30,7 +30,7 @@ from reserve_gpu.report import messages
 from reserve_gpu.report.faces import PYTHON
 from reserve_gpu.reservation import environment, limit
 from reserve_gpu.reservation.outcome import NotTaken, ReservedAbove, TooLate
-from reserve_gpu.reservation.request import Deadline, idle_mib, parse, rules
+from reserve_gpu.reservation.request import Deadline, idle_mib, parse, rules, setting_mib
 from reserve_gpu.reservation.session import Reservation, session
 from reserve_gpu.reservation.taking import take
 
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.session import Session
 
     F = TypeVar("F", bound=Callable[[], object])
+
+# What a reservation that is granted at once never needs.
+displays, pictures = Late("report.progress"), Late("report.pictures")
+machine, quota, statuses = Late("machine"), Late("reservation.quota"), Late("report.status")
 
 LONGEST_BEFORE_END_S = 600.0  # so that nobody keeps a GPU by a function that never ends
 HELD_LIMIT_S = 5.0  # for the driver to answer about what is held: a first touch takes up to 3 s
@@ -174,14 +178,18 @@ def ask(
 def _meet(own: Session, request: Request, deadline: Deadline) -> list[str]:
     """Hold what is asked for, on the session's thread; returns what there is to be said of it."""
     if request.part_mib is not None:
-        late("reservation.caps").context_mib()  # a setting that is no size is said first
+        setting_mib(host.CONTEXT_MEMORY)  # a setting that is no size is said first
     limit.require_absolute(request, own.outside())
     texts: list[str] = []
     ruled = rules()
     if ruled:
         request, texts = _allowed(request, ruled, own)
     met = own.met_by(request)
-    return texts + (take(own, request, deadline, ruled) if met is None else met)
+    if met is not None:
+        return texts + met
+    if ruled:
+        quota.require_amount(request, ruled)
+    return texts + take(own, request, deadline, ruled)
 
 
 def _error(failure: NotTaken, face: Face) -> ReserveGPUError:
@@ -192,7 +200,7 @@ def _error(failure: NotTaken, face: Face) -> ReserveGPUError:
     if isinstance(why, ReservedAbove):
         return ReservedAboveError(messages.above(*why, face), why.rows)
     kind = NoFreeDeviceError if why.waited_s is None else WaitTimeoutError
-    picture = late("report.pictures").refusal(face=face, **why._asdict())
+    picture = pictures.refusal(face=face, **why._asdict())
     return kind(picture, why.rows)
 
 
@@ -226,7 +234,6 @@ def looking() -> Iterator[Callable[[], Status]]:
 
     After a look that failed, or found a broken device, it begins another one: that may be over.
     """
-    machine, status = late("machine"), late("report.status")
     with ExitStack() as conversation:
         gpus: Nvml | None = None
 
@@ -242,7 +249,7 @@ def looking() -> Iterator[Callable[[], Status]]:
             seen = machine.look(using, idle_mib=idle_mib(), drained=drained)
             if all(row.state is not State.BROKEN for row in seen.rows):
                 gpus = using
-            shown: Status = status.Status(
+            shown: Status = statuses.Status(
                 *seen,
                 time=time.time(),
                 host=host.machine_name(),
@@ -358,7 +365,7 @@ def _shown(
         return
     live = None
     if progress == "auto" and deadline.waits:
-        live = late("report.progress").for_people()
+        live = displays.for_people()
     with live or nullcontext():
         yield live.show if live else lambda _waiting: None
 
@@ -368,7 +375,6 @@ def _allowed(request: Request, ruled: Rules, own: Session) -> tuple[Request, lis
 
     Raises RequestError where they never do.
     """
-    quota = late("reservation.quota")
     lease = own.held.lease if own.held else NO_LEASE
     request, texts = quota.allowed(request, ruled, lease, own.since_of(request), time.time())
     return request, [*ruled.problems, *texts]

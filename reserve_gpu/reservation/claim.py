@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from reserve_gpu import host
-from reserve_gpu.calls import late
+from reserve_gpu.calls import Late
 from reserve_gpu.errors import LockError
 from reserve_gpu.gpus import usage
 from reserve_gpu.gpus.bindings import DeviceError
@@ -30,6 +30,8 @@ from reserve_gpu.model import (
 )
 from reserve_gpu.reservation import limit, parts, policy
 from reserve_gpu.reservation.outcome import Denied, Granted, Locked, Taken
+
+quota = Late("reservation.quota")  # which only rules need
 
 # Others wait for the mutex meanwhile: the readings of a look have so long, all together. A GPU that
 # was touched before answers within milliseconds, unless the driver hangs.
@@ -101,33 +103,6 @@ def attempt(
     return Denied(tuple(rows), tuple(ahead))
 
 
-def cautions(claim: Claim, granted: Granted) -> list[Row]:
-    """Return the rows of the devices that were taken though something is to be said against it."""
-    found = [_caution(claim, locked) for locked in granted.locked if not locked.row.is_mine]
-    return [row for row in found if row.use is not State.IDLE or row.holders]
-
-
-def _caution(claim: Claim, locked: Locked) -> Row:
-    """Return what others do on the device; of what this process has there nobody is warned.
-
-    Nor of what those do who share it by parts: that was counted.
-    """
-    row, is_part = locked.row, claim.request.part_mib is not None
-    holders = () if is_part else tuple(map(host.with_user, row.holders))
-    if row.usage is None or (row.use is State.IDLE and not is_part):
-        return row._replace(holders=holders)
-    machine = late("machine")  # which mostly nobody needs
-    known = (Holder(os.getpid(), seen=True), *(row.holders if is_part else ()))
-    on_it = machine.identified(claim.gpus, claim.gpus.processes(locked.device), known)
-    # In a container whose they are can't be seen: a sharer's, perhaps.
-    strange = (False,) if is_part else (False, None)
-    others = tuple(process for process in on_it if process.has_reserved in strange)
-    is_all_seen = len(on_it) >= max(1, (row.usage.compute or 0) + (row.usage.mps or 0))
-    is_own = not others and (is_part or is_all_seen)
-    use = State.IDLE if is_own else State.BUSY if is_part else row.use
-    return row._replace(use=use, processes=others, holders=holders)
-
-
 def _batches(claim: Claim) -> Iterator[list[Device | Fault]]:
     """The devices to try, in parts that are looked at together.
 
@@ -188,7 +163,6 @@ def _ruled(claim: Claim, rules: Rules, devices: Sequence[Device | Fault]) -> tup
 
     What this process has already does not count: what it asks for comes in its place.
     """
-    quota = late("reservation.quota")  # which only rules need
     own = [lock.name for lock in claim.held.values()]
     elsewhere = claim.locks.holders_by(os.geteuid(), own)
     by_rules = quota.judge(rules, claim.request, devices, claim.held, elsewhere, claim.gpus.walk)
@@ -200,7 +174,6 @@ def _begun(claim: Claim, lease: Lease, granted: Granted) -> Lease:
     lease = lease.begun(time.time())
     if claim.rules is None:
         return lease
-    quota = late("reservation.quota")
     counted: Lease = quota.counted(
         lease, claim.rules, min(each.lock.since for each in granted.locked)
     )

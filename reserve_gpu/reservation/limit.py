@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reserve_gpu import host
-from reserve_gpu.calls import late
+from reserve_gpu.calls import Late
 from reserve_gpu.errors import ImpossibleError, RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Device, Fault
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from reserve_gpu.gpus.nvml import Nvml
     from reserve_gpu.locks.directory import LockDirectory
     from reserve_gpu.model import Request
+
+caps = Late("reservation.caps")
 
 
 def candidates(
@@ -83,7 +85,7 @@ def inherit(gpus: Nvml, locks: LockDirectory) -> None:
     ordered = environment.in_order(devices, visible)
     values = environment.variables(ordered, part_mib)
     if part_mib is not None:
-        values |= late("reservation.caps").marked(ordered, part_mib, environment.read())
+        values |= caps.marked(ordered, part_mib, environment.read())
     environment.write(values)
 
 

@@ -5,7 +5,7 @@ import time
 from typing import NamedTuple
 
 from reserve_gpu import host
-from reserve_gpu.calls import late
+from reserve_gpu.calls import Late
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.names import DeviceNames
@@ -17,6 +17,8 @@ from reserve_gpu.quantities import (
     parse_size,
     size_and_unit,
 )
+
+administrator = Late("rules")  # with a parser, which nobody needs without such a file
 
 # No GPU that runs CUDA has so little: who asks for 16 means GB, though a bare number is MiB.
 _LEAST_BARE_MIB = 1000
@@ -115,7 +117,7 @@ def rules() -> Rules | None:
     file = host.config_file()
     if file is None:
         return None
-    found: Rules = late("rules").read(file)  # with a parser, which nobody needs without a file
+    found: Rules = administrator.read(file)
     return found
 
 

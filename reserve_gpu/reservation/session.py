@@ -16,7 +16,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import calls, host
-from reserve_gpu.calls import Call, Caller, late, no_fork
+from reserve_gpu.calls import Call, Caller, Late, no_fork
 from reserve_gpu.errors import LockError, NoThreadError, RequestError
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.record import Record, myself
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from reserve_gpu.model import Device, Request
     from reserve_gpu.reservation.lease import LeaseTimer
     from reserve_gpu.reservation.outcome import Granted
+
+caps, handover = Late("reservation.caps"), Late("reservation.handover")
+lease_timer = Late("reservation.lease")  # which only what ends needs
 
 RENEW_LIMIT_S = 1.0  # for the mutex, at the end of a cell
 
@@ -413,8 +416,8 @@ class Session:
             return None
         outside = self.outside()
         inherited = environment.inherited_caps(outside)
-        caps, self.notes = _caps(held, outside | inherited)
-        values = environment.variables(held.devices, held.part_mib) | caps
+        limits, self.notes = _caps(held, outside | inherited)
+        values = environment.variables(held.devices, held.part_mib) | limits
         self._changes = self._changes.to(inherited | values)
         reservation = held.reservation or Reservation(held.devices, {})
         reservation.environ, reservation.memory_mib = _set_only(values), held.part_mib
@@ -475,11 +478,11 @@ class Session:
         if held.part_mib is None:
             return []
         reservation, outside = held.reservation, self.outside()
-        caps, notes = _caps(held, outside | environment.inherited_caps(outside))
+        limits, notes = _caps(held, outside | environment.inherited_caps(outside))
         said = {name: v for name, v in reservation.environ.items() if name in environment.CAPS}
-        if _set_only(caps) == said and environment.read(caps) == caps:
+        if _set_only(limits) == said and environment.read(limits) == limits:
             return []
-        values = {name: reservation.environ.get(name) for name in environment.CUDA} | caps
+        values = {name: reservation.environ.get(name) for name in environment.CUDA} | limits
         self._changes = self._changes.to(values)
         reservation.environ = _set_only(values)
         return notes
@@ -493,8 +496,7 @@ class Session:
         if held is None:
             return []
         lines: list[str]
-        exceeded = late("reservation.caps").exceeded
-        self._over, lines = exceeded(held, self._changes.written, uses, self._over)
+        self._over, lines = caps.exceeded(held, self._changes.written, uses, self._over)
         return lines
 
     # -- the lease ---------------------------------------------------------------------------------
@@ -503,7 +505,7 @@ class Session:
     def timer(self) -> LeaseTimer:
         """Return what follows the lease of what is held."""
         if self._timer is None:
-            self._timer = late("reservation.lease").LeaseTimer(self)
+            self._timer = lease_timer.LeaseTimer(self)
         return self._timer
 
     def notices(self) -> list[str]:
@@ -520,7 +522,6 @@ class Session:
 
     def leave_to_next_program(self, reason: str | None) -> None:
         """Leave all of it to the program that this process becomes with its next exec."""
-        handover = late("reservation.handover")
         held = self._held or Held((), {})
         handover.offer(
             handover.Handover(self._changes, held.devices, held.locks, held.promise, reason)
@@ -536,7 +537,7 @@ class Session:
         if self._has_adopted:
             return
         self._has_adopted = True
-        given = late("reservation.handover").received()
+        given = handover.received()
         if given is None:
             return
         self.reason, self._changes = given.reason, given.changes
@@ -563,7 +564,6 @@ def _caps(held: Held, outside: Mapping[str, str | None]) -> tuple[dict[str, str 
     """Return the caps to set for what is held, and what to tell the user about them."""
     if held.part_mib is None:
         return {}, []
-    caps = late("reservation.caps")  # which only parts need
     values = caps.marked(held.devices, held.part_mib, outside)
     is_late = environment.cuda_started()
     return values, caps.notes(held.devices, held.part_mib, outside, values, is_late=is_late)

@@ -6,18 +6,19 @@ import os
 from typing import TYPE_CHECKING
 
 from reserve_gpu import host
-from reserve_gpu.calls import late
+from reserve_gpu.calls import Late
 from reserve_gpu.errors import ImpossibleError
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
-from reserve_gpu.model import Device
+from reserve_gpu.model import Device, Holder, State
 from reserve_gpu.report import messages
 from reserve_gpu.reservation import environment, limit, policy
-from reserve_gpu.reservation.claim import Claim, attempt, cautions
+from reserve_gpu.reservation.claim import Claim, attempt
 from reserve_gpu.reservation.outcome import (
     Denied,
     Granted,
+    Locked,
     NotTaken,
     Refusal,
     ReservedAbove,
@@ -27,8 +28,10 @@ from reserve_gpu.reservation.request import Deadline, idle_mib, rules
 
 if TYPE_CHECKING:
     from reserve_gpu.locks.queue import Place
-    from reserve_gpu.model import Request, Rules
+    from reserve_gpu.model import Request, Row, Rules
     from reserve_gpu.reservation.session import Session
+
+machine, wait = Late("machine"), Late("reservation.wait")  # which a grant never needs
 
 RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for the mutex
 LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
@@ -44,8 +47,6 @@ def take(own: Session, request: Request, deadline: Deadline, ruled: Rules | None
     is_late = environment.cuda_started()
     if is_late and not environment.cuda_uuids():
         raise NotTaken(TooLate(own.devices))
-    if ruled:
-        late("reservation.quota").require_amount(request, ruled)
     with Nvml() as gpus:
         gpus.count()  # without a driver nothing is made
         request = own.in_place(request)
@@ -90,7 +91,7 @@ def _outcome(own: Session, claim: Claim, deadline: Deadline) -> Granted | Denied
     if not policy.may_come_free(outcome.rows, claim.request):
         return outcome
     with own.waiting():
-        waited: Granted | Denied = late("reservation.wait").wait_in_queue(
+        waited: Granted | Denied = wait.wait_in_queue(
             claim, outcome, deadline, try_again, own.between
         )
     return waited
@@ -100,7 +101,6 @@ def _failure(
     own: Session, claim: Claim, denied: Denied, deadline: Deadline
 ) -> ImpossibleError | NotTaken:
     """Return why nothing was taken. Unless the request is wrong, no GPU is visible from now on."""
-    machine = late("machine")  # which a grant never needs
     request, visible = claim.request, claim.outside[environment.VISIBLE]
     if policy.is_impossible(denied.rows, request):
         return ImpossibleError(messages.impossible(request, denied.rows, visible))
@@ -151,7 +151,33 @@ def _only_what_cuda_sees(own: Session, request: Request, gpus: Nvml) -> Request:
 
 
 def _warnings(claim: Claim, granted: Granted) -> list[str]:
-    texts = [messages.caution(row, claim.request) for row in cautions(claim, granted)]
+    texts = [messages.caution(row, claim.request) for row in _cautions(claim, granted)]
     if host.is_private(claim.locks.path):
         texts.append(messages.private(claim.locks.path))
     return texts
+
+
+def _cautions(claim: Claim, granted: Granted) -> list[Row]:
+    """Return the rows of the devices that were taken though something is to be said against it."""
+    found = [_caution(claim, locked) for locked in granted.locked if not locked.row.is_mine]
+    return [row for row in found if row.use is not State.IDLE or row.holders]
+
+
+def _caution(claim: Claim, locked: Locked) -> Row:
+    """Return what others do on the device; of what this process has there nobody is warned.
+
+    Nor of what those do who share it by parts: that was counted.
+    """
+    row, is_part = locked.row, claim.request.part_mib is not None
+    holders = () if is_part else tuple(map(host.with_user, row.holders))
+    if row.usage is None or (row.use is State.IDLE and not is_part):
+        return row._replace(holders=holders)
+    known = (Holder(os.getpid(), seen=True), *(row.holders if is_part else ()))
+    on_it = machine.identified(claim.gpus, claim.gpus.processes(locked.device), known)
+    # In a container whose they are can't be seen: a sharer's, perhaps.
+    strange = (False,) if is_part else (False, None)
+    others = tuple(process for process in on_it if process.has_reserved in strange)
+    is_all_seen = len(on_it) >= max(1, (row.usage.compute or 0) + (row.usage.mps or 0))
+    is_own = not others and (is_part or is_all_seen)
+    use = State.IDLE if is_own else State.BUSY if is_part else row.use
+    return row._replace(use=use, processes=others, holders=holders)
