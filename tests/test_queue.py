@@ -333,6 +333,16 @@ def test_without_a_notice_nobody_looks(wakeups: Wakeups) -> None:
     assert time.monotonic() >= end
 
 
+def test_a_wait_that_is_over_can_be_given_up(wakeups: Wakeups) -> None:
+    """What may end a call is asked also where the moment has passed: each look may take so long."""
+
+    def give_up() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        wakeups.wait(0.0, lambda: False, give_up)
+
+
 def test_news_ends_a_wait(queue: Queue, wakeups: Wakeups) -> None:
     """A lock that is closed leads to a look; what that finds to be news ends the wait."""
     queue.join().__exit__()

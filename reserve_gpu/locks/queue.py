@@ -209,11 +209,14 @@ class Wakeups:
 
         is_news: a cheap look, made after a notice. between: called again and again; may raise.
         """
-        while (left_s := until - time.monotonic()) > 0:
+        while True:
+            between()  # at least once, as it may be that moment already
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return False
             poll = select.poll()
             if self.is_told:
                 poll.register(self._notices, select.POLLIN)
-            between()
             if not poll.poll(min(left_s, POLL_S) * 1000):
                 continue
             with suppress(OSError):
@@ -221,7 +224,6 @@ class Wakeups:
             if is_news():
                 return True
             calls.sleep(min(PAUSE_S, until - time.monotonic()))
-        return False
 
 
 def _wanting(record: Record, wants: Collection[str]) -> Record:
