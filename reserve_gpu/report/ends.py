@@ -43,9 +43,8 @@ class End(NamedTuple):
 
     @property
     def is_by_idleness(self) -> bool:
-        """Whether it ends as nothing has used it, before it does by the clock."""
-        until = self.lease.until
-        return self.lease.idle_s is not None and (until is None or self.at < until)
+        """Tell whether it ends as nothing has used it, before it does by the clock."""
+        return self.lease.is_by_idleness(self.at)
 
 
 def lasts(devices: Sequence[Device], lease: Lease, now: float) -> str:
