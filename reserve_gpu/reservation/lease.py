@@ -12,7 +12,8 @@ import os
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import host
 from reserve_gpu.cells import cells
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
         def wake(self) -> None:
             """Have the lease looked at now."""
 
-        def run(self, function: Callable[[], object]) -> object:
+        def run(self, function: Callable[..., object], *arguments: object) -> object:
             """Call the function on the session's thread."""
 
 
@@ -116,8 +117,8 @@ class LeaseTimer:
         """Do what is due; returns the seconds until the next look, None where nothing follows."""
         try:
             return self._step()
-        except Exception:  # others wait for this thread, and the end is not to be missed
-            logging.getLogger("reserve_gpu").exception("The end of a reservation failed")
+        except Exception:  # noqa: BLE001 - others wait for this thread; the end is not to be missed
+            _log("The end of a reservation failed.", exc_info=True)
             self._done = None
             return RETRY_S
 
@@ -165,7 +166,8 @@ class LeaseTimer:
                 self._tell(ends.overdue(end))
             else:
                 self._tell(ends.ending(end), is_last=True)
-                self.process_end.begin(self._is_to_end(held), self._tell_problem, self._go_on)
+                go_on = partial(self._owner.run, self._go_on, held.lease)
+                self.process_end.begin(self.is_to_end(held), self._tell_problem, go_on)
 
     # -- what is seen ------------------------------------------------------------------------------
 
@@ -187,17 +189,17 @@ class LeaseTimer:
             return
         self._next_look = now + min(LONGEST_LOOK_S, idle_s / LOOKS)
         since, self._looked_at = self._looked_at, time.time()
-        if _is_used(held.devices, since):
+        if is_used(held.devices, since):
             self._used = now
 
     def _is_wanted(self, devices: Sequence[Device]) -> bool:
         """Tell whether somebody waits who could use one: who is stopped has no heartbeat."""
-        heartbeats = _waiting(devices)
+        heartbeats = waiters_for(devices)
         known = self._heartbeats
         self._heartbeats = {name: known.get(name, first) for name, first in heartbeats.items()}
         return self._heartbeats != heartbeats
 
-    def _is_to_end(self, held: Held) -> Callable[[], bool]:
+    def is_to_end(self, held: Held) -> Callable[[], bool]:
         """Return what tells, on any thread, whether this process is still to end."""
         began = time.monotonic()
 
@@ -240,17 +242,14 @@ class LeaseTimer:
         self._is_notice = is_notice
         if is_last or (is_notice and not cells().shell):
             self._is_notice = False
-            logging.getLogger("reserve_gpu").warning(text)
+            _log(text)
 
     def _tell_problem(self, text: str) -> None:
         self._tell(text, is_last=True)
 
-    def _go_on(self) -> None:
-        """Follow the lease again, as the process goes on."""
-        self._owner.run(self._forget)
-
-    def _forget(self) -> None:
-        if self._action is Action.END_PROCESS:  # else it is followed already
+    def _go_on(self, lease: Lease) -> None:
+        """Follow that lease again, as the process goes on; not one that has taken its place."""
+        if self._held and self._held.lease == lease:
             self._done = None
 
     def _show(self, text: str) -> None:
@@ -263,6 +262,11 @@ class LeaseTimer:
         if self._line:
             with suppress(Exception):  # the front end is gone
                 self._line.replace(self._shown)
+
+
+def _log(text: str, **about: Any) -> None:
+    with suppress(Exception):  # a handler of somebody's
+        logging.getLogger("reserve_gpu").warning(text, **about)
 
 
 def _watch_cells() -> None:
@@ -291,7 +295,7 @@ def _may_end(lease: Lease) -> bool:
     return lease.is_strict or not cells().is_running
 
 
-def _is_used(devices: Sequence[Device], since: float) -> bool:
+def is_used(devices: Sequence[Device], since: float) -> bool:
     """Tell whether this process or one that it has started has used a device since that moment.
 
     What can't be read is never taken for idle.
@@ -319,7 +323,7 @@ def _is_device_used(gpus: Nvml, device: Device, since: float) -> bool:
     return gauges.utilisation is None or gauges.utilisation > 0
 
 
-def _waiting(devices: Sequence[Device]) -> dict[str, int]:
+def waiters_for(devices: Sequence[Device]) -> dict[str, int]:
     """Return the last heartbeat of each other process that waits and could use a device."""
     try:
         with LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S):

@@ -1,39 +1,60 @@
-"""Reservations that end: by the clock, by idleness, where somebody waits; with CUDA and without."""
+"""Reservations that end: by the clock, by idleness, where somebody waits; with CUDA and without.
+
+When something is due is a pure schedule (test_schedule.py); here is what is done then, and told.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import reserve_gpu
 from reserve_gpu.cells import cells
-from reserve_gpu.model import Lease
-from reserve_gpu.reservation import ending
-from tests.locked import locked
+from reserve_gpu.model import Device, Lease, Promise
+from reserve_gpu.reservation import lease as leases
+from reserve_gpu.reservation.held import Held
+from reserve_gpu.reservation.lease import LeaseTimer
+from reserve_gpu.reservation.session import session
+from tests.locked import locked, opened, watched
 from tests.machine import LIMIT_S
 from tests.processes import US, queue, wait_for
+from tests.reserving import got
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.here import Here
-    from tests.machine import Kernel, Machine
+    from tests.machine import Child, Kernel, Machine
+    from tests.shell import Shell
 
 START_CUDA = "import ctypes; cuda = ctypes.CDLL('libcuda.so.1'); cuda.cuInit(0)"
 USE_GPU = f"{START_CUDA}; cuda.cuCtxCreate_v2(ctypes.byref(ctypes.c_void_p()), 0, 0)"
 # It is over once CUDA has started, on however busy a machine.
 OVER_WITH_CUDA = f"reserve_gpu.reserve(for_='1h')\n{USE_GPU}\nreserve_gpu.reserve(for_=0.5)"
 END_WITH_CUDA = f"reserve_gpu.reserve(for_='1h', end_kernel=True)\n{OVER_WITH_CUDA}"
+# What the session's thread is in the midst of is done; what it has to say is in the log.
+DONE = "from reserve_gpu.reservation.session import session; session().run(int)"
+OVERDUE = (
+    "from reserve_gpu.reservation.session import session\n"
+    f"while session().held.overdue is None: time.sleep(0.01)\n{DONE}"
+)
+# The thread that was to end the process has thought better of it.
+NOT_ENDED = (
+    "import threading, time\n"
+    "while any(thread.name == 'reserve_gpu end' for thread in threading.enumerate()):\n"
+    "    time.sleep(0.01)\n"
+)
 UNATTENDED = """
 import time
 
@@ -59,9 +80,31 @@ for cell in book.cells[1:]:
 SOON_S = 0.2  # a time that is over soon
 
 
-def threads() -> list[str]:
-    """Those of ours that wait for an end."""
-    return [thread.name for thread in threading.enumerate() if thread.name == "reserve_gpu"]
+LOOK = "nvmlDeviceGetProcessUtilization"  # the driver is asked who works on a device
+NEAR, PUT_OFF = "The reservation of GPU0 ends at", "the cell that runs may go on to its end"
+STAYS, GONE = "lasts until somebody waits", "The reservation of GPU0 has ended"
+YOURS = "GPU0 is yours until"
+
+
+def threads() -> set[str]:
+    """Return the kernel's numbers of the threads of this process."""
+    return set(os.listdir("/proc/self/task"))
+
+
+def pass_end(here: Here) -> None:
+    """Let the moment pass at which what is held was to end, and have it looked at."""
+    del here
+    held = session().held
+    assert held
+    until = held.lease.until or 0.0
+    wait_for(lambda: time.time() > until)
+    look_now()
+
+
+def look_now() -> float | None:
+    """Have the lease looked at; the seconds until the next look, None where it is not followed."""
+    pause_s: float | None = session().run(session().timer.step)
+    return pause_s
 
 
 def is_free(machine: Machine, number: int = 0) -> bool:
@@ -82,6 +125,23 @@ def of_device(here: Here, descriptor: Path) -> bool:
     with suppress(FileNotFoundError):  # that of the look itself
         return str(descriptor.readlink()).startswith(f"{here.locks}/GPU-")
     return False
+
+
+def showing(here: Here) -> Shell:
+    """Return a shell whose displays are replaced; its cells have `shown()`, as below."""
+    shell = here.shell(is_notebook=True)
+    shell.shell.user_ns["wait_for_shown"] = lambda text: wait_for_shown(shell, text)
+    return shell
+
+
+def shown(shell: Shell) -> list[str]:
+    """Return what was displayed since the last cell began, and what took the place of it."""
+    return [output["data"]["text/plain"] for output in shell.shell.display_pub.outputs]
+
+
+def wait_for_shown(shell: Shell, text: str) -> None:
+    """Wait until something is displayed that has this text in it."""
+    wait_for(lambda: any(text in display for display in shown(shell)))
 
 
 def updates(kernel: Kernel, last: str) -> list[str]:
