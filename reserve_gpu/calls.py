@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 import time
 from _queue import Empty, SimpleQueue  # as `queue` has them, which loads other kinds besides
@@ -49,33 +50,36 @@ class Call:
     """A function to be called on another thread, and what comes of it.
 
     caller: the thread that asked for it. thread: the one that makes it, 0 before that.
-    until: how long it may wait behind a call that waits for a device, by time.monotonic().
+    until: for how long it may wait behind a call that waits for a device, by time.monotonic().
     is_awaited: its caller waits for it.
     given_up: why nobody waits for it any more, empty as long as somebody does.
     """
 
     def __init__(
-        self, function: Callable[..., Any], *arguments: Any, until: float = math.inf
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        until: float = 0.0,
+        is_awaited: bool = True,
     ) -> None:
         self.request = function, arguments
         self.caller = threading.get_ident()
         self.thread = 0
         self.until = until
-        self.is_awaited = True
+        self.is_awaited = is_awaited
         self.is_done = False
         self.answer: Any = None
         self.error: BaseException | None = None
         self.given_up = ""
         self._news: SimpleQueue[Any] = SimpleQueue()
-        self._making = threading.Lock()
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether nobody waits for it any more."""
+        return self.is_done or bool(self.given_up)
 
     def make(self) -> None:
-        """Make the call on the thread that is meant for it; a second thread only waits for it."""
-        with self._making:
-            if not self.is_done:
-                self._make()
-
-    def _make(self) -> None:
+        """Make the call, on the thread that is meant for it."""
         function, arguments = self.request
         self.thread = threading.get_ident()
         before, _local.call = getattr(_local, "call", None), self
@@ -97,14 +101,14 @@ class Call:
         self, show: Callable[[Any], object] = lambda _: None, limit_s: float | None = None
     ) -> bool:
         """Wait for the end of the call, and show how it stands; False if limit_s is over."""
-        while True:
+        while not self.is_done:
             try:
-                news = self._news.get(block=not self.is_done, timeout=limit_s)
+                news = self._news.get(timeout=limit_s)
             except Empty:
                 return self.is_done
-            if news is DONE:
-                return True
-            show(news)
+            if news is not DONE:
+                show(news)
+        return True
 
     def result(self) -> Any:
         """Return the answer, or raise the error, of a call that is done."""
@@ -120,15 +124,19 @@ class Call:
 class Caller:
     """Makes calls one after the other, on one thread, and between them the steps of a schedule.
 
-    The thread lives as long as there is something to do. step: does what is due; returns the
-    seconds until it is to be called again, None for never.
+    The thread lives as long as there is something to do.
+
+    step: does what is due; returns the seconds until it is to be called again, None for never. It
+    is called after each call, too. It raises nothing.
     """
 
     def __init__(self, step: Callable[[], float | None]) -> None:
         self._step = step
+        self._due = 0.0  # when to call it again, by time.monotonic()
         self._calls: deque[Call] = deque()  # the first one is being made
-        self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._is_serving = threading.Lock()
+        # Open once somebody has rung it. An Event would not do: a signal handler may ring it, too.
+        self._bell = threading.Lock()
         self._thread = 0
 
     @property
@@ -139,37 +147,64 @@ class Caller:
     @property
     def is_busy(self) -> bool:
         """Tell whether a call is being made."""
-        return bool(self._calls)
+        return any(not call.is_over for call in [*self._calls])
 
     def calls_of(self, thread: int) -> list[Call]:
-        """Return the calls of a thread that are not done yet."""
-        return [
-            call
-            for call in [*self._calls]
-            if call.caller == thread and not (call.is_done or call.given_up)
-        ]
+        """Return the calls that a thread waits for; meanwhile it runs only signal handlers."""
+        return [call for call in [*self._calls] if call.caller == thread and not call.is_over]
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        show: Callable[[Any], object] = lambda _: None,
+        until: float = 0.0,
+    ) -> Any:
+        """Call the function on the thread; returns what it returns, raises what it raises.
+
+        show: is told what the function tells of its progress. until: as of a Call.
+        Where an exception ends the wait for the answer, the call is given up, and has ended.
+        Raises NoThreadError, before the function is called.
+        """
+        call = Call(function, *arguments, until=until)
+        try:
+            self.post(call)
+            call.wait(show)
+            for later in self.calls_of(call.caller):  # of signal handlers meanwhile
+                later.wait()
+            if call.error is None:
+                return call.answer
+        except BaseException:
+            if not call.given_up:  # else no thread can be had
+                call.given_up = "its caller has gone"
+                end = Call(int)  # which comes after it
+                self.post(end)
+                end.wait()
+            raise
+        return call.result()
 
     def post(self, call: Call) -> None:
         """Begin a call. Raises NoThreadError where no thread can be had for it."""
         self._calls.append(call)
-        self._wakeups.put(None)
+        self.wake()
+        if self._is_serving.locked():
+            return  # that thread looks for calls once more after it has unlocked this
         try:
-            # A new one each time, as nobody could tell whether the last one is about to end: it
-            # ends at once where another one serves.
-            _start(self._serve)
+            start(self._serve)
         except NoThreadError:
-            with suppress(ValueError):
-                self._calls.remove(call)
+            call.given_up = "no thread can be had for it"
             raise
 
     def wake(self) -> None:
         """Let the schedule look at how things stand now."""
-        self._wakeups.put(None)
+        with suppress(RuntimeError):  # it has been rung
+            self._bell.release()
 
     def between(self) -> None:
         """Do what can't wait, from within a call that waits for a device."""
         checkpoint()
-        self._step()
+        if self._bell.acquire(blocking=False) or time.monotonic() >= self._due:
+            self._take_step()
         for call in [*self._calls][1:]:
             if time.monotonic() >= call.until and not call.is_done:
                 call.make()
@@ -184,56 +219,51 @@ class Caller:
                 self._is_serving.release()
 
     def _make_calls(self) -> None:
-        pause_s: float | None = 0.0
-        while pause_s is not None:
+        while True:
+            self._bell.acquire(blocking=False)  # what it was rung for is seen now
             while self._calls:
                 if not self._calls[0].is_done:
                     self._calls[0].make()
                 self._calls.popleft()
-            pause_s = self._step()
-            if pause_s is not None:
-                with suppress(Empty):
-                    self._wakeups.get(timeout=max(0.0, min(pause_s, threading.TIMEOUT_MAX)))
+            pause_s = self._take_step()
+            if pause_s is None:
+                return
+            self._bell.acquire(timeout=max(0.0, min(pause_s, threading.TIMEOUT_MAX)))
+
+    def _take_step(self) -> float | None:
+        pause_s = self._step()
+        self._due = math.inf if pause_s is None else time.monotonic() + pause_s
+        return pause_s
 
 
-def _start(function: Callable[[], object]) -> None:
-    """Start a thread in one step: a signal handler that raises in Thread.start() would break it."""
+def start(function: Callable[..., object], *arguments: Any) -> None:
+    """Call the function on a new thread. Raises NoThreadError.
+
+    Not by threading.Thread: its start() takes several steps, and a signal handler that raises
+    between two of them ends the new thread as well.
+    """
     try:
-        start_new_thread(function, ())
+        start_new_thread(_run, (function, arguments))
     except RuntimeError as error:
         raise NoThreadError(NO_THREAD) from error
+
+
+def _run(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    sys.settrace(threading.gettrace())  # as threading.Thread does: debuggers and coverage use it
+    function(*arguments)
 
 
 def apart(
     function: Callable[..., Any], *arguments: Any, show: Callable[[Any], object] = lambda _: None
 ) -> Any:
-    """Call a function on a thread of its own; returns what it returns, raises what it raises.
+    """Call a function on a thread of its own; as `Caller.run`.
 
-    show: is told what the function tells of its progress.
+    A signal handler that came while the main thread imports a module of ours waits for no other
+    thread, which might need that module too.
     """
-    if holds_off_forks():
+    if is_mine(no_fork):
         return function(*arguments)
-    call = Call(function, *arguments)
-    try:
-        _start(call.make)
-        call.wait(show)
-    except NoThreadError:
-        raise
-    except BaseException:
-        call.given_up = "its caller has gone"
-        _start(call.make)  # the first thread may not have been started
-        call.wait()
-        raise
-    return call.result()
-
-
-def holds_off_forks() -> bool:
-    """Tell whether this thread is in a block of `no_fork`, so that it must not wait for another.
-
-    A signal handler may run there, while a module of ours is imported.
-    """
-    is_owned: bool = no_fork._is_owned()  # type: ignore[attr-defined] # noqa: SLF001
-    return is_owned
+    return Caller(lambda: None).run(function, *arguments, show=show)
 
 
 def tell(progress: Any) -> None:
@@ -247,6 +277,16 @@ def caller() -> int:
     """Return the thread for which this code works: of a call the one that asked for it."""
     call: Call | None = getattr(_local, "call", None)
     return call.caller if call else threading.get_ident()
+
+
+def is_made_here() -> bool:
+    """Tell whether this thread is in the midst of making a call."""
+    return getattr(_local, "call", None) is not None
+
+
+def is_mine(lock: Any) -> bool:
+    """Tell whether this thread has the RLock."""
+    return bool(lock._is_owned())  # noqa: SLF001 - as threading.Condition asks
 
 
 def checkpoint() -> None:

@@ -202,6 +202,10 @@ class Lease(NamedTuple):
         """Tell whether it ends at all before its process does."""
         return not (self.lasts_s is None and self.until is None and self.idle_s is None)
 
+    def is_by_idleness(self, at: float) -> bool:
+        """Tell whether it is idleness that ends it at that moment, and not the clock."""
+        return self.idle_s is not None and (self.until is None or at < self.until)
+
     def begun(self, now: float) -> "Lease":
         """Return the lease of a reservation that starts now."""
         if self.lasts_s is None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from reserve_gpu import host
 from reserve_gpu.calls import no_fork
-from reserve_gpu.errors import DriverError, NoDriverError, shown
+from reserve_gpu.errors import DriverError, NoDriverError, NoThreadError, shown
 from reserve_gpu.gpus.worker import HangError, Worker
 from reserve_gpu.model import State
 
@@ -118,7 +118,7 @@ class Bindings:
         self._limit_s = limit_s
         try:
             self._worker = Worker()
-        except RuntimeError as error:  # Python's word for it
+        except NoThreadError as error:
             raise DriverError(NO_THREAD) from error
         self._is_initialised = False
         self._start: int | DeviceError | DriverError | None = None  # how the initialisation ended

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import time
 from _queue import SimpleQueue  # as `queue` has it, which loads other kinds besides
-from _thread import start_new_thread
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import calls
-from reserve_gpu.calls import NO_THREAD, POLL_S, Call
+from reserve_gpu.calls import POLL_S, Call
 from reserve_gpu.errors import NoThreadError
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ class Worker:
     """A thread that makes calls, one after the other; one that hangs is replaced by a new one.
 
     doing: what each thread does now, in words, by the thread's identifier; the calls write it.
+    Raises NoThreadError.
     """
 
     def __init__(self) -> None:
@@ -71,10 +71,7 @@ class Worker:
 
     def _start_thread(self) -> None:
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
-        try:
-            start_new_thread(_make_calls, (self._calls,))
-        except RuntimeError as error:
-            raise NoThreadError(NO_THREAD) from error
+        calls.start(_make_calls, self._calls)
 
     def _give_up(self, call: Call, reason: str) -> None:
         """Leave a thread that hangs to itself: it ends when its call does."""
@@ -90,7 +87,7 @@ class Worker:
         self._hanging = [call for call in self._hanging if not call.is_done]
 
 
-def _make_calls(calls: SimpleQueue[Call | None]) -> None:
-    while call := calls.get():
+def _make_calls(posted: SimpleQueue[Call | None]) -> None:
+    while call := posted.get():
         call.make()
         del call  # while this waits for the next one, nothing of the last one is kept alive

@@ -44,8 +44,7 @@ class End(NamedTuple):
     @property
     def is_by_idleness(self) -> bool:
         """Tell whether idleness ends it before the clock does."""
-        until = self.lease.until
-        return self.lease.idle_s is not None and (until is None or self.at < until)
+        return self.lease.is_by_idleness(self.at)
 
 
 def lasts(devices: Sequence[Device], lease: Lease, now: float) -> str:

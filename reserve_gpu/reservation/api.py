@@ -215,7 +215,7 @@ def release() -> tuple[Device, ...]:
     The variables get back the values that they had before, also where a failure had emptied
     `CUDA_VISIBLE_DEVICES`.
     """
-    return session().release()
+    return session().run_in_any_case(session().release) or ()
 
 
 def status() -> Status:
@@ -263,7 +263,7 @@ def looking() -> Iterator[Callable[[], Status]]:
 
 def go_without() -> None:
     """Leave this process, if it holds nothing, without any GPU that it could use by mistake."""
-    session().go_without()
+    session().run_in_any_case(session().go_without)
 
 
 def go_on_after(error: ReserveGPUError) -> str:

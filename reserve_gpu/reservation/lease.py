@@ -12,7 +12,8 @@ import os
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import host
 from reserve_gpu.cells import cells
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
         def wake(self) -> None:
             """Have the lease looked at now."""
 
-        def run(self, function: Callable[[], object]) -> object:
+        def run(self, function: Callable[..., object], *arguments: object) -> object:
             """Call the function on the session's thread."""
 
 
@@ -59,6 +60,7 @@ LOOKS = 12  # readings of GPU use per idle period
 LONGEST_LOOK_S = 300.0
 DRIVER_LIMIT_S = 5.0  # for the driver to answer such a look
 MUTEX_LIMIT_S = 0.5
+RETRY_S = 60.0  # until the next look after one that failed
 
 
 class LeaseTimer:
@@ -73,13 +75,17 @@ class LeaseTimer:
         self.process_end = ProcessEnd()
         self._owner = owner
         self._held: Held | None = None  # whose lease is followed
-        self._action: Action | None = None  # the last one that was done
+        self._done: tuple[Action, bool] | None = None  # the last act, and whether by idleness
         self._began = self._looked_at = time.time()
         self._used = self._next_look = time.monotonic()
         self._heartbeats: dict[str, int] = {}  # the first one seen of each who waits
         self._line: Replaceable | None = None  # in the cells that have reserved
         self._shown = ""
         self._is_notice = False  # the next cell is to tell what is shown
+
+    @property
+    def _action(self) -> Action | None:
+        return self._done[0] if self._done else None
 
     # -- what is followed --------------------------------------------------------------------------
 
@@ -89,8 +95,7 @@ class LeaseTimer:
         restart: it begins anew.
         """
         before, self._held = self._held, held if held and held.lease.has_end else None
-        is_same = before and self._held and before.lease == self._held.lease
-        if is_same and not restart:
+        if _is_same(before, self._held) and not restart:
             return
         self._is_notice = False  # of what was held before
         is_ending = self._action is Action.RELEASE and not held  # which tells its own word
@@ -98,11 +103,11 @@ class LeaseTimer:
             if before:
                 self._show(ends.REPLACED if held else ends.RELEASED)
             self._line = None  # what a cell shows stays its last word
-        self._action = None
+        self._done = None
         with suppress(ValueError):
             cells().listeners.remove(self._owner.wake)
         if self._held:
-            self._watch_cells()
+            _watch_cells()
             cells().listeners.append(self._owner.wake)
             self._began = self._looked_at = time.time()
             self._used = self._next_look = time.monotonic()
@@ -110,21 +115,30 @@ class LeaseTimer:
 
     def step(self) -> float | None:
         """Do what is due; returns the seconds until the next look, None where nothing follows."""
+        try:
+            return self._step()
+        except Exception:  # noqa: BLE001 - others wait for this thread; the end is not to be missed
+            _log("The end of a reservation failed.", exc_info=True)
+            self._done = None
+            return RETRY_S
+
+    def _step(self) -> float | None:
         held = self._owner.held
         if held is None or self._held is None or self._action in schedule.FINAL:
             return None
         self._look_at_use(held)
-        seen = self._see()
-        if schedule.end(held.lease, seen) <= seen.now:
-            is_wanted = held.lease.if_wanted and self._is_wanted(held.devices)
-            seen = seen._replace(is_wanted=is_wanted, has_cuda=environment.cuda_started())
-        else:
+        is_over = schedule.is_over(held.lease, self._see())
+        is_wanted = is_over and held.lease.if_wanted and self._is_wanted(held.devices)
+        if not is_over:
             self._heartbeats = {}
         with cells().quiet:
-            idle_s, is_running = self._idle_s(), cells().is_running
-            seen = seen._replace(idle_s=idle_s, is_running=is_running)
+            seen = self._see()
+            if schedule.is_over(held.lease, seen):  # perhaps only now
+                seen = seen._replace(is_wanted=is_wanted, has_cuda=environment.cuda_started())
             due = schedule.step(held.lease, self._began, seen)
-            if due.action is not self._action:
+            act = due.action, held.lease.is_by_idleness(due.at)
+            if act != self._done:
+                self._done = act
                 self._do(held, due)
         if due.pause_s is None or held.lease.idle_s is None:
             return due.pause_s
@@ -132,7 +146,7 @@ class LeaseTimer:
 
     def _do(self, held: Held, due: Step) -> None:
         """Do what has become due, once."""
-        self._action, action = due.action, due.action
+        action = due.action
         end = End(held.devices, held.lease, due.at, MAGIC if cells().shell else PYTHON)
         if action is Action.LAST:
             self._show(ends.lasts(held.devices, held.lease, time.time()))
@@ -152,7 +166,8 @@ class LeaseTimer:
                 self._tell(ends.overdue(end))
             else:
                 self._tell(ends.ending(end), is_last=True)
-                self.process_end.begin(self._is_to_end(held), self._tell_problem, self._go_on)
+                go_on = partial(self._owner.run, self._go_on, held.lease)
+                self.process_end.begin(self.is_to_end(held), self._tell_problem, go_on)
 
     # -- what is seen ------------------------------------------------------------------------------
 
@@ -174,7 +189,7 @@ class LeaseTimer:
             return
         self._next_look = now + min(LONGEST_LOOK_S, idle_s / LOOKS)
         since, self._looked_at = self._looked_at, time.time()
-        if _is_used(held.devices, since):
+        if is_used(held.devices, since):
             self._used = now
 
     def _is_wanted(self, devices: Sequence[Device]) -> bool:
@@ -184,7 +199,7 @@ class LeaseTimer:
         self._heartbeats = {name: known.get(name, first) for name, first in heartbeats.items()}
         return self._heartbeats != heartbeats
 
-    def _is_to_end(self, held: Held) -> Callable[[], bool]:
+    def is_to_end(self, held: Held) -> Callable[[], bool]:
         """Return what tells, on any thread, whether this process is still to end."""
         began = time.monotonic()
 
@@ -193,7 +208,7 @@ class LeaseTimer:
             if now is None:  # before_end() has released it: the memory stays in use
                 return not cells().is_running and cells().last < began
             seen = self._see()
-            is_over = schedule.end(now.lease, seen) <= seen.now
+            is_over = schedule.is_over(now.lease, seen)
             return is_over and now.lease == held.lease and _may_end(now.lease)
 
         return is_to_end
@@ -203,8 +218,8 @@ class LeaseTimer:
     def show_in_cell(self) -> None:
         """Show in this cell, if it is one, until when something is held, and what becomes of it."""
         if cells().shell:
-            self._line = self._line or Replaceable()
-            self._line.show(self._shown)
+            line = self._line = self._line or Replaceable()  # which may be over meanwhile
+            line.show(self._shown)
 
     def take_notices(self) -> list[str]:
         """Return what the next cell has to tell."""
@@ -222,21 +237,20 @@ class LeaseTimer:
 
         Where no cell comes any more it is for the log. is_last: the process ends.
         """
-        self._is_notice = is_notice
+        self._is_notice = False  # of what was shown before
         self._show(text)
+        self._is_notice = is_notice
         if is_last or (is_notice and not cells().shell):
             self._is_notice = False
-            logging.getLogger("reserve_gpu").warning(text)
+            _log(text)
 
     def _tell_problem(self, text: str) -> None:
         self._tell(text, is_last=True)
 
-    def _go_on(self) -> None:
-        """Follow the lease again, as the process goes on."""
-        self._owner.run(self._forget)
-
-    def _forget(self) -> None:
-        self._action = None
+    def _go_on(self, lease: Lease) -> None:
+        """Follow that lease again, as the process goes on; not one that has taken its place."""
+        if self._held and self._held.lease == lease:
+            self._done = None
 
     def _show(self, text: str) -> None:
         """Show it in the cells that have reserved."""
@@ -249,12 +263,26 @@ class LeaseTimer:
             with suppress(Exception):  # the front end is gone
                 self._line.replace(self._shown)
 
-    def _watch_cells(self) -> None:
-        """Get to know of the cells of this shell, if there is one."""
-        ipython = sys.modules.get("IPython")
+
+def _log(text: str, **about: Any) -> None:
+    with suppress(Exception):  # a handler of somebody's
+        logging.getLogger("reserve_gpu").warning(text, **about)
+
+
+def _watch_cells() -> None:
+    """Get to know of the cells of this shell, if there is one."""
+    ipython = sys.modules.get("IPython")
+    with suppress(Exception):  # a shell of another make
         shell = ipython and ipython.get_ipython()
         if shell and not cells().shell:
             shell.extension_manager.load_extension("reserve_gpu")
+
+
+def _is_same(before: Held | None, held: Held | None) -> bool:
+    """Tell whether the same devices are held by the same lease."""
+    if before is None or held is None:
+        return False
+    return (before.devices, before.lease) == (held.devices, held.lease)
 
 
 def _goes_on(before: Held | None, held: Held | None) -> bool:
@@ -267,7 +295,7 @@ def _may_end(lease: Lease) -> bool:
     return lease.is_strict or not cells().is_running
 
 
-def _is_used(devices: Sequence[Device], since: float) -> bool:
+def is_used(devices: Sequence[Device], since: float) -> bool:
     """Tell whether this process or one that it has started has used a device since that moment.
 
     What can't be read is never taken for idle.

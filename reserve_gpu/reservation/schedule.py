@@ -61,9 +61,9 @@ def end(lease: Lease, seen: Seen) -> float:
     return min(moments, default=inf)
 
 
-def is_by_idleness(lease: Lease, at: float) -> bool:
-    """Tell whether it is idleness that ends the lease at that moment, and not the clock."""
-    return lease.idle_s is not None and (lease.until is None or at < lease.until)
+def is_over(lease: Lease, seen: Seen) -> bool:
+    """Tell whether the lease has ended, whatever puts that off."""
+    return end(lease, seen) <= seen.now
 
 
 def step(lease: Lease, began: float, seen: Seen) -> Step:
@@ -72,7 +72,7 @@ def step(lease: Lease, began: float, seen: Seen) -> Step:
     began: when the lease began, in seconds since the epoch.
     """
     at = end(lease, seen)
-    if at > seen.now:
+    if not is_over(lease, seen):
         return _ahead(lease, at, began, seen.now)
     if seen.is_running and not lease.is_strict:
         return Step(Action.PUT_OFF, at, LONGEST_PAUSE_S)  # the end of the cell comes before
@@ -86,7 +86,7 @@ def step(lease: Lease, began: float, seen: Seen) -> Step:
 def _ahead(lease: Lease, at: float, began: float, now: float) -> Step:
     """Return which warnings are due, and when the next one is."""
     left_s = at - now
-    whole_s = (lease.idle_s or 0.0) if is_by_idleness(lease, at) else at - began
+    whole_s = (lease.idle_s or 0.0) if lease.is_by_idleness(at) else at - began
     leads = [min(longest_s, whole_s * part) for longest_s, part in WARNINGS]
     due = sum(left_s <= lead_s for lead_s in leads)
     action = (Action.LAST, Action.WARN, Action.WARN_AGAIN)[due]

@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import calls, host
 from reserve_gpu.calls import Call, Caller, Late, no_fork
+from reserve_gpu.cells import cells
 from reserve_gpu.errors import LockError, NoThreadError, RequestError
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.record import Record, myself
@@ -73,7 +74,7 @@ class Reservation:
 
     def release(self) -> None:
         """Release the devices and give the variables the values that they had before."""
-        session().release(self)
+        session().run_in_any_case(session().release, self)
 
     def __enter__(self) -> Self:
         session().run(session().enter, self)
@@ -85,7 +86,7 @@ class Reservation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        session().run(session().leave, self)
+        session().run_in_any_case(session().leave, self)
 
     def __repr__(self) -> str:
         return messages.reservation(self.devices)
@@ -118,17 +119,9 @@ class Session:
 
     # -- calls on the session's thread -------------------------------------------------------------
 
-    def run(
-        self,
-        function: Callable[..., Any],
-        *arguments: Any,
-        show: Callable[[Any], object] = lambda _: None,
-        until: float = inf,
-    ) -> Any:
-        """Call the function on the session's thread; returns what it returns.
+    def run(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call the function on the session's thread; as `Caller.run`.
 
-        show: is told what the function tells of its progress. until: as of a Call.
-        Where an exception ends the wait for the answer, the call is given up, and has ended.
         Raises RequestError in a signal handler that came in the midst of another call, and
         NoThreadError.
         """
@@ -136,38 +129,31 @@ class Session:
             return function(*arguments)
         if self._is_nested:
             raise RequestError(messages.NESTED)
-        call = Call(function, *arguments, until=until)
+        return self._caller.run(function, *arguments, **options)
+
+    def run_in_any_case(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the function, which gives something back, on the session's thread.
+
+        From a signal handler, or a finalizer, in the midst of a call it is called at the end of
+        that. Where no thread can be had, as at the end of Python 3.12, it is called on this one.
+        """
+        if self._is_nested or self._caller.is_own_thread or calls.is_made_here():
+            self._caller.post(Call(function, *arguments, until=inf, is_awaited=False))
+            return None
         try:
-            self._caller.post(call)
-            call.wait(show)
-            for later in self._caller.calls_of(call.caller):  # of signal handlers meanwhile
-                later.wait()
-            if call.error is None:
-                return call.answer
+            return self._caller.run(function, *arguments)
         except NoThreadError:
-            raise
-        except BaseException:
-            call.given_up = "its caller has gone"
-            end = Call(int)  # which comes after it
-            self._caller.post(end)
-            end.wait()
-            raise
-        return call.result()
+            return function(*arguments)
 
     @property
     def _is_nested(self) -> bool:
-        """Tell whether this code is a signal handler's, in the midst of another call."""
-        under_way = self._caller.calls_of(threading.get_ident())
-        return calls.holds_off_forks() or any(call.is_awaited for call in under_way)
+        """Tell whether a signal handler has come in the midst of what the thread may wait for.
 
-    def _run_later_if_nested(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call the function; from a signal handler in the midst of a call at that call's end."""
-        if self._is_nested and not self._caller.is_own_thread:
-            later = Call(function, *arguments)
-            later.is_awaited = False
-            self._caller.post(later)
-            return None
-        return self.run(function, *arguments)
+        That is a call of this package, an import, a fork, or the begin of a cell.
+        """
+        under_way = self._caller.calls_of(threading.get_ident())
+        is_in_call = any(call.is_awaited for call in under_way)
+        return is_in_call or calls.is_mine(no_fork) or calls.is_mine(cells().quiet)
 
     def between(self) -> None:
         """Do what can't wait for the end of a call that waits; called by that call."""
@@ -290,19 +276,22 @@ class Session:
             # A rule gives a lease to what is new; growing is not.
             new = granted.lease if request.promise.lease.has_end else NO_LEASE
             promise = before.promise.changed_by(held.promise._replace(lease=new))
-            held = before._replace(locks=locks, promise=promise)
+            held = before._replace(locks=locks, promise=promise, overdue=None)
         self._become(held, restart=True)
 
     def release(self, reservation: Reservation | None = None) -> tuple[Device, ...]:
-        """Release the reservation if it is still this one, None for any; returns its devices.
-
-        In a signal handler that came in the midst of a call this is done at the end of that call.
-        """
-        return self._run_later_if_nested(self._release, reservation) or ()
+        """Release the reservation if it is still this one, None for any; returns its devices."""
+        own = self._held.reservation if self._held else None
+        if reservation not in (None, own):
+            return ()
+        devices = self.devices
+        self._become(None)
+        return devices
 
     def go_without(self) -> None:
         """Leave this process, if it holds nothing, without any GPU that it could use by mistake."""
-        self._run_later_if_nested(self._go_without)
+        if not self.held:
+            self.let_go()
 
     def let_go(self) -> None:
         """Release what is held, so that this process sees no device any more."""
@@ -362,9 +351,10 @@ class Session:
 
     def note_cell(self) -> list[str]:
         """Note for others that a cell has ended; returns lines that the person has to know."""
-        if self._held is None or self._caller.is_busy:
-            return []
-        lines: list[str] = self.run(self._note_cell)
+        lines: list[str] = []
+        if self._held and not self._caller.is_busy:
+            with suppress(NoThreadError):  # later is soon enough
+                lines = self.run(self._note_cell)
         return lines
 
     def _note_cell(self) -> list[str]:
@@ -431,18 +421,6 @@ class Session:
             lock = held.locks[device.uuid]
             lock.write(record._replace(label=device.label, index=device.index))
 
-    def _release(self, reservation: Reservation | None) -> tuple[Device, ...]:
-        own = self._held.reservation if self._held else None
-        if reservation not in (None, own):
-            return ()
-        devices = self.devices
-        self._become(None)
-        return devices
-
-    def _go_without(self) -> None:
-        if not self.held:
-            self.let_go()
-
     # -- the same again ----------------------------------------------------------------------------
 
     def _prolong(self, held: Held, lease: Lease) -> Held:
@@ -504,9 +482,10 @@ class Session:
     @property
     def timer(self) -> LeaseTimer:
         """Return what follows the lease of what is held."""
-        if self._timer is None:
-            self._timer = lease_timer.LeaseTimer(self)
-        return self._timer
+        with no_fork:  # and no other thread makes one, too
+            if self._timer is None:
+                self._timer = lease_timer.LeaseTimer(self)
+            return self._timer
 
     def notices(self) -> list[str]:
         """Return what a cell that begins has to tell of the lease, mostly nothing."""
