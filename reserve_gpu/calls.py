@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import threading
 import time
 from _queue import Empty, SimpleQueue  # as `queue` has them, which loads other kinds besides
@@ -243,14 +242,9 @@ def start(function: Callable[..., object], *arguments: Any) -> None:
     between two of them ends the new thread as well.
     """
     try:
-        start_new_thread(_run, (function, arguments))
+        start_new_thread(function, arguments)
     except RuntimeError as error:
         raise NoThreadError(NO_THREAD) from error
-
-
-def _run(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-    sys.settrace(threading.gettrace())  # as threading.Thread does: debuggers and coverage use it
-    function(*arguments)
 
 
 def apart(
