@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 FOLDER = str(ROOT / "tests" / "standins")
 STANDINS = f"{ROOT}:{FOLDER}"  # a PYTHONPATH
-KEYS = ("torch", "tensorflow", "jax", "cupy", "numba", "mxnet")
-NAMES = ("PyTorch", "TensorFlow", "JAX", "CuPy", "Numba", "MXNet")
+KEYS = ("torch", "tensorflow", "jax", "cupy", "numba")
+NAMES = ("PyTorch", "TensorFlow", "JAX", "CuPy", "Numba")
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *keys: str, **troubles: str) -> None:

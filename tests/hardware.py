@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOT_CONFIRMED = "not confirmed"
-FRAMEWORKS = ("PyTorch", "TensorFlow", "JAX", "CuPy", "Numba", "MXNet")
+FRAMEWORKS = ("PyTorch", "TensorFlow", "JAX", "CuPy", "Numba")
 READINGS = {  # what a reservation and a status ask of a GPU
     "name": "pynvml.nvmlDeviceGetName(handle)",
     "UUID": "pynvml.nvmlDeviceGetUUID(handle)",

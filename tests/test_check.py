@@ -226,10 +226,10 @@ def test_several_and_instances(
 
 # What befalls a framework: the state and the reason that its row has then, and who can get into it.
 TROUBLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "cpu": ("no device", "a CPU build", ("torch", "tensorflow", "jax", "mxnet")),
+    "cpu": ("no device", "a CPU build", ("torch", "tensorflow", "jax")),
     "ignores": ("other devices", "importing it sets CUDA_VISIBLE_DEVICES to '0'", KEYS),
     "hides": ("no device", "importing it sets CUDA_VISIBLE_DEVICES to ''", KEYS),
-    "old": ("no device", "too old", ("torch", "jax", "cupy", "numba", "mxnet")),
+    "old": ("no device", "too old", ("torch", "jax", "cupy", "numba")),
     "crashes": ("fails", "crashed (SIGSEGV) while being imported: terminate called", KEYS),
     "exits": ("fails", "exit code 3", KEYS),
     "raises": ("fails", "ImportError: libcudnn.so.9: cannot open shared object file", KEYS),
@@ -237,8 +237,8 @@ TROUBLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 # Each trouble once, in two checks.
 MIXED = [
-    {"torch": "cpu", "jax": "old", "cupy": "ignores", "mxnet": "raises"},
-    {"tensorflow": "hides", "jax": "crashes", "numba": "simulates", "mxnet": "exits"},
+    {"torch": "cpu", "jax": "old", "cupy": "ignores", "numba": "raises"},
+    {"tensorflow": "hides", "jax": "crashes", "numba": "simulates", "cupy": "exits"},
 ]
 
 
@@ -419,9 +419,9 @@ def test_starts_nothing_here(here: Here, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_folder_is_no_framework(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder called like a framework, beside the notebook, is not taken for it."""
     monkeypatch.syspath_prepend("")
-    (here.folder / "mxnet").mkdir()
+    (here.folder / "numba").mkdir()
     (here.folder / "cupy.py").touch()
-    assert not is_installed("mxnet")
+    assert not is_installed("numba")
     assert is_installed("cupy")
 
 

@@ -37,7 +37,6 @@ NAMES = {
     "jax": "JAX",
     "cupy": "CuPy",
     "numba": "Numba",
-    "mxnet": "MXNet",
 }
 # For the children alone: the reserved GPU may be in use already, so JAX takes none of its memory.
 QUIET = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}

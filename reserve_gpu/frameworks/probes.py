@@ -133,13 +133,6 @@ def _numba() -> Framework:
     return Framework(str(numba.__version__), UNNAMED, lambda: [gpu.id for gpu in cuda.gpus])
 
 
-def _mxnet() -> Framework:
-    """Ask MXNet (https://mxnet.apache.org/versions/1.9.1/api/python)."""
-    mx: Any = import_module("mxnet")
-    build = UNNAMED if mx.runtime.Features().is_enabled("CUDA") else NO_CUDA
-    return Framework(str(mx.__version__), build, lambda: range(mx.context.num_gpus()))
-
-
 PROBES = {
     "driver": _driver,
     "torch": _torch,
@@ -147,7 +140,6 @@ PROBES = {
     "jax": _jax,
     "cupy": _cupy,
     "numba": _numba,
-    "mxnet": _mxnet,
 }
 
 
