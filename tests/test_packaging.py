@@ -109,7 +109,21 @@ def test_metadata(wheel: ZipFile) -> None:
     needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     tomli = 'tomli>=2; python_version < "3.11"'  # which Python itself has from there on
     assert needed == ["ipython>=7.34", "nvidia-ml-py>=12.550", "psutil>=5.9", tomli]
-    assert metadata.get_payload() == (CHECKOUT / "README.md").read_text()
+
+
+@pytest.mark.full
+@pytest.mark.xdist_group("wheel")
+def test_an_index_shows_the_readme_with_its_pictures(wheel: ZipFile) -> None:
+    """What a package index shows is README.md, with addresses that lead to the repository."""
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    text = str(message_from_bytes(wheel.read(name)).get_payload())
+    addresses = re.findall(r"]\(([^)#]+)", text)
+    there = re.compile(r"https://github\.com/OWNER/reserve_gpu/(raw|blob)/main/")
+    own = {address: match[1] for address in addresses if (match := there.match(address))}
+    assert [address for address in addresses if "://" not in address] == []
+    assert {kind for address, kind in own.items() if address.endswith(".png")} == {"raw"}
+    assert all((CHECKOUT / there.sub("", address)).exists() for address in own)
+    assert there.sub("", text) == (CHECKOUT / "README.md").read_text()
 
 
 @pytest.mark.full
