@@ -128,6 +128,20 @@ def test_caps_that_are_not_set_again_are_given_back(monkeypatch: pytest.MonkeyPa
     assert environment.read()[TORCH_ALLOCATOR] == "backend:native"
 
 
+@pytest.mark.parametrize(("now", "before"), [("0.5", {XLA_FRACTION: None}), ("0.7", {})])
+def test_a_cap_that_was_changed_since_is_the_users(now: str, before: dict[str, None]) -> None:
+    """A cap that an ancestor has set is given back; one that somebody has changed since is kept."""
+    caps = environment.own_caps({XLA_FRACTION: "0.5"}, {})
+    assert environment.inherited_caps({environment.OWN_CAPS: caps, XLA_FRACTION: now}) == before
+
+
+def test_order() -> None:
+    """Devices come as CUDA numbers them; those that it does not see come last."""
+    devices = [OTHER, INSTANCE, WHOLE, UNMEASURED]
+    expected = (WHOLE, UNMEASURED, OTHER, INSTANCE)
+    assert environment.in_order(devices, "2,1") == expected
+
+
 def _cuda() -> dict[str, str | None]:
     return environment.read(environment.CUDA)
 

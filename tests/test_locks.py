@@ -18,7 +18,8 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.errors import LockError, MutexHeldError
-from reserve_gpu.locks import descriptors
+from reserve_gpu.locks import descriptors, files
+from reserve_gpu.locks import record as records
 from reserve_gpu.locks.directory import MUTEX, LockDirectory
 from reserve_gpu.locks.lock import kernel_device
 from reserve_gpu.locks.record import Record
@@ -171,6 +172,69 @@ def test_the_file_of_a_killed_holder_is_used_again(two: Here) -> None:
     assert (two.locks / GPU0).read_bytes()  # who it was is still written there
     assert got() == "0"
     assert inodes(two.locks) == before
+
+
+@pytest.mark.parametrize(("mode", "is_sole"), [(0o644, True), (0o664, False), (0o646, False)])
+def test_a_file_that_others_may_write_to_says_nothing_of_its_owner(
+    two: Here, mode: int, *, is_sole: bool
+) -> None:
+    """A user's own lock file counts as theirs only if nobody else, no group either, can write."""
+    (two.locks / "own.lock").touch()
+    (two.locks / "own.lock").chmod(mode)
+    with LockDirectory(str(two.locks)) as directory:
+        owner = files.sole_owner(directory.descriptor, "own.lock")
+    assert owner == (os.geteuid() if is_sole else None)
+
+
+def test_a_mode_that_somebody_has_chosen_stays(two: Here) -> None:
+    """A lock file that its owner has opened to a group only is not opened to all."""
+    got("0")
+    path = two.locks / f"{two.uuid('0')}.lock"
+    path.chmod(0o660)
+    reserve_gpu.release()
+    assert got("0") == "0"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
+
+
+def test_a_link_in_place_of_a_lock_is_not_that_lock(two: Here) -> None:
+    """A lock whose file was moved, with a link in its place, keeps nobody off: none follows it."""
+    with LockDirectory(str(two.locks)) as directory, directory.mutex():
+        lock = directory.acquire("0.lock")
+        assert lock
+        assert lock.stands()
+        (two.locks / "0.lock").rename(two.locks / "moved.lock")
+        (two.locks / "0.lock").symlink_to("moved.lock")
+        assert not lock.stands()
+        lock.release()
+
+
+@pytest.mark.process
+def test_who_has_locked_a_file_another_way_is_no_holder(two: Here) -> None:
+    """A process that has a lock file locked by lockf(3), which holds nothing, is not named."""
+    with two.child() as child, LockDirectory(str(two.locks)) as directory:
+        path = two.locks / "0.lock"
+        path.touch()
+        child.run(f"import fcntl; file = open({str(path)!r}, 'r+')")
+        child.run("fcntl.lockf(file, fcntl.LOCK_EX)")
+        with directory.mutex():
+            assert not directory.holders.lists("0.lock")
+        child.run("fcntl.lockf(file, fcntl.LOCK_UN); fcntl.flock(file, fcntl.LOCK_EX)")
+        with directory.mutex():
+            assert directory.holders.lists("0.lock")
+
+
+def test_a_shorter_record_covers_a_longer_one(two: Here) -> None:
+    """Nobody reads the end of an older record behind a newer one, while that is written either."""
+    with LockDirectory(str(two.locks)) as directory, directory.mutex():
+        lock = directory.acquire("0.lock")
+        assert lock
+        for note in ("long " * 20, "short"):
+            lock.write(Record(promise=Promise(note=note)))
+            assert records.read(lock.descriptor).promise.note == note
+        size = os.fstat(lock.descriptor).st_size
+        lock.write(Record(promise=Promise(note="x")))
+        assert os.fstat(lock.descriptor).st_size == size
+        lock.release()
 
 
 # -- the directory --------------------------------------------------------------------------------

@@ -388,3 +388,18 @@ def test_who_is_over_is_told_after_a_cell(one: Here) -> None:
     for _ in range(2):  # of each new part
         assert shell.run("%reserve_gpu --release").error is None
         assert "of which it has reserved 2 GB" in shell.run("%reserve_gpu --memory 2GB").stderr
+
+
+def test_a_part_of_one_gpu_is_none_of_another(here: Here) -> None:
+    """What this process was promised of one GPU makes no room on the next one."""
+    here.write(ONE + ONE)
+    assert part(4000, "0") == "0"
+    with promised(here, gpu1=[8000]):
+        assert room(5000, "1") == TOTAL - 8000
+
+
+def test_what_oneself_uses_is_room_for_a_larger_part(one: Here) -> None:
+    """Memory that this process uses of its part does not count against a larger one."""
+    assert part(4000) == "0"
+    one.write(f"{ONE}  compute {os.getpid()} 3000\n")
+    assert part(9000) == "0"

@@ -21,7 +21,7 @@ from reserve_gpu.model import Device, Holder, Promise, Size, State, Usage
 from reserve_gpu.reservation import environment
 from reserve_gpu.reservation.claim import Claim, attempt
 from reserve_gpu.reservation.outcome import Denied, Granted
-from reserve_gpu.reservation.parts import Own, room
+from reserve_gpu.reservation.parts import Leaving, Own, delays, room
 from reserve_gpu.reservation.request import parse
 from tests.processes import own_name, wait_for
 from tests.reserving import got, of_gpu, refused
@@ -371,3 +371,16 @@ def test_nobody_starves_under_a_stream(machine: Machine, times: int) -> None:
             large.run("reserve_gpu.release()")
         Path(f"{files}end").touch()
         assert [child.answer().error for child in small] == [None] * len(small)
+
+
+@pytest.mark.parametrize(
+    ("part_mib", "leaving_mib", "earlier_mib"),
+    [(0.5, [1.9, 1.9], []), (0.2, [5.0], [1.9])],
+    ids=["what may leave", "what others get before"],
+)
+def test_fractions_of_sizes_delay_too(
+    part_mib: float, leaving_mib: list[float], earlier_mib: list[float]
+) -> None:
+    """A part that takes a fraction of a MiB too much from one who waits is not passed before."""
+    ahead_mib = sum(leaving_mib) - sum(earlier_mib) - part_mib / 2
+    assert delays(part_mib, ahead_mib, 0.0, Leaving(leaving_mib), earlier_mib)

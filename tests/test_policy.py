@@ -192,6 +192,7 @@ def test_is_above(given: list[Row], *, expected: bool) -> None:
         ([RESERVED, UNFIT, FREE], False, True, 5.0),
         ([RESERVED, AWAITED], False, True, 1.0),  # who is ahead may be stopped
         ([RESERVED, BUSY], False, True, 1.0),
+        ([RESERVED, State.FULL], False, True, 1.0),  # somebody may use less of it
         ([State.UNKNOWN], False, True, 1.0),
         ([State.BROKEN], False, True, 1.0),
         ([State.PROHIBITED], False, True, 1.0),

@@ -20,10 +20,10 @@ import pytest
 import reserve_gpu
 from reserve_gpu import NoFreeDeviceError, WaitTimeoutError, machine
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.directory import MOST_OF_ONE_USER, LockDirectory
 from reserve_gpu.locks.queue import Place, Wakeups
 from reserve_gpu.locks.record import Record
-from reserve_gpu.model import Device, Holder, Request, Row, State, Waiting
+from reserve_gpu.model import Device, Fault, Holder, Request, Row, State, Waiting
 from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import environment, policy
 from reserve_gpu.reservation.claim import Claim, attempt
@@ -31,7 +31,7 @@ from reserve_gpu.reservation.outcome import Denied, Granted
 from reserve_gpu.reservation.request import parse
 from reserve_gpu.reservation.wait import Explainer, News
 from tests.locked import locked
-from tests.processes import own_name
+from tests.processes import own_name, wait_for
 from tests.reserving import got, of_gpu, refused
 
 if TYPE_CHECKING:
@@ -395,6 +395,65 @@ def unblock_the_mutex(here: Here) -> None:
         (here.locks / "mutex.lock").rmdir()
 
 
+def test_who_waits_takes_notice_in_a_new_directory(here: Here) -> None:
+    """Where the lock directory was replaced a release is noticed in the new one, without a look."""
+    here.write(ONE)
+    with ExitStack() as stack:
+        old = stack.enter_context(ExitStack())
+        old.enter_context(here.rival("0"))
+        new = stack.enter_context(ExitStack())
+
+        def replace() -> None:
+            shutil.rmtree(here.locks)
+            new.enter_context(here.rival("0"))
+
+        steps = Steps(replace, lambda: None, new.close)
+        assert got(wait=UNDUE_S, progress=steps) == "0"
+
+
+def test_a_gpu_that_could_not_be_read_is_taken_once_it_can(here: Here) -> None:
+    """A waiter asks anew about a GPU that the driver could not name: it may answer again."""
+    here.write(f"{TWO}fail nvmlDeviceGetUUID 0 999\n")
+    with reserved(here, "1"):
+        steps = Steps(lambda: here.write(TWO))
+        assert got(wait=LONG_S, progress=steps) == "0"
+    assert isinstance(steps.shown[0].rows[0].device, Fault)
+
+
+def test_who_finds_the_queue_full_is_told_so(here: Here) -> None:
+    """Who can't join the queue, as this user has no place left, does not wait in vain."""
+    here.write(ONE)
+    with ExitStack() as stack:
+        stack.enter_context(here.rival("0"))
+        locks = stack.enter_context(LockDirectory(str(here.locks)))
+        for _ in range(MOST_OF_ONE_USER):
+            place = stack.enter_context(Place(locks, [], Record()))
+            with locks.mutex():
+                place.join()
+        with pytest.raises(reserve_gpu.LockError, match=f"{MOST_OF_ONE_USER} locks"):
+            reserve_gpu.reserve(wait=LONG_S)
+    assert not queued(here)
+
+
+def test_who_waits_looks_often_after_news(here: Here) -> None:
+    """After a release a waiter looks more than once a second: the memory may be freed a bit later.
+
+    Each look is shown, and so is each full second: without more looks two are never that near.
+    """
+    here.write(ONE)
+    with reserved(here, "0") as (free,):
+
+        def leave() -> None:
+            here.write(BUSY)
+            free()
+
+        steps = Steps(leave, *[lambda: None] * 8, lambda: here.write(ONE))
+        assert got(wait=LONG_S, progress=steps) == "0"
+    moments = [waiting.waited_s for waiting in steps.shown[1:]]
+    nearest = min(later - first for first, later in zip(moments, moments[2:], strict=False))
+    assert nearest < 0.75 * policy.LOOK_S
+
+
 @pytest.mark.parametrize("trouble", [remove_the_directory, block_the_mutex])
 def test_a_wait_outlives_trouble(here: Here, trouble: Callable[[Here], None]) -> None:
     """A lock directory that is removed, or can't be used for a moment, does not end a wait."""
@@ -508,6 +567,17 @@ def test_users_and_processes_are_asked_for_now_and_then(here: Here) -> None:
             asked = len(here.calls())
             explain(held._replace(holders=(holder,)))
             assert len(here.calls()) > asked
+
+
+def test_who_uses_a_gpu_is_asked_anew(here: Here) -> None:
+    """A waiter learns within seconds who uses a GPU that was in use by somebody else before."""
+    here.write(BUSY)
+    with Other(here) as other:
+        (row,) = other.denied.rows
+        explain = Explainer(other.claim)
+        assert [process.pid for process in explain(row).processes] == [4321000]
+        here.write(BUSY.replace("4321000", "4321001"))
+        wait_for(lambda: [process.pid for process in explain(row).processes] == [4321001])
 
 
 def test_what_one_has_oneself_is_news(here: Here) -> None:

@@ -137,8 +137,8 @@ def write(descriptor: int, record: Record) -> None:
     with suppress(OSError):
         try:
             # Cover a longer record first: a reader must not find the rest of it behind this one.
-            longest = min(os.fstat(descriptor).st_size, BYTES_LIMIT)
-            os.pwrite(descriptor, data.ljust(longest), 0)
+            data = data.ljust(min(os.fstat(descriptor).st_size, BYTES_LIMIT))
+            os.pwrite(descriptor, data, 0)
             os.ftruncate(descriptor, len(data))
         except OSError:
             os.ftruncate(descriptor, 0)
