@@ -69,7 +69,7 @@ class Worker:
         self.end.sendall(b"%d\n" % mib)
 
     def hear(self) -> bool:
-        """Whether it has an answer; it has none where it was killed."""
+        """Tell whether it has an answer; it has none where it was killed."""
         line = self._lines.readline()
         if line:
             self.answer = Answer(*json.loads(line))

@@ -96,7 +96,7 @@ class OtherKernel(Kernel):
             raise
 
     def _is_ready(self) -> bool:
-        """Whether it answers, and what it publishes reaches us.
+        """Tell whether it answers, and what it publishes reaches us.
 
         The client's own wait_for_ready takes a kernel for dead that is slow to start.
         """

@@ -67,7 +67,7 @@ def wait_for_action(name: str) -> None:
 
 
 def looks(here: Here) -> int:
-    """How often somebody has looked at the use of a GPU."""
+    """Return how often somebody has looked at the use of a GPU."""
     return sum("ProcessUtilization" in call for call in here.calls())
 
 
@@ -77,7 +77,7 @@ def threads() -> list[int]:
 
 
 def is_free(machine: Machine, number: int = 0) -> bool:
-    """Whether nobody has reserved the GPU."""
+    """Tell whether nobody has reserved the GPU."""
     return not any(name.startswith(uuid(machine, number)) for name in locked(machine.locks))
 
 
@@ -90,7 +90,7 @@ def uuid(machine: Machine, number: int = 0) -> str:
 
 
 def of_device(here: Here, descriptor: Path) -> bool:
-    """Whether that is an open lock of a device."""
+    """Tell whether that is an open lock of a device."""
     with suppress(FileNotFoundError):  # that of the look itself
         return str(descriptor.readlink()).startswith(f"{here.locks}/GPU-")
     return False

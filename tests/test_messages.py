@@ -204,7 +204,7 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
 
 
 def said(row: Row) -> str:
-    """What a refusal says of a device: `busy: no reservation: bob, python (pid 9876)`."""
+    """Return what a refusal says of a device: `busy: no reservation: bob, python (pid 9876)`."""
     (entry,) = refused(row).layout.entries[-1:]
     assert entry.state
     words_ = [words.plain(line) for line in (entry.who, *entry.more) if line]
@@ -402,7 +402,7 @@ def ways_out(picture: Picture) -> list[str]:
 
 
 def left(picture: Picture) -> str:
-    """How things are left, in the last line; empty where nothing is said of that."""
+    """Return how things are left, in the last line; empty where nothing is said of that."""
     last = words.plain(picture.layout.foot[-1]) if picture.layout.foot else ""
     return last if last.startswith(("No GPU is visible", "This ")) else ""
 

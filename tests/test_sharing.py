@@ -355,7 +355,7 @@ def sharers(here: Here, count: int, owner: int = UID) -> ExitStack:
 
 
 def holders_of(here: Here) -> int:
-    """How many have the first GPU."""
+    """Return how many have the first GPU."""
     with LockDirectory(str(here.locks)) as directory, directory.mutex():
         return len(directory.holders_of(here.uuid("0")))
 

@@ -1,4 +1,4 @@
-"""What is said of parts of a GPU: where there is room, how much would fit, and who is over."""
+"""Sentences about parts of a GPU: how much can be promised, and who uses more than their part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEAST_MIB = 1024.0
 
 
 def offer(rows: Sequence[Row], face: Face) -> Line:
-    """How to get a part of a device that others have parts of, empty if there is no room.
+    """Say how to get a part of a device that others share; empty if no part is left.
 
     Nothing is offered of a device that somebody waits for.
     """
@@ -80,10 +80,11 @@ def smaller(request: Request, rows: Sequence[Row]) -> Request | None:
 def over(
     uses: Mapping[Device, float | None], part_mib: float, before: Collection[Device]
 ) -> frozenset[Device]:
-    """The devices on which more is used than was promised.
+    """Return the devices on which this process uses more than it was promised.
 
-    uses: in MiB, by this process and its children, None where it can't be read: then it is as
-    before. part_mib: what was promised of each. before: where it was so at the last look.
+    uses: in MiB, by this process and its children; where it is None, as it can't be read, the
+    device stays as it was before. part_mib: what was promised of each. before: the devices that
+    were over at the last look.
     """
     return frozenset(
         device
@@ -95,10 +96,10 @@ def over(
 def warning(
     device: Device, used_mib: float, request: Request, caps: Sequence[str], face: Face
 ) -> str:
-    """What a process is told that uses more of a device than its part.
+    """Warn a process that uses more of a device than its part.
 
-    request: what it has reserved. caps: the variables and calls that limit what is used, by name;
-        none where that is not known.
+    request: what it has reserved. caps: names of the variables and calls that limit its use;
+        empty if that is not known.
     """
     unit = request.promise.part_unit
     part = words.size(request.part_mib or 0.0, unit)
@@ -127,6 +128,6 @@ def _room_mib(row: Row, part_mib: float) -> float:
 
 
 def _rounded_up(mib: float, unit: str) -> float:
-    """The least whole number of that unit, or of MiB, that is as much."""
+    """Round up to a whole number of that unit, for TB and TiB of GiB."""
     step = UNITS[unit] / MIB if UNITS[unit] <= UNITS["GiB"] else UNITS["GiB"] / MIB
     return math.ceil(mib / step) * step

@@ -55,7 +55,7 @@ class Picture(NamedTuple):
         return html.html(self.layout)
 
     def to_text(self, stream: TextIO | None = None, color: str = colour.AUTO) -> str:
-        """How it looks there, on standard output by default: coloured, and as wide as it is.
+        """Return how it looks on that stream, by default standard output: its width, its colours.
 
         color: one of colour.CHOICES.
         """
@@ -70,7 +70,7 @@ class Picture(NamedTuple):
 
 
 def of_line(text: str) -> Picture:
-    """A picture of nothing but a line of text."""
+    """Return a picture of nothing but a line of text."""
     return Picture(Layout([(text,)]), text)
 
 
@@ -85,7 +85,7 @@ def warn(warnings: Sequence[str]) -> None:
 
 
 def tell(what: Picture | str) -> None:
-    """Tell it in this IPython: in a terminal on stderr, which notebooks would show in red."""
+    """Show it in this IPython: in a terminal on stderr, which notebooks would show in red."""
     from IPython.core.getipython import get_ipython
     from IPython.display import display
 
@@ -225,7 +225,7 @@ def wait(waiting: Waiting) -> Picture:
 
 
 def awaited(waiting: Waiting) -> str:
-    """`Waiting for a GPU, number 2 in the queue, for 3 min (1 h at most)`, and a full stop."""
+    """Return "Waiting for a GPU, number 2 in the queue, for 3 min (1 h at most)."."""
     place = "next" if waiting.place == 1 else f"number {waiting.place}"
     time_ = times.duration(waiting.waited_s)
     if not math.isinf(waiting.limit_s):

@@ -24,7 +24,7 @@ MESSAGE_LIMIT = 300  # characters
 
 
 def head(rules: Rules | None) -> list[Line]:
-    """What stands above a status: the administrator's message."""
+    """Return what stands above a status: the administrator's message."""
     return [((shown(rules.message, MESSAGE_LIMIT), MARK),)] if rules and rules.message else []
 
 
@@ -55,7 +55,7 @@ def unmatched(rules: Rules, rows: Sequence[Row]) -> list[str]:
 
 
 def _limits(rules: Rules) -> list[str]:
-    """`2 GPUs`, `40 GiB in parts`, `1 d`, `idle 2 h`."""
+    """Return `2 GPUs`, `40 GiB in parts`, `1 d`, `idle 2 h`; an empty text for each missing one."""
     gpus, memory = rules.gpus, rules.memory
     ends = rules.after_cuda is not None and not rules.after_cuda.value
     return [
@@ -80,7 +80,7 @@ def limited(rows: Sequence[Row]) -> str:
 
 
 def _held(holder: Holder) -> str:
-    """`GPU0 in train.ipynb (pid 4321)`: what one process of this user has."""
+    """Return `GPU0 in train.ipynb (pid 4321)`: what one process of this user has."""
     what = shown(holder.label or "a GPU")
     if holder.part_mib is not None:
         what = f"{words.size(holder.part_mib, holder.promise.part_unit)} of {what}"
@@ -92,12 +92,12 @@ def _held(holder: Holder) -> str:
 
 
 def too_many(rule: Rule, request: Request) -> str:
-    """Why so many are never to be had."""
+    """Say that a rule never allows so many GPUs."""
     return f"{_asked_for(request.needed)}; you may have no more than {named(rule)} says."
 
 
 def too_large(rule: Rule, request: Request) -> str:
-    """Why parts of that size are never to be had."""
+    """Say that a rule never allows parts of that size."""
     size = words.size(request.needed * (request.part_mib or 0.0), request.promise.part_unit)
     return f"Parts of {size} are asked for; you may have no more than {named(rule)} says."
 
@@ -110,7 +110,7 @@ def _asked_for(count: int) -> str:
 
 
 def too_long(rule: Rule, asked_s: float) -> str:
-    """Why nothing is reserved for so long."""
+    """Say that a rule allows no reservation for so long."""
     most = times.duration(rule.value)
     return (
         f"{times.duration(asked_s)} is longer than {named(rule)} allows. Ask for {most} or less, "
@@ -119,7 +119,7 @@ def too_long(rule: Rule, asked_s: float) -> str:
 
 
 def ends_anyway(rule: Rule) -> str:
-    """Why what is reserved can't end only if somebody wants it."""
+    """Say that a rule ends the reservation, so that `if_wanted` can't hold."""
     return (
         f"What you reserve ends by {named(rule)}, also where nobody waits: leave out that it ends "
         "only if it is wanted."
@@ -127,13 +127,13 @@ def ends_anyway(rule: Rule) -> str:
 
 
 def ends(rule: Rule, last: float) -> str:
-    """What is said where a reservation can't be prolonged for as long as was asked."""
+    """Say that a reservation can't be prolonged for as long as was asked."""
     until = times.moment(last, time.time())
     return f"It lasts until {until}: {named(rule)} counts from when it was reserved"
 
 
 def is_over(rule: Rule, last: float) -> str:
-    """Why a reservation can't be prolonged at all."""
+    """Say that a reservation can't be prolonged at all."""
     return (
         f"It can't be prolonged: {named(rule)} counts from when it was reserved, and that was over "
         f"at {times.moment(last, time.time())}. Release it, and reserve again."

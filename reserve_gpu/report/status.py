@@ -220,7 +220,7 @@ def _holder_dict(holder: Holder, now: float) -> dict[str, Any]:
 
 
 def _ticket_dict(ticket: Ticket, every_uuid: set[str]) -> dict[str, Any]:
-    """every_uuid: what one who could use any device could use."""
+    """Return a waiter for programs. every_uuid: written where any device would do."""
     about = _named(ticket.holder, [name for name in HOLDER_FIELDS if name != "last_cell"])
     wants = every_uuid if ticket.wants is None else ticket.wants
     return {**about, "asks": ticket.asks, "wants": sorted(wants)}

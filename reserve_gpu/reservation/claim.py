@@ -129,7 +129,7 @@ def _caution(claim: Claim, locked: Locked) -> Row:
 
 
 def _batches(claim: Claim) -> Iterator[list[Device | Fault]]:
-    """The devices to try, in parts that are looked at together.
+    """Yield the devices to try, in parts that are looked at together.
 
     A GPU that is reached here is touched, which may take seconds, so this is done outside of the
     mutex. Where the first free one will do no GPU is touched needlessly: the first part is one GPU,
@@ -154,7 +154,7 @@ def _batches(claim: Claim) -> Iterator[list[Device | Fault]]:
 
 
 def _refreshed(gpus: Nvml, device: Device | Fault) -> Device | Fault:
-    """The same device; what could not be used before may have come back."""
+    """Return the same device read anew; what could not be used before may have come back."""
     if isinstance(device, Device):
         return device
     there = gpus.devices(device.index)
@@ -184,7 +184,7 @@ def _choose(
 
 
 def _ruled(claim: Claim, rules: Rules, devices: Sequence[Device | Fault]) -> tuple[Claim, Lease]:
-    """The claim with what says which devices this user may have, and for how long; under the mutex.
+    """Return the claim with the rules for this user's devices and times; under the mutex.
 
     What this process has already does not count: what it asks for comes in its place.
     """
@@ -310,7 +310,7 @@ def _first(  # noqa: PLR0913 - of a look, with what was found in it
 
 
 def _shares(claim: Claim, device: Device, lock: Lock) -> tuple[list[Holder], parts.Own]:
-    """The others who share the device, with what they use of it; and this process."""
+    """Return the sharers of the device, with what they use of it, and this process."""
     sharers = claim.locks.sharers_of(device.uuid, [lock.name])
     promised_mib = (claim.part_mib or 0.0) if device.uuid in claim.held else 0.0
     if not sharers and not claim.held and not claim.is_taking_back:
