@@ -65,9 +65,9 @@ def read(file: str) -> Rules:
         document = parse(_content(file), file)
     except OSError as error:
         reason = error.strerror or str(error)
-        return Rules(file, user, problems=(f"{_path(file)} counts for nothing: {reason}.",))
+        return Rules(file, user, problems=(f"{_path(file)} is ignored: {reason}.",))
     except MistakeError as error:
-        return Rules(file, user, problems=(f"{error}. Until that is mended no rule holds.",))
+        return Rules(file, user, problems=(f"{error}. Until this is fixed, no rule applies.",))
     groups, unknown = _groups(document.groups)
     return for_user(document, file, user, {user, str(os.geteuid())}, groups, unknown)
 

@@ -581,7 +581,7 @@ def test_a_stopped_process_is_overdue(machine: Machine) -> None:
     ("wishes", "code", "sign"),
     [
         ("for_='1h', idle='1h'", "", "until "),
-        ("for_=0.5, if_wanted=True", "", "if you wait"),
+        ("for_=0.5, if_wanted=True", "", "join the queue"),
         ("for_=0.5", USE_GPU, "overdue since"),
         ("for_=0.5, end_kernel=True", f"reserve_gpu.before_end(save); {USE_GPU}", "overdue since"),
     ],
@@ -739,7 +739,7 @@ def test_a_cell_that_runs_past_the_end(machine: Machine) -> None:
     wait = "while os.path.exists('on'): time.sleep(0.01)"
     with notebook(machine, "--for 1h") as kernel:
         cell = kernel.start(f"%%capture captured\nimport os, time, reserve_gpu\n{end}\n{wait}")
-        assert updates(kernel, "the cell that runs may go on to its end")
+        assert updates(kernel, "It is released when the running cell ends")
         (machine.folder / "on").unlink()
         kernel.finish(cell)
         assert kernel.run("print(captured.outputs)").stdout == "[]\n"

@@ -496,12 +496,10 @@ def test_names_are_short() -> None:
 
 def test_the_order_of_the_ways_out() -> None:
     """First whom to ask, the longest idle first; then the queue; then the smaller request."""
-    ask, less = str(PICTURES["refusal"]).splitlines()[-2:]
-    assert re.fullmatch(
-        r"Ask alice \(train\.ipynb\) for GPU0, idle for .*\. Or wait in the queue: "
-        r"reserve-gpu run -n 2 --note 'a b' --wait -- COMMAND \.\.\.",
-        ask,
-    )
+    ask, wait, less = str(PICTURES["refusal"]).splitlines()[-3:]
+    assert re.fullmatch(r"Ask alice \(train\.ipynb\) for GPU0, idle for .*\.", ask)
+    typed = "reserve-gpu run -n 2 --note 'a b' --wait -- COMMAND ..."
+    assert wait == f"Or wait in the queue: {typed}"
     assert less == "1 can be had now: reserve-gpu run -n 1 --note 'a b' -- COMMAND ..."
 
 

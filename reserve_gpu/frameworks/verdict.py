@@ -192,7 +192,7 @@ def _why_other(answer: Answer, reserved: Sequence[str], place: Place) -> str:
         return _at_import(answer)
     if place.expected is not None and place.visible != place.expected:
         now = "unset" if place.visible is None else f"set to {shown(place.visible)!r}"
-        return f"CUDA_VISIBLE_DEVICES was {now} since; reserve again"
+        return f"CUDA_VISIBLE_DEVICES was {now} after the reservation; reserve again"
     devices = answer.devices or ()
     if len(devices) == len(reserved) and {*devices} == {*reserved}:
         return "the reserved ones in another order"

@@ -131,7 +131,7 @@ class LockDirectory:
             finally:
                 if lock is None:
                     descriptors.close(descriptor)
-        raise LockError(f"{path} is replaced again and again.")
+        raise LockError(f"Other processes replace {path} again and again.")
 
     def take(self, uuid: str, *, share: bool, own: Lock | None = None) -> Lock | Holder:
         """Lock a device, whole or as one who shares it, or say who has it; under the mutex.
@@ -172,7 +172,9 @@ class LockDirectory:
             living += 1
             if living >= MOST_OF_ONE_USER:
                 break
-        raise LockError(f"This user has {living} locks {self.path}/{prefix}-... already.")
+        raise LockError(
+            f"This user has {living} locks {self.path}/{prefix}-..., and may have no more."
+        )
 
     def holders_of(self, uuid: str) -> tuple[Holder, ...]:
         """Return the holders of a device, several if they share it; under the mutex."""

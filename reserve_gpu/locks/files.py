@@ -65,7 +65,7 @@ def open_to_lock(directory: int, name: str, path: str, mode: int) -> int:
             if error.errno not in IN_THE_MAKING or not _is_young(directory, name):
                 raise LockError(_file_message(path, error, directory, name)) from error
         time.sleep(MAKING_POLL_S)
-    raise LockError(f"{path} is not finished by whoever makes it.")
+    raise LockError(f"{path} is still being made by another process. Try again.")
 
 
 def open_to_look(directory: int, name: str, path: str | None = None) -> int | None:
@@ -198,7 +198,7 @@ def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
         if status is None or not stat.S_ISREG(status.st_mode):
             return _directory_message(os.path.dirname(path), error)
         return (
-            f"{path} may not be opened by this user. It belongs to uid {status.st_uid}; its mode "
-            "must be 0666."
+            f"This user may not open {path}. It belongs to uid {status.st_uid}; its mode must be "
+            "0666."
         )
     return f"{path} can't be opened: {error.strerror or error}. {SET_ANOTHER}"

@@ -31,11 +31,11 @@ def whom(rows: Sequence[Row], now: float) -> Line:
         if not place or overdue or (layout.idle_s(row, now) or 0.0) >= layout.NEW_S:
             asked = (overdue or row.holders)[: words.NAMED_SHARERS]
             people = listed(list(map(words.person, asked)))
-            line += ("Ask ", (people, STRONG), f" for {_seen(row, now)}")
+            line += (" Ask " if line else "Ask ", (people, STRONG), f" for {_seen(row, now)}")
             since = [times.overdue_since(holder, now) or now for holder in overdue]
             if since:
                 line += ", ", (f"overdue since {times.moment(min(since), now)}", MARK)
-            line += (". ",)
+            line += (".",)
     return line
 
 
@@ -46,11 +46,11 @@ def likeliest(rows: Sequence[Row], now: float) -> Line:
         return next(((_seen(row, now),) for row in _longest_idle(rows, now)), ())
     at, holder, row = min(ending, key=lambda each: each[0])
     if at < now:
-        return (_seen(row, now), *words.lease(holder, now))
+        return (_seen(row, now), *words.lease_end(holder, now))
     if at == times.end(holder, now):
         return (f"{row.label}, reserved until {times.moment(at, now)}",)
     idle = times.duration(holder.promise.lease.idle_s or 0.0)
-    return (f"{_seen(row, now)}, lets go after {idle} idle",)
+    return (f"{_seen(row, now)}, released after {idle} idle",)
 
 
 def last_end(row: Row, now: float) -> tuple[float, Holder] | None:

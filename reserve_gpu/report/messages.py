@@ -29,8 +29,8 @@ NESTED = (  # of a call in the midst of another one, in a handler of a signal
 PART_STAYS = "The `with` block around this has asked for a larger part, which stays reserved."
 HAS_ENDED = "This reservation has been released; ask for another one."
 ANOTHER_THREAD_WAITS = (
-    "Another thread of this process is waiting in the queue for a GPU; this one gets the same GPU "
-    "if it waits as long: wait=True."
+    "Another thread of this process waits in the queue for a GPU. To get the same GPU, wait as "
+    "well: wait=True."
 )
 
 # -- what was done ---------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def variables(environ: Mapping[str, str | None]) -> list[str]:
 
 def command_ends(until: float, now: float) -> str:
     """Say when a command will be ended."""
-    return f"Until {times.moment(until, now)}: then it gets SIGTERM, and a minute later SIGKILL."
+    return f"The command gets SIGTERM at {times.moment(until, now)}, and SIGKILL a minute later."
 
 
 def reservation(devices: Sequence[Device]) -> str:
@@ -104,7 +104,7 @@ def impossible(request: Request, rows: Sequence[Row], limit: str | None) -> str:
     if request.needed > len(rows):
         here = "is 1 GPU" if len(rows) == 1 else f"are {len(rows)} GPUs"
         here += " here, less what is excluded" if request.exclude else " here"
-        text = f"There {here}; {request.needed} are asked for."
+        text = f"There {here}; you asked for {request.needed}."
         return text if limit is None else f"{text} {limit_line(limit, len(rows))}"
     fitting = fit(rows)
     instances = [row for row in fitting if row.device.instance is not None]
@@ -157,12 +157,12 @@ def above(rows: Sequence[Row], environ: Mapping[str, str | None], face: Face) ->
     """Say that a process above this one has reserved every GPU that this one may use."""
     held = [row for row in rows if row.holders]
     head = (
-        f"{labels(held)} {words.be(len(held))} reserved already, for all that the holder has "
-        "started, and so for this process:"
+        f"{labels(held)} {words.be(len(held))} reserved already, by a process that has started "
+        "this one, and so for this one too:"
     )
     about = ("; ".join(map(words.holder, row.holders)) or reasons.reason(row) for row in rows)
     lines = [f"  {row.label}: {text}" for row, text in zip(rows, about, strict=True)]
-    way_out = f"The variables are set for that: leave out {face.program or 'reserve()'} here."
+    way_out = f"The variables are set already: leave out {face.program or 'reserve()'} here."
     return "\n".join([head, *lines, way_out, *variables(environ)])
 
 
@@ -234,7 +234,7 @@ def changed(visible: str | None, held: Sequence[Device], *, is_late: bool) -> st
     is_late: CUDA has started, so setting it right would change nothing.
     """
     how = "unset" if visible is None else f"set to {shown(visible)!r}"
-    what = f"CUDA_VISIBLE_DEVICES was {how} since"
+    what = f"CUDA_VISIBLE_DEVICES was {how} after the reservation"
     if is_late:
         return f"{what}, and CUDA has started; this kernel holds {labels(held)}"
     return f"{what}; the variables are set for {labels(held)} again"

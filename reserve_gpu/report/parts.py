@@ -110,9 +110,8 @@ def warning(
     capped = f" It is capped by {listed(caps)}, which not every program reads." if caps else ""
     return (
         f"{face.here.capitalize()} uses {used} of {device.label}, of which it has reserved {part}: "
-        f"others may run out of memory.{capped} Ask for more with "
-        f"{face.typed(more)}, or free "
-        f"memory: a restart frees all of it."
+        f"others may run out of memory.{capped} Free memory (a restart frees all of it), or ask "
+        f"for more:\n{face.typed(more)}"
     )
 
 

@@ -178,12 +178,12 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
     )
     ways = asking.whom(missing, now)
     if State.LIMITED in states:  # by what this user has, so that nobody else can help
-        ways = ("Let go of what you have there. ",)
-    if reasons.is_trouble(states, request.needed):
-        ways += (reasons.trouble(states),)
-    elif may_come_free and not has_waited:
-        ways += queueing(face.typed(request, waits=True), is_second=bool(ways))
+        ways = ("Release what you have there.",)
     lines = [ways] if ways else []
+    if reasons.is_trouble(states, request.needed):
+        lines.append((reasons.trouble(states),))
+    elif may_come_free and not has_waited:
+        lines.append(queueing(face.typed(request, waits=True), is_second=bool(ways)))
     if not request.devices and not all(row.is_mine for row in there):
         smaller = face.typed(request._replace(count=len(there)))
         lines.append((f"{len(there)} can be had now: ", (smaller, STRONG)))
@@ -192,7 +192,7 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
         lines.append((f"{size} can be had now: ", (face.typed(less), STRONG)))
     if usable := next((row for row in missing if _may_be_named(row, user)), None):
         named = face.typed(request._replace(devices=(usable.device.number,)))
-        lines.append((f"To use {usable.label} all the same, name it: ", (named, STRONG)))
+        lines.append((f"To use {usable.label} anyway, name it: ", (named, STRONG)))
     return lines
 
 

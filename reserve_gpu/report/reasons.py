@@ -28,9 +28,9 @@ MODES = {
 def reason(row: Row) -> str:
     """Return what there is to say of a device beside its state, its processes and its mode."""
     if row.would_be_taken and row.state is State.BUSY:
-        return "it would be taken all the same, as it was named"
+        return "you would get it, as you named it"
     if row.would_be_taken and row.state is State.RESERVED and not row.is_mine:
-        return "it would be shared"
+        return "you would share it"
     if row.unfit:
         return _unfit(row.device, row.unfit)
     if row.rule and row.state is State.DRAINED:  # of what is limited all is said above the devices
@@ -56,7 +56,7 @@ def cause(row: Row) -> str:
     if usage.mps:
         return f"{usage.mps} MPS client{'' if usage.mps == 1 else 's'}"
     if usage.unexplained_mib is not None:
-        return f"{gib(usage.unexplained_mib)} in use by no process that can be seen"
+        return f"{gib(usage.unexplained_mib)} in use by no visible process"
     return ""
 
 
@@ -79,7 +79,7 @@ def promisable(row: Row, unit: str) -> str:
         names = [shown(name) for name in dict.fromkeys(people)][:NAMED_SHARERS]
         return f"nothing can be promised{f': {listed(names)} gave no size' if names else ''}"
     if row.is_mine and row.state is State.FULL:
-        return f"you could have {room(mib, unit)} in all"
+        return f"your part can grow to {room(mib, unit)}"
     return f"{room(mib, unit)} can still be promised"
 
 

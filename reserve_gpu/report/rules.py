@@ -75,7 +75,7 @@ def limited(rows: Sequence[Row]) -> str:
     for row in rows:
         if row.state is State.LIMITED and row.rule:
             have = list(map(_held, row.counted)) or ["nothing else"]
-            return f"You may have no more by {named(row.rule)}: you have {listed(have)}."
+            return f"Limit reached: {named(row.rule)}. You have {listed(have)}."
     return ""
 
 
@@ -93,17 +93,14 @@ def _held(holder: Holder) -> str:
 
 def too_many(rule: Rule, request: Request) -> str:
     """Say that a rule never allows so many GPUs."""
-    return f"{_asked_for(request.needed)}; you may have no more than {named(rule)} says."
+    count = request.needed
+    return f"You asked for {count} GPU{'' if count == 1 else 's'}. The limit is {named(rule)}."
 
 
 def too_large(rule: Rule, request: Request) -> str:
     """Say that a rule never allows parts of that size."""
     size = words.size(request.needed * (request.part_mib or 0.0), request.promise.part_unit)
-    return f"Parts of {size} are asked for; you may have no more than {named(rule)} says."
-
-
-def _asked_for(count: int) -> str:
-    return f"{count} GPU{' is' if count == 1 else 's are'} asked for"
+    return f"You asked for {size} in all. The limit is {named(rule)}."
 
 
 # -- for how long ----------------------------------------------------------------------------------
@@ -113,28 +110,28 @@ def too_long(rule: Rule, asked_s: float) -> str:
     """Say that a rule allows no reservation for so long."""
     most = times.duration(rule.value)
     return (
-        f"{times.duration(asked_s)} is longer than {named(rule)} allows. Ask for {most} or less, "
-        f"or leave it out: then it is {most}."
+        f"You asked for {times.duration(asked_s)}. The limit is {named(rule)}. Ask for {most} or "
+        f"less; {most} is also the default."
     )
 
 
 def ends_anyway(rule: Rule) -> str:
     """Say that a rule ends the reservation, so that `if_wanted` can't hold."""
     return (
-        f"What you reserve ends by {named(rule)}, also where nobody waits: leave out that it ends "
-        "only if it is wanted."
+        f"The limit {named(rule)} ends a reservation even if nobody waits for it. Leave out "
+        "if_wanted (--if-wanted)."
     )
 
 
 def ends(rule: Rule, last: float) -> str:
     """Say that a reservation can't be prolonged for as long as was asked."""
     until = times.moment(last, time.time())
-    return f"It lasts until {until}: {named(rule)} counts from when it was reserved"
+    return f"The reservation lasts until {until}: {named(rule)} counts from its start"
 
 
 def is_over(rule: Rule, last: float) -> str:
     """Say that a reservation can't be prolonged at all."""
     return (
-        f"It can't be prolonged: {named(rule)} counts from when it was reserved, and that was over "
+        f"The reservation can't be prolonged: {named(rule)} counts from its start, and was reached "
         f"at {times.moment(last, time.time())}. Release it, and reserve again."
     )

@@ -110,7 +110,7 @@ def _head(status: Status) -> list[Line]:
 def _foot(status: Status) -> list[Line]:
     foot = _advice(status)
     if status.limit is not None:
-        text = " was set before: only what it lets this process see can be reserved from here."
+        text = " was set before: this process can reserve only GPUs in it."
         foot.append(((f"CUDA_VISIBLE_DEVICES={shown(status.limit)!r}", STRONG), text))
     if status.problem:
         text = f": {shown(status.problem, REASON_LIMIT)}"
@@ -143,10 +143,10 @@ def _advice(status: Status) -> list[Line]:
     states = [row.state for row in rows]
     if reasons.is_trouble(states):
         return [(reasons.trouble(states),)]
-    line: Line = ("Others wait in the queue for what would be free. ",) if free else ()
+    others: Line = ("Others wait in the queue for what would be free.",) if free else ()
     ask = asking.whom(rows, status.time)
-    line += ask + queueing(face.typed(messages.ANY, waits=True), is_second=bool(ask))
-    return [part for part in (parts.offer(rows, face), line) if part]
+    queue = queueing(face.typed(messages.ANY, waits=True), is_second=bool(ask))
+    return [line for line in (parts.offer(rows, face), others, ask, queue) if line]
 
 
 # -- for programs ----------------------------------------------------------------------------------

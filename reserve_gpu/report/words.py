@@ -120,31 +120,32 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
     if seconds is not None:
         line += (f"{',' if holder.is_over else ''} for {times.duration(seconds)}",)
     if not asks:
-        line += lease(holder, now, is_own=bool(own))
+        line += lease_end(holder, now, is_own=bool(own))
     line += more
     return line + note(holder)
 
 
-def lease(holder: Holder, now: float, *, is_own: bool = False) -> Line:
-    """`, until 18:00 or after 1 h idle, longer if nobody waits`; empty where there is no end.
+def lease_end(holder: Holder, now: float, *, is_own: bool = False) -> Line:
+    """Return `, until 18:00 or after 1 h idle, longer if nobody waits`; empty without an end.
 
-    is_own: it is this process's, which is told how much is left.
+    is_own: the holder is this process, which is told how much time is left.
     """
     if (since := times.overdue_since(holder, now)) is not None:
         return ", ", (f"overdue since {times.moment(since, now)}", MARK)
-    at, its = times.end(holder, now), holder.promise.lease
-    idle_s, is_kind = its.idle_s, its.if_wanted
+    at, lease = times.end(holder, now), holder.promise.lease
     if at is not None and at < now:
+        past = f"past {times.moment(at, now)}"
         if is_own:
-            return (f", past {times.moment(at, now)}, as nobody waits",)
-        return ", ", (f"yours since {times.moment(at, now)} if you wait", MARK)
+            return (f", {past}: kept until somebody waits",)
+        return ", ", (f"{past}: join the queue to get it", MARK)
+    idle_s = lease.idle_s
     after = None if idle_s is None or idle_s > LONGEST_S else f"after {times.duration(idle_s)} idle"
     if at is None:
-        if_wanted = " if somebody waits" if is_kind else ""
-        return (f", lets go {after}{if_wanted}",) if after else ()
+        if_wanted = " if somebody waits" if lease.if_wanted else ""
+        return (f", released {after}{if_wanted}",) if after else ()
     # Rounded: a second after `--for 4h` it is 4 h still.
     left = f" ({times.duration(at - now + times.MINUTE_S / 2)} left)" if is_own else ""
-    longer = ", longer if nobody waits" if is_kind else ""
+    longer = ", longer if nobody waits" if lease.if_wanted else ""
     return (f", until {times.moment(at, now)}{left}{f' or {after}' if after else ''}{longer}",)
 
 
@@ -184,17 +185,17 @@ def users(processes: Sequence[Process]) -> str:
 
 
 def named(rule: Rule) -> str:
-    """`gpus = 1 of [groups.students] in /etc/reserve_gpu.toml`: where somebody can look it up."""
-    return f"{rule.text} of {rule.table} in {shown(rule.file, REASON_LIMIT)}"
+    """Return `gpus = 1 ([groups.students] in /etc/reserve_gpu.toml)`."""
+    return f"{rule.text} ({rule.table} in {shown(rule.file, REASON_LIMIT)})"
 
 
 def _origin(holder: Holder) -> str:
-    """`pid 4321` where the kernel says so; else what says it, if anything does."""
+    """Return `pid 4321`, with a mark unless the kernel has confirmed it."""
     pid = f"pid {holder.pid}" if holder.pid else ""
     if holder.elsewhere:
         pid += " of another container"
-    is_word = not holder.seen and bool(holder.pid or holder.user or holder.notebook)
-    return ", ".join(filter(None, [pid, "by its own word" if is_word else ""]))
+    is_unverified = not holder.seen and bool(holder.pid or holder.user or holder.notebook)
+    return ", ".join(filter(None, [pid, "unverified" if is_unverified else ""]))
 
 
 def _part(holder: Holder) -> Line:
