@@ -99,6 +99,6 @@ class Cells:
 
 def cells() -> Cells:
     """Return the cells of this very process: a forked child runs none."""
-    known: dict[int, Cells] = host.kept("cells", dict)
+    known: dict[int, Cells] = host.survive_reload("cells", dict)
     pid = os.getpid()
     return known.get(pid) or known.setdefault(pid, Cells())

@@ -44,8 +44,8 @@ INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/
 _name: str | None = None  # what this process is called in place of its own command
 
 
-def kept(name: str, make: Callable[[], T]) -> T:
-    """Return this process's value of that name; it is made once and survives a reload.
+def survive_reload(name: str, make: Callable[[], T]) -> T:
+    """Return this process's value of that name, which is made once and survives a reload.
 
     %autoreload empties a module whose file has changed, while the locks in it stay locked. A module
     without a file is never reloaded.

@@ -138,7 +138,7 @@ class Process(NamedTuple):
     memory_mib: int | None = None  # device memory that it holds
     user: str | None = None
     command: str | None = None
-    has_reserved: bool | None = None  # it, or one that it descends from; None: it can't be seen
+    has_reserved: bool | None = None  # it or an ancestor has the device; None: not known
     kind: str = "compute"
 
 
@@ -161,9 +161,10 @@ class Usage(NamedTuple):
 
 
 class Gauges(NamedTuple):
-    """What a device shows besides, that decides nothing; of an instance the last three its GPU's.
+    """Readings for people, which decide nothing.
 
     utilisation: percent of the time. power_limit_w: above which the driver slows the GPU down.
+    Temperature and power of a MIG instance are those of its GPU.
     """
 
     utilisation: int | None = None
@@ -318,7 +319,7 @@ class Holder(NamedTuple):
     confirmed: bool = False  # the record names the same pid as the kernel
     elsewhere: bool = False  # the pid is of another PID namespace; here it means another process
     last_cell: float | None = None  # when it last ended a cell, after it took the lock
-    # Of what it has reserved, by its own word: once a GPU is lost nobody can read its UUID.
+    # The device, as the holder has noted it: once a GPU is lost nobody can read its UUID.
     label: str | None = None
     index: int | None = None  # type: ignore[assignment]
     visible: str | None = None  # its CUDA_VISIBLE_DEVICES
@@ -396,10 +397,10 @@ class Row(NamedTuple):
     is_unused: it is reserved, but no process of its holders' is on it; None if that can't be seen.
     is_unreserved_use: somebody uses it who has not reserved it; None if that can't be seen.
     awaited_by: the first in the queue who could use it.
-    room_mib: what can still be promised of its memory to who asks for a part; of one that is full
-    and its own, that and what this process has.
-    would_be_taken: an attempt could have it, and it was others that were missing.
-    rule: of one that is drained or limited. counted: what the user of a limited one has already.
+    promisable_mib: memory of which a part can still be promised; with this process's own part, if
+    that is on a full device.
+    would_be_taken: an attempt could have had it; other devices were missing.
+    rule: why it is drained or limited. counted: what the user of a limited one has already.
     """
 
     device: Device | Fault
@@ -417,7 +418,7 @@ class Row(NamedTuple):
     temperature_c: int | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
-    room_mib: float | None = None
+    promisable_mib: float | None = None
     use: State | None = None
     unfit: Unfit | None = None
     would_be_taken: bool = False

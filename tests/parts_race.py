@@ -101,7 +101,7 @@ def ask(mib: int) -> Answer:
     try:
         reservation = reserve_gpu.reserve(memory=f"{mib}MiB")
     except reserve_gpu.NoFreeDeviceError as error:
-        return Answer(None, max(row.room_mib or 0.0 for row in error.rows))
+        return Answer(None, max(row.promisable_mib or 0.0 for row in error.rows))
     assert reservation.environ["CUDA_DEVICE_MEMORY"] == str(mib)
     return Answer(reservation.devices[0].index)
 

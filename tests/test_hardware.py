@@ -341,7 +341,7 @@ ROOM = """
 (row,) = [row for row in reserve_gpu.status().rows if row.device.number == {index!r}]
 most_mib = row.device.memory_mib - (row.device.reserve_mib or 0)
 try: reserve_gpu.reserve({index!r}, memory=f'{{most_mib}}MiB')
-except reserve_gpu.NoFreeDeviceError as error: left = error.rows[0].room_mib
+except reserve_gpu.NoFreeDeviceError as error: left = error.rows[0].promisable_mib
 left
 """
 # What the holder of a part uses, None where that can't be seen.

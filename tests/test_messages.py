@@ -1113,16 +1113,16 @@ def test_warnings(warning: str, expected: str) -> None:
 
 TEN_GB = Request(share=True, promise=Promise(Size(1e10 / 2**20, "GB")))
 A_PART = ALICE._replace(promise=Promise(Size(4e10 / 2**20, "GB")))
-FULL_GPU = Row(GPU0, State.FULL, COMPUTED_ON, holders=(A_PART, BOB), room_mib=5999.0)
+FULL_GPU = Row(GPU0, State.FULL, COMPUTED_ON, holders=(A_PART, BOB), promisable_mib=5999.0)
 
 
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
         (FULL_GPU, "6.2 GB can still be promised"),
-        (FULL_GPU._replace(room_mib=0.0), "nothing can be promised: bob gave no size"),
-        (FULL_GPU._replace(room_mib=0.2, holders=(A_PART,)), "nothing can be promised"),
-        (FULL_GPU._replace(room_mib=50.0), "0.052 GB can still be promised"),
+        (FULL_GPU._replace(promisable_mib=0.0), "nothing can be promised: bob gave no size"),
+        (FULL_GPU._replace(promisable_mib=0.2, holders=(A_PART,)), "nothing can be promised"),
+        (FULL_GPU._replace(promisable_mib=50.0), "0.052 GB can still be promised"),
         (FULL_GPU._replace(is_mine=True), "your part can grow to 6.2 GB"),
     ],
 )
@@ -1136,7 +1136,7 @@ def test_full(row: Row, expected: str) -> None:
     ("rows", "request_", "expected"),
     [
         (
-            [FULL_GPU, FULL_GPU._replace(device=GPU2, room_mib=7000.0)],
+            [FULL_GPU, FULL_GPU._replace(device=GPU2, promisable_mib=7000.0)],
             TEN_GB,
             "No GPU has room for 10 GB: the most is 7.3 GB on GPU2.",
         ),
@@ -1168,12 +1168,12 @@ def test_headline_of_parts(rows: list[Row], request_: Request, expected: str) ->
     ("rows", "count", "expected"),
     [
         ([FULL_GPU], 1, "6.2GB"),
-        ([FULL_GPU, FULL_GPU._replace(room_mib=8000.0)], 1, "8.3GB"),
-        ([FULL_GPU, FULL_GPU._replace(room_mib=8000.0)], 2, "6.2GB"),
+        ([FULL_GPU, FULL_GPU._replace(promisable_mib=8000.0)], 1, "8.3GB"),
+        ([FULL_GPU, FULL_GPU._replace(promisable_mib=8000.0)], 2, "6.2GB"),
         ([FULL_GPU, Row(GPU1, State.FREE, would_be_taken=True)], 2, "6.2GB"),
         ([FULL_GPU, FULL_GPU._replace(device=PART)], 2, None),  # not together
         ([FULL_GPU, RESERVED], 2, None),
-        ([FULL_GPU._replace(room_mib=1000.0)], 1, None),  # a program would hardly start in that
+        ([FULL_GPU._replace(promisable_mib=1000.0)], 1, None),  # no program starts in that
         ([RESERVED], 1, None),
     ],
 )

@@ -669,7 +669,7 @@ RESERVED = [row._replace(state=State.RESERVED, holders=(ALICE,)) for row in FREE
 AWAITED = [row._replace(awaited_by=CAROL) for row in FREE]
 UNUSED = [row._replace(is_unused=True) for row in RESERVED]
 IN_PARTS = RESERVED[1]._replace(
-    holders=(ALICE._replace(promise=Promise(Size(2048.0))),), room_mib=12000.0
+    holders=(ALICE._replace(promise=Promise(Size(2048.0))),), promisable_mib=12000.0
 )
 PART = Device(1, "MIG-1", "Tesla T4 MIG 1g.5gb", memory_mib=4864, instance=2)
 
@@ -717,18 +717,18 @@ HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
         ["Get a part of a GPU with %reserve_gpu --memory 10GiB", QUEUE],
     ),
     "room for a smaller part": (
-        (IN_PARTS._replace(room_mib=6666.0),),
+        (IN_PARTS._replace(promisable_mib=6666.0),),
         "GPU1 is not free.",
         ["Get a part of a GPU with %reserve_gpu --memory 6.5GiB", QUEUE],
     ),
     "too little room for a part": (
-        (IN_PARTS._replace(room_mib=1000.0),), "GPU1 is not free.", [QUEUE]
+        (IN_PARTS._replace(promisable_mib=1000.0),), "GPU1 is not free.", [QUEUE]
     ),
     "room that somebody waits for": (
         (IN_PARTS._replace(awaited_by=CAROL),), "GPU1 is not free.", [QUEUE]
     ),
     "room beside strangers": (
-        (FREE[0]._replace(state=State.BUSY, room_mib=9000.0),), "GPU0 is not free.", [QUEUE]
+        (FREE[0]._replace(state=State.BUSY, promisable_mib=9000.0),), "GPU0 is not free.", [QUEUE]
     ),
     "ours": (
         (RESERVED[0]._replace(is_mine=True), FREE[1]), "1 of 2 GPUs is free: GPU1.", []

@@ -105,7 +105,7 @@ def idle_s(row: Row, now: float) -> float | None:
 def is_in_parts(row: Row) -> bool:
     """Tell whether somebody was promised a part of the device, or wants one and finds it full."""
     has_parts = any(holder.part_mib is not None for holder in row.holders)
-    return row.room_mib is not None and (has_parts or row.state is State.FULL)
+    return row.promisable_mib is not None and (has_parts or row.state is State.FULL)
 
 
 def _entry(row: Row, view: View) -> Entry:
@@ -139,7 +139,7 @@ def _taken(row: Row) -> float | None:
     device = row.device
     if not isinstance(device, Device) or not device.memory_mib or not is_in_parts(row):
         return None
-    left_mib = (row.room_mib or 0.0) + (device.reserve_mib or 0)
+    left_mib = (row.promisable_mib or 0.0) + (device.reserve_mib or 0)
     return min(1.0, max(0.0, 1 - left_mib / device.memory_mib))
 
 

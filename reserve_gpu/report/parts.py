@@ -27,7 +27,7 @@ def offer(rows: Sequence[Row], face: Face) -> Line:
     Nothing is offered of a device that somebody waits for.
     """
     rooms = [
-        row.room_mib or 0.0
+        row.promisable_mib or 0.0
         for row in rows
         if row.state is State.RESERVED and row.holders and not row.awaited_by
     ]
@@ -52,8 +52,8 @@ def no_room(request: Request, rows: Sequence[Row]) -> str:
         there, total = sum(row.would_be_taken for row in rows), len(rows)
         has = f"{there or 'none'} of {total} {'have' if there > 1 else 'has'}"
         return f"Not enough GPU devices have room for {wanted}: {has}, {request.needed} are needed."
-    most = max(full, key=lambda row: row.room_mib or 0.0)
-    room = words.room(most.room_mib or 0.0, request.promise.part_unit)
+    most = max(full, key=lambda row: row.promisable_mib or 0.0)
+    room = words.room(most.promisable_mib or 0.0, request.promise.part_unit)
     if request.devices:
         return f"{most.label} has no room for {wanted}: {room} at most."
     return f"No GPU has room for {wanted}: the most is {room} on {most.label}."
@@ -66,7 +66,7 @@ def smaller(request: Request, rows: Sequence[Row]) -> Request | None:
     most_mib = 0.0
     for is_whole in (True, False):  # CUDA gives a process whole GPUs or MIG instances, not both
         rooms = sorted(
-            (_room_mib(row, request.part_mib) for row in rows
+            (_promisable_mib(row, request.part_mib) for row in rows
              if (row.device.instance is None) is is_whole),
             reverse=True,
         )  # fmt: skip
@@ -120,10 +120,10 @@ def _with_part(request: Request, part_mib: float) -> Request:
     return request._replace(promise=promise._replace(size=Size(part_mib, promise.part_unit)))
 
 
-def _room_mib(row: Row, part_mib: float) -> float:
+def _promisable_mib(row: Row, part_mib: float) -> float:
     if row.would_be_taken:
         return part_mib
-    return row.room_mib or 0.0 if row.state is State.FULL else 0.0
+    return row.promisable_mib or 0.0 if row.state is State.FULL else 0.0
 
 
 def _rounded_up(mib: float, unit: str) -> float:

@@ -236,7 +236,7 @@ def awaited(waiting: Waiting) -> str:
 def _who(row: Row, unit: str) -> str:
     """Return who has a device, in a word; of one that is full, for how much it has room."""
     if row.state is State.FULL:
-        return f"has room for {words.room(row.room_mib or 0.0, unit)}"
+        return f"has room for {words.room(row.promisable_mib or 0.0, unit)}"
     user = row.holders[0].user if row.holders else None
     return shown(user) if user and row.state is State.RESERVED else row.state.value
 

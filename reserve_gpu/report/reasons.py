@@ -73,7 +73,7 @@ def use(row: Row) -> str:
 
 def promisable(row: Row, unit: str) -> str:
     """Return `34.2 GiB can still be promised` of a device, or why nothing can."""
-    mib = row.room_mib or 0.0
+    mib = row.promisable_mib or 0.0
     if not rounded_down(mib, unit):
         people = [holder.user or "somebody" for holder in row.holders if holder.part_mib is None]
         names = [shown(name) for name in dict.fromkeys(people)][:NAMED_SHARERS]

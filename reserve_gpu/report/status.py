@@ -171,7 +171,7 @@ def _row_dict(row: Row, status: Status) -> dict[str, Any]:
         "bus_id": device.bus_id if device else None,
         "memory_total_mib": device.memory_mib if device else None,
         "memory_used_mib": row.usage.used_mib if row.usage else None,
-        "memory_promisable_mib": row.room_mib,
+        "memory_promisable_mib": row.promisable_mib,
         "utilisation_percent": row.utilisation,
         "temperature_c": row.temperature_c,
         "power_w": row.power_w,

@@ -267,7 +267,7 @@ def _look(claim: Claim, device: Device, lock: Lock, queue: Place, limit_s: float
         row = row._replace(holders=sharers)
     elif room := parts.room(device, reading, *shares):
         sharers, own = room.sharers, _own(claim, device)
-        row = row._replace(holders=own + sharers, is_mine=bool(own), room_mib=room.most_mib)
+        row = row._replace(holders=own + sharers, is_mine=bool(own), promisable_mib=room.most_mib)
     else:
         return row._replace(state=State.UNKNOWN, use=State.UNKNOWN)
     is_open = policy.is_to_be_taken(request, use, reading, is_shared=bool(sharers))
