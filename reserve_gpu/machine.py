@@ -227,11 +227,11 @@ def _used(nvml: Nvml, row: Row, listed: Sequence[Process], *, is_complete: bool 
     is_complete: there are no other holders.
     """
     holders = host.with_uses(row.holders, listed) if nvml.sees_all else row.holders
-    seen = identified(nvml, listed, holders, is_complete=is_complete)
+    processes = identified(nvml, listed, holders, is_complete=is_complete)
     row = row._replace(
         holders=holders,
-        processes=tuple(process for process in seen if process.kind != GRAPHICS),
-        graphics=tuple(process for process in seen if process.kind == GRAPHICS),
+        processes=tuple(process for process in processes if process.kind != GRAPHICS),
+        graphics=tuple(process for process in processes if process.kind == GRAPHICS),
     )
     return row._replace(
         is_unused=is_unused(row.usage, row.processes) if row.holders and row.usage else False,

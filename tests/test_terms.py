@@ -112,7 +112,7 @@ def test_until_when(terms: Lease, others: str, own: str) -> None:
     holder = with_lease(ALICE, terms)
     line = words.holder_line(holder, NOW)
     assert words.plain(line) == f"alice, train.ipynb (pid 4321000) for 2 h{others}: thesis"
-    line = words.holder_line(holder, NOW, own="this kernel")
+    line = words.holder_line(holder, NOW, this_process="this kernel")
     assert words.plain(line).endswith(f" for 2 h{own}: thesis")
 
 

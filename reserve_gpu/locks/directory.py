@@ -331,11 +331,11 @@ def _share_prefix(uuid: str) -> str:
 
 
 def _mutex_message(pids: list[int | None], waited_s: float) -> str:
-    seen = dict.fromkeys(pid for pid in pids if pid)
-    names = [f"process {pid} of {host.user_of(pid) or 'an unknown user'}" for pid in seen]
+    distinct = dict.fromkeys(pid for pid in pids if pid)
+    names = [f"process {pid} of {host.user_of(pid) or 'an unknown user'}" for pid in distinct]
     who = ", ".join(names) or "a process that can't be seen from here"
     return (
-        f"Other reservations have been under way for {waited_s:.0f} s, by {who}. If the NVIDIA "
-        "driver hangs there, that process must end before anybody can reserve a GPU; else try "
-        "again."
+        f"Other reservations have been under way for {waited_s:.0f} s, by {who}. Try again. If "
+        "that does not help, the NVIDIA driver hangs in that process, which must end before "
+        "anybody can reserve a GPU."
     )

@@ -61,12 +61,12 @@ class Layout(NamedTuple):
 class View(NamedTuple):
     """What a picture is made for.
 
-    now: in seconds since the epoch. own: how this process is called.
-    unit: in which is told for how much a device has room.
+    now: in seconds since the epoch. this_process: what this process is called.
+    unit: of the memory that can still be promised.
     """
 
     now: float
-    own: str = ""
+    this_process: str = ""
     unit: str = "GiB"
 
 
@@ -182,9 +182,8 @@ def _holder(row: Row, holder: Holder, view: View) -> Line:
     is_new = row.is_mine and (seconds is None or seconds < NEW_S)
     if row.is_unused and not is_new:
         idle = ", ", (times.idle(seconds), MARK)
-    is_own = row.is_mine and holder is row.holders[0]
-    own = view.own if is_own else ""
-    return what + words.holder_line(holder, view.now, more=idle, own=own)
+    this_process = view.this_process if row.is_mine and holder is row.holders[0] else ""
+    return what + words.holder_line(holder, view.now, more=idle, this_process=this_process)
 
 
 def _uses(row: Row) -> list[Line]:

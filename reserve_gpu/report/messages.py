@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 ANY = Request()  # a GPU, whichever
 # What only programs get to know.
-NESTED = (  # of a call in the midst of another one, in a handler of a signal
-    "This process is reserving, releasing or looking already; it can't reserve in the midst of "
-    "that. Try again when it is done."
+NESTED = (  # a handler of a signal makes a call while another call runs
+    "This process is reserving, releasing or looking already, and a handler of a signal has "
+    "interrupted that. Try again when it is done."
 )
 PART_STAYS = "The `with` block around this has asked for a larger part, which stays reserved."
 HAS_ENDED = "This reservation has been released; ask for another one."
@@ -146,9 +146,9 @@ def _unfit(request: Request, group: Sequence[Row], total: int) -> str:
         models = Counter(shown(device.name or "without a name") for device in devices)
         short = {name.removeprefix("NVIDIA "): count for name, count in models.items()}
         if is_all:
-            there = listed([f"{count} {name}" for name, count in short.items()])
+            models_here = listed([f"{count} {name}" for name, count in short.items()])
             wanted = f"none has {shown(request.model)!r} in its name"
-            return f"{wanted}; there {words.be(len(group))} {there}"
+            return f"{wanted}; there {words.be(len(group))} {models_here}"
         return f"{labels(group)} {words.be(len(group))} called {listed([*short])}"
     return "; ".join(f"{row.label} {reasons.reason(row)}" for row in group)
 

@@ -49,8 +49,8 @@ def no_room(request: Request, rows: Sequence[Row]) -> str:
         return ""
     wanted = words.size(request.part_mib, request.promise.part_unit)
     if request.needed > 1:
-        there, total = sum(row.would_be_taken for row in rows), len(rows)
-        has = f"{there or 'none'} of {total} {'have' if there > 1 else 'has'}"
+        enough, total = sum(row.would_be_taken for row in rows), len(rows)
+        has = f"{enough or 'none'} of {total} {'have' if enough > 1 else 'has'}"
         return f"Not enough GPU devices have room for {wanted}: {has}, {request.needed} are needed."
     most = max(full, key=lambda row: row.promisable_mib or 0.0)
     room = words.room(most.promisable_mib or 0.0, request.promise.part_unit)

@@ -113,7 +113,7 @@ def refusal(  # noqa: PLR0913 - the last ones are keywords
 ) -> Picture:
     """Show why nothing was reserved, device by device, and what can be done.
 
-    kept: what stays reserved. limit: the CUDA_VISIBLE_DEVICES from outside, if there is one.
+    kept: what stays reserved. limit: the inherited CUDA_VISIBLE_DEVICES, if there is one.
     waited_s: the time in seconds that was allowed for waiting, None if nobody waited.
     user: who asks; a GPU that only this user's own processes use may be taken by name.
     problems: what is wrong in the administrator's file.
@@ -140,14 +140,14 @@ def _none_free(request: Request, rows: Sequence[Row]) -> str:
         return no_room
     states = [row.state for row in fit if not (row.is_mine and row.would_be_taken)]
     total, free = len(states), states.count(State.FREE)
-    had = len(fit) - total
-    what = f"{'other ' if had else ''}free GPU devices"
+    kept = len(fit) - total
+    what = f"{'other ' if kept else ''}free GPU devices"
     if not total:
         return f"No {what}."
     if free:
-        needed = request.needed - had
-        there = f"{free} of {total} {words.be(free)} free"
-        return f"Not enough {what}: {there}, {needed} {words.be(needed)} needed."
+        needed = request.needed - kept
+        available = f"{free} of {total} {words.be(free)} free"
+        return f"Not enough {what}: {available}, {needed} {words.be(needed)} needed."
     in_use = sum(state in IN_USE for state in states)
     awaited = " or awaited" if State.AWAITED in states else ""
     counts = [f"{in_use} of {total} {words.be(in_use)} in use{awaited}"] if in_use else []
@@ -171,7 +171,7 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
     """
     states = [row.state for row in messages.fit(rows)]
     missing = [row for row in rows if not row.would_be_taken]
-    there = [row for row in rows if row.would_be_taken]
+    available = [row for row in rows if row.would_be_taken]
     may_come_free = any(
         row.state in (*IN_USE, State.LIMITED) or (row.state is State.UNKNOWN and not row.reason)
         for row in missing
@@ -184,9 +184,9 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
         lines.append((reasons.trouble(states),))
     elif may_come_free and not has_waited:
         lines.append(queueing(face.typed(request, waits=True), is_second=bool(ways)))
-    if not request.devices and not all(row.is_mine for row in there):
-        smaller = face.typed(request._replace(count=len(there)))
-        lines.append((f"{len(there)} can be had now: ", (smaller, STRONG)))
+    if not request.devices and not all(row.is_mine for row in available):
+        smaller = face.typed(request._replace(count=len(available)))
+        lines.append((f"{len(available)} can be had now: ", (smaller, STRONG)))
     if less := parts.smaller(request, messages.fit(rows)):
         size = words.size(less.part_mib or 0.0, less.promise.part_unit)
         lines.append((f"{size} can be had now: ", (face.typed(less), STRONG)))

@@ -34,8 +34,8 @@ def foot(rules: Rules | None, rows: Sequence[Row]) -> list[Line]:
         return []
     file = shown(rules.file, REASON_LIMIT)
     lines: list[Line] = []
-    if said := [words_ for words_ in _limits(rules) if words_]:
-        lines.append(((f"Rules for {shown(rules.user)}", STRONG), f" ({file}): {', '.join(said)}."))
+    if limits := ", ".join(filter(None, _limits(rules))):
+        lines.append(((f"Rules for {shown(rules.user)}", STRONG), f" ({file}): {limits}."))
     drained = [
         f"{file}, [devices]: drain: {shown(name)!r} means no GPU here, or several."
         for name in unmatched(rules, rows)

@@ -12,7 +12,7 @@ from reserve_gpu.report import rules as ruled
 from reserve_gpu.report.faces import PYTHON, Face
 from reserve_gpu.report.layout import Layout, View
 from reserve_gpu.report.pictures import Picture, queueing
-from reserve_gpu.report.words import MARK, STRONG, listed
+from reserve_gpu.report.words import MARK, STRONG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Status(NamedTuple):
     rows: one for each device. waiting: the queue, the first one first.
     problem: why nothing, or not all, is known of reservations.
     time: in seconds since the epoch. host: the machine's name.
-    limit: the CUDA_VISIBLE_DEVICES from outside, which limits what this process can reserve.
+    limit: the inherited CUDA_VISIBLE_DEVICES, which limits what this process can reserve.
     face: where it is read, which decides how hints are typed.
     rules: the administrator's, for who looks.
     """
@@ -102,8 +102,8 @@ def _head(status: Status) -> list[Line]:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.time))
     about = (f"  {shown(status.host)}, {when}", words.FAINT)
     lines: list[Line] = [*ruled.head(status.rules), ((_free(status.rows), STRONG), about)]
-    if own := [row.label for row in status.rows if row.is_mine]:
-        lines.append(((f"{status.face.here.capitalize()} has {listed(own)}.", MARK),))
+    if mine := [row for row in status.rows if row.is_mine]:
+        lines.append(((f"{status.face.here.capitalize()} has {words.labels(mine)}.", MARK),))
     return lines
 
 
@@ -119,14 +119,14 @@ def _foot(status: Status) -> list[Line]:
 
 
 def _free(rows: Sequence[Row]) -> str:
-    free = [r.label for r in rows if r.state is State.FREE and not layout.is_awaited(r)]
+    free = [row for row in rows if row.state is State.FREE and not layout.is_awaited(row)]
     if not rows:
         return "There is no GPU."
     is_split = any(row.device.instance is not None for row in rows)
     what = f"{len(rows)} {'device' if is_split else 'GPU'}{'' if len(rows) == 1 else 's'}"
     if not free:
         return f"None of {what} is free." if len(rows) > 1 else f"{rows[0].label} is not free."
-    return f"{len(free)} of {what} {words.be(len(free))} free: {listed(free)}."
+    return f"{len(free)} of {what} {words.be(len(free))} free: {words.labels(free)}."
 
 
 def _advice(status: Status) -> list[Line]:

@@ -98,16 +98,16 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
     *,
     asks: str = "",
     more: Line = (),
-    own: str = "",
+    this_process: str = "",
 ) -> Line:
     """Return the same with styles.
 
     asks: of a waiter, what it waits for. more: what follows, before the note.
-    own: what this process is called, if it is the holder.
+    this_process: what this process is called, if it is the holder.
     """
     line: Line = ((what, FAINT),) if what else ()
-    if own:
-        line += (own, MARK), ": "
+    if this_process:
+        line += (this_process, MARK), ": "
     line += ((shown(holder.user or "somebody"), STRONG),)
     if name := holder.notebook or holder.command:
         line += ", ", (shown(name, NOTEBOOK_LIMIT), STRONG)
@@ -120,7 +120,7 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
     if seconds is not None:
         line += (f"{',' if holder.is_over else ''} for {times.duration(seconds)}",)
     if not asks:
-        line += lease_end(holder, now, is_own=bool(own))
+        line += lease_end(holder, now, is_own=bool(this_process))
     line += more
     return line + note(holder)
 
