@@ -161,10 +161,9 @@ class Usage(NamedTuple):
 
 
 class Gauges(NamedTuple):
-    """Readings for people, which decide nothing.
+    """Readings that decide nothing; a MIG instance has the temperature and power of its GPU.
 
     utilisation: percent of the time. power_limit_w: above which the driver slows the GPU down.
-    Temperature and power of a MIG instance are those of its GPU.
     """
 
     utilisation: int | None = None

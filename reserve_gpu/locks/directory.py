@@ -322,7 +322,7 @@ def default_path() -> str:
                 return f"{place}/{NAME}"
     raise LockError(
         f"None of {', '.join(PLACES)} is a directory that every user may write to (mode 1777). "
-        f"Set {host.LOCK_DIRECTORY} to a directory that all users of this machine share."
+        f"{files.SET_ANOTHER}"
     )
 
 

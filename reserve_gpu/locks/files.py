@@ -179,10 +179,7 @@ def _is_young(directory: int, name: str) -> bool:
 
 def _directory_message(path: str, error: OSError) -> str:
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
-        return (
-            f"The lock directory {path} is a link or no directory. Set RESERVE_GPU_LOCK_DIR to a "
-            "directory that all users of this machine share."
-        )
+        return f"The lock directory {path} is a link or no directory. {SET_ANOTHER}"
     return f"The lock directory {path} can't be used: {error.strerror}. {SET_ANOTHER}"
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import LockError
-from reserve_gpu.locks import descriptors
+from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
 from reserve_gpu.locks.descriptors import NONE
 
@@ -82,9 +82,8 @@ class Lock:
 
     def stands(self) -> bool:
         """Tell whether the locked file is still the one that others find under its name."""
-        with suppress(OSError):
-            there = os.stat(self.path, follow_symlinks=False)
-            return os.path.samestat(there, os.fstat(self.descriptor))
+        with suppress(OSError):  # other code has closed the descriptor
+            return files.is_current(NONE, self.path, self.descriptor)
         return False
 
     def keep_over_exec(self) -> None:

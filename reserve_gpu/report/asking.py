@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 
 def whom(rows: Sequence[Row], now: float) -> Line:
-    """Return whom to ask: holders of idle devices, the longest idle first, then overdue ones.
-
-    Of the holders who have just reserved, at most one is named.
-    """
+    """Return whom to ask: holders of idle devices, the longest idle first, then overdue ones."""
     line: Line = ()
     idle = _longest_idle(rows, now)
     late = [row for row in _others(rows) if row not in idle and _overdue(row, now)]
@@ -54,10 +51,9 @@ def likeliest(rows: Sequence[Row], now: float) -> Line:
 
 
 def last_end(row: Row, now: float) -> tuple[float, Holder] | None:
-    """Return when the last of a device's holders is expected to release it, and that holder.
+    """Return when a device's last holder is expected to release it, and who; None without an end.
 
-    None if one of them has no end. If the moment is past, that holder is overdue, or releases it
-    once somebody waits.
+    If the moment is past, the holder is overdue, or releases it once somebody waits.
     """
     ends = [(_end(holder, row, now), holder) for holder in row.holders]
     known = [(at, holder) for at, holder in ends if at is not None]

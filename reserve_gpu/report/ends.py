@@ -37,9 +37,9 @@ class End(NamedTuple):
     @property
     def prolong(self) -> str:
         """Return what to type to hold it for longer, as it was asked for."""
-        if self.is_by_idleness:
-            return self.face.typed(_asking(Lease(idle_s=self.lease.idle_s)))
-        return self.face.typed(_asking(Lease(lasts_s=2.0 * HOUR_S)))
+        is_idle = self.is_by_idleness
+        lease = Lease(idle_s=self.lease.idle_s) if is_idle else Lease(lasts_s=2.0 * HOUR_S)
+        return self.face.typed(Request(promise=Promise(lease=lease)))
 
     @property
     def is_by_idleness(self) -> bool:
@@ -112,10 +112,6 @@ def _clock(at: float, now: float) -> str:
     """Return a moment, with its seconds where it is near."""
     is_near = at - now < NEAR_S
     return time.strftime("%H:%M:%S", time.localtime(at)) if is_near else times.moment(at, now)
-
-
-def _asking(lease: Lease) -> Request:
-    return Request(promise=Promise(lease=lease))
 
 
 def _to_keep(end: End) -> str:

@@ -192,10 +192,9 @@ def _uses(row: Row) -> list[Line]:
     A holder's own processes are left out: the holder has a line already.
     """
     processes = _by_memory(row.processes)
-    if not row.holders and row.is_unreserved_use:
-        return [(("no reservation: ", MARK), words.users(processes))] if processes else []
-    if not row.holders:  # whose processes these are can't be seen
-        return [(("used by ", FAINT), words.users(processes))] if processes else []
+    if not row.holders:
+        title = ("no reservation: ", MARK) if row.is_unreserved_use else ("used by ", FAINT)
+        return [(title, words.users(processes))] if processes else []
     kinds = ((None, ("used by ", FAINT)), (False, ("without a reservation: ", MARK)))
     return [
         (title, words.users(those))

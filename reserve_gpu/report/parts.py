@@ -82,9 +82,8 @@ def over(
 ) -> frozenset[Device]:
     """Return the devices on which this process uses more than it was promised.
 
-    uses: in MiB, by this process and its children; where it is None, as it can't be read, the
-    device stays as it was before. part_mib: what was promised of each. before: the devices that
-    were over at the last look.
+    uses: in MiB, by this process and its children; None if it can't be read: then the device
+    stays as it was before. part_mib: promised of each. before: those over at the last look.
     """
     return frozenset(
         device
