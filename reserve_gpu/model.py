@@ -1,4 +1,4 @@
-"""The values that are talked about: devices, what uses them, who holds them, what is asked for.
+"""The values: devices, their use, their holders, requests, rules and the queue.
 
 All of them are plain and immutable, and cheap to define, as every shell loads them. `None` always
 means "not reported", never zero. Memory is in MiB, and moments are in seconds since the epoch
@@ -186,7 +186,7 @@ class Lease(NamedTuple):
     until: up to that moment.
     idle_s: until nothing has run, and nothing has used the device, for so long.
     if_wanted: not before somebody waits who could use it.
-    end_kernel: end the process where nothing else frees the memory.
+    end_kernel: end the process if nothing else frees the memory.
     is_strict: end it in the midst of a cell too; only an administrator's rule says so.
     """
 
@@ -264,10 +264,10 @@ class Who(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """One line of the administrator's file that holds for who asks.
+    """One line of the administrator's file that applies to a user.
 
-    text: as it stands there, `time = "24h"`. table: it stands under, `[users.alice]`. file: its
-    path. value: the larger, the more generous: a number, MiB, seconds, or whether CUDA saves one.
+    text: the line, `time = "24h"`. table: its table, `[users.alice]`. file: its path.
+    value: a number, MiB, seconds, or 1 for `after_cuda = "warn"`; a larger one is more generous.
     unit: of a size of memory.
     """
 
@@ -279,11 +279,11 @@ class Rule(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What the administrator's file says to who asks; None where it says nothing.
+    """The rules of the administrator's file for one user; None for each rule that it does not have.
 
-    user: who asks. message: for all to read. gpus, memory, time_s, idle_s, after_cuda: the limits,
-    as docs/rules.md has them. drain: which devices are not handed out, and their names.
-    problems: what is wrong in the file, a line for each. unknown: groups that are none here.
+    message: for all to read. gpus, memory, time, idle, after_cuda: the limits, as docs/rules.md has
+    them. drain, drained: the rule that devices are not handed out, and their names. problems: what
+    is wrong in the file, a line for each. unknown: a line for each group that is not known here.
     """
 
     file: str
@@ -301,11 +301,11 @@ class Rules(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """The process that has a lock, and what it says of itself.
+    """The process that has a lock, and its record.
 
-    Where `seen`, the kernel's own list of locks names the pid, and the user is that process's. The
-    rest was written by somebody else, perhaps by another than the holder: it is shown, made fit to
-    print, and never decides anything.
+    If `seen`, the kernel's list of locks names the pid, and the user is that process's. The rest
+    is from the record, which another process than the holder may have written. It is shown, made
+    fit to print, and never decides anything.
     """
 
     pid: int | None = None
@@ -366,7 +366,7 @@ class Request(NamedTuple):
     """What is asked for."""
 
     devices: tuple[str, ...] = ()  # as typed; none for "any"
-    # Where none are named; None for "one, or all that I have already".
+    # If no device is named; None for "one, or all that I have already".
     count: int | None = None  # type: ignore[assignment]
     min_memory_mib: float = 0.0  # total memory of each
     memory_unit: str = "GiB"  # in which that was asked for
@@ -387,11 +387,11 @@ class Request(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One device: how it stands, who has it and what uses it; of an attempt, why it was not taken.
+    """One device: its state, holders and use; in a refusal, also why it was not taken.
 
-    usage: the reading that decided, or that there is beside the state. use: what it comes to alone.
-    reason: why the device can't be used, or be asked, as the driver or the system says.
-    holders: who has reserved it, several where they share it; this process first.
+    usage: the reading of its use. use: the state by that reading alone, as `judge` gives it.
+    reason: why the device can't be used or read, as the driver or the system says.
+    holders: several if they share it; this process first.
     is_mine: this process is one of them.
     is_unused: it is reserved, but no process of its holders' is on it; None if that can't be seen.
     is_unreserved_use: somebody uses it who has not reserved it; None if that can't be seen.

@@ -333,7 +333,10 @@ def test_others_gpus_are_not_touched(
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
     rows = check()
     assert list(states(rows).values()) == ["other devices"] * (len(keys) + 1)
-    assert all(rows[name]["reason"].endswith("since; reserve again") for name in states(rows))
+    assert all(
+        rows[name]["reason"].endswith("after the reservation; reserve again")
+        for name in states(rows)
+    )
     assert rows["JAX"]["sees"][0]["label"] == "GPU0"
     assert not [call for call in here.calls() if "PrimaryCtx" in call]
 

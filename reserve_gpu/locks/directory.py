@@ -134,9 +134,9 @@ class LockDirectory:
         raise LockError(f"Other processes replace {path} again and again.")
 
     def take(self, uuid: str, *, share: bool, own: Lock | None = None) -> Lock | Holder:
-        """Lock a device, whole or as one who shares it, or say who has it; under the mutex.
+        """Lock a device, whole or as a sharer, or return who has it; under the mutex.
 
-        own: the lock that this process has on the device, which refuses nothing to itself.
+        own: the lock that this process has on the device already, which does not count against it.
         Raises LockError.
         """
         name, prefix = lock_name(uuid), _share_prefix(uuid)
@@ -187,7 +187,7 @@ class LockDirectory:
         return tuple(map(self.holders.of, self._living(_share_prefix(uuid), besides)))
 
     def holders_besides(self, uuids: Collection[str]) -> tuple[Holder, ...]:
-        """Return the holders of what is none of these devices, perhaps a lost one; under the mutex.
+        """Return the holders of all other devices, perhaps of lost ones; under the mutex.
 
         Anybody may have made such a file, so this is for people to read. Raises LockError.
         """
@@ -269,7 +269,7 @@ class LockDirectory:
 
     @property
     def holders(self) -> Holders:
-        """Return who has what; under the mutex it is read once, as others change nothing."""
+        """Return the reader of holders; under the mutex one is enough, as others change nothing."""
         return self._holders or Holders(self.path, self.descriptor, self._device)
 
     def _living(self, prefix: str, besides: Collection[str] = ()) -> Iterator[str]:

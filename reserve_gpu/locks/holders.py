@@ -1,7 +1,7 @@
-"""Who has a lock, in names: by the kernel's list of locks, and by the record in the file.
+"""Name the holder of a lock: by the kernel's list of locks, and by the record in the file.
 
-Nothing is decided by either. The list is no snapshot and may miss a lock; it shows nothing of other
-PID namespaces. The record was written by somebody else, and is read with suspicion.
+Neither decides anything. The list is no snapshot and may miss a lock; it shows nothing of other PID
+namespaces. Another process has written the record, so it is read with suspicion.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Holders:
         return self._names
 
     def of(self, name: str) -> Holder:
-        """Return who has the file of that name locked, as far as that is known: somebody has."""
+        """Return the holder of a file that is known to be locked, as far as it can be seen."""
         record, status = self._record(name)
         holder = Holder() if status is None else self._holder(record, status)
         if not is_sharers(name):  # anybody may write into the file of a whole device
@@ -56,7 +56,7 @@ class Holders:
         return holder._replace(file=name)
 
     def ticket(self, name: str) -> Ticket:
-        """Return the ticket in the file of that name, which somebody who waits has locked."""
+        """Return the ticket in a file that a waiter has locked."""
         record, status = self._record(name)
         if status is None:
             return Ticket(0, name, None, Holder())

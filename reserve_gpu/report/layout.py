@@ -29,8 +29,8 @@ NEW_S = 600.0  # a reservation of one's own is not called idle in its first minu
 class Entry(NamedTuple):
     """One device: what each column says.
 
-    share: of the memory that is in use, 0 to 1. taken: the same with what was promised besides,
-    None where nothing was. state: None for a GPU that is split by MIG.
+    share: of the memory that is in use, 0 to 1. taken: the same plus what is promised but not in
+    use; None if nothing is promised. state: None for a GPU that is split by MIG.
     heat: temperature and power. more: lines below it. is_instance: it stands under its GPU.
     is_mine: this process has reserved it.
     """

@@ -209,9 +209,9 @@ def _may_be_named(row: Row, user: str | None) -> bool:
 
 
 def wait(waiting: Waiting) -> Picture:
-    """Show what is awaited, the place in the queue and for how long; who has what.
+    """Show the request, the place in the queue, the time, and every device that would do.
 
-    The foot says what may come free first. The brief line has of each device only who has it.
+    The foot says what may come free first. The brief line names only the holder of each device.
     """
     head = " ".join(filter(None, [awaited(waiting), rules.limited(waiting.rows)]))
     rows = messages.fit(waiting.rows)
@@ -234,7 +234,7 @@ def awaited(waiting: Waiting) -> str:
 
 
 def _who(row: Row, unit: str) -> str:
-    """Return who has a device, in a word; of one that is full, for how much it has room."""
+    """Return who has a device, in a word; for a full one, how much of it can be promised."""
     if row.state is State.FULL:
         return f"has room for {words.room(row.promisable_mib or 0.0, unit)}"
     user = row.holders[0].user if row.holders else None

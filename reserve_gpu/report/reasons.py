@@ -1,4 +1,4 @@
-"""Say why a device is in its state, and what to do where none can come free."""
+"""Say why a device is in its state, and what to do if none can come free."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODES = {
 
 
 def reason(row: Row) -> str:
-    """Return what there is to say of a device beside its state, its processes and its mode."""
+    """Return a remark on a device beside its state, its processes and its mode; may be empty."""
     if row.would_be_taken and row.state is State.BUSY:
         return "you would get it, as you named it"
     if row.would_be_taken and row.state is State.RESERVED and not row.is_mine:
@@ -90,7 +90,7 @@ def is_trouble(states: Sequence[State], needed: int = 1) -> bool:
 
 
 def trouble(states: Sequence[State]) -> str:
-    """Return what to do where no device can come free by itself."""
+    """Return what to do if no device can come free by itself."""
     look = LOOK if any(state in STUCK and state is not State.DRAINED for state in states) else ""
     return f"{TROUBLE}{look}ask the administrator{LOST if State.BROKEN in states else ''}."
 

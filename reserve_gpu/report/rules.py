@@ -1,4 +1,4 @@
-"""Sentences about the administrator's rules: which hold, and what they keep somebody from."""
+"""Sentences about the administrator's rules: which apply, and why one refuses a request."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _limits(rules: Rules) -> list[str]:
 
 
 def limited(rows: Sequence[Row]) -> str:
-    """Return which rule keeps who asks from having more, and what they have; empty without one."""
+    """Return the limit that this user has reached, and what they have; empty without one."""
     for row in rows:
         if row.state is State.LIMITED and row.rule:
             have = list(map(_held, row.counted)) or ["nothing else"]

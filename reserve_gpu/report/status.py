@@ -132,7 +132,7 @@ def _free(rows: Sequence[Row]) -> str:
 def _advice(status: Status) -> list[Line]:
     """Return what a newcomer should do: take what is free, or a part; else ask, or wait.
 
-    Nothing where this process may use only some of the devices: another line says which.
+    Return nothing if this process may use only some of the devices: another line says which.
     """
     rows, face = status.rows, status.face
     if not rows or status.limit is not None or any(row.is_mine for row in rows):
