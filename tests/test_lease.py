@@ -456,7 +456,7 @@ def test_warned_in_the_next_cell(here: Here) -> None:
         return "GPU0 ends at" in told[-1]
 
     wait_for(is_told)
-    assert "%reserve_gpu --for 2h" in told[-1]
+    assert "To keep GPU0:\n%reserve_gpu --for 2h\n" in told[-1]
     assert "ends at" not in shell.run("1").all
 
 

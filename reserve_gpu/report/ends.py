@@ -64,7 +64,7 @@ def near(end: End) -> str:
     what = f"The reservation of {labels(end.devices)} ends at {_clock(end.at, time.time())}"
     why = ""
     if end.is_by_idleness:
-        why = f" unless something uses it: {times.time_limit(end.lease.idle_s or 0.0)} idle"
+        why = f", after {times.time_limit(end.lease.idle_s or 0.0)} without use"
     if end.lease.if_wanted:
         why += ", or later if nobody waits for it"
     return f"{what}{why}.{_to_keep(end)}"
@@ -77,7 +77,7 @@ def put_off(end: End) -> str:
 
 def may_go(end: End) -> str:
     """Say that it is over, and lasts until somebody waits."""
-    return f"{_has_ended(end)}, but lasts until somebody waits for it.{_to_keep(end)}"
+    return f"{_has_ended(end)}. It lasts until somebody waits for it.{_to_keep(end)}"
 
 
 def gone(end: End) -> str:
@@ -115,7 +115,7 @@ def _clock(at: float, now: float) -> str:
 
 
 def _to_keep(end: End) -> str:
-    return f" To keep it:\n{end.prolong}"
+    return f" To keep {labels(end.devices)}:\n{end.prolong}"
 
 
 def _has_ended(end: End) -> str:
