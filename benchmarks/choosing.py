@@ -59,7 +59,7 @@ def status(*, quick: bool) -> Iterator[Row]:
 
 
 def choose(on: Stage, way: str, gpus: int, busy: int) -> float:
-    """Milliseconds that a way to a GPU takes. Raises RuntimeError for a wrong choice."""
+    """Return the milliseconds that a way to a GPU takes. Raises RuntimeError for a wrong choice."""
     took_ms, answer = on.timed("-c", ways.CODE[way] + ways.SAY)
     ways.check(way, answer, gpus, busy)
     return took_ms

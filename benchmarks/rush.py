@@ -69,7 +69,7 @@ def _kernels(on: Stage, count: int, stack: ExitStack) -> list[Kernel]:
 
 
 def _ask(kernels: Sequence[Kernel], code: str) -> tuple[float, list[str]]:
-    """Seconds until the last kernel had its answer, and the answers."""
+    """Return the seconds until the last kernel had its answer, and the answers."""
     at = time.monotonic() + HEAD_START_S
     cells = [kernel.start(CELL.format(at=at, code=code)) for kernel in kernels]
     ends, answers = [], []

@@ -51,7 +51,7 @@ class Stage(Machine):
         return made
 
     def timed(self, *arguments: str) -> tuple[float, str]:
-        """Milliseconds that a whole run of Python takes, and what it prints."""
+        """Return the milliseconds that a whole run of Python takes, and what it prints."""
         start = time.perf_counter()
         done = self.command(sys.executable, *arguments)
         took_ms = (time.perf_counter() - start) * 1e3

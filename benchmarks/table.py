@@ -25,14 +25,14 @@ class Row(NamedTuple):
 
 
 def slower(what: str, ours: Sequence[float], other: Sequence[float], at_most: float) -> Row:
-    """How many times longer ours takes. Times in milliseconds."""
+    """Return how many times longer ours takes. Times in milliseconds."""
     ratio = _ratio(ours, other)
     measured = f"{ratio:.2f} times ({_medians(ours, other)})"
     return Row(what, measured, f"at most {at_most:g} times", ratio <= at_most)
 
 
 def faster(what: str, ours: Sequence[float], other: Sequence[float], at_least: float) -> Row:
-    """How many times longer the other takes. Times in milliseconds."""
+    """Return how many times longer the other takes. Times in milliseconds."""
     ratio = _ratio(other, ours)
     measured = f"{ratio:.2f} times faster ({_medians(ours, other)})"
     return Row(what, measured, f"at least {at_least:g} times", ratio >= at_least)

@@ -161,7 +161,7 @@ def _read_all(terminal: int) -> None:
 
 
 def memory(*, quick: bool) -> Iterator[Row]:
-    """By how much a script and a kernel grow in the second half of a wait of very many looks."""
+    """Measure how much a script and a kernel grow in the second half of a very long wait."""
     last = FEW_LOOKS if quick else LOOKS
     first = last // 2
     with _full_machine() as on, on.kernel() as kernel:
@@ -218,7 +218,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def _handovers(prefix: Sequence[str], end: Callable[[Child], float], samples: int) -> list[float]:
-    """Seconds that each hand-over took."""
+    """Return the seconds that each hand-over took."""
     with ThreadPoolExecutor(LANES) as threads:
         lanes = [threads.submit(_lane, prefix, end, samples, seed) for seed in range(LANES)]
         return [took_s for lane in lanes for took_s in lane.result()]

@@ -1,7 +1,7 @@
-"""Which cell runs in this process, by IPython's own word.
+"""Which cell runs in this process.
 
-The extension says when a cell begins and ends; a reservation that ends asks, as it must not be
-taken away in the midst of one.
+The extension passes on when IPython begins and ends a cell. A lease that ends asks here, as it must
+not take the GPU away from a running cell.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TURN_S = 0.2  # until a cell that waits for its turn has begun
 class Cells:
     """The cells of one shell.
 
-    shell: IPython's, None where no shell tells of its cells. quiet: no cell begins, nor ends, while
-    somebody has this lock. last: when the last one that a person ran began or ended, by
+    shell: IPython's, None if no shell tells of its cells. quiet: a lock; while a thread has it, no
+    cell begins or ends. last: when the last cell that a person ran began or ended, by
     time.monotonic(). listeners: called at the end of each cell.
     """
 
@@ -99,6 +99,6 @@ class Cells:
 
 def cells() -> Cells:
     """Return the cells of this very process: a forked child runs none."""
-    known: dict[int, Cells] = host.kept("cells", dict)
+    known: dict[int, Cells] = host.survive_reload("cells", dict)
     pid = os.getpid()
     return known.get(pid) or known.setdefault(pid, Cells())

@@ -174,7 +174,7 @@ def _show_interrupted(*about: Any, **_options: Any) -> None:
 
 def _has_session() -> bool:
     """Tell whether this process has ever asked for anything, or was left something."""
-    return bool(host.kept("sessions", dict)) or host.held_by() == os.getpid()
+    return bool(host.survive_reload("sessions", dict)) or host.held_by() == os.getpid()
 
 
 def _add_completion(shell: InteractiveShell) -> None:

@@ -1,4 +1,4 @@
-"""What the system says: of this process, its notebook and its Python, other processes, users.
+"""Ask the system about this process, its notebook and its Python, other processes and users.
 
 The only module that imports `psutil`, and only when another process has to be described.
 """
@@ -44,8 +44,8 @@ INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/
 _name: str | None = None  # what this process is called in place of its own command
 
 
-def kept(name: str, make: Callable[[], T]) -> T:
-    """Return this process's value of that name; it is made once and survives a reload.
+def survive_reload(name: str, make: Callable[[], T]) -> T:
+    """Return this process's value of that name, which is made once and survives a reload.
 
     %autoreload empties a module whose file has changed, while the locks in it stay locked. A module
     without a file is never reloaded.
@@ -82,7 +82,7 @@ def sees_all_processes() -> bool:
 
 
 def is_private(path: str) -> bool:
-    """Tell whether this is a container and the directory is in it alone, not mounted from outside.
+    """Tell whether this is a container, and the directory is its own and not a mounted one.
 
     A container's own mounts are its root, and temporary file systems such as /dev/shm.
     """
@@ -218,14 +218,14 @@ def uses(processes: Sequence[Process], pids: Collection[int]) -> dict[int, float
 def ancestors() -> set[int]:
     """Return the pids of this process and of its ancestors.
 
-    A `reserve-gpu run` counts also where what was between has ended, as under tmux: the variable
-    that it leaves behind names it.
+    A `reserve-gpu run` is one of them even if the processes between have ended, as under tmux: its
+    variable is inherited, and names it.
     """
     return {held_by(), *lineage(os.getpid())} - {0}
 
 
 def multiprocessing_parent() -> int | None:
-    """Return the process that started this one by way of multiprocessing, None if none did."""
+    """Return the process that started this one with multiprocessing, None if none did."""
     multiprocessing = sys.modules.get("multiprocessing.process")
     parent = multiprocessing.parent_process() if multiprocessing else None
     return parent.pid if parent else None
@@ -237,8 +237,8 @@ def identified(process: Process) -> Process:
         import psutil
 
     try:
-        seen = psutil.Process(process.pid)
-        name = command(seen.cmdline()) or seen.name()
+        described = psutil.Process(process.pid)
+        name = command(described.cmdline()) or described.name()
     except (psutil.Error, OSError, ValueError):
         return process
     return process._replace(user=user_of(process.pid), command=name)

@@ -12,7 +12,7 @@ from reserve_gpu import host
 from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.bindings import DeviceError
-from reserve_gpu.gpus.usage import judge, room_mib
+from reserve_gpu.gpus.usage import judge, promisable_mib
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.model import GRAPHICS, STUCK, Device, Fault, Row, State
 
@@ -38,9 +38,10 @@ class Look(NamedTuple):
 
 
 class Reservations(NamedTuple):
-    """What the lock directory tells: by UUID who has a device, and why others may have it unseen.
+    """What the lock directory tells of the devices, by their UUIDs.
 
-    problem: why nothing, or not all, is known. others: who has what is none of these devices.
+    holders: who has each device. faults: why that can't be known of a device. problem: why nothing,
+    or not all, is known. others: holders of none of these devices, perhaps of lost ones.
     """
 
     holders: Mapping[str, tuple[Holder, ...]]
@@ -66,7 +67,7 @@ def look(nvml: Nvml, *, idle_mib: float | None = None, drained: Collection[str] 
     reservations = reservations._replace(waiting=waiting)
     rows = [_row(nvml, device, reservations, idle_mib) for device in devices]
     rows = [
-        row._replace(state=State.DRAINED, room_mib=None)
+        row._replace(state=State.DRAINED, promisable_mib=None)
         if row.state not in STUCK and names.is_one_of(row.device, drained)
         else row
         for row in rows
@@ -77,8 +78,8 @@ def look(nvml: Nvml, *, idle_mib: float | None = None, drained: Collection[str] 
 def explained(nvml: Nvml, row: Row, idle_mib: float | None = None) -> Row:
     """Return a row of an attempt with its users, and with what runs on the device.
 
-    What the attempt has found stays. Asked late, and only where somebody will read it: users,
-    commands and readings can be slow. idle_mib: as of `look`.
+    The attempt's own findings stay. Users, commands and readings can be slow, so call this late,
+    and only for what somebody will read. idle_mib: as of `look`.
     """
     first = row.awaited_by and host.with_user(row.awaited_by)
     row = row._replace(holders=tuple(map(host.with_user, row.holders)), awaited_by=first)
@@ -121,7 +122,7 @@ def identified(
 
 
 def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
-    """Tell whether nothing of its holders' runs on a reserved device, None if that can't be seen.
+    """Tell whether a reserved device runs nothing of its holders; None if that can't be seen.
 
     processes: those that could be listed.
     """
@@ -139,8 +140,8 @@ def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
 def _reservations(devices: Sequence[Device | Fault]) -> Reservations:
     """Read who has which device, and who waits.
 
-    Trying a lock makes others fail to take it for a moment, so that is done under the mutex. Where
-    others have the mutex for too long the kernel's list names those that it shows, without a try.
+    To try a lock makes others fail to take it for a moment, so it is done under the mutex. If
+    others keep the mutex for too long, the kernel's list of locks has to do, which may miss some.
     """
     uuids = [device.uuid for device in devices if isinstance(device, Device)]
     unseen = dict.fromkeys(uuids, "whether it is reserved can't be seen now")
@@ -199,17 +200,17 @@ def _row(
     if fault:
         return row
     parts = [(holder.part_mib, holder.used_mib) for holder in row.holders]
-    return row._replace(room_mib=room_mib(device, usage, parts))
+    return row._replace(promisable_mib=promisable_mib(device, usage, parts))
 
 
 def _has(holder: Holder, fault: Fault) -> bool:
-    """Tell whether somebody has what can't be used, or a part of it, by their own word."""
+    """Tell whether a holder has noted that it has this unusable device, or an instance of it."""
     is_whole = fault.instance is None
     return holder.label == fault.label or (is_whole and holder.index == fault.index)
 
 
 def _held(row: Row, holders: Sequence[Holder]) -> Row:
-    """Return the row of a device that nothing is read from yet with its holders."""
+    """Return the row, of a device that was not read yet, with its holders."""
     known = tuple(sorted(map(host.with_user, holders), key=_is_another))
     is_mine = bool(known) and not _is_another(known[0])
     return row._replace(holders=known, is_mine=is_mine, is_unused=None if known else False)
@@ -221,16 +222,16 @@ def _is_another(holder: Holder) -> bool:
 
 
 def _used(nvml: Nvml, row: Row, listed: Sequence[Process], *, is_complete: bool = True) -> Row:
-    """Return the row of a device that was read with whose processes are on it.
+    """Return the row, of a device that was read, with the processes on it and whose they are.
 
     is_complete: there are no other holders.
     """
     holders = host.with_uses(row.holders, listed) if nvml.sees_all else row.holders
-    seen = identified(nvml, listed, holders, is_complete=is_complete)
+    processes = identified(nvml, listed, holders, is_complete=is_complete)
     row = row._replace(
         holders=holders,
-        processes=tuple(process for process in seen if process.kind != GRAPHICS),
-        graphics=tuple(process for process in seen if process.kind == GRAPHICS),
+        processes=tuple(process for process in processes if process.kind != GRAPHICS),
+        graphics=tuple(process for process in processes if process.kind == GRAPHICS),
     )
     return row._replace(
         is_unused=is_unused(row.usage, row.processes) if row.holders and row.usage else False,

@@ -1,4 +1,4 @@
-"""The values that are talked about: devices, what uses them, who holds them, what is asked for.
+"""The values: devices, their use, their holders, requests, rules and the queue.
 
 All of them are plain and immutable, and cheap to define, as every shell loads them. `None` always
 means "not reported", never zero. Memory is in MiB, and moments are in seconds since the epoch
@@ -138,7 +138,7 @@ class Process(NamedTuple):
     memory_mib: int | None = None  # device memory that it holds
     user: str | None = None
     command: str | None = None
-    has_reserved: bool | None = None  # it, or one that it descends from; None: it can't be seen
+    has_reserved: bool | None = None  # it or an ancestor has the device; None: not known
     kind: str = "compute"
 
 
@@ -161,7 +161,7 @@ class Usage(NamedTuple):
 
 
 class Gauges(NamedTuple):
-    """What a device shows besides, that decides nothing; of an instance the last three its GPU's.
+    """Readings that decide nothing; a MIG instance has the temperature and power of its GPU.
 
     utilisation: percent of the time. power_limit_w: above which the driver slows the GPU down.
     """
@@ -186,7 +186,7 @@ class Lease(NamedTuple):
     until: up to that moment.
     idle_s: until nothing has run, and nothing has used the device, for so long.
     if_wanted: not before somebody waits who could use it.
-    end_kernel: end the process where nothing else frees the memory.
+    end_kernel: end the process if nothing else frees the memory.
     is_strict: end it in the midst of a cell too; only an administrator's rule says so.
     """
 
@@ -268,10 +268,10 @@ class Who(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """One line of the administrator's file that holds for who asks.
+    """One line of the administrator's file that applies to a user.
 
-    text: as it stands there, `time = "24h"`. table: it stands under, `[users.alice]`. file: its
-    path. value: the larger, the more generous: a number, MiB, seconds, or whether CUDA saves one.
+    text: the line, `time = "24h"`. table: its table, `[users.alice]`. file: its path.
+    value: a number, MiB, seconds, or 1 for `after_cuda = "warn"`; a larger one is more generous.
     unit: of a size of memory.
     """
 
@@ -283,11 +283,11 @@ class Rule(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What the administrator's file says to who asks; None where it says nothing.
+    """The rules of the administrator's file for one user; None for each rule that it does not have.
 
-    user: who asks. message: for all to read. gpus, memory, time_s, idle_s, after_cuda: the limits,
-    as docs/rules.md has them. drain: which devices are not handed out, and their names.
-    problems: what is wrong in the file, a line for each. unknown: groups that are none here.
+    message: for all to read. gpus, memory, time, idle, after_cuda: the limits, as docs/rules.md has
+    them. drain, drained: the rule that devices are not handed out, and their names. problems: what
+    is wrong in the file, a line for each. unknown: a line for each group that is not known here.
     """
 
     file: str
@@ -305,11 +305,11 @@ class Rules(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """The process that has a lock, and what it says of itself.
+    """The process that has a lock, and its record.
 
-    Where `seen`, the kernel's own list of locks names the pid, and the user is that process's. The
-    rest was written by somebody else, perhaps by another than the holder: it is shown, made fit to
-    print, and never decides anything.
+    If `seen`, the kernel's list of locks names the pid, and the user is that process's. The rest
+    is from the record, which another process than the holder may have written. It is shown, made
+    fit to print, and never decides anything.
     """
 
     pid: int | None = None
@@ -322,7 +322,7 @@ class Holder(NamedTuple):
     confirmed: bool = False  # the record names the same pid as the kernel
     elsewhere: bool = False  # the pid is of another PID namespace; here it means another process
     last_cell: float | None = None  # when it last ended a cell, after it took the lock
-    # Of what it has reserved, by its own word: once a GPU is lost nobody can read its UUID.
+    # The device, as the holder has noted it: once a GPU is lost nobody can read its UUID.
     label: str | None = None
     index: int | None = None  # type: ignore[assignment]
     visible: str | None = None  # its CUDA_VISIBLE_DEVICES
@@ -370,7 +370,7 @@ class Request(NamedTuple):
     """What is asked for."""
 
     devices: tuple[str, ...] = ()  # as typed; none for "any"
-    # Where none are named; None for "one, or all that I have already".
+    # If no device is named; None for "one, or all that I have already".
     count: int | None = None  # type: ignore[assignment]
     min_memory_mib: float = 0.0  # total memory of each
     memory_unit: str = "GiB"  # in which that was asked for
@@ -391,19 +391,19 @@ class Request(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One device: how it stands, who has it and what uses it; of an attempt, why it was not taken.
+    """One device: its state, holders and use; in a refusal, also why it was not taken.
 
-    usage: the reading that decided, or that there is beside the state. use: what it comes to alone.
-    reason: why the device can't be used, or be asked, as the driver or the system says.
-    holders: who has reserved it, several where they share it; this process first.
+    usage: the reading of its use. use: the state by that reading alone, as `judge` gives it.
+    reason: why the device can't be used or read, as the driver or the system says.
+    holders: several if they share it; this process first.
     is_mine: this process is one of them.
     is_unused: it is reserved, but no process of its holders' is on it; None if that can't be seen.
     is_unreserved_use: somebody uses it who has not reserved it; None if that can't be seen.
     awaited_by: the first in the queue who could use it.
-    room_mib: what can still be promised of its memory to who asks for a part; of one that is full
-    and its own, that and what this process has.
-    would_be_taken: an attempt could have it, and it was others that were missing.
-    rule: of one that is drained or limited. counted: what the user of a limited one has already.
+    promisable_mib: memory of which a part can still be promised; with this process's own part, if
+    that is on a full device.
+    would_be_taken: an attempt could have had it; other devices were missing.
+    rule: why it is drained or limited. counted: what the user of a limited one has already.
     """
 
     device: Device | Fault
@@ -421,7 +421,7 @@ class Row(NamedTuple):
     temperature_c: int | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
-    room_mib: float | None = None
+    promisable_mib: float | None = None
     use: State | None = None
     unfit: Unfit | None = None
     would_be_taken: bool = False

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from reserve_gpu.report.faces import Face
 
 MESSAGE_LIMIT = 200  # characters of argparse's message, which repeats what was typed
-
-
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
@@ -95,31 +93,29 @@ FOR = Option(
     offers=("1h", "4h", "8h", "1d"),
     dest="for_",
     metavar="DURATION",
-    help="let go of it after 90s, 30m, 4h, 2d",
+    help="release it after 90s, 30m, 4h, 2d",
 )
 UNTIL = Option(
     "--until",
     offers=("12:00", "18:00", *DAYS),
     metavar="TIME",
-    help="let go of it at 18:00, Fri, 2026-12-01 or 'Fri 18:00'",
+    help="release it at 18:00, Fri, 2026-12-01 or 'Fri 18:00'",
 )
 IDLE = Option(
     "--idle",
     offers=("30m", "1h", "2h"),
     metavar="DURATION",
-    help="let go of it when no cell has run, and nothing has used it, for DURATION",
+    help="release it when no cell has run, and nothing has used it, for DURATION",
 )
 IF_WANTED = Option(
-    "--if-wanted", action="store_true", help="let go of it so only while somebody waits for it"
+    "--if-wanted", action="store_true", help="release it then only if somebody waits for it"
 )
 END_KERNEL = Option(
     "--end-kernel",
     action="store_true",
-    help="end the kernel then, where it has started CUDA: nothing else frees the memory",
+    help="end the kernel then, if it has started CUDA: nothing else frees the memory",
 )
-OPTIONAL = Option(
-    "--optional", action="store_true", help="where no GPU can be had, go on without one"
-)
+OPTIONAL = Option("--optional", action="store_true", help="if no GPU can be had, go on without one")
 
 WHICH = (DEVICES, COUNT, MIN_MEMORY, NAME, EXCLUDE)
 HOW = (MEMORY, WAIT, SHARE, NOTE, OPTIONAL)
@@ -175,7 +171,7 @@ MAGIC = (
     ),
     Option("--json", action="store_true", help="with --status or --check: for programs"),
     WATCH,
-    Option("--release", action="store_true", help="let go of what this kernel holds"),
+    Option("--release", action="store_true", help="release what this kernel holds"),
 )
 HELP = Option("-h", "--help", action="store_true", help="show this")
 
@@ -227,7 +223,7 @@ class Parser(ArgumentParser):
         for word in unknown:
             if self.command and (flag := word.partition("=")[0]) in FOR_KERNELS:
                 raise RequestError(
-                    f"{flag} is for kernels and Python: of a command nobody here knows what it "
+                    f"{flag} is for kernels and Python, as nobody can see here what a command "
                     "does. Give --for or --until."
                 )
             if word.startswith("-") and (guess := spelling.did_you_mean(line, word, flags)):

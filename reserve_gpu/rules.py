@@ -10,7 +10,7 @@
     [devices]
     drain = ["GPU-8f2a"]
 
-A file with a mistake holds nobody: no rule in it counts, and everybody reads the line at fault.
+A file with a mistake binds nobody: no rule in it applies, and everybody reads the line at fault.
 Imported only where there is such a file.
 """
 
@@ -65,9 +65,9 @@ def read(file: str) -> Rules:
         document = parse(_content(file), file)
     except OSError as error:
         reason = error.strerror or str(error)
-        return Rules(file, user, problems=(f"{_path(file)} counts for nothing: {reason}.",))
+        return Rules(file, user, problems=(f"{_path(file)} is ignored: {reason}.",))
     except MistakeError as error:
-        return Rules(file, user, problems=(f"{error}. Until that is mended no rule holds.",))
+        return Rules(file, user, problems=(f"{error}. Until this is fixed, no rule applies.",))
     groups, unknown = _groups(document.groups)
     return for_user(document, file, user, {user, str(os.geteuid())}, groups, unknown)
 
@@ -161,15 +161,15 @@ class _Reader:
     def limits(self, table: Mapping[str, Any], place: str) -> Table:
         """Return the limits that a table sets."""
         self.require_known(table, place, tuple(KEYS))
-        found: Table = {}
+        rules: Table = {}
         for key, value in table.items():
             text = f"{key} = {_value(value)}"
             try:
                 number, unit = KEYS[key](value)
             except ValueError as error:
                 raise self.mistake(place, f"{text}: {str(error).rstrip('.')}") from error
-            found[key] = Rule(text, _table(place), self._file, number, unit)
-        return found
+            rules[key] = Rule(text, _table(place), self._file, number, unit)
+        return rules
 
     def limits_of_each(self, tables: Mapping[str, Any], kind: str) -> dict[str, Table]:
         """Return the limits of each user, or group, by the name that stands there."""
@@ -185,15 +185,15 @@ class _Reader:
         if not isinstance(value, list):
             what = f'drain = {_value(value)}: give a list, as ["GPU-8f2a", "1:0"]'
             raise self.mistake(DEVICES, what)
-        found: list[str] = []
+        drained: list[str] = []
         for name in value:
             is_name = isinstance(name, str) or type(name) is int
             try:
-                found += names.parse(name if is_name else "?")
+                drained += names.parse(name if is_name else "?")
             except RequestError as error:
                 what = f"drain: {_value(name)} names no GPU; give a UUID, its start, 2 or 1:0"
                 raise self.mistake(DEVICES, what) from error
-        return Rule("drain", _table(DEVICES), self._file, 0), tuple(found)
+        return Rule("drain", _table(DEVICES), self._file, 0), tuple(drained)
 
 
 def _count(value: object) -> tuple[float, str]:
@@ -234,9 +234,9 @@ KEYS: dict[str, Callable[[object], tuple[float, str]]] = {
 
 
 def _content(file: str) -> bytes:
-    """Read the file. Raises OSError also where others than root could have written it.
+    """Read the file. Raises OSError also if others than root could have written it.
 
-    Who has named it with the variable may have written it as well.
+    The user who has named the file with the variable may have written it, too.
     """
     if not os.path.isabs(file):
         raise OSError(f"{host.CONFIG} must be an absolute path")

@@ -49,7 +49,7 @@ def run(arguments: Namespace) -> int:
             curses.wrapper(lambda screen: Top(screen, look, is_coloured=is_coloured).run(first))
     except curses.error as error:
         name = shown(os.environ.get("TERM", ""))
-        text = f"The terminal can't do it (TERM={name}: {error}); {ELSEWHERE}"
+        text = f"This terminal can't show a live picture (TERM={name}: {error}); {ELSEWHERE}"
         raise RequestError(text) from None
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -92,7 +92,7 @@ class Top:
             self._attributes |= {f"3{n}": curses.color_pair(n) for n in range(1, 7)}
 
     def run(self, seen: Status | DriverError) -> None:
-        """Show it, and how the machine stands a second later, until a key ends it."""
+        """Show the status, and look again each second, until a key ends it."""
         due = time.monotonic() + EVERY_S
         while True:
             self._draw(self._picture(seen))

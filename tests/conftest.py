@@ -89,7 +89,7 @@ def layers(expression: str, arguments: list[str]) -> str:
 
 
 def are_named(arguments: list[str]) -> bool:
-    """Whether it is single tests that were asked for, as `tests/test_x.py::test_y`."""
+    """Tell whether it is single tests that were asked for, as `tests/test_x.py::test_y`."""
     return all("::" in argument for argument in arguments)
 
 

@@ -77,5 +77,5 @@ def cuda() -> list[str]:
 
 
 def look(_task: object = None) -> tuple[int, list[str]]:
-    """Which process this is, and which GPUs CUDA shows it."""
+    """Return which process this is, and which GPUs CUDA shows it."""
     return os.getpid(), cuda()

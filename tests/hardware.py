@@ -177,7 +177,7 @@ class Hardware(Machine):
 
 
 def has_driver() -> bool:
-    """Whether there is a real NVIDIA driver with a GPU; asked in a process of its own."""
+    """Tell whether there is a real NVIDIA driver with a GPU; asked in a process of its own."""
     if os.environ.get("STAND_IN_SCENARIO"):
         return False
     argv = [sys.executable, "-c", COUNT]

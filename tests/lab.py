@@ -187,7 +187,7 @@ class Notebook:
         return self.shown(cell)
 
     def outputs(self, cell: int) -> Locator:
-        """Where the outputs of the cell are."""
+        """Return where the outputs of the cell are."""
         return self._cell(cell).locator(".jp-Cell-outputArea")
 
     def interrupt(self) -> None:
@@ -211,7 +211,7 @@ class Notebook:
         return [offer.strip() for offer in offers.all_inner_texts()]
 
     def source(self, cell: int) -> Locator:
-        """Where the code of the cell is."""
+        """Return where the code of the cell is."""
         return self._cell(cell).locator(".cm-content")
 
     def contrasts(self, cell: int) -> list[tuple[str, float]]:

@@ -59,7 +59,7 @@ def obstructed(path: Path, obstacle: str) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody has the file locked."""
+    """Tell whether somebody has the file locked."""
     with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -127,7 +127,7 @@ def _tell(event: str, arguments: tuple[Any, ...]) -> None:
 
 @contextmanager
 def opened(name: str) -> Iterator[list[str]]:
-    """How often this process opens a file of that name: an entry for each time."""
+    """Return how often this process opens a file of that name: an entry for each time."""
     times: list[str] = []
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:

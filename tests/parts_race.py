@@ -69,7 +69,7 @@ class Worker:
         self.end.sendall(b"%d\n" % mib)
 
     def hear(self) -> bool:
-        """Whether it has an answer; it has none where it was killed."""
+        """Tell whether it has an answer; it has none where it was killed."""
         line = self._lines.readline()
         if line:
             self.answer = Answer(*json.loads(line))
@@ -101,7 +101,7 @@ def ask(mib: int) -> Answer:
     try:
         reservation = reserve_gpu.reserve(memory=f"{mib}MiB")
     except reserve_gpu.NoFreeDeviceError as error:
-        return Answer(None, max(row.room_mib or 0.0 for row in error.rows))
+        return Answer(None, max(row.promisable_mib or 0.0 for row in error.rows))
     assert reservation.environ["CUDA_DEVICE_MEMORY"] == str(mib)
     return Answer(reservation.devices[0].index)
 

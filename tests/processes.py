@@ -31,7 +31,7 @@ def wait_for(condition: Callable[[], object], pause_s: float = 0.005) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process, and not only what is left of one."""
+    """Tell whether there is such a process, and not only what is left of one."""
     with suppress(FileNotFoundError, ProcessLookupError):  # the last where it ends meanwhile
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False

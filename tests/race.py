@@ -228,7 +228,7 @@ def lock_files() -> dict[str, str]:
 
 
 def locked_files() -> Iterator[tuple[int, str]]:
-    """Who has which lock file of a device locked, by the kernel's list, which may miss one."""
+    """Return the locked device files and their pids by the kernel's list, which may miss one."""
     files = lock_files()
     for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
         _, kind, _, mode, pid, inode, *_ = line.replace("-> ", "waits:").split()

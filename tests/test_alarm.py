@@ -129,7 +129,7 @@ def test_the_exit_code_is_the_commands(machine: Machine, line: str, code: int) -
     done = machine.command(*US, "run", "--for", "4h", "--", "sh", "-c", line)
     assert done.returncode == code
     assert re.search(
-        r"^Until .*: then it gets SIGTERM, and a minute later SIGKILL\.$", done.stderr, re.MULTILINE
+        r"^The command gets SIGTERM at .*, and SIGKILL a minute later\.$", done.stderr, re.MULTILINE
     )
 
 

@@ -110,7 +110,8 @@ def test_the_end_is_told(on_lab: Machine, open_notebook: Callable[..., Notebook]
     assert "GPU0 is yours until " in notebook.finish(0)
     shown = notebook.see(0, "The reservation of GPU0 has ended")
     assert "is yours" not in shown
-    assert "No GPU is visible to this notebook now; get one with %reserve_gpu" in shown
+    assert "No GPU is visible to this notebook now. To get one:" in shown
+    assert shown.rstrip().endswith("%reserve_gpu")
     check_looks(notebook, 0)
 
 

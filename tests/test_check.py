@@ -333,7 +333,10 @@ def test_others_gpus_are_not_touched(
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
     rows = check()
     assert list(states(rows).values()) == ["other devices"] * (len(keys) + 1)
-    assert all(rows[name]["reason"].endswith("since; reserve again") for name in states(rows))
+    assert all(
+        rows[name]["reason"].endswith("after the reservation; reserve again")
+        for name in states(rows)
+    )
     assert rows["JAX"]["sees"][0]["label"] == "GPU0"
     assert not [call for call in here.calls() if "PrimaryCtx" in call]
 
@@ -444,7 +447,7 @@ def test_no_process_can_be_started(here: Here, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(reserve_gpu.ReserveGPUError) as caught:
         reserve_gpu.check()
     text = str(caught.value)
-    assert text.startswith("No process can be started to check with: [Errno 2]")
+    assert text.startswith("The check can't start a process: [Errno 2]")
     assert "\n" not in text
 
 
@@ -456,7 +459,7 @@ def test_too_few_descriptors_to_start_all(machine: Machine) -> None:
         answer = child.run("files = []\ntry:\n while True: files.append(open('/dev/null'))\n"
                            "except OSError: del files[-12:]\nreserve_gpu.check()")  # fmt: skip
         assert answer.error == "ReserveGPUError"
-        assert answer.text.startswith("No process can be started to check with: ")
+        assert answer.text.startswith("The check can't start a process: ")
         assert processes_of(machine) == {child.pid}
 
 

@@ -508,14 +508,14 @@ def test_nothing_free(here: Here, typed: CommandLine) -> None:
     with both(here):
         done = typed("run", "--", "echo", "ran")
     assert (done.code, done.stdout, done.argv) == (75, "", None)
-    first, *_, last = done.stderr.splitlines()
+    first, *_, ask, wait = done.stderr.splitlines()
     assert first == "No free GPU devices: 2 of 2 are in use."
     for number in "01":
         assert of_gpu(done.stderr, number).startswith("reserved: ")
         assert f"rival.ipynb (pid {os.getpid()})" in of_gpu(done.stderr, number)
-    assert "GPU1, idle" in last  # it was reserved first
-    assert "GPU0, idle" not in last
-    assert last.endswith(" Or wait in the queue: reserve-gpu run --wait -- echo ran")
+    assert "GPU1, idle" in ask  # it was reserved first
+    assert "GPU0, idle" not in ask
+    assert wait == "Or wait in the queue: reserve-gpu run --wait -- echo ran"
     assert "--share" not in done.stderr
 
 
@@ -919,7 +919,7 @@ def test_below_a_command_that_holds_it(here: Here) -> None:
     shell = f"echo $$; {sys.executable} inner.py; {' '.join(US)} run -- true; echo $?"
     done = run(here, "--", "sh", "-c", shell)
     pid, *told, visible, code = done.stdout.splitlines()
-    assert told[0].startswith("GPU0 is reserved already, for all that the holder has started")
+    assert told[0].startswith("GPU0 is reserved already, by a process that has started this one")
     assert f"(pid {pid})" in told[1]
     assert "leave out reserve() here" in told[2]
     assert "leave out reserve-gpu run here" in done.stderr

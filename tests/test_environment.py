@@ -151,7 +151,7 @@ def _cuda() -> dict[str, str | None]:
 
 @pytest.fixture(scope="module")
 def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
-    """Where CUDA can be started, in a fork for each question."""
+    """Return where CUDA can be started, in a fork for each question."""
     with Forker(tmp_path_factory.mktemp("forker")) as forker:
         yield forker
 

@@ -126,11 +126,11 @@ def test_a_hint_asks_for_the_same_memory(face: Face, size: str) -> None:
 
 @pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
 @pytest.mark.parametrize("unit", ["MiB", "GB", "GiB", "TB"])
-@pytest.mark.parametrize("room_mib", ROOMS)
-def test_what_would_fit_does_fit(face: Face, unit: str, room_mib: float) -> None:
+@pytest.mark.parametrize("promisable_mib", ROOMS)
+def test_what_would_fit_does_fit(face: Face, unit: str, promisable_mib: float) -> None:
     """The size that a refusal offers is what there is room for, or a little less, never more."""
     request = Request(share=True, promise=Promise(Size(80000.0, unit)))
-    full = Row(GPU0, State.FULL, room_mib=room_mib)
+    full = Row(GPU0, State.FULL, promisable_mib=promisable_mib)
     (line,) = [
         words.plain(line)
         for line in pictures.refusal(request, (full, BUSY), face).layout.foot
@@ -138,7 +138,7 @@ def test_what_would_fit_does_fit(face: Face, unit: str, room_mib: float) -> None
     ]
     typed = read(line.split(": ", 1)[1])[0]
     assert typed.part_mib is not None
-    assert room_mib / 2 < typed.part_mib <= room_mib
+    assert promisable_mib / 2 < typed.part_mib <= promisable_mib
     assert typed._replace(promise=request.promise) == request
 
 

@@ -169,7 +169,7 @@ class Case:
         )
 
     def hits(self, label: str) -> bool:
-        """Whether calls about that device fail, if they are made."""
+        """Tell whether calls about that device fail, if they are made."""
         return self.where == "*" or label in (f"GPU{self.where}", f"GPU{self.where}:0")
 
     def lines_of(self, label: str) -> list[str]:
@@ -179,7 +179,7 @@ class Case:
         return [line for line in self.text.splitlines() if of_device.match(line)]
 
     def is_told(self, label: str, error: str) -> bool:
-        """Whether the message gives this error, or that function, as the cause for the device."""
+        """Tell whether the message names this error or function as the cause for the device."""
         lines = [x for line in self.lines_of(label) for x in line.split("; ")]
         named = [function.removesuffix("_v2").removesuffix("_v3") for function in self.functions]
         answers = [words for name, code, words in ANSWERS if name in named and code == self.code]

@@ -341,7 +341,7 @@ ROOM = """
 (row,) = [row for row in reserve_gpu.status().rows if row.device.number == {index!r}]
 most_mib = row.device.memory_mib - (row.device.reserve_mib or 0)
 try: reserve_gpu.reserve({index!r}, memory=f'{{most_mib}}MiB')
-except reserve_gpu.NoFreeDeviceError as error: left = error.rows[0].room_mib
+except reserve_gpu.NoFreeDeviceError as error: left = error.rows[0].promisable_mib
 left
 """
 # What the holder of a part uses, None where that can't be seen.
@@ -449,7 +449,7 @@ def test_the_size_of_a_context(
 
 
 def is_free(file: BinaryIO) -> bool:
-    """Whether nobody holds the lock; lets go of it at once."""
+    """Tell whether nobody holds the lock; lets go of it at once."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -45,7 +45,7 @@ def visible(kernel: Kernel) -> str | None:
 
 
 def has_no_traceback(cell: Cell) -> bool:
-    """Whether an error shows our lines alone: no frame, no file, no name of a class."""
+    """Tell whether an error shows our lines alone: no frame, no file, no name of a class."""
     text = "\n".join(cell.traceback)
     return not any(sign in text for sign in ("Traceback", "File ", "---->", "Error:", "\x1b"))
 

@@ -67,7 +67,7 @@ def wait_for_action(name: str) -> None:
 
 
 def looks(here: Here) -> int:
-    """How often somebody has looked at the use of a GPU."""
+    """Return how often somebody has looked at the use of a GPU."""
     return sum("ProcessUtilization" in call for call in here.calls())
 
 
@@ -77,7 +77,7 @@ def threads() -> list[int]:
 
 
 def is_free(machine: Machine, number: int = 0) -> bool:
-    """Whether nobody has reserved the GPU."""
+    """Tell whether nobody has reserved the GPU."""
     return not any(name.startswith(uuid(machine, number)) for name in locked(machine.locks))
 
 
@@ -90,7 +90,7 @@ def uuid(machine: Machine, number: int = 0) -> str:
 
 
 def of_device(here: Here, descriptor: Path) -> bool:
-    """Whether that is an open lock of a device."""
+    """Tell whether that is an open lock of a device."""
     with suppress(FileNotFoundError):  # that of the look itself
         return str(descriptor.readlink()).startswith(f"{here.locks}/GPU-")
     return False
@@ -456,7 +456,7 @@ def test_warned_in_the_next_cell(here: Here) -> None:
         return "GPU0 ends at" in told[-1]
 
     wait_for(is_told)
-    assert "%reserve_gpu --for 2h" in told[-1]
+    assert "To keep GPU0:\n%reserve_gpu --for 2h\n" in told[-1]
     assert "ends at" not in shell.run("1").all
 
 
@@ -581,7 +581,7 @@ def test_a_stopped_process_is_overdue(machine: Machine) -> None:
     ("wishes", "code", "sign"),
     [
         ("for_='1h', idle='1h'", "", "until "),
-        ("for_=0.5, if_wanted=True", "", "if you wait"),
+        ("for_=0.5, if_wanted=True", "", "join the queue"),
         ("for_=0.5", USE_GPU, "overdue since"),
         ("for_=0.5, end_kernel=True", f"reserve_gpu.before_end(save); {USE_GPU}", "overdue since"),
     ],
@@ -739,7 +739,7 @@ def test_a_cell_that_runs_past_the_end(machine: Machine) -> None:
     wait = "while os.path.exists('on'): time.sleep(0.01)"
     with notebook(machine, "--for 1h") as kernel:
         cell = kernel.start(f"%%capture captured\nimport os, time, reserve_gpu\n{end}\n{wait}")
-        assert updates(kernel, "the cell that runs may go on to its end")
+        assert updates(kernel, "It is released when the running cell ends")
         (machine.folder / "on").unlink()
         kernel.finish(cell)
         assert kernel.run("print(captured.outputs)").stdout == "[]\n"

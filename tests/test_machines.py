@@ -172,8 +172,8 @@ def test_a_holder_elsewhere_is_not_taken_for_a_local_process(machine: Machine) -
         outside.reserve("1")
         refused = two.reserve()
         assert refused.error == "NoFreeDeviceError"
-        assert "(pid 1 of another container, by its own word)" in refused.text
-        assert f"(pid {outside.pid} of another container, by its own word)" in refused.text
+        assert "(pid 1 of another container, unverified)" in refused.text
+        assert f"(pid {outside.pid} of another container, unverified)" in refused.text
         one.run("reserve_gpu.release()")
         assert two.reserve().value == "0"
 
@@ -699,7 +699,7 @@ def test_a_desktop_is_idle(here: Here) -> None:
 def test_memory_of_nobody(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that no process accounts for makes a GPU busy, above a threshold that can be set."""
     here.use("orphan")
-    assert of_gpu(refused(count=2)).startswith("busy: 2.9 GiB in use by no process")
+    assert of_gpu(refused(count=2)).startswith("busy: 2.9 GiB in use by no visible process")
     assert got() == "1"
     reserve_gpu.release()
     monkeypatch.setenv("RESERVE_GPU_IDLE_MEMORY", "3GiB")
@@ -878,11 +878,11 @@ def test_an_excluded_index_is_not_touched(here: Here) -> None:
 
 # What can never be had, and what must be said of it.
 IMPOSSIBLE: list[tuple[str, dict[str, Any], list[str]]] = [
-    ("eight", {"count": 9}, ["There are 8 GPUs here; 9 are"]),
+    ("eight", {"count": 9}, ["There are 8 GPUs here; you asked for 9"]),
     ("mixed", {"min_memory": "80GB"}, ["none has 80 GB; the largest has 25.76 GB"]),
     ("mixed", {"name": "H100"}, ["H100", "1 GeForce RTX 2080 Ti"]),
     ("mixed", {"count": 3, "min_memory": "10GB"}, ["3 GPUs", "GPU1 and GPU3 will do"]),
-    ("two", {"count": 2, "exclude": 0}, ["is 1 GPU here, less what is excluded; 2"]),
+    ("two", {"count": 2, "exclude": 0}, ["is 1 GPU here, less what is excluded; you asked for 2"]),
     ("two", {"exclude": [0, 1]}, ["exclude"]),
     ("two", {"exclude": 7}, ["GPU7"]),
     ("two", {"devices": 0, "exclude": 0}, ["GPU0"]),

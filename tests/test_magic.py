@@ -367,7 +367,7 @@ RUBBISH = [
     ("-n 0", "0"),
     ("-n two", "two"),
     ("-n 1.5", "1.5"),
-    ("-n 5", "There are 4 GPUs here; 5 are"),
+    ("-n 5", "There are 4 GPUs here; you asked for 5"),
     ("-n", "-n"),
     ("1 -n 2", "2"),
     ("--min-memory lots", "lots"),

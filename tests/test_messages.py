@@ -204,7 +204,7 @@ def test_going_on(held: list[Device], visible: str | None, expected: str) -> Non
 
 
 def said(row: Row) -> str:
-    """What a refusal says of a device: `busy: no reservation: bob, python (pid 9876)`."""
+    """Return what a refusal says of a device: `busy: no reservation: bob, python (pid 9876)`."""
     (entry,) = refused(row).layout.entries[-1:]
     assert entry.state
     words_ = [words.plain(line) for line in (entry.who, *entry.more) if line]
@@ -221,11 +221,11 @@ def said(row: Row) -> str:
         (Row(GPU0, State.RESERVED, holders=(Holder(),)), "reserved: somebody"),
         (
             Row(GPU0, State.RESERVED, holders=(Holder(17, "bob"),)),
-            "reserved: bob (pid 17, by its own word)",
+            "reserved: bob (pid 17, unverified)",
         ),
         (
             Row(GPU0, State.RESERVED, holders=(Holder(17, "bob", elsewhere=True),)),
-            "reserved: bob (pid 17 of another container, by its own word)",
+            "reserved: bob (pid 17 of another container, unverified)",
         ),
         (
             Row(GPU0, State.RESERVED, holders=(NOTED,)),
@@ -233,7 +233,7 @@ def said(row: Row) -> str:
         ),
         (
             Row(GPU0, State.RESERVED, holders=(Holder(notebook=HOSTILE, user=""),)),
-            f"reserved: somebody, {HARMLESS} (by its own word)",
+            f"reserved: somebody, {HARMLESS} (unverified)",
         ),
         (
             Row(GPU0, State.RESERVED, COMPUTED_ON, holders=(BOB,), processes=(STRANGER,)),
@@ -274,7 +274,7 @@ def said(row: Row) -> str:
         (Row(GPU0, State.BUSY, EMPTY._replace(compute=2)), "busy: 2 compute processes"),
         (Row(GPU0, State.BUSY, EMPTY._replace(mps=1)), "busy: 1 MPS client"),
         (Row(GPU0, State.BUSY, EMPTY._replace(mps=3)), "busy: 3 MPS clients"),
-        (Row(GPU0, State.BUSY, FULL), "busy: 10.2 GiB in use by no process that can be seen"),
+        (Row(GPU0, State.BUSY, FULL), "busy: 10.2 GiB in use by no visible process"),
         (Row(GPU0, State.BUSY), "busy: "),
         (
             Row(GPU0, State.PROHIBITED, PROHIBITED),
@@ -306,11 +306,11 @@ def said(row: Row) -> str:
         (Row(GPU0, State.FREE, EMPTY, would_be_taken=True), "free: "),
         (
             Row(GPU0, State.BUSY, COMPUTED_ON, would_be_taken=True),
-            "busy: it would be taken all the same, as it was named",
+            "busy: you would get it, as you named it",
         ),
         (
             Row(GPU0, State.RESERVED, EMPTY, holders=(ALICE,), would_be_taken=True),
-            "reserved: alice, train.ipynb (pid 4321000); it would be shared",
+            "reserved: alice, train.ipynb (pid 4321000); you would share it",
         ),
         (
             Row(GPU0, State.RESERVED, holders=(ALICE,), is_mine=True, would_be_taken=True),
@@ -402,7 +402,7 @@ def ways_out(picture: Picture) -> list[str]:
 
 
 def left(picture: Picture) -> str:
-    """How things are left, in the last line; empty where nothing is said of that."""
+    """Return how things are left, in the last line; empty where nothing is said of that."""
     last = words.plain(picture.layout.foot[-1]) if picture.layout.foot else ""
     return last if last.startswith(("No GPU is visible", "This ")) else ""
 
@@ -659,19 +659,20 @@ def test_the_longest_idle_is_asked_first() -> None:
         idle(GPU2, carol, since=now - 9000, cell=now - 3600),
         Row(PART, State.RESERVED, COMPUTED_ON, holders=(BOB,)),
     )
-    (line,) = ways_out(picture)
-    assert line == (
-        "Ask bob (/home/bob) for GPU1, idle for 2 h. "
-        "Ask carol for GPU2, idle for 1 h. "
-        "Ask alice (train.ipynb) for GPU0, idle for 30 min. "
-        "Or wait in the queue: %reserve_gpu --wait"
-    )
+    assert ways_out(picture) == [
+        (
+            "Ask bob (/home/bob) for GPU1, idle for 2 h. "
+            "Ask carol for GPU2, idle for 1 h. "
+            "Ask alice (train.ipynb) for GPU0, idle for 30 min."
+        ),
+        "Or wait in the queue: %reserve_gpu --wait",
+    ]
 
 
 def test_only_a_few_are_asked() -> None:
     """Of many idle reservations the three that are so for longest are named."""
     rows = [idle(Device(i, f"GPU-{i}"), ALICE, since=100.0 - i) for i in range(6)]
-    (line,) = ways_out(refused(*rows))
+    line, _ = ways_out(refused(*rows))
     assert [f"Ask alice (train.ipynb) for GPU{i}, idle" in line for i in range(6)] == [
         *[False] * 3,
         *[True] * 3,
@@ -683,8 +684,8 @@ def test_all_who_share_are_asked() -> None:
     """Of those who share an idle device the first three are named; since when is not clear."""
     holders = tuple(Holder(i, name, since=1.0) for i, name in enumerate("abcd", 1))
     row = Row(GPU0, State.RESERVED, EMPTY, holders=holders, is_unused=True)
-    (line,) = Status((row,), face=MAGIC).picture().layout.foot
-    assert words.plain(line).startswith("Ask a, b and c for GPU0, idle. Or wait in the queue: ")
+    line, _ = Status((row,), face=MAGIC).picture().layout.foot
+    assert words.plain(line) == "Ask a, b and c for GPU0, idle."
 
 
 IN_CONTAINER = EMPTY._replace(sees_all=False)
@@ -782,7 +783,7 @@ OWN = PYTHON._replace(pid=17)
 )
 def test_naming_is_advised(row: Row, *, is_advised: bool) -> None:
     """To name a device is advised only where it helps and takes nothing from another person."""
-    advice = "To use GPU1 all the same, name it: %reserve_gpu 1"
+    advice = "To use GPU1 anyway, name it: %reserve_gpu 1"
     assert (advice in ways_out(refused(row, user="alice"))) is is_advised
 
 
@@ -793,7 +794,7 @@ def test_naming_is_advised_once() -> None:
         for device in (PART, GPU1)
     ]
     lines = ways_out(refused(*rows, user="alice"))
-    assert lines == [QUEUE, "To use GPU3:0 all the same, name it: %reserve_gpu 3:0"]
+    assert lines == [QUEUE, "To use GPU3:0 anyway, name it: %reserve_gpu 3:0"]
     assert ways_out(refused(*rows)) == [QUEUE]
 
 
@@ -817,7 +818,7 @@ def test_no_refusal_advises_to_take_what_others_have(
         picture = refused(row, request=request, face=face, waited_s=waited_s, user="alice")
         text = str(picture).lower()
         assert "share" not in text
-        assert "all the same" not in text
+        assert "anyway" not in text
         assert named not in text
 
 
@@ -878,7 +879,7 @@ def test_no_refusal_advises_to_take_what_others_have(
             Request(count=9),
             "0,1",
             (
-                "There are 2 GPUs here; 9 are asked for. "
+                "There are 2 GPUs here; you asked for 9. "
                 "CUDA_VISIBLE_DEVICES='0,1' was set before: it limits this process to those."
             ),
         ),
@@ -940,10 +941,10 @@ def test_above(devices: list[Device], head: str) -> None:
     visible = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": None}
     lines = messages.above(rows, visible, MAGIC).splitlines()
     assert lines == [
-        f"{head}, for all that the holder has started, and so for this process:",
+        f"{head}, by a process that has started this one, and so for this one too:",
         *(f"  {device.label}: reserved by alice, train.ipynb (pid 4321000)" for device in devices),
         "  GPU2: does not say how much memory it has",
-        "The variables are set for that: leave out %reserve_gpu here.",
+        "The variables are set already: leave out %reserve_gpu here.",
         "CUDA_VISIBLE_DEVICES = '0'",
     ]
 
@@ -996,7 +997,7 @@ def test_programs_are_told_in_their_words() -> None:
     """What only programs get to know is said in one sentence each."""
     assert "This process is reserving, releasing or looking already" in messages.NESTED
     assert messages.HAS_ENDED == "This reservation has been released; ask for another one."
-    assert "waiting in the queue" in messages.ANOTHER_THREAD_WAITS
+    assert "waits in the queue" in messages.ANOTHER_THREAD_WAITS
 
 
 # -- warnings --------------------------------------------------------------------------------------
@@ -1027,7 +1028,7 @@ def test_programs_are_told_in_their_words() -> None:
             Row(GPU0, State.BUSY, FULL, holders=(ALICE,), use=State.BUSY),
             Request(share=True),
             (
-                "You share GPU0: it is busy, 10.2 GiB in use by no process that can be seen; "
+                "You share GPU0: it is busy, 10.2 GiB in use by no visible process; "
                 "reserved by alice, train.ipynb (pid 4321000)"
             ),
         ),
@@ -1062,15 +1063,21 @@ CHANGED = "CUDA_VISIBLE_DEVICES was"
         ),
         (
             messages.changed(None, [GPU0], is_late=False),
-            f"{CHANGED} unset since; the variables are set for GPU0 again",
+            f"{CHANGED} unset after the reservation; the variables are set for GPU0 again",
         ),
         (
             messages.changed("7\n", [GPU0, GPU1], is_late=False),
-            f"{CHANGED} set to '7\ufffd' since; the variables are set for GPU0 and GPU1 again",
+            (
+                f"{CHANGED} set to '7\ufffd' after the reservation; the variables are set for GPU0 "
+                "and GPU1 again"
+            ),
         ),
         (
             messages.changed("", [GPU0], is_late=True),
-            f"{CHANGED} set to '' since, and CUDA has started; this kernel holds GPU0",
+            (
+                f"{CHANGED} set to '' after the reservation, and CUDA has started; this kernel "
+                "holds GPU0"
+            ),
         ),
         (
             messages.locked_anew(GPU0, "/run/lock/a.lock"),
@@ -1106,17 +1113,17 @@ def test_warnings(warning: str, expected: str) -> None:
 
 TEN_GB = Request(share=True, promise=Promise(Size(1e10 / 2**20, "GB")))
 A_PART = ALICE._replace(promise=Promise(Size(4e10 / 2**20, "GB")))
-FULL_GPU = Row(GPU0, State.FULL, COMPUTED_ON, holders=(A_PART, BOB), room_mib=5999.0)
+FULL_GPU = Row(GPU0, State.FULL, COMPUTED_ON, holders=(A_PART, BOB), promisable_mib=5999.0)
 
 
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
         (FULL_GPU, "6.2 GB can still be promised"),
-        (FULL_GPU._replace(room_mib=0.0), "nothing can be promised: bob gave no size"),
-        (FULL_GPU._replace(room_mib=0.2, holders=(A_PART,)), "nothing can be promised"),
-        (FULL_GPU._replace(room_mib=50.0), "0.052 GB can still be promised"),
-        (FULL_GPU._replace(is_mine=True), "you could have 6.2 GB in all"),
+        (FULL_GPU._replace(promisable_mib=0.0), "nothing can be promised: bob gave no size"),
+        (FULL_GPU._replace(promisable_mib=0.2, holders=(A_PART,)), "nothing can be promised"),
+        (FULL_GPU._replace(promisable_mib=50.0), "0.052 GB can still be promised"),
+        (FULL_GPU._replace(is_mine=True), "your part can grow to 6.2 GB"),
     ],
 )
 def test_full(row: Row, expected: str) -> None:
@@ -1129,7 +1136,7 @@ def test_full(row: Row, expected: str) -> None:
     ("rows", "request_", "expected"),
     [
         (
-            [FULL_GPU, FULL_GPU._replace(device=GPU2, room_mib=7000.0)],
+            [FULL_GPU, FULL_GPU._replace(device=GPU2, promisable_mib=7000.0)],
             TEN_GB,
             "No GPU has room for 10 GB: the most is 7.3 GB on GPU2.",
         ),
@@ -1161,12 +1168,12 @@ def test_headline_of_parts(rows: list[Row], request_: Request, expected: str) ->
     ("rows", "count", "expected"),
     [
         ([FULL_GPU], 1, "6.2GB"),
-        ([FULL_GPU, FULL_GPU._replace(room_mib=8000.0)], 1, "8.3GB"),
-        ([FULL_GPU, FULL_GPU._replace(room_mib=8000.0)], 2, "6.2GB"),
+        ([FULL_GPU, FULL_GPU._replace(promisable_mib=8000.0)], 1, "8.3GB"),
+        ([FULL_GPU, FULL_GPU._replace(promisable_mib=8000.0)], 2, "6.2GB"),
         ([FULL_GPU, Row(GPU1, State.FREE, would_be_taken=True)], 2, "6.2GB"),
         ([FULL_GPU, FULL_GPU._replace(device=PART)], 2, None),  # not together
         ([FULL_GPU, RESERVED], 2, None),
-        ([FULL_GPU._replace(room_mib=1000.0)], 1, None),  # a program would hardly start in that
+        ([FULL_GPU._replace(promisable_mib=1000.0)], 1, None),  # no program starts in that
         ([RESERVED], 1, None),
     ],
 )
@@ -1183,7 +1190,7 @@ def test_a_larger_part_beside_the_own_one() -> None:
     row = FULL_GPU._replace(holders=(own, BOB), is_mine=True)
     picture = refused(row, request=TEN_GB, kept=[GPU0])
     assert "this kernel: alice, train.ipynb (pid 17) up to 40 GB\n" in str(picture)
-    assert "\n     you could have 6.2 GB in all\n" in str(picture)
+    assert "\n     your part can grow to 6.2 GB\n" in str(picture)
     assert "can still be promised" not in str(picture)
     assert left(picture) == "This kernel keeps GPU0; nothing was changed."
 
@@ -1191,7 +1198,7 @@ def test_a_larger_part_beside_the_own_one() -> None:
 def test_who_is_idle_on_a_full_gpu_is_asked() -> None:
     """Of a GPU that is full, and on which nothing runs, those are asked who have it."""
     way, *_ = ways_out(refused(FULL_GPU._replace(is_unused=True), request=TEN_GB))
-    assert way.startswith("Ask alice (train.ipynb) and bob (/home/bob) for GPU0, idle. Or wait ")
+    assert way == "Ask alice (train.ipynb) and bob (/home/bob) for GPU0, idle."
     assert ways_out(refused(FULL_GPU, request=TEN_GB))[0].startswith("Wait in the queue: ")
 
 
@@ -1251,8 +1258,8 @@ def test_what_is_said_to_who_is_over(caps: tuple[str, ...], expected: str) -> No
     request = TEN_GB._replace(devices=("0",), promise=TEN_GB.promise._replace(note="x"))
     assert parts.warning(GPU0, 11540.0, request, caps, MAGIC) == (
         f"This kernel uses 12.1 GB of GPU0, of which it has reserved 10 GB: others may run out of "
-        f"memory.{expected} Ask for more with %reserve_gpu 0 --memory 13GB, or free memory: a "
-        "restart frees all of it."
+        f"memory.{expected} Free memory (a restart frees all of it), or ask for more:\n"
+        "%reserve_gpu 0 --memory 13GB"
     )
 
 

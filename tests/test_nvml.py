@@ -94,22 +94,22 @@ BUSY = {
     ),
     "an MPS client": ("gpu\n mps 777 100", State.BUSY, "777"),
     "memory of nobody": (
-        "gpu\n memory 81920\n used 1100", State.BUSY, "1.1 GiB in use by no process",
+        "gpu\n memory 81920\n used 1100", State.BUSY, "1.1 GiB in use by no visible process",
     ),
     "memory of nobody on a small card": (
         "gpu\n memory 4096\n used 210", State.BUSY, "210 MiB in use by no",
     ),
     "memory of nobody beside a desktop": (
         "gpu\n memory 81920\n graphics 1 2000\n used 1100", State.BUSY,
-        "1.1 GiB in use by no process",
+        "1.1 GiB in use by no visible process",
     ),
     "memory of nobody beside the reserve": (
         f"{NO_MEMORY_V2}gpu\n memory 4096\n reserved 600\n used 200", State.BUSY,
-        "in use by no process",
+        "in use by no visible process",
     ),
     "memory of nobody, process lists unknown": (
         f"{processes_fail(999)}gpu\n memory 8192\n used 3000", State.BUSY,
-        "2.9 GiB in use by no process",
+        "2.9 GiB in use by no visible process",
     ),
     "prohibited": ("gpu\n mode prohibited", State.PROHIBITED, "prohibited"),
     "prohibited and in use": (

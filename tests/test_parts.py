@@ -59,7 +59,7 @@ def room(mib: float, *devices: Any, **wishes: Any) -> float | None:
     """Fail to reserve a part of the only GPU that is asked for, as it is full; what is left."""
     (row,) = rows(mib, *devices, **wishes)
     assert row.state is State.FULL
-    return row.room_mib
+    return row.promisable_mib
 
 
 def records(here: Here) -> list[object]:

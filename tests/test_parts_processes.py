@@ -66,7 +66,7 @@ def promise(child: Child, mib: float) -> Answer:
 def most(child: Child) -> Any:
     """Return what is left for the process, which is refused the whole of the GPU as a part."""
     child.run("try: reserve_gpu.reserve(memory='10000MiB')\nexcept Exception as e: refused = e")
-    return child.run("[r.room_mib for r in refused.rows]").value
+    return child.run("[r.promisable_mib for r in refused.rows]").value
 
 
 def records(folder: Path) -> dict[int, float]:

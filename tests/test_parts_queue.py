@@ -56,7 +56,7 @@ def waiting(
 
 
 def passes(here: Here, parts: Sequence[float], ahead: float | None, mib: float) -> bool:
-    """Whether who asks for so much gets it before the one who waits; the GPU has room for it."""
+    """Tell whether a request of that size passes the waiter; the GPU has room for it."""
     with promised(here, gpu0=[*parts]), waiting(here, ahead):
         try:
             part(mib)

@@ -104,9 +104,9 @@ SHARERS = (
     part(held(1, "alice", note="until Friday").holders[0], 10240.0, 12390.4),
     part(held(2, "bob").holders[0], 30720.0, None),
 )
-IN_PARTS = held(1, "alice")._replace(holders=SHARERS, room_mib=38000.0)
+IN_PARTS = held(1, "alice")._replace(holders=SHARERS, promisable_mib=38000.0)
 FULL = Row(
-    device(1), State.FULL, usage(12390)._replace(compute=1), holders=SHARERS, room_mib=6000.0
+    device(1), State.FULL, usage(12390)._replace(compute=1), holders=SHARERS, promisable_mib=6000.0
 )
 TEN_GB = Request(share=True, promise=Promise(Size(1e10 / 2**20, "GB")))
 PICTURES = {
@@ -397,7 +397,7 @@ def test_who_is_over_stands_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("used_mib", "room_mib", "expected"),
+    ("used_mib", "promisable_mib", "expected"),
     [
         (0, 81920.0, "......"),
         (0, 68266.0, "=....."),
@@ -409,9 +409,10 @@ def test_who_is_over_stands_out() -> None:
         (40960, 1e9, "###..."),  # what makes no sense
     ],
 )
-def test_bars_show_what_is_promised(used_mib: float, room_mib: float, expected: str) -> None:
+def test_bars_show_what_is_promised(used_mib: float, promisable_mib: float, expected: str) -> None:
     """A bar has a letter each for what is used, what is promised besides, and what is left."""
-    (bar,) = BARS.findall(str(status(IN_PARTS._replace(usage=usage(used_mib), room_mib=room_mib))))
+    row = IN_PARTS._replace(usage=usage(used_mib), promisable_mib=promisable_mib)
+    (bar,) = BARS.findall(str(status(row)))
     assert bar.translate({ord(k): v for k, v in terminal.ASCII.items() if len(k) == 1}) == expected
 
 
@@ -419,14 +420,15 @@ def test_bars_without_what_the_driver_keeps() -> None:
     """The driver's own reserve is neither promised nor in use, so no bar has it."""
     mine = device(1)._replace(reserve_mib=20480)
     (bar,) = BARS.findall(
-        str(status(IN_PARTS._replace(device=mine, usage=usage(0), room_mib=61440)))
+        str(status(IN_PARTS._replace(device=mine, usage=usage(0), promisable_mib=61440)))
     )
     assert bar == "\N{LIGHT SHADE}" * 6
 
 
 def test_bars_of_whole_gpus_show_what_is_used() -> None:
     """Where nobody has a part nothing is said to be promised, in no rendering."""
-    picture = status(held(0, "alice")._replace(room_mib=0.0), free(1)._replace(room_mib=81920.0))
+    rows = held(0, "alice")._replace(promisable_mib=0.0), free(1)._replace(promisable_mib=81920.0)
+    picture = status(*rows)
     assert "\N{MEDIUM SHADE}" not in str(picture)
     assert "promise" not in str(picture) + picture._repr_html_()
 
@@ -496,12 +498,10 @@ def test_names_are_short() -> None:
 
 def test_the_order_of_the_ways_out() -> None:
     """First whom to ask, the longest idle first; then the queue; then the smaller request."""
-    ask, less = str(PICTURES["refusal"]).splitlines()[-2:]
-    assert re.fullmatch(
-        r"Ask alice \(train\.ipynb\) for GPU0, idle for .*\. Or wait in the queue: "
-        r"reserve-gpu run -n 2 --note 'a b' --wait -- COMMAND \.\.\.",
-        ask,
-    )
+    ask, wait, less = str(PICTURES["refusal"]).splitlines()[-3:]
+    assert re.fullmatch(r"Ask alice \(train\.ipynb\) for GPU0, idle for .*\.", ask)
+    typed = "reserve-gpu run -n 2 --note 'a b' --wait -- COMMAND ..."
+    assert wait == f"Or wait in the queue: {typed}"
     assert less == "1 can be had now: reserve-gpu run -n 1 --note 'a b' -- COMMAND ..."
 
 
@@ -527,8 +527,8 @@ def hostile_picture() -> dict[str, Picture]:
         Row(Fault(1, FOREIGN), State.BROKEN, holders=(holder,), reason=FOREIGN),
         Row(gpu, State.FREE, usage(0), awaited_by=holder),
         Row(gpu, State.AWAITED, usage(300), holders=(holder,), awaited_by=holder),
-        Row(gpu, State.RESERVED, usage(300), holders=(sharer, holder), room_mib=0.0),
-        Row(gpu, State.FULL, usage(300), holders=(sharer, holder) * 9, room_mib=0.5),
+        Row(gpu, State.RESERVED, usage(300), holders=(sharer, holder), promisable_mib=0.0),
+        Row(gpu, State.FULL, usage(300), holders=(sharer, holder) * 9, promisable_mib=0.5),
     )
     ticket = Ticket(1, FOREIGN, None, holder, FOREIGN)
     request = Request(promise=Promise(note=HOSTILE))

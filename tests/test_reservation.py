@@ -457,10 +457,10 @@ def test_a_named_gpu_in_use_is_not_called_free(here: Here) -> None:
     assert named.splitlines()[0] == "No free GPU devices: 2 of 2 are in use."
     line = of_gpu(named)
     assert line.startswith("busy: no reservation: pid 5000001, ")
-    assert line.endswith(", it would be taken all the same, as it was named")
+    assert line.endswith(", you would get it, as you named it")
     line = of_gpu(shared, "2")
     assert line.startswith("reserved: ")
-    assert line.endswith(", it would be shared")
+    assert line.endswith(", you would share it")
     assert [row.would_be_taken for row in caught.value.rows] == [True, False]
 
 
@@ -516,7 +516,9 @@ def test_all_or_nothing(here: Here) -> None:
 def test_impossible_count(here: Here, before: dict[str, str], there: str) -> None:
     """More GPUs than there are is a bad request that says how many there are."""
     os.environ.update(before)
-    with pytest.raises(reserve_gpu.ImpossibleError, match=f"There (is|are) {there} here; 9 "):
+    with pytest.raises(
+        reserve_gpu.ImpossibleError, match=f"There (is|are) {there} here; you asked for 9"
+    ):
         reserve_gpu.reserve(count=9)
     assert (variables(), held(here)) == (before, [])
 
@@ -710,5 +712,5 @@ def test_the_parent_is_named_as_such(machine: Machine) -> None:
         "    child.start(); child.join()\n"
     )
     done = machine.command(sys.executable, str(script))
-    assert "GPU0 is reserved already, for all that the holder has started" in done.stdout, done
+    assert "GPU0 is reserved already, by a process that has started this one" in done.stdout, done
     assert "CUDA_VISIBLE_DEVICES = '0'" in done.stdout

@@ -232,7 +232,7 @@ def test_a_file_that_others_could_have_written_counts_for_nothing(
     with pytest.warns(ReserveGPUWarning) as caught:
         assert got() == "0"
     (warning,) = (str(each.message) for each in caught)
-    assert warning.startswith(f"{here.rules} counts for nothing: {reason}")
+    assert warning.startswith(f"{here.rules} is ignored: {reason}")
     assert warning in str(reserve_gpu.status())
 
 
@@ -270,11 +270,10 @@ def test_a_user_may_have_so_many(here: Here) -> None:
         assert got(count=1, exclude="0") == "2"
         text = refused(count=2)
     assert text.startswith(
-        f"You may have no more by gpus = 2 of [limits] in {here.rules}: you have GPU1"
-        " in rival.ipynb (pid"
+        f"Limit reached: gpus = 2 ([limits] in {here.rules}). You have GPU1 in rival.ipynb (pid"
     )
     assert of_gpu(text, "3").startswith("limited")
-    assert "Let go of what you have there. Or wait in the queue" in text
+    assert "Release what you have there.\nOr wait in the queue" in text
     assert "Ask " not in text
     assert of_gpu(text, "1").startswith("reserved: ")
     assert got(count=2) == "0,1"
@@ -310,7 +309,7 @@ def test_more_than_a_rule_ever_allows_is_impossible(here: Here) -> None:
         for wishes in requests:
             with pytest.raises(ImpossibleError) as caught:
                 reserve_gpu.reserve(**wishes, wait=30)
-            assert f"{rule} of [limits] in {here.rules}" in str(caught.value)
+            assert f"{rule} ([limits] in {here.rules})" in str(caught.value)
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
     assert got(memory="10GiB") == "0"
 
@@ -334,7 +333,7 @@ def test_the_sum_of_parts_is_limited(here: Here) -> None:
         assert got("0", memory="4GiB") == "0"
         assert got("0", memory="3GiB") == "0"
         text = refused("0", memory="4.1GiB")
-        assert f'memory = "10GiB" of [limits] in {here.rules}: you have 6 GiB of a GPU' in text
+        assert f'memory = "10GiB" ([limits] in {here.rules}). You have 6 GiB of a GPU' in text
         assert "limited" in refused("0,1", memory="2.5GiB")
         assert got(count=2, exclude="2,3") == "0,1"  # no parts
     with here.rival("2", share=True):  # without a size: all of it
@@ -381,7 +380,7 @@ def test_a_drained_gpu_is_not_handed_out(here: Here) -> None:
     assert got() == "1"
     reserve_gpu.release()
     text = refused("0", wait=30)
-    assert of_gpu(text) == f"drained: by drain of [devices] in {here.rules}"
+    assert of_gpu(text) == f"drained: by drain ([devices] in {here.rules})"
     assert "Waiting alone won't help: ask the administrator." in text
     assert "Waited for" not in text
     with here.rival("1"):
@@ -501,7 +500,7 @@ def test_longer_than_the_rule_is_refused(here: Here, wishes: dict[str, Any], rul
     with pytest.raises(RequestError) as caught:
         reserve_gpu.reserve(**wishes)
     assert rule in str(caught.value)
-    assert f"of [limits] in {here.rules}" in str(caught.value)
+    assert f"([limits] in {here.rules})" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 

@@ -73,7 +73,7 @@ def test_three_users_and_two_groups(machine: Machine) -> None:
             most = one.run(limits).value
             refused = one.reserve(f"count={most + 1}")
             assert refused.error == "ImpossibleError"
-            assert f"gpus = {most} of [{name}] in {machine.rules}" in refused.text
+            assert f"gpus = {most} ([{name}] in {machine.rules})" in refused.text
         assert root.reserve("count=3").value == "1,2,3"
         nobody.run("reserve_gpu.release()")
         assert root.reserve("count=4").value == "0,1,2,3"
@@ -96,7 +96,7 @@ def test_only_ones_own_processes_count(machine: Machine) -> None:
         refused = second.reserve()
         assert refused.error == "NoFreeDeviceError"
         line = refused.text.splitlines()[0]
-        assert f"gpus = 1 of [limits] in {machine.rules}: you have GPU1 in " in line
+        assert f"gpus = 1 ([limits] in {machine.rules}). You have GPU1 in " in line
         assert f"(pid {holder.pid})" in line
         assert of_gpu(refused.text, "2").startswith("limited")
         assert second.visible() == ""
@@ -123,7 +123,7 @@ def test_parts_count_by_the_owner_of_their_files(machine: Machine) -> None:
         assert second.reserve("0, memory='2GiB'").value == "0"
         refused = other.reserve("0, memory='1GiB'")  # whose own file that is, by whatever name
         assert refused.error == "NoFreeDeviceError"
-        assert 'memory = "6GiB" of [limits]' in refused.text
+        assert 'memory = "6GiB" ([limits]' in refused.text
         other.run("file.close()")
         assert other.reserve("0, memory='1GiB'").value == "0"
 
@@ -220,8 +220,8 @@ def test_a_wait_says_that_it_is_for_ones_own_quota(machine: Machine) -> None:
         second.run("reserve_gpu.reserve(wait=0.5, progress=lambda w: seen.append(wait(w).brief))")
         brief = second.run("seen[-1]").value
         assert "Waiting for a GPU, next in the queue" in brief
-        assert "gpus = 1 of [limits]" in brief
-        assert re.search(rf"you have GPU0 in python\d* child.py \(pid {holder.pid}\)\.", brief)
+        assert "gpus = 1 ([limits]" in brief
+        assert re.search(rf"You have GPU0 in python\d* child.py \(pid {holder.pid}\)\.", brief)
 
 
 def test_a_file_must_be_roots_or_ones_own(machine: Machine) -> None:

@@ -282,8 +282,8 @@ def test_whom_to_ask(here: Here) -> None:
         here.rival("2", since=now - 86400, notebook="training.ipynb"),
     ):
         for wishes in ({}, {"devices": "0,1,2"}, {"share": True}):
-            advice = refused(**wishes).splitlines()[-2]
-            oldest, old, wait = advice.split(". ")
+            advice, wait = refused(**wishes).splitlines()[-3:-1]
+            oldest, old = advice.removesuffix(".").split(". ")
             assert re.fullmatch(r"Ask \w+ \(oldest.ipynb\) for GPU1, idle for 2 h", oldest)
             assert re.fullmatch(r"Ask \w+ \(old.ipynb\) for GPU0, idle for 15 min", old)
             assert wait.startswith("Or wait in the queue: reserve_gpu.reserve(")
@@ -301,7 +301,7 @@ def test_no_refusal_advises_to_take_it(one: Here, *, share: bool) -> None:
             with one.rival("0", share=is_shared):
                 text = refused(share=share)
             assert "--share" not in text
-            assert "all the same" not in text
+            assert "anyway" not in text
 
 
 # -- what else may stand there ---------------------------------------------------------------------
@@ -355,7 +355,7 @@ def sharers(here: Here, count: int, owner: int = UID) -> ExitStack:
 
 
 def holders_of(here: Here) -> int:
-    """How many have the first GPU."""
+    """Return how many have the first GPU."""
     with LockDirectory(str(here.locks)) as directory, directory.mutex():
         return len(directory.holders_of(here.uuid("0")))
 

@@ -381,7 +381,7 @@ def test_every_process_has_its_kind(here: Here) -> None:
     assert [len(row["processes"]) for row in rows] == [3, 1, 1]
     assert [row["state"] for row in rows] == ["busy", "free", "busy"]
     assert [row["is_used_without_reservation"] for row in rows] == [True, False, True]
-    assert rows[2]["reason"] == "2.9 GiB in use by no process that can be seen"
+    assert rows[2]["reason"] == "2.9 GiB in use by no visible process"
     text = str(reserve_gpu.status())
     assert "  no reservation: pid 5000011, 300 MiB; pid 5000012, 200 MiB\n" in text
     assert "  graphics: pid 5000013\n" in text
@@ -505,7 +505,7 @@ def test_a_kernel_that_was_left_alone(here: Here) -> None:
         os.utime(lock, (hours_ago, hours_ago))
         text = str(reserve_gpu.status())
     assert " for 9 h, idle for 3 h 1 min\n" in text
-    assert f"Ask {ME} (eval.ipynb) for GPU0, idle for 3 h 1 min. Or wait in the queue: " in text
+    assert f"Ask {ME} (eval.ipynb) for GPU0, idle for 3 h 1 min.\nOr wait in the queue: " in text
     assert text.startswith("GPU0 is not free.")
 
 
@@ -669,7 +669,7 @@ RESERVED = [row._replace(state=State.RESERVED, holders=(ALICE,)) for row in FREE
 AWAITED = [row._replace(awaited_by=CAROL) for row in FREE]
 UNUSED = [row._replace(is_unused=True) for row in RESERVED]
 IN_PARTS = RESERVED[1]._replace(
-    holders=(ALICE._replace(promise=Promise(Size(2048.0))),), room_mib=12000.0
+    holders=(ALICE._replace(promise=Promise(Size(2048.0))),), promisable_mib=12000.0
 )
 PART = Device(1, "MIG-1", "Tesla T4 MIG 1g.5gb", memory_mib=4864, instance=2)
 
@@ -696,7 +696,7 @@ HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
     "reserved but idle": (
         (UNUSED[0], RESERVED[1]),
         "None of 2 GPUs is free.",
-        [f"Ask alice (train.ipynb) for GPU0, idle for 2 h 10 min. Or w{QUEUE[1:]}"],
+        ["Ask alice (train.ipynb) for GPU0, idle for 2 h 10 min.", f"Or w{QUEUE[1:]}"],
     ),
     "lost": (
         (Row(Fault(0, "lost"), State.BROKEN), Row(GPUS[1], State.PROHIBITED)),
@@ -709,7 +709,7 @@ HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
     "awaited": (
         tuple(AWAITED),
         "None of 3 GPUs is free.",
-        [f"Others wait in the queue for what would be free. {QUEUE}"],
+        ["Others wait in the queue for what would be free.", QUEUE],
     ),
     "room for a part": (
         (RESERVED[0], IN_PARTS),
@@ -717,18 +717,18 @@ HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
         ["Get a part of a GPU with %reserve_gpu --memory 10GiB", QUEUE],
     ),
     "room for a smaller part": (
-        (IN_PARTS._replace(room_mib=6666.0),),
+        (IN_PARTS._replace(promisable_mib=6666.0),),
         "GPU1 is not free.",
         ["Get a part of a GPU with %reserve_gpu --memory 6.5GiB", QUEUE],
     ),
     "too little room for a part": (
-        (IN_PARTS._replace(room_mib=1000.0),), "GPU1 is not free.", [QUEUE]
+        (IN_PARTS._replace(promisable_mib=1000.0),), "GPU1 is not free.", [QUEUE]
     ),
     "room that somebody waits for": (
         (IN_PARTS._replace(awaited_by=CAROL),), "GPU1 is not free.", [QUEUE]
     ),
     "room beside strangers": (
-        (FREE[0]._replace(state=State.BUSY, room_mib=9000.0),), "GPU0 is not free.", [QUEUE]
+        (FREE[0]._replace(state=State.BUSY, promisable_mib=9000.0),), "GPU0 is not free.", [QUEUE]
     ),
     "ours": (
         (RESERVED[0]._replace(is_mine=True), FREE[1]), "1 of 2 GPUs is free: GPU1.", []
@@ -776,7 +776,7 @@ def test_what_the_rows_say() -> None:
         waiting=(TICKET,),
     )
     alice = "alice, train.ipynb (pid 4321000) for 2 h 10 min"
-    assert [" ".join(line.split()) for line in lines[2:-1]] == [
+    assert [" ".join(line.split()) for line in lines[2:-3]] == [
         f"0 reserved Tesla T4 5.0 of 15 GiB 97 % {alice}",
         "without a reservation: bob, python3 (pid 777)",
         f"1 reserved Tesla T4 5.0 of 15 GiB 3 % {alice}, idle for 1 h: till noon",
@@ -803,11 +803,11 @@ def test_a_split_gpu_stands_above_its_instances() -> None:
 
 
 def test_who_is_only_half_known() -> None:
-    """Of a holder whose pid only the record names it is said that all is by its own word."""
+    """Of a holder whose pid only the record names it is said that all is unverified."""
     unknown, elsewhere = Holder(), ALICE._replace(elsewhere=True, seen=False, confirmed=False)
     first, second = picture(RESERVED[0]._replace(holders=(unknown, elsewhere)))[2:4]
     assert first.endswith(" %  somebody")
-    assert second.endswith("(pid 4321000 of another container, by its own word) for 2 h 10 min")
+    assert second.endswith("(pid 4321000 of another container, unverified) for 2 h 10 min")
 
 
 class Table(HTMLParser):

@@ -83,7 +83,7 @@ WANTED = {"if_wanted": True}
     [
         (Lease(), "", ""),
         (until(6), ", until 18:00", ", until 18:00 (6 h left)"),
-        (until(None, HOUR_S), ", lets go after 1 h idle", ", lets go after 1 h idle"),
+        (until(None, HOUR_S), ", released after 1 h idle", ", released after 1 h idle"),
         (
             until(6, 1800),
             ", until 18:00 or after 30 min idle",
@@ -96,14 +96,14 @@ WANTED = {"if_wanted": True}
         ),
         (
             until(None, HOUR_S, **WANTED),
-            ", lets go after 1 h idle if somebody waits",
-            ", lets go after 1 h idle if somebody waits",
+            ", released after 1 h idle if somebody waits",
+            ", released after 1 h idle if somebody waits",
         ),
         (until(-1), ", overdue since 11:00", ", overdue since 11:00"),
         (
             until(-1, **WANTED),
-            ", yours since 11:00 if you wait",
-            ", past 11:00, as nobody waits",
+            ", past 11:00: join the queue to get it",
+            ", past 11:00: kept until somebody waits",
         ),
     ],
 )
@@ -112,7 +112,7 @@ def test_until_when(terms: Lease, others: str, own: str) -> None:
     holder = with_lease(ALICE, terms)
     line = words.holder_line(holder, NOW)
     assert words.plain(line) == f"alice, train.ipynb (pid 4321000) for 2 h{others}: thesis"
-    line = words.holder_line(holder, NOW, own="this kernel")
+    line = words.holder_line(holder, NOW, this_process="this kernel")
     assert words.plain(line).endswith(f" for 2 h{own}: thesis")
 
 
@@ -139,7 +139,7 @@ def test_what_makes_no_sense_is_not_shown(
 ) -> None:
     """An end before the beginning, or in a hundred years, is nobody's word: nothing is said."""
     holder = with_lease(ALICE, terms, since=since, overdue=overdue)
-    assert words.lease(holder, NOW) == ()
+    assert words.lease_end(holder, NOW) == ()
 
 
 def test_who_waits_has_no_end() -> None:
@@ -221,7 +221,7 @@ def test_what_is_idle_ends_by_what_is_seen() -> None:
     """Who lets go when idle does so that long after the last sign of use, if that is earlier."""
     idle = with_lease(ALICE, until(6, HOUR_S), last_cell=NOW - 1800)
     rows = row(0, idle, is_unused=True), row(1, with_lease(BOB, until(1)))
-    assert likeliest(*rows) == "GPU0, idle for 30 min, lets go after 1 h idle"
+    assert likeliest(*rows) == "GPU0, idle for 30 min, released after 1 h idle"
     assert likeliest(row(0, idle), rows[1]) == "GPU1, reserved until 13:00"
 
 
@@ -230,7 +230,9 @@ def test_what_is_past_its_end_is_likeliest() -> None:
     early, late = row(0, with_lease(ALICE, until(1))), row(1, with_lease(BOB, until(-1)))
     assert likeliest(early, late) == "GPU1, overdue since 11:00"
     kind = row(2, with_lease(BOB, until(-1.5, **WANTED)), is_unused=True)
-    assert likeliest(early, late, kind) == "GPU2, idle for 2 h, yours since 10:30 if you wait"
+    assert (
+        likeliest(early, late, kind) == "GPU2, idle for 2 h, past 10:30: join the queue to get it"
+    )
 
 
 def test_of_several_the_last_one_counts() -> None:
@@ -254,7 +256,7 @@ def test_whom_to_ask() -> None:
     rows = row(0, ALICE, late), row(1, ALICE._replace(last_cell=NOW - 3600), is_unused=True)
     assert words.plain(asking.whom(rows, NOW)) == (
         "Ask alice (train.ipynb) for GPU1, idle for 1 h. "
-        "Ask bob (fit.ipynb) for GPU0, overdue since 11:00. "
+        "Ask bob (fit.ipynb) for GPU0, overdue since 11:00."
     )
     assert ("overdue since 11:00", MARK) in asking.whom(rows, NOW)
 

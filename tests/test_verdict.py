@@ -59,13 +59,13 @@ VERDICTS = [
         done(devices=BOTH[1:], visible="2"),
         HELD._replace(visible="2"),
         "other devices",
-        "CUDA_VISIBLE_DEVICES was set to '2' since; reserve again",
+        "CUDA_VISIBLE_DEVICES was set to '2' after the reservation; reserve again",
     ),
     (
         done(devices=BOTH[1:], visible=None),
         HELD._replace(visible=None),
         "other devices",
-        "CUDA_VISIBLE_DEVICES was unset since; reserve again",
+        "CUDA_VISIBLE_DEVICES was unset after the reservation; reserve again",
     ),
     (
         done(devices=BOTH[1:], visible="2"),

@@ -112,7 +112,7 @@ class Steps:
 
     @property
     def places(self) -> list[int]:
-        """The place in the queue each time."""
+        """Return the place in the queue each time."""
         return [waiting.place for waiting in self.shown]
 
 

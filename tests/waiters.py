@@ -68,7 +68,7 @@ def queued(machine: Machine) -> list[int]:
 
 
 def has_locked(path: Path, pid: int) -> bool:
-    """Whether that process has the file locked, by the kernel's word."""
+    """Tell whether that process has the file locked, by the kernel's word."""
     with suppress(OSError):
         for number in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):

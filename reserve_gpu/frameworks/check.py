@@ -132,7 +132,7 @@ def check(
     if not sys.platform.startswith("linux"):
         raise ImpossibleError(f"A check needs Linux or WSL2; this is {sys.platform}.")
     if not sys.executable:
-        raise ImpossibleError("A check needs a Python to start, and this one doesn't know its own.")
+        raise ImpossibleError("A check starts Python, and sys.executable is empty here.")
     reservation = api.current()
     try:
         rows = api.status().rows
@@ -190,7 +190,7 @@ def _answers(
     try:
         ends = children.run_all(commands, {**os.environ, **QUIET}, limit_s, tell)
     except OSError as error:
-        raise ReserveGPUError(f"No process can be started to check with: {error}.") from error
+        raise ReserveGPUError(f"The check can't start a process: {error}.") from error
     return {key: verdict.answer(end, limit_s) for key, end in ends.items()}
 
 

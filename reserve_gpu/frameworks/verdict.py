@@ -132,9 +132,9 @@ def cuda_uuid(device: Device) -> str:
 
 def answer(end: End, limit_s: float) -> Answer:
     """Return the answer of a child process. limit_s: the seconds that it could take."""
-    said = {name: value for name, value in end.news.items() if name in Answer._fields}
+    fields = {name: value for name, value in end.news.items() if name in Answer._fields}
     lines = [line for line in end.output.splitlines() if line.strip()]
-    return Answer(**said, stderr=lines[-1] if lines else "", code=end.code, limit_s=limit_s)
+    return Answer(**fields, stderr=lines[-1] if lines else "", code=end.code, limit_s=limit_s)
 
 
 def _verdict(answer: Answer, place: Place) -> tuple[Verdict, str]:
@@ -163,7 +163,7 @@ def _how_it_ended(answer: Answer) -> str:
 
 
 def _why_none(answer: Answer, place: Place) -> str:
-    """Return the likeliest cause of seeing no device; of several the one to mend first."""
+    """Return the likeliest cause of seeing no device; of several, the one to fix first."""
     driver = place.driver
     is_imported = answer.version is not None
     if is_imported and answer.build is None:
@@ -192,7 +192,7 @@ def _why_other(answer: Answer, reserved: Sequence[str], place: Place) -> str:
         return _at_import(answer)
     if place.expected is not None and place.visible != place.expected:
         now = "unset" if place.visible is None else f"set to {shown(place.visible)!r}"
-        return f"CUDA_VISIBLE_DEVICES was {now} since; reserve again"
+        return f"CUDA_VISIBLE_DEVICES was {now} after the reservation; reserve again"
     devices = answer.devices or ()
     if len(devices) == len(reserved) and {*devices} == {*reserved}:
         return "the reserved ones in another order"

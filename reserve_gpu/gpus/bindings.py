@@ -86,7 +86,7 @@ REMEDIES: dict[int, str] = {
 # (https://github.com/wookayin/gpustat/issues/105).
 OFFICIAL = ("_nvmlGetFunctionPointer", "nvmlDeviceGetMigMode")
 NO_THREAD = (
-    "No thread can be started to ask the NVIDIA driver with: this process may have no more of them "
+    "No thread can be started to ask the NVIDIA driver: this process may start no more of them "
     "(ulimit -u, or the pids limit of its container)."
 )
 

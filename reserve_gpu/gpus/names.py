@@ -86,8 +86,8 @@ def pick(name: str, devices: Sequence[Device | Fault]) -> Device | Fault:
         raise RequestError(
             f"GPU{index} is split by MIG. Name one of its instances: {', '.join(instances)}."
         )
-    there = "; ".join(_described(device) for device in devices)
-    raise RequestError(f"No GPU is called {shown(name)} here ({there}).")
+    known = "; ".join(_described(device) for device in devices)
+    raise RequestError(f"No GPU is called {shown(name)} here ({known}).")
 
 
 def matching(name: str, devices: Iterable[Device]) -> list[Device]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from reserve_gpu import host
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.bindings import NOT_OFFERED, Bindings, Code, DeviceError
-from reserve_gpu.model import GRAPHICS, Device, Fault, Gauges, Process, State, Usage
+from reserve_gpu.model import GRAPHICS, MIB, Device, Fault, Gauges, Process, State, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-MIB = 1 << 20
 CALL_LIMIT_S = 20.0  # initialising one GPU takes 1 to 3 s without persistence mode
 # More than there can be: counts beyond are rubbish, and looping over them would take for ever.
 GPU_LIMIT = 1024
@@ -236,7 +235,7 @@ class Nvml:
             return Fault(index, str(error), slot, error.state)
 
     def _read_device(self, index: int, handle: Any, gpu: Any, slot: int | None = None) -> Device:
-        """Return the device at that place; the same as before where it is asked again."""
+        """Return the device at that place; asked again, return the same object."""
         uuid = self._driver.ask("nvmlDeviceGetUUID", handle)
         self._handles[uuid] = handle, gpu
         for known in self._devices.get(index, ()):
@@ -310,7 +309,7 @@ class Nvml:
         return self._driver.process_count(handle, name, absent=NO_PROCESS_LIST)
 
     def _read_gauges(self, device: Device) -> Gauges:
-        """Return what decides nothing; one reading that fails costs that one alone."""
+        """Return the readings that decide nothing; one that fails is None, and the others stay."""
         handle, gpu = self._handles[device.uuid]
         rates = self._read_first(("nvmlDeviceGetUtilizationRates",), handle)
         power = self._read_first(("nvmlDeviceGetPowerUsage",), gpu)

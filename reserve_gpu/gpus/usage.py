@@ -23,7 +23,7 @@ DRIVER_RESERVE_MIB = 640.0
 def judge(usage: Usage, idle_mib: float | None = None) -> State:
     """Tell whether the device is IDLE, BUSY, PROHIBITED or UNKNOWN.
 
-    Idle takes no sign of use and at least one reading that can be trusted.
+    A device is idle if nothing shows use, and at least one reading can be trusted.
     idle_mib: memory in use up to which it is idle, None for the default.
     """
     if usage.mode == ComputeMode.PROHIBITED:
@@ -41,9 +41,9 @@ def judge(usage: Usage, idle_mib: float | None = None) -> State:
 def idle_limit_mib(usage: Usage, idle_mib: float | None = None) -> float:
     """Return the memory in use, in MiB, up to which a device without processes is idle.
 
-    1 GiB or 5 % of its memory, whichever is less, but never less than the driver's own reserve
-    where that is counted as used.
-    idle_mib: a limit that somebody has set, which goes before all that; None for the default.
+    It is 1 GiB or 5 % of its memory, whichever is less, but never less than the driver's own
+    reserve if the reading counts that as used.
+    idle_mib: a limit that somebody has set instead; None for the default.
     """
     if idle_mib is not None:
         return idle_mib
@@ -65,7 +65,7 @@ def used_mib(usage: Usage) -> float:
     return math.inf if usage.used_mib is None else usage.used_mib
 
 
-def room_mib(
+def promisable_mib(
     device: Device,
     usage: Usage,
     parts: Sequence[tuple[float | None, float | None]],
@@ -73,16 +73,16 @@ def room_mib(
 ) -> float | None:
     """Return how much memory can still be promised, in MiB; None if it can't be read.
 
-    What is promised counts in full, however little of it is used yet; so does what is used beyond.
-    All else that is in use belongs to those who were promised nothing, and who may stay.
-    parts: of each of the others who share the device, what it was promised and what its processes
-    use: the first is None for who was promised nothing and may use all, the second where it can't
-    be seen. own: the same of who asks.
+    Each part counts in full, even if its holder uses less, and counts as what is used if that is
+    more. All other memory in use belongs to processes without a part, which may keep it.
+    parts: for each other sharer, the size that it was promised and the memory that its processes
+    use. The size is None for a sharer that may use all; the use is None if it can't be seen.
+    own: the same for the process that asks.
     """
     if device.usable_mib is None or usage.used_mib is None:
         return None
     is_exclusive = usage.mode == ComputeMode.EXCLUSIVE_PROCESS and bool(parts)
-    is_open = is_usable(usage) or bool(own[1])  # who asks may be the one process that it is for
+    is_open = is_usable(usage) or bool(own[1])  # in exclusive mode this may be the one process
     parts = [*parts, own]
     promised = [size for size, _ in parts if size is not None]
     if len(promised) < len(parts) or is_exclusive or not is_open:
@@ -96,9 +96,9 @@ def room_mib(
 
 
 def unpromised_mib(usage: Usage, uses: Sequence[float | None]) -> float | None:
-    """Return the memory in use by strangers, in MiB; None if it can't be told apart.
+    """Return the memory in use by processes without a part, in MiB; None if that is not known.
 
-    uses: what those use who were promised a part, None for one of whom that can't be seen.
+    uses: the memory that each sharer uses, None if it can't be seen.
     """
     known = [use for use in uses if use is not None]
     if usage.used_mib is None or len(known) < len(uses):

@@ -108,8 +108,8 @@ def _check(wishes: Namespace) -> None:
     request.parse(arguments.pop("devices"), **arguments)
     if re.match(r"\s*[0-9]{4}-", arguments["until"] or ""):
         raise RequestError(
-            "A kernel is started again and again, also after a date. Give --until a time of day or "
-            "a day of the week, or say for how long: --for 8h."
+            "A kernel is also started after that date. Give --until a time of day or a day of the "
+            "week, or say for how long: --for 8h."
         )
     if wait is not None and parse_duration(wait) > LONGEST_WAIT_S:
         raise RequestError(

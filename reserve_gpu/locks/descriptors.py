@@ -21,8 +21,8 @@ from reserve_gpu.calls import no_fork
 NONE = -1  # no descriptor
 
 # By number: a serial number, then the file.
-_opened: dict[int, tuple[object, ...]] = host.kept("opened", dict)
-_serial = host.kept("serial", partial(count, 1))
+_opened: dict[int, tuple[object, ...]] = host.survive_reload("opened", dict)
+_serial = host.survive_reload("serial", partial(count, 1))
 
 
 def remember(descriptor: int) -> int:

@@ -23,7 +23,7 @@ from reserve_gpu import calls, host
 from reserve_gpu.errors import LockError, MutexHeldError, shown
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.descriptors import NONE
-from reserve_gpu.locks.holders import SHARE, Holders
+from reserve_gpu.locks.holders import SHARE, Holders, is_sharers
 from reserve_gpu.locks.lock import Lock, flock, kernel_device
 
 if TYPE_CHECKING:
@@ -73,9 +73,9 @@ class LockDirectory:
         descriptors.close(self.descriptor)
 
     def follow(self) -> bool:
-        """Use the directory that others find under the path now; whether that is another one.
+        """Use the directory that others find under the path now; return whether it is another one.
 
-        Somebody may have removed it, as programs do that clean up. Raises LockError.
+        A program that cleans up may have removed the old one. Raises LockError.
         """
         if files.is_current(NONE, self.path, self.descriptor):
             return False
@@ -131,12 +131,12 @@ class LockDirectory:
             finally:
                 if lock is None:
                     descriptors.close(descriptor)
-        raise LockError(f"{path} is replaced again and again.")
+        raise LockError(f"Other processes replace {path} again and again.")
 
     def take(self, uuid: str, *, share: bool, own: Lock | None = None) -> Lock | Holder:
-        """Lock a device, whole or as one who shares it, or say who has it; under the mutex.
+        """Lock a device, whole or as a sharer, or return who has it; under the mutex.
 
-        own: the lock that this process has on the device, which refuses nothing to itself.
+        own: the lock that this process has on the device already, which does not count against it.
         Raises LockError.
         """
         name, prefix = lock_name(uuid), _share_prefix(uuid)
@@ -172,7 +172,9 @@ class LockDirectory:
             living += 1
             if living >= MOST_OF_ONE_USER:
                 break
-        raise LockError(f"This user has {living} locks {self.path}/{prefix}-... already.")
+        raise LockError(
+            f"This user has {living} locks {self.path}/{prefix}-..., and may have no more."
+        )
 
     def holders_of(self, uuid: str) -> tuple[Holder, ...]:
         """Return the holders of a device, several if they share it; under the mutex."""
@@ -185,30 +187,32 @@ class LockDirectory:
         return tuple(map(self.holders.of, self._living(_share_prefix(uuid), besides)))
 
     def holders_besides(self, uuids: Collection[str]) -> tuple[Holder, ...]:
-        """Return the holders of what is none of these devices, perhaps a lost one; under the mutex.
+        """Return the holders of all other devices, perhaps of lost ones; under the mutex.
 
         Anybody may have made such a file, so this is for people to read. Raises LockError.
         """
         devices = [lock_name(uuid).removesuffix("lock") for uuid in uuids]
         known = (*devices, MUTEX, QUEUE)
-        names = [name for name in sorted(self.holders.names) if name.endswith(".lock")]
-        others = [name for name in names if not name.startswith(known)][:MOST_LOST]
+        others = self._files_besides(known)[:MOST_LOST]
         return tuple(map(self.holders.of, filter(self._is_held, others)))
 
     def holders_by(self, uid: int, besides: Collection[str] = ()) -> tuple[Holder, ...]:
         """Return the holders that are a user's processes; under the mutex.
 
-        Of a whole device the kernel's list of locks says whose process it is, and of a shared one
-        the owner of the file, as nobody else can write to that. A whole device that somebody of
-        another PID namespace has is nobody's. besides: files that do not count.
+        For a whole device the kernel's list of locks says whose process it is. For a shared one
+        the owner of the file does, as nobody else can write to that. A whole device that a process
+        of another PID namespace has counts for no user. besides: files that do not count.
         """
-        names = [name for name in sorted(self.holders.names) if name.endswith(".lock")]
-        devices = [name for name in names if not name.startswith((MUTEX, QUEUE))]
-        found = [self._holder_by(uid, name) for name in devices if name not in besides]
-        return tuple(holder for holder in found if holder)
+        names = [name for name in self._files_besides((MUTEX, QUEUE)) if name not in besides]
+        holders = [self._holder_by(uid, name) for name in names]
+        return tuple(holder for holder in holders if holder)
+
+    def _files_besides(self, prefixes: tuple[str, ...]) -> list[str]:
+        names = [name for name in self.holders.names if name.endswith(".lock")]
+        return sorted(name for name in names if not name.startswith(prefixes))
 
     def _holder_by(self, uid: int, name: str) -> Holder | None:
-        if SHARE in name:
+        if is_sharers(name):
             is_own = files.sole_owner(self.descriptor, name) == uid and self._is_held(name)
             return self.holders.of(name) if is_own else None
         holders = self.holders
@@ -223,7 +227,7 @@ class LockDirectory:
     def unlisted(self, names: Collection[str]) -> set[str]:
         """Return the files that nobody has locked by the kernel's list.
 
-        A cheap hint that somebody may have let go of something; it decides nothing.
+        A cheap hint that somebody may have released something; it decides nothing.
         """
         holders = self.holders
         return {name for name in names if not holders.lists(name)}
@@ -245,13 +249,14 @@ class LockDirectory:
     def user_files(self, prefix: str) -> list[str]:
         """Return the names `PREFIX-UID-N.lock`, the first ones of each owner.
 
-        Counted by the owner of the file, not by the UID in its name: that may be another in a
-        container with a user namespace, and anybody could write any name.
+        The files are counted by their owner, not by the UID in their names: a container with a
+        user namespace has other UIDs, and anybody can give a file any name.
         """
         candidates = [name for name in self.holders.names if name.startswith(prefix)]
         matches = [(re.fullmatch(NUMBERED, name[len(prefix) :]), name) for name in candidates]
         numbered = [(int(match[1]), name) for match, name in matches if match]
-        strangers = host.unmapped_uid() if numbered else None  # many users, so all of theirs count
+        # The files of all users that this user namespace does not know have this one owner.
+        strangers = host.unmapped_uid() if numbered else None
         by_owner: dict[int, list[str]] = {}
         for _, name in sorted(numbered):
             owner = files.sole_owner(self.descriptor, name)
@@ -264,7 +269,7 @@ class LockDirectory:
 
     @property
     def holders(self) -> Holders:
-        """Return who has what; under the mutex it is read once, as others change nothing."""
+        """Return the reader of holders; under the mutex one is enough, as others change nothing."""
         return self._holders or Holders(self.path, self.descriptor, self._device)
 
     def _living(self, prefix: str, besides: Collection[str] = ()) -> Iterator[str]:
@@ -317,7 +322,7 @@ def default_path() -> str:
                 return f"{place}/{NAME}"
     raise LockError(
         f"None of {', '.join(PLACES)} is a directory that every user may write to (mode 1777). "
-        f"Set {host.LOCK_DIRECTORY} to a directory that all users of this machine share."
+        f"{files.SET_ANOTHER}"
     )
 
 
@@ -326,11 +331,11 @@ def _share_prefix(uuid: str) -> str:
 
 
 def _mutex_message(pids: list[int | None], waited_s: float) -> str:
-    seen = dict.fromkeys(pid for pid in pids if pid)
-    names = [f"process {pid} of {host.user_of(pid) or 'an unknown user'}" for pid in seen]
+    distinct = dict.fromkeys(pid for pid in pids if pid)
+    names = [f"process {pid} of {host.user_of(pid) or 'an unknown user'}" for pid in distinct]
     who = ", ".join(names) or "a process that can't be seen from here"
     return (
-        f"Other reservations have been under way for {waited_s:.0f} s, by {who}. If the NVIDIA "
-        "driver hangs there, that process must end before anybody can reserve a GPU; else try "
-        "again."
+        f"Other reservations have been under way for {waited_s:.0f} s, by {who}. Try again. If "
+        "that does not help, the NVIDIA driver hangs in that process, which must end before "
+        "anybody can reserve a GPU."
     )

@@ -65,7 +65,7 @@ def open_to_lock(directory: int, name: str, path: str, mode: int) -> int:
             if error.errno not in IN_THE_MAKING or not _is_young(directory, name):
                 raise LockError(_file_message(path, error, directory, name)) from error
         time.sleep(MAKING_POLL_S)
-    raise LockError(f"{path} is not finished by whoever makes it.")
+    raise LockError(f"{path} is still being made by another process. Try again.")
 
 
 def open_to_look(directory: int, name: str, path: str | None = None) -> int | None:
@@ -179,10 +179,7 @@ def _is_young(directory: int, name: str) -> bool:
 
 def _directory_message(path: str, error: OSError) -> str:
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
-        return (
-            f"The lock directory {path} is a link or no directory. Set RESERVE_GPU_LOCK_DIR to a "
-            "directory that all users of this machine share."
-        )
+        return f"The lock directory {path} is a link or no directory. {SET_ANOTHER}"
     return f"The lock directory {path} can't be used: {error.strerror}. {SET_ANOTHER}"
 
 
@@ -198,7 +195,7 @@ def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
         if status is None or not stat.S_ISREG(status.st_mode):
             return _directory_message(os.path.dirname(path), error)
         return (
-            f"{path} may not be opened by this user. It belongs to uid {status.st_uid}; its mode "
-            "must be 0666."
+            f"This user may not open {path}. It belongs to uid {status.st_uid}; its mode must be "
+            "0666."
         )
     return f"{path} can't be opened: {error.strerror or error}. {SET_ANOTHER}"

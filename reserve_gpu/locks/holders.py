@@ -1,7 +1,7 @@
-"""Who has a lock, in names: by the kernel's list of locks, and by the record in the file.
+"""Name the holder of a lock: by the kernel's list of locks, and by the record in the file.
 
-Nothing is decided by either. The list is no snapshot and may miss a lock; it shows nothing of other
-PID namespaces. The record was written by somebody else, and is read with suspicion.
+Neither decides anything. The list is no snapshot and may miss a lock; it shows nothing of other PID
+namespaces. Another process has written the record, so it is read with suspicion.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from reserve_gpu.locks import record as records
 from reserve_gpu.locks.record import Asks, Record
 from reserve_gpu.model import Holder, Ticket
 
-SHARE = ".share"  # in the name of a sharer's file, which only its owner can write
+SHARE = ".share"  # in the name of a sharer's file: UUID.share-UID-N.lock
 # A file that was changed no later than this after its record was only written: no cell has ended.
 WRITING_S = 1.0
 
@@ -48,15 +48,15 @@ class Holders:
         return self._names
 
     def of(self, name: str) -> Holder:
-        """Return who has the file of that name locked, as far as that is known: somebody has."""
+        """Return the holder of a file that is known to be locked, as far as it can be seen."""
         record, status = self._record(name)
         holder = Holder() if status is None else self._holder(record, status)
-        if SHARE not in name:  # anybody may write into the file of a whole device: it has no part
+        if not is_sharers(name):  # anybody may write into the file of a whole device
             holder = holder._replace(promise=holder.promise._replace(size=None))
         return holder._replace(file=name)
 
     def ticket(self, name: str) -> Ticket:
-        """Return the ticket in the file of that name, which somebody who waits has locked."""
+        """Return the ticket in a file that a waiter has locked."""
         record, status = self._record(name)
         if status is None:
             return Ticket(0, name, None, Holder())
@@ -97,6 +97,11 @@ class Holders:
             self._pids = _locking_pids()
         device = self._device or f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
         return self._pids.get(f"{device}:{status.st_ino}")
+
+
+def is_sharers(name: str) -> bool:
+    """Tell whether that is the name of a sharer's file, which only its owner can write."""
+    return SHARE in name
 
 
 def named(record: Record, pid: int | None, changed: float = 0.0) -> Holder:

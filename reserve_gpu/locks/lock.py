@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import LockError
-from reserve_gpu.locks import descriptors
+from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
 from reserve_gpu.locks.descriptors import NONE
 
@@ -49,7 +49,7 @@ class Lock:
         return os.path.basename(self.path)
 
     def write(self, record: Record) -> None:
-        """Say who has the lock. Where the disk is full that is lost, and the lock is not."""
+        """Write the record of who has the lock. On a full disk the record is lost, not the lock."""
         if self.held():
             now = time.time()
             records.write(self.descriptor, record._replace(since=self.since, written=now))
@@ -64,7 +64,7 @@ class Lock:
                     os.utime(self.descriptor, ns=(nanoseconds, nanoseconds))
 
     def release(self) -> None:
-        """Let go. Does nothing in a child of the process that took the lock, and nothing twice."""
+        """Release the lock, if this process took it and still has it; a forked child has not."""
         if not self.held():
             return
         with suppress(OSError):
@@ -82,14 +82,13 @@ class Lock:
 
     def stands(self) -> bool:
         """Tell whether the locked file is still the one that others find under its name."""
-        with suppress(OSError):
-            there = os.stat(self.path, follow_symlinks=False)
-            return os.path.samestat(there, os.fstat(self.descriptor))
+        with suppress(OSError):  # other code has closed the descriptor
+            return files.is_current(NONE, self.path, self.descriptor)
         return False
 
     def keep_over_exec(self) -> None:
-        """Let the program that this process becomes next have the lock, and what that starts."""
-        with no_fork, suppress(OSError):  # so many may not be open here
+        """Pass the lock on to the program that this process becomes, and to its children."""
+        with no_fork, suppress(OSError):  # the limit of open files may be lower than HIGH
             number = fcntl.fcntl(self.descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH)
             descriptors.remember(number)
             descriptors.close(self.descriptor)

@@ -45,9 +45,10 @@ class Place:
     what it asks for.
     stopped_s: who gives no sign of life for so long is passed over.
 
-    The ticket's number is the machine's clock since boot, kept as the time of the file's last
-    change: that can be set on a full disk too, where the record is lost. Setting it again, to the
-    same, is the sign of life: it changes the file's ctime, which nobody can set.
+    The ticket's number is the machine's clock since boot when it joined. The file's mtime keeps
+    it, as that can be set on a full disk too, where the record is lost. To set it again, to the
+    same value, is the heartbeat: it changes the file's ctime, which nobody can set.
+    `Holders.ticket` reads both.
     """
 
     def __init__(
@@ -62,10 +63,10 @@ class Place:
         self._record = _wanting(record, wants)
         self._lock: Lock | None = None
         self._number: float = math.inf
-        # By file name and last sign of life of each one ahead: when that was first seen.
+        # When each heartbeat of those ahead was first seen; it is a file's name and its ctime.
         self._heartbeats: dict[tuple[str, int], float] = {}
-        # By file name and UUID: since when one ahead could have had the device; this look's, and
-        # the last one's.
+        # Since when a waiter ahead could have had a device, by the ticket's name and the UUID: as
+        # found by this look, and by the one before.
         self._offers: dict[tuple[str, str], float] = {}
         self._last_offers: dict[tuple[str, str], float] = {}
         self._ahead: list[Ticket] = []
@@ -125,8 +126,8 @@ class Place:
         tickets = self._directory.tickets(besides=[own])
         before = [t for t in tickets if (t.number, t.name) < (self._number, own)]
         now = time.monotonic()
-        heartbeats = [(ticket.name, ticket.heartbeat) for ticket in before]
-        self._heartbeats = {beat: self._heartbeats.get(beat, now) for beat in heartbeats}
+        signs = [(ticket.name, ticket.heartbeat) for ticket in before]
+        self._heartbeats = {heartbeat: self._heartbeats.get(heartbeat, now) for heartbeat in signs}
         self._last_offers, self._offers = self._offers, {}
         self._ahead = [
             t for t in before if now - self._heartbeats[t.name, t.heartbeat] < self._stopped_s
@@ -140,13 +141,13 @@ class Place:
         is_free: Callable[[Ticket], bool],
         is_delayed: Callable[[Sequence[Ticket]], bool] = lambda _: True,
     ) -> Ticket | None:
-        """Return the first ticket ahead that keeps this process from the device, of `ahead`'s.
+        """Return the first of the tickets of `ahead` that keeps this process from the device.
 
-        An offer lapses: who lets a device lie that is free can't use it, whatever the ticket says.
-        Not who waits for several, and takes none before all are there; nor who may have to leave it
-        to one who comes first.
-        is_free: whether that one could have it now. is_delayed: whether the last of them has to
-        wait longer where this process takes it.
+        A waiter who leaves a free device alone for `stopped_s` can't use it, whatever the ticket
+        says, and is passed over. Two kinds of waiter are not: one who needs several devices, and
+        takes none before all are free; and one with another in front who may need the device.
+        is_free: tells whether a waiter could have the device now. is_delayed: tells whether the
+        last of these waiters has to wait longer if this process takes the device.
         """
         now = time.monotonic()
         ahead: list[Ticket] = []
@@ -168,7 +169,7 @@ class Place:
 
 
 class Wakeups:
-    """Tells when somebody may have let go of a lock, so that nobody has to look all the time.
+    """Tells when somebody may have released a lock, so that nobody has to look all the time.
 
     directory: the locks' directory. A context manager.
 

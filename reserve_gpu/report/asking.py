@@ -1,6 +1,6 @@
-"""Whom to ask for a device, and which one is likeliest to come free.
+"""Say whom to ask for a device, and which one is likeliest to come free.
 
-By what is seen, and by what holders say of their reservations: a good guess, which decides nothing.
+This is a guess from what is seen and from what holders say. It decides nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 
 def whom(rows: Sequence[Row], now: float) -> Line:
-    """Whom to ask: those with nothing on what they hold, the longest idle first; who is overdue.
-
-    Of those who have just come at most one.
-    """
+    """Return whom to ask: holders of idle devices, the longest idle first, then overdue ones."""
     line: Line = ()
     idle = _longest_idle(rows, now)
     late = [row for row in _others(rows) if row not in idle and _overdue(row, now)]
@@ -31,32 +28,32 @@ def whom(rows: Sequence[Row], now: float) -> Line:
         if not place or overdue or (layout.idle_s(row, now) or 0.0) >= layout.NEW_S:
             asked = (overdue or row.holders)[: words.NAMED_SHARERS]
             people = listed(list(map(words.person, asked)))
-            line += ("Ask ", (people, STRONG), f" for {_seen(row, now)}")
+            line += (" Ask " if line else "Ask ", (people, STRONG), f" for {_seen(row, now)}")
             since = [times.overdue_since(holder, now) or now for holder in overdue]
             if since:
                 line += ", ", (f"overdue since {times.moment(min(since), now)}", MARK)
-            line += (". ",)
+            line += (".",)
     return line
 
 
 def likeliest(rows: Sequence[Row], now: float) -> Line:
-    """`GPU3, reserved until 18:00`: what ends first; where nothing does, the longest idle one."""
+    """Return `GPU3, reserved until 18:00`: what ends first, else what is idle the longest."""
     ending = [(*last, row) for row in _others(rows) if (last := last_end(row, now))]
     if not ending:
         return next(((_seen(row, now),) for row in _longest_idle(rows, now)), ())
     at, holder, row = min(ending, key=lambda each: each[0])
     if at < now:
-        return (_seen(row, now), *words.lease(holder, now))
+        return (_seen(row, now), *words.lease_end(holder, now))
     if at == times.end(holder, now):
         return (f"{row.label}, reserved until {times.moment(at, now)}",)
     idle = times.duration(holder.promise.lease.idle_s or 0.0)
-    return (f"{_seen(row, now)}, lets go after {idle} idle",)
+    return (f"{_seen(row, now)}, released after {idle} idle",)
 
 
 def last_end(row: Row, now: float) -> tuple[float, Holder] | None:
-    """When the last of its holders lets go of a device, by their words and what is seen; and who.
+    """Return when a device's last holder is expected to release it, and who; None without an end.
 
-    None where that is open. What is past is overdue, or goes to whoever waits.
+    If the moment is past, the holder is overdue, or releases it once somebody waits.
     """
     ends = [(_end(holder, row, now), holder) for holder in row.holders]
     known = [(at, holder) for at, holder in ends if at is not None]
@@ -64,7 +61,7 @@ def last_end(row: Row, now: float) -> tuple[float, Holder] | None:
 
 
 def _end(holder: Holder, row: Row, now: float) -> float | None:
-    """When it is over, or was it: at the moment that was named, or after so long without use."""
+    """Return when a holder's reservation ends: at its set time, or after its idle limit."""
     moments = [times.end(holder, now)]
     idle_s, limit_s = layout.idle_s(row, now), holder.promise.lease.idle_s
     if idle_s is not None and limit_s is not None:
@@ -73,21 +70,21 @@ def _end(holder: Holder, row: Row, now: float) -> float | None:
 
 
 def _others(rows: Sequence[Row]) -> list[Row]:
-    """The devices that others have, and that somebody else would get after them."""
+    """Return the devices that others use, without those that nobody gets after them."""
     return [row for row in rows if not row.is_mine and row.state is not State.DRAINED]
 
 
 def _longest_idle(rows: Sequence[Row], now: float) -> list[Row]:
-    """The reserved devices of others on which nothing runs, the longest idle first."""
+    """Return the reserved devices of others on which nothing runs, the longest idle first."""
     unused = [row for row in _others(rows) if row.is_unused and row.holders]
     return sorted(unused, key=lambda row: -(layout.idle_s(row, now) or 0.0))
 
 
 def _overdue(row: Row, now: float) -> list[Holder]:
-    """Those of its holders who are past the end that they have named."""
+    """Return the holders of a device who are past their own end."""
     return [holder for holder in row.holders if times.overdue_since(holder, now) is not None]
 
 
 def _seen(row: Row, now: float) -> str:
-    """`GPU3, idle for 2 h`; `GPU3` alone where something of its holders' runs on it."""
+    """Return `GPU3, idle for 2 h`, or `GPU3` alone if its holders run something on it."""
     return f"{row.label}, {times.idle(layout.idle_s(row, now))}" if row.is_unused else row.label

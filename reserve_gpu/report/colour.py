@@ -1,4 +1,4 @@
-"""Whether words get colours: by what was typed, by the environment, by where they go."""
+"""Decide about colours: by the option, the environment, and the stream."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CHOICES = (AUTO, ALWAYS, NEVER)
 def is_coloured(choice: str, environ: Mapping[str, str], *, is_terminal: bool) -> bool:
     """Tell whether to use colours.
 
-    choice: one of CHOICES; what was typed prevails. environ: of this process. It is asked for
-    NO_COLOR first (https://no-color.org), then for FORCE_COLOR (https://force-color.org), of which
-    only whether they are empty counts.
+    choice: one of CHOICES; unless it is AUTO, it decides. environ: of this process. NO_COLOR
+    (https://no-color.org) comes before FORCE_COLOR (https://force-color.org); each counts if it is
+    not empty.
     """
     if choice != AUTO:
         return choice == ALWAYS

@@ -1,4 +1,4 @@
-"""What the holder is told of a reservation that ends: until when, that it is near, or over."""
+"""Tell a holder about the end of the reservation: when it is, that it is near, that it is over."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class End(NamedTuple):
     @property
     def prolong(self) -> str:
         """Return what to type to hold it for longer, as it was asked for."""
-        if self.is_by_idleness:
-            return self.face.typed(_asking(Lease(idle_s=self.lease.idle_s)))
-        return self.face.typed(_asking(Lease(lasts_s=2.0 * HOUR_S)))
+        is_idle = self.is_by_idleness
+        lease = Lease(idle_s=self.lease.idle_s) if is_idle else Lease(lasts_s=2.0 * HOUR_S)
+        return self.face.typed(Request(promise=Promise(lease=lease)))
 
     @property
     def is_by_idleness(self) -> bool:
@@ -55,7 +55,7 @@ def lasts(devices: Sequence[Device], lease: Lease, now: float) -> str:
     if lease.idle_s is not None:
         ways.append(f"until it is idle for {times.time_limit(lease.idle_s)}")
     text = f"{labels(devices)} {words.be(len(devices))} yours {', or '.join(ways)}"
-    return f"{text}; longer where nobody waits for it." if lease.if_wanted else f"{text}."
+    return f"{text}; after that, until somebody waits for it." if lease.if_wanted else f"{text}."
 
 
 def near(end: End) -> str:
@@ -63,26 +63,26 @@ def near(end: End) -> str:
     what = f"The reservation of {labels(end.devices)} ends at {_clock(end.at, time.time())}"
     why = ""
     if end.is_by_idleness:
-        why = f", as nothing has used it for {times.time_limit(end.lease.idle_s or 0.0)} by then"
+        why = f", after {times.time_limit(end.lease.idle_s or 0.0)} without use"
     if end.lease.if_wanted:
-        why += ", once somebody waits for it"
-    return f"{what}{why}. To keep it: {end.prolong}"
+        why += ", or later if nobody waits for it"
+    return f"{what}{why}.{_to_keep(end)}"
 
 
 def put_off(end: End) -> str:
     """Say that it is over, and that the running cell may go on to its end."""
-    return f"{_has_ended(end)}; the cell that runs may go on to its end. To keep it: {end.prolong}"
+    return f"{_has_ended(end)}. It is released when the running cell ends.{_to_keep(end)}"
 
 
 def may_go(end: End) -> str:
     """Say that it is over, and lasts until somebody waits."""
-    return f"{_has_ended(end)}, but lasts until somebody waits for it. To keep it: {end.prolong}"
+    return f"{_has_ended(end)}. It lasts until somebody waits for it.{_to_keep(end)}"
 
 
 def gone(end: End) -> str:
     """Say that it was released."""
     return (
-        f"{_has_ended(end)}. No GPU is visible to this {end.face.sight} now; get one with "
+        f"{_has_ended(end)}. No GPU is visible to this {end.face.sight} now. To get one:\n"
         f"{end.face.typed(Request())}"
     )
 
@@ -91,9 +91,8 @@ def overdue(end: End) -> str:
     """Say that it should have ended, and can't as long as CUDA runs here."""
     place = end.face.place
     return (
-        f"The reservation of {labels(end.devices)} is overdue{_why(end)}; CUDA has started in this "
-        f"{place}, so only its end frees the memory. Restart the {place}, or keep it: "
-        f"{end.prolong}"
+        f"The reservation of {labels(end.devices)} is overdue{_why(end)}. CUDA runs in this "
+        f"{place} and keeps the GPU's memory: restart the {place} to free it.{_to_keep(end)}"
     )
 
 
@@ -114,8 +113,8 @@ def _clock(at: float, now: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at)) if is_near else times.moment(at, now)
 
 
-def _asking(lease: Lease) -> Request:
-    return Request(promise=Promise(lease=lease))
+def _to_keep(end: End) -> str:
+    return f" To keep {labels(end.devices)}:\n{end.prolong}"
 
 
 def _has_ended(end: End) -> str:

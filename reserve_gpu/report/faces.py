@@ -15,8 +15,8 @@ SECONDS = {"d": 86400, "h": 3600, "m": 60}
 class Face(NamedTuple):
     """One of the ways in which people ask for a GPU.
 
-    program: what a line begins with; empty for Python's `reserve()`. command: what follows `--`.
-    place: what a reservation belongs to there, in a word; empty where it ends without one.
+    program: the first word of a line; empty for Python's `reserve()`. command: what follows `--`.
+    place: what holds the reservation, in a word: `kernel`; empty for a command in a shell.
     """
 
     program: str
@@ -25,16 +25,16 @@ class Face(NamedTuple):
 
     @property
     def here(self) -> str:
-        """How the process is called there: `this kernel`."""
+        """Return what this process is called there: `this kernel`."""
         return f"this {self.place or 'process'}"
 
     @property
     def sight(self) -> str:
-        """What a GPU is visible to there, in a word: `notebook`; empty as place is."""
+        """Return what a GPU is visible to there, in a word: `notebook`; empty if place is."""
         return {"kernel": "notebook"}.get(self.place, self.place)
 
     def typed(self, request: Request, *, waits: bool = False) -> str:
-        """What to type for that request. waits: with the wish to wait in the queue."""
+        """Return what to type for that request. waits: with the option to wait in the queue."""
         if not self.program:
             wishes = [*_arguments(request), *(["wait='1h'"] if waits else [])]
             return f"reserve_gpu.reserve({', '.join(wishes)})"
@@ -48,7 +48,7 @@ SHELL = Face("reserve-gpu run", "", COMMAND)
 
 
 def shell(command: list[str]) -> Face:
-    """That of a shell in which a command was typed."""
+    """Return the face of a shell in which a command was typed."""
     line = " ".join(map(_quoted, command))
     is_short = len(line) <= COMMAND_LIMIT and line.isprintable()
     return SHELL._replace(command=line if is_short else COMMAND)

@@ -33,8 +33,8 @@ STYLES = {
     FAINT: "opacity:0.75",
     MARK: "font-weight:bold;font-style:italic",
 }
-# The theme's stripes are switched off, and a line stands above each device. What is this kernel's
-# own has a background that is seen on white and on black.
+# The theme's stripes are switched off; a line stands above each device instead. This kernel's own
+# row has a background that can be seen on white and on black.
 ROW = "background:transparent"
 OWN_ROW = "background:rgba(9,105,218,0.16)"
 LINE = "border-top:1px solid rgba(128,128,128,0.4)"

@@ -29,8 +29,8 @@ NEW_S = 600.0  # a reservation of one's own is not called idle in its first minu
 class Entry(NamedTuple):
     """One device: what each column says.
 
-    share: of the memory that is in use, 0 to 1. taken: the same with what was promised besides,
-    None where nothing was. state: None for a GPU that is split by MIG.
+    share: of the memory that is in use, 0 to 1. taken: the same plus what is promised but not in
+    use; None if nothing is promised. state: None for a GPU that is split by MIG.
     heat: temperature and power. more: lines below it. is_instance: it stands under its GPU.
     is_mine: this process has reserved it.
     """
@@ -61,17 +61,17 @@ class Layout(NamedTuple):
 class View(NamedTuple):
     """What a picture is made for.
 
-    now: in seconds since the epoch. own: how this process is called.
-    unit: in which is told for how much a device has room.
+    now: in seconds since the epoch. this_process: what this process is called.
+    unit: of the memory that can still be promised.
     """
 
     now: float
-    own: str = ""
+    this_process: str = ""
     unit: str = "GiB"
 
 
 def entries(rows: Sequence[Row], view: View) -> list[Entry]:
-    """An entry for each device, and one above the instances of a GPU that is split by MIG."""
+    """Return an entry for each device, and one above the instances of each GPU split by MIG."""
     devices = [row.device for row in rows if isinstance(row.device, Device)]
     models = {device.index: names.model(device) for device in devices}
     made: list[Entry] = []
@@ -91,9 +91,10 @@ def is_awaited(row: Row) -> bool:
 
 
 def idle_s(row: Row, now: float) -> float | None:
-    """For how long nothing of its holders' has run on a reserved device, as far as it is known.
+    """Return for how long a reserved device has been idle; None if that is not known.
 
-    Since the holder's last cell, or since it was reserved; of several holders that is not clear.
+    It counts from the holder's last cell, or from the start of the reservation. With several
+    holders it is not known.
     """
     if not row.is_unused or len(row.holders) != 1:
         return None
@@ -102,9 +103,9 @@ def idle_s(row: Row, now: float) -> float | None:
 
 
 def is_in_parts(row: Row) -> bool:
-    """Whether somebody was promised a part of the device, or wants one and finds it full."""
+    """Tell whether somebody was promised a part of the device, or wants one and finds it full."""
     has_parts = any(holder.part_mib is not None for holder in row.holders)
-    return row.room_mib is not None and (has_parts or row.state is State.FULL)
+    return row.promisable_mib is not None and (has_parts or row.state is State.FULL)
 
 
 def _entry(row: Row, view: View) -> Entry:
@@ -134,21 +135,21 @@ def _entry(row: Row, view: View) -> Entry:
 
 
 def _taken(row: Row) -> float | None:
-    """The share of a device's memory of which nothing can be promised, where it is in parts."""
+    """Return the share of a device's memory that can't be promised; None if it has no parts."""
     device = row.device
     if not isinstance(device, Device) or not device.memory_mib or not is_in_parts(row):
         return None
-    left_mib = (row.room_mib or 0.0) + (device.reserve_mib or 0)
+    left_mib = (row.promisable_mib or 0.0) + (device.reserve_mib or 0)
     return min(1.0, max(0.0, 1 - left_mib / device.memory_mib))
 
 
 def _name(name: str | None) -> str:
-    """`A100-SXM4-80GB`: everybody knows who makes them."""
+    """Return `A100-SXM4-80GB`, without the maker, whom everybody knows."""
     return shown((name or "").removeprefix("NVIDIA "), NAME_LIMIT)
 
 
 def _memory(used_mib: float | None, total_mib: int | None) -> str:
-    """`10.2 of 80 GiB`, as far as it is known."""
+    """Return `10.2 of 80 GiB`, as far as it is known."""
     if used_mib is None and total_mib is None:
         return ""
     used, total = ("?" if m is None else f"{m / 1024:.1f}" for m in (used_mib, total_mib))
@@ -156,7 +157,7 @@ def _memory(used_mib: float | None, total_mib: int | None) -> str:
 
 
 def _lines(row: Row, view: View) -> list[Line]:
-    """Who has the device, who else uses it, and what is to be said of that; mostly one line."""
+    """Return who has the device, who else uses it, and remarks; mostly one line."""
     lines = [_holder(row, holder, view) for holder in row.holders]
     if row.awaited_by and is_awaited(row):
         lines.append((("by ", FAINT), words.person(row.awaited_by), *words.note(row.awaited_by)))
@@ -172,7 +173,7 @@ def _lines(row: Row, view: View) -> list[Line]:
 
 
 def _holder(row: Row, holder: Holder, view: View) -> Line:
-    """`this kernel, train.ipynb (pid 4321) for 2 h, idle for 1 h: until Friday`."""
+    """Return `this kernel: alice, train.ipynb (pid 4321) for 2 h, idle for 1 h: a note`."""
     what: Line = ()
     if not isinstance(row.device, Device):  # only the record says that it is this one
         what = (f"reserved as {shown(holder.label or row.label)} by ",)
@@ -181,21 +182,19 @@ def _holder(row: Row, holder: Holder, view: View) -> Line:
     is_new = row.is_mine and (seconds is None or seconds < NEW_S)
     if row.is_unused and not is_new:
         idle = ", ", (times.idle(seconds), MARK)
-    is_own = row.is_mine and holder is row.holders[0]
-    own = view.own if is_own else ""
-    return what + words.holder_line(holder, view.now, more=idle, own=own)
+    this_process = view.this_process if row.is_mine and holder is row.holders[0] else ""
+    return what + words.holder_line(holder, view.now, more=idle, this_process=this_process)
 
 
 def _uses(row: Row) -> list[Line]:
-    """The processes of those who have not reserved the device, and of those who may not have.
+    """Return the processes that no holder is known to have started.
 
-    What a holder runs is the holder's: it is not said twice.
+    A holder's own processes are left out: the holder has a line already.
     """
     processes = _by_memory(row.processes)
-    if not row.holders and row.is_unreserved_use:
-        return [(("no reservation: ", MARK), words.users(processes))] if processes else []
-    if not row.holders:  # whose processes these are can't be seen
-        return [(("used by ", FAINT), words.users(processes))] if processes else []
+    if not row.holders:
+        title = ("no reservation: ", MARK) if row.is_unreserved_use else ("used by ", FAINT)
+        return [(title, words.users(processes))] if processes else []
     kinds = ((None, ("used by ", FAINT)), (False, ("without a reservation: ", MARK)))
     return [
         (title, words.users(those))

@@ -22,43 +22,43 @@ if TYPE_CHECKING:
 
 ANY = Request()  # a GPU, whichever
 # What only programs get to know.
-NESTED = (  # of a call in the midst of another one, in a handler of a signal
-    "This process is reserving, releasing or looking already; it can't reserve in the midst of "
-    "that. Try again when it is done."
+NESTED = (  # a handler of a signal makes a call while another call runs
+    "This process is reserving, releasing or looking already, and a handler of a signal has "
+    "interrupted that. Try again when it is done."
 )
 PART_STAYS = "The `with` block around this has asked for a larger part, which stays reserved."
 HAS_ENDED = "This reservation has been released; ask for another one."
 ANOTHER_THREAD_WAITS = (
-    "Another thread of this process is waiting in the queue for a GPU; this one gets the same GPU "
-    "if it waits as long: wait=True."
+    "Another thread of this process waits in the queue for a GPU. To get the same GPU, wait as "
+    "well: wait=True."
 )
 
 # -- what was done ---------------------------------------------------------------------------------
 
 
 def reserved(devices: Sequence[Device], environ: Mapping[str, str]) -> str:
-    """What a reservation prints: the devices, then the variables."""
+    """Return what a reservation prints: the devices, then the variables."""
     lines = [f"Reserving {device.label}: {words.described(device)}" for device in devices]
     return "\n".join([*lines, *variables(environ)])
 
 
 def variables(environ: Mapping[str, str | None]) -> list[str]:
-    """One line for each variable that is set: `CUDA_VISIBLE_DEVICES = '2'`."""
+    """Return a line for each variable that is set: `CUDA_VISIBLE_DEVICES = '2'`."""
     return [f"{name} = {value!r}" for name, value in sorted(environ.items()) if value is not None]
 
 
 def command_ends(until: float, now: float) -> str:
-    """What is said of a command that is ended when its time is over."""
-    return f"Until {times.moment(until, now)}: then it gets SIGTERM, and a minute later SIGKILL."
+    """Say when a command will be ended."""
+    return f"The command gets SIGTERM at {times.moment(until, now)}, and SIGKILL a minute later."
 
 
 def reservation(devices: Sequence[Device]) -> str:
-    """How a reservation shows itself to a programmer: `<Reservation of GPU1 and GPU3>`."""
+    """Return the repr of a reservation: `<Reservation of GPU1 and GPU3>`."""
     return f"<Reservation of {labels(devices)}>"
 
 
 def released(devices: Sequence[Device], environ: Mapping[str, str | None], *, started: bool) -> str:
-    """What a release prints.
+    """Return what a release prints.
 
     started: CUDA runs in this process, so its memory on the devices stays in use.
     """
@@ -73,14 +73,14 @@ def released(devices: Sequence[Device], environ: Mapping[str, str | None], *, st
 
 
 def left_with(kept: Sequence[Device], face: Face) -> str:
-    """How things stand where nothing was reserved. kept: what stays reserved."""
+    """Say what this process has left after nothing was reserved. kept: what stays reserved."""
     if kept:
         return f"{face.here.capitalize()} keeps {labels(kept)}; nothing was changed."
     return f"No GPU is visible to this {face.sight}." if face.sight else ""
 
 
 def going_on(held: Sequence[Device], visible: str | None = None) -> str:
-    """How a kernel goes on that got no GPU, or not the one that it asked for.
+    """Say how a kernel goes on that got no GPU, or not the one that it asked for.
 
     visible: the CUDA_VISIBLE_DEVICES that it goes on with.
     """
@@ -104,7 +104,7 @@ def impossible(request: Request, rows: Sequence[Row], limit: str | None) -> str:
     if request.needed > len(rows):
         here = "is 1 GPU" if len(rows) == 1 else f"are {len(rows)} GPUs"
         here += " here, less what is excluded" if request.exclude else " here"
-        text = f"There {here}; {request.needed} are asked for."
+        text = f"There {here}; you asked for {request.needed}."
         return text if limit is None else f"{text} {limit_line(limit, len(rows))}"
     fitting = fit(rows)
     instances = [row for row in fitting if row.device.instance is not None]
@@ -146,28 +146,28 @@ def _unfit(request: Request, group: Sequence[Row], total: int) -> str:
         models = Counter(shown(device.name or "without a name") for device in devices)
         short = {name.removeprefix("NVIDIA "): count for name, count in models.items()}
         if is_all:
-            there = listed([f"{count} {name}" for name, count in short.items()])
+            models_here = listed([f"{count} {name}" for name, count in short.items()])
             wanted = f"none has {shown(request.model)!r} in its name"
-            return f"{wanted}; there {words.be(len(group))} {there}"
+            return f"{wanted}; there {words.be(len(group))} {models_here}"
         return f"{labels(group)} {words.be(len(group))} called {listed([*short])}"
     return "; ".join(f"{row.label} {reasons.reason(row)}" for row in group)
 
 
 def above(rows: Sequence[Row], environ: Mapping[str, str | None], face: Face) -> str:
-    """Return why there is no GPU of its own below a process that has all that this may use."""
+    """Say that a process above this one has reserved every GPU that this one may use."""
     held = [row for row in rows if row.holders]
     head = (
-        f"{labels(held)} {words.be(len(held))} reserved already, for all that the holder has "
-        "started, and so for this process:"
+        f"{labels(held)} {words.be(len(held))} reserved already, by a process that has started "
+        "this one, and so for this one too:"
     )
     about = ("; ".join(map(words.holder, row.holders)) or reasons.reason(row) for row in rows)
     lines = [f"  {row.label}: {text}" for row, text in zip(rows, about, strict=True)]
-    way_out = f"The variables are set for that: leave out {face.program or 'reserve()'} here."
+    way_out = f"The variables are set already: leave out {face.program or 'reserve()'} here."
     return "\n".join([head, *lines, way_out, *variables(environ)])
 
 
 def too_late(held: Sequence[Device], seen: Sequence[Device], face: Face) -> str:
-    """Why a process that has started CUDA can't get another GPU any more.
+    """Say why a process that has started CUDA can't get another GPU.
 
     seen: what CUDA sees here and this process may reserve.
     """
@@ -192,7 +192,7 @@ def too_late(held: Sequence[Device], seen: Sequence[Device], face: Face) -> str:
 
 
 def caution(row: Row, request: Request) -> str:
-    """Return what there is to be said against a device that was taken all the same."""
+    """Say why the user of a reserved device should take care: others use it, or it is shared."""
     if request.part_mib is not None:  # what others use is counted, but nothing stops its growth
         part = words.size(request.part_mib, request.promise.part_unit)
         return (
@@ -207,7 +207,7 @@ def caution(row: Row, request: Request) -> str:
 
 
 def unusable(device: Device, reason: str) -> str:
-    """What the holder of a device has to know that the driver can't use. reason: the driver's."""
+    """Tell the holder of a device that the driver can't use it now. reason: the driver's."""
     return (
         f"The NVIDIA driver can't use {device.label} now, which this kernel holds: "
         f"{shown(reason, REASON_LIMIT)}. Restart the kernel to get another GPU; for "
@@ -217,7 +217,7 @@ def unusable(device: Device, reason: str) -> str:
 
 
 def stays(devices: Sequence[Device], *, is_late: bool) -> str:
-    """Why a smaller request leaves more reserved than it asks for.
+    """Say why a smaller request leaves more reserved than it asks for.
 
     is_late: CUDA has started; else it was made inside of a `with` block that has more.
     """
@@ -229,21 +229,21 @@ def stays(devices: Sequence[Device], *, is_late: bool) -> str:
 
 
 def changed(visible: str | None, held: Sequence[Device], *, is_late: bool) -> str:
-    """What is said where somebody has changed CUDA_VISIBLE_DEVICES under a reservation.
+    """Say that something has changed CUDA_VISIBLE_DEVICES during a reservation.
 
     is_late: CUDA has started, so setting it right would change nothing.
     """
     how = "unset" if visible is None else f"set to {shown(visible)!r}"
-    what = f"CUDA_VISIBLE_DEVICES was {how} since"
+    what = f"CUDA_VISIBLE_DEVICES was {how} after the reservation"
     if is_late:
         return f"{what}, and CUDA has started; this kernel holds {labels(held)}"
     return f"{what}; the variables are set for {labels(held)} again"
 
 
 def locked_anew(device: Device, path: str | None) -> str:
-    """What is said where a lock was lost and nobody else has taken the device.
+    """Say that a lock was lost and taken again, as nobody else had taken the device.
 
-    path: of the lock file that somebody deleted, None where other code has closed the descriptor.
+    path: of the lock file that somebody deleted, None if other code has closed the descriptor.
     """
     what = f"Other code in this process had closed the lock of {device.label}"
     if path is not None:
@@ -252,7 +252,7 @@ def locked_anew(device: Device, path: str | None) -> str:
 
 
 def lost(device: Device, path: str | None, holder: Holder) -> str:
-    """Why a reservation is none any more: another process has the device now. path: as above."""
+    """Say that a reservation was lost, and who has the device now. path: as above."""
     what = f"Other code in this process had closed the lock of {device.label}"
     if path is not None:
         what = f"Somebody deleted {path}, the lock of {device.label}"
@@ -263,7 +263,7 @@ def lost(device: Device, path: str | None, holder: Holder) -> str:
 
 
 def private(path: str) -> str:
-    """What someone in a container with a lock directory of its own ought to know."""
+    """Warn that this container has a lock directory of its own."""
     return (
         f"this container sees only the reservations made inside of it (in {path}). To share them "
         "with the whole machine, mount one directory into all containers and set "
@@ -275,7 +275,7 @@ def private(path: str) -> str:
 
 
 def asked(request: Request) -> str:
-    """What is asked for: `a GPU`, `GPU0 and GPU1:0`, `2 GPUs of 16 GiB or more, not 3`."""
+    """Return the request in words: `GPU0 and GPU1:0`, `2 GPUs of 16 GiB or more, not GPU3`."""
     what = "a GPU" if request.needed == 1 else f"{request.needed} GPUs"
     if request.devices:
         what = listed([_label(name) for name in request.devices])
@@ -292,7 +292,7 @@ def asked(request: Request) -> str:
 
 
 def interrupted(held: Sequence[Device], face: Face) -> str:
-    """What is said when a wait was interrupted."""
+    """Say what is left after a wait was interrupted."""
     if held:
         return f"Stopped waiting. {face.here.capitalize()} keeps {labels(held)}."
     return f"Stopped waiting; nothing is reserved. {left_with((), face)}".rstrip()
@@ -302,7 +302,7 @@ def interrupted(held: Sequence[Device], face: Face) -> str:
 
 
 def limit_line(limit: str, count: int) -> str:
-    """What a CUDA_VISIBLE_DEVICES from outside means for this process. count: devices in it."""
+    """Say how an inherited CUDA_VISIBLE_DEVICES limits this process. count: of its devices."""
     inside = {0: "no GPU at all", 1: "that one"}.get(count, "those")
     variable = f"CUDA_VISIBLE_DEVICES={shown(limit)!r}"
     return f"{variable} was set before: it limits this process to {inside}."
@@ -314,6 +314,6 @@ def fit(rows: Sequence[Row]) -> list[Row]:
 
 
 def _label(name: str) -> str:
-    """How a name that somebody typed is shown: `GPU2` for `2` and `gpu2`, others as they are."""
+    """Return `GPU2` for the typed names `2` and `gpu2`, and other names as they are."""
     is_number = gpu_index(name) is not None
     return f"GPU{name.lower().removeprefix('gpu').removeprefix('cuda:')}" if is_number else name

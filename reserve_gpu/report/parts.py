@@ -1,4 +1,4 @@
-"""What is said of parts of a GPU: where there is room, how much would fit, and who is over."""
+"""Sentences about parts of a GPU: how much can be promised, and who uses more than their part."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LEAST_MIB = 1024.0
 
 
 def offer(rows: Sequence[Row], face: Face) -> Line:
-    """How to get a part of a device that others have parts of, empty if there is no room.
+    """Say how to get a part of a device that others share; empty if no part is left.
 
     Nothing is offered of a device that somebody waits for.
     """
     rooms = [
-        row.room_mib or 0.0
+        row.promisable_mib or 0.0
         for row in rows
         if row.state is State.RESERVED and row.holders and not row.awaited_by
     ]
@@ -49,11 +49,11 @@ def no_room(request: Request, rows: Sequence[Row]) -> str:
         return ""
     wanted = words.size(request.part_mib, request.promise.part_unit)
     if request.needed > 1:
-        there, total = sum(row.would_be_taken for row in rows), len(rows)
-        has = f"{there or 'none'} of {total} {'have' if there > 1 else 'has'}"
+        enough, total = sum(row.would_be_taken for row in rows), len(rows)
+        has = f"{enough or 'none'} of {total} {'have' if enough > 1 else 'has'}"
         return f"Not enough GPU devices have room for {wanted}: {has}, {request.needed} are needed."
-    most = max(full, key=lambda row: row.room_mib or 0.0)
-    room = words.room(most.room_mib or 0.0, request.promise.part_unit)
+    most = max(full, key=lambda row: row.promisable_mib or 0.0)
+    room = words.room(most.promisable_mib or 0.0, request.promise.part_unit)
     if request.devices:
         return f"{most.label} has no room for {wanted}: {room} at most."
     return f"No GPU has room for {wanted}: the most is {room} on {most.label}."
@@ -66,7 +66,7 @@ def smaller(request: Request, rows: Sequence[Row]) -> Request | None:
     most_mib = 0.0
     for is_whole in (True, False):  # CUDA gives a process whole GPUs or MIG instances, not both
         rooms = sorted(
-            (_room_mib(row, request.part_mib) for row in rows
+            (_promisable_mib(row, request.part_mib) for row in rows
              if (row.device.instance is None) is is_whole),
             reverse=True,
         )  # fmt: skip
@@ -80,10 +80,10 @@ def smaller(request: Request, rows: Sequence[Row]) -> Request | None:
 def over(
     uses: Mapping[Device, float | None], part_mib: float, before: Collection[Device]
 ) -> frozenset[Device]:
-    """The devices on which more is used than was promised.
+    """Return the devices on which this process uses more than it was promised.
 
-    uses: in MiB, by this process and its children, None where it can't be read: then it is as
-    before. part_mib: what was promised of each. before: where it was so at the last look.
+    uses: in MiB, by this process and its children; None if it can't be read: then the device
+    stays as it was before. part_mib: promised of each. before: those over at the last look.
     """
     return frozenset(
         device
@@ -95,10 +95,10 @@ def over(
 def warning(
     device: Device, used_mib: float, request: Request, caps: Sequence[str], face: Face
 ) -> str:
-    """What a process is told that uses more of a device than its part.
+    """Warn a process that uses more of a device than its part.
 
-    request: what it has reserved. caps: the variables and calls that limit what is used, by name;
-        none where that is not known.
+    request: what it has reserved. caps: names of the variables and calls that limit its use;
+        empty if that is not known.
     """
     unit = request.promise.part_unit
     part = words.size(request.part_mib or 0.0, unit)
@@ -109,9 +109,8 @@ def warning(
     capped = f" It is capped by {listed(caps)}, which not every program reads." if caps else ""
     return (
         f"{face.here.capitalize()} uses {used} of {device.label}, of which it has reserved {part}: "
-        f"others may run out of memory.{capped} Ask for more with "
-        f"{face.typed(more)}, or free "
-        f"memory: a restart frees all of it."
+        f"others may run out of memory.{capped} Free memory (a restart frees all of it), or ask "
+        f"for more:\n{face.typed(more)}"
     )
 
 
@@ -120,13 +119,13 @@ def _with_part(request: Request, part_mib: float) -> Request:
     return request._replace(promise=promise._replace(size=Size(part_mib, promise.part_unit)))
 
 
-def _room_mib(row: Row, part_mib: float) -> float:
+def _promisable_mib(row: Row, part_mib: float) -> float:
     if row.would_be_taken:
         return part_mib
-    return row.room_mib or 0.0 if row.state is State.FULL else 0.0
+    return row.promisable_mib or 0.0 if row.state is State.FULL else 0.0
 
 
 def _rounded_up(mib: float, unit: str) -> float:
-    """The least whole number of that unit, or of MiB, that is as much."""
+    """Round up to a whole number of that unit, for TB and TiB of GiB."""
     step = UNITS[unit] / MIB if UNITS[unit] <= UNITS["GiB"] else UNITS["GiB"] / MIB
     return math.ceil(mib / step) * step

@@ -55,7 +55,7 @@ class Picture(NamedTuple):
         return html.html(self.layout)
 
     def to_text(self, stream: TextIO | None = None, color: str = colour.AUTO) -> str:
-        """How it looks there, on standard output by default: coloured, and as wide as it is.
+        """Return how it looks on that stream, by default standard output: its width, its colours.
 
         color: one of colour.CHOICES.
         """
@@ -70,7 +70,7 @@ class Picture(NamedTuple):
 
 
 def of_line(text: str) -> Picture:
-    """A picture of nothing but a line of text."""
+    """Return a picture of nothing but a line of text."""
     return Picture(Layout([(text,)]), text)
 
 
@@ -85,7 +85,7 @@ def warn(warnings: Sequence[str]) -> None:
 
 
 def tell(what: Picture | str) -> None:
-    """Tell it in this IPython: in a terminal on stderr, which notebooks would show in red."""
+    """Show it in this IPython: in a terminal on stderr, which notebooks would show in red."""
     from IPython.core.getipython import get_ipython
     from IPython.display import display
 
@@ -113,7 +113,7 @@ def refusal(  # noqa: PLR0913 - the last ones are keywords
 ) -> Picture:
     """Show why nothing was reserved, device by device, and what can be done.
 
-    kept: what stays reserved. limit: the CUDA_VISIBLE_DEVICES from outside, if there is one.
+    kept: what stays reserved. limit: the inherited CUDA_VISIBLE_DEVICES, if there is one.
     waited_s: the time in seconds that was allowed for waiting, None if nobody waited.
     user: who asks; a GPU that only this user's own processes use may be taken by name.
     problems: what is wrong in the administrator's file.
@@ -140,14 +140,14 @@ def _none_free(request: Request, rows: Sequence[Row]) -> str:
         return no_room
     states = [row.state for row in fit if not (row.is_mine and row.would_be_taken)]
     total, free = len(states), states.count(State.FREE)
-    had = len(fit) - total
-    what = f"{'other ' if had else ''}free GPU devices"
+    kept = len(fit) - total
+    what = f"{'other ' if kept else ''}free GPU devices"
     if not total:
         return f"No {what}."
     if free:
-        needed = request.needed - had
-        there = f"{free} of {total} {words.be(free)} free"
-        return f"Not enough {what}: {there}, {needed} {words.be(needed)} needed."
+        needed = request.needed - kept
+        available = f"{free} of {total} {words.be(free)} free"
+        return f"Not enough {what}: {available}, {needed} {words.be(needed)} needed."
     in_use = sum(state in IN_USE for state in states)
     awaited = " or awaited" if State.AWAITED in states else ""
     counts = [f"{in_use} of {total} {words.be(in_use)} in use{awaited}"] if in_use else []
@@ -171,28 +171,28 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
     """
     states = [row.state for row in messages.fit(rows)]
     missing = [row for row in rows if not row.would_be_taken]
-    there = [row for row in rows if row.would_be_taken]
+    available = [row for row in rows if row.would_be_taken]
     may_come_free = any(
         row.state in (*IN_USE, State.LIMITED) or (row.state is State.UNKNOWN and not row.reason)
         for row in missing
     )
     ways = asking.whom(missing, now)
     if State.LIMITED in states:  # by what this user has, so that nobody else can help
-        ways = ("Let go of what you have there. ",)
-    if reasons.is_trouble(states, request.needed):
-        ways += (reasons.trouble(states),)
-    elif may_come_free and not has_waited:
-        ways += queueing(face.typed(request, waits=True), is_second=bool(ways))
+        ways = ("Release what you have there.",)
     lines = [ways] if ways else []
-    if not request.devices and not all(row.is_mine for row in there):
-        smaller = face.typed(request._replace(count=len(there)))
-        lines.append((f"{len(there)} can be had now: ", (smaller, STRONG)))
+    if reasons.is_trouble(states, request.needed):
+        lines.append((reasons.trouble(states),))
+    elif may_come_free and not has_waited:
+        lines.append(queueing(face.typed(request, waits=True), is_second=bool(ways)))
+    if not request.devices and not all(row.is_mine for row in available):
+        smaller = face.typed(request._replace(count=len(available)))
+        lines.append((f"{len(available)} can be had now: ", (smaller, STRONG)))
     if less := parts.smaller(request, messages.fit(rows)):
         size = words.size(less.part_mib or 0.0, less.promise.part_unit)
         lines.append((f"{size} can be had now: ", (face.typed(less), STRONG)))
     if usable := next((row for row in missing if _may_be_named(row, user)), None):
         named = face.typed(request._replace(devices=(usable.device.number,)))
-        lines.append((f"To use {usable.label} all the same, name it: ", (named, STRONG)))
+        lines.append((f"To use {usable.label} anyway, name it: ", (named, STRONG)))
     return lines
 
 
@@ -209,9 +209,9 @@ def _may_be_named(row: Row, user: str | None) -> bool:
 
 
 def wait(waiting: Waiting) -> Picture:
-    """Show what is awaited, the place in the queue and for how long; who has what.
+    """Show the request, the place in the queue, the time, and every device that would do.
 
-    The foot says what may come free first. The brief line has of each device only who has it.
+    The foot says what may come free first. The brief line names only the holder of each device.
     """
     head = " ".join(filter(None, [awaited(waiting), rules.limited(waiting.rows)]))
     rows = messages.fit(waiting.rows)
@@ -225,7 +225,7 @@ def wait(waiting: Waiting) -> Picture:
 
 
 def awaited(waiting: Waiting) -> str:
-    """`Waiting for a GPU, number 2 in the queue, for 3 min (1 h at most)`, and a full stop."""
+    """Return "Waiting for a GPU, number 2 in the queue, for 3 min (1 h at most)."."""
     place = "next" if waiting.place == 1 else f"number {waiting.place}"
     time_ = times.duration(waiting.waited_s)
     if not math.isinf(waiting.limit_s):
@@ -234,9 +234,9 @@ def awaited(waiting: Waiting) -> str:
 
 
 def _who(row: Row, unit: str) -> str:
-    """Return who has a device, in a word; of one that is full, for how much it has room."""
+    """Return who has a device, in a word; for a full one, how much of it can be promised."""
     if row.state is State.FULL:
-        return f"has room for {words.room(row.room_mib or 0.0, unit)}"
+        return f"has room for {words.room(row.promisable_mib or 0.0, unit)}"
     user = row.holders[0].user if row.holders else None
     return shown(user) if user and row.state is State.RESERVED else row.state.value
 

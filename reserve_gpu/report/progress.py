@@ -120,10 +120,10 @@ class Terminal:
         self._lines: list[str] = []
 
     def show(self, frame: Frame | None) -> None:
-        """Write the picture anew, None for nothing; where it is too high, its brief line alone.
+        """Write the picture in place of the last one; None takes that away.
 
-        Without such a line as much of it as there is room for. Nothing where all is as it was; the
-        lines of a terminal that has another size now are others.
+        If the picture is too high, only its brief line is written; without one, as many lines as
+        fit. If no line has changed, nothing is written.
         """
         lines: list[str] = []
         if frame is not None:
@@ -140,19 +140,19 @@ class Terminal:
         self._lines = lines
 
     def leave(self) -> None:
-        """Let what comes next stand below, in the place of a ^C."""
+        """Leave the picture on the screen; what is printed next begins below it, over a ^C."""
         _print(f"\r{CLEAR}", self._stream)
 
 
 class Log:
-    """What can't be taken back: the picture at the beginning, and a line when there is news."""
+    """A stream that can't be rewritten: the picture at first, then a line for each news."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._news: Any = None
 
     def show(self, frame: Frame | None) -> None:
-        """Write it, if there is news; what is written stays."""
+        """Write the frame, if there is news."""
         if frame is not None and frame.news != self._news:
             text = str(frame.picture) if self._news is None else frame.picture.brief
             self._news = frame.news
@@ -169,7 +169,7 @@ class Notebook:
     def show(self, frame: Frame | None) -> None:
         """Replace the display, None by an empty one.
 
-        Not by the same: a front end that is not looking lets all that is sent to it pile up.
+        The same frame is not sent twice: with no client to read them, messages pile up.
         """
         from IPython.display import DisplayHandle
 
@@ -188,9 +188,9 @@ class Notebook:
 
 
 class Replaceable:
-    """A line that stands in one cell or several, and is replaced in all of them.
+    """A line that is shown in one cell or several, and is replaced in all of them.
 
-    Where that can't be, as in a terminal, each one stays.
+    A terminal can't replace it, so there each line stays.
     https://jupyter-client.readthedocs.io/en/stable/messaging.html#update-display-data
     """
 
@@ -209,7 +209,7 @@ class Replaceable:
             return
         publisher = shell.display_pub
         publisher.publish({"text/plain": text}, transient=self._known)
-        # Another cell's %%capture is to take nothing of what is said meanwhile.
+        # A later cell's %%capture must not catch what replaces this line.
         if not (self._publisher and isinstance(publisher, CapturingDisplayPublisher)):
             self._publisher = publisher
 
@@ -222,9 +222,9 @@ class Replaceable:
 def watch(
     look: Callable[[], Status], show: Callable[[Picture], object], every_s: float = EVERY_S
 ) -> None:
-    """Show how the machine stands, again and again until Ctrl-C: that is its end, and no error.
+    """Show the status again and again until Ctrl-C, which is no error.
 
-    look: at the machine. A driver that fails later may come back: its line is shown meanwhile.
+    look: returns the status. If the driver fails later, its error is shown until it is back.
     Raises DriverError if it fails at first.
     """
     with suppress(KeyboardInterrupt):
@@ -263,8 +263,8 @@ def _screen(stream: TextIO | None, color: str) -> Terminal | Log | Notebook:
 def _is_watched(shell: Any) -> bool:
     """Tell whether the cell was run by a client that could answer a question.
 
-    Those that run notebooks unattended can't: nbclient (`jupyter execute`, `nbconvert --execute`,
-    papermill) and ipyparallel. What they keep of a display is its last state, or each of them.
+    Clients that run notebooks unattended can't: nbclient (`jupyter execute`, `nbconvert --execute`,
+    papermill) and ipyparallel. They keep the last state of a display, or all of its states.
     https://jupyter-client.readthedocs.io/en/stable/messaging.html#execute
     """
     content = shell.get_parent().get("content", {})

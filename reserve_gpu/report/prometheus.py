@@ -48,7 +48,7 @@ OF_DEVICE = (
     Gauge("memory_total_bytes", "Memory that it has.",
           lambda row: _bytes(row.device.memory_mib if isinstance(row.device, Device) else None)),
     Gauge("memory_promisable_bytes", "Memory of which a part can still be promised.",
-          lambda row: _bytes(row.room_mib)),
+          lambda row: _bytes(row.promisable_mib)),
     Gauge("utilization_ratio", "Share of the time in which it was busy lately, 0 to 1.",
           lambda row: None if row.utilisation is None else row.utilisation / 100),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Say why a device is in its state, and what to do where none can come free."""
+"""Say why a device is in its state, and what to do if none can come free."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ MODES = {
 
 
 def reason(row: Row) -> str:
-    """Return what there is to say of a device beside its state, its processes and its mode."""
+    """Return a remark on a device beside its state, its processes and its mode; may be empty."""
     if row.would_be_taken and row.state is State.BUSY:
-        return "it would be taken all the same, as it was named"
+        return "you would get it, as you named it"
     if row.would_be_taken and row.state is State.RESERVED and not row.is_mine:
-        return "it would be shared"
+        return "you would share it"
     if row.unfit:
         return _unfit(row.device, row.unfit)
     if row.rule and row.state is State.DRAINED:  # of what is limited all is said above the devices
@@ -56,7 +56,7 @@ def cause(row: Row) -> str:
     if usage.mps:
         return f"{usage.mps} MPS client{'' if usage.mps == 1 else 's'}"
     if usage.unexplained_mib is not None:
-        return f"{gib(usage.unexplained_mib)} in use by no process that can be seen"
+        return f"{gib(usage.unexplained_mib)} in use by no visible process"
     return ""
 
 
@@ -73,13 +73,13 @@ def use(row: Row) -> str:
 
 def promisable(row: Row, unit: str) -> str:
     """Return `34.2 GiB can still be promised` of a device, or why nothing can."""
-    mib = row.room_mib or 0.0
+    mib = row.promisable_mib or 0.0
     if not rounded_down(mib, unit):
         people = [holder.user or "somebody" for holder in row.holders if holder.part_mib is None]
         names = [shown(name) for name in dict.fromkeys(people)][:NAMED_SHARERS]
         return f"nothing can be promised{f': {listed(names)} gave no size' if names else ''}"
     if row.is_mine and row.state is State.FULL:
-        return f"you could have {room(mib, unit)} in all"
+        return f"your part can grow to {room(mib, unit)}"
     return f"{room(mib, unit)} can still be promised"
 
 
@@ -90,7 +90,7 @@ def is_trouble(states: Sequence[State], needed: int = 1) -> bool:
 
 
 def trouble(states: Sequence[State]) -> str:
-    """Return what to do where no device can come free by itself."""
+    """Return what to do if no device can come free by itself."""
     look = LOOK if any(state in STUCK and state is not State.DRAINED for state in states) else ""
     return f"{TROUBLE}{look}ask the administrator{LOST if State.BROKEN in states else ''}."
 

@@ -1,4 +1,4 @@
-"""Sentences about the administrator's rules: which hold, and what they keep somebody from."""
+"""Sentences about the administrator's rules: which apply, and why one refuses a request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MESSAGE_LIMIT = 300  # characters
 
 
 def head(rules: Rules | None) -> list[Line]:
-    """What stands above a status: the administrator's message."""
+    """Return what stands above a status: the administrator's message."""
     return [((shown(rules.message, MESSAGE_LIMIT), MARK),)] if rules and rules.message else []
 
 
@@ -34,8 +34,8 @@ def foot(rules: Rules | None, rows: Sequence[Row]) -> list[Line]:
         return []
     file = shown(rules.file, REASON_LIMIT)
     lines: list[Line] = []
-    if said := [words_ for words_ in _limits(rules) if words_]:
-        lines.append(((f"Rules for {shown(rules.user)}", STRONG), f" ({file}): {', '.join(said)}."))
+    if limits := ", ".join(filter(None, _limits(rules))):
+        lines.append(((f"Rules for {shown(rules.user)}", STRONG), f" ({file}): {limits}."))
     drained = [
         f"{file}, [devices]: drain: {shown(name)!r} means no GPU here, or several."
         for name in unmatched(rules, rows)
@@ -55,7 +55,7 @@ def unmatched(rules: Rules, rows: Sequence[Row]) -> list[str]:
 
 
 def _limits(rules: Rules) -> list[str]:
-    """`2 GPUs`, `40 GiB in parts`, `1 d`, `idle 2 h`."""
+    """Return `2 GPUs`, `40 GiB in parts`, `1 d`, `idle 2 h`; an empty text for each missing one."""
     gpus, memory = rules.gpus, rules.memory
     ends = rules.after_cuda is not None and not rules.after_cuda.value
     return [
@@ -71,16 +71,16 @@ def _limits(rules: Rules) -> list[str]:
 
 
 def limited(rows: Sequence[Row]) -> str:
-    """Return which rule keeps who asks from having more, and what they have; empty without one."""
+    """Return the limit that this user has reached, and what they have; empty without one."""
     for row in rows:
         if row.state is State.LIMITED and row.rule:
             have = list(map(_held, row.counted)) or ["nothing else"]
-            return f"You may have no more by {named(row.rule)}: you have {listed(have)}."
+            return f"Limit reached: {named(row.rule)}. You have {listed(have)}."
     return ""
 
 
 def _held(holder: Holder) -> str:
-    """`GPU0 in train.ipynb (pid 4321)`: what one process of this user has."""
+    """Return `GPU0 in train.ipynb (pid 4321)`: what one process of this user has."""
     what = shown(holder.label or "a GPU")
     if holder.part_mib is not None:
         what = f"{words.size(holder.part_mib, holder.promise.part_unit)} of {what}"
@@ -92,49 +92,46 @@ def _held(holder: Holder) -> str:
 
 
 def too_many(rule: Rule, request: Request) -> str:
-    """Why so many are never to be had."""
-    return f"{_asked_for(request.needed)}; you may have no more than {named(rule)} says."
+    """Say that a rule never allows so many GPUs."""
+    count = request.needed
+    return f"You asked for {count} GPU{'' if count == 1 else 's'}. The limit is {named(rule)}."
 
 
 def too_large(rule: Rule, request: Request) -> str:
-    """Why parts of that size are never to be had."""
+    """Say that a rule never allows parts of that size."""
     size = words.size(request.needed * (request.part_mib or 0.0), request.promise.part_unit)
-    return f"Parts of {size} are asked for; you may have no more than {named(rule)} says."
-
-
-def _asked_for(count: int) -> str:
-    return f"{count} GPU{' is' if count == 1 else 's are'} asked for"
+    return f"You asked for {size} in all. The limit is {named(rule)}."
 
 
 # -- for how long ----------------------------------------------------------------------------------
 
 
 def too_long(rule: Rule, asked_s: float) -> str:
-    """Why nothing is reserved for so long."""
+    """Say that a rule allows no reservation for so long."""
     most = times.duration(rule.value)
     return (
-        f"{times.duration(asked_s)} is longer than {named(rule)} allows. Ask for {most} or less, "
-        f"or leave it out: then it is {most}."
+        f"You asked for {times.duration(asked_s)}. The limit is {named(rule)}. Ask for {most} or "
+        f"less; {most} is also the default."
     )
 
 
 def ends_anyway(rule: Rule) -> str:
-    """Why what is reserved can't end only if somebody wants it."""
+    """Say that a rule ends the reservation, so that `if_wanted` can't hold."""
     return (
-        f"What you reserve ends by {named(rule)}, also where nobody waits: leave out that it ends "
-        "only if it is wanted."
+        f"The limit {named(rule)} ends a reservation even if nobody waits for it. Leave out "
+        "if_wanted (--if-wanted)."
     )
 
 
 def ends(rule: Rule, last: float) -> str:
-    """What is said where a reservation can't be prolonged for as long as was asked."""
+    """Say that a reservation can't be prolonged for as long as was asked."""
     until = times.moment(last, time.time())
-    return f"It lasts until {until}: {named(rule)} counts from when it was reserved"
+    return f"The reservation lasts until {until}: {named(rule)} counts from its start"
 
 
 def is_over(rule: Rule, last: float) -> str:
-    """Why a reservation can't be prolonged at all."""
+    """Say that a reservation can't be prolonged at all."""
     return (
-        f"It can't be prolonged: {named(rule)} counts from when it was reserved, and that was over "
+        f"The reservation can't be prolonged: {named(rule)} counts from its start, and was reached "
         f"at {times.moment(last, time.time())}. Release it, and reserve again."
     )

@@ -12,7 +12,7 @@ from reserve_gpu.report import rules as ruled
 from reserve_gpu.report.faces import PYTHON, Face
 from reserve_gpu.report.layout import Layout, View
 from reserve_gpu.report.pictures import Picture, queueing
-from reserve_gpu.report.words import MARK, STRONG, listed
+from reserve_gpu.report.words import MARK, STRONG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Status(NamedTuple):
     rows: one for each device. waiting: the queue, the first one first.
     problem: why nothing, or not all, is known of reservations.
     time: in seconds since the epoch. host: the machine's name.
-    limit: the CUDA_VISIBLE_DEVICES from outside, which limits what this process can reserve.
+    limit: the inherited CUDA_VISIBLE_DEVICES, which limits what this process can reserve.
     face: where it is read, which decides how hints are typed.
     rules: the administrator's, for who looks.
     """
@@ -102,15 +102,15 @@ def _head(status: Status) -> list[Line]:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.time))
     about = (f"  {shown(status.host)}, {when}", words.FAINT)
     lines: list[Line] = [*ruled.head(status.rules), ((_free(status.rows), STRONG), about)]
-    if own := [row.label for row in status.rows if row.is_mine]:
-        lines.append(((f"{status.face.here.capitalize()} has {listed(own)}.", MARK),))
+    if mine := [row for row in status.rows if row.is_mine]:
+        lines.append(((f"{status.face.here.capitalize()} has {words.labels(mine)}.", MARK),))
     return lines
 
 
 def _foot(status: Status) -> list[Line]:
     foot = _advice(status)
     if status.limit is not None:
-        text = " was set before: only what it lets this process see can be reserved from here."
+        text = " was set before: this process can reserve only GPUs in it."
         foot.append(((f"CUDA_VISIBLE_DEVICES={shown(status.limit)!r}", STRONG), text))
     if status.problem:
         text = f": {shown(status.problem, REASON_LIMIT)}"
@@ -119,20 +119,20 @@ def _foot(status: Status) -> list[Line]:
 
 
 def _free(rows: Sequence[Row]) -> str:
-    free = [r.label for r in rows if r.state is State.FREE and not layout.is_awaited(r)]
+    free = [row for row in rows if row.state is State.FREE and not layout.is_awaited(row)]
     if not rows:
         return "There is no GPU."
     is_split = any(row.device.instance is not None for row in rows)
     what = f"{len(rows)} {'device' if is_split else 'GPU'}{'' if len(rows) == 1 else 's'}"
     if not free:
         return f"None of {what} is free." if len(rows) > 1 else f"{rows[0].label} is not free."
-    return f"{len(free)} of {what} {words.be(len(free))} free: {listed(free)}."
+    return f"{len(free)} of {what} {words.be(len(free))} free: {words.labels(free)}."
 
 
 def _advice(status: Status) -> list[Line]:
     """Return what a newcomer should do: take what is free, or a part; else ask, or wait.
 
-    Nothing where this process may use only some of the devices: another line says which.
+    Return nothing if this process may use only some of the devices: another line says which.
     """
     rows, face = status.rows, status.face
     if not rows or status.limit is not None or any(row.is_mine for row in rows):
@@ -143,10 +143,10 @@ def _advice(status: Status) -> list[Line]:
     states = [row.state for row in rows]
     if reasons.is_trouble(states):
         return [(reasons.trouble(states),)]
-    line: Line = ("Others wait in the queue for what would be free. ",) if free else ()
+    others: Line = ("Others wait in the queue for what would be free.",) if free else ()
     ask = asking.whom(rows, status.time)
-    line += ask + queueing(face.typed(messages.ANY, waits=True), is_second=bool(ask))
-    return [part for part in (parts.offer(rows, face), line) if part]
+    queue = queueing(face.typed(messages.ANY, waits=True), is_second=bool(ask))
+    return [line for line in (parts.offer(rows, face), others, ask, queue) if line]
 
 
 # -- for programs ----------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def _row_dict(row: Row, status: Status) -> dict[str, Any]:
         "bus_id": device.bus_id if device else None,
         "memory_total_mib": device.memory_mib if device else None,
         "memory_used_mib": row.usage.used_mib if row.usage else None,
-        "memory_promisable_mib": row.room_mib,
+        "memory_promisable_mib": row.promisable_mib,
         "utilisation_percent": row.utilisation,
         "temperature_c": row.temperature_c,
         "power_w": row.power_w,
@@ -220,7 +220,7 @@ def _holder_dict(holder: Holder, now: float) -> dict[str, Any]:
 
 
 def _ticket_dict(ticket: Ticket, every_uuid: set[str]) -> dict[str, Any]:
-    """every_uuid: what one who could use any device could use."""
+    """Return a waiter for programs. every_uuid: written where any device would do."""
     about = _named(ticket.holder, [name for name in HOLDER_FIELDS if name != "last_cell"])
     wants = every_uuid if ticket.wants is None else ticket.wants
     return {**about, "asks": ticket.asks, "wants": sorted(wants)}

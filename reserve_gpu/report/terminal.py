@@ -63,13 +63,13 @@ def plain(layout: Layout) -> str:
 def text(layout: Layout, stream: TextIO | None = None, color: str = colour.AUTO) -> str:
     """Return how it looks on a stream, by default stdout; broken to the width of a terminal.
 
-    color: one of colour.CHOICES. In colours it is for a screen also where that is not seen from
-    here: `watch` says in COLUMNS how wide its own is.
+    color: one of colour.CHOICES. Coloured text in a pipe is for a screen as well: `watch` says in
+    COLUMNS how wide its own is.
     """
     stream = stream or sys.stdout
-    is_there = is_terminal(stream)
-    is_coloured = colour.is_coloured(color, os.environ, is_terminal=is_there)
-    has_width = is_there or (is_coloured and "COLUMNS" in os.environ)
+    on_terminal = is_terminal(stream)
+    is_coloured = colour.is_coloured(color, os.environ, is_terminal=on_terminal)
+    has_width = on_terminal or (is_coloured and "COLUMNS" in os.environ)
     width = size(stream)[0] if has_width else PLAIN_COLUMNS
     made = "\n".join(lines(layout, width, is_coloured=is_coloured))
     return _in_its_letters(made, stream)
@@ -83,9 +83,9 @@ def is_terminal(stream: TextIO) -> bool:
 def size(stream: TextIO) -> tuple[int, int]:
     """Return the columns and the lines of the terminal."""
     with suppress(OSError, ValueError):
-        there = os.get_terminal_size(stream.fileno())
-        if there.columns and there.lines:
-            return there
+        size = os.get_terminal_size(stream.fileno())
+        if size.columns and size.lines:
+            return size
     return shutil.get_terminal_size()
 
 

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 MINUTE_S = 60
 CLOCK_SKEW_S = 60  # a time further in the future than this is not shown
-WEEK_S = 6 * 86400  # as long as this a day of the week means one day alone
+SIX_DAYS_S = 6 * 86400  # within them a day of the week names one day alone
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `2 h 10 min`, `2 h`, `3 d 4 h`."""
+    """Return `45 s`, `12 min`, `2 h 10 min`, `2 h` or `3 d 4 h`."""
     minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
     if days:
         return f"{days} d {hours % 24} h".removesuffix(" 0 h")
@@ -26,28 +26,28 @@ def duration(seconds: float) -> str:
 
 
 def idle(seconds: float | None) -> str:
-    """`idle for 2 h`, and `idle` alone for less than a minute, or if that is not known."""
+    """Return `idle for 2 h`, and `idle` alone for less than a minute, or if that is not known."""
     return "idle" if seconds is None or seconds < MINUTE_S else f"idle for {duration(seconds)}"
 
 
 def time_since(moment: float, now: float) -> float | None:
-    """The seconds since a moment that somebody noted, None if it lies in the future."""
+    """Return the seconds since a moment that somebody noted, None if it lies in the future."""
     return max(0.0, now - moment) if moment < now + CLOCK_SKEW_S else None
 
 
 def moment(at: float, now: float) -> str:
-    """`18:00` today, `Fri 18:00` within six days, else `2026-12-01 18:00`; in local time."""
-    there, here = time.localtime(at), time.localtime(now)
-    if there[:3] == here[:3]:
-        return time.strftime("%H:%M", there)
-    is_near = abs(at - now) < WEEK_S
-    return time.strftime("%a %H:%M" if is_near else "%Y-%m-%d %H:%M", there)
+    """Return `18:00` today, `Fri 18:00` within six days, else `2026-12-01 18:00`; local time."""
+    then, today = time.localtime(at), time.localtime(now)
+    if then[:3] == today[:3]:
+        return time.strftime("%H:%M", then)
+    is_near = abs(at - now) < SIX_DAYS_S
+    return time.strftime("%a %H:%M" if is_near else "%Y-%m-%d %H:%M", then)
 
 
 def end(holder: Holder, now: float) -> float | None:
-    """The moment at which it ends, by the holder's word; None for none, or one that makes no sense.
+    """Return when a reservation ends, as its holder has noted; None if there is no such moment.
 
-    Of what is overdue it is the moment at which it should have ended.
+    If it is overdue, this is when it should have ended. A moment that makes no sense is none.
     """
     if holder.since is None:
         return None
@@ -56,12 +56,12 @@ def end(holder: Holder, now: float) -> float | None:
 
 
 def overdue_since(holder: Holder, now: float) -> float | None:
-    """Since when it should have ended, by the holder's word; None if that is not so."""
+    """Return since when a holder is overdue, as it has noted; None if it is not."""
     at = end(holder, now)
     is_over = at is not None and at < now
     return at if is_over and (holder.overdue or not holder.promise.lease.if_wanted) else None
 
 
 def time_limit(seconds: float) -> str:
-    """A duration that somebody asked for: as above, and `0.2 s` where it is below a second."""
+    """Return a duration that somebody asked for: as above, and `0.2 s` below a second."""
     return duration(seconds) if seconds >= 1 else f"{seconds:.2g} s"

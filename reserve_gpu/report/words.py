@@ -31,17 +31,17 @@ NAMED_IDLE = 3  # reserved devices on which nothing runs
 
 
 def gib(mib: float) -> str:
-    """Memory for people: `10.2 GiB`, and `512 MiB` below one GiB."""
+    """Return memory for people: `10.2 GiB`, and `512 MiB` below one GiB."""
     return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.0f} MiB"
 
 
 def size(mib: float, unit: str) -> str:
-    """Memory in the unit that somebody asked in: `200 GB`."""
+    """Return memory in the unit that somebody asked in: `200 GB`."""
     return f"{_in(mib, unit)} {unit}"
 
 
 def rounded_down(mib: float, unit: str) -> float:
-    """The most memory in MiB that is a short number in that unit, and no more than that much."""
+    """Round memory in MiB down to a short number of that unit."""
     steps = 10 if mib * MIB >= UNITS[unit] else 1000
     number = math.floor(mib * MIB / UNITS[unit] * steps)
     shorter = (n / steps * UNITS[unit] / MIB for n in (number, number - 1))
@@ -49,34 +49,34 @@ def rounded_down(mib: float, unit: str) -> float:
 
 
 def room(mib: float, unit: str) -> str:
-    """Memory that can still be promised, rounded down: `6.2 GB`."""
+    """Return memory that can still be promised, rounded down: `6.2 GB`."""
     return size(rounded_down(mib, unit), unit)
 
 
 def listed(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Return `a`, `a and b`, or `a, b and c`."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def be(count: int) -> str:
-    """`is` or `are`."""
+    """Return `is` or `are`."""
     return "is" if count == 1 else "are"
 
 
 def labels(devices: Sequence[Device | Fault | Row]) -> str:
-    """`GPU1`, `GPU1 and GPU3`, `GPU0, GPU1 and GPU3`."""
+    """Return `GPU1`, `GPU1 and GPU3`, or `GPU0, GPU1 and GPU3`."""
     return listed([device.label for device in devices])
 
 
 def escape(text: str) -> str:
-    """The text as HTML shows it."""
+    """Escape the text for HTML."""
     import html  # which loads the names of 2,000 letters; most sessions show no HTML
 
     return html.escape(text)
 
 
 def described(device: Device) -> str:
-    """`0000:03:00.0 16x GeForce GTX 1050 Ti (VBIOS 86.07.22.00.A8)`, less what is not reported."""
+    """Return `0000:03:00.0 16x GeForce GTX 1050 Ti (VBIOS 86.07.22.00.A8)`, as far as known."""
     parts = [
         device.bus_id,
         device.link_width and f"{device.link_width}x",
@@ -87,7 +87,7 @@ def described(device: Device) -> str:
 
 
 def holder(holder: Holder, what: str = "reserved") -> str:
-    """`reserved by alice, train.ipynb (pid 4321) for 2 h, until 18:00`, as far as it is known."""
+    """Return `reserved by alice, train.ipynb (pid 4321) for 2 h, until 18:00`, as far as known."""
     return plain(holder_line(holder, time.time(), f"{what} by "))
 
 
@@ -98,16 +98,16 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
     *,
     asks: str = "",
     more: Line = (),
-    own: str = "",
+    this_process: str = "",
 ) -> Line:
-    """The same with styles.
+    """Return the same with styles.
 
-    asks: of one who waits, what for. more: what follows, before the note.
-    own: how this process is called, if it is the holder.
+    asks: of a waiter, what it waits for. more: what follows, before the note.
+    this_process: what this process is called, if it is the holder.
     """
     line: Line = ((what, FAINT),) if what else ()
-    if own:
-        line += (own, MARK), ": "
+    if this_process:
+        line += (this_process, MARK), ": "
     line += ((shown(holder.user or "somebody"), STRONG),)
     if name := holder.notebook or holder.command:
         line += ", ", (shown(name, NOTEBOOK_LIMIT), STRONG)
@@ -120,41 +120,42 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
     if seconds is not None:
         line += (f"{',' if holder.is_over else ''} for {times.duration(seconds)}",)
     if not asks:
-        line += lease(holder, now, is_own=bool(own))
+        line += lease_end(holder, now, is_own=bool(this_process))
     line += more
     return line + note(holder)
 
 
-def lease(holder: Holder, now: float, *, is_own: bool = False) -> Line:
-    """`, until 18:00 or after 1 h idle, longer if nobody waits`; empty where there is no end.
+def lease_end(holder: Holder, now: float, *, is_own: bool = False) -> Line:
+    """Return `, until 18:00 or after 1 h idle, longer if nobody waits`; empty without an end.
 
-    is_own: it is this process's, which is told how much is left.
+    is_own: the holder is this process, which is told how much time is left.
     """
     if (since := times.overdue_since(holder, now)) is not None:
         return ", ", (f"overdue since {times.moment(since, now)}", MARK)
-    at, its = times.end(holder, now), holder.promise.lease
-    idle_s, is_kind = its.idle_s, its.if_wanted
+    at, lease = times.end(holder, now), holder.promise.lease
     if at is not None and at < now:
+        past = f"past {times.moment(at, now)}"
         if is_own:
-            return (f", past {times.moment(at, now)}, as nobody waits",)
-        return ", ", (f"yours since {times.moment(at, now)} if you wait", MARK)
+            return (f", {past}: kept until somebody waits",)
+        return ", ", (f"{past}: join the queue to get it", MARK)
+    idle_s = lease.idle_s
     after = None if idle_s is None or idle_s > LONGEST_S else f"after {times.duration(idle_s)} idle"
     if at is None:
-        if_wanted = " if somebody waits" if is_kind else ""
-        return (f", lets go {after}{if_wanted}",) if after else ()
+        if_wanted = " if somebody waits" if lease.if_wanted else ""
+        return (f", released {after}{if_wanted}",) if after else ()
     # Rounded: a second after `--for 4h` it is 4 h still.
     left = f" ({times.duration(at - now + times.MINUTE_S / 2)} left)" if is_own else ""
-    longer = ", longer if nobody waits" if is_kind else ""
+    longer = ", longer if nobody waits" if lease.if_wanted else ""
     return (f", until {times.moment(at, now)}{left}{f' or {after}' if after else ''}{longer}",)
 
 
 def plain(line: Line) -> str:
-    """A line without its styles."""
+    """Return a line without its styles."""
     return "".join(part if isinstance(part, str) else part[0] for part in line)
 
 
 def heat(row: Row) -> str:
-    """`61 °C 240 W`, as far as it is known."""
+    """Return `61 °C 240 W`, as far as it is known."""
     parts = [
         "" if row.temperature_c is None else f"{row.temperature_c} \N{DEGREE SIGN}C",
         "" if row.power_w is None else f"{row.power_w:.0f} W",
@@ -163,7 +164,7 @@ def heat(row: Row) -> str:
 
 
 def person(holder: Holder) -> str:
-    """`alice (train.ipynb)`: whom to talk to."""
+    """Return whom to talk to: `alice (train.ipynb)`."""
     user, name = shown(holder.user or "somebody"), holder.notebook or holder.command
     return f"{user} ({shown(name)})" if name else user
 
@@ -174,7 +175,7 @@ def note(holder: Holder) -> Line:
 
 
 def users(processes: Sequence[Process]) -> str:
-    """`bob, python (pid 9876)`, for the first few processes."""
+    """Return `bob, python (pid 9876)`, for the first few processes."""
     words = [
         _process(process, has_memory=len(processes) > 1) for process in processes[:LISTED_PROCESSES]
     ]
@@ -184,23 +185,23 @@ def users(processes: Sequence[Process]) -> str:
 
 
 def named(rule: Rule) -> str:
-    """`gpus = 1 of [groups.students] in /etc/reserve_gpu.toml`: where somebody can look it up."""
-    return f"{rule.text} of {rule.table} in {shown(rule.file, REASON_LIMIT)}"
+    """Return `gpus = 1 ([groups.students] in /etc/reserve_gpu.toml)`."""
+    return f"{rule.text} ({rule.table} in {shown(rule.file, REASON_LIMIT)})"
 
 
 def _origin(holder: Holder) -> str:
-    """`pid 4321` where the kernel says so; else what says it, if anything does."""
+    """Return `pid 4321`, with a mark unless the kernel has confirmed it."""
     pid = f"pid {holder.pid}" if holder.pid else ""
     if holder.elsewhere:
         pid += " of another container"
-    is_word = not holder.seen and bool(holder.pid or holder.user or holder.notebook)
-    return ", ".join(filter(None, [pid, "by its own word" if is_word else ""]))
+    is_unverified = not holder.seen and bool(holder.pid or holder.user or holder.notebook)
+    return ", ".join(filter(None, [pid, "unverified" if is_unverified else ""]))
 
 
 def _part(holder: Holder) -> Line:
-    """` 12.1 of 10 GB: over`: what it uses of what it was promised, empty if it was nothing.
+    """Return ` 12.1 of 10 GB: over`, or ` up to 10 GB` if its use can't be seen.
 
-    ` up to 10 GB` where its use can't be seen.
+    Empty for a holder of a whole device.
     """
     if holder.part_mib is None:
         return ()
@@ -213,13 +214,13 @@ def _part(holder: Holder) -> Line:
 
 
 def _in(mib: float, unit: str, digits: int = 2) -> str:
-    """The number that so much memory is in that unit; with one digit more where it is below 1."""
+    """Return memory as a number of that unit, with one digit more below 1."""
     number = mib * MIB / UNITS[unit]
     return f"{round(number, digits if number >= 1 else digits + 1):.12g}"
 
 
 def _process(process: Process, *, has_memory: bool) -> str:
-    """has_memory: it is said how much of the device's it has; of one alone the device says it."""
+    """Return `bob, python (pid 9876) 1.2 GiB`. has_memory: with its memory."""
     user = f"{shown(process.user)}, " if process.user else ""
     memory = "" if process.memory_mib is None or not has_memory else gib(process.memory_mib)
     if not process.command:

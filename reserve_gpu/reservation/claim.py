@@ -104,7 +104,7 @@ def attempt(
 
 
 def _batches(claim: Claim) -> Iterator[list[Device | Fault]]:
-    """The devices to try, in parts that are looked at together.
+    """Yield the devices to try, in parts that are looked at together.
 
     A GPU that is reached here is touched, which may take seconds, so this is done outside of the
     mutex. Where the first free one will do no GPU is touched needlessly: the first part is one GPU,
@@ -129,7 +129,7 @@ def _batches(claim: Claim) -> Iterator[list[Device | Fault]]:
 
 
 def _refreshed(gpus: Nvml, device: Device | Fault) -> Device | Fault:
-    """The same device; what could not be used before may have come back."""
+    """Return the same device read anew; what could not be used before may have come back."""
     if isinstance(device, Device):
         return device
     there = gpus.devices(device.index)
@@ -159,7 +159,7 @@ def _choose(
 
 
 def _ruled(claim: Claim, rules: Rules, devices: Sequence[Device | Fault]) -> tuple[Claim, Lease]:
-    """The claim with what says which devices this user may have, and for how long; under the mutex.
+    """Return the claim with the rules for this user's devices and times; under the mutex.
 
     What this process has already does not count: what it asks for comes in its place.
     """
@@ -240,7 +240,7 @@ def _look(claim: Claim, device: Device, lock: Lock, queue: Place, limit_s: float
         row = row._replace(holders=sharers)
     elif room := parts.room(device, reading, *shares):
         sharers, own = room.sharers, _own(claim, device)
-        row = row._replace(holders=own + sharers, is_mine=bool(own), room_mib=room.most_mib)
+        row = row._replace(holders=own + sharers, is_mine=bool(own), promisable_mib=room.most_mib)
     else:
         return row._replace(state=State.UNKNOWN, use=State.UNKNOWN)
     is_open = policy.is_to_be_taken(request, use, reading, is_shared=bool(sharers))
@@ -283,7 +283,7 @@ def _first(  # noqa: PLR0913 - of a look, with what was found in it
 
 
 def _shares(claim: Claim, device: Device, lock: Lock) -> tuple[list[Holder], parts.Own]:
-    """The others who share the device, with what they use of it; and this process."""
+    """Return the sharers of the device, with what they use of it, and this process."""
     sharers = claim.locks.sharers_of(device.uuid, [lock.name])
     promised_mib = (claim.part_mib or 0.0) if device.uuid in claim.held else 0.0
     if not sharers and not claim.held and not claim.is_taking_back:

@@ -25,8 +25,8 @@ class Locked(NamedTuple):
         row, is_idle = self.row, self.row.use is State.IDLE
         if row.is_mine or row.usage is None:
             return 0, -1.0
-        if row.room_mib is not None:
-            return 0 if row.holders else 1 if is_idle else 2, row.room_mib
+        if row.promisable_mib is not None:
+            return 0 if row.holders else 1 if is_idle else 2, row.promisable_mib
         return not is_idle or bool(row.holders), usage.used_mib(row.usage)
 
 
@@ -121,7 +121,7 @@ class Taken:
 
 def _spare(row: Row) -> Row:
     """Return the row of a device that would be taken, if the others can't be had."""
-    state, is_part = row.state, row.room_mib is not None
+    state, is_part = row.state, row.promisable_mib is not None
     if row.is_mine or (row.holders and not is_part):
         state = State.RESERVED
     elif is_part or row.use is State.IDLE:  # of a part: as much as is asked for

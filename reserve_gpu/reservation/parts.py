@@ -65,7 +65,7 @@ def room(device: Device, reading: Usage, sharers: Sequence[Holder], own: Own) ->
     sharers: the others, with what they use of it.
     """
     parts = [(sharer.part_mib, sharer.used_mib) for sharer in sharers]
-    free_mib = usage.room_mib(device, reading, parts, own)
+    free_mib = usage.promisable_mib(device, reading, parts, own)
     if free_mib is None:
         return None
     others_mib = usage.unpromised_mib(reading, [use for _, use in (*parts, own)])

@@ -528,7 +528,7 @@ class Session:
 
 
 # By process id; an entry of another process is its parent's.
-_sessions: dict[int, Session] = host.kept("sessions", dict)
+_sessions: dict[int, Session] = host.survive_reload("sessions", dict)
 
 
 def session() -> Session:
