@@ -32,7 +32,7 @@ print("\\nmeasured", time.monotonic(), os.environ["CUDA_VISIBLE_DEVICES"])
 
 
 def rush(*, quick: bool) -> Iterator[Row]:
-    """Until all have their answer, how many got a GPU, and how many of those one of another's.
+    """Return the seconds until all have an answer, how many got a GPU, and how many a double.
 
     The others run in the same kernels, after ours: their numbers are no worse for it.
     """

@@ -85,7 +85,7 @@ def machine(gpus: int, busy: int = 0, pids: Sequence[int] = ()) -> str:
 
 @contextmanager
 def crowd(count: int) -> Iterator[list[int]]:
-    """Living processes for a scenario to name; only those that live are shown by other tools."""
+    """Start processes for a scenario to name; other tools show only those that live."""
     command = ["sleep", "900"]  # ends by itself if this process should be killed
     sleepers = [subprocess.Popen(command) for _ in range(count)]
     try:

@@ -75,7 +75,7 @@ except InterruptedError:
 
 
 def handover(*, quick: bool) -> Iterator[Row]:
-    """From the release by the holder, or its kill -9, to the waiter having the GPU."""
+    """Measure from the holder's release, or its kill -9, to the waiter having the GPU."""
     samples = FEW_SAMPLES if quick else SAMPLES
     ends = {"a release": _release, "kill -9": _kill}
     for place, prefix in PLACES.items():

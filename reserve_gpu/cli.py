@@ -59,7 +59,7 @@ run` to check what a command would get: reserve-gpu run -- reserve-gpu check. Ex
 It asks those of the Python that reserve-gpu is installed for.
 """
 KERNEL_TEXT = """\
-It is started with this Python. Where no GPU is free it starts all the same, sees no GPU, and its
+It is started with this Python. Where no GPU is free it starts anyway, sees no GPU, and its
 first cell shows why. --wait may be up to 45s, as notebooks give up on a kernel after 60 s.
 """
 

@@ -41,7 +41,7 @@ WAIT_S = 10.0
 # All workers inherit the notebook's variables: they would all use its GPUs, the first one most.
 ABOVE = """\
 all that it may use is reserved by the process that started it.
-Let go of that there (%reserve_gpu --release), then client.restart().
+Release it there (%reserve_gpu --release), then client.restart().
 CUDA_VISIBLE_DEVICES = ''"""
 
 logger = logging.getLogger("distributed.worker.reserve_gpu")  # so client.get_worker_logs() has it
@@ -75,7 +75,7 @@ class ReserveGPU(WorkerPlugin):
     async def setup(self, worker: Worker) -> None:
         """Reserve for the process of this worker, or leave it without any GPU.
 
-        After an error Dask would let the worker join all the same, and it would see every GPU. So
+        After an error Dask would let the worker join anyway, and it would see every GPU. So
         only TooLateError is raised, where the variables have no effect any more, and only by a
         worker that has joined already.
         """

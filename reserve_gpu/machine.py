@@ -58,7 +58,7 @@ def look(nvml: Nvml, *, idle_mib: float | None = None, drained: Collection[str] 
     idle_mib: memory in use up to which a device is idle, None for the default.
     drained: names of devices that the administrator hands out no more.
     Raises DriverError where there is no driver. Where the lock directory can't be used the devices
-    are there all the same, and `problem` says why nothing is known of reservations.
+    are there anyway, and `problem` says why nothing is known of reservations.
     """
     devices = list(nvml.walk())
     reservations = _reservations(devices)

@@ -91,7 +91,7 @@ def _do(arguments: Namespace) -> None:
 def _release(arguments: Namespace) -> None:
     if arguments.devices:
         raise errors.RequestError(
-            "--release lets go of all that this kernel holds; it takes no names."
+            "--release releases all that this kernel holds; it takes no names."
         )
     held = api.current()
     devices = api.release()

@@ -95,7 +95,7 @@ def are_named(arguments: list[str]) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One process more than there are cores for us; for a file or single tests only this one.
+    """Use one process more than cores; for one file or single tests only this one.
 
     Many tests wait for other processes more than they compute.
     """
@@ -208,7 +208,7 @@ def here(tmp_path: Path) -> Iterator[Here]:
 
 @pytest.fixture(autouse=True)
 def _clean_environment() -> Iterator[None]:
-    """No test leaves a changed environment behind."""
+    """Fail a test that leaves a changed environment behind."""
     before = _ours()
     yield
     assert _ours() == before

@@ -128,7 +128,7 @@ class Hardware(Machine):
         self.index = 0
 
     def environ(self, **extra: str) -> dict[str, str]:
-        """As the person's, but for our variables and IPython's configuration."""
+        """Return the person's environment, without our variables and IPython's configuration."""
         found = super().environ()
         path = [str(ROOT), str(ROOT / "tests" / "standins") if self.is_stand_in else ""]
         path.append(os.environ.get("PYTHONPATH", ""))

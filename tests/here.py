@@ -87,7 +87,7 @@ class Here(Machine):
     def rival(
         self, number: str = "0", *, share: bool = False, note: str | None = None, **record: Any
     ) -> Iterator[None]:
-        """Somebody else who has reserved a device meanwhile.
+        """Let somebody else reserve a device meanwhile.
 
         In this process, as flock excludes by open file, not by process. The kernel names this very
         process as the holder; what must have another pid needs `child`.

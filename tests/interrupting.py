@@ -225,7 +225,7 @@ def disagreements() -> list[str]:
 
 
 def try_to_fork(wrong: list[str]) -> None:
-    """In another thread than the one that was interrupted, as that one may always fork."""
+    """Try it in another thread than the interrupted one, which may always fork."""
     if calls.no_fork.acquire(blocking=False):
         calls.no_fork.release()
     else:

@@ -122,7 +122,7 @@ class Lab:
 
 @contextmanager
 def browser(lab: Lab, **options: Any) -> Iterator[Page]:
-    """JupyterLab in a headless Chromium. options: as for a Playwright page."""
+    """Open JupyterLab in a headless Chromium. options: as for a Playwright page."""
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=LIMIT_MS)
@@ -215,7 +215,7 @@ class Notebook:
         return self._cell(cell).locator(".cm-content")
 
     def contrasts(self, cell: int) -> list[tuple[str, float]]:
-        """Each piece of text below the cell, and the contrast of its colours (WCAG 2)."""
+        """Return each piece of text below the cell, and the contrast of its colours (WCAG 2)."""
         found: list[tuple[str, float]] = self.outputs(cell).evaluate(CONTRASTS)
         return found
 

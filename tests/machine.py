@@ -213,12 +213,12 @@ class Cell:
 
     @property
     def shown(self) -> str:
-        """What was displayed, as text."""
+        """Return what was displayed, as text."""
         return "\n".join(value["text/plain"] for value in self.values)
 
     @property
     def all(self) -> str:
-        """Whatever there is to read."""
+        """Return whatever there is to read."""
         return "\n".join([self.shown, self.stdout, self.stderr, *self.traceback])
 
 

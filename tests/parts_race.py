@@ -161,7 +161,7 @@ class Referee:
         self.refused += sum(worker.answer.gpu is None for worker in workers)
 
     def _size(self) -> int:
-        """Most want little, some a lot."""
+        """Return a size: mostly a small one, sometimes a large one."""
         most = self.dice.choice([2_000, 5_000, 20_000, 60_000])
         return int(self.dice.uniform(1_000, most))
 
@@ -186,7 +186,7 @@ class Referee:
                 self.violations.append(f"{when} {sum_mib} of {room} MiB of GPU{gpu} are promised")
 
     def _check_refusals(self, losers: Sequence[Worker]) -> None:
-        """Nobody has let go of anything since they asked, so there was no less room then."""
+        """Check that who was refused asked for more than there was room for."""
         there = promises().values()
         left = [
             room - sum(mib for at, mib in there if at == gpu) for gpu, room in enumerate(ROOMS_MIB)
@@ -201,7 +201,7 @@ class Referee:
 
 
 def promises() -> dict[int, tuple[int, float]]:
-    """By the pid that the kernel names: the GPU, and the size in the file that it has locked.
+    """Return the GPU, and the size in its locked file, by the pid that the kernel names.
 
     A look at the kernel's list may miss one, where other processes unlock something meanwhile; the
     workers stand still, so each is there that was seen once.

@@ -47,7 +47,7 @@ def own_name() -> str:
 
 @contextmanager
 def living(pid: int) -> Iterator[None]:
-    """Be sure that the process lives from here to the end, and end it then."""
+    """Make sure that the process lives through the block, and end it then."""
     try:
         assert is_running(pid)
         yield

@@ -176,7 +176,7 @@ class Referee:
                 self.violations.append(f"the lock file {name} is another one than before")
 
     def _mourn(self) -> None:
-        """Nobody but the referee ends a worker."""
+        """Check that nobody but the referee has ended a worker."""
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid:
             self.violations.append(f"worker {pid} ended by itself: {status}")

@@ -129,7 +129,7 @@ def status(scene: Scene, lab: Lab, page: Page) -> None:
 
 
 def waiting(scene: Scene, lab: Lab, page: Page) -> None:
-    """Of two notebooks side by side one has the last free GPU, and the other waits for one."""
+    """Show two notebooks: one has the last free GPU, and the other waits for one."""
     bob = scene.holder("bob", "fold.ipynb", 7, since_s=25 * MINUTE_S)
     scene.use(7, bob.pid, 52000, 90)
     lab.write("baseline.ipynb", "%reserve_gpu")

@@ -90,7 +90,7 @@ class Shell:
                 delattr(where, name)
 
     def _be_the_only_one(self) -> None:
-        """Be what get_ipython() gives, and the module that cells run in."""
+        """Become what get_ipython() gives, and the module that cells run in."""
         for kind in self._instances:
             kind._instance = self.shell
         sys.modules["__main__"] = self.shell.user_module

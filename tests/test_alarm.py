@@ -111,7 +111,7 @@ def timed(machine: Machine, code: str, *seconds: float) -> Iterator[subprocess.P
 
 @contextmanager
 def running(machine: Machine, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`reserve-gpu run` with these words, once the command runs, which must print something."""
+    """Start `reserve-gpu run` with these words, and wait until the command has printed."""
     command = (*US, "run", *words)
     with machine.running(*command, environ=machine.environ(), stdout=subprocess.PIPE) as process:
         assert process.stdout

@@ -69,7 +69,7 @@ def open_notebook(
 
 @contextmanager
 def holder(machine: Machine, arguments: str = "") -> Iterator[Child]:
-    """Somebody with a notebook of their own who has reserved a GPU."""
+    """Let somebody else reserve a GPU in a notebook of their own."""
     with machine.child(JPY_SESSION_NAME="/home/alice/train.ipynb") as child:
         assert not child.reserve(arguments).error
         yield child
@@ -255,7 +255,7 @@ def test_a_wait_that_runs_out(on_lab: Machine, open_notebook: Callable[..., Note
 def test_an_error_stops_run_all(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
     """Nothing free is said without a traceback, and Run All stops there."""
     on_lab.write(f"{ONE}compute 4321000 3500")
-    # JupyterLab sends the second cell a moment later, and a kernel lets go of what it has got then.
+    # JupyterLab sends the second cell a moment later, and a kernel releases what it has got then.
     slow = "import time; time.sleep(2)\n%reserve_gpu"
     notebook = open_notebook("mine.ipynb", slow, "print('went on')")
     notebook.run_all()

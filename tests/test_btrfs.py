@@ -109,7 +109,7 @@ def test_sharers(start: Start) -> None:
 
 @pytest.mark.parametrize("end", ["release", "kill"])
 def test_hand_over(start: Start, end: str) -> None:
-    """Who waits gets the GPU at once when its holder lets go of it, or is killed."""
+    """Who waits gets the GPU at once when its holder releases it, or is killed."""
     with start() as holder, start() as waiter, start() as other:
         assert holder.reserve("0").value == "0"
         waiter.send(WAITS.format(quiet_s=QUIET_S))

@@ -43,7 +43,7 @@ NO_CAPS: dict[str, str | None] = dict.fromkeys(environment.CAPS)
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Lets this Python have these packages and no others, by the folders beside them alone."""
+    """Let this Python have these packages and no others, by the folders beside them alone."""
 
     def install(*names: str) -> None:
         folder = tmp_path / "packages"

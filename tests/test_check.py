@@ -95,7 +95,7 @@ def ready(here: Here) -> pathlib.Path:
 
 @pytest.fixture
 def packages(here: Here, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Lets this Python have these packages, by the folders beside them."""
+    """Let this Python have these packages, by the folders beside them."""
 
     def install(*names: str) -> None:
         for name in names:
@@ -498,7 +498,7 @@ ENDING = """echo 7; echo '{"a": 1}'; echo '{"a'; echo last >&2; exit 3"""
 
 @contextmanager
 def left_behind(here: Here) -> Iterator[None]:
-    """No process of this machine lives at the end that did not at the beginning.
+    """Check that each process that lives at the end also lived at the beginning.
 
     SIGKILL is on its way when the check ends; one that is only killed later lives for 600 s.
     """

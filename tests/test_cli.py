@@ -42,12 +42,12 @@ WAITING = "Waiting for a GPU, next in the queue"
 
 @pytest.fixture
 def typed(here: Here, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """`reserve-gpu` on the machine of this process."""
+    """Run `reserve-gpu` on the machine of this process."""
     return CommandLine(capsys)
 
 
 def run(here: Here, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    """`reserve-gpu run WORDS` in a process of its own, to its end."""
+    """Run `reserve-gpu run WORDS` in a process of its own, to its end."""
     return here.command(*US, "run", *words, **extra)
 
 
@@ -65,7 +65,7 @@ def started(here: Here, *options: str, **extra: str) -> Iterator[Child]:
 def waiter(
     here: Here, *words: str, stderr: int = subprocess.PIPE, **extra: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """`reserve-gpu run --wait WORDS`, which has told a pipe that it waits; killed at the end."""
+    """Start `reserve-gpu run --wait WORDS`, wait until it waits, and kill it at the end."""
     process = subprocess.Popen(
         [*US, "run", "--wait", *words], env=here.environ(**extra), cwd=here.folder, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
@@ -81,7 +81,7 @@ def waiter(
 
 @contextmanager
 def both(here: Here) -> Iterator[ExitStack]:
-    """Both GPUs are somebody else's, until the end or until the stack is closed: GPU0 first."""
+    """Let somebody else have both GPUs, until the end or until the stack is closed: GPU0 first."""
     with ExitStack() as rivals:
         for number in "10":
             rivals.enter_context(here.rival(number))

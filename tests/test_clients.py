@@ -39,7 +39,7 @@ NOTE = "<b>until noon</b>"
 
 @contextmanager
 def holder(machine: Machine) -> Iterator[Child]:
-    """Somebody with a notebook of their own who has reserved GPU 0."""
+    """Let somebody else reserve GPU 0 in a notebook of their own."""
     machine.write(TWO)
     with machine.child(JPY_SESSION_NAME="/home/alice/train.ipynb") as child:
         assert child.reserve(f"0, note={NOTE!r}").value == "0"
@@ -51,7 +51,7 @@ def holder(machine: Machine) -> Iterator[Child]:
 
 @contextmanager
 def executing(path: Path, machine: Machine, *cells: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`jupyter execute` at work on a notebook, and going on after errors; killed at the end."""
+    """Start `jupyter execute`, which goes on after errors; kill it at the end."""
     path.write_text(json.dumps(notebook("%load_ext reserve_gpu", *cells)))
     execute = (sys.executable, "-m", "jupyter", "execute", "--inplace", "--allow-errors")
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -110,7 +110,7 @@ def look_on(machine: Machine) -> None:
 
 
 def check_free(shown: str) -> None:
-    """GPU 0 is reserved, and nothing else is said."""
+    """Check that GPU 0 is reserved, and that nothing else is said."""
     assert shown.splitlines() == [
         RESERVING,
         "CUDA_DEVICE_MEMORY = '81920'",

@@ -24,7 +24,7 @@ OPTIONS = [
     *("--status", "--check", "--json", "--watch", "--release", "--help"),
 ]
 DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
-# Before 8.6 IPython adds to what is offered Python's own names; ours are there all the same.
+# Before 8.6 IPython adds to what is offered Python's own names; ours are there anyway.
 IS_OLD = IPython.version_info < (8, 6)
 
 

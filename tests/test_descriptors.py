@@ -144,7 +144,7 @@ def test_all_closed(here: Here) -> None:
 
 @contextmanager
 def free_descriptors(number: int) -> Iterator[None]:
-    """Only so many more files can be opened by this process."""
+    """Let this process open only so many more files."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open(os.devnull, os.O_RDONLY)
     os.close(lowest)

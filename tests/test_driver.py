@@ -754,7 +754,7 @@ def test_contexts_are_seen_by_everybody(nvml: Here) -> None:
 
 @pytest.mark.process
 def test_released_context_is_gone(nvml: Here) -> None:
-    """A context that is let go is no longer listed, and a primary one counts its users."""
+    """A context that is released is no longer listed, and a primary one counts its users."""
     nvml.write(f"contexts {nvml.folder}\ngpu")
     with nvml.child() as child:
         start_cuda(child)
@@ -816,7 +816,7 @@ def test_memory_of_a_killed_process_is_there_at_once(nvml: Here) -> None:
 
 @pytest.mark.process
 def test_a_context_needs_memory(nvml: Here) -> None:
-    """Where too little is left for a CUDA context there is none, and what it holds is let go."""
+    """Where too little is left for a CUDA context there is none, and what it holds is released."""
     nvml.write(f"contexts {nvml.folder}\ngpu\n memory 500")
     with nvml.child() as one, nvml.child() as two:
         assert (open_context(one), open_context(two)) == (0, 2)

@@ -83,7 +83,7 @@ missing nvmlDeviceGetMigMode
 
 
 def machine_of(gpu: str, *, busy: str, mib: int) -> str:
-    """Four devices, of which those in `busy` have a process that holds so much."""
+    """Return four devices, of which those in `busy` have a process that holds so much."""
     return "".join(gpu.format(x) + (BUSY.format(mib) if x in busy else "") for x in "abcd")
 
 

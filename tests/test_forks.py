@@ -116,7 +116,7 @@ def holder(processes: tuple[Child, Child]) -> Iterator[Child]:
 
 @pytest.fixture
 def other(processes: tuple[Child, Child]) -> Iterator[Child]:
-    """Another process on the same machine."""
+    """Start another process on the same machine."""
     yield processes[1]
     processes[1].run("reserve_gpu.release()")
 
@@ -237,7 +237,7 @@ locks = list(session()._held.locks.values())
 def test_what_a_forked_child_does_does_not_free_its_parents_gpu(
     holder: Child, other: Child, code: str
 ) -> None:
-    """A forked child can let go, collect garbage and end: its parent holds its GPU all the same."""
+    """A forked child can release, collect garbage and end: its parent holds its GPU anyway."""
     assert holder.run(HOLD).error is None
     in_fork(holder, code)
     refused = other.reserve("0")

@@ -31,7 +31,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 @pytest.fixture
 def typed(here: Here, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """`reserve-gpu` on the machine of this process."""
+    """Run `reserve-gpu` on the machine of this process."""
     return CommandLine(capsys)
 
 
@@ -148,7 +148,7 @@ def metrics(text: str) -> Series:
 
 
 def values(series: Series, name: str, *labels: str) -> dict[tuple[str, ...], float]:
-    """Of one metric, by these labels."""
+    """Return the values of one metric, by these labels."""
     return {
         tuple(dict(key)[label] for label in labels): value
         for (metric, key), value in series.items()

@@ -449,7 +449,7 @@ def test_the_size_of_a_context(
 
 
 def is_free(file: BinaryIO) -> bool:
-    """Tell whether nobody holds the lock; lets go of it at once."""
+    """Tell whether nobody holds the lock; releases it at once."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

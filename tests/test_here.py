@@ -97,7 +97,7 @@ def test_missing_function(here: Here) -> None:
 
 
 def test_hanging_call_ends_with_the_test(tmp_path: Path) -> None:
-    """A call that hangs is over when the machine is, and NVML is shut down all the same."""
+    """A call that hangs is over when the machine is, and NVML is shut down anyway."""
     with Here(tmp_path) as here:
         here.add("delay nvmlDeviceGetUUID 0 3600")
         pynvml.nvmlInit()

@@ -530,7 +530,7 @@ def test_same_place_as_ipython(case: str, home: Home, env: dict[str, str]) -> No
 
 @pytest.fixture
 def never_pip(python: Path, home: Home, tmp_path: Path) -> dict[str, str]:
-    """Environment of an installation that must not get as far as pip."""
+    """Return the environment of an installation that must not get as far as pip."""
     trap = 'case "$1 $2" in "-m pip") echo "pip was called" >&2; exit 99 ;; esac'
     return home.environ(PYTHON=make_program(tmp_path / "python", trap, f'exec "{python}" "$@"'))
 
@@ -652,7 +652,7 @@ def test_externally_managed(home: Home, tmp_path: Path) -> None:
     assert str(notice) in result.stderr
     assert f'"{program}" -m venv ~/.venvs/reserve_gpu' in result.stderr
     assert home.files() == {}
-    # Who has told pip to install all the same is not stopped.
+    # Who has told pip to install anyway is not stopped.
     result = install_sh(env=home.environ(PYTHON=program, PIP_BREAK_SYSTEM_PACKAGES="1"))
     assert "pip was called" in result.stderr or "has no pip" in result.stderr
 

@@ -39,7 +39,7 @@ def interrupt() -> None:
 
 @pytest.fixture(autouse=True)
 def _interruptible() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt, also where pytest was started in the background."""
+    """Let SIGINT raise KeyboardInterrupt, also where pytest was started in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
@@ -179,7 +179,7 @@ def test_interrupted_wait(here: Here, held: str | None) -> None:
 
 
 def test_release_in_a_handler(here: Here) -> None:
-    """A handler that releases in the midst of a call: all is let go of at the end of that call."""
+    """A handler that releases in the midst of a call: all is released at the end of that call."""
     assert got("1") == "1"
     with ExitStack() as stack, calling(reserve_gpu.release) as said:
         stack.enter_context(here.rival("0"))
@@ -200,7 +200,7 @@ def test_release_in_a_handler(here: Here) -> None:
 
 
 def test_release_in_a_handler_in_vain(here: Here) -> None:
-    """A handler that releases in the midst of a call that fails is obeyed all the same."""
+    """A handler that releases in the midst of a call that fails is obeyed anyway."""
     assert got("1") == "1"
     rival, failing = here.rival("0"), pytest.raises(reserve_gpu.WaitTimeoutError)
     with rival, calling(reserve_gpu.release) as said, failing:

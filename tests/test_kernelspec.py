@@ -110,7 +110,7 @@ class OtherKernel(Kernel):
         return True
 
     def kill(self, number: signal.Signals) -> None:
-        """Signal all processes below the kernel, then the kernel, and wait for its end."""
+        """Kill all processes below the kernel, then the kernel, and wait for its end."""
         self.client.stop_channels()
         for child in psutil.Process(self.process.pid).children(recursive=True):
             child.send_signal(number)
@@ -144,7 +144,7 @@ def spec_kernel(machine: Machine) -> Iterator[SpecKernel]:
 
 @pytest.fixture
 def typed(here: Here, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """`reserve-gpu` on the machine of this process."""
+    """Run `reserve-gpu` on the machine of this process."""
     return CommandLine(capsys)
 
 
@@ -325,7 +325,7 @@ def test_a_profile_that_loads_the_extension_too(here: Here, typed: CommandLine) 
     ],
 )
 def test_what_this_machine_has_not(machine: Machine, options: list[str], text: str) -> None:
-    """A kernel that asks for what is not there starts all the same, without a GPU, and says so."""
+    """A kernel that asks for what is not there starts anyway, without a GPU, and says so."""
     start = (*US, "kernel", "start", *options, "--")
     code = "from reserve_gpu.reservation.api import start_failure; import os\n"
     code += "print([os.environ['CUDA_VISIBLE_DEVICES']], start_failure())"

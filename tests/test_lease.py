@@ -82,7 +82,7 @@ def is_free(machine: Machine, number: int = 0) -> bool:
 
 
 def uuid(machine: Machine, number: int = 0) -> str:
-    """Of a GPU, as the driver has it."""
+    """Return the UUID of a GPU, as the driver has it."""
     done = machine.python(
         f"import reserve_gpu; print(reserve_gpu.status().rows[{number}].device.uuid)"
     )
@@ -107,7 +107,7 @@ def updates(kernel: Kernel, last: str) -> list[str]:
 
 
 def display(kernel: Kernel, code: str) -> tuple[str, str]:
-    """By which name the last display of a cell is known, and its text."""
+    """Return the name of the last display of a cell, and its text."""
     message, found = kernel.start(code), []
     while True:
         part = kernel.client.get_iopub_msg(timeout=LIMIT_S)
@@ -158,7 +158,7 @@ def test_a_moment_lets_go(here: Here) -> None:
 
 
 def test_idleness_lets_go(here: Here) -> None:
-    """What nobody uses is let go of after that time, and not before."""
+    """What nobody uses is released after that time, and not before."""
     start = time.monotonic()
     reserve_gpu.reserve(idle=SOON_S)
     wait_for(lambda: reserve_gpu.current() is None)
@@ -329,7 +329,7 @@ def test_one_who_is_stopped_has_no_heartbeat(here: Here) -> None:
 
 
 def test_a_fork_has_nothing_that_ends(here: Here) -> None:
-    """A child has no reservation to let go of, and its parent's end is its parent's."""
+    """A child has no reservation to release, and its parent's end is its parent's."""
     reserve_gpu.reserve(for_="1h")
     pid = os.fork()
     if not pid:

@@ -53,7 +53,7 @@ SHARED = pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"]
 
 @pytest.fixture
 def two(here: Here) -> Here:
-    """Two idle GPUs of known UUIDs, and an empty lock directory; the test process is there."""
+    """Make two idle GPUs of known UUIDs, and an empty lock directory."""
     here.write(SCENARIO)
     here.locks.mkdir()
     here.locks.chmod(0o1777)

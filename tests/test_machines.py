@@ -111,7 +111,7 @@ for ordinal in range(count.value):
 
 @pytest.mark.process
 def test_in_a_container_memory_decides(machine: Machine) -> None:
-    """Where others' processes can't be seen, a GPU whose memory is in use is busy all the same."""
+    """Where others' processes can't be seen, a GPU whose memory is in use is busy anyway."""
     machine.use("container")
     with behind(machine, *CONTAINER) as child:
         assert of_gpu(child.reserve("count=2").text).startswith("busy: 8.8 GiB")

@@ -205,7 +205,7 @@ def test_fails_closed_and_recovers(here: Here) -> None:
 
 
 def test_release_gives_the_variables_back(here: Here) -> None:
-    """--release says what it let go of and restores each variable; twice is no error."""
+    """--release says what it released and restores each variable; twice is no error."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "1"
     shell = here.shell()
     shell.run("%reserve_gpu")
@@ -240,7 +240,7 @@ def test_release_says_of_all_that_was_set(here: Here) -> None:
     ],
 )
 def test_a_smaller_wish(here: Here, wish: str, kept: list[int], order: str) -> None:
-    """A cell that asks for less than is held keeps that and lets go of the rest; a bare one not."""
+    """A cell that asks for less than is held keeps that and releases the rest; a bare one not."""
     here.write(FOUR)
     shell = here.shell()
     shell.run("%reserve_gpu 1,3")

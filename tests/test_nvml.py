@@ -35,14 +35,14 @@ HANGING_S = 0.1  # a call that takes longer hangs
 
 
 def processes_fail(code: int) -> str:
-    """All process queries of all GPUs answer this error."""
+    """Let all process queries of all GPUs answer this error."""
     return "".join(
         f"fail {query}{version} * {code}\n" for query in QUERIES for version in ("", "_v2", "_v3")
     )
 
 
 def walk(limit_s: float = 20.0) -> list[Device | Fault]:
-    """All devices of the machine, in a conversation of its own."""
+    """Return all devices of the machine, in a conversation of its own."""
     with Nvml(limit_s) as nvml:
         return list(nvml.walk())
 
@@ -241,7 +241,7 @@ GAUGES = {
 
 
 def gauges() -> list[Gauges]:
-    """Of each device there is; each must be free."""
+    """Return the gauges of each device; each must be free."""
     rows = reserve_gpu.status().rows
     assert {row.state for row in rows} == {State.FREE}
     return [Gauges(*(getattr(row, name) for name in Gauges._fields)) for row in rows]
@@ -471,7 +471,7 @@ def test_a_device_of_an_earlier_conversation(here: Here) -> None:
 
 
 def check_no_driver(*words: str) -> None:
-    """reserve() says it in one line, and changes nothing."""
+    """Check that reserve() says it in one line, and changes nothing."""
     before = variables()
     with pytest.raises(DriverError) as caught:
         reserve_gpu.reserve()

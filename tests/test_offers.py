@@ -49,7 +49,7 @@ class Waiters:
         self.places: list[Place] = []
 
     def join(self, *wants: str, **about: Any) -> Place:
-        """One more comes."""
+        """Let one more join the queue."""
         place = Place(self.directory, wants or UUIDS, Record.from_dict(about), STOPPED_S)
         self.places.append(self._stack.enter_context(place))
         with self.directory.mutex():

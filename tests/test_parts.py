@@ -34,7 +34,7 @@ def one(here: Here) -> Here:
 
 @contextmanager
 def promised(here: Here, **parts: list[object]) -> Iterator[None]:
-    """Others have been promised parts: of GPU 0 those in `gpu0`, of an instance in `gpu0_1`."""
+    """Let others have parts: of GPU 0 those in `gpu0`, of an instance in `gpu0_1`."""
     with ExitStack() as stack:
         for gpu, sizes in parts.items():
             number = gpu.removeprefix("gpu").replace("_", ":")

@@ -43,7 +43,7 @@ TICK_S = 0.02  # in which the kernel's clock for files moves on, whatever its HZ
 def waiting(
     here: Here, part_mib: float | None, *numbers: str, needs: int = 1, stopped_s: float = 5.0
 ) -> Iterator[Place]:
-    """Somebody waits for a part of one of the GPUs, or None for all of one."""
+    """Let somebody wait for a part of one of the GPUs, or None for all of one."""
     wants = [here.uuid(number) for number in numbers or ("0",)]
     about = {"user": "carol", "part_mib": part_mib, "needs": needs}
     with (
@@ -95,7 +95,7 @@ def test_a_small_one_passes(
 def moments(
     parts: Sequence[float], taken: float, wanted: float, earlier: float = 0
 ) -> set[tuple[float, ...]]:
-    """At which moments what is wanted can be had: who has left, and what an earlier one has got."""
+    """Return the moments at which a wish can be met: who has left, and what others got before."""
     numbers = range(len(parts))
     sets = [leave for count in range(len(parts) + 1) for leave in combinations(numbers, count)]
     stay = {leave: sum(parts[n] for n in numbers if n not in leave) for leave in sets}

@@ -337,7 +337,7 @@ def luminance(colour: Sequence[float]) -> float:
 
 
 def contrast(one: Sequence[float], other: Sequence[float]) -> float:
-    """As in https://www.w3.org/TR/WCAG21/#dfn-contrast-ratio."""
+    """Return the contrast, as in https://www.w3.org/TR/WCAG21/#dfn-contrast-ratio."""
     dark, light = sorted((luminance(one), luminance(other)))
     return (light + 0.05) / (dark + 0.05)
 
@@ -514,7 +514,7 @@ FOREIGN = HOSTILE + "x" * 5000
 
 
 def hostile_picture() -> dict[str, Picture]:
-    """Pictures in which all that somebody else can write is hostile."""
+    """Make pictures in which all that somebody else can write is hostile."""
     holder = Holder(1, FOREIGN, FOREIGN, NOW, label=FOREIGN, command=FOREIGN, cwd=FOREIGN)
     holder = holder._replace(promise=Promise(note=FOREIGN))
     sharer = part(holder, 1e9, 1e9 + 1)

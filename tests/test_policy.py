@@ -121,7 +121,7 @@ RESERVED, AWAITED = State.RESERVED, State.AWAITED
 
 
 def rows(*states: State, instances: int = 0) -> list[Row]:
-    """One refusal for each state. instances: how many of them, the last, are MIG instances."""
+    """Return a row for each state. instances: how many of them, the last, are MIG instances."""
     whole = len(states) - instances
     return [
         Row(Device(i, f"GPU-{i}", instance=None if i < whole else i), state)
@@ -298,7 +298,7 @@ def test_take_back(seen: list[Device], request_: Request, numbers: tuple[str, ..
 
 
 def pairs(one: Device, other: Device) -> int:
-    """Eight GPUs: NVLink in pairs, two pairs on a PCIe switch, the halves on two sockets."""
+    """Make eight GPUs: NVLink in pairs, two pairs on a PCIe switch, the halves on two sockets."""
     a, b = one.index, other.index
     if a // 2 == b // 2:
         return Link.NVLINK

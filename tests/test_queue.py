@@ -40,7 +40,7 @@ class Queue:
         self.directory = stack.enter_context(LockDirectory(str(path)))
 
     def join(self, *wants: str, stopped_s: float = STOPPED_S) -> Place:
-        """One more comes."""
+        """Let one more join the queue."""
         about = {"user": "somebody", "asks": "a GPU"}
         place = Place(self.directory, wants or UUIDS, Record.from_dict(about), stopped_s)
         self._stack.enter_context(place)
@@ -73,7 +73,7 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """Not a byte can be written to a file."""
+    """Let not a byte be written to a file."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
@@ -236,7 +236,7 @@ def test_thousands_of_files(queue: Queue, uid: int, count: int) -> None:
 
 @contextmanager
 def counting(function: Callable[..., Any]) -> Iterator[list[None]]:
-    """As many entries as the function was called."""
+    """Yield a list with an entry for each call of the function."""
     calls: list[None] = []
 
     def note(frame: Any, event: str, _: object) -> None:

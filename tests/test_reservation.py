@@ -255,7 +255,7 @@ def test_with_and_an_exception(here: Here) -> None:
 
 
 def test_with_inside_with(here: Here) -> None:
-    """A `with` that asks for what is held already does not let go of it; the outer one does."""
+    """A `with` that asks for what is held already does not release it; the outer one does."""
     with reserve_gpu.reserve(1) as outer:
         with reserve_gpu.reserve() as inner:
             assert inner is outer
@@ -383,7 +383,7 @@ def test_another_that_cannot_be_had(here: Here) -> None:
     ],
 )
 def test_a_smaller_wish(here: Here, first: Any, then: dict[str, Any], kept: list[int]) -> None:
-    """A smaller wish is met by a part of what is held, which stays locked; the rest is let go."""
+    """A smaller wish is met by a part of what is held, which stays locked; the rest is released."""
     here.write(THREE_GPUS)
     old = reserve_gpu.reserve(first)
     calls = driver_calls(here)

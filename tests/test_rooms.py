@@ -76,7 +76,7 @@ def sources() -> list[Path]:
 
 
 def name_of(path: Path) -> str:
-    """`locks.lock`, `magic`, `locks` for its `__init__`."""
+    """Return the module's name: `locks.lock`, `magic`, `locks` for its `__init__`."""
     parts = [*path.relative_to(PACKAGE).with_suffix("").parts]
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
 

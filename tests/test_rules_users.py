@@ -144,7 +144,7 @@ def test_two_at_the_same_moment_never_exceed_it(machine: Machine) -> None:
 
 
 def test_who_waits_for_their_own_quota_keeps_nobody_off(machine: Machine) -> None:
-    """Such a waiter has a place and wants nothing; it takes over as soon as the own GPU is let go.
+    """Such a waiter has a place and wants nothing; it takes over once the own GPU is released.
 
     Another user who came later passes it meanwhile.
     """

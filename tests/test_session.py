@@ -34,7 +34,7 @@ WRITING = "os.truncate"  # the audit event of each change of what a lock file sa
 
 @pytest.fixture(autouse=True)
 def _interruptible() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt, also where pytest was started in the background."""
+    """Let SIGINT raise KeyboardInterrupt, also where pytest was started in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
@@ -69,7 +69,7 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def interrupted_at(event: str) -> Iterator[None]:
-    """SIGINT comes in this thread at the first audit event of that name."""
+    """Raise SIGINT in this thread at the first audit event of that name."""
     came: list[str] = []
 
     def interrupt(name: str, _: object) -> None:
@@ -84,7 +84,7 @@ def interrupted_at(event: str) -> Iterator[None]:
 
 @contextmanager
 def interrupted_in(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ctrl-C ends the block while that function of NVML, first called there, does not return."""
+    """Let Ctrl-C end the block while that function of NVML does not return."""
     call, raised, over, done = getattr(pynvml, name), *(threading.Event() for _ in range(3))
 
     def handler(*_: object) -> None:
@@ -130,7 +130,7 @@ def test_interrupted_while_reasons_are_looked_up(
 def test_interrupted_after_success(
     here: Here, monkeypatch: pytest.MonkeyPatch, before: str | None, after: dict[str, str]
 ) -> None:
-    """What was reserved by a call that ends by Ctrl-C is let go of; what it held then is gone."""
+    """What was reserved by a call that ends by Ctrl-C is released; what it held then is gone."""
     if before:
         got(before)
     with interrupted_in("nvmlShutdown", monkeypatch):
@@ -152,7 +152,7 @@ def test_interrupted_with(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_interrupted_while_asking_for_the_same(here: Here) -> None:
-    """A call that ends by Ctrl-C lets go of nothing that was held before it."""
+    """A call that ends by Ctrl-C releases nothing that was held before it."""
     reservation = reserve_gpu.reserve("0")
     with pytest.raises(KeyboardInterrupt), interrupted_at(WRITING):
         reserve_gpu.reserve("0", note="till noon")
@@ -161,7 +161,7 @@ def test_interrupted_while_asking_for_the_same(here: Here) -> None:
 
 
 def test_interrupted_while_asking_for_less(here: Here) -> None:
-    """Ctrl-C in a call that has let go of a part leaves nothing held, and no GPU visible."""
+    """Ctrl-C in a call that has released a part leaves nothing held, and no GPU visible."""
     got("0,1")
     with pytest.raises(KeyboardInterrupt), interrupted_at(WRITING):
         reserve_gpu.reserve("0")
@@ -222,7 +222,7 @@ def delete_lock(here: Here) -> None:
 
 @pytest.mark.parametrize("change", [change_variable, close_lock, delete_lock])
 def test_a_warning_that_is_an_error(here: Here, change: Callable[[Here], None]) -> None:
-    """Where warnings are errors what was held before stays held, and is mended all the same."""
+    """Where warnings are errors what was held before stays held, and is mended anyway."""
     reservation = reserve_gpu.reserve("0")
     change(here)
     with warnings.catch_warnings():

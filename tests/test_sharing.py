@@ -46,7 +46,7 @@ def sharer_files(here: Here, number: str = "0") -> list[str]:
 
 
 def shared() -> str:
-    """Share a GPU with somebody, of whom a warning tells; the warning."""
+    """Share a GPU with somebody; returns the warning that names them."""
     with pytest.warns(reserve_gpu.ReserveGPUWarning) as caught:
         reserve_gpu.reserve(share=True)
     (warning,) = texts(caught)
@@ -55,7 +55,7 @@ def shared() -> str:
 
 @contextmanager
 def awaited(here: Here, number: str = "0") -> Iterator[None]:
-    """Somebody waits for a GPU."""
+    """Let somebody wait for a GPU."""
     with (
         LockDirectory(str(here.locks)) as directory,
         Place(directory, [here.uuid(number)], Record.from_dict({"user": "carol"})) as place,
@@ -217,7 +217,7 @@ def test_a_change_is_not_hindered(one: Here, *, share: bool) -> None:
 
 
 def test_one_of_several_goes_from_shared_to_whole(here: Here) -> None:
-    """Of several that are shared one can be had whole; the others are let go of."""
+    """Of several that are shared one can be had whole; the others are released."""
     assert got("0,1", share=True) == "0,1"
     assert got("1") == "1"
     assert locked(here.locks) == {f"{here.uuid('1')}.lock"}
@@ -344,7 +344,7 @@ def test_names_that_others_have_taken(one: Here, state: str) -> None:
 
 
 def sharers(here: Here, count: int, owner: int = UID) -> ExitStack:
-    """So many sharers of a GPU, of one user."""
+    """Make so many sharers of a GPU, of one user."""
     with ExitStack() as stack:
         for number in range(count):
             path = here.locks / f"{here.uuid('0')}.share-{owner}-{number}.lock"

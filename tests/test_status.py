@@ -71,7 +71,7 @@ def devices_of(child: Child) -> list[dict[str, Any]]:
 
 @contextmanager
 def waiter(here: Here, wants: list[str], **about: Any) -> Iterator[None]:
-    """Somebody in the queue, who says that of themselves."""
+    """Let somebody wait in the queue, with this record."""
     record = Record.from_dict(about)
     with LockDirectory(str(here.locks)) as directory, Place(directory, wants, record) as place:
         with directory.mutex():

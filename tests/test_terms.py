@@ -41,7 +41,7 @@ COMPUTED_ON = EMPTY._replace(compute=1, used_mib=3500)
 
 
 def until(at: float | None = None, idle_s: float | None = None, **more: bool) -> Lease:
-    """Lease with an end. at: in hours from now."""
+    """Return a lease with an end. at: in hours from now."""
     return Lease(until=None if at is None else NOW + at * HOUR_S, idle_s=idle_s, **more)
 
 

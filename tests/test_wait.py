@@ -88,7 +88,7 @@ class Other:
         self._stack.close()
 
     def look(self) -> str | None:
-        """Try once more; what was taken is let go of at the end."""
+        """Try once more; what was taken is released at the end."""
         outcome = attempt(self.claim, place=self.place)
         if not isinstance(outcome, Granted):
             return None
@@ -118,7 +118,7 @@ class Steps:
 
 @contextmanager
 def reserved(here: Here, *numbers: str) -> Iterator[list[Callable[[], None]]]:
-    """Somebody else has these devices; the functions let go of them, one after the other."""
+    """Let somebody else have these devices; returns functions that release them, one by one."""
     with ExitStack() as stack:
         rivals = [here.rival(number) for number in numbers]
         stacks = [stack.enter_context(ExitStack()) for _ in rivals]
@@ -242,7 +242,7 @@ def test_told_that_somebody_leaves(here: Here) -> None:
 
 
 def test_looks_of_others_are_no_news(here: Here) -> None:
-    """However often others look, reserve something else and let go of it, a waiter sleeps."""
+    """However often others look, reserve something else and release it, a waiter sleeps."""
     here.write(TWO)
     stop = threading.Event()
 
@@ -266,7 +266,7 @@ def test_looks_of_others_are_no_news(here: Here) -> None:
 
 
 def test_news(here: Here) -> None:
-    """It is news when a device is let go of, and no news twice, as who has it may not be listed."""
+    """It is news when a device is released, and no news twice, as who has it may not be listed."""
     here.write(ONE)
     with reserved(here, "0") as (free,), Other(here) as other:
         news = News(other.claim)
@@ -385,7 +385,7 @@ def remove_the_directory(here: Here) -> None:
 
 
 def block_the_mutex(here: Here) -> None:
-    """Nobody can lock what stands in the place of the mutex's file, as on a disk that is full."""
+    """Put something in the mutex's place that nobody can lock."""
     (here.locks / "mutex.lock").unlink()
     (here.locks / "mutex.lock").mkdir()
 
@@ -538,7 +538,7 @@ def test_a_gpu_that_becomes_idle_is_taken(here: Here) -> None:
 
 @pytest.mark.parametrize("trouble", ["compute 1 3500", "fail nvmlDeviceGetComputeMode 0 15"])
 def test_what_a_waiter_does_not_get_it_does_not_keep(here: Here, trouble: str) -> None:
-    """A waiter that finds a GPU in use, or can't see whether it is, has let go of its lock."""
+    """A waiter that finds a GPU in use, or can't see whether it is, has released its lock."""
     here.write(f"{ONE}{trouble}")
 
     def take() -> None:
@@ -581,7 +581,7 @@ def test_who_uses_a_gpu_is_asked_anew(here: Here) -> None:
 
 
 def test_what_one_has_oneself_is_news(here: Here) -> None:
-    """Who waits for what a rule keeps from them looks when they let go of something elsewhere."""
+    """Who waits for what a rule keeps from them looks when they release something elsewhere."""
     with reserved(here, "0", "1") as (free, _), Other(here) as other:
         news, (row, _) = News(other.claim), other.denied.rows
         news.forget(Denied((Row(row.device, State.LIMITED, counted=row.holders),)))

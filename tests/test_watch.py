@@ -40,7 +40,7 @@ class Tty(io.StringIO):
 
 @pytest.fixture
 def typed(here: Here, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """`reserve-gpu` on the machine of this process."""
+    """Run `reserve-gpu` on the machine of this process."""
     return CommandLine(capsys)
 
 

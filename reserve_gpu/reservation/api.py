@@ -87,15 +87,15 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     note: a line for others to read.
     for_: for how long to hold it, in seconds or as `30m`, `4h`, `2d`. until: the same as a moment
         in local time: `18:00`, `Fri`, `2026-12-01`, `Fri 18:00`.
-    idle: let go of it when no cell has run, and no process of this one has used it, for so long.
-    if_wanted: let go of it so only while somebody waits who could use it.
+    idle: release it when no cell has run, and no process of this one has used it, for so long.
+    if_wanted: release it then only if somebody waits who could use it.
     end_kernel: where CUDA has started by then, end this process: nothing else frees the memory.
         What was given to `before_end()` is called before.
     progress: called about once a second while this waits; by default the wait is shown in a
         notebook, an IPython shell or, on stderr, a terminal; None for silence.
 
     A process has one reservation. Asking again for what it already holds changes nothing; asking
-    for less lets go of the rest, as long as CUDA has not started.
+    for less releases the rest, as long as CUDA has not started.
     Raises RequestError, TooLateError, NoFreeDeviceError (WaitTimeoutError after a wait),
     DriverError, LockError. A ReserveGPUWarning tells that somebody else uses a device that was
     named or shared.
@@ -210,7 +210,7 @@ def current() -> Reservation | None:
 
 
 def release() -> tuple[Device, ...]:
-    """Let go of what this process holds; returns the devices that it let go of.
+    """Release what this process holds; returns the devices that it released.
 
     The variables get back the values that they had before, also where a failure had emptied
     `CUDA_VISIBLE_DEVICES`.
@@ -222,7 +222,7 @@ def status() -> Status:
     """Look at every device of this machine that the driver shows.
 
     Raises DriverError where there is no driver. Where the lock directory can't be used the devices
-    are there all the same, and `problem` says why nothing is known of reservations.
+    are there anyway, and `problem` says why nothing is known of reservations.
     """
     with looking() as look_now:
         return look_now()

@@ -1,4 +1,4 @@
-"""What an attempt comes to: what it has locked, what it was refused, and what it lets go of."""
+"""What an attempt comes to: what it has locked, what it was refused, and what it releases."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -87,7 +87,7 @@ class NotTaken(Exception):  # noqa: N818 - whoever asked puts it into words, and
 
 
 class Taken:
-    """What an attempt has taken so far; at its end it lets go of all that was not kept."""
+    """What an attempt has taken so far; at its end it releases all that was not kept."""
 
     def __init__(self, held: Mapping[str, Lock]) -> None:
         self._held = held

@@ -150,7 +150,7 @@ def _lease(
     )
     if lease != NO_LEASE and not lease.has_end:
         what = "if wanted" if if_wanted else "with the end of the kernel"
-        raise RequestError(f"To let go {what}, say when: after 4h, at 18:00, or idle for 1h.")
+        raise RequestError(f"To release it {what}, say when: after 4h, at 18:00, or idle for 1h.")
     return lease
 
 

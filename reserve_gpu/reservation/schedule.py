@@ -22,7 +22,7 @@ class Action(Enum):
     STAY = "it is over, and nobody waits"
     RELEASE = "it is over"
     MARK_OVERDUE = "it is over, and CUDA uses the devices"
-    END_PROCESS = "it is over, and CUDA is to let go of the devices"
+    END_PROCESS = "it is over, and CUDA is to release the devices"
 
 
 FINAL = frozenset({Action.RELEASE, Action.MARK_OVERDUE, Action.END_PROCESS})

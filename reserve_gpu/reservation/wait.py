@@ -1,4 +1,4 @@
-"""Waiting in the queue: an attempt now and then, and whenever somebody has let go of something."""
+"""Waiting in the queue: an attempt now and then, and whenever somebody has released something."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def wait_in_queue(
 
 
 class News:
-    """Whether somebody may have let go of a device, or of a place in the queue, since a look."""
+    """Tells whether somebody may have released a device, or left the queue, since a look."""
 
     def __init__(self, claim: Claim) -> None:
         self._locks = claim.locks
