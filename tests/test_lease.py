@@ -203,14 +203,16 @@ def test_idleness_lets_go(here: Here) -> None:
         ("fail nvmlDeviceGetProcessUtilization 0 999\nutilisation 40\ncompute {own} 500", True),
         ("fail nvmlDeviceGetProcessUtilization 0 999\nutilisation 0\ncompute {own} 500", False),
         ("fail nvmlInitWithFlags * 9", True),  # nothing can be read
+        ("delay nvmlInitWithFlags * 0.3\nutilisation 40\ncompute {own} 500", True),  # past the end
     ],
 )
 def test_what_is_used_is_not_idle(here: Here, lines: str, *, is_kept: bool) -> None:
     """Only what this process uses keeps its reservation; to be on a GPU is not to use it."""
     here.write("gpu")
     reserve_gpu.reserve(idle="1h")
-    fault = [line for line in lines.splitlines() if line.startswith("fail")]
-    rest = [line for line in lines.splitlines() if not line.startswith("fail")]
+    words = ("fail", "delay")
+    fault = [line for line in lines.splitlines() if line.startswith(words)]
+    rest = [line for line in lines.splitlines() if not line.startswith(words)]
     here.write("\n".join(["gpu", *rest, *fault]).format(own=os.getpid()))
     reserve_gpu.reserve(idle=SOON_S)
     looked = session().timer._next_look

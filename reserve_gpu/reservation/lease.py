@@ -191,7 +191,7 @@ class LeaseTimer:
         self._next_look = now + min(LONGEST_LOOK_S, idle_s / LOOKS)
         since, self._looked_at = self._looked_at, time.time()
         if is_used(held.devices, since):
-            self._used = now
+            self._used = time.monotonic()  # the look may have taken long
 
     def _is_wanted(self, devices: Sequence[Device]) -> bool:
         """Tell whether somebody waits who could use one: who is stopped has no heartbeat."""
