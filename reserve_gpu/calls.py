@@ -38,7 +38,12 @@ DONE = object()
 # a lock and entering the block.
 no_fork = threading.RLock()
 
-_local = threading.local()
+
+class _Local(threading.local):
+    call: Call | None = None  # which this thread makes
+
+
+_local = _Local()
 
 
 class GivenUpError(BaseException):
@@ -81,7 +86,7 @@ class Call:
         """Make the call, on the thread that is meant for it."""
         function, arguments = self.request
         self.thread = threading.get_ident()
-        before, _local.call = getattr(_local, "call", None), self
+        before, _local.call = _local.call, self
         try:
             if not self.given_up:
                 self.answer = function(*arguments)
@@ -262,20 +267,18 @@ def apart(
 
 def tell(progress: Any) -> None:
     """Tell the caller of the call that runs on this thread how it stands."""
-    call: Call | None = getattr(_local, "call", None)
-    if call:
-        call.tell(progress)
+    if _local.call:
+        _local.call.tell(progress)
 
 
 def caller() -> int:
     """Return the thread for which this code works: of a call the one that asked for it."""
-    call: Call | None = getattr(_local, "call", None)
-    return call.caller if call else threading.get_ident()
+    return _local.call.caller if _local.call else threading.get_ident()
 
 
 def is_made_here() -> bool:
     """Tell whether this thread is in the midst of making a call."""
-    return getattr(_local, "call", None) is not None
+    return _local.call is not None
 
 
 def is_mine(lock: Any) -> bool:
@@ -285,9 +288,8 @@ def is_mine(lock: Any) -> bool:
 
 def checkpoint() -> None:
     """Raise GivenUpError in a call that nobody waits for any more: nothing is half done here."""
-    call: Call | None = getattr(_local, "call", None)
-    if call and call.given_up:
-        raise GivenUpError(call.given_up)
+    if _local.call and _local.call.given_up:
+        raise GivenUpError(_local.call.given_up)
 
 
 def sleep(seconds: float) -> None:

@@ -1,7 +1,11 @@
-"""Leases in real processes: by the clock, by idleness, where somebody waits; with CUDA or not."""
+"""Leases in real processes: by the clock, by idleness, where somebody waits; with CUDA or not.
+
+When something is due is a table (test_schedule.py). Here is what happens then, and who is told.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -9,6 +13,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from textwrap import indent
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -18,7 +23,7 @@ import reserve_gpu
 from reserve_gpu.cells import cells
 from reserve_gpu.model import Lease
 from reserve_gpu.reservation import lease
-from reserve_gpu.reservation.schedule import Action
+from reserve_gpu.reservation.schedule import LONGEST_PAUSE_S, Action
 from reserve_gpu.reservation.session import session
 from tests.locked import locked
 from tests.machine import LIMIT_S
@@ -35,6 +40,22 @@ USE_GPU = f"{START_CUDA}; cuda.cuCtxCreate_v2(ctypes.byref(ctypes.c_void_p()), 0
 # It is over once CUDA has started, on however busy a machine.
 OVER_WITH_CUDA = f"reserve_gpu.reserve(for_='1h')\n{USE_GPU}\nreserve_gpu.reserve(for_=0.5)"
 END_WITH_CUDA = f"reserve_gpu.reserve(for_='1h', end_kernel=True)\n{OVER_WITH_CUDA}"
+IMPORTS = """
+import threading, time
+from reserve_gpu.reservation.schedule import Action
+from reserve_gpu.reservation.session import session
+"""
+# In a process of its own: wait for the timer, and then for what its thread is in the midst of.
+WAIT_FOR_ACTION = """
+while session().timer._action is not Action.{}: time.sleep(0.01)
+session().run(int)
+"""
+# Wait until at most so many threads are about to end the process.
+WAIT_FOR_ENDS = """
+while sum(thread.name == "reserve_gpu end" for thread in threading.enumerate()) > {}:
+    time.sleep(0.01)
+session().run(int)
+"""
 UNATTENDED = """
 import time
 
@@ -69,6 +90,11 @@ def wait_for_action(name: str) -> None:
 def looks(here: Here) -> int:
     """Return how often somebody has looked at the use of a GPU."""
     return sum("ProcessUtilization" in call for call in here.calls())
+
+
+def wait_for_notice() -> None:
+    """Wait until the next cell would have to tell something."""
+    wait_for(lambda: session().timer._is_notice)
 
 
 def threads() -> list[int]:
@@ -177,14 +203,16 @@ def test_idleness_lets_go(here: Here) -> None:
         ("fail nvmlDeviceGetProcessUtilization 0 999\nutilisation 40\ncompute {own} 500", True),
         ("fail nvmlDeviceGetProcessUtilization 0 999\nutilisation 0\ncompute {own} 500", False),
         ("fail nvmlInitWithFlags * 9", True),  # nothing can be read
+        ("delay nvmlInitWithFlags * 0.3\nutilisation 40\ncompute {own} 500", True),  # past the end
     ],
 )
 def test_what_is_used_is_not_idle(here: Here, lines: str, *, is_kept: bool) -> None:
     """Only what this process uses keeps its reservation; to be on a GPU is not to use it."""
     here.write("gpu")
     reserve_gpu.reserve(idle="1h")
-    fault = [line for line in lines.splitlines() if line.startswith("fail")]
-    rest = [line for line in lines.splitlines() if not line.startswith("fail")]
+    words = ("fail", "delay")
+    fault = [line for line in lines.splitlines() if line.startswith(words)]
+    rest = [line for line in lines.splitlines() if not line.startswith(words)]
     here.write("\n".join(["gpu", *rest, *fault]).format(own=os.getpid()))
     reserve_gpu.reserve(idle=SOON_S)
     looked = session().timer._next_look
@@ -257,7 +285,9 @@ def test_a_rule_gives_no_more_time_to_who_grows(here: Here) -> None:
 def test_less_ends_as_before(here: Here) -> None:
     """What is left of a reservation ends when all of it was to end."""
     until = reserve_gpu.reserve("0,1", for_="1h").lease.until
+    assert "GPU0 and GPU1 are yours until" in session().timer._shown
     assert reserve_gpu.reserve("1").lease.until == until
+    assert "GPU1 is yours until" in session().timer._shown
 
 
 def test_less_for_longer(here: Here) -> None:
@@ -326,6 +356,26 @@ def test_one_who_is_stopped_has_no_heartbeat(here: Here) -> None:
         os.kill(child.pid, signal.SIGCONT)
         assert child.answer().value == "0"
     assert reserve_gpu.current() is None
+
+
+def test_a_logging_handler_may_raise(here: Here) -> None:
+    """Where the handler of somebody's log raises, this reservation ends, and so does the next."""
+
+    class Raising(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise RuntimeError(record)
+
+    handler = Raising()
+    logger = logging.getLogger("reserve_gpu")
+    logger.addHandler(handler)
+    try:
+        for _ in range(2):
+            reserve_gpu.reserve(for_=SOON_S)
+            wait_for(lambda: reserve_gpu.current() is None)
+            wait_for(lambda: not threads())
+            assert not locked(here.locks)
+    finally:
+        logger.removeHandler(handler)
 
 
 def test_a_fork_has_nothing_that_ends(here: Here) -> None:
@@ -415,14 +465,15 @@ def test_a_cell_is_no_idleness(here: Here) -> None:
     assert "nothing has used it for 1 s" in shell.run("1").all
 
 
-@pytest.mark.full
-def test_a_cell_that_waits_costs_nothing(here: Here) -> None:
-    """What waits for the end sleeps, also while a cell runs."""
-    shell = here.shell()
-    shell.run("%reserve_gpu --idle 0.5s\nimport time")
-    before = time.process_time()
-    shell.run("time.sleep(1.5)")
-    assert time.process_time() - before < 0.75
+@pytest.mark.parametrize("wish", ["--idle 1h", "--for 1h", "--for 0.2s", "--for 0.2s --if-wanted"])
+def test_a_cell_that_runs_costs_nothing(here: Here, wish: str) -> None:
+    """While a cell runs the next look is a minute away, before the end and after it."""
+    code = OVER if "0.2s" in wish else "0"
+    cell = here.shell().run(
+        f"%reserve_gpu {wish}\n{code}\n{IMPORTS}print('pause', session().run(session().timer.step))"
+    )
+    pause_s = float(cell.all.rpartition("pause")[2])
+    assert pause_s == pytest.approx(LONGEST_PAUSE_S)
 
 
 def test_unseen_code_is_no_use(here: Here) -> None:
@@ -464,9 +515,14 @@ def test_warned_in_the_next_cell(here: Here) -> None:
 def test_what_a_block_held_is_no_news(here: Here) -> None:
     """Of the end of what was released meanwhile no cell tells."""
     shell = here.shell()
-    cell = "import reserve_gpu, time\nwith reserve_gpu.reserve(for_=1): time.sleep(0.9)"
-    assert not shell.run(cell).error
-    assert "ends at" not in shell.run("1").all
+    cell = shell.run(
+        "import reserve_gpu; from tests.test_lease import wait_for_notice\n"
+        "with reserve_gpu.reserve(for_=4): wait_for_notice()"
+    )
+    assert not cell.error
+    told = shell.run("1").all
+    assert "ends at" not in told
+    assert "released" not in told
 
 
 def test_what_no_cell_has_reserved_ends(here: Here) -> None:
@@ -512,18 +568,11 @@ def test_what_is_locked_anew_ends(here: Here) -> None:
     assert threads()
 
 
-def test_no_word_of_what_was_given_back(here: Here) -> None:
-    """A cell that comes after a release reads no warning of an end that can't come any more."""
-    shell = here.shell()
-    shell.run("import reserve_gpu, time\nwith reserve_gpu.reserve(for_=0.3): time.sleep(0.6)")
-    assert "ends at" not in shell.run("1").all
-
-
 def test_python_in_a_shell_loads_the_extension(here: Here) -> None:
     """reserve() with an end gets to know of cells where the extension was not loaded."""
     shell = here.shell()
     shell.shell.run_line_magic("unload_ext", "reserve_gpu")
-    shell.run("import reserve_gpu, time; reserve_gpu.reserve(for_=0.2); time.sleep(0.5)")
+    shell.run(f"import reserve_gpu; reserve_gpu.reserve(for_=0.2); {OVER}")
     wait_for(lambda: reserve_gpu.current() is None)
     assert "has ended at" in shell.run("1").all
 
@@ -535,17 +584,18 @@ def test_python_in_a_shell_loads_the_extension(here: Here) -> None:
 def test_a_script_is_told_in_its_log(machine: Machine) -> None:
     """A program without cells reads it on stderr, as a warning of the log."""
     done = machine.python(
-        "import reserve_gpu, time; reserve_gpu.reserve(for_='0.3s'); time.sleep(1);"
-        "print(reserve_gpu.current())"
+        f"import reserve_gpu\n{IMPORTS}\nreserve_gpu.reserve(for_='0.3s')\n"
+        "while reserve_gpu.current(): time.sleep(0.01)\nprint(session().run(int))"
     )
-    assert done.stdout == "None\n"
+    assert done.stdout == "0\n"
     assert "The reservation of GPU0 has ended at" in done.stderr
 
 
 @pytest.mark.process
 def test_an_overdue_script_is_told_in_its_log(busy: Machine) -> None:
     """A program that goes on past the end, with CUDA, reads that it is overdue, once."""
-    done = busy.python(f"import reserve_gpu, time\n{OVER_WITH_CUDA}\ntime.sleep(1)")
+    wait = WAIT_FOR_ACTION.format("MARK_OVERDUE")
+    done = busy.python(f"import reserve_gpu\n{IMPORTS}\n{OVER_WITH_CUDA}\n{wait}")
     assert done.stderr.count("GPU0 is overdue since") == 1
 
 
@@ -624,16 +674,37 @@ def test_end_of_a_script(busy: Machine) -> None:
 def test_before_end_may_prolong(busy: Machine) -> None:
     """A function that asks for more time gets it: the process goes on."""
     done = busy.python(
-        "import reserve_gpu, time\n"
+        f"import reserve_gpu\n{IMPORTS}\n"
         "is_asked = []\n"
         "@reserve_gpu.before_end\n"
         "def ask(): reserve_gpu.reserve(for_='1h'); is_asked.append(True)\n"
         f"{END_WITH_CUDA}\n"
         "while not is_asked: time.sleep(0.01)\n"
-        "time.sleep(0.5)\n"
+        f"{WAIT_FOR_ENDS.format(0)}\n"
         "print(reserve_gpu.current().devices[0].label)"
     )
     assert (done.returncode, done.stdout) == (0, "GPU0\n"), done
+
+
+@pytest.mark.process
+def test_each_end_calls_once(busy: Machine) -> None:
+    """A function that prolongs by little is called once more, at the end of that."""
+    done = busy.python(
+        f"import reserve_gpu\n{IMPORTS}\n"
+        "calls = []\n"
+        "@reserve_gpu.before_end\n"
+        "def save():\n"
+        "    calls.append(len(calls))\n"
+        "    print(calls, flush=True)\n"
+        "    if len(calls) > 1:  # the first end is none, which changes nothing for this one\n"
+        + indent(WAIT_FOR_ENDS.format(1), " " * 8)
+        + "    else:\n"
+        "        reserve_gpu.reserve(for_=0.2)\n"
+        "        while len(calls) == 1: time.sleep(0.01)\n"
+        f"{END_WITH_CUDA}\n"
+        "time.sleep(60)"
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "[0]\n[0, 1]\n"), done
 
 
 @pytest.mark.process
@@ -803,10 +874,10 @@ def test_the_next_cell_of_run_all_prolongs(busy: Machine) -> None:
     """A cell that waits for its turn when the end comes is begun first, and can ask for more."""
     with busy.kernel() as kernel:
         line = "%reserve_gpu --for 0.5s --end-kernel"
-        first = kernel.start(f"{line}\n{USE_GPU}\nimport time; time.sleep(1)")
+        wait = WAIT_FOR_ACTION.format("PUT_OFF")
+        first = kernel.start(f"{line}\n{USE_GPU}\n{IMPORTS}\n{wait}")
         last = kernel.start("%reserve_gpu --for 1h")
         kernel.finish(first)
         kernel.finish(last)
-        time.sleep(1)
-        assert kernel.manager.is_alive()
+        assert not kernel.run(WAIT_FOR_ENDS.format(0)).error
         assert "overdue" not in busy.command(*US, "status").stdout

@@ -167,7 +167,8 @@ class LeaseTimer:
             else:
                 self._tell(ends.ending(end), is_last=True)
                 go_on = partial(self._owner.run, self._go_on, held.lease)
-                self.process_end.begin(self.is_to_end(held), self._tell_problem, go_on)
+                say = partial(self._tell, is_last=True)
+                self.process_end.begin(self.is_to_end(held), say, go_on)
 
     # -- what is seen ------------------------------------------------------------------------------
 
@@ -190,7 +191,7 @@ class LeaseTimer:
         self._next_look = now + min(LONGEST_LOOK_S, idle_s / LOOKS)
         since, self._looked_at = self._looked_at, time.time()
         if is_used(held.devices, since):
-            self._used = now
+            self._used = time.monotonic()  # the look may have taken long
 
     def _is_wanted(self, devices: Sequence[Device]) -> bool:
         """Tell whether somebody waits who could use one: who is stopped has no heartbeat."""
@@ -208,8 +209,9 @@ class LeaseTimer:
             if now is None:  # before_end() has released it: the memory stays in use
                 return not cells().is_running and cells().last < began
             seen = self._see()
-            is_over = schedule.is_over(now.lease, seen)
-            return is_over and now.lease == held.lease and _may_end(now.lease)
+            is_put_off = seen.is_running and not held.lease.is_strict
+            is_over = schedule.is_over(held.lease, seen)
+            return now.lease == held.lease and is_over and not is_put_off
 
         return is_to_end
 
@@ -244,9 +246,6 @@ class LeaseTimer:
             self._is_notice = False
             _log(text)
 
-    def _tell_problem(self, text: str) -> None:
-        self._tell(text, is_last=True)
-
     def _go_on(self, lease: Lease) -> None:
         """Follow that lease again, as the process goes on; not one that has taken its place."""
         if self._held and self._held.lease == lease:
@@ -280,19 +279,12 @@ def _watch_cells() -> None:
 
 def _is_same(before: Held | None, held: Held | None) -> bool:
     """Tell whether the same devices are held by the same lease."""
-    if before is None or held is None:
-        return False
-    return (before.devices, before.lease) == (held.devices, held.lease)
+    return bool(before and held and (before.devices, before.lease) == (held.devices, held.lease))
 
 
 def _goes_on(before: Held | None, held: Held | None) -> bool:
     """Tell whether the same devices, or some of them, are held by another lease."""
     return bool(before and held and {*before.devices} & {*held.devices})
-
-
-def _may_end(lease: Lease) -> bool:
-    """Tell whether no cell runs that may go on to its end."""
-    return lease.is_strict or not cells().is_running
 
 
 def is_used(devices: Sequence[Device], since: float) -> bool:
