@@ -15,14 +15,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import indent
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import reserve_gpu
 from reserve_gpu.cells import cells
-from reserve_gpu.model import Lease
+from reserve_gpu.model import Lease, Promise
 from reserve_gpu.reservation import lease
+from reserve_gpu.reservation.held import Held
+from reserve_gpu.reservation.lease import LeaseTimer
 from reserve_gpu.reservation.schedule import LONGEST_PAUSE_S, Action
 from reserve_gpu.reservation.session import session
 from tests.locked import locked
@@ -454,15 +456,49 @@ def test_kept_as_nobody_waits_is_told_once(here: Here) -> None:
 
 
 def test_a_cell_is_no_idleness(here: Here) -> None:
-    """Each cell begins the time anew."""
+    """Each cell begins the time anew, and at its end nothing has used the GPU for that time."""
     shell = here.shell()
-    shell.run("%reserve_gpu --idle 1s")
-    end = time.monotonic() + 1.0
-    while time.monotonic() < end:
-        shell.run("1")
-    assert reserve_gpu.current()
+    shell.run("%reserve_gpu --idle 1h")
+    wait_for(lambda: session().timer._idle_s() > 0.1)
+    began = time.monotonic()
+    shell.run("1")
+    assert session().timer._idle_s() <= time.monotonic() - began
+    shell.run(f"%reserve_gpu --idle {SOON_S}s")
     wait_for(lambda: reserve_gpu.current() is None)
-    assert "nothing has used it for 1 s" in shell.run("1").all
+    assert f"nothing has used it for {SOON_S} s" in shell.run("1").all
+
+
+PAST, PROLONGED = Lease(until=1.0), Lease(until=1e11)
+
+
+@pytest.mark.parametrize(
+    ("cell", "lease", "now", "expected"),
+    [
+        ("", PAST, PAST, True),
+        ("", PAST, PROLONGED, False),
+        ("running", PAST, PAST, False),
+        ("running", PAST._replace(is_strict=True), PAST._replace(is_strict=True), True),
+        ("", PAST, None, True),
+        ("later", PAST, None, False),
+        ("running", PAST, None, False),
+    ],
+)
+def test_whether_the_process_is_to_end_still(
+    here: Here, cell: str, lease: Lease, now: Lease | None, *, expected: bool
+) -> None:
+    """It is not once somebody has prolonged it, nor while a cell runs unless a rule says so.
+
+    What before_end() has released ends the process only if no cell has come since.
+    """
+    shell = here.shell()
+    owner: Any = SimpleNamespace(held=now and Held((), {}, Promise(lease=now)))
+    is_to_end = LeaseTimer(owner).is_to_end(Held((), {}, Promise(lease=lease)))
+    answers: list[bool] = []
+    if cell == "later":
+        shell.run("1")
+    shell.shell.user_ns["ask"] = lambda: answers.append(is_to_end())
+    shell.run("ask()") if cell == "running" else answers.append(is_to_end())
+    assert answers == [expected]
 
 
 @pytest.mark.parametrize("wish", ["--idle 1h", "--for 1h", "--for 0.2s", "--for 0.2s --if-wanted"])

@@ -12,7 +12,9 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import ImpossibleError, NoFreeDeviceError, RequestError, ReserveGPUWarning, rules
-from reserve_gpu.model import MIB, NO_LEASE, Rules, State
+from reserve_gpu.model import MIB, NO_LEASE, Device, Holder, Rules, State
+from reserve_gpu.reservation import quota
+from reserve_gpu.reservation.request import parse
 from tests.machine import ROOT
 from tests.processes import US
 from tests.reserving import got, of_gpu, refused
@@ -347,6 +349,19 @@ def test_a_share_without_a_size_counts_as_its_whole_gpu(here: Here) -> None:
     with here.rival("2", share=True):
         assert "limited" in refused("0", memory="5GiB")
         assert got("0", memory="4GiB") == "0"
+
+
+def test_a_share_of_a_gpu_of_unknown_size_is_all_that_a_user_may_have() -> None:
+    """Where the memory of a shared GPU can't be read nobody knows that there is more to have."""
+    shared, other = Device(0, "GPU-a"), Device(1, "GPU-b", memory_mib=81920)
+    ruled = said('[limits]\nmemory = "40GiB"')
+    elsewhere = [Holder(pid=17, file="GPU-a.share-0-0.lock")]
+    judged = quota.judge(
+        ruled, parse(None, memory="1GiB"), [other], [], elsewhere, lambda: [shared, other]
+    )
+    row = judged(other)
+    assert row
+    assert row.state is State.LIMITED
 
 
 def test_what_a_file_says_of_its_owner_decides_nothing(here: Here) -> None:

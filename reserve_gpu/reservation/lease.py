@@ -129,8 +129,6 @@ class LeaseTimer:
         self._look_at_use(held)
         is_over = schedule.is_over(held.lease, self._see())
         is_wanted = is_over and held.lease.if_wanted and self._is_wanted(held.devices)
-        if not is_over:
-            self._heartbeats = {}
         with cells().quiet:
             seen = self._see()
             if schedule.is_over(held.lease, seen):  # perhaps only now

@@ -1,4 +1,4 @@
-"""What a holder is called: its notebook, its command and its directory, each apart."""
+"""What the system says of processes: their commands, notebooks and directories, and who holds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import host
+from reserve_gpu.locks import holders
+from reserve_gpu.locks.record import Record
 from reserve_gpu.model import Holder
 from reserve_gpu.report import words
 from tests.machine import Child
@@ -125,6 +127,13 @@ def test_a_record_of_an_older_version(here: Here) -> None:
         (holder,) = reserve_gpu.status().rows[0].holders
     assert (holder.notebook, holder.command, holder.cwd) == ("~/thesis", None, None)
     assert ", ~/thesis (pid" in words.holder(holder)
+
+
+@pytest.mark.parametrize(("changed", "last_cell"), [(100.5, None), (160.0, 160.0)])
+def test_the_last_cell_is_told_from_the_writing(changed: float, last_cell: float | None) -> None:
+    """A file that changed when its record was written tells of no cell; one that did later does."""
+    record = Record(written=100.0)
+    assert holders.named(record, 17, changed).last_cell == last_cell
 
 
 def test_nothing_is_known() -> None:
