@@ -118,12 +118,14 @@ def test_an_index_shows_the_readme_with_its_pictures(wheel: ZipFile) -> None:
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     text = str(message_from_bytes(wheel.read(name)).get_payload())
     addresses = re.findall(r"]\(([^)#]+)", text)
-    there = re.compile(r"https://github\.com/OWNER/reserve_gpu/(raw|blob)/main/")
+    readme = (CHECKOUT / "README.md").read_text()
+    (repository,) = re.findall(r"git clone (\S+)", readme)
+    there = re.compile(rf"{re.escape(repository)}/(raw|blob)/main/")
     own = {address: match[1] for address in addresses if (match := there.match(address))}
     assert [address for address in addresses if "://" not in address] == []
     assert {kind for address, kind in own.items() if address.endswith(".png")} == {"raw"}
     assert all((CHECKOUT / there.sub("", address)).exists() for address in own)
-    assert there.sub("", text) == (CHECKOUT / "README.md").read_text()
+    assert there.sub("", text) == readme
 
 
 @pytest.mark.full
