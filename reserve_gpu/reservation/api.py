@@ -18,18 +18,14 @@ from reserve_gpu.errors import (
     ReservedAboveError,
     ReserveGPUError,
     ReserveGPUWarning,
-    TooLateError,
-    WaitTimeoutError,
     shown,
 )
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model import NO_LEASE, Device, State
 from reserve_gpu.quantities import parse_duration
-from reserve_gpu.report import messages
-from reserve_gpu.report.faces import PYTHON
 from reserve_gpu.reservation import environment, limit
-from reserve_gpu.reservation.outcome import NotTaken, ReservedAbove, TooLate
+from reserve_gpu.reservation.outcome import NotTaken
 from reserve_gpu.reservation.request import Deadline, idle_mib, parse, rules, setting_mib
 from reserve_gpu.reservation.session import Reservation, session
 from reserve_gpu.reservation.taking import take
@@ -48,6 +44,7 @@ if TYPE_CHECKING:
 
 # What a reservation that is granted at once never needs.
 displays, pictures = Late("report.progress"), Late("report.pictures")
+faces, messages = Late("report.faces"), Late("report.messages")
 machine, quota, statuses = Late("machine"), Late("reservation.quota"), Late("report.status")
 
 LONGEST_BEFORE_END_S = 600.0  # so that nobody keeps a GPU by a function that never ends
@@ -115,7 +112,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         if_wanted=if_wanted,
         end_kernel=end_kernel,
     )
-    reservation, texts, is_new = ask(request, Deadline.after(wait), progress, PYTHON)
+    reservation, texts, is_new = ask(request, Deadline.after(wait), progress)
     try:
         for text in texts:
             warnings.warn(text, ReserveGPUWarning, stacklevel=2)
@@ -132,12 +129,12 @@ def ask(
     request: Request,
     deadline: Deadline,
     progress: Callable[[Waiting], object] | Literal["auto"] | None,
-    face: Face,
+    face: Face | None = None,
 ) -> tuple[Reservation, list[str], bool]:
     """Reserve for any face.
 
     Returns the reservation, what there is to be said against it, and whether it is a new one.
-    face: where what is said is read, which decides how hints are typed.
+    face: where an error is read, which decides how its hints are typed; None for Python.
     """
     own = session()
     before: list[Reservation | None] = []
@@ -167,7 +164,7 @@ def ask(
             )
             return answer
     except NotTaken as failure:
-        raise _error(failure, face) from None
+        raise failure.error(face or faces.PYTHON) from None
     except ReserveGPUError:
         raise
     except BaseException:  # what a signal handler has raised
@@ -190,18 +187,6 @@ def _meet(own: Session, request: Request, deadline: Deadline) -> list[str]:
     if ruled:
         quota.require_amount(request, ruled)
     return texts + take(own, request, deadline, ruled)
-
-
-def _error(failure: NotTaken, face: Face) -> ReserveGPUError:
-    """Put into words, for a face, why nothing was taken."""
-    why = failure.why
-    if isinstance(why, TooLate):
-        return TooLateError(messages.too_late(*why, face))
-    if isinstance(why, ReservedAbove):
-        return ReservedAboveError(messages.above(*why, face), why.rows)
-    kind = NoFreeDeviceError if why.waited_s is None else WaitTimeoutError
-    picture = pictures.refusal(face=face, **why._asdict())
-    return kind(picture, why.rows)
 
 
 def current() -> Reservation | None:
@@ -275,7 +260,7 @@ def go_on_after(error: ReserveGPUError) -> str:
         go_without()
     visible = environment.read()[environment.VISIBLE]
     is_above = isinstance(error, ReservedAboveError)
-    return messages.going_on(session().devices, visible if is_above else None)
+    return str(messages.going_on(session().devices, visible if is_above else None))
 
 
 def forget_idleness() -> None:

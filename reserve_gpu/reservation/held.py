@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from reserve_gpu import host
+from reserve_gpu.calls import Late
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.model import Device, Lease, Promise
-from reserve_gpu.report import messages
+
+messages = Late("report.messages")
 
 
 class Held(NamedTuple):

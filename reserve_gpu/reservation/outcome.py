@@ -1,11 +1,24 @@
 """What an attempt comes to: what it has locked, what it was refused, and what it releases."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from reserve_gpu.calls import Late
+from reserve_gpu.errors import (
+    NoFreeDeviceError,
+    ReservedAboveError,
+    ReserveGPUError,
+    TooLateError,
+    WaitTimeoutError,
+)
 from reserve_gpu.gpus import usage
 from reserve_gpu.locks.lock import Lock
-from reserve_gpu.model import NO_LEASE, Device, Lease, Request, Row, State, Ticket
+from reserve_gpu.model import NO_LEASE, Device, Lease, Row, State, Ticket
+
+if TYPE_CHECKING:
+    from reserve_gpu.report.faces import Face
+
+messages, pictures = Late("report.messages"), Late("report.pictures")
 
 
 class Locked(NamedTuple):
@@ -44,46 +57,52 @@ class Denied(NamedTuple):
     ahead: tuple[Ticket, ...] = ()
 
 
-class TooLate(NamedTuple):
+class NotTaken(Exception):  # noqa: N818 - the error is made of it where people asked
+    """Nothing could be taken: the values, which each face puts into its own words."""
+
+    def error(self, face: "Face") -> ReserveGPUError:
+        """Return the error in the words of a face."""
+        raise NotImplementedError
+
+
+class TooLate(NotTaken):
     """CUDA has started, and can't use what is asked for.
 
     held: what this process keeps. seen: what CUDA sees and this process may reserve.
     """
 
-    held: Sequence[Device]
-    seen: Sequence[Device] = ()
+    def __init__(self, held: Sequence[Device], seen: Sequence[Device] = ()) -> None:
+        super().__init__(held, seen)
+        self.held, self.seen = held, seen
+
+    def error(self, face: "Face") -> ReserveGPUError:
+        """Return the error in the words of a face."""
+        return TooLateError(messages.too_late(self.held, self.seen, face))
 
 
-class Refusal(NamedTuple):
-    """Why nothing was reserved, device by device.
-
-    kept: what this process keeps. limit: the CUDA_VISIBLE_DEVICES from outside, if there is one.
-    waited_s: how long a wait was allowed to take, None if nobody waited. user: the one who asks.
-    problems: what is wrong in the administrator's file.
-    """
-
-    request: Request
-    rows: Sequence[Row]
-    kept: Sequence[Device] = ()
-    limit: str | None = None
-    waited_s: float | None = None
-    user: str | None = None
-    problems: Sequence[str] = ()
-
-
-class ReservedAbove(NamedTuple):
+class ReservedAbove(NotTaken):
     """An ancestor has reserved all that this process may use. environ: the CUDA variables."""
 
-    rows: Sequence[Row]
-    environ: Mapping[str, str | None]
+    def __init__(self, rows: Sequence[Row], environ: Mapping[str, str | None]) -> None:
+        super().__init__(rows, environ)
+        self.rows, self.environ = rows, environ
+
+    def error(self, face: "Face") -> ReserveGPUError:
+        """Return the error in the words of a face."""
+        return ReservedAboveError(messages.above(self.rows, self.environ, face), self.rows)
 
 
-class NotTaken(Exception):  # noqa: N818 - whoever asked puts it into words, and that is the error
-    """Nothing could be taken."""
+class Refused(NotTaken):
+    """No device was to be had. values: the arguments of `pictures.refusal`, but for the face."""
 
-    def __init__(self, why: TooLate | Refusal | ReservedAbove) -> None:
-        super().__init__(why)
-        self.why = why
+    def __init__(self, **values: Any) -> None:
+        super().__init__(values)
+        self.values = values
+
+    def error(self, face: "Face") -> ReserveGPUError:
+        """Return the error in the words of a face."""
+        kind = NoFreeDeviceError if self.values["waited_s"] is None else WaitTimeoutError
+        return kind(pictures.refusal(face=face, **self.values), self.values["rows"])
 
 
 class Taken:

@@ -22,7 +22,6 @@ from reserve_gpu.errors import LockError, NoThreadError, RequestError
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.record import Record, myself
 from reserve_gpu.model import NO_LEASE, Lease, Promise
-from reserve_gpu.report import messages
 from reserve_gpu.reservation import environment, policy
 from reserve_gpu.reservation.environment import Changes
 from reserve_gpu.reservation.held import Held
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
 caps, handover = Late("reservation.caps"), Late("reservation.handover")
 lease_timer = Late("reservation.lease")  # which only what ends needs
+messages = Late("report.messages")
 
 RENEW_LIMIT_S = 1.0  # for the mutex, at the end of a cell
 
@@ -89,10 +89,10 @@ class Reservation:
         session().run_in_any_case(session().leave, self)
 
     def __repr__(self) -> str:
-        return messages.reservation(self.devices)
+        return str(messages.reservation(self.devices))
 
     def __str__(self) -> str:
-        return messages.reserved(self.devices, self.environ)
+        return str(messages.reserved(self.devices, self.environ))
 
 
 class Session:

@@ -12,7 +12,6 @@ from reserve_gpu.gpus import names
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.model import Device, Holder, State
-from reserve_gpu.report import messages
 from reserve_gpu.reservation import environment, limit, policy
 from reserve_gpu.reservation.claim import Claim, attempt
 from reserve_gpu.reservation.outcome import (
@@ -20,7 +19,7 @@ from reserve_gpu.reservation.outcome import (
     Granted,
     Locked,
     NotTaken,
-    Refusal,
+    Refused,
     ReservedAbove,
     TooLate,
 )
@@ -31,7 +30,9 @@ if TYPE_CHECKING:
     from reserve_gpu.model import Request, Row, Rules
     from reserve_gpu.reservation.session import Session
 
-machine, wait = Late("machine"), Late("reservation.wait")  # which a grant never needs
+# What a grant mostly never needs.
+machine, wait = Late("machine"), Late("reservation.wait")
+messages = Late("report.messages")
 
 RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for the mutex
 LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
@@ -46,7 +47,7 @@ def take(own: Session, request: Request, deadline: Deadline, ruled: Rules | None
     limit_mib = idle_mib()
     is_late = environment.cuda_started()
     if is_late and not environment.cuda_uuids():
-        raise NotTaken(TooLate(own.devices))
+        raise TooLate(own.devices)
     with Nvml() as gpus:
         gpus.count()  # without a driver nothing is made
         request = own.in_place(request)
@@ -109,20 +110,17 @@ def _failure(
         own.go_without()  # first: what follows may take long, and be interrupted
     rows = [machine.explained(claim.gpus, row, claim.idle_mib) for row in denied.rows]
     if is_above:
-        return NotTaken(
-            ReservedAbove(rows, {name: claim.outside[name] for name in environment.CUDA})
-        )
+        return ReservedAbove(rows, {name: claim.outside[name] for name in environment.CUDA})
     has_waited = deadline.waits and policy.may_come_free(rows, request)
-    refusal = Refusal(
-        request,
-        rows,
+    return Refused(
+        request=request,
+        rows=rows,
         kept=own.devices,
         limit=visible,
         waited_s=deadline.limit_s if has_waited else None,
         user=host.user_of(os.getpid()),
         problems=claim.rules.problems if claim.rules else (),
     )
-    return NotTaken(refusal)
 
 
 def _is_above(own: Session, claim: Claim, denied: Denied) -> bool:
@@ -147,7 +145,7 @@ def _only_what_cuda_sees(own: Session, request: Request, gpus: Nvml) -> Request:
     is_limited = len(seen) < len(everything) or len(everything) == 1
     held = {device.uuid for device in own.devices}
     is_held = all(device.uuid in held for device in seen)
-    raise NotTaken(TooLate(own.devices, seen if is_limited and not is_held else ()))
+    raise TooLate(own.devices, seen if is_limited and not is_held else ())
 
 
 def _warnings(claim: Claim, granted: Granted) -> list[str]:
