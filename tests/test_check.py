@@ -422,10 +422,10 @@ def test_starts_nothing_here(here: Here, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_folder_is_no_framework(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder called like a framework, beside the notebook, is not taken for it."""
     monkeypatch.syspath_prepend("")
-    (here.folder / "numba").mkdir()
-    (here.folder / "cupy.py").touch()
-    assert not is_installed("numba")
-    assert is_installed("cupy")
+    (here.folder / "a_folder").mkdir()
+    (here.folder / "a_module.py").touch()
+    assert not is_installed("a_folder")
+    assert is_installed("a_module")
 
 
 @probing
