@@ -185,7 +185,7 @@ def _row(
     row = Row(device, State.FREE, awaited_by=first)
     row = _held(row, reservations.holders.get(device.uuid, ()))
     try:
-        usage, processes, gauges = nvml.look(device)
+        usage, processes, gauges = nvml.read_all(device)
     except DeviceError as error:
         state = State.RESERVED if row.holders else error.state
         return row._replace(state=state, reason=str(error), is_unreserved_use=None)

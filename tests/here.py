@@ -100,7 +100,7 @@ class Here(Machine):
 
         with LockDirectory(str(self.locks)) as directory:
             with directory.mutex():
-                lock = directory.take(self.uuid(number), share=share)
+                lock = directory.lock_device(self.uuid(number), share=share)
             assert isinstance(lock, Lock), lock
             try:
                 own: dict[str, Any] = {

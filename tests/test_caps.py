@@ -160,10 +160,10 @@ def test_what_the_user_set_stays(
 ) -> None:
     """No value that the user has set is replaced, by either of its names, and it is named."""
     packages(TORCH)
-    outside = {**NO_CAPS, **theirs}
+    inherited = {**NO_CAPS, **theirs}
     everything = {XLA_FRACTION, CUPY_LIMIT, TORCH_ALLOCATOR, TF_GROWTH}
-    assert caps.variables([BIG], PART_MIB, outside).keys() == everything - missing
-    assert [*caps.capped_by(outside).values()] == stands
+    assert caps.variables([BIG], PART_MIB, inherited).keys() == everything - missing
+    assert [*caps.capped_by(inherited).values()] == stands
 
 
 @pytest.mark.parametrize(
@@ -189,9 +189,9 @@ def test_mps_where_its_daemon_runs(
     assert MPS_LIMIT not in caps.variables([BIG, SMALL], PART_MIB, NO_CAPS)
     (tmp_path / "nvidia-cuda-mps-control.pid").write_text("17")
     assert caps.variables([BIG, SMALL], PART_MIB, NO_CAPS)[MPS_LIMIT] == "0=10240M,1=10240M"
-    outside = {**NO_CAPS, MPS_LIMIT: "0=1G"}
-    assert MPS_LIMIT not in caps.variables([BIG], PART_MIB, outside)
-    assert caps.capped_by(outside) == {caps.DRIVER: MPS_LIMIT}
+    inherited = {**NO_CAPS, MPS_LIMIT: "0=1G"}
+    assert MPS_LIMIT not in caps.variables([BIG], PART_MIB, inherited)
+    assert caps.capped_by(inherited) == {caps.DRIVER: MPS_LIMIT}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to somebody else")
@@ -321,10 +321,10 @@ TENSORFLOW_LINE = (
 
 
 def lines(
-    devices: list[Device], outside: dict[str, str] | None = None, *, is_late: bool = False
+    devices: list[Device], inherited: dict[str, str] | None = None, *, is_late: bool = False
 ) -> list[str]:
     """Return the notes of a part of these devices; of those with a line to type, the line alone."""
-    values = {**NO_CAPS, **(outside or {})}
+    values = {**NO_CAPS, **(inherited or {})}
     written = caps.variables(devices, PART_MIB, values)
     told = caps.notes(devices, PART_MIB, values, written, is_late=is_late)
     return [note.partition("\n")[2] or note for note in told]

@@ -169,7 +169,7 @@ def taken_whole(here: Here, uuid: str) -> str:
     try:
         with LockDirectory(str(here.locks)) as directory, directory.mutex():
             directory.tickets()  # as every attempt begins
-            lock = directory.take(uuid, share=False)
+            lock = directory.lock_device(uuid, share=False)
     except LockError as error:
         return str(error).rpartition(": ")[2].partition(".")[0]
     return "locked" if isinstance(lock, Lock) else "refused"

@@ -88,14 +88,14 @@ def test_outside(
     before: str | None,
     written: str | None,
     now: str | None,
-    outside: str | None,
+    inherited: str | None,
 ) -> None:
     """A variable is somebody else's unless it is still as this process has set it."""
     is_ours = before is not None or written is not None
     changes = Changes({VISIBLE: before}, {VISIBLE: written}) if is_ours else Changes()
     if now is not None:
         monkeypatch.setenv(VISIBLE, now)
-    assert changes.outside()[VISIBLE] == outside
+    assert changes.inherited()[VISIBLE] == inherited
 
 
 @pytest.mark.usefixtures("_no_variables")

@@ -323,7 +323,7 @@ def test_a_name_can_not_leave_the_directory(tmp_path: Path) -> None:
             with pytest.raises(LockError, match="name"):
                 directory.acquire(name)
         with directory.mutex(), pytest.raises(LockError, match="name"):
-            directory.take("../../a", share=False)
+            directory.lock_device("../../a", share=False)
     assert not list(tmp_path.rglob("*a.lock"))
     assert not (tmp_path.parent / "a.lock").exists()
 

@@ -230,7 +230,7 @@ def test_utilisation(here: Here) -> None:
     here.add("fail nvmlDeviceGetUtilizationRates 2 999")
     with Nvml() as nvml:
         devices = [device for device in nvml.walk() if isinstance(device, Device)]
-        assert [nvml.look(device)[2].utilisation for device in devices] == [97, None, None]
+        assert [nvml.read_all(device)[2].utilisation for device in devices] == [97, None, None]
 
 
 GAUGES = {
@@ -460,7 +460,7 @@ def test_a_device_of_an_earlier_conversation(here: Here) -> None:
     with Nvml() as nvml:
         assert nvml.usage(one).compute == 1
         assert [process.pid for process in nvml.processes(one)] == [4321000]
-        for read in (nvml.usage, nvml.look):
+        for read in (nvml.usage, nvml.read_all):
             with pytest.raises(DeviceError):
                 read(other)
         assert nvml.processes(other) == []

@@ -164,8 +164,8 @@ def attempts(here: Here, waiters: Waiters) -> Iterator[Granted | Denied]:
     """Look for GPU 0 again and again, as one who waits behind others that are well."""
     place = waiters.join()
     with Nvml() as gpus:
-        outside = dict.fromkeys(environment.VARIABLES)
-        claim = Claim(parse("0"), gpus, waiters.directory, outside, {})
+        inherited = dict.fromkeys(environment.VARIABLES)
+        claim = Claim(parse("0"), gpus, waiters.directory, inherited, {})
         for _ in range(LOOKS):
             waiters.heartbeat()
             outcome = attempt(claim, place=place)

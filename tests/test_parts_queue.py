@@ -246,14 +246,14 @@ def outcomes(here: Here, mib: float | None, *ahead: Place) -> Iterator[Granted |
 
     mib: of the part that is wanted, None to share without a size.
     """
-    outside = dict.fromkeys(environment.VARIABLES)
+    inherited = dict.fromkeys(environment.VARIABLES)
     request = parse(None, share=True, memory=mib and f"{mib}MiB")
     with (
         waiting(here, mib, stopped_s=STOPPED_S) as place,
         Nvml() as gpus,
         LockDirectory(str(here.locks)) as directory,
     ):
-        claim = Claim(request, gpus, directory, outside, {})
+        claim = Claim(request, gpus, directory, inherited, {})
         end = time.monotonic() + 5 * STOPPED_S
         while time.monotonic() < end:
             time.sleep(TICK_S)

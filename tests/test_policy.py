@@ -285,9 +285,9 @@ def test_another_way_of_holding(*, is_shared: bool) -> None:
         ([], Request(), None),
     ],
 )
-def test_take_back(seen: list[Device], request_: Request, numbers: tuple[str, ...] | None) -> None:
+def test_reclaim(seen: list[Device], request_: Request, numbers: tuple[str, ...] | None) -> None:
     """Once CUDA has started, all that it sees can be reserved again, in its order, or nothing."""
-    narrowed = policy.take_back(request_, seen)
+    narrowed = policy.reclaim(request_, seen)
     assert (narrowed and narrowed.devices) == numbers
     if narrowed:
         assert (narrowed.share, narrowed.promise.note) == (request_.share, request_.promise.note)

@@ -324,9 +324,9 @@ def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
 
 def allowed(value: str | None, order: str | None) -> list[str]:
     """Return the devices that the inherited limit lets through, by their bare UUIDs."""
-    outside = {"CUDA_VISIBLE_DEVICES": value, "CUDA_DEVICE_ORDER": order}
+    inherited = {"CUDA_VISIBLE_DEVICES": value, "CUDA_DEVICE_ORDER": order}
     with Nvml() as nvml:
-        devices = [d for d in limit.inside(nvml, outside) if isinstance(d, Device)]
+        devices = [d for d in limit.inside(nvml, inherited) if isinstance(d, Device)]
     return sorted(names.bare_uuid(device.uuid) for device in devices)
 
 

@@ -93,8 +93,8 @@ def test_sharers_that_come_later(one: Here) -> None:
         with directory.mutex():
             assert directory.holders_of(uuid) == ()
         with one.rival("0", share=True), directory.mutex():
-            assert not isinstance(directory.take(uuid, share=False), Lock)
-            own = directory.take(uuid, share=True)
+            assert not isinstance(directory.lock_device(uuid, share=False), Lock)
+            own = directory.lock_device(uuid, share=True)
             assert len(directory.holders_of(uuid)) == 2
         assert isinstance(own, Lock)
         with directory.mutex():
@@ -180,7 +180,7 @@ def test_to_have_it_whole(one: Here) -> None:
     assert got("0") == "0"
     assert locked(one.locks) == {f"{one.uuid('0')}.lock"}
     with LockDirectory() as directory, directory.mutex():
-        assert not isinstance(directory.take(one.uuid("0"), share=True), Lock)
+        assert not isinstance(directory.lock_device(one.uuid("0"), share=True), Lock)
 
 
 def test_to_have_it_whole_beside_others(one: Here) -> None:
@@ -392,8 +392,8 @@ def test_a_driver_of_old(one: Here) -> None:
     """A UUID with slashes, as MIG instances had, names files like any other."""
     uuid = "MIG-GPU-8f2a/7/0"
     with LockDirectory(str(one.locks)) as directory, directory.mutex():
-        lock = directory.take(uuid, share=True)
+        lock = directory.lock_device(uuid, share=True)
         assert isinstance(lock, Lock)
         assert [holder.pid for holder in directory.holders_of(uuid)] == [os.getpid()]
-        assert not isinstance(directory.take(uuid, share=False), Lock)
+        assert not isinstance(directory.lock_device(uuid, share=False), Lock)
         lock.release()

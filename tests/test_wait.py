@@ -70,8 +70,8 @@ class Other:
         self._stack = ExitStack()
         gpus = self._stack.enter_context(Nvml())
         locks = self._stack.enter_context(LockDirectory(str(self._here.locks)))
-        outside, driver = dict.fromkeys(environment.VARIABLES), gpus.driver_version()
-        self.claim = Claim(self._request, gpus, locks, outside, {}, driver=driver)
+        inherited, driver = dict.fromkeys(environment.VARIABLES), gpus.driver_version()
+        self.claim = Claim(self._request, gpus, locks, inherited, {}, driver=driver)
         outcome = attempt(self.claim)
         assert isinstance(outcome, Denied)
         self.denied = outcome

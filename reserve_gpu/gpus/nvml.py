@@ -153,7 +153,7 @@ class Nvml:
         self._require(device)
         return self._driver.run(self._read_usage, device, limit_s=limit_s)
 
-    def look(self, device: Device) -> tuple[Usage, list[Process], Gauges]:
+    def read_all(self, device: Device) -> tuple[Usage, list[Process], Gauges]:
         """Return all that people want to see: usage, processes of all kinds, gauges.
 
         In one reading, as each takes a change to the worker thread and back.

@@ -133,15 +133,15 @@ class LockDirectory:
                     descriptors.close(descriptor)
         raise LockError(f"Other processes replace {path} again and again.")
 
-    def take(self, uuid: str, *, share: bool, own: Lock | None = None) -> Lock | Holder:
+    def lock_device(self, uuid: str, *, share: bool, held: Lock | None = None) -> Lock | Holder:
         """Lock a device, whole or as a sharer, or return who has it; under the mutex.
 
-        own: the lock that this process has on the device already, which does not count against it.
+        held: the lock that this process has on the device already, which does not count against it.
         Raises LockError.
         """
         name, prefix = lock_name(uuid), _share_prefix(uuid)
-        own_names = {own.name} if own else set()
-        if name in own_names:  # it is held whole, and others are to be let in
+        held_names = {held.name} if held else set()
+        if name in held_names:  # it is held whole, and others are to be let in
             return self.acquire_own(prefix, shared=True)
         whole = self.acquire(name)
         if whole is None:
@@ -150,7 +150,7 @@ class LockDirectory:
             stack.callback(whole.release)
             if share:
                 return self.acquire_own(prefix, shared=True)
-            if sharer := next(self._living(prefix, own_names), None):
+            if sharer := next(self._living(prefix, held_names), None):
                 return self.holders.of(sharer)
             stack.pop_all()
             return whole

@@ -136,30 +136,30 @@ def ask(
     Returns the reservation, what there is to be said against it, and whether it is a new one.
     face: where an error is read, which decides how its hints are typed; None for Python.
     """
-    own = session()
+    this_session = session()
     before: list[Reservation | None] = []
 
     def undo() -> None:
         if before:
-            own.undo(*before)
+            this_session.undo(*before)
             if before[0] or deadline.waits:
-                own.go_without()
+                this_session.go_without()
 
     def meet() -> tuple[Reservation, list[str], bool]:
-        if own.is_waiting:  # another thread's call, which goes on
-            own.go_without()
+        if this_session.is_waiting:  # another thread's call, which goes on
+            this_session.go_without()
             raise NoFreeDeviceError(messages.ANOTHER_THREAD_WAITS)
-        texts = own.renew()
-        before.append(own.reservation)
-        texts += _meet(own, request, deadline)
-        reservation = own.reservation
+        texts = this_session.renew()
+        before.append(this_session.reservation)
+        texts += _meet(this_session, request, deadline)
+        reservation = this_session.reservation
         if reservation is None:  # other code of this process has closed its locks
             raise RequestError(messages.HAS_ENDED)
         return reservation, texts, reservation is not before[0]
 
     try:
         with _shown(progress, deadline) as show:
-            answer: tuple[Reservation, list[str], bool] = own.run(
+            answer: tuple[Reservation, list[str], bool] = this_session.run(
                 meet, show=show, until=deadline.at
             )
             return answer
@@ -168,25 +168,25 @@ def ask(
     except ReserveGPUError:
         raise
     except BaseException:  # what a signal handler has raised
-        own.run(undo)
+        this_session.run(undo)
         raise
 
 
-def _meet(own: Session, request: Request, deadline: Deadline) -> list[str]:
+def _meet(this_session: Session, request: Request, deadline: Deadline) -> list[str]:
     """Hold what is asked for, on the session's thread; returns what there is to be said of it."""
     if request.part_mib is not None:
         setting_mib(host.CONTEXT_MEMORY)  # a setting that is no size is said first
-    limit.require_absolute(request, own.outside())
+    limit.require_absolute(request, this_session.inherited())
     texts: list[str] = []
     ruled = rules()
     if ruled:
-        request, texts = _allowed(request, ruled, own)
-    met = own.met_by(request)
+        request, texts = _allowed(request, ruled, this_session)
+    met = this_session.met_by(request)
     if met is not None:
         return texts + met
     if ruled:
         quota.require_amount(request, ruled)
-    return texts + take(own, request, deadline, ruled)
+    return texts + take(this_session, request, deadline, ruled)
 
 
 def current() -> Reservation | None:
@@ -224,7 +224,7 @@ def looking() -> Iterator[Callable[[], Status]]:
 
         def look_now() -> Status:
             nonlocal gpus
-            visible = session().outside()[environment.VISIBLE]
+            visible = session().inherited()[environment.VISIBLE]
             if gpus is None:
                 conversation.close()
                 gpus = conversation.enter_context(Nvml())
@@ -327,8 +327,11 @@ def show_lease() -> None:
 
 def note_cell() -> list[str]:
     """Note for others that a cell of this kernel has ended; returns lines to show, mostly none."""
-    own = session()
-    return [*own.note_cell(), *(own.note_use(_uses(own.devices)) if own.part_mib else ())]
+    this_session = session()
+    return [
+        *this_session.note_cell(),
+        *(this_session.note_use(_uses(this_session.devices)) if this_session.part_mib else ()),
+    ]
 
 
 def _uses(devices: Sequence[Device]) -> dict[Device, float | None]:
@@ -355,11 +358,13 @@ def _shown(
         yield live.show if live else lambda _waiting: None
 
 
-def _allowed(request: Request, ruled: Rules, own: Session) -> tuple[Request, list[str]]:
+def _allowed(request: Request, ruled: Rules, this_session: Session) -> tuple[Request, list[str]]:
     """Return the request as the rules allow it, and what to say about it and about them.
 
     Raises RequestError where they never do.
     """
-    lease = own.held.lease if own.held else NO_LEASE
-    request, texts = quota.allowed(request, ruled, lease, own.since_of(request), time.time())
+    lease = this_session.held.lease if this_session.held else NO_LEASE
+    request, texts = quota.allowed(
+        request, ruled, lease, this_session.since_of(request), time.time()
+    )
     return request, [*ruled.problems, *texts]

@@ -72,7 +72,7 @@ def cap(devices: Sequence[Device], part_mib: float) -> Cap:
 
 
 def variables(
-    devices: Sequence[Device], part_mib: float, outside: Mapping[str, str | None]
+    devices: Sequence[Device], part_mib: float, inherited: Mapping[str, str | None]
 ) -> dict[str, str]:
     """Return what to set for a part of each of these devices.
 
@@ -82,7 +82,7 @@ def variables(
     PyTorch reads its own when CUDA starts (c10/cuda/CUDACachingAllocator.cpp,
     DeviceCachingAllocator). A fraction is one number for all devices: the smallest.
 
-    outside: the variables as somebody outside of this package set them.
+    inherited: the variables without our changes.
     """
     room_mib, fractions = cap(devices, part_mib)
     ours = {"cupy": (CUPY_LIMIT, str(int(room_mib * MIB)))}
@@ -91,20 +91,20 @@ def variables(
         ours["jax"] = XLA_FRACTION, fraction
         if knows_fraction(installed().get("torch")):
             word = f"{FRACTION_WORD}:{fraction}"
-            ours["torch"] = TORCH_ALLOCATOR, ",".join(filter(None, (_torch_words(outside), word)))
+            ours["torch"] = TORCH_ALLOCATOR, ",".join(filter(None, (_torch_words(inherited), word)))
     if mps_runs():  # by the numbers that this process has for its devices
         ours[DRIVER] = MPS_LIMIT, ",".join(f"{n}={int(room_mib)}M" for n, _ in enumerate(devices))
-    theirs = capped_by(outside)
+    theirs = capped_by(inherited)
     values = dict(pair for key, pair in ours.items() if key not in theirs)
-    return values if outside.get(TF_GROWTH) else {**values, TF_GROWTH: "true"}
+    return values if inherited.get(TF_GROWTH) else {**values, TF_GROWTH: "true"}
 
 
 def marked(
-    devices: Sequence[Device], part_mib: float, outside: Mapping[str, str | None]
+    devices: Sequence[Device], part_mib: float, inherited: Mapping[str, str | None]
 ) -> dict[str, str]:
     """Return the same, and a mark by which child processes don't take them for the user's."""
-    values = variables(devices, part_mib, outside)
-    return {**values, OWN_CAPS: own_caps(values, outside)} if values else {}
+    values = variables(devices, part_mib, inherited)
+    return {**values, OWN_CAPS: own_caps(values, inherited)} if values else {}
 
 
 def capped_by(values: Mapping[str, str | None]) -> dict[str, str]:
@@ -140,17 +140,17 @@ def to_type(devices: Sequence[Device], part_mib: float) -> dict[str, str]:
 def notes(
     devices: Sequence[Device],
     part_mib: float,
-    outside: Mapping[str, str | None],
+    inherited: Mapping[str, str | None],
     written: Mapping[str, str | None],
     *,
     is_late: bool,
 ) -> list[str]:
     """Return what to tell the user about the caps of a part of each of these devices.
 
-    outside: the variables as somebody outside of this package set them. written: the caps that are
-    set. is_late: CUDA runs in this process, and what has started reads no variable any more.
+    inherited: the variables without our changes. written: the caps that are set. is_late: CUDA runs
+    in this process, and what has started reads no variable any more.
     """
-    theirs, capped = capped_by(outside), capped_by({**outside, **written})
+    theirs, capped = capped_by(inherited), capped_by({**inherited, **written})
     found = {} if DRIVER in capped else installed()
     lines = [
         capping.to_type(capping.NAMES[key], line)

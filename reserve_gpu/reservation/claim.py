@@ -43,7 +43,7 @@ TOUCH_S = 0.02  # GPUs are touched for so long before the mutex is taken for a l
 class Claim(NamedTuple):
     """All that an attempt needs to know.
 
-    outside: the CUDA variables as somebody outside set them. held: locks that this process has
+    inherited: the CUDA variables without our changes. held: locks that this process has
     already, by UUID. part_mib: of each of them what it was promised, if that is a part.
     idle_mib: memory in use up to which a device is idle, None for the default.
     is_taking_back: CUDA has started, so this process itself may be on the devices.
@@ -55,7 +55,7 @@ class Claim(NamedTuple):
     request: Request
     gpus: Nvml
     locks: LockDirectory
-    outside: Mapping[str, str | None]
+    inherited: Mapping[str, str | None]
     held: Mapping[str, Lock]
     part_mib: float | None = None
     idle_mib: float | None = None
@@ -113,7 +113,7 @@ def _batches(claim: Claim) -> Iterator[list[Device | Fault]]:
     if claim.candidates is not None:
         yield [_refreshed(claim.gpus, device) for device in claim.candidates]
         return
-    candidates = limit.candidates(claim.gpus, claim.request, claim.outside)
+    candidates = limit.candidates(claim.gpus, claim.request, claim.inherited)
     if not policy.first_will_do(claim.request):
         yield list(candidates)
         return
@@ -152,7 +152,7 @@ def _choose(
 
     for device in devices:
         left_s = max(LEAST_LIMIT_S, readings_until - time.monotonic())
-        taken.add(_take(claim, device, queue, left_s))
+        taken.add(_locked(claim, device, queue, left_s))
         if policy.first_will_do(claim.request) and (chosen := choose()):
             return chosen
     return None if policy.first_will_do(claim.request) else choose()
@@ -163,8 +163,8 @@ def _ruled(claim: Claim, rules: Rules, devices: Sequence[Device | Fault]) -> tup
 
     What this process has already does not count: what it asks for comes in its place.
     """
-    own = [lock.name for lock in claim.held.values()]
-    elsewhere = claim.locks.holders_by(os.geteuid(), own)
+    held_names = [lock.name for lock in claim.held.values()]
+    elsewhere = claim.locks.holders_by(os.geteuid(), held_names)
     by_rules = quota.judge(rules, claim.request, devices, claim.held, elsewhere, claim.gpus.walk)
     return claim._replace(by_rules=by_rules), quota.lease(claim.request.promise.lease, rules)
 
@@ -180,7 +180,7 @@ def _begun(claim: Claim, lease: Lease, granted: Granted) -> Lease:
     return counted
 
 
-def _take(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) -> Locked | Row:
+def _locked(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) -> Locked | Row:
     """Lock one device, look at it, and keep the lock only if it will do."""
     request = claim.request
     reason = device.reason if isinstance(device, Fault) else None
@@ -190,21 +190,23 @@ def _take(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) ->
         return Row(device, device.state, reason=reason)
     if claim.by_rules and (row := claim.by_rules(device)):
         return row
-    own, is_part = claim.held.get(device.uuid), request.part_mib is not None
-    if own and own.shared == request.share:
-        return _look(claim, device, own, queue, limit_s) if is_part else _kept(claim, device, own)
+    held_lock, is_part = claim.held.get(device.uuid), request.part_mib is not None
+    if held_lock and held_lock.shared == request.share:
+        if not is_part:
+            return _kept(claim, device, held_lock)
+        return _judged(claim, device, held_lock, queue, limit_s)
     try:
-        lock = claim.locks.take(device.uuid, share=request.share, own=own)
+        lock = claim.locks.lock_device(device.uuid, share=request.share, held=held_lock)
     except LockError as error:
         return Row(device, State.UNKNOWN, reason=str(error))
     if not isinstance(lock, Lock):
-        sharers = claim.locks.sharers_of(device.uuid, [own.name] if own else ())
+        sharers = claim.locks.sharers_of(device.uuid, [held_lock.name] if held_lock else ())
         return Row(device, State.RESERVED, holders=sharers or (lock,))
-    if own and not is_part:  # from whole to shared, or back
+    if held_lock and not is_part:  # from whole to shared, or back
         return _kept(claim, device, lock)
     is_kept = False
     try:
-        answer = _look(claim, device, lock, queue, limit_s)
+        answer = _judged(claim, device, lock, queue, limit_s)
         is_kept = isinstance(answer, Locked)
         return answer
     finally:
@@ -214,17 +216,17 @@ def _take(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) ->
 
 def _kept(claim: Claim, device: Device, lock: Lock) -> Locked:
     """Return a device that this process has already as one that will do."""
-    row = Row(device, State.RESERVED, holders=_own(claim, device), is_mine=True)
+    row = Row(device, State.RESERVED, holders=_this_process(claim, device), is_mine=True)
     return Locked(device, lock, row)
 
 
-def _own(claim: Claim, device: Device) -> tuple[Holder, ...]:
+def _this_process(claim: Claim, device: Device) -> tuple[Holder, ...]:
     """Return this process as others see it, if it has the device."""
     lock = claim.held.get(device.uuid)
     return (claim.locks.holders.of(lock.name),) if lock else ()
 
 
-def _look(claim: Claim, device: Device, lock: Lock, queue: Place, limit_s: float) -> Locked | Row:
+def _judged(claim: Claim, device: Device, lock: Lock, queue: Place, limit_s: float) -> Locked | Row:
     """Tell whether the device, now locked, will do for all that others have or await of it."""
     request, room = claim.request, None
     # Read before the memory: what a sharer takes in between is counted twice rather than not.
@@ -239,8 +241,8 @@ def _look(claim: Claim, device: Device, lock: Lock, queue: Place, limit_s: float
         sharers = claim.locks.sharers_of(device.uuid, [lock.name]) if request.share else ()
         row = row._replace(holders=sharers)
     elif room := parts.room(device, reading, *shares):
-        sharers, own = room.sharers, _own(claim, device)
-        row = row._replace(holders=own + sharers, is_mine=bool(own), promisable_mib=room.most_mib)
+        sharers, mine = room.sharers, _this_process(claim, device)
+        row = row._replace(holders=mine + sharers, is_mine=bool(mine), promisable_mib=room.most_mib)
     else:
         return row._replace(state=State.UNKNOWN, use=State.UNKNOWN)
     is_open = policy.is_to_be_taken(request, use, reading, is_shared=bool(sharers))
@@ -291,5 +293,5 @@ def _shares(claim: Claim, device: Device, lock: Lock) -> tuple[list[Holder], par
     if not claim.gpus.sees_all:  # a pid may be another process's in our PID namespace
         return list(sharers), parts.Own(promised_mib, None)
     everybody = (*sharers, Holder(os.getpid(), seen=True))
-    *known, own = host.with_uses(everybody, claim.gpus.processes(device))
-    return known, parts.Own(promised_mib, own.used_mib)
+    *known, this_process = host.with_uses(everybody, claim.gpus.processes(device))
+    return known, parts.Own(promised_mib, this_process.used_mib)

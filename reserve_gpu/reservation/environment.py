@@ -43,8 +43,8 @@ class Changes(NamedTuple):
     before: Mapping[str, str | None] = {}
     written: Mapping[str, str | None] = {}
 
-    def outside(self) -> dict[str, str | None]:
-        """Return the variables as somebody outside of this package set them, before or since."""
+    def inherited(self) -> dict[str, str | None]:
+        """Return the variables without our changes: as others set them, before or since."""
         return {
             name: self.before.get(name)
             if name in self.written and self.written[name] == value
@@ -57,10 +57,10 @@ class Changes(NamedTuple):
 
         Returns all that has been done then. A variable that somebody has changed since is theirs.
         """
-        outside = self.outside()
-        gone = {name: outside[name] for name in self.written if name not in values}
+        inherited = self.inherited()
+        gone = {name: inherited[name] for name in self.written if name not in values}
         write(gone | dict(values))
-        return Changes(outside, dict(values))
+        return Changes(inherited, dict(values))
 
 
 def variables(devices: Sequence[Device], part_mib: float | None = None) -> dict[str, str | None]:
@@ -76,29 +76,29 @@ def variables(devices: Sequence[Device], part_mib: float | None = None) -> dict[
     }
 
 
-def own_caps(values: Mapping[str, str | None], outside: Mapping[str, str | None]) -> str:
+def own_caps(values: Mapping[str, str | None], inherited: Mapping[str, str | None]) -> str:
     """Return what tells child processes which caps we set, and what stood there before."""
     with no_fork:
         import json
-    return json.dumps({n: (v, outside.get(n)) for n, v in values.items() if n in CAPS})
+    return json.dumps({n: (v, inherited.get(n)) for n, v in values.items() if n in CAPS})
 
 
-def inherited_caps(outside: Mapping[str, str | None]) -> dict[str, str | None]:
+def inherited_caps(inherited: Mapping[str, str | None]) -> dict[str, str | None]:
     """Return the caps that an ancestor has set for its own part, with the values before that.
 
-    outside: the variables as somebody outside of this process set them. A value that was changed
+    inherited: the variables without this process's changes. A value that was changed
     since is the user's.
     """
-    if not outside.get(OWN_CAPS):
+    if not inherited.get(OWN_CAPS):
         return {}
     with no_fork:
         import json
     with suppress(ValueError, TypeError, AttributeError, RecursionError):
-        caps = json.loads(outside[OWN_CAPS] or "").items()
+        caps = json.loads(inherited[OWN_CAPS] or "").items()
         return {
             name: before
             for name, (value, before) in caps
-            if name in CAPS and value == outside.get(name) and isinstance(before, str | None)
+            if name in CAPS and value == inherited.get(name) and isinstance(before, str | None)
         }
     return {}
 

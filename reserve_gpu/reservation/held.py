@@ -79,7 +79,7 @@ class Held(NamedTuple):
         Raises LockError if another process has the device now.
         """
         old = self.locks[device.uuid]
-        new = directory.take(device.uuid, share=old.shared)
+        new = directory.lock_device(device.uuid, share=old.shared)
         path = old.path if old.held() else None
         if not isinstance(new, Lock):
             raise LockError(messages.lost(device, path, host.with_user(new)))

@@ -306,7 +306,7 @@ def _is_device_used(gpus: Nvml, device: Device, since: float) -> bool:
     workers = gpus.workers(device, since) if gpus.sees_all else None  # else pids mean others
     if workers is not None:
         return any(host.is_below(pid, own) for pid in workers)
-    usage, processes, gauges = gpus.look(device)
+    usage, processes, gauges = gpus.read_all(device)
     is_all_seen = gpus.sees_all and usage.compute is not None
     if is_all_seen and not any(host.is_below(process.pid, own) for process in processes):
         return False

@@ -26,31 +26,31 @@ caps = Late("reservation.caps")
 
 
 def candidates(
-    gpus: Nvml, request: Request, outside: Mapping[str, str | None]
+    gpus: Nvml, request: Request, inherited: Mapping[str, str | None]
 ) -> Iterator[Device | Fault]:
     """Return the devices to try for the request: those that it names, or all but the excluded.
 
     Each GPU is touched only when it is reached: that can take seconds.
-    outside: the CUDA variables as they were before this process reserved anything.
+    inherited: the CUDA variables as they were before this process reserved anything.
     Raises RequestError for a name that means no device here.
     """
     if request.devices:
-        return iter(_named(gpus, request, outside))
+        return iter(_named(gpus, request, inherited))
     whole = {index for name in request.exclude if (index := names.whole_index(name)) is not None}
     for name in request.exclude:
         _check_name(gpus, name)
-    devices = inside(gpus, outside, frozenset(whole))
+    devices = inside(gpus, inherited, frozenset(whole))
     return (device for device in devices if not names.is_one_of(device, request.exclude))
 
 
-def require_absolute(request: Request, outside: Mapping[str, str | None]) -> None:
+def require_absolute(request: Request, inherited: Mapping[str, str | None]) -> None:
     """Raise RequestError for a `cuda:0` where it is no number of nvidia-smi's.
 
     CUDA counts within CUDA_VISIBLE_DEVICES. Where somebody else has set that, who says `cuda:0` may
     mean the first GPU of that list or of the machine.
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars
     """
-    value = outside[environment.VISIBLE]
+    value = inherited[environment.VISIBLE]
     for name in (*request.devices, *request.exclude):
         number = names.cuda_number(name)
         if value is not None and number is not None:
@@ -90,19 +90,19 @@ def inherit(gpus: Nvml, locks: LockDirectory) -> None:
 
 
 def inside(
-    gpus: Nvml, outside: Mapping[str, str | None], skipped: frozenset[int] = frozenset()
+    gpus: Nvml, inherited: Mapping[str, str | None], skipped: frozenset[int] = frozenset()
 ) -> Iterator[Device | Fault]:
     """Return the devices that this process may use, in PCI bus order, each touched when reached.
 
     skipped: the indices of GPUs that need not be touched.
     Raises RequestError where only CUDA knows which devices are meant.
     """
-    value = outside[environment.VISIBLE]
+    value = inherited[environment.VISIBLE]
     if value is None:
         return gpus.walk(skipped)
     listed = names.entries(value)
     numbers = [entry for entry in listed if isinstance(entry, int)]
-    in_bus_order = outside[environment.ORDER] == "PCI_BUS_ID"
+    in_bus_order = inherited[environment.ORDER] == "PCI_BUS_ID"
     if in_bus_order and len(numbers) == len(listed):
         indices = names.numbers_within(numbers, gpus.count())
         return (d for index in indices if index not in skipped for d in gpus.devices(index))
@@ -113,13 +113,15 @@ def inside(
     return (device for device in visible if device.index not in skipped)
 
 
-def _named(gpus: Nvml, request: Request, outside: Mapping[str, str | None]) -> list[Device | Fault]:
+def _named(
+    gpus: Nvml, request: Request, inherited: Mapping[str, str | None]
+) -> list[Device | Fault]:
     """Return the device that each name means, in their order. Raises RequestError."""
     devices = [_meant(gpus, name) for name in request.devices]
     names.require_distinct(devices)
     names.require_one_kind(devices)
-    value = outside[environment.VISIBLE]
-    allowed = devices if value is None else list(inside(gpus, outside))
+    value = inherited[environment.VISIBLE]
+    allowed = devices if value is None else list(inside(gpus, inherited))
     for device in devices:
         if names.is_one_of(device, request.exclude):
             raise RequestError(f"{device.label} is both named and excluded.")

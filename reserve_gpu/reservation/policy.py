@@ -142,7 +142,7 @@ def is_enough(held_mib: float | None, wanted_mib: float | None) -> bool:
     return wanted_mib <= held_mib
 
 
-def take_back(request: Request, seen: Sequence[Device]) -> Request | None:
+def reclaim(request: Request, seen: Sequence[Device]) -> Request | None:
     """Return the request by the names of the devices that CUDA sees, None if it asks for others.
 
     Once CUDA has started it sees these and no others, so nothing else can be reserved any more.

@@ -206,9 +206,9 @@ class Session:
         held = self._held
         return held.promise if held and held.reservation is reservation else Promise()
 
-    def outside(self) -> dict[str, str | None]:
-        """Return the CUDA variables as somebody outside of this package set them."""
-        return self._changes.outside()
+    def inherited(self) -> dict[str, str | None]:
+        """Return the CUDA variables without our changes."""
+        return self._changes.inherited()
 
     def locks_in(self, directory: str) -> dict[str, Lock]:
         """Return the locks, by UUID, that others respect who use that directory."""
@@ -404,11 +404,11 @@ class Session:
             self._changes = self._changes.to(values)
             self._over = frozenset()
             return None
-        outside = self.outside()
-        inherited = environment.inherited_caps(outside)
-        limits, self.notes = _caps(held, outside | inherited)
+        inherited = self.inherited()
+        before = environment.inherited_caps(inherited)
+        limits, self.notes = _caps(held, inherited | before)
         values = environment.variables(held.devices, held.part_mib) | limits
-        self._changes = self._changes.to(inherited | values)
+        self._changes = self._changes.to(before | values)
         reservation = held.reservation or Reservation(held.devices, {})
         reservation.environ, reservation.memory_mib = _set_only(values), held.part_mib
         return held._replace(reservation=reservation)
@@ -455,8 +455,8 @@ class Session:
         """
         if held.part_mib is None:
             return []
-        reservation, outside = held.reservation, self.outside()
-        limits, notes = _caps(held, outside | environment.inherited_caps(outside))
+        reservation, inherited = held.reservation, self.inherited()
+        limits, notes = _caps(held, inherited | environment.inherited_caps(inherited))
         said = {name: v for name, v in reservation.environ.items() if name in environment.CAPS}
         if _set_only(limits) == said and environment.read(limits) == limits:
             return []
@@ -539,13 +539,15 @@ def session() -> Session:
     return own
 
 
-def _caps(held: Held, outside: Mapping[str, str | None]) -> tuple[dict[str, str | None], list[str]]:
+def _caps(
+    held: Held, inherited: Mapping[str, str | None]
+) -> tuple[dict[str, str | None], list[str]]:
     """Return the caps to set for what is held, and what to tell the user about them."""
     if held.part_mib is None:
         return {}, []
-    values = caps.marked(held.devices, held.part_mib, outside)
+    values = caps.marked(held.devices, held.part_mib, inherited)
     is_late = environment.cuda_started()
-    return values, caps.notes(held.devices, held.part_mib, outside, values, is_late=is_late)
+    return values, caps.notes(held.devices, held.part_mib, inherited, values, is_late=is_late)
 
 
 def _set_only(values: Mapping[str, str | None]) -> dict[str, str]:

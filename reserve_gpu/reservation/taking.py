@@ -38,21 +38,21 @@ RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for 
 LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
 
 
-def take(own: Session, request: Request, deadline: Deadline, ruled: Rules | None) -> list[str]:
+def take(session: Session, request: Request, deadline: Deadline, ruled: Rules | None) -> list[str]:
     """Take what is asked for, and hold it; returns what there is to be said against it.
 
-    own: the session, on its thread. ruled: the administrator's rules.
+    session: this process's, on its thread. ruled: the administrator's rules.
     Raises NotTaken, ImpossibleError, DriverError, LockError.
     """
     limit_mib = idle_mib()
     is_late = environment.cuda_started()
     if is_late and not environment.cuda_uuids():
-        raise TooLate(own.devices)
+        raise TooLate(session.devices)
     with Nvml() as gpus:
         gpus.count()  # without a driver nothing is made
-        request = own.in_place(request)
+        request = session.in_place(request)
         if is_late:
-            request = _only_what_cuda_sees(own, request, gpus)
+            request = _only_what_cuda_sees(session, request, gpus)
         with LockDirectory() as locks:
             if not is_late:
                 limit.inherit(gpus, locks)
@@ -60,62 +60,62 @@ def take(own: Session, request: Request, deadline: Deadline, ruled: Rules | None
                 request,
                 gpus,
                 locks,
-                own.outside(),
-                own.locks_in(locks.path),
-                part_mib=own.part_mib,
+                session.inherited(),
+                session.locks_in(locks.path),
+                part_mib=session.part_mib,
                 idle_mib=limit_mib,
                 is_taking_back=is_late,
                 driver=gpus.driver_version() if request.needed > 1 else None,
                 rules=ruled,
             )
-            outcome = _outcome(own, claim, deadline)
+            outcome = _outcome(session, claim, deadline)
             if isinstance(outcome, Granted):
-                return [*_warnings(claim, outcome), *own.notes]
-            raise _failure(own, claim, outcome, deadline)
+                return [*_warnings(claim, outcome), *session.notes]
+            raise _failure(session, claim, outcome, deadline)
 
 
-def _outcome(own: Session, claim: Claim, deadline: Deadline) -> Granted | Denied:
+def _outcome(session: Session, claim: Claim, deadline: Deadline) -> Granted | Denied:
     def keep(granted: Granted) -> None:
-        own.hold(granted, claim.request)
+        session.hold(granted, claim.request)
 
     def try_again(claim: Claim, place: Place) -> Granted | Denied:
         # Meanwhile the rules may have changed, and the lease of what is held may have ended.
-        held, part_mib = own.locks_in(claim.locks.path), own.part_mib
+        held, part_mib = session.locks_in(claim.locks.path), session.part_mib
         claim = claim._replace(held=held, part_mib=part_mib, rules=rules())
         return attempt(claim, keep, place, RETRY_MUTEX_LIMIT_S)
 
     # Who waits anyway waits for one who is stopped while it has the mutex, too.
     limit_s = max(LEAST_WAIT_S, deadline.left_s) if deadline.waits else MUTEX_LIMIT_S
     outcome = attempt(claim, keep, mutex_limit_s=limit_s)
-    if isinstance(outcome, Granted) or not deadline.waits or _is_above(own, claim, outcome):
+    if isinstance(outcome, Granted) or not deadline.waits or _is_above(session, claim, outcome):
         return outcome
     if not policy.may_come_free(outcome.rows, claim.request):
         return outcome
-    with own.waiting():
+    with session.waiting():
         waited: Granted | Denied = wait.wait_in_queue(
-            claim, outcome, deadline, try_again, own.between
+            claim, outcome, deadline, try_again, session.between
         )
     return waited
 
 
 def _failure(
-    own: Session, claim: Claim, denied: Denied, deadline: Deadline
+    session: Session, claim: Claim, denied: Denied, deadline: Deadline
 ) -> ImpossibleError | NotTaken:
     """Return why nothing was taken. Unless the request is wrong, no GPU is visible from now on."""
-    request, visible = claim.request, claim.outside[environment.VISIBLE]
+    request, visible = claim.request, claim.inherited[environment.VISIBLE]
     if policy.is_impossible(denied.rows, request):
         return ImpossibleError(messages.impossible(request, denied.rows, visible))
-    is_above = _is_above(own, claim, denied)
+    is_above = _is_above(session, claim, denied)
     if not is_above:
-        own.go_without()  # first: what follows may take long, and be interrupted
+        session.go_without()  # first: what follows may take long, and be interrupted
     rows = [machine.explained(claim.gpus, row, claim.idle_mib) for row in denied.rows]
     if is_above:
-        return ReservedAbove(rows, {name: claim.outside[name] for name in environment.CUDA})
+        return ReservedAbove(rows, {name: claim.inherited[name] for name in environment.CUDA})
     has_waited = deadline.waits and policy.may_come_free(rows, request)
     return Refused(
         request=request,
         rows=rows,
-        kept=own.devices,
+        kept=session.devices,
         limit=visible,
         waited_s=deadline.limit_s if has_waited else None,
         user=host.user_of(os.getpid()),
@@ -123,15 +123,15 @@ def _failure(
     )
 
 
-def _is_above(own: Session, claim: Claim, denied: Denied) -> bool:
+def _is_above(session: Session, claim: Claim, denied: Denied) -> bool:
     """Tell whether an ancestor has reserved all that this process may use."""
-    if own.devices or not claim.outside[environment.VISIBLE]:
+    if session.devices or not claim.inherited[environment.VISIBLE]:
         return False
     is_held = any(row.holders for row in denied.rows)
     return is_held and policy.is_above(denied.rows, host.ancestors())
 
 
-def _only_what_cuda_sees(own: Session, request: Request, gpus: Nvml) -> Request:
+def _only_what_cuda_sees(session: Session, request: Request, gpus: Nvml) -> Request:
     """Return the request by the names of the devices that CUDA sees. Raises NotTaken.
 
     CUDA has started, so nothing else can be reserved; but this process may have released these.
@@ -139,13 +139,13 @@ def _only_what_cuda_sees(own: Session, request: Request, gpus: Nvml) -> Request:
     everything = [device for device in gpus.walk() if isinstance(device, Device)]
     by_uuid = {names.bare_uuid(device.uuid): device for device in everything}
     seen = [by_uuid[uuid] for uuid in environment.cuda_uuids() if uuid in by_uuid]
-    if narrowed := policy.take_back(request, seen):
+    if narrowed := policy.reclaim(request, seen):
         return narrowed
     # Who never reserved anything sees all GPUs: to reserve them all is no advice to give.
     is_limited = len(seen) < len(everything) or len(everything) == 1
-    held = {device.uuid for device in own.devices}
+    held = {device.uuid for device in session.devices}
     is_held = all(device.uuid in held for device in seen)
-    raise TooLate(own.devices, seen if is_limited and not is_held else ())
+    raise TooLate(session.devices, seen if is_limited and not is_held else ())
 
 
 def _warnings(claim: Claim, granted: Granted) -> list[str]:

@@ -54,7 +54,7 @@ def wait_in_queue(
         news = News(claim)
         while isinstance(outcome, Denied):
             if time.monotonic() >= due or not place.stands():
-                outcome = _look(claim, outcome, place, wakeups, attempt)
+                outcome = _try_again(claim, outcome, place, wakeups, attempt)
                 if isinstance(outcome, Granted):
                     break
                 news.forget(outcome)
@@ -117,7 +117,7 @@ class Explainer:
         return answer
 
 
-def _look(
+def _try_again(
     claim: Claim,
     denied: Denied,
     place: Place,
