@@ -71,7 +71,7 @@ def test_variables_of_a_part() -> None:
 
 @pytest.mark.usefixtures("_no_variables")
 @pytest.mark.parametrize(
-    ("before", "written", "now", "outside"),
+    ("before", "written", "now", "inherited"),
     [
         (None, None, None, None),
         (None, None, "7", "7"),
@@ -83,7 +83,7 @@ def test_variables_of_a_part() -> None:
         ("123", None, None, "123"),  # it was unset by us
     ],
 )
-def test_outside(
+def test_inherited(
     monkeypatch: pytest.MonkeyPatch,
     before: str | None,
     written: str | None,
