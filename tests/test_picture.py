@@ -108,6 +108,9 @@ IN_PARTS = held(1, "alice")._replace(holders=SHARERS, promisable_mib=38000.0)
 FULL = Row(
     device(1), State.FULL, usage(12390)._replace(compute=1), holders=SHARERS, promisable_mib=6000.0
 )
+LEFT_ALONE = Row(
+    device(0), State.RESERVED, usage(0), holders=held(0, "alice").holders, is_unused=True
+)
 TEN_GB = Request(share=True, promise=Promise(Size(1e10 / 2**20, "GB")))
 PICTURES = {
     "eight": status(*EIGHT),
@@ -118,35 +121,13 @@ PICTURES = {
     "refusal": pictures.refusal(
         Request(count=2, promise=Promise(note="a b")),
         [
-            Row(
-                device(0),
-                State.RESERVED,
-                usage(0),
-                holders=(held(0, "alice").holders[0],),
-                is_unused=True,
-            ),
+            LEFT_ALONE,
             Row(device(1), State.AWAITED, usage(0), awaited_by=held(1, "bob").holders[0]),
             Row(device(2), State.FREE, usage(0), would_be_taken=True),
         ],
         SHELL,
     ),
-    "wait": pictures.wait(
-        Waiting(
-            Request(),
-            3,
-            61.0,
-            (
-                Row(
-                    device(0),
-                    State.RESERVED,
-                    usage(0),
-                    holders=(held(0, "alice").holders[0],),
-                    is_unused=True,
-                ),
-            ),
-            600.0,
-        )
-    ),
+    "wait": pictures.wait(Waiting(Request(), 3, 61.0, (LEFT_ALONE,), 600.0)),
 }
 
 # -- widths ----------------------------------------------------------------------------------------
