@@ -95,12 +95,12 @@ def are_named(arguments: list[str]) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Use one process more than cores; for one file or single tests only this one.
+    """Use two processes more than cores; for one file or single tests only this one.
 
     Many tests wait for other processes more than they compute.
     """
     is_file = len(config.args) == 1 and config.args[0].endswith(".py")
-    return 0 if is_file or are_named(config.args) else len(os.sched_getaffinity(0)) + 1
+    return 0 if is_file or are_named(config.args) else len(os.sched_getaffinity(0)) + 2
 
 
 @pytest.hookimpl(tryfirst=True)
