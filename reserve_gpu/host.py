@@ -206,7 +206,7 @@ def uses(processes: Sequence[Process], pids: Collection[int]) -> dict[int, float
     processes: all on the device; each is its nearest ancestor's. None where it can't be known.
     """
     used: dict[int, float | None] = dict.fromkeys(pids, 0.0)
-    for process in processes:
+    for process in processes if used else ():  # whose each is is slow to find out
         line = [process.pid] if process.pid in used else lineage(process.pid)
         owner = next((pid for pid in line if pid in used), None)
         if owner is not None:
