@@ -10,6 +10,7 @@ A fork in any thread waits for the end of the block `with no_fork`.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import threading
@@ -20,7 +21,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu.errors import NoThreadError
+from reserve_gpu.errors import TOO_MANY_FILES, NoThreadError, ReserveGPUError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -313,7 +314,12 @@ class Late:
         if name.startswith("__"):  # asked by what looks through all names, as %autoreload does
             raise AttributeError(name)
         with no_fork:
-            module = __import__(f"reserve_gpu.{self._name}", fromlist=["*"])
+            try:
+                module = __import__(f"reserve_gpu.{self._name}", fromlist=["*"])
+            except OSError as error:
+                if error.errno == errno.EMFILE:
+                    raise ReserveGPUError(TOO_MANY_FILES) from None
+                raise
         return getattr(module, name)
 
 

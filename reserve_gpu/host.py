@@ -182,6 +182,38 @@ def lineage(pid: int) -> list[int]:
         return [pid]
 
 
+def has_descriptor() -> bool:
+    """Tell whether this process can open one more file."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return False
+    return True
+
+
+def began(pid: int) -> float | None:
+    """Return when a process began, in seconds since the epoch; None if it is not there."""
+    with no_fork:
+        import psutil
+
+    try:
+        return float(psutil.Process(pid).create_time())
+    except (psutil.Error, OSError, ValueError):
+        return None
+
+
+def children() -> list[str]:
+    """Return the processes below this one that live, as `python train.py (pid 4321)`."""
+    with no_fork:
+        import psutil
+
+    try:
+        below = psutil.Process().children(recursive=True)
+        return [f"{command(each.cmdline()) or each.name()} (pid {each.pid})" for each in below]
+    except (psutil.Error, OSError, ValueError):  # one has ended meanwhile
+        return []
+
+
 def is_below(pid: int, pids: Collection[int | None]) -> bool:
     """Tell whether the process is one of these or descends from one, which is slow to find out."""
     return pid in pids or (bool(pids) and any(above in pids for above in lineage(pid)))

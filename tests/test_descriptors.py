@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import reserve_gpu
-from reserve_gpu.errors import LockError
+from reserve_gpu.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.reservation import api
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.here import Here
+    from tests.machine import Machine
 
 ANEW = "Other code in this process had closed the lock of GPU{}. It is locked anew"
 # For a child to run: all are closed but its standard ones and the pipe for its answers.
@@ -171,8 +172,27 @@ def taken_whole(here: Here, uuid: str) -> str:
             directory.tickets()  # as every attempt begins
             lock = directory.lock_device(uuid, share=False)
     except LockError as error:
-        return str(error).rpartition(": ")[2].partition(".")[0]
+        return str(error)
     return "locked" if isinstance(lock, Lock) else "refused"
+
+
+@pytest.mark.process
+def test_no_descriptor_is_left(machine: Machine) -> None:
+    """Who can open no more files reads that, wherever it shows first, and nothing is changed."""
+    done = machine.python(
+        "import os, resource, reserve_gpu\n"
+        "del os.environ['STAND_IN_LOG']\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "taken = [os.open('/dev/null', os.O_RDONLY) for _ in range(64 - 3)]\n"
+        "for left in range(60):\n"
+        "    try: reserve_gpu.reserve()\n"
+        "    except reserve_gpu.ReserveGPUError as error: print(error)\n"
+        "    else: break\n"
+        "    assert 'CUDA_VISIBLE_DEVICES' not in os.environ\n"
+        "    os.close(taken.pop())\n"
+    )
+    assert done.stderr == ""
+    assert {*done.stdout.splitlines()} == {TOO_MANY_FILES}
 
 
 def test_no_descriptor_to_see_a_sharer(here: Here) -> None:
@@ -182,5 +202,5 @@ def test_no_descriptor_to_see_a_sharer(here: Here) -> None:
         for number in range(ROOM):
             with free_descriptors(number):
                 outcomes.append(taken_whole(here, uuid))
-    assert list(dict.fromkeys(outcomes)) == ["Too many open files", "refused"]
+    assert list(dict.fromkeys(outcomes)) == [TOO_MANY_FILES, "refused"]
     assert taken_whole(here, uuid) == "locked"

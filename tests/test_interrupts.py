@@ -102,6 +102,35 @@ def test_an_interrupted_reserve_holds_nothing(children: Children) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("size", ["None", "'1GiB'"], ids=["whole", "part"])
+def test_what_cuda_uses_is_kept(machine: Machine, size: str) -> None:
+    """Whoever interrupts a change from a part to the whole, or back, while CUDA runs keeps one."""
+    other = "'1GiB'" if size == "None" else "None"
+    with machine.child() as child:
+        child.run("from tests import interrupting; import ctypes, signal")
+        child.run(f"reserve_gpu.reserve('0', memory={other})")
+        assert child.run("ctypes.CDLL('libcuda.so.1').cuInit(0)").value == 0
+        answer = child.run(
+            "signal.signal(signal.SIGUSR1, lambda *_: None)\n"
+            f"change = lambda: reserve_gpu.reserve('0', memory={size})\n"
+            "count = interrupting.Interrupted(change, signal.SIGUSR1).count\n"
+            "signal.signal(signal.SIGUSR1, lambda *_: interrupting.handle('TimeoutError'))\n"
+            "left, interrupted = [], 0\n"
+            f"for at in range(1, count + 1, max(1, count // {MANY})):\n"
+            f" reserve_gpu.reserve('0', memory={other})\n"
+            " there = interrupting.Interrupted(change, signal.SIGUSR1, at)\n"
+            " interrupted += there.error is not None\n"
+            " left += [there.where] if reserve_gpu.current() is None else []\n"
+            " left += interrupting.disagreements()\n"
+            "interrupted, left"
+        )
+    assert not answer.error, answer.text
+    interrupted, left = answer.value
+    assert interrupted
+    assert left == []
+
+
+@pytest.mark.process
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", [FEW, pytest.param(MANY, marks=pytest.mark.full)])
 @pytest.mark.parametrize(

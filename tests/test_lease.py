@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +27,7 @@ from reserve_gpu.model import Lease, Promise
 from reserve_gpu.reservation import lease
 from reserve_gpu.reservation.held import Held
 from reserve_gpu.reservation.lease import LeaseTimer
+from reserve_gpu.reservation.process_end import ProcessEnd
 from reserve_gpu.reservation.schedule import LONGEST_PAUSE_S, Action
 from reserve_gpu.reservation.session import session
 from tests.locked import locked
@@ -81,6 +84,7 @@ for cell in book.cells[1:]:
     print(cell.outputs)
 """
 SOON_S = 0.2  # a time that is over soon
+NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 OVER = "import time; from tests.test_lease import wait_for_action; wait_for_action('PUT_OFF')"
 
 
@@ -636,6 +640,97 @@ def test_an_overdue_script_is_told_in_its_log(busy: Machine) -> None:
 
 
 @pytest.mark.process
+def test_cuda_that_is_starting_keeps_it(busy: Machine) -> None:
+    """A cuInit that has read the variables before the end gets what it has read."""
+    busy.write(f"{busy.scenario.read_text()}\ndelay cuInit * 1")
+    with busy.child() as child:
+        child.run("from reserve_gpu.reservation.session import session")
+        child.run("import threading, ctypes; cuda = ctypes.CDLL('libcuda.so.1')")
+        child.run("start = threading.Thread(target=lambda: cuda.cuInit(0))")
+        child.run("start.start(); reserve_gpu.reserve(for_=0.2)")
+        wait_for(lambda: child.run("session().held.overdue").value)
+        assert child.run("os.environ['CUDA_VISIBLE_DEVICES']").value == "0"
+        assert not is_free(busy)
+
+
+@pytest.mark.process
+def test_cuda_that_does_not_start_keeps_nothing(busy: Machine) -> None:
+    """Where the library is loaded, and nobody starts it, the GPU is released a little later."""
+    with busy.child() as child:
+        child.run("import ctypes; cuda = ctypes.CDLL('libcuda.so.1')")
+        child.run("reserve_gpu.reserve(for_=0.2)")
+        wait_for(lambda: child.run("os.environ['CUDA_VISIBLE_DEVICES']").value == "")
+        assert locked(busy.locks)
+        wait_for(lambda: not locked(busy.locks))
+        assert child.run("cuda.cuInit(0)").value == NO_DEVICE
+
+
+@pytest.mark.process
+def test_a_wait_for_more_keeps_nothing_past_its_end(machine: Machine) -> None:
+    """Who waits for a second GPU releases the first one in time."""
+    with machine.child() as child, machine.child() as other:
+        assert other.reserve("1").value == "1"
+        child.run("reserve_gpu.reserve('0', for_=0.5)")
+        child.send("reserve_gpu.reserve(count=2, wait=60)")
+        wait_for(lambda: queue(machine))
+        wait_for(lambda: is_free(machine))
+        child.kill()
+
+
+@pytest.mark.process
+def test_a_child_on_the_gpu_keeps_it(busy: Machine) -> None:
+    """What a launcher has started has the GPU past the end, and no longer than it runs."""
+    with busy.child() as child:
+        child.run("import subprocess, sys")
+        child.run("reserve_gpu.reserve(for_='1h')")
+        program = f"{USE_GPU}; print(flush=True); input()"
+        child.run(
+            f"job = subprocess.Popen([sys.executable, '-c', {program!r}], text=True, "
+            "stdin=subprocess.PIPE, stdout=subprocess.PIPE)"
+        )
+        child.run("job.stdout.readline(); reserve_gpu.reserve(for_=0.2)")
+        wait_for(lambda: "overdue since" in busy.command(*US, "status").stdout, 0.2)
+        assert not is_free(busy)
+        child.run("job.communicate('')")
+        wait_for(lambda: is_free(busy))
+
+
+@pytest.mark.process
+def test_a_child_that_may_come_is_named(machine: Machine) -> None:
+    """Who has started something that may use the GPU later reads what that is."""
+    done = machine.python(
+        "import reserve_gpu, subprocess, sys, time\n"
+        "reserve_gpu.reserve(for_='1h')\n"
+        "job = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "reserve_gpu.reserve(for_=0.2)\n"
+        "while reserve_gpu.current(): time.sleep(0.01)\n"
+        "job.communicate(b'\\n')"
+    )
+    assert re.search(r"started from here: python\S* -c input\(\) \(pid [0-9]+\)\.", done.stderr)
+
+
+@pytest.mark.process
+def test_nothing_is_visible_before_it_is_released(machine: Machine) -> None:
+    """At the end the variable is empty before the lock goes, and has no other value after."""
+    done = machine.python(
+        "import os, sys, time, reserve_gpu\n"
+        "reserve_gpu.reserve(for_=0.2)\n"
+        "events = []\n"
+        "def note(event, words):\n"
+        "    if event == 'os.putenv' and words[0] == b'CUDA_VISIBLE_DEVICES':\n"
+        "        events.append(words[1])\n"
+        "    if event == 'os.unsetenv' and words[0] == b'CUDA_VISIBLE_DEVICES':\n"
+        "        events.append(None)\n"
+        "    if event == 'fcntl.flock' and words[1] == 8:  # LOCK_UN\n"
+        "        events.append('unlocked')\n"
+        "sys.addaudithook(note)\n"
+        "while reserve_gpu.current(): time.sleep(0.01)\n"
+        "print(*dict.fromkeys(events))"
+    )
+    assert done.stdout == "b'' unlocked\n"
+
+
+@pytest.mark.process
 @pytest.mark.full
 def test_what_was_left_to_the_next_program_ends(machine: Machine) -> None:
     """The program that a process becomes by exec, as a kernel does, waits for its end."""
@@ -741,6 +836,20 @@ def test_each_end_calls_once(busy: Machine) -> None:
         "time.sleep(60)"
     )
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "[0]\n[0, 1]\n"), done
+
+
+def test_all_that_is_called_before_has_one_time() -> None:
+    """However many functions there are, all of them together have no more than the longest time."""
+    end, problems, is_over = ProcessEnd(longest_s=0.1), list[str](), threading.Event()
+    for _ in range(3):
+        end.call_before(lambda: is_over.wait(LIMIT_S), LIMIT_S)
+    end.begin(lambda: False, problems.append, is_over.set)
+    assert is_over.wait(LIMIT_S)
+    assert [problem.endswith("has not ended within 0 s.") for problem in problems] == [
+        False,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.process

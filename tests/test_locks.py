@@ -20,7 +20,8 @@ import reserve_gpu
 from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
-from reserve_gpu.locks.directory import MUTEX, LockDirectory
+from reserve_gpu.locks.directory import MUTEX, LockDirectory, _mutex_message
+from reserve_gpu.locks.holders import _keeper
 from reserve_gpu.locks.lock import kernel_device
 from reserve_gpu.locks.record import Record
 from reserve_gpu.model import Promise, State
@@ -844,6 +845,11 @@ def test_a_record_is_readable_while_the_lock_is_held(two: Here) -> None:
     assert (two.locks / GPU0).read_bytes() == b""
 
 
+def test_a_process_that_is_younger_than_a_lock_is_not_its_holder() -> None:
+    """The number of a holder that has ended may be another process's, which is not named for it."""
+    assert _keeper(os.getpid(), os.stat("/usr/bin/env")) is None
+
+
 # -- the mutex ------------------------------------------------------------------------------------
 
 
@@ -852,6 +858,16 @@ def test_who_waits_too_long_for_the_mutex_is_told_who_has_it(two: Here) -> None:
     expected = pytest.raises(MutexHeldError, match=rf"process {os.getpid()} of \w+")
     with LockDirectory() as first, LockDirectory() as second, first.mutex(), expected:
         second.mutex(limit_s=0.05).__enter__()
+
+
+@pytest.mark.parametrize(("waited_s", "is_hanging"), [(0.1, False), (9.9, False), (30, True)])
+def test_only_who_has_waited_for_long_reads_of_a_driver_that_hangs(
+    waited_s: float, *, is_hanging: bool
+) -> None:
+    """Others who reserve for a moment are no sign of a driver that hangs."""
+    text = _mutex_message([os.getpid()], waited_s)
+    assert f"under way for {waited_s:.0f} s, by process {os.getpid()} of" in text
+    assert ("the NVIDIA driver hangs" in text) is is_hanging
 
 
 def test_who_is_late_waits_a_second_for_the_mutex(two: Here) -> None:

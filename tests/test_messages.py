@@ -1087,7 +1087,7 @@ CHANGED = "CUDA_VISIBLE_DEVICES was"
             ),
         ),
         (
-            messages.lost(GPU0, "/run/lock/a.lock", BOB),
+            messages.lost(GPU0, "/run/lock/a.lock", [BOB]),
             (
                 "Somebody deleted /run/lock/a.lock, the lock of GPU0, and the device is now "
                 "reserved by bob, /home/bob (pid 9876). Nothing was changed: agree with them, or "

@@ -742,3 +742,16 @@ def test_no_driver_is_an_error_of_its_own(here: Here) -> None:
         with pytest.raises(DriverError) as caught:
             reserve_gpu.reserve()
         assert type(caught.value) is kind
+
+
+def test_two_gpus_with_one_uuid(here: Here) -> None:
+    """Of two GPUs that the driver gives one UUID, as some virtual ones have, the first is used."""
+    uuid = "GPU-12345678-0000-4000-8000-000000000000"
+    here.write(f"gpu\n uuid {uuid}\ngpu\n uuid {uuid}\n")
+    assert got() == "0"
+    first, second = reserve_gpu.status().rows
+    assert first.is_mine
+    assert second.state is State.BROKEN
+    assert second.reason == "the driver gives it the UUID of GPU0: only that is used"
+    with pytest.raises(NoFreeDeviceError):
+        reserve_gpu.reserve("0,1")

@@ -123,6 +123,22 @@ def test_a_refusal_names_all_who_have_a_part(one: Here) -> None:
     assert locked(one.locks) == set()
 
 
+@pytest.mark.parametrize(("others_mib", "is_lost"), [(6000, False), (6001, True)])
+def test_a_part_whose_file_was_deleted(one: Here, others_mib: int, *, is_lost: bool) -> None:
+    """It is locked anew only as far as what others were promised meanwhile leaves it room."""
+    part(4000)
+    (deleted,) = one.locks.glob("*.share-*")
+    deleted.unlink()
+    with promised(one, gpu0=[others_mib]):
+        if is_lost:
+            with pytest.raises(reserve_gpu.LockError, match=r"now reserved by .*rival\.ipynb"):
+                part(4000)
+            assert len(locked(one.locks)) == 1
+        else:
+            with pytest.warns(reserve_gpu.ReserveGPUWarning, match="locked anew"):
+                assert part(4000) == "0"
+
+
 def test_more_than_any_gpu_has(one: Here) -> None:
     """A part that is larger than every GPU can never be had, and it is said so."""
     with pytest.raises(reserve_gpu.ImpossibleError):

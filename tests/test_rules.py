@@ -335,7 +335,7 @@ def test_the_sum_of_parts_is_limited(here: Here) -> None:
         assert got("0", memory="4GiB") == "0"
         assert got("0", memory="3GiB") == "0"
         text = refused("0", memory="4.1GiB")
-        assert f'memory = "10GiB" ([limits] in {here.rules}). You have 6 GiB of a GPU' in text
+        assert f'memory = "10GiB" ([limits] in {here.rules}). You have 6 GiB of GPU2' in text
         assert "limited" in refused("0,1", memory="2.5GiB")
         assert got(count=2, exclude="2,3") == "0,1"  # no parts
     with here.rival("2", share=True):  # without a size: all of it
@@ -356,9 +356,7 @@ def test_a_share_of_a_gpu_of_unknown_size_is_all_that_a_user_may_have() -> None:
     shared, other = Device(0, "GPU-a"), Device(1, "GPU-b", memory_mib=81920)
     ruled = said('[limits]\nmemory = "40GiB"')
     elsewhere = [Holder(pid=17, file="GPU-a.share-0-0.lock")]
-    judged = quota.judge(
-        ruled, parse(None, memory="1GiB"), [other], [], elsewhere, lambda: [shared, other]
-    )
+    judged = quota.judge(ruled, parse(None, memory="1GiB"), [other], [], elsewhere, [shared, other])
     row = judged(other)
     assert row
     assert row.state is State.LIMITED
@@ -532,6 +530,24 @@ def test_the_kernel_ends_where_the_rule_says_so(here: Here, wishes: dict[str, An
     reserve_gpu.reserve()
     assert not held().lease.has_end
     assert not held().lease.end_kernel
+
+
+def test_a_part_for_the_whole_begins_no_new_time(here: Here) -> None:
+    """From a whole GPU to a part and back the rule's time counts from the first of them."""
+    here.rules.write_text('[limits]\ntime = "2h"\n')
+    until = reserve_gpu.reserve("0").lease.until
+    assert until is not None
+    assert reserve_gpu.reserve("0", memory="1GiB").lease.until == until
+    assert reserve_gpu.reserve("0").lease.until == until
+
+
+def test_what_else_lies_there_counts_for_nobody(here: Here) -> None:
+    """A link to the mutex, or to the lock of a GPU that one has, is no GPU of one's own."""
+    here.rules.write_text("[limits]\ngpus = 2\n")
+    with here.rival("0"):
+        os.link(here.locks / "mutex.lock", here.locks / "x.lock")
+        os.link(here.locks / f"{here.uuid('0')}.lock", here.locks / "GPU-1.lock")
+        assert got() == "1"
 
 
 def test_prolonging_ends_where_the_rule_counts_from_the_start(here: Here) -> None:

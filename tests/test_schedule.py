@@ -9,7 +9,14 @@ import pytest
 
 from reserve_gpu.model import Lease
 from reserve_gpu.reservation import schedule
-from reserve_gpu.reservation.schedule import LONGEST_PAUSE_S, WANTED_S, Action, Seen, Step
+from reserve_gpu.reservation.schedule import (
+    CHILD_S,
+    LONGEST_PAUSE_S,
+    WANTED_S,
+    Action,
+    Seen,
+    Step,
+)
 
 BEGAN = 1_000_000.0
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -191,6 +198,12 @@ def test_a_machine_that_sleeps_is_not_idle() -> None:
         ("if_wanted end_kernel", "is_wanted has_cuda", Action.END_PROCESS),
         ("if_wanted is_strict", "is_running is_wanted", Action.RELEASE),
         ("", "is_wanted", Action.RELEASE),
+        ("", "has_child", Action.LEAVE_TO_CHILD),
+        ("", "has_child has_cuda", Action.MARK_OVERDUE),
+        ("", "has_child is_running", Action.PUT_OFF),
+        ("if_wanted", "has_child", Action.STAY),
+        ("if_wanted", "has_child is_wanted", Action.LEAVE_TO_CHILD),
+        ("end_kernel", "has_child", Action.END_PROCESS),
     ],
 )
 @pytest.mark.parametrize("way", ["by the clock", "by idleness"])
@@ -201,6 +214,7 @@ def test_what_is_done_at_the_end(way: str, wishes: str, seen: str, expected: Act
     )
     due = step(lease, 5000, idle_s=HOUR_S, **dict.fromkeys(seen.split(), True))
     pauses = {Action.PUT_OFF: LONGEST_PAUSE_S, Action.STAY: WANTED_S}
+    pauses[Action.LEAVE_TO_CHILD] = CHILD_S
     assert due == Step(expected, 3600 if way == "by the clock" else 5000, pauses.get(expected))
     assert (due.action in schedule.FINAL) == (due.pause_s is None)
 

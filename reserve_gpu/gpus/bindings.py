@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from reserve_gpu import host
 from reserve_gpu.calls import no_fork
-from reserve_gpu.errors import DriverError, NoDriverError, NoThreadError, shown
+from reserve_gpu.errors import (
+    TOO_MANY_FILES,
+    DriverError,
+    NoDriverError,
+    NoThreadError,
+    shown,
+)
 from reserve_gpu.gpus.worker import HangError, Worker
 from reserve_gpu.model import State
 
@@ -215,6 +221,8 @@ class Bindings:
         try:
             self.ask("nvmlInit")
         except DeviceError as error:
+            if error.code == Code.LIBRARY_NOT_FOUND and not host.has_descriptor():
+                return DriverError(TOO_MANY_FILES)
             return _driver_error(error)
         self._is_initialised = True
         try:
@@ -284,6 +292,8 @@ def import_pynvml() -> ModuleType:
     except SyntaxError:  # written for Python 2
         raise _wrong_bindings() from None
     except Exception as error:  # a broken module may raise anything
+        if not host.has_descriptor():
+            raise DriverError(TOO_MANY_FILES) from error
         raise DriverError(
             f"The module pynvml can't be imported ({shown(str(error), TEXT_LIMIT)}). "
             f"Run: {host.install_command('nvidia-ml-py')}"

@@ -82,6 +82,7 @@ class Nvml:
         # By UUID: NVML's handles of the device, and of the GPU that it is or is a part of. Of an
         # instance NVML refuses to say what is a property of the board.
         self._handles: dict[str, tuple[Any, Any]] = {}
+        self._places: dict[str, tuple[int, int | None]] = {}  # index and slot, by UUID
 
     def __enter__(self) -> Self:
         self._driver = Bindings(self._limit_s)
@@ -237,6 +238,10 @@ class Nvml:
     def _read_device(self, index: int, handle: Any, gpu: Any, slot: int | None = None) -> Device:
         """Return the device at that place; asked again, return the same object."""
         uuid = self._driver.ask("nvmlDeviceGetUUID", handle)
+        first = self._places.setdefault(uuid, (index, slot))
+        if first != (index, slot):  # some virtual GPUs: one lock can't stand for both
+            other = Fault(first[0], "", first[1])
+            raise DeviceError(f"the driver gives it the UUID of {other.label}: only that is used")
         self._handles[uuid] = handle, gpu
         for known in self._devices.get(index, ()):
             if isinstance(known, Device) and (known.uuid, known.instance) == (uuid, slot):

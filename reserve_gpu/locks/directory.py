@@ -41,6 +41,7 @@ MUTEX, QUEUE = "mutex.lock", "queue"
 MUTEX_LIMIT_S = 30.0
 MUTEX_ASK_S = 1.0  # between two looks at who has it
 MUTEX_POLL_S = 0.01
+LONG_S = 10.0  # no look takes so long, unless the driver hangs
 REPLACED_LIMIT = 10  # attempts to lock a file that others go on replacing
 MOST_LOST = 256  # locks that are looked at to find those of lost devices; anybody may make some
 MOST_OF_ONE_USER = 64  # sharers of a device, and waiters; nobody needs more, and each costs a look
@@ -110,10 +111,17 @@ class LockDirectory:
             calls.sleep(MUTEX_POLL_S)
         return lock
 
-    def acquire(self, name: str, mode: int = OTHERS_MODE, *, shared: bool = False) -> Lock | None:
+    def acquire(
+        self,
+        name: str,
+        mode: int = OTHERS_MODE,
+        *,
+        shared: bool = False,
+        since: float | None = None,
+    ) -> Lock | None:
         """Lock the file of that name, made if it is not there; None if somebody has it locked.
 
-        Raises LockError.
+        since: of the lock in whose place this one comes. Raises LockError.
         """
         path = f"{self.path}/{name}"
         if "/" in name or name.startswith("."):  # UUIDs come from the driver
@@ -126,36 +134,38 @@ class LockDirectory:
                     return None
                 # Somebody may have replaced the file before it was locked.
                 if files.is_current(self.descriptor, name, descriptor):
-                    lock = Lock(descriptor, path, shared=shared)
+                    lock = Lock(descriptor, path, shared=shared, since=since)
                     return lock
             finally:
                 if lock is None:
                     descriptors.close(descriptor)
         raise LockError(f"Other processes replace {path} again and again.")
 
-    def lock_device(self, uuid: str, *, share: bool, held: Lock | None = None) -> Lock | Holder:
+    def lock_device(
+        self, uuid: str, *, share: bool, held: Lock | None = None, since: float | None = None
+    ) -> Lock | Holder:
         """Lock a device, whole or as a sharer, or return who has it; under the mutex.
 
         held: the lock that this process has on the device already, which does not count against it.
-        Raises LockError.
+        since: of the lock in whose place the new one comes. Raises LockError.
         """
         name, prefix = lock_name(uuid), _share_prefix(uuid)
         held_names = {held.name} if held else set()
         if name in held_names:  # it is held whole, and others are to be let in
-            return self.acquire_own(prefix, shared=True)
-        whole = self.acquire(name)
+            return self.acquire_own(prefix, shared=True, since=since)
+        whole = self.acquire(name, since=since)
         if whole is None:
             return self.holders.of(name)
         with ExitStack() as stack:
             stack.callback(whole.release)
             if share:
-                return self.acquire_own(prefix, shared=True)
+                return self.acquire_own(prefix, shared=True, since=since)
             if sharer := next(self._living(prefix, held_names), None):
                 return self.holders.of(sharer)
             stack.pop_all()
             return whole
 
-    def acquire_own(self, prefix: str, *, shared: bool = False) -> Lock:
+    def acquire_own(self, prefix: str, *, shared: bool = False, since: float | None = None) -> Lock:
         """Lock a file of this user's own, `PREFIX-UID-N.lock`; under the mutex. Raises LockError.
 
         Only their owner can write to these files, so nobody can take a user's places away or write
@@ -166,7 +176,7 @@ class LockDirectory:
             name = f"{prefix}-{os.geteuid()}-{number}.lock"
             if files.is_others(self.descriptor, name):
                 continue
-            if lock := self.acquire(name, OWN_MODE, shared=shared):
+            if lock := self.acquire(name, OWN_MODE, shared=shared, since=since):
                 names.add(name)
                 return lock
             living += 1
@@ -193,23 +203,27 @@ class LockDirectory:
         """
         devices = [lock_name(uuid).removesuffix("lock") for uuid in uuids]
         known = (*devices, MUTEX, QUEUE)
-        others = self._files_besides(known)[:MOST_LOST]
+        names = [name for name in self.holders.names if name.endswith(".lock")]
+        others = sorted(name for name in names if not name.startswith(known))[:MOST_LOST]
         return tuple(map(self.holders.of, filter(self._is_held, others)))
 
-    def holders_by(self, uid: int, besides: Collection[str] = ()) -> tuple[Holder, ...]:
-        """Return the holders that are a user's processes; under the mutex.
+    def holders_by(
+        self, uid: int, uuids: Collection[str], besides: Collection[str] = ()
+    ) -> tuple[Holder, ...]:
+        """Return the holders of these devices that are a user's processes; under the mutex.
 
         For a whole device the kernel's list of locks says whose process it is. For a shared one
         the owner of the file does, as nobody else can write to that. A whole device that a process
-        of another PID namespace has counts for no user. besides: files that do not count.
+        of another PID namespace has counts for no user. What else lies in the directory counts for
+        nobody: anybody may have put it there.
+        besides: files that do not count.
         """
-        names = [name for name in self._files_besides((MUTEX, QUEUE)) if name not in besides]
-        holders = [self._holder_by(uid, name) for name in names]
+        names = [name for uuid in uuids for name in self._device_files(uuid)]
+        holders = [self._holder_by(uid, name) for name in names if name not in besides]
         return tuple(holder for holder in holders if holder)
 
-    def _files_besides(self, prefixes: tuple[str, ...]) -> list[str]:
-        names = [name for name in self.holders.names if name.endswith(".lock")]
-        return sorted(name for name in names if not name.startswith(prefixes))
+    def _device_files(self, uuid: str) -> list[str]:
+        return [lock_name(uuid), *self.user_files(_share_prefix(uuid))]
 
     def _holder_by(self, uid: int, name: str) -> Holder | None:
         if is_sharers(name):
@@ -278,8 +292,7 @@ class LockDirectory:
                 yield name
 
     def _listed(self, uuid: str, holders: Holders) -> Iterator[str]:
-        names = [lock_name(uuid), *self.user_files(_share_prefix(uuid))]
-        return filter(holders.lists, names)
+        return filter(holders.lists, self._device_files(uuid))
 
     def _is_held(self, name: str, path: str | None = None) -> bool:
         """Tell whether somebody has the file locked: the lock decides, not the kernel's list.
@@ -334,8 +347,10 @@ def _mutex_message(pids: list[int | None], waited_s: float) -> str:
     distinct = dict.fromkeys(pid for pid in pids if pid)
     names = [f"process {pid} of {host.user_of(pid) or 'an unknown user'}" for pid in distinct]
     who = ", ".join(names) or "a process that can't be seen from here"
+    text = f"Other reservations have been under way for {waited_s:.0f} s, by {who}. Try again."
+    if waited_s < LONG_S:
+        return text
     return (
-        f"Other reservations have been under way for {waited_s:.0f} s, by {who}. Try again. If "
-        "that does not help, the NVIDIA driver hangs in that process, which must end before "
-        "anybody can reserve a GPU."
+        f"{text} If that does not help, the NVIDIA driver hangs in that process, which must end "
+        "before anybody can reserve a GPU."
     )

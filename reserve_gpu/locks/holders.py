@@ -6,11 +6,12 @@ namespaces. Another process has written the record, so it is read with suspicion
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 
 from reserve_gpu import host
-from reserve_gpu.errors import LockError
+from reserve_gpu.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
 from reserve_gpu.locks.record import Asks, Record
@@ -19,6 +20,7 @@ from reserve_gpu.model import Holder, Ticket
 SHARE = ".share"  # in the name of a sharer's file: UUID.share-UID-N.lock
 # A file that was changed no later than this after its record was only written: no cell has ended.
 WRITING_S = 1.0
+CLOCK_S = 2.0  # by which the moment at which a process began may be wrong
 
 
 class Holders:
@@ -44,7 +46,9 @@ class Holders:
             try:
                 self._names = set(os.listdir(f"/proc/self/fd/{self._directory}"))
             except OSError as error:
-                raise LockError(f"{self._path} can't be listed: {error.strerror}.") from error
+                text = f"{self._path} can't be listed: {error.strerror}."
+                is_full = error.errno == errno.EMFILE
+                raise LockError(TOO_MANY_FILES if is_full else text) from error
         return self._names
 
     def of(self, name: str) -> Holder:
@@ -81,7 +85,7 @@ class Holders:
 
     def _holder(self, record: Record, status: os.stat_result) -> Holder:
         pid = self._pid(status)
-        return named(record, pid and _keeper(pid, status), status.st_mtime)
+        return named(record, _keeper(pid, status) if pid else None, status.st_mtime)
 
     def _record(self, name: str) -> tuple[Record, os.stat_result | None]:
         descriptor = files.open_to_look(self._directory, name)
@@ -141,12 +145,15 @@ def _locking_pids() -> dict[str, int]:
     return pids
 
 
-def _keeper(pid: int, file: os.stat_result) -> int:
+def _keeper(pid: int, file: os.stat_result) -> int | None:
     """Return the process that keeps a lock: the one that took it, or one that it left running.
 
-    What a command of `reserve-gpu run` leaves in the background has its descriptors.
+    What a command of `reserve-gpu run` leaves in the background has its descriptors. By then the
+    number of the one that took it may be another process's, which has begun after the lock: the
+    file was changed last by its holder, and its ctime can't be set back.
     """
-    if os.path.exists(f"/proc/{pid}"):
+    began = host.began(pid)
+    if began is not None and began <= file.st_ctime + CLOCK_S:
         return pid
     for other in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError):  # it has ended, or is another user's
@@ -156,4 +163,4 @@ def _keeper(pid: int, file: os.stat_result) -> int:
                     with open(f"/proc/{other}/fdinfo/{number}", encoding="utf-8") as info:
                         if "FLOCK" in info.read():  # it has not only looked
                             return int(other)
-    return pid
+    return None if began else pid

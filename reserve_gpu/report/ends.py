@@ -21,6 +21,7 @@ RELEASED = "This reservation was released."
 REPLACED = "Another reservation has taken the place of this one."
 HOUR_S = 3600
 NEAR_S = 2 * MINUTE_S  # a moment that is so near has its seconds
+NAMED_CHILDREN = 3
 
 
 class End(NamedTuple):
@@ -79,12 +80,21 @@ def may_go(end: End) -> str:
     return f"{_has_ended(end)}. It lasts until somebody waits for it.{_to_keep(end)}"
 
 
-def gone(end: End) -> str:
-    """Say that it was released."""
-    return (
-        f"{_has_ended(end)}. No GPU is visible to this {end.face.sight} now. To get one:\n"
-        f"{end.face.typed(Request())}"
-    )
+def gone(end: End, children: Sequence[str] = ()) -> str:
+    """Say that it is released.
+
+    children: what this process has started, which has the variables of the reservation still.
+    """
+    text = f"{_has_ended(end)}. No GPU is visible to this {end.face.sight} now."
+    if children:
+        named = [shown(child) for child in children[:NAMED_CHILDREN]]
+        more = len(children) - len(named)
+        named += [f"{more} more"] if more else []
+        text += (
+            f" It still is to what was started from here: {words.listed(named)}. End what is to "
+            f"use {labels(end.devices)} later."
+        )
+    return f"{text} To get one:\n{end.face.typed(Request())}"
 
 
 def overdue(end: End) -> str:
@@ -93,6 +103,14 @@ def overdue(end: End) -> str:
     return (
         f"The reservation of {labels(end.devices)} is overdue{_why(end)}. CUDA runs in this "
         f"{place} and keeps the GPU's memory: restart the {place} to free it.{_to_keep(end)}"
+    )
+
+
+def left_to_child(end: End) -> str:
+    """Say that it should have ended, and can't as long as a child uses the devices."""
+    return (
+        f"The reservation of {labels(end.devices)} is overdue{_why(end)}. A process that was "
+        f"started from here uses the GPU: the reservation ends with it.{_to_keep(end)}"
     )
 
 

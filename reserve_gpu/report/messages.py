@@ -251,14 +251,14 @@ def locked_anew(device: Device, path: str | None) -> str:
     return f"{what}. It is locked anew, and {device.label} is still reserved for this kernel."
 
 
-def lost(device: Device, path: str | None, holder: Holder) -> str:
+def lost(device: Device, path: str | None, holders: Sequence[Holder]) -> str:
     """Say that a reservation was lost, and who has the device now. path: as above."""
     what = f"Other code in this process had closed the lock of {device.label}"
     if path is not None:
         what = f"Somebody deleted {path}, the lock of {device.label}"
     return (
-        f"{what}, and the device is now {words.holder(holder)}. Nothing was changed: agree with "
-        "them, or restart this kernel."
+        f"{what}, and the device is now {'; '.join(map(words.holder, holders))}. Nothing was "
+        "changed: agree with them, or restart this kernel."
     )
 
 

@@ -47,7 +47,6 @@ displays, pictures = Late("report.progress"), Late("report.pictures")
 faces, messages = Late("report.faces"), Late("report.messages")
 machine, quota, statuses = Late("machine"), Late("reservation.quota"), Late("report.status")
 
-LONGEST_BEFORE_END_S = 600.0  # so that nobody keeps a GPU by a function that never ends
 HELD_LIMIT_S = 5.0  # for the driver to answer about what is held: a first touch takes up to 3 s
 
 
@@ -120,7 +119,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
             show_lease()
     except BaseException:  # of a signal, or as warnings are errors: nobody gets to know of it
         if is_new:
-            reservation.release()
+            session().run_in_any_case(session().undo, reservation)
         raise
     return reservation
 
@@ -141,7 +140,8 @@ def ask(
 
     def undo() -> None:
         if before:
-            this_session.undo(*before)
+            reservation = this_session.reservation
+            this_session.undo(None if reservation is before[0] else reservation)
             if before[0] or deadline.waits:
                 this_session.go_without()
 
@@ -305,13 +305,12 @@ def before_end(function: F, *, limit: float | str = "5m") -> F:
     function: takes nothing; it can save a checkpoint. It is called on a thread of its own, in the
         order in which they were given, and may be called again where the end was put off. One of
         the same name replaces the earlier one, as where its cell is run again.
-    limit: for how long to wait for it, at most 10 minutes.
+    limit: for how long to wait for it; for all of them together it is at most 10 minutes.
     Returns the function, so that this can be used as a decorator. Raises RequestError.
     """
     if not callable(function):
         raise RequestError(f"before_end() takes a function, not {shown(repr(function))}.")
-    limit_s = min(parse_duration(limit), LONGEST_BEFORE_END_S)
-    session().timer.process_end.call_before(function, limit_s)
+    session().timer.process_end.call_before(function, parse_duration(limit))
     return function
 
 

@@ -82,6 +82,8 @@ def attempt(
     rows: list[Row] = []
     ahead: list[Ticket] = []
     queue = place or Place(claim.locks)
+    # Rules count what this user has of any device.
+    everything = tuple(claim.gpus.walk()) if claim.rules else ()
     for devices in _batches(claim):
         with claim.locks.mutex(mutex_limit_s), Taken(claim.held) as taken:
             if place and not place.stands():
@@ -89,7 +91,7 @@ def attempt(
             ahead = queue.ahead()
             lease = claim.request.promise.lease
             if claim.rules:
-                claim, lease = _ruled(claim, claim.rules, devices)
+                claim, lease = _ruled(claim, claim.rules, devices, everything)
             if chosen := _choose(claim, devices, queue, taken):
                 granted = taken.granted(chosen)
                 lease = _begun(claim, lease, granted)
@@ -158,14 +160,20 @@ def _choose(
     return None if policy.first_will_do(claim.request) else choose()
 
 
-def _ruled(claim: Claim, rules: Rules, devices: Sequence[Device | Fault]) -> tuple[Claim, Lease]:
+def _ruled(
+    claim: Claim,
+    rules: Rules,
+    devices: Sequence[Device | Fault],
+    everything: Sequence[Device | Fault],
+) -> tuple[Claim, Lease]:
     """Return the claim with the rules for this user's devices and times; under the mutex.
 
     What this process has already does not count: what it asks for comes in its place.
     """
     held_names = [lock.name for lock in claim.held.values()]
-    elsewhere = claim.locks.holders_by(os.geteuid(), held_names)
-    by_rules = quota.judge(rules, claim.request, devices, claim.held, elsewhere, claim.gpus.walk)
+    uuids = [device.uuid for device in everything if isinstance(device, Device)]
+    elsewhere = claim.locks.holders_by(os.geteuid(), uuids, held_names)
+    by_rules = quota.judge(rules, claim.request, devices, claim.held, elsewhere, everything)
     return claim._replace(by_rules=by_rules), quota.lease(claim.request.promise.lease, rules)
 
 
@@ -196,7 +204,10 @@ def _locked(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) 
             return _kept(claim, device, held_lock)
         return _judged(claim, device, held_lock, queue, limit_s)
     try:
-        lock = claim.locks.lock_device(device.uuid, share=request.share, held=held_lock)
+        since = held_lock.since if held_lock else None
+        lock = claim.locks.lock_device(
+            device.uuid, share=request.share, held=held_lock, since=since
+        )
     except LockError as error:
         return Row(device, State.UNKNOWN, reason=str(error))
     if not isinstance(lock, Lock):

@@ -136,6 +136,14 @@ def cuda_started() -> bool:
     return _started_before_fork or _cuda() is not None
 
 
+def cuda_may_be_starting() -> bool:
+    """Tell whether CUDA may be reading the variables just now, or may have read them lately.
+
+    That is where the driver library is loaded, and its cuInit has not come to its end.
+    """
+    return _library() is not None and not cuda_started()
+
+
 def cuda_uuids() -> list[str]:
     """Return the UUIDs, without `GPU-` or `MIG-`, of the devices that CUDA sees, in its order.
 
@@ -176,15 +184,24 @@ def _remember() -> None:
 
 def _cuda() -> Any:
     """Return the CUDA driver library, if this process has loaded and initialised it."""
+    library = _library()
+    if library is None:
+        return None
+    import ctypes
+
+    count = ctypes.c_int()
+    is_started = library.cuDeviceGetCount(ctypes.byref(count)) != NOT_INITIALIZED
+    return library if is_started else None
+
+
+def _library() -> Any:
+    """Return the CUDA driver library, if this process has loaded it."""
     if not hasattr(os, "RTLD_NOLOAD"):
         return None
     with no_fork:
         import ctypes
 
     try:
-        library = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        return ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:
         return None
-    count = ctypes.c_int()
-    is_started = library.cuDeviceGetCount(ctypes.byref(count)) != NOT_INITIALIZED
-    return library if is_started else None

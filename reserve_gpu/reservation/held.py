@@ -1,6 +1,6 @@
 """What this process holds, as a value: the locks, and who in this process counts on them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from reserve_gpu import host
@@ -8,7 +8,7 @@ from reserve_gpu.calls import Late
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.lock import Lock
-from reserve_gpu.model import Device, Lease, Promise
+from reserve_gpu.model import Device, Holder, Lease, Promise
 
 messages = Late("report.messages")
 
@@ -76,15 +76,26 @@ class Held(NamedTuple):
     def relocked(self, device: Device, directory: LockDirectory) -> "tuple[Held, str]":
         """Lock the device anew; returns what is held then, and what to say of it. Under the mutex.
 
-        Raises LockError if another process has the device now.
+        Raises LockError if others have the device now, or so much of it that the part has no room.
         """
         old = self.locks[device.uuid]
-        new = directory.lock_device(device.uuid, share=old.shared)
+        new = directory.lock_device(device.uuid, share=old.shared, since=old.since)
         path = old.path if old.held() else None
         if not isinstance(new, Lock):
-            raise LockError(messages.lost(device, path, host.with_user(new)))
+            raise LockError(messages.lost(device, path, [host.with_user(new)]))
+        sharers = directory.sharers_of(device.uuid, [new.name])
+        if not self._has_room(device, sharers):
+            new.release()
+            raise LockError(messages.lost(device, path, list(map(host.with_user, sharers))))
         held = self._replace(locks={**self.locks, device.uuid: new})
         return held, messages.locked_anew(device, path)
+
+    def _has_room(self, device: Device, sharers: Sequence[Holder]) -> bool:
+        """Tell whether the part of it fits beside the parts of those who share the device."""
+        if self.part_mib is None or device.usable_mib is None:
+            return True
+        promised_mib = sum(sharer.part_mib or 0.0 for sharer in sharers)
+        return promised_mib + self.part_mib <= device.usable_mib
 
     def with_promise(self, **changes: Any) -> "Held":
         """Return the same with another promise."""

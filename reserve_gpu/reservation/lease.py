@@ -43,6 +43,9 @@ if TYPE_CHECKING:
         def held(self) -> Held | None:
             """Return what is held now."""
 
+        def hide(self) -> None:
+            """Let what starts from now on see no device; what is held stays held."""
+
         def let_go(self) -> None:
             """Release it, so that this process sees no device any more."""
 
@@ -61,6 +64,10 @@ LONGEST_LOOK_S = 300.0
 DRIVER_LIMIT_S = 5.0  # for the driver to answer such a look
 MUTEX_LIMIT_S = 0.5
 RETRY_S = 60.0  # until the next look after one that failed
+# cuInit reads the variables at its begin, and takes up to 3 s without persistence mode
+# (https://docs.nvidia.com/deploy/driver-persistence/): what has begun shows itself within that.
+HIDDEN_S = 5.0
+HIDDEN_POLL_S = 0.05
 
 
 class LeaseTimer:
@@ -97,8 +104,9 @@ class LeaseTimer:
         before, self._held = self._held, held if held and held.lease.has_end else None
         if _is_same(before, self._held) and not restart:
             return
-        self._is_notice = False  # of what was held before
         is_ending = self._action is Action.RELEASE and not held  # which tells its own word
+        if not is_ending:
+            self._is_notice = False  # of what was held before
         if not _goes_on(before, self._held) and not is_ending:
             if before:
                 self._show(ends.REPLACED if held else ends.RELEASED)
@@ -129,18 +137,42 @@ class LeaseTimer:
         self._look_at_use(held)
         is_over = schedule.is_over(held.lease, self._see())
         is_wanted = is_over and held.lease.if_wanted and self._is_wanted(held.devices)
+        has_child = is_over and is_used_by_child(held)
         with cells().quiet:
             seen = self._see()
-            if schedule.is_over(held.lease, seen):  # perhaps only now
-                seen = seen._replace(is_wanted=is_wanted, has_cuda=environment.cuda_started())
-            due = schedule.step(held.lease, self._began, seen)
-            act = due.action, held.lease.is_by_idleness(due.at)
-            if act != self._done:
-                self._done = act
-                self._do(held, due)
+            if schedule.is_over(held.lease, seen) and not is_over:  # only now
+                return 0.0
+            if is_over:
+                has_cuda = environment.cuda_started()
+                seen = seen._replace(is_wanted=is_wanted, has_cuda=has_cuda, has_child=has_child)
+            due = self._do_once(held, schedule.step(held.lease, self._began, seen))
+        if due.action is Action.RELEASE:
+            due = self._let_go(held, due, seen)
         if due.pause_s is None or held.lease.idle_s is None:
             return due.pause_s
         return min(due.pause_s, max(0.0, self._next_look - time.monotonic()))
+
+    def _do_once(self, held: Held, due: Step) -> Step:
+        act = due.action, held.lease.is_by_idleness(due.at)
+        if act != self._done:
+            self._done = act
+            self._do(held, due)
+        return due
+
+    def _let_go(self, held: Held, due: Step, seen: Seen) -> Step:
+        """Release what this process does not see any more, unless it has begun to use it before.
+
+        Returns what was done in the end.
+        """
+        until = time.monotonic() + HIDDEN_S
+        while environment.cuda_may_be_starting() and time.monotonic() < until:
+            time.sleep(HIDDEN_POLL_S)
+        seen = seen._replace(has_cuda=environment.cuda_started(), has_child=is_used_by_child(held))
+        if seen.has_cuda or seen.has_child:
+            seen = seen._replace(is_running=False, is_wanted=True)
+            return self._do_once(held, schedule.step(held.lease, self._began, seen))
+        self._owner.let_go()
+        return due
 
     def _do(self, held: Held, due: Step) -> None:
         """Do what has become due, once."""
@@ -156,12 +188,14 @@ class LeaseTimer:
         elif action is Action.STAY:
             self._tell(ends.may_go(end))
         elif action is Action.RELEASE:
-            self._owner.let_go()
-            self._tell(ends.gone(end))
+            self._owner.hide()
+            self._tell(ends.gone(end, host.children()))
         else:
             self._owner.mark_overdue(due.at)
             if action is Action.MARK_OVERDUE:
                 self._tell(ends.overdue(end))
+            elif action is Action.LEAVE_TO_CHILD:
+                self._tell(ends.left_to_child(end))
             else:
                 self._tell(ends.ending(end), is_last=True)
                 go_on = partial(self._owner.run, self._go_on, held.lease)
@@ -311,6 +345,24 @@ def _is_device_used(gpus: Nvml, device: Device, since: float) -> bool:
     if is_all_seen and not any(host.is_below(process.pid, own) for process in processes):
         return False
     return gauges.utilisation is None or gauges.utilisation > 0
+
+
+def is_used_by_child(held: Held) -> bool:
+    """Tell whether a process that this one has started is on one of the devices.
+
+    What can't be read is never taken for idle. Where the driver does not tell whose a process is,
+    any use is taken for that, unless others share the devices.
+    """
+    own = os.getpid()
+    try:
+        with Nvml(DRIVER_LIMIT_S) as gpus:
+            if not gpus.sees_all:
+                readings = [] if held.is_shared else map(gpus.usage, held.devices)
+                return any(reading.compute or reading.mps for reading in readings)
+            pids = {process.pid for device in held.devices for process in gpus.processes(device)}
+            return any(host.is_below(pid, {own}) for pid in pids - {own})
+    except (DriverError, DeviceError):
+        return True
 
 
 def waiters_for(devices: Sequence[Device]) -> dict[str, int]:

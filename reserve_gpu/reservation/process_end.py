@@ -17,6 +17,7 @@ from reserve_gpu.report import ends
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+LONGEST_S = 600.0  # for all that is called before: nobody keeps a GPU by what never ends
 STOP_S = 10.0  # until a process that is to end by itself gets the next signal
 POLL_S = 0.1
 
@@ -29,9 +30,13 @@ class BeforeEnd(NamedTuple):
 
 
 class ProcessEnd:
-    """What is done where this process has to end."""
+    """What is done where this process has to end.
 
-    def __init__(self) -> None:
+    longest_s: for how long to wait for all that is called before, together.
+    """
+
+    def __init__(self, longest_s: float = LONGEST_S) -> None:
+        self._longest_s = longest_s
         self._functions: list[BeforeEnd] = []
 
     def call_before(self, function: Callable[[], object], limit_s: float) -> None:
@@ -56,8 +61,10 @@ class ProcessEnd:
         """
 
         def end() -> None:
+            until = time.monotonic() + self._longest_s
             for function, limit_s in [*self._functions]:
-                if problem := _called(function, limit_s):
+                left_s = max(0.0, until - time.monotonic())
+                if problem := _called(function, min(limit_s, left_s)):
                     say(problem)
             _end_process(is_due)
             go_on()

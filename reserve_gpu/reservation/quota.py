@@ -75,20 +75,18 @@ def judge(  # noqa: PLR0913, PLR0917 - who asks for what, and what there is
     devices: Sequence[Device | Fault],
     own: Collection[str],
     elsewhere: Sequence[Holder],
-    walk: Callable[[], Iterable[Device | Fault]],
+    everything: Sequence[Device | Fault],
 ) -> Callable[[Device], Row | None]:
     """Return a function that tells why this user may not have a device, None if they may.
 
     own: the UUIDs of what this process has already. elsewhere: who else of this user's processes
-    has something. walk: what finds all devices of the machine, for those that they have.
+    has something. everything: all devices of the machine.
     Several parts of one GPU are one GPU.
     """
     held = {device_of(holder.file or "") for holder in elsewhere}
-    known = _by_place(devices)
-    asked = len(known.keys() - held) if request.devices else request.needed
+    known = _by_place(everything)
+    asked = len(_by_place(devices).keys() - held) if request.devices else request.needed
     memory = None if request.part_mib is None else ruled.memory  # the rule that counts here
-    if memory and any(_is_sharer(each) and each.part_mib is None for each in elsewhere):
-        known = _by_place(walk())
     elsewhere = [_labelled(holder, known) for holder in elsewhere]
     promised_mib = sum(_promised_mib(holder, known) for holder in elsewhere)
     part_mib = request.part_mib or 0.0

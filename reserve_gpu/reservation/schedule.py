@@ -10,6 +10,7 @@ from reserve_gpu.model import Lease
 WARNINGS = ((600.0, 0.25), (60.0, 0.05))
 LONGEST_PAUSE_S = 60.0  # at most so long after a machine has slept its clock is looked at
 WANTED_S = 2.0  # between two looks at whether somebody waits
+CHILD_S = 2.0  # between two looks at whether a child still uses a device
 
 
 class Action(Enum):
@@ -21,6 +22,7 @@ class Action(Enum):
     PUT_OFF = "it is over, and a cell runs"
     STAY = "it is over, and nobody waits"
     RELEASE = "it is over"
+    LEAVE_TO_CHILD = "it is over, and a child uses the devices"
     MARK_OVERDUE = "it is over, and CUDA uses the devices"
     END_PROCESS = "it is over, and CUDA is to release the devices"
 
@@ -33,6 +35,7 @@ class Seen(NamedTuple):
 
     now: in seconds since the epoch. idle_s: for how long nothing has used the devices.
     is_running: a cell runs. is_wanted: somebody waits for a device. has_cuda: CUDA has started.
+    has_child: a process that was started from here uses a device.
     """
 
     now: float
@@ -40,6 +43,7 @@ class Seen(NamedTuple):
     is_running: bool = False
     is_wanted: bool = False
     has_cuda: bool = False
+    has_child: bool = False
 
 
 class Step(NamedTuple):
@@ -78,9 +82,14 @@ def step(lease: Lease, began: float, seen: Seen) -> Step:
         return Step(Action.PUT_OFF, at, LONGEST_PAUSE_S)  # the end of the cell comes before
     if lease.if_wanted and not seen.is_wanted:
         return Step(Action.STAY, at, WANTED_S)
-    if not seen.has_cuda:
-        return Step(Action.RELEASE, at, None)
-    return Step(Action.END_PROCESS if lease.end_kernel else Action.MARK_OVERDUE, at, None)
+    is_used = seen.has_cuda or seen.has_child
+    if is_used and lease.end_kernel:
+        return Step(Action.END_PROCESS, at, None)
+    if seen.has_cuda:
+        return Step(Action.MARK_OVERDUE, at, None)
+    if seen.has_child:  # it may end before this process
+        return Step(Action.LEAVE_TO_CHILD, at, CHILD_S)
+    return Step(Action.RELEASE, at, None)
 
 
 def _ahead(lease: Lease, at: float, began: float, now: float) -> Step:

@@ -297,16 +297,23 @@ class Session:
         """Release what is held, so that this process sees no device any more."""
         self._become(None, environment.NO_DEVICES)
 
-    def undo(self, before: Reservation | None) -> None:
-        """Release what was reserved since then, as nobody got to know of it.
+    def undo(self, reservation: Reservation | None) -> None:
+        """Release a reservation that nobody got to know of.
 
         What CUDA uses stays reserved: nothing frees it as long as this process lives.
         """
-        if self.reservation is not before and not environment.cuda_started():
-            self._become(None)
+        if reservation and not environment.cuda_started():
+            self.release(reservation)
+
+    def hide(self) -> None:
+        """Let what starts from now on see no device; what is held stays held."""
+        self._changes = self._changes.to(environment.NO_DEVICES)
 
     def mark_overdue(self, since: float) -> None:
-        """Let everybody see that what is held should have ended at that moment."""
+        """Let everybody see that what is held should have ended at that moment, and show it here.
+
+        It is in use, so that the variables name it, whatever was hidden before.
+        """
         if self._held:
             self._become(self._held._replace(overdue=since))
 
@@ -385,7 +392,9 @@ class Session:
         """
         before = self._held
         with no_fork:
-            is_set = is_adopted or (before and held and held.has_same_shape(before))
+            is_hidden = self._changes.written == environment.NO_DEVICES
+            is_same = before and held and held.has_same_shape(before)
+            is_set = is_adopted or (is_same and not is_hidden)
             if not is_set:
                 held = self._with_variables(held, values or {})
             self._held = held

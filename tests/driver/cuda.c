@@ -84,20 +84,23 @@ static int number(int from, int *to) {
 
 /* ---- library ----------------------------------------------------------------------------- */
 
-static int start(unsigned flags) {
+static int start(unsigned flags, const struct place *seen, int count) {
     if (owner) return owner == getpid() ? SUCCESS : NOT_INITIALIZED;
     if (flags) return INVALID_VALUE;
-    if (!machine) return NO_DEVICE;
-    ordinals_count = visible_devices(getenv("CUDA_VISIBLE_DEVICES"), getenv("CUDA_DEVICE_ORDER"), ordinals);
-    if (!ordinals_count) return NO_DEVICE;
+    if (!machine || !count) return NO_DEVICE;
+    memcpy(ordinals, seen, sizeof ordinals);
+    ordinals_count = count;
     owner = getpid();
     return SUCCESS;
 }
 
+/* The variables are read at the begin: a delay comes after that, as it does in the real one. */
 EXPORT int cuInit(unsigned flags) {
+    struct place seen[ORDINALS];
     enter_call();
+    int count = machine ? visible_devices(getenv("CUDA_VISIBLE_DEVICES"), getenv("CUDA_DEVICE_ORDER"), seen) : 0;
     int code = obey_rules(__func__, NOWHERE);
-    return leave(code ? code : start(flags));
+    return leave(code ? code : start(flags, seen, count));
 }
 
 EXPORT int cuDriverGetVersion(int *version) {
