@@ -475,3 +475,18 @@ def test_release_after_the_start(asking: Asking) -> None:
     assert answers[3:] == [None, None]
     assert os.environ.get(VISIBLE) is None
     assert got("1") == "1"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "missing", ["cuDeviceGetUuid cuDeviceGetUuid_v2", "cuDeviceGet", "cuDeviceGetCount"]
+)
+def test_a_cuda_library_that_lacks_a_function(machine: Machine, missing: str) -> None:
+    """What can't be asked which GPUs it sees is too late for any, in a line."""
+    lines = "".join(f"missing {function}\n" for function in missing.split())
+    machine.write(f"{machine.scenario.read_text()}\n{lines}")
+    with machine.child() as child:
+        child.run("reserve_gpu.reserve('0'); import ctypes")
+        assert child.run("ctypes.CDLL('libcuda.so.1').cuInit(0)").value == 0
+        child.run("reserve_gpu.release()")
+        assert child.reserve("'1'").error == "TooLateError"

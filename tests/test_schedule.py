@@ -22,8 +22,7 @@ BEGAN = 1_000_000.0
 HOUR_S, DAY_S = 3600.0, 86_400.0
 MOMENT = Lease(until=BEGAN + HOUR_S)
 IDLE = Lease(idle_s=HOUR_S)
-# Before the end of 10 h, of an hour and of 16 min: when it is near, and very near.
-LONG, SHORT = Lease(until=BEGAN + 10 * HOUR_S), Lease(until=BEGAN + 960)
+LONG, SHORT = Lease(until=BEGAN + 10 * HOUR_S), Lease(until=BEGAN + 180)
 
 
 def step(lease: Lease, after_s: float, **seen: Any) -> Step:
@@ -49,19 +48,24 @@ def action(lease: Lease, after_s: float, **seen: Any) -> Action:
         (LONG, 36_000 - 60.1, Action.WARN),
         (LONG, 36_000 - 60, Action.WARN_AGAIN),
         (LONG, 36_000 - 0.001, Action.WARN_AGAIN),
-        # A quarter and a twentieth of the time, where that is less.
-        (SHORT, 719.9, Action.LAST),
-        (SHORT, 720, Action.WARN),
-        (SHORT, 911.9, Action.WARN),
-        (SHORT, 912, Action.WARN_AGAIN),
-        # One of each: 40 minutes to an hour.
-        (MOMENT, 2999.9, Action.LAST),
-        (MOMENT, 3000, Action.WARN),
-        (MOMENT, 3540, Action.WARN_AGAIN),
+        # At half of the time, where that is less; and 15 s before the end of what is short.
+        (Lease(until=BEGAN + 960), 479.9, Action.LAST),
+        (Lease(until=BEGAN + 960), 480, Action.WARN),
+        (Lease(until=BEGAN + 960), 900, Action.WARN_AGAIN),
+        (Lease(until=BEGAN + 240), 179.9, Action.WARN),
+        (Lease(until=BEGAN + 240), 180, Action.WARN_AGAIN),
+        (SHORT, 89.9, Action.LAST),
+        (SHORT, 90, Action.WARN),
+        (SHORT, 164.9, Action.WARN),
+        (SHORT, 165, Action.WARN_AGAIN),
+        # What is shorter still has two warnings as well.
+        (Lease(until=BEGAN + 20), 10, Action.WARN),
+        (Lease(until=BEGAN + 20), 14.9, Action.WARN),
+        (Lease(until=BEGAN + 20), 15, Action.WARN_AGAIN),
     ],
 )
 def test_warnings(lease: Lease, after_s: float, expected: Action) -> None:
-    """The end is near 10 minutes before, or in the last quarter; very near 1 minute, or 5 %."""
+    """People are warned 10 minutes and 1 minute before; of what is short at half and at 15 s."""
     assert action(lease, after_s) is expected
 
 
@@ -101,9 +105,9 @@ def test_use_takes_a_warning_back() -> None:
         (LONG, 36_000 - 90, 0, 30),
         (LONG, 36_000 - 60, 0, 60),
         (LONG, 36_000 - 1, 0, 1),
-        (SHORT, 700, 0, 20),
-        (SHORT, 900, 0, 12),
-        (SHORT, 950, 0, 10),
+        (SHORT, 70, 0, 20),
+        (SHORT, 153, 0, 12),
+        (SHORT, 170, 0, 10),
         (IDLE, DAY_S, 2990, 10),
         (IDLE, DAY_S, 3595, 5),
     ],
@@ -154,10 +158,10 @@ def test_the_end_that_comes_first(
 
 
 def test_the_part_of_the_time_is_of_the_end_that_comes_first() -> None:
-    """Who gives an hour and says idle for 4 minutes is warned a minute before idleness ends it."""
+    """Who gives an hour and says idle for 4 minutes is warned when 2 minutes have been idle."""
     both = Lease(until=BEGAN + HOUR_S, idle_s=240)
-    assert action(both, 100, idle_s=179) is Action.LAST
-    assert action(both, 100, idle_s=180) is Action.WARN
+    assert action(both, 100, idle_s=119) is Action.LAST
+    assert action(both, 100, idle_s=120) is Action.WARN
 
 
 # -- at the end -----------------------------------------------------------------------------------

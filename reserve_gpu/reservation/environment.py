@@ -158,14 +158,15 @@ def cuda_uuids() -> list[str]:
     if cuda is None:
         return []
     count, device, data = ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
-    # The first version of the call gives a MIG instance the UUID of its GPU.
-    ask_uuid = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid
     uuids: list[str] = []
-    cuda.cuDeviceGetCount(ctypes.byref(count))
-    for number in range(count.value):
-        if cuda.cuDeviceGet(ctypes.byref(device), number) or ask_uuid(ctypes.byref(data), device):
-            return []
-        uuids.append(str(uuid.UUID(bytes=bytes(data))))
+    with suppress(AttributeError):  # a library that lacks a function tells nothing
+        # The first version of the call gives a MIG instance the UUID of its GPU.
+        ask = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid
+        cuda.cuDeviceGetCount(ctypes.byref(count))
+        for number in range(count.value):
+            if cuda.cuDeviceGet(ctypes.byref(device), number) or ask(ctypes.byref(data), device):
+                return []
+            uuids.append(str(uuid.UUID(bytes=bytes(data))))
     return uuids
 
 
@@ -190,8 +191,10 @@ def _cuda() -> Any:
     import ctypes
 
     count = ctypes.c_int()
-    is_started = library.cuDeviceGetCount(ctypes.byref(count)) != NOT_INITIALIZED
-    return library if is_started else None
+    with suppress(AttributeError):  # a library that lacks it may have been initialised
+        if library.cuDeviceGetCount(ctypes.byref(count)) == NOT_INITIALIZED:
+            return None
+    return library
 
 
 def _library() -> Any:

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from reserve_gpu.model import Lease
 
-# Before the end: so long, or that part of the whole time, whichever is less.
-WARNINGS = ((600.0, 0.25), (60.0, 0.05))
+# So long before the end people are warned; what lasts for less than SHORT_S has times of its own.
+FIRST_S, LAST_S, LAST_OF_SHORT_S = 600.0, 60.0, 15.0
+SHORT_S = 240.0
 LONGEST_PAUSE_S = 60.0  # at most so long after a machine has slept its clock is looked at
 WANTED_S = 2.0  # between two looks at whether somebody waits
 CHILD_S = 2.0  # between two looks at whether a child still uses a device
@@ -96,8 +97,17 @@ def _ahead(lease: Lease, at: float, began: float, now: float) -> Step:
     """Return which warnings are due, and when the next one is."""
     left_s = at - now
     whole_s = (lease.idle_s or 0.0) if lease.is_by_idleness(at) else at - began
-    leads = [min(longest_s, whole_s * part) for longest_s, part in WARNINGS]
+    leads = _leads(whole_s)
     due = sum(left_s <= lead_s for lead_s in leads)
     action = (Action.LAST, Action.WARN, Action.WARN_AGAIN)[due]
     next_s = min([left_s, *(left_s - lead_s for lead_s in leads[due:])])
     return Step(action, at, min(next_s, LONGEST_PAUSE_S))
+
+
+def _leads(whole_s: float) -> list[float]:
+    """Return how long before the end the warnings are due, the first one first.
+
+    whole_s: for how long the lease lasts from its begin to its end.
+    """
+    first_s = min(FIRST_S, whole_s / 2)
+    return [first_s, LAST_S if whole_s >= SHORT_S else min(LAST_OF_SHORT_S, first_s / 2)]
