@@ -755,3 +755,24 @@ def test_two_gpus_with_one_uuid(here: Here) -> None:
     assert second.reason == "the driver gives it the UUID of GPU0: only that is used"
     with pytest.raises(NoFreeDeviceError):
         reserve_gpu.reserve("0,1")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("remap-pending 1", "its memory has failed: a reset of the GPU repairs it"),
+        (
+            "remap-failed 1",
+            "its memory has failed, and can't be repaired: the GPU has to be replaced",
+        ),
+    ],
+)
+@pytest.mark.parametrize("mig", ["", "mig on\n instance 0\n"])
+def test_a_gpu_whose_memory_has_failed_is_broken(
+    here: Here, line: str, reason: str, mig: str
+) -> None:
+    """It is passed over with the reason, and so are its instances."""
+    here.write(f"gpu\n {line}\n {mig}gpu\n")
+    assert got() == "1"
+    row = reserve_gpu.status().rows[0]
+    assert (row.state, row.reason) == (State.BROKEN, reason)

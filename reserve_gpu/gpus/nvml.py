@@ -209,11 +209,26 @@ class Nvml:
         gpu = self._driver.ask("nvmlDeviceGetHandleByIndex", index)
         mode = self._driver.ask_if_offered("nvmlDeviceGetMigMode", gpu, absent=NO_MIG)
         is_split = bool(mode and mode[0])
+        if reason := self._read_memory_fault(gpu):
+            return [Fault(index, reason)]
         if not is_split:
             return [self._read_device(index, gpu, gpu)]
         return self._read_instances(index, gpu) or [
             Fault(index, "MIG is on, but it has no MIG instances", state=State.EMPTY)
         ]
+
+    def _read_memory_fault(self, gpu: Any) -> str | None:
+        """Return why programs can fail on a GPU whose memory has failed, None where it has not.
+
+        https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
+        """
+        rows = self._driver.decoration("nvmlDeviceGetRemappedRows", gpu)
+        if rows is None:
+            return None
+        *_, is_pending, has_failed = rows
+        if has_failed:
+            return "its memory has failed, and can't be repaired: the GPU has to be replaced"
+        return "its memory has failed: a reset of the GPU repairs it" if is_pending else None
 
     def _read_instances(self, index: int, gpu: Any) -> list[Device | Fault]:
         """Return the MIG instances of a GPU. Raises DeviceError if there is no telling."""

@@ -82,6 +82,18 @@ DEVICE_CALL(nvmlDeviceGetCurrPcieLinkGeneration, (handle_t device, unsigned *gen
 DEVICE_CALL(nvmlDeviceGetMaxPcieLinkGeneration, (handle_t device, unsigned *generation),
             number(it.gpu->generation, generation))
 
+static int fill_rows(const struct gpu *gpu, unsigned *corrected, unsigned *uncorrectable, unsigned *pending,
+                     unsigned *failed) {
+    int code = number(0, corrected);
+    if (!code) code = number(0, uncorrectable);
+    if (!code) code = number(gpu->remap_pending, pending);
+    return code ? code : number(gpu->remap_failed, failed);
+}
+
+DEVICE_CALL(nvmlDeviceGetRemappedRows,
+            (handle_t device, unsigned *corrected, unsigned *uncorrectable, unsigned *pending, unsigned *failed),
+            fill_rows(it.gpu, corrected, uncorrectable, pending, failed))
+
 /* ---- what the board measures ---------------------------------------------------------------- */
 
 struct temperature_v1 {

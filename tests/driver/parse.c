@@ -242,6 +242,8 @@ static const struct word {
     {"speed", OF_GPU, NUMBER, offsetof(struct gpu, speed), NULL, NULL},
     {"minor", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, minor), NULL, NULL},
     {"numa", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, numa), NULL, NULL},
+    {"remap-pending", OF_GPU, NUMBER, offsetof(struct gpu, remap_pending), NULL, NULL},
+    {"remap-failed", OF_GPU, NUMBER, offsetof(struct gpu, remap_failed), NULL, NULL},
     {"name", OF_DEVICE, STRING, offsetof(struct device, name), NULL, NULL},
     {"uuid", OF_DEVICE, STRING, offsetof(struct device, uuid), NULL, NULL},
     {"memory", OF_DEVICE, NUMBER_OR_NONE, offsetof(struct device, memory_mib), NULL, NULL},
