@@ -74,7 +74,7 @@ WAIT = Option(
     nargs="?",
     const=True,
     metavar="DURATION",
-    help="wait in the queue until there is one, for DURATION (90, 90s, 10m, 2h) or for ever",
+    help="wait in the queue until there is one, for DURATION (90s, 10m, 2h, 1h30m) or for ever",
 )
 SHARE = Option(
     "--share",
@@ -99,7 +99,7 @@ UNTIL = Option(
     "--until",
     offers=("12:00", "18:00", *DAYS),
     metavar="TIME",
-    help="release it at 18:00, Fri, 2026-12-01 or 'Fri 18:00'",
+    help="release it at 18:00, 6pm, Fri, tomorrow, 2026-12-01 or 'Fri 18:00'",
 )
 IDLE = Option(
     "--idle",

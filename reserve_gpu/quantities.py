@@ -7,12 +7,15 @@ import time
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.model import MIB, UNITS
 
-_DURATION = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*(s|m|min|h|d|)"
-_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,12})?"
+_DURATION = rf"({_NUMBER})\s*(s|m|min|h|d)\s*"
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 LONGEST_S = 3e9  # a century, for which Python can still sleep
 _SIZE = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*(?:([kmgt])(i?)b?)?"
 _DATE, _DAY = r"(?P<date>[0-9]{4}-[0-9]{1,2}-[0-9]{1,2})", r"(?P<day>[a-z]{2,9})"
-_CLOCK = r"(?P<clock>(?:[01]?[0-9]|2[0-3]):[0-5][0-9])"
+_CLOCK = (
+    r"(?P<clock>(?:[01]?[0-9]|2[0-3]):[0-5][0-9]|(?:0?[1-9]|1[0-2])(?::[0-5][0-9])?\s*(?:am|pm))"
+)
 _MOMENT = rf"(?=.)(?:{_DATE}|{_DAY})?(?:(?:^|\s+|(?<=[0-9])t){_CLOCK})?"
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 LAST_MINUTE = "23:59"  # of a day
@@ -36,22 +39,27 @@ def size_and_unit(text: str | float) -> tuple[float, str | None]:
 
 
 def parse_duration(text: object, *, hint: str = "") -> float:
-    """Parse a time in seconds: `90`, `90s`, `10m`, `2h`, True for ever. Raises RequestError.
+    """Parse a time in seconds: `90s`, `10m`, `1h30m`, True for ever. Raises RequestError.
 
+    A number is in seconds; one that somebody typed is not, as most mean hours or minutes.
     hint: what more to say to one that is none.
     """
     if text is True:
         return math.inf
     if isinstance(text, (int, float)) and not isinstance(text, bool) and text >= 0:
         return float(min(text, LONGEST_S))
-    match = re.fullmatch(_DURATION, str(text).strip(), re.IGNORECASE | re.ASCII)
-    if not match:
-        raise RequestError(f"{shown(str(text))!r} is no duration. Give 90, 90s, 10m or 2h.{hint}")
-    return min(float(match[1]) * _SECONDS[match[2].lower()], LONGEST_S)
+    typed = str(text).strip()
+    if re.fullmatch(_NUMBER, typed, re.ASCII):
+        raise RequestError(f"{typed} what? Give {typed}s, {typed}m, {typed}h or {typed}d.{hint}")
+    flags = re.IGNORECASE | re.ASCII
+    if not re.fullmatch(f"(?:{_DURATION})+", typed, flags):
+        raise RequestError(f"{shown(typed)!r} is no duration. Give 90s, 10m, 2h or 1h30m.{hint}")
+    parts = re.findall(_DURATION, typed, flags)
+    return min(sum(float(n) * _SECONDS[unit.lower()] for n, unit in parts), LONGEST_S)
 
 
 def parse_moment(text: object, now: float) -> float:
-    """Parse a moment to come, as `18:00`, `Fri`, `2026-12-01`, `Fri 18:00`, in epoch seconds.
+    """Parse a moment to come, as `18:00`, `Fri`, `2026-12-01`, `tomorrow 9am`, in epoch seconds.
 
     In local time. A time of day alone is the next one; a day without one lasts until 23:59.
     now: in seconds since the epoch. Raises RequestError.
@@ -60,7 +68,8 @@ def parse_moment(text: object, now: float) -> float:
     moment = match and _moment(match["date"], match["day"], match["clock"], now)
     if moment is None:
         raise RequestError(
-            f"{shown(str(text))!r} is no time. Give 18:00, Fri, 2026-12-01 or 'Fri 18:00'."
+            f"{shown(str(text))!r} is no time. Give 18:00, 6pm, Fri, tomorrow, 2026-12-01 or "
+            "'Fri 18:00'."
         )
     if moment <= now:
         here = time.strftime("%Y-%m-%d %H:%M", time.localtime(now))
@@ -75,12 +84,14 @@ def _moment(date: str | None, day: str | None, clock: str | None, now: float) ->
     from datetime import datetime, timedelta  # which only a moment needs
 
     here = datetime.fromtimestamp(now)  # noqa: DTZ006 - people mean the time of their clock
-    hours, minutes = map(int, (clock or LAST_MINUTE).split(":"))
+    hours, minutes = _clock(clock or LAST_MINUTE)
     try:
         start = datetime.strptime(date, "%Y-%m-%d") if date else here  # noqa: DTZ007
         moment = start.replace(hour=hours, minute=minutes, second=0, microsecond=0)
         step = 0
-        if day:
+        if day and day.lower() == "tomorrow":
+            moment += timedelta(days=1)
+        elif day:
             names = [number for number, name in enumerate(_DAYS) if name.startswith(day.lower())]
             if len(names) != 1:
                 return None
@@ -93,3 +104,13 @@ def _moment(date: str | None, day: str | None, clock: str | None, now: float) ->
         return moment.timestamp()
     except (ValueError, OverflowError, OSError):
         return None
+
+
+def _clock(text: str) -> tuple[int, int]:
+    """Return the hours and minutes of `18:00`, `6pm` or `6:30 pm`."""
+    bare = text.lower().rstrip("apm ")
+    hours, _, minutes = bare.partition(":")
+    if bare == text.lower():
+        return int(hours), int(minutes)
+    is_afternoon = "p" in text.lower()
+    return int(hours) % 12 + 12 * is_afternoon, int(minutes or 0)

@@ -404,7 +404,7 @@ def test_values_of_several_words(here: Here, typed: CommandLine) -> None:
     words = ["--wait", "1 h", "--min-memory", "4 GB", "--note", "until Friday"]
     done = typed("run", *words, "--", "true")
     assert (done.visible, done.argv) == ("0", ["true"])
-    assert typed("run", "--wait", "1", "1", "--", "true").visible == "1"
+    assert typed("run", "--wait", "1s", "1", "--", "true").visible == "1"
     assert typed("run", "--note", "x", "GPU1", "--", "true").visible == "1"
 
 
@@ -522,7 +522,7 @@ def test_nothing_free(here: Here, typed: CommandLine) -> None:
 def test_the_wait_ran_out(here: Here, typed: CommandLine) -> None:
     """A wait that runs out is exit code 75."""
     with both(here):
-        done = typed("run", "--wait", "0.1", "--", "echo", "ran")
+        done = typed("run", "--wait", "0.1s", "--", "echo", "ran")
     assert (done.code, done.argv) == (75, None)
     assert "Waited for 0.1 s. No free GPU devices" in done.stderr
 

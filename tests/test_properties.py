@@ -219,7 +219,7 @@ def test_sizes_are_understood_or_refused(text: str | float) -> None:
 
 # -- durations -------------------------------------------------------------------------------------
 
-SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 CENTURY_S = 3e9
 
 

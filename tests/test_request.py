@@ -163,7 +163,9 @@ def test_bad_idle_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         (0.1 + 0.2, 0.3),
         (1 / 3, 1 / 3),
         (1e-06, 1e-06),
-        ("90", 90),
+        ("1h30m", 5400),
+        ("1 h 30 min", 5400),
+        ("1d 1h1m 1s", 90061),
         ("90s", 90),
         ("10m", 600),
         ("2h", 7200),
@@ -177,11 +179,11 @@ def test_bad_idle_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_duration(text: str | float, seconds: float) -> None:
-    """A bare number is seconds, s, m, h and d are units, True is for ever."""
+    """A number is seconds, s, m, h and d are units, which add up, and True is for ever."""
     assert quantities.parse_duration(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("longest", [math.inf, 1e300, "999999999999d", "999999999999"])
+@pytest.mark.parametrize("longest", [math.inf, 1e300, "999999999999d", "999999999999s"])
 def test_longest_duration(longest: str | float) -> None:
     """However long a duration is, Python can sleep for it."""
     assert 1e9 < quantities.parse_duration(longest) <= threading.TIMEOUT_MAX
@@ -190,7 +192,7 @@ def test_longest_duration(longest: str | float) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", " ", "m", "-1", "-1m", "+1", "1e3", "0x10", "1,5h", "1.h", ".5h", "1 0m", "1h30m"),
+        *("", " ", "m", "-1", "-1m", "+1", "1e3", "0x10", "1,5h", "1.h", ".5h", "1 0m", "1h30"),
         *("10mins", "5ms", "1w", "nan", "1_000", "\u0661m", "10m\x00", "forever", "True"),
         *(-1, -0.5, math.nan, False, None, [], b"90"),
     ],
@@ -198,6 +200,14 @@ def test_longest_duration(longest: str | float) -> None:
 def test_bad_duration(text: object) -> None:
     """What is no duration is refused, with examples of what is one."""
     with pytest.raises(RequestError, match="10m"):
+        quantities.parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["3", "0", "1.5", " 90 "])
+def test_a_number_that_somebody_typed_is_asked_back(text: str) -> None:
+    """Most who type 3 mean hours, so a number without a unit is no duration."""
+    number = text.strip()
+    with pytest.raises(RequestError, match=f"{number} what. Give {number}s, {number}m, {number}h"):
         quantities.parse_duration(text)
 
 
@@ -219,3 +229,43 @@ def test_deadline(wait: object, *, waits: bool, limit_s: float | None) -> None:
     assert (deadline.waits, deadline.limit_s) == (waits, limit_s)
     assert deadline.at >= before + (limit_s or 0)
     assert bool(deadline.left_s) is bool(limit_s)
+
+
+# -- moments ---------------------------------------------------------------------------------------
+
+NOW = time.mktime((2026, 11, 23, 15, 0, 0, 0, 0, -1))  # a Monday, in local time
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("18:00", "Mon 23 18:00"),
+        ("9:05", "Tue 24 09:05"),
+        ("15:00", "Tue 24 15:00"),  # it is that just now
+        ("6pm", "Mon 23 18:00"),
+        ("6:30 PM", "Mon 23 18:30"),
+        ("12am", "Tue 24 00:00"),
+        ("12pm", "Tue 24 12:00"),
+        ("Fri", "Fri 27 23:59"),
+        ("fri 6pm", "Fri 27 18:00"),
+        ("Monday", "Mon 23 23:59"),
+        ("mon 9:00", "Mon 30 09:00"),
+        ("tomorrow", "Tue 24 23:59"),
+        ("Tomorrow 9:00", "Tue 24 09:00"),
+        ("tomorrow 9am", "Tue 24 09:00"),
+        ("2026-11-25", "Wed 25 23:59"),
+        ("2026-11-25 9am", "Wed 25 09:00"),
+        ("2026-11-25T18:00", "Wed 25 18:00"),
+    ],
+)
+def test_moment(text: str, expected: str) -> None:
+    """A time of day is the next one, and a day without a time lasts until its last minute."""
+    moment = quantities.parse_moment(text, NOW)
+    assert time.strftime("%a %d %H:%M", time.localtime(moment)) == expected
+
+
+@pytest.mark.parametrize("text", ["", "soon", "T", "s", "13pm", "0am", "24:00", "9", "2026-13-01"])
+def test_bad_moment(text: str) -> None:
+    """What is no moment is refused, with examples of what is one."""
+    with pytest.raises(RequestError, match="is no time. Give 18:00, 6pm, Fri, tomorrow"):
+        quantities.parse_moment(text, NOW)

@@ -725,7 +725,7 @@ def test_a_call_in_a_notebook(here: Here) -> None:
     here.write(BUSY)
     shell = here.shell(is_notebook=True)
     shell.run("import reserve_gpu")
-    for line in ("%reserve_gpu --wait 0.1", "reserve_gpu.reserve(wait=0.1)"):
+    for line in ("%reserve_gpu --wait 0.1s", "reserve_gpu.reserve(wait=0.1)"):
         assert any("Waiting for a GPU" in each["text/plain"] for each in shell.run(line).values)
     silent = shell.run("reserve_gpu.reserve(wait=0.1, progress=None)")
     assert "Waiting" not in silent.all
@@ -791,7 +791,7 @@ def test_where_the_limit_runs_out_only_optional_goes_on(
 ) -> None:
     """After the limit a cell stops with the reason, and with --optional goes on without a GPU."""
     here.write(BUSY)
-    cell = here.shell().run(f"%reserve_gpu --wait 0.1{options}\nprint('went on')")
+    cell = here.shell().run(f"%reserve_gpu --wait 0.1s{options}\nprint('went on')")
     assert cell.error == error
     output = cell.all
     assert ("went on" in cell.stdout) == (error is None)
