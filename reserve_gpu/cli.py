@@ -7,7 +7,6 @@ A row in COMMANDS is a subcommand.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 from argparse import Namespace, RawDescriptionHelpFormatter
@@ -33,6 +32,8 @@ top, checks, kernelspec = Late("top"), Late("frameworks.check"), Late("jupyter.k
 
 LAST_STANDARD = 2  # the descriptor of stderr
 DOES_NOT_FIT = 1  # exit code of `check`
+OPTIONS = ("-h", "--help", "--version")
+PROGRAMS = ("python", "python3", "sh", "bash")  # which a line with a command begins with
 
 TEXT = "Reserve GPUs for a command, for as long as it runs."
 RUN_TEXT = """\
@@ -200,24 +201,35 @@ def _start(words: list[str]) -> int:
 
 
 def _require_command(words: list[str]) -> None:
-    """Raise RequestError, with what may be meant, for words that begin no subcommand."""
-    first, known = words[0], [each.words for each in COMMANDS if each.text]
-    is_pair = len(words) > 1 and not words[1].startswith("-")  # `kernel -h` is right as it is
-    for length in (1, 2)[: 1 + is_pair]:
-        alike = [each for each in known if each.count(" ") == length - 1]
-        typed = " ".join(words[:length])
-        for meant in spelling.near(typed, alike):
-            _did_you_mean(typed, [*meant.split(), *words[length:]])
-    flag = first.partition("=")[0]
-    if names.is_name(first) or any(flag in option.flags for option in options.REQUEST):
-        _did_you_mean(first, ["run", *words])
-    if shutil.which(first):
-        _did_you_mean(first, ["run", "--", *words])
+    """Raise RequestError, with what may be meant, for words that begin no subcommand.
+
+    Nothing that is only like a subcommand, or a program, is taken for one: `kill 3` kills nothing.
+    """
+    first, *rest = words
+    known = [each.words for each in COMMANDS if each.text]
+    group = [each.partition(" ")[2] for each in known if each.startswith(f"{first} ")]
+    if group and rest and not rest[0].startswith("-"):
+        meant = [f"{first} {name}" for name in spelling.near(rest[0], group)]
+        _no_command(f"{first} {rest[0]}", [f"{first} {name}" for name in group], meant, rest[1:])
+    elif not group and first not in OPTIONS:
+        flag = first.partition("=")[0]
+        is_request = any(flag in option.flags for option in options.REQUEST)
+        if names.is_name(first) or is_request:
+            _no_command(first, known, ["run"], words)
+        if first in PROGRAMS or os.path.isfile(first):
+            _no_command(first, known, ["run --"], words)
+        _no_command(first, known, spelling.near(first, known), rest)
 
 
-def _did_you_mean(wrong: str, words: list[str]) -> NoReturn:
-    guess = spelling.suggestion(["reserve-gpu", *words])
-    raise errors.RequestError(f"There is no command {errors.shown(wrong)}.{guess}")
+def _no_command(
+    wrong: str, known: Sequence[str], meant: Sequence[str], rest: Sequence[str]
+) -> NoReturn:
+    """Raise RequestError. meant: subcommands that may be meant. rest: the words behind it."""
+    text = f"There is no command {errors.shown(wrong)}."
+    if len(meant) == 1:
+        guess = spelling.suggestion(["reserve-gpu", *meant[0].split(), *rest])
+        raise errors.RequestError(f"{text}{guess}")
+    raise errors.RequestError(f"{text} There are: {', '.join(known)}. See reserve-gpu --help")
 
 
 def _parser(commands: Sequence[Command], to_run: Sequence[str] = ()) -> Parser:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -20,7 +21,7 @@ from reserve_gpu.model import NO_LEASE
 from reserve_gpu.report import faces, messages
 from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import api
-from reserve_gpu.spelling import suggestion
+from reserve_gpu.spelling import LINE_LIMIT, suggestion
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -108,8 +109,29 @@ def split(own: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
     if not rest or {"-h", "--help"} & set(rest):
         return own + rest, []
     if rest[0].startswith("-") or names.is_name(rest[0]):
-        raise errors.RequestError(f"Put -- before the command, as in: {SYNOPSIS}")
+        line = _with_sign(rest)
+        meant = f"Put -- before the command: {shlex.join(['reserve-gpu', *own, *line])}"
+        as_in = f"Put -- before the command, as in: {SYNOPSIS}"
+        raise errors.RequestError(shown(meant, LINE_LIMIT) if line else as_in)
     return own, rest
+
+
+def _with_sign(rest: list[str]) -> list[str]:
+    """Return the words with `--` before the first one that may be a program; none if none may be.
+
+    What follows an option with a value is that value.
+    """
+    valued = [
+        flag
+        for option in options.REQUEST_OF_COMMAND
+        for flag in option.flags
+        if "action" not in option.settings and "nargs" not in option.settings
+    ]
+    for at, word in enumerate(rest):
+        is_own = word.startswith("-") or names.is_name(word) or (at and rest[at - 1] in valued)
+        if not is_own and (shutil.which(word) or os.path.isfile(word)):
+            return [*rest[:at], "--", *rest[at:]]
+    return []
 
 
 def find(command: list[str], own: Sequence[str] = ("run",)) -> str:

@@ -317,6 +317,9 @@ def test_a_script_without_a_first_line(here: Here) -> None:
 BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ...] -- COMMAND ..."
 
 
+NO_SUCH = "no command {}. There are: run, status, top, check, kernel install, kernel uninstall. See"
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -329,7 +332,11 @@ BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ..
         ("run --wait soon -- true", "'soon' is no duration"),
         ("run 7 -- true", "There is no GPU7"),
         ("run -n 9 -- true", "9"),
-        ("nonsense", "See reserve-gpu --help"),
+        ("nonsense", NO_SUCH.format("nonsense")),
+        ("kill 3", NO_SUCH.format("kill")),
+        ("release", NO_SUCH.format("release")),
+        ("list", NO_SUCH.format("list")),
+        ("kernel list", "no command kernel list. There are: kernel install, kernel uninstall."),
         ("status --nonsense", "See reserve-gpu status --help"),
         ("status -- true", "See reserve-gpu status --help"),
         ("stat", "no command stat. Did you mean: reserve-gpu status\n"),
@@ -340,7 +347,8 @@ BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ..
         ),
         ("--wait 1h -- true", "Did you mean: reserve-gpu run --wait 1h -- true\n"),
         ("0-1 -- true", "Did you mean: reserve-gpu run 0-1 -- true\n"),
-        ("env -i", "Did you mean: reserve-gpu run -- env -i\n"),
+        ("env -i", NO_SUCH.format("env")),
+        ("python3 x.py", "Did you mean: reserve-gpu run -- python3 x.py\n"),
         ("status --jsno", "no option --jsno. Did you mean: reserve-gpu status --json\n"),
         ("run --wiat 1h -- true x", "Did you mean: reserve-gpu run --wait 1h -- true x\n"),
         ("run -w -- true", "Did you mean: reserve-gpu run --wait -- true\n"),
@@ -439,10 +447,16 @@ def test_where_the_command_begins(typed: CommandLine, words: str, argv: str) -> 
 def test_a_command_after_options_or_devices_needs_a_sign(
     here: Here, typed: CommandLine, words: str
 ) -> None:
-    """Behind an option or a device a command needs `--` before it: it is not guessed."""
+    """Behind an option or a device a command needs `--` before it; the line is shown."""
     done = typed("run", *words.split())
-    assert (done.code, done.stderr) == (2, f"{BEFORE}\n")
+    line = f"reserve-gpu run {words.removesuffix('env')}-- env"
+    assert (done.code, done.stderr) == (2, f"Put -- before the command: {line}\n")
     assert here.calls() == []
+
+
+def test_where_no_word_is_a_program(typed: CommandLine) -> None:
+    """Where none of the words can be the command the form of such a line is shown."""
+    assert typed("run", "-n", "env", "nosuch").stderr == f"{BEFORE}\n"
 
 
 @pytest.mark.parametrize(

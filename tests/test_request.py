@@ -267,5 +267,5 @@ def test_moment(text: str, expected: str) -> None:
 @pytest.mark.parametrize("text", ["", "soon", "T", "s", "13pm", "0am", "24:00", "9", "2026-13-01"])
 def test_bad_moment(text: str) -> None:
     """What is no moment is refused, with examples of what is one."""
-    with pytest.raises(RequestError, match="is no time. Give 18:00, 6pm, Fri, tomorrow"):
+    with pytest.raises(RequestError, match=r"is no time\. Give 18:00, 6pm, Fri, tomorrow"):
         quantities.parse_moment(text, NOW)
