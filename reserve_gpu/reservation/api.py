@@ -81,8 +81,8 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     memory: a part of each alone: the most device memory that this process and all that it starts
         will use, the CUDA context included, as `min_memory`. The rest is for others who share.
     note: a line for others to read.
-    for_: for how long to hold it, in seconds or as `30m`, `4h`, `1h30m`. until: the same as a moment
-        in local time: `18:00`, `6pm`, `Fri`, `tomorrow`, `2026-12-01`, `Fri 18:00`.
+    for_: for how long to hold it, in seconds or as `30m`, `4h`, `1h30m`. until: up to a moment in
+        local time: `18:00`, `6pm`, `Fri`, `tomorrow`, `2026-12-01`, `Fri 18:00`.
     idle: release it when no cell has run, and no process of this one has used it, for so long.
     if_wanted: release it then only if somebody waits who could use it.
     end_kernel: where CUDA has started by then, end this process: nothing else frees the memory.
