@@ -19,11 +19,11 @@ from reserve_gpu.reservation import caps, environment
 from reserve_gpu.reservation.environment import (
     CUPY_LIMIT,
     MPS_LIMIT,
+    OLD_TORCH_ALLOCATOR,
+    OLD_XLA_FRACTION,
     TF_GROWTH,
     TORCH_ALLOCATOR,
-    TORCH_ALLOCATOR_TOO,
     XLA_FRACTION,
-    XLA_FRACTION_TOO,
 )
 from tests.locked import held
 
@@ -139,7 +139,7 @@ def test_the_first_on_the_path_counts(
     ("theirs", "missing", "stands"),
     [
         ({XLA_FRACTION: ".5"}, {XLA_FRACTION}, [XLA_FRACTION]),
-        ({XLA_FRACTION_TOO: ".5"}, {XLA_FRACTION}, [XLA_FRACTION_TOO]),
+        ({OLD_XLA_FRACTION: ".5"}, {XLA_FRACTION}, [OLD_XLA_FRACTION]),
         ({CUPY_LIMIT: "50%"}, {CUPY_LIMIT}, [CUPY_LIMIT]),
         ({TF_GROWTH: "false"}, {TF_GROWTH}, []),
         (
@@ -148,9 +148,9 @@ def test_the_first_on_the_path_counts(
             [TORCH_ALLOCATOR],
         ),
         (
-            {TORCH_ALLOCATOR_TOO: "per_process_memory_fraction:0.5"},
+            {OLD_TORCH_ALLOCATOR: "per_process_memory_fraction:0.5"},
             {TORCH_ALLOCATOR},
-            [TORCH_ALLOCATOR_TOO],
+            [OLD_TORCH_ALLOCATOR],
         ),
         ({XLA_FRACTION: "", CUPY_LIMIT: ""}, set(), []),
     ],
@@ -167,17 +167,33 @@ def test_what_the_user_set_stays(
 
 
 @pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        (None, XLA_FRACTION),
+        ("0.4.33", OLD_XLA_FRACTION),
+        ("0.4.34", XLA_FRACTION),
+        ("0.10.2", XLA_FRACTION),
+    ],
+)
+def test_the_name_that_jax_documents(packages: Any, version: str | None, name: str) -> None:
+    """What the user sets later, as JAX's page says, takes the place of what was set here."""
+    packages(*([f"jaxlib-{version}.dist-info"] if version else []))
+    assert name in caps.variables([BIG], PART_MIB, NO_CAPS)
+
+
+@pytest.mark.parametrize(
     "theirs",
     [
         {TORCH_ALLOCATOR: "expandable_segments:True,"},
-        {TORCH_ALLOCATOR_TOO: "expandable_segments:True"},
-        {TORCH_ALLOCATOR: "expandable_segments:True", TORCH_ALLOCATOR_TOO: "ignored:1"},
+        {OLD_TORCH_ALLOCATOR: "expandable_segments:True"},
+        {OLD_TORCH_ALLOCATOR: "expandable_segments:True", TORCH_ALLOCATOR: "ignored:1"},
     ],
 )
 def test_pytorchs_other_words_stay(packages: Any, theirs: dict[str, str]) -> None:
     """The fraction is appended to what PyTorch would have read, whichever name that had."""
     packages(TORCH)
-    value = caps.variables([BIG], PART_MIB, {**NO_CAPS, **theirs})[TORCH_ALLOCATOR]
+    written = caps.variables([BIG], PART_MIB, {**NO_CAPS, **theirs})
+    value = written[next(name for name in (OLD_TORCH_ALLOCATOR, TORCH_ALLOCATOR) if name in theirs)]
     assert value == "expandable_segments:True,per_process_memory_fraction:0.125000"
 
 
@@ -274,9 +290,9 @@ def test_caps_that_were_changed_are_mended(here: Here) -> None:
     """
     first = reserve_gpu.reserve(memory="3GB")
     del os.environ[CUPY_LIMIT]
-    os.environ[XLA_FRACTION_TOO] = "0.01"
+    os.environ[OLD_XLA_FRACTION] = "0.01"
     os.environ[TORCH_ALLOCATOR] = "expandable_segments:True"
-    with pytest.warns(reserve_gpu.ReserveGPUWarning, match=XLA_FRACTION_TOO):
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match=OLD_XLA_FRACTION):
         assert reserve_gpu.reserve(memory="3GB") is first
     assert _set()[CUPY_LIMIT] == str(int(3e9) - 512 * MIB)
     assert XLA_FRACTION not in _set()
@@ -284,8 +300,8 @@ def test_caps_that_were_changed_are_mended(here: Here) -> None:
     assert XLA_FRACTION not in str(first)
     assert reserve_gpu.reserve(memory="3GB") is first
     reserve_gpu.release()
-    assert _set() == {XLA_FRACTION_TOO: "0.01", TORCH_ALLOCATOR: "expandable_segments:True"}
-    del os.environ[XLA_FRACTION_TOO], os.environ[TORCH_ALLOCATOR]
+    assert _set() == {OLD_XLA_FRACTION: "0.01", TORCH_ALLOCATOR: "expandable_segments:True"}
+    del os.environ[OLD_XLA_FRACTION], os.environ[TORCH_ALLOCATOR]
 
 
 def test_a_small_part(here: Here) -> None:
@@ -382,8 +398,8 @@ def test_what_is_typed_caps(packages: Any) -> None:
 def test_no_line_beside_a_cap_of_the_users(packages: Any) -> None:
     """Who has capped PyTorch by its variable is told that it stands, and gets nothing to type."""
     packages(OLD_TORCH)
-    (told,) = lines([BIG], {TORCH_ALLOCATOR_TOO: "per_process_memory_fraction:0.5"})
-    assert told.startswith(f"{TORCH_ALLOCATOR_TOO} is set already and keeps its value")
+    (told,) = lines([BIG], {OLD_TORCH_ALLOCATOR: "per_process_memory_fraction:0.5"})
+    assert told.startswith(f"{OLD_TORCH_ALLOCATOR} is set already and keeps its value")
 
 
 def test_no_line_with_mps(packages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,20 +469,26 @@ READ_TORCH = """
 import os, reserve_gpu
 reserve_gpu.reserve(memory='3GB')
 import torch
-[torch._C._accelerator_getAllocatorSettings(), os.environ['PYTORCH_CUDA_ALLOC_CONF']]
+[torch._C._accelerator_getAllocatorSettings(), os.environ['PYTORCH_ALLOC_CONF']]
 """
 
 
 @pytest.mark.full
 @pytest.mark.process
 def test_real_pytorch(machine: Machine) -> None:
-    """PyTorch itself takes the variable as it was set."""
+    """PyTorch itself takes the variable as it was set, and what the user sets later."""
     torch = pytest.importorskip("torch", reason="needs the extra `frameworks`")
     assert caps.knows_fraction(torch.__version__)
     with machine.child() as child:
         settings, value = child.run(READ_TORCH).value
         assert settings == value
         assert value.startswith("per_process_memory_fraction:0.")
+    later = READ_TORCH.replace(
+        "import torch", "os.environ['PYTORCH_ALLOC_CONF'] = OWN\nimport torch"
+    )
+    with machine.child() as child:
+        settings, _ = child.run(later.replace("OWN", "'expandable_segments:True'")).value
+        assert settings == "expandable_segments:True"
 
 
 READ_JAX = """
@@ -480,15 +502,18 @@ xla_client.generate_pjrt_gpu_plugin_options()['memory_fraction']
 @pytest.mark.full
 @pytest.mark.process
 def test_real_jax(machine: Machine) -> None:
-    """JAX itself reads the fraction from the variable as it was set, and raises for two names."""
+    """JAX itself reads the fraction from the variable as it was set, and what is set later."""
     pytest.importorskip("jaxlib", reason="needs the extra `frameworks`")
     with machine.child(XLA_CLIENT_MEM_FRACTION="0.25") as child:
         assert child.run(READ_JAX).value == 0.25
     with machine.child() as child:
         assert 0.5 < child.run(READ_JAX).value < 0.6
-        both = "import os; os.environ['XLA_CLIENT_MEM_FRACTION'] = '0.25'\n"
-        both += READ_JAX.strip().splitlines()[-1]
-        assert "specified together" in child.run(both).text
+        read = READ_JAX.strip().splitlines()[-1]
+        own = "import os; os.environ['XLA_CLIENT_MEM_FRACTION'] = '0.25'\n"
+        assert child.run(own + read).value == 0.25
+        old = "os.environ['XLA_PYTHON_CLIENT_MEM_FRACTION'] = '0.25'\n"
+        assert "specified together" in child.run(old + read).text
+        assert child.run(f"del os.environ['XLA_CLIENT_MEM_FRACTION']\n{read}").value == 0.25
 
 
 READ_TENSORFLOW = """
@@ -556,7 +581,16 @@ def test_a_process_below_has_caps_of_its_own(
     assert "set already" not in done.stderr
     expected = {CUPY_LIMIT: limit, TF_GROWTH: "true"} if limit else {}
     said = ast.literal_eval(done.stdout.splitlines()[-1])
-    words = said.pop(TORCH_ALLOCATOR).split(",")
+    words = said.pop(OLD_TORCH_ALLOCATOR).split(",")
     assert said == expected
     assert words[0] == "backend:native"
     assert len(words) <= (2 if limit else 1)
+
+
+@pytest.mark.parametrize("allocator", ["platform", "cuda_async", "default"])
+def test_an_allocator_that_keeps_to_no_limit(packages: Any, allocator: str) -> None:
+    """With some of JAX's allocators its cap is none."""
+    packages()
+    values = {XLA_FRACTION: "0.1", CUPY_LIMIT: "1", "XLA_PYTHON_CLIENT_ALLOCATOR": allocator}
+    kept = {"cupy": CUPY_LIMIT} | ({"jax": XLA_FRACTION} if allocator == "default" else {})
+    assert caps.kept_by(values) == kept

@@ -130,10 +130,10 @@ def test_within_a_part(here: Here, monkeypatch: pytest.MonkeyPatch, packages: An
     reserve_gpu.reserve("1", memory="3GB")
     rows = check()
     assert states(rows) == all_are("fits", *NAMES)
-    fraction = os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"]
+    fraction = os.environ["XLA_CLIENT_MEM_FRACTION"]
     assert {name: row["cap"] for name, row in rows.items() if name != "all" and row["cap"]} == {
-        "PyTorch": f"PYTORCH_CUDA_ALLOC_CONF=per_process_memory_fraction:{fraction}",
-        "JAX": f"XLA_PYTHON_CLIENT_MEM_FRACTION={fraction}",
+        "PyTorch": f"PYTORCH_ALLOC_CONF=per_process_memory_fraction:{fraction}",
+        "JAX": f"XLA_CLIENT_MEM_FRACTION={fraction}",
         "CuPy": f"CUPY_GPU_MEMORY_LIMIT={os.environ['CUPY_GPU_MEMORY_LIMIT']}",
     }
     typed = {name: row["to_type"] for name, row in rows.items() if name != "all" and row["to_type"]}

@@ -224,7 +224,7 @@ def test_release_says_of_all_that_was_set(here: Here) -> None:
     shell = here.shell()
     shell.run("%reserve_gpu --memory 2GB")
     released = run(shell, "%reserve_gpu --release").stdout
-    assert "XLA_PYTHON_CLIENT_MEM_FRACTION is not set\n" in released
+    assert "XLA_CLIENT_MEM_FRACTION is not set\n" in released
     assert "CUPY" not in released
     assert os.environ["CUPY_GPU_MEMORY_LIMIT"] == "50%"
 

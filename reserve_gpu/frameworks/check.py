@@ -164,7 +164,7 @@ def _with_cap(
     """Return the finding with what keeps the framework within a part, or the line that would."""
     if part_mib is None:
         return finding
-    names = caps.capped_by(os.environ)
+    names = caps.kept_by(os.environ)
     if name := names.get(key, names.get(DRIVER)):
         return finding._replace(cap=f"{name}={shown(os.environ[name], VALUE_LIMIT)}")
     return finding._replace(to_type=caps.to_type(devices, part_mib).get(key))

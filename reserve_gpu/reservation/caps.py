@@ -20,6 +20,7 @@ from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.reservation.environment import (
     CUPY_LIMIT,
     MPS_LIMIT,
+    OLD_XLA_FRACTION,
     OWN_CAPS,
     TF_GROWTH,
     TORCH_ALLOCATOR,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 # (https://github.com/pytorch/pytorch/issues/107667), and more on larger GPUs. At most half of a
 # part is left for it: who asks for less than that knows of something smaller.
 DEFAULT_CONTEXT_MIB = 512.0
-# In PYTORCH_CUDA_ALLOC_CONF since this version; older ones raise on a word that they don't know
+# In PYTORCH_ALLOC_CONF since this version; older ones raise on a word that they don't know
 # (https://github.com/pytorch/pytorch/blob/v2.10.0/c10/cuda/CUDAAllocatorConfig.cpp).
 FRACTION_WORD, FRACTION_SINCE = "per_process_memory_fraction", (2, 10)
 # https://docs.nvidia.com/deploy/mps/appendix-tools-and-interface-reference.html
@@ -49,7 +50,11 @@ MPS_DIRECTORY, MPS_PID = "/tmp/nvidia-mps", "nvidia-cuda-mps-control.pid"  # noq
 # Beside an installed package stands a folder that names its version
 # (https://packaging.python.org/en/latest/specifications/recording-installed-packages/); Conda
 # and Debian have some that end with .egg-info.
-INSTALLED = re.compile(r"(torch|tensorflow)-([0-9][^-]*)(-.*)?\.(dist|egg)-info")
+INSTALLED = re.compile(r"(torch|tensorflow|jaxlib)-([0-9][^-]*)(-.*)?\.(dist|egg)-info")
+# The jaxlib with which AlphaFold 3 has set JAX's newer name
+# (https://github.com/google-deepmind/alphafold3/blob/v3.0.0/docker/Dockerfile).
+NEW_XLA_NAME_SINCE = (0, 4, 34)
+UNLIMITED = ("platform", "cuda_async")  # of JAX's allocators
 DRIVER = "driver"  # beside the modules of frameworks: MPS keeps all of them to a limit
 
 
@@ -77,21 +82,24 @@ def variables(
     """Return what to set for a part of each of these devices.
 
     JAX reads its fraction when it first uses a device, and takes it of the total; it raises where
-    both of its names are set (jaxlib's xla_client.py, generate_pjrt_gpu_plugin_options). CuPy reads
+    both of its names are set (jaxlib's xla_client.py, generate_pjrt_gpu_plugin_options). So the one
+    that its documents name is set, unless the installed one is too old to know it. CuPy reads
     its limit at the first allocation on a device (cupy/cuda/memory.pyx, SingleDeviceMemoryPool).
     PyTorch reads its own when CUDA starts (c10/cuda/CUDACachingAllocator.cpp,
-    DeviceCachingAllocator). A fraction is one number for all devices: the smallest.
+    DeviceCachingAllocator), by its older name if that is set. A fraction is one number for all
+    devices: the smallest.
 
     inherited: the variables without our changes.
     """
     room_mib, fractions = cap(devices, part_mib)
     ours = {"cupy": (CUPY_LIMIT, str(int(room_mib * MIB)))}
     if fractions:
-        fraction = f"{min(fractions):.6f}"
-        ours["jax"] = XLA_FRACTION, fraction
-        if knows_fraction(installed().get("torch")):
-            word = f"{FRACTION_WORD}:{fraction}"
-            ours["torch"] = TORCH_ALLOCATOR, ",".join(filter(None, (_torch_words(inherited), word)))
+        fraction, versions = f"{min(fractions):.6f}", installed()
+        is_old = "jaxlib" in versions and not _is_since(versions["jaxlib"], NEW_XLA_NAME_SINCE)
+        ours["jax"] = OLD_XLA_FRACTION if is_old else XLA_FRACTION, fraction
+        if knows_fraction(versions.get("torch")):
+            words = filter(None, (_torch_words(inherited), f"{FRACTION_WORD}:{fraction}"))
+            ours["torch"] = _first(inherited, *TORCH_NAMES) or TORCH_ALLOCATOR, ",".join(words)
     if mps_runs():  # by the numbers that this process has for its devices
         ours[DRIVER] = MPS_LIMIT, ",".join(f"{n}={int(room_mib)}M" for n, _ in enumerate(devices))
     theirs = capped_by(inherited)
@@ -116,6 +124,17 @@ def capped_by(values: Mapping[str, str | None]) -> dict[str, str]:
         DRIVER: _first(values, MPS_LIMIT) if mps_runs() else None,
     }
     return {key: name for key, name in names.items() if name}
+
+
+def kept_by(values: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the same, without a framework whose allocator keeps to no limit.
+
+    https://docs.jax.dev/en/latest/gpu_memory_allocation.html
+    """
+    names = capped_by(values)
+    if values.get("XLA_PYTHON_CLIENT_ALLOCATOR") in UNLIMITED:
+        names.pop("jax", None)
+    return names
 
 
 def to_type(devices: Sequence[Device], part_mib: float) -> dict[str, str]:
@@ -189,7 +208,7 @@ def context_mib() -> float:
 
 
 def installed() -> dict[str, str]:
-    """Return the versions of PyTorch and TensorFlow that this Python can import, by their modules.
+    """Return the versions of the frameworks that this Python can import, by their modules.
 
     Goes by names of folders: `importlib.metadata` takes 25 ms to import, a framework seconds.
     """
@@ -205,8 +224,7 @@ def installed() -> dict[str, str]:
 
 def knows_fraction(version: str | None) -> bool:
     """Tell whether that PyTorch takes its limit from a variable."""
-    match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})", version or "")
-    return match is not None and (int(match[1]), int(match[2])) >= FRACTION_SINCE
+    return _is_since(version or "", FRACTION_SINCE)
 
 
 def mps_runs() -> bool:
@@ -227,7 +245,7 @@ def _uneven(
     devices: Sequence[Device], part_mib: float, written: Mapping[str, str | None]
 ) -> list[str]:
     """Return what to say where one fraction was set for devices of different sizes."""
-    names = [name for name in (XLA_FRACTION, TORCH_ALLOCATOR) if name in written]
+    names = [name for name in (*XLA_NAMES, *TORCH_NAMES) if name in written]
     is_uneven = len({*cap(devices, part_mib).fractions}) > 1
     return [capping.uneven(names)] if names and is_uneven else []
 
@@ -236,6 +254,12 @@ def _torch_words(values: Mapping[str, str | None]) -> str:
     """Return what PyTorch would read: the first of its names that is set."""
     name = _first(values, *TORCH_NAMES)
     return ((name and values[name]) or "").strip(", ")
+
+
+def _is_since(version: str, first: tuple[int, ...]) -> bool:
+    """Tell whether a version is that one or a later one; what can't be read is earlier."""
+    match = re.match(r"[0-9]{1,4}(\.[0-9]{1,4})*", version)
+    return match is not None and tuple(map(int, match[0].split("."))) >= first
 
 
 def _first(values: Mapping[str, str | None], *names: str) -> str | None:
