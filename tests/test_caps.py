@@ -200,11 +200,16 @@ def test_pytorchs_other_words_stay(packages: Any, theirs: dict[str, str]) -> Non
 def test_mps_where_its_daemon_runs(
     packages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a control daemon the driver is told too, each device by its number in this process."""
+    """With a control daemon the driver is told too; of several devices nothing, which is said."""
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    assert MPS_LIMIT not in caps.variables([BIG, SMALL], PART_MIB, NO_CAPS)
+    packages()
+    assert MPS_LIMIT not in caps.variables([BIG], PART_MIB, NO_CAPS)
+    assert capping.MPS_OF_SEVERAL not in lines([BIG, BIG], {})
     (tmp_path / "nvidia-cuda-mps-control.pid").write_text("17")
-    assert caps.variables([BIG, SMALL], PART_MIB, NO_CAPS)[MPS_LIMIT] == "0=10240M,1=10240M"
+    assert caps.variables([BIG], PART_MIB, NO_CAPS)[MPS_LIMIT] == "0=10240M"
+    assert capping.MPS_OF_SEVERAL not in lines([BIG], {})
+    assert MPS_LIMIT not in caps.variables([BIG, BIG], PART_MIB, NO_CAPS)
+    assert capping.MPS_OF_SEVERAL in lines([BIG, BIG], {})
     inherited = {**NO_CAPS, MPS_LIMIT: "0=1G"}
     assert MPS_LIMIT not in caps.variables([BIG], PART_MIB, inherited)
     assert caps.capped_by(inherited) == {caps.DRIVER: MPS_LIMIT}

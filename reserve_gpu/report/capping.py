@@ -14,6 +14,10 @@ LATE = (
     "CUDA runs already: JAX, TensorFlow and CuPy keep the limit that they started with until a "
     "restart."
 )
+MPS_OF_SEVERAL = (
+    "MPS: no limit is set, as it would go by numbers that change where a process sees fewer GPUs. "
+    "Reserve one GPU for each process, or set CUDA_MPS_PINNED_DEVICE_MEM_LIMIT yourself."
+)
 
 
 def stand(names: Sequence[str]) -> list[str]:

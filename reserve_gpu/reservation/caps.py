@@ -100,8 +100,10 @@ def variables(
         if knows_fraction(versions.get("torch")):
             words = filter(None, (_torch_words(inherited), f"{FRACTION_WORD}:{fraction}"))
             ours["torch"] = _first(inherited, *TORCH_NAMES) or TORCH_ALLOCATOR, ",".join(words)
-    if mps_runs():  # by the numbers that this process has for its devices
-        ours[DRIVER] = MPS_LIMIT, ",".join(f"{n}={int(room_mib)}M" for n, _ in enumerate(devices))
+    # It goes by the numbers that a process has for its devices. One that names a device that a
+    # process below does not see makes it drop all limits, so it is set where there is only one.
+    if mps_runs() and len(devices) == 1:
+        ours[DRIVER] = MPS_LIMIT, f"0={int(room_mib)}M"
     theirs = capped_by(inherited)
     values = dict(pair for key, pair in ours.items() if key not in theirs)
     return values if inherited.get(TF_GROWTH) else {**values, TF_GROWTH: "true"}
@@ -177,6 +179,8 @@ def notes(
         if key in found and key not in (theirs if is_late else capped)
     ]
     late = [capping.LATE] if is_late else []
+    if mps_runs() and DRIVER not in capped:
+        late.append(capping.MPS_OF_SEVERAL)
     return [*capping.stand([*theirs.values()]), *_uneven(devices, part_mib, written), *late, *lines]
 
 
