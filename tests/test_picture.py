@@ -133,6 +133,16 @@ PICTURES = {
 # -- widths ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("width", [24, 40, 80])
+def test_a_command_is_never_broken(width: int) -> None:
+    """What can be typed stands in one piece, whatever has no room beside it."""
+    note = "until Friday evening, if nobody else has to have it before"
+    request = Request(count=2, promise=Promise(note=note))
+    picture = pictures.refusal(request, [LEFT_ALONE], SHELL)
+    shown = terminal.lines(picture.layout, width, is_coloured=False, breaks_commands=False)
+    assert f"reserve-gpu run -n 2 --note '{note}' --wait -- COMMAND ..." in shown
+
+
 @pytest.mark.parametrize("width", [24, 40, 60, 80, 81, 100, 120, 160, 200])
 @pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES.keys())
 def test_no_line_is_wider_than_the_terminal(picture: Picture, width: int) -> None:

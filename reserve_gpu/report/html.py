@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model import State
-from reserve_gpu.report.words import FAINT, MARK, QUEUE_TITLE, STRONG, TITLES, escape
+from reserve_gpu.report.words import FAINT, MARK, QUEUE_TITLE, STRONG, TITLES, TYPED, escape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +30,7 @@ BACKGROUNDS = {
 OTHER_BACKGROUND = "#6a737d"
 STYLES = {
     STRONG: "font-weight:bold",
+    TYPED: "font-weight:bold",
     FAINT: "opacity:0.75",
     MARK: "font-weight:bold;font-style:italic",
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.model import MIB, UNITS, Promise, Request, Size, State
 from reserve_gpu.report import words
-from reserve_gpu.report.words import STRONG, listed
+from reserve_gpu.report.words import TYPED, listed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -36,7 +36,7 @@ def offer(rows: Sequence[Row], face: Face) -> Line:
         return ()
     part_mib = min(OFFERED_MIB, words.rounded_down(most_mib, "GiB"))
     part = Request(share=True, promise=Promise(Size(part_mib)))
-    return "Get a part of a GPU with ", (face.typed(part), STRONG)
+    return "Get a part of a GPU with ", (face.typed(part), TYPED)
 
 
 def no_room(request: Request, rows: Sequence[Row]) -> str:

@@ -24,7 +24,7 @@ from reserve_gpu.report import (
     words,
 )
 from reserve_gpu.report.layout import Layout, View
-from reserve_gpu.report.words import MARK, STRONG
+from reserve_gpu.report.words import MARK, STRONG, TYPED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -186,13 +186,13 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
         lines.append(queueing(face.typed(request, waits=True), is_second=bool(ways)))
     if not request.devices and not all(row.is_mine for row in available):
         smaller = face.typed(request._replace(count=len(available)))
-        lines.append((f"{len(available)} can be had now: ", (smaller, STRONG)))
+        lines.append((f"{len(available)} can be had now: ", (smaller, TYPED)))
     if less := parts.smaller(request, messages.fit(rows)):
         size = words.size(less.part_mib or 0.0, less.promise.part_unit)
-        lines.append((f"{size} can be had now: ", (face.typed(less), STRONG)))
+        lines.append((f"{size} can be had now: ", (face.typed(less), TYPED)))
     if usable := next((row for row in missing if _may_be_named(row, user)), None):
         named = face.typed(request._replace(devices=(usable.device.number,)))
-        lines.append((f"To use {usable.label} anyway, name it: ", (named, STRONG)))
+        lines.append((f"To use {usable.label} anyway, name it: ", (named, TYPED)))
     return lines
 
 
@@ -246,4 +246,4 @@ def _who(row: Row, unit: str) -> str:
 
 def queueing(typed: str, *, is_second: bool) -> Line:
     """Return the queue as a way out. is_second: another was named before."""
-    return ("Or wait in the queue: " if is_second else "Wait in the queue: "), (typed, STRONG)
+    return ("Or wait in the queue: " if is_second else "Wait in the queue: "), (typed, TYPED)

@@ -12,7 +12,7 @@ from reserve_gpu.report import rules as ruled
 from reserve_gpu.report.faces import PYTHON, Face
 from reserve_gpu.report.layout import Layout, View
 from reserve_gpu.report.pictures import Picture, queueing
-from reserve_gpu.report.words import MARK, STRONG
+from reserve_gpu.report.words import MARK, STRONG, TYPED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,7 +139,7 @@ def _advice(status: Status) -> list[Line]:
         return []
     free = [row for row in rows if row.state is State.FREE]
     if not all(map(layout.is_awaited, free)):
-        return [("Get one with ", (face.typed(messages.ANY), STRONG))]
+        return [("Get one with ", (face.typed(messages.ANY), TYPED))]
     states = [row.state for row in rows]
     if reasons.is_trouble(states):
         return [(reasons.trouble(states),)]

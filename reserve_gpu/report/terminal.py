@@ -14,7 +14,7 @@ from unicodedata import category, east_asian_width
 
 from reserve_gpu.model import State
 from reserve_gpu.report import colour
-from reserve_gpu.report.words import FAINT, MARK, QUEUE_TITLE, STRONG, TITLES
+from reserve_gpu.report.words import FAINT, MARK, QUEUE_TITLE, STRONG, TITLES, TYPED
 from reserve_gpu.report.words import plain as text_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from reserve_gpu.report.words import Line
 
 # The numbers of "select graphic rendition", ECMA-48.
-STYLES = {STRONG: "1", FAINT: "2", MARK: "1;36"}
+STYLES = {STRONG: "1", FAINT: "2", MARK: "1;36", TYPED: "1"}
 STATES = {
     State.FREE: "1;32",
     State.RESERVED: "1;33",
@@ -71,7 +71,7 @@ def text(layout: Layout, stream: TextIO | None = None, color: str = colour.AUTO)
     is_coloured = colour.is_coloured(color, os.environ, is_terminal=on_terminal)
     has_width = on_terminal or (is_coloured and "COLUMNS" in os.environ)
     width = size(stream)[0] if has_width else PLAIN_COLUMNS
-    made = "\n".join(lines(layout, width, is_coloured=is_coloured))
+    made = "\n".join(lines(layout, width, is_coloured=is_coloured, breaks_commands=False))
     return _in_its_letters(made, stream)
 
 
@@ -89,9 +89,16 @@ def size(stream: TextIO) -> tuple[int, int]:
     return shutil.get_terminal_size()
 
 
-def lines(layout: Layout, width: int, *, is_coloured: bool) -> list[str]:
-    """Return the picture line by line. width: in columns of the terminal."""
-    return [_styled(line, is_coloured=is_coloured) for line in rows(layout, width)]
+def lines(
+    layout: Layout, width: int, *, is_coloured: bool, breaks_commands: bool = True
+) -> list[str]:
+    """Return the picture line by line.
+
+    width: in columns of the terminal. breaks_commands: also what can be typed has to fit in there;
+    else it stands on a line of its own where it does not: of a broken one the first half would run.
+    """
+    made = rows(layout, width, breaks_commands=breaks_commands)
+    return [_styled(line, is_coloured=is_coloured) for line in made]
 
 
 def width_of(text: str) -> int:
@@ -123,8 +130,8 @@ def _in_its_letters(text: str, stream: TextIO) -> str:
     return text.encode(encoding, "replace").decode(encoding)
 
 
-def rows(layout: Layout, width: int) -> Iterator[Line]:
-    """Yield the lines as words with their styles."""
+def rows(layout: Layout, width: int, *, breaks_commands: bool = True) -> Iterator[Line]:
+    """Yield the lines as words with their styles. breaks_commands: as of `lines`."""
     for line in layout.head:
         yield from _wrapped(line, width)
     if layout.entries:
@@ -134,7 +141,13 @@ def rows(layout: Layout, width: int) -> Iterator[Line]:
     for line in layout.queue:
         yield from _wrapped(line, width, indent=1)
     for line in layout.foot:
-        yield from _wrapped(line, width)
+        is_command = bool(line) and part(line[-1])[1] == TYPED
+        if breaks_commands or not is_command or _width_of_line(line) <= width:
+            yield from _wrapped(line, width)
+            continue
+        if before := line[:-1]:
+            yield from _wrapped(before, width)
+        yield (line[-1],)
 
 
 def _table(entries: Sequence[Entry], width: int) -> Iterator[Line]:

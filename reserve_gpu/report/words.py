@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from reserve_gpu.model import Device, Process, Row, Rule
 
-# How words are set off. MARK is for what people argue about.
-STRONG, FAINT, MARK = "strong", "faint", "mark"
+# How words are set off. MARK is for what people argue about, TYPED for what they can type.
+STRONG, FAINT, MARK, TYPED = "strong", "faint", "mark", "typed"
 Line: TypeAlias = "tuple[str | tuple[str, str], ...]"  # plain words, and words with their style
 
 TITLES = ("GPU", "state", "name", "memory", "use", "heat", "who")  # of the columns
