@@ -99,7 +99,17 @@ def test_duration(seconds: float, expected: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "expected"),
-    [(0.2, "0.2 s"), (1 / 3, "0.33 s"), (1, "1 s"), (1.5, "1 s"), (90, "1 min")],
+    [
+        (0.2, "0.2 s"),
+        (1 / 3, "0.33 s"),
+        (1, "1 s"),
+        (1.5, "1.5 s"),
+        (60, "1 min"),
+        (90, "90 s"),
+        (120, "2 min"),
+        (150, "2 min 30 s"),
+        (5400, "1 h 30 min"),
+    ],
 )
 def test_time_limit(seconds: float, expected: str) -> None:
     """A limit below a second is not shown as none."""
@@ -484,7 +494,7 @@ def test_what_would_be_taken_is_no_advice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waited_s", "expected"), [(0.2, "0.2 s"), (90.0, "1 min"), (7200.0, "2 h")]
+    ("waited_s", "expected"), [(0.2, "0.2 s"), (90.0, "90 s"), (7200.0, "2 h")]
 )
 def test_nothing_free_after_a_wait(waited_s: float, expected: str) -> None:
     """Who has waited is told for how long, and not to wait."""

@@ -16,11 +16,12 @@ from reserve_gpu import host
 from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, shown
 from reserve_gpu.frameworks import children, probes, verdict
 from reserve_gpu.frameworks.verdict import Finding, Verdict
-from reserve_gpu.model import Device
+from reserve_gpu.model import Device, Promise
 from reserve_gpu.report import capping
 from reserve_gpu.report.times import duration
 from reserve_gpu.report.words import labels, listed, size
 from reserve_gpu.reservation import api, caps, environment
+from reserve_gpu.reservation.session import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,7 +69,8 @@ class Check:
 
     reserved: what they should see, in CUDA's order. visible: CUDA_VISIBLE_DEVICES at the time.
     python: the path of the Python whose frameworks these are.
-    part_mib: of each of the reserved, None where all of it is reserved.
+    part_mib: of each of the reserved, None where all of it is reserved. part_unit: in which that
+    was asked for.
     """
 
     rows: tuple[Finding, ...]
@@ -76,6 +78,7 @@ class Check:
     visible: str | None = None
     python: str = ""
     part_mib: float | None = None
+    part_unit: str = "GiB"
 
     @property
     def is_well(self) -> bool:
@@ -138,9 +141,9 @@ def check(
         rows = api.status().rows
     except DriverError:
         rows = ()
-    reserved, part_mib = _inherited(rows)
+    reserved, promise = _inherited(rows)
     if reservation:
-        reserved, part_mib = reservation.devices, reservation.memory_mib
+        reserved, promise = reservation.devices, session().promise_of(reservation)
     answers = _answers(reserved, limit_s, progress)
     place = verdict.Place(
         reserved=reserved,
@@ -150,12 +153,13 @@ def check(
         driver=answers[DRIVER],
     )
     findings = [
-        _with_cap(key, verdict.judge(name, answers[key], place), reserved, part_mib)
+        _with_cap(key, verdict.judge(name, answers[key], place), reserved, promise.part_mib)
         if key in answers
         else Finding(name, Verdict.ABSENT)
         for key, name in NAMES.items()
     ]
-    return Check((*findings,), reserved, place.visible, sys.executable, part_mib)
+    part = promise.part_mib, promise.part_unit
+    return Check((*findings,), reserved, place.visible, sys.executable, *part)
 
 
 def _with_cap(
@@ -194,19 +198,19 @@ def _answers(
     return {key: verdict.answer(end, limit_s) for key, end in ends.items()}
 
 
-def _inherited(rows: Sequence[Row]) -> tuple[tuple[Device, ...], float | None]:
-    """Return what an ancestor has reserved for this process, in CUDA's order, and the part."""
+def _inherited(rows: Sequence[Row]) -> tuple[tuple[Device, ...], Promise]:
+    """Return what an ancestor has reserved for this process, in CUDA's order, and its promise."""
     ancestors = host.ancestors()
     held = {
-        row.device: holder.part_mib
+        row.device: holder.promise
         for row in rows
         if isinstance(row.device, Device)
         for holder in row.holders
         if holder.seen and holder.pid in ancestors
     }
-    parts = [*held.values()]
+    promises = [*held.values()]
     devices = environment.in_order(held, os.environ.get(environment.VISIBLE, ""))
-    return devices, parts[0] if parts else None
+    return devices, promises[0] if promises else Promise()
 
 
 # -- the parts of a result -------------------------------------------------------------------------
@@ -215,7 +219,8 @@ def _inherited(rows: Sequence[Row]) -> tuple[tuple[Device, ...], float | None]:
 def _headline(check: Check) -> str:
     python = f" Python: {shown(check.python, PATH_LIMIT)}"
     if check.reserved:
-        part = f"{size(check.part_mib, 'GiB')} of " if check.part_mib is not None else ""
+        is_part = check.part_mib is not None
+        part = f"{size(check.part_mib or 0.0, check.part_unit)} of " if is_part else ""
         return f"Reserved: {part}{labels(check.reserved)}.{python}."
     now = "not set" if check.visible is None else repr(shown(check.visible))
     return (

@@ -46,7 +46,7 @@ def likeliest(rows: Sequence[Row], now: float) -> Line:
         return (_seen(row, now), *words.lease_end(holder, now))
     if at == times.end(holder, now):
         return (f"{row.label}, reserved until {times.moment(at, now)}",)
-    idle = times.duration(holder.promise.lease.idle_s or 0.0)
+    idle = times.time_limit(holder.promise.lease.idle_s or 0.0)
     return (f"{_seen(row, now)}, released after {idle} idle",)
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 MINUTE_S = 60
 CLOCK_SKEW_S = 60  # a time further in the future than this is not shown
+NEAR_S = 600  # of what lasts for less than that the seconds are told
 SIX_DAYS_S = 6 * 86400  # within them a day of the week names one day alone
 
 
@@ -63,5 +64,15 @@ def overdue_since(holder: Holder, now: float) -> float | None:
 
 
 def time_limit(seconds: float) -> str:
-    """Return a duration that somebody asked for: as above, and `0.2 s` below a second."""
-    return duration(seconds) if seconds >= 1 else f"{seconds:.2g} s"
+    """Return a duration that somebody asked for, not rounded: `90 s`, `2 min 30 s`, `0.2 s`."""
+    if seconds < 1:
+        return f"{seconds:.2g} s"
+    if seconds < 2 * MINUTE_S:
+        return f"{seconds:.3g} s" if seconds % MINUTE_S else duration(seconds)
+    rest = int(seconds % MINUTE_S)
+    return f"{duration(seconds - rest)} {rest} s" if rest else duration(seconds)
+
+
+def left(seconds: float) -> str:
+    """Return how long something lasts still: to the second where it is near, else to the minute."""
+    return time_limit(int(seconds)) if seconds < NEAR_S else duration(seconds + MINUTE_S / 2)

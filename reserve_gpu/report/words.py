@@ -139,12 +139,12 @@ def lease_end(holder: Holder, now: float, *, is_own: bool = False) -> Line:
             return (f", {past}: kept until somebody waits",)
         return ", ", (f"{past}: join the queue to get it", MARK)
     idle_s = lease.idle_s
-    after = None if idle_s is None or idle_s > LONGEST_S else f"after {times.duration(idle_s)} idle"
+    is_told = idle_s is not None and idle_s <= LONGEST_S
+    after = f"after {times.time_limit(idle_s or 0.0)} idle" if is_told else None
     if at is None:
         if_wanted = " if somebody waits" if lease.if_wanted else ""
         return (f", released {after}{if_wanted}",) if after else ()
-    # Rounded: a second after `--for 4h` it is 4 h still.
-    left = f" ({times.duration(at - now + times.MINUTE_S / 2)} left)" if is_own else ""
+    left = f" ({times.left(at - now)} left)" if is_own else ""
     longer = ", longer if nobody waits" if lease.if_wanted else ""
     return (f", until {times.moment(at, now)}{left}{f' or {after}' if after else ''}{longer}",)
 

@@ -89,6 +89,7 @@ class LeaseTimer:
         self._line: Replaceable | None = None  # in the cells that have reserved
         self._shown = ""
         self._is_notice = False  # the next cell is to tell what is shown
+        self._told = ""  # by this cell, at its begin
 
     @property
     def _action(self) -> Action | None:
@@ -251,7 +252,7 @@ class LeaseTimer:
 
     def show_in_cell(self) -> None:
         """Show in this cell, if it is one, until when something is held, and what becomes of it."""
-        if cells().shell:
+        if cells().shell and self._shown != self._told:
             line = self._line = self._line or Replaceable()  # which may be over meanwhile
             line.show(self._shown)
 
@@ -260,6 +261,7 @@ class LeaseTimer:
         held = self._owner.held
         if held and held.overdue is not None:
             self._tell(ends.overdue(End(held.devices, held.lease, held.overdue, MAGIC)))
+        self._told = self._shown if self._is_notice else ""
         if not self._is_notice:
             return []
         self._is_notice = False
