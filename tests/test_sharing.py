@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 import time
 from contextlib import ExitStack, contextmanager
@@ -273,7 +272,7 @@ def test_files_of_sharers_are_their_own(one: Here) -> None:
 
 
 def test_whom_to_ask(here: Here) -> None:
-    """A refusal tells to ask who has a GPU reserved but idle, the longest idle first, or wait."""
+    """A refusal names who has a GPU reserved but idle, here oneself, the longest idle first."""
     here.write(f"gpu\ngpu\ngpu\n compute {os.getpid()} 3500")
     now = time.time()
     with (
@@ -284,8 +283,10 @@ def test_whom_to_ask(here: Here) -> None:
         for wishes in ({}, {"devices": "0,1,2"}, {"share": True}):
             advice, wait = refused(**wishes).splitlines()[-3:-1]
             oldest, old = advice.removesuffix(".").split(". ")
-            assert re.fullmatch(r"Ask \w+ \(oldest.ipynb\) for GPU1, idle for 2 h", oldest)
-            assert re.fullmatch(r"Ask \w+ \(old.ipynb\) for GPU0, idle for 15 min", old)
+            where = f"(pid {os.getpid()})"
+            release = "yourself: release it in"
+            assert oldest == f"You hold GPU1, idle for 2 h, {release} oldest.ipynb {where}"
+            assert old == f"You hold GPU0, idle for 15 min, {release} old.ipynb {where}"
             assert wait.startswith("Or wait in the queue: reserve_gpu.reserve(")
             assert "training.ipynb" not in advice
 

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from reserve_gpu.report.words import Line
 
 
-def whom(rows: Sequence[Row], now: float) -> Line:
-    """Return whom to ask: holders of idle devices, the longest idle first, then overdue ones."""
+def whom(rows: Sequence[Row], now: float, user: str | None = None) -> Line:
+    """Return whom to ask: holders of idle devices, the longest idle first, then overdue ones.
+
+    user: who reads it, and is not told to ask themselves.
+    """
     line: Line = ()
     idle = _longest_idle(rows, now)
     late = [row for row in _others(rows) if row not in idle and _overdue(row, now)]
@@ -27,8 +30,14 @@ def whom(rows: Sequence[Row], now: float) -> Line:
         overdue = _overdue(row, now)
         if not place or overdue or (layout.idle_s(row, now) or 0.0) >= layout.NEW_S:
             asked = (overdue or row.holders)[: words.NAMED_SHARERS]
-            people = listed(list(map(words.person, asked)))
-            line += (" Ask " if line else "Ask ", (people, STRONG), f" for {_seen(row, now)}")
+            before = " " if line else ""
+            if user and all(holder.seen and holder.user == user for holder in asked):
+                names = listed([words.name_of(holder) for holder in asked])
+                held = f"{before}You hold {_seen(row, now)}, yourself: release it in "
+                line += held, (names, STRONG)
+            else:
+                people = listed(list(map(words.person, asked)))
+                line += f"{before}Ask ", (people, STRONG), f" for {_seen(row, now)}"
             since = [times.overdue_since(holder, now) or now for holder in overdue]
             if since:
                 line += ", ", (f"overdue since {times.moment(min(since), now)}", MARK)

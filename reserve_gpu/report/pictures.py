@@ -176,7 +176,7 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
         row.state in (*IN_USE, State.LIMITED) or (row.state is State.UNKNOWN and not row.reason)
         for row in missing
     )
-    ways = asking.whom(missing, now)
+    ways = asking.whom(missing, now, user)
     if State.LIMITED in states:  # by what this user has, so that nobody else can help
         ways = ("Release what you have there.",)
     lines = [ways] if ways else []

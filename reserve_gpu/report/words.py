@@ -169,6 +169,12 @@ def person(holder: Holder) -> str:
     return f"{user} ({shown(name)})" if name else user
 
 
+def name_of(holder: Holder) -> str:
+    """Return which process it is: `train.ipynb (pid 4321)`, as far as known."""
+    name = shown(holder.notebook or holder.command or "a process", NOTEBOOK_LIMIT)
+    return f"{name} (pid {holder.pid})" if holder.pid else name
+
+
 def note(holder: Holder) -> Line:
     """Return what somebody has written for others to read, behind a colon."""
     return (": ", (shown(holder.promise.note), STRONG)) if holder.promise.note else ()
