@@ -1002,7 +1002,7 @@ def test_as_cron_runs_it(here: Here, script: str) -> None:
             timeout=LIMIT_S, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("0\n" if words[0] == "run" else "2 of 2 GPUs are free")
+        assert done.stdout.startswith("0\n" if words[0] == "run" else "Both GPUs are free")
 
 
 def test_status(here: Here, typed: CommandLine) -> None:

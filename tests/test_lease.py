@@ -781,7 +781,7 @@ def test_killed_in_the_midst(busy: Machine, wishes: str, code: str, sign: str) -
         wait_for(lambda: sign in busy.command(*US, "status").stdout, 0.2)
         child.kill()
         assert not locked(busy.locks)
-        assert "2 of 2 GPUs are free" in busy.command(*US, "status").stdout
+        assert "Both GPUs are free" in busy.command(*US, "status").stdout
 
 
 @pytest.mark.process

@@ -691,6 +691,15 @@ HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
         (FREE[0], RESERVED[1], FREE[2]), "2 of 3 GPUs are free: GPU0 and GPU2.", [GET]
     ),
     "instances": ((FREE[0], Row(PART, State.BUSY)), "1 of 2 devices is free: GPU0.", [GET]),
+    "both": ((FREE[0], FREE[1]), "Both GPUs are free.", [GET]),
+    "all": (tuple(FREE), "All 3 GPUs are free.", [GET]),
+    "in a row": (
+        (RESERVED[0], *(each._replace(device=each.device._replace(index=n)) for n, each in
+         enumerate((FREE[0],) * 4, 1)), Row(PART, State.FREE)),
+        "5 of 6 devices are free: GPU1 to GPU4 and GPU1:2.", [GET],
+    ),
+    "the only one, free": ((FREE[0],), "GPU0 is free.", [GET]),
+    "the only one, mine": ((RESERVED[0]._replace(is_mine=True),), "GPU0 is the only GPU here.", []),
     "none": (tuple(RESERVED), "None of 3 GPUs is free.", [QUEUE]),
     "the only one": ((RESERVED[0],), "GPU0 is not free.", [QUEUE]),
     "reserved but idle": (

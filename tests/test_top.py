@@ -92,7 +92,7 @@ def end(child: Any) -> tuple[str, int | None]:
 @pytest.mark.parametrize("key", ["q", "\x03"], ids=["q", "Ctrl-C"])
 def test_it_is_live_until_a_key(machine: Machine, screen: Any, key: str) -> None:
     """What changes is shown within moments; q and Ctrl-C give the terminal back, without a word."""
-    screen.expect("2 of 2 GPUs are free")
+    screen.expect("Both GPUs are free")
     with machine.child() as child:
         assert child.reserve("0, note='thesis'").value == "0"
         screen.expect("thesis")
@@ -120,7 +120,7 @@ def test_it_shows_parts(machine: Machine) -> None:
 @pytest.mark.process
 def test_a_terminal_of_another_size(screen: Any) -> None:
     """A window that is made small, and large again, is drawn anew, and keys go on."""
-    screen.expect("2 of 2 GPUs are free")
+    screen.expect("Both GPUs are free")
     for size in ((4, 20), (1, 1), (30, 100)):
         screen.setwinsize(*size)
         time.sleep(0.1)  # a person is not quicker
@@ -135,14 +135,14 @@ def test_a_terminal_of_another_size(screen: Any) -> None:
 @pytest.mark.full
 def test_a_driver_that_fails_meanwhile(machine: Machine, screen: Any) -> None:
     """A driver that fails is said in one line, and shown again when it comes back."""
-    screen.expect("2 of 2 GPUs are free")
+    screen.expect("Both GPUs are free")
     before = machine.scenario.read_text()
     # The first that fails ends the conversation with the driver; the next does not begin.
     reading, beginning = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlInitWithFlags"
     machine.write(f"{before}fail {reading} * 15\nfail {beginning} * 9\n")
     screen.expect("kernel module")
     machine.write(before)
-    screen.expect("2 of 2 GPUs are free")
+    screen.expect("Both GPUs are free")
     screen.send("q")
     assert end(screen)[1] == 0
 
@@ -150,7 +150,7 @@ def test_a_driver_that_fails_meanwhile(machine: Machine, screen: Any) -> None:
 @pytest.mark.process
 def test_ended_by_a_signal(screen: Any) -> None:
     """SIGTERM gives the terminal back as well."""
-    screen.expect("2 of 2 GPUs are free")
+    screen.expect("Both GPUs are free")
     screen.kill(signal.SIGTERM)
     text, code = end(screen)
     assert LEFT in text

@@ -124,9 +124,15 @@ def _free(rows: Sequence[Row]) -> str:
         return "There is no GPU."
     is_split = any(row.device.instance is not None for row in rows)
     what = f"{len(rows)} {'device' if is_split else 'GPU'}{'' if len(rows) == 1 else 's'}"
+    if len(rows) == 1:
+        (row,) = rows
+        is_only = "is the only GPU here" if row.is_mine else f"is {'' if free else 'not '}free"
+        return f"{row.label} {is_only}."
     if not free:
-        return f"None of {what} is free." if len(rows) > 1 else f"{rows[0].label} is not free."
-    return f"{len(free)} of {what} {words.be(len(free))} free: {words.labels(free)}."
+        return f"None of {what} is free."
+    if len(free) == len(rows):
+        return f"{'Both GPUs' if what == '2 GPUs' else f'All {what}'} are free."
+    return f"{len(free)} of {what} {words.be(len(free))} free: {words.ranges(free)}."
 
 
 def _advice(status: Status) -> list[Line]:

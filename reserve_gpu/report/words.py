@@ -68,6 +68,23 @@ def labels(devices: Sequence[Device | Fault | Row]) -> str:
     return listed([device.label for device in devices])
 
 
+def ranges(rows: Sequence[Row]) -> str:
+    """Return `GPU0, GPU2 to GPU5 and GPU7`: as `labels`, three or more in a row in short."""
+    runs: list[list[Row]] = []
+    for row in rows:
+        last = runs[-1][-1].device if runs else None
+        is_next = last and last.index + 1 == row.device.index
+        if is_next and last and last.instance is row.device.instance is None:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    named = [
+        [f"{run[0].label} to {run[-1].label}"] if len(run) > 2 else [row.label for row in run]
+        for run in runs
+    ]
+    return listed([label for names in named for label in names])
+
+
 def escape(text: str) -> str:
     """Escape the text for HTML."""
     import html  # which loads the names of 2,000 letters; most sessions show no HTML
