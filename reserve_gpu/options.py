@@ -18,7 +18,7 @@ from reserve_gpu.reservation.request import Deadline, parse
 
 if TYPE_CHECKING:
     from argparse import Namespace, _ActionsContainer
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from reserve_gpu.errors import ReserveGPUError
     from reserve_gpu.model import Waiting
@@ -32,11 +32,17 @@ class Option:
     """One argument, as argparse takes it.
 
     flags: its names, the long one last. settings: argparse's keyword arguments.
-    offers: values that Tab offers.
+    offers: values that Tab offers. also: what other programs call it, for a hint.
     """
 
-    def __init__(self, *flags: str, offers: Sequence[str] = (), **settings: Any) -> None:
-        self.flags, self.settings, self.offers = flags, settings, offers
+    def __init__(
+        self,
+        *flags: str,
+        offers: Sequence[str] = (),
+        also: Sequence[str] = (),
+        **settings: Any,
+    ) -> None:
+        self.flags, self.settings, self.offers, self.also = flags, settings, offers, also
         self.flag = flags[-1]  # `--min-memory`; `devices` for the names of devices
         # What the parser calls its value, and reserve() its keyword.
         self.attribute = settings.get("dest") or self.flag.lstrip("-").replace("-", "_")
@@ -44,6 +50,7 @@ class Option:
 
 DEVICES = Option(
     "devices",
+    also=("--gpu", "--device", "--devices", "--id"),
     nargs="*",
     metavar="DEVICE",
     help="GPUs to take: an index (2, GPU2 or cuda:2), several (1,3 or 1 3, order kept), a range "
@@ -53,6 +60,7 @@ DEVICES = Option(
 COUNT = Option(
     "-n",
     "--count",
+    also=("--gpus", "--num-gpus", "--ngpus"),
     offers=("1", "2", "4", "8"),
     type=int,
     metavar="COUNT",
@@ -90,6 +98,7 @@ MEMORY = Option(
 NOTE = Option("--note", metavar="TEXT", help="a line for others to read beside your reservation")
 FOR = Option(
     "--for",
+    also=("--time", "--duration", "--timeout"),
     offers=("1h", "4h", "8h", "1d"),
     dest="for_",
     metavar="DURATION",
@@ -226,8 +235,11 @@ class Parser(ArgumentParser):
                     f"{flag} is for kernels and Python, as nobody can see here what a command "
                     "does. Give --for or --until."
                 )
-            if word.startswith("-") and (guess := spelling.did_you_mean(line, word, flags)):
-                raise RequestError(f"There is no option {shown(word)}.{guess}")
+            if word.startswith("-"):
+                taken = {action.dest for action in self._actions}
+                guess = _by_another_name(line, word, taken)
+                if guess := guess or spelling.did_you_mean(line, word, flags):
+                    raise RequestError(f"There is no option {shown(word)}.{guess}")
         devices = getattr(arguments, "devices", ())
         valued = [flag for flag in flags if actions[flag].nargs in (None, "?")]
         for word in (*unknown, *devices):
@@ -247,6 +259,22 @@ class Parser(ArgumentParser):
         if self.prog.startswith("%"):
             more = f" See {self.prog}?"
         raise RequestError(f"{shown(message, MESSAGE_LIMIT)}.{more}")
+
+
+def _by_another_name(line: Sequence[str], wrong: str, taken: Collection[str]) -> str:
+    """Return the sentence with the line as it may be meant by somebody who knows another program.
+
+    taken: what this parser knows. Names of devices stand alone, without a flag.
+    """
+    typed, equals, value = wrong.partition("=")
+    for option in REQUEST:
+        if typed in option.also and option.attribute in taken:
+            right = [f"{option.flag}{equals}{value}"]
+            if option is DEVICES:
+                right = [value] if value else []
+            at = line.index(wrong)
+            return spelling.suggestion([*line[:at], *right, *line[at + 1 :]])
+    return ""
 
 
 class Outcome(NamedTuple):

@@ -146,9 +146,10 @@ def test_pick(name: str, found: Sequence[Device | Fault], expected: Device | Fau
         ("2", [C, D, BROKEN], ["split by MIG", "2:0, 2:3"]),
         ("2:4", [C, D], ["2:0, 2:3"]),
         ("2:4", [C, D, BROKEN], ["2:0, 2:3"]),
-        ("0:1", [A], ["0:1", "GPU0", A.uuid]),
-        ("GPU-ffff", EVERYTHING, ["GPU-ffff", "GPU0", B.uuid, "GPU3", "GPU is lost"]),
-        ("07:00.0", EVERYTHING, ["07:00.0", "0000:01:00.0", "GPU is lost"]),
+        ("0:1", [A], ["0:1", "There is GPU0."]),
+        ("GPU-ffff", EVERYTHING, ["GPU-ffff", "There are GPU0 to GPU3. GPU3", "GPU is lost"]),
+        ("07:00.0", EVERYTHING, ["07:00.0", "There are GPU0 to GPU3.", "GPU is lost"]),
+        ("9", [A, B], ["There are GPU0 and GPU1."]),
     ],
 )
 def test_pick_refuses(name: str, found: Sequence[Device | Fault], said: list[str]) -> None:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.here import Here
-    from tests.machine import Child
+    from tests.machine import Child, Machine
 
 ME = own_name()
 
@@ -1028,3 +1028,25 @@ def test_json_goes_with_status(here: Here) -> None:
     cell = here.shell().run("%reserve_gpu --json")
     assert cell.error == "UsageError"
     assert "--json goes with --status or --check." in cell.stderr + "".join(cell.traceback)
+
+
+@pytest.mark.process
+def test_below_a_reservation(machine: Machine) -> None:
+    """Inside of `reserve-gpu run` the limit is told as that reservation's, not as somebody's."""
+    run = (sys.executable, "-m", "reserve_gpu", "run", "1", "--", "sh", "-c")
+    said = machine.command(*run, f"{sys.executable} -m reserve_gpu status; true").stdout
+    assert "CUDA_VISIBLE_DEVICES='1' was set by a reservation that is this process's too" in said
+    status = (sys.executable, "-m", "reserve_gpu", "status")
+    said = machine.command(*status, CUDA_VISIBLE_DEVICES="1").stdout
+    assert "CUDA_VISIBLE_DEVICES='1' was set before" in said
+
+
+@pytest.mark.process
+def test_once_cuda_has_started(machine: Machine) -> None:
+    """Who could not use another GPU any more is not told how to get one."""
+    with machine.child() as child:
+        assert "Get one with" in child.run("str(reserve_gpu.status())").value
+        child.run("import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)")
+        said = child.run("str(reserve_gpu.status())").value
+    assert "CUDA has started in this process: only what it sees can be reserved." in said
+    assert "Get one with" not in said

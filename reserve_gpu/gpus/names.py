@@ -86,8 +86,11 @@ def pick(name: str, devices: Sequence[Device | Fault]) -> Device | Fault:
         raise RequestError(
             f"GPU{index} is split by MIG. Name one of its instances: {', '.join(instances)}."
         )
-    known = "; ".join(_described(device) for device in devices)
-    raise RequestError(f"No GPU is called {shown(name)} here ({known}).")
+    faults = "".join(f" {_described(each)}." for each in devices if isinstance(each, Fault))
+    first, last = devices[0].label, devices[-1].label
+    short = {1: f"is {first}", 2: f"are {first} and {last}"}
+    there = short.get(len(devices), f"are {first} to {last}")
+    raise RequestError(f"No GPU is called {shown(name)} here. There {there}.{faults}")
 
 
 def matching(name: str, devices: Iterable[Device]) -> list[Device]:
@@ -235,6 +238,8 @@ def _meant_by_word(word: str) -> list[str]:
             return [str(index) for index in range(first, last + 1)]
     if any(_match(pattern, word) for pattern in (_INDEX, _INSTANCE, _BUS_ID, _UUID)):
         return [word]
+    if word.lower() == "all":
+        raise RequestError("'all' names no GPU. Give a range (0-7), or their number (-n 8).")
     raise RequestError(
         f"{shown(word)!r} names no GPU. Give an index (2, GPU2 or cuda:2), several (1,3), a range "
         "(0-3), a UUID or its start (GPU-8f2a), a MIG instance (1:0) or a PCI bus id "
@@ -252,8 +257,5 @@ def _match(pattern: str, text: str) -> re.Match[str] | None:
     return re.fullmatch(pattern, text, re.IGNORECASE | re.ASCII)
 
 
-def _described(device: Device | Fault) -> str:
-    if isinstance(device, Fault):
-        return f"{device.label}: {shown(device.reason, REASON_LIMIT)}"
-    bus_id = "" if device.bus_id is None else f", {shown(device.bus_id)}"
-    return f"{device.label} is {shown(device.uuid)}{bus_id}"
+def _described(fault: Fault) -> str:
+    return f"{fault.label} can't be used: {shown(fault.reason, REASON_LIMIT)}"

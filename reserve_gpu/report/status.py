@@ -43,6 +43,8 @@ class Status(NamedTuple):
     limit: the inherited CUDA_VISIBLE_DEVICES, which limits what this process can reserve.
     face: where it is read, which decides how hints are typed.
     rules: the administrator's, for who looks.
+    is_above: what this process may use is reserved by one that has started it.
+    is_late: CUDA has started here, so that only what it sees can be reserved.
     """
 
     rows: tuple[Row, ...]
@@ -53,6 +55,8 @@ class Status(NamedTuple):
     limit: str | None = None
     face: Face = PYTHON
     rules: Rules | None = None
+    is_above: bool = False
+    is_late: bool = False
 
     def __repr__(self) -> str:
         return str(self.picture())
@@ -111,6 +115,8 @@ def _foot(status: Status) -> list[Line]:
     foot = _advice(status)
     if status.limit is not None:
         text = " was set before: this process can reserve only GPUs in it."
+        if status.is_above:
+            text = " was set by a reservation that is this process's too: use it as it is."
         foot.append(((f"CUDA_VISIBLE_DEVICES={shown(status.limit)!r}", STRONG), text))
     if status.problem:
         text = f": {shown(status.problem, REASON_LIMIT)}"
@@ -143,6 +149,8 @@ def _advice(status: Status) -> list[Line]:
     rows, face = status.rows, status.face
     if not rows or status.limit is not None or any(row.is_mine for row in rows):
         return []
+    if status.is_late:
+        return [(f"CUDA has started in {face.here}: only what it sees can be reserved.",)]
     free = [row for row in rows if row.state is State.FREE]
     if not all(map(layout.is_awaited, free)):
         return [("Get one with ", (face.typed(messages.ANY), TYPED))]

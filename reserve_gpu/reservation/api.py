@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from reserve_gpu.gpus.names import DeviceNames
-    from reserve_gpu.model import Request, Rules, Waiting
+    from reserve_gpu.model import Request, Row, Rules, Waiting
     from reserve_gpu.report.faces import Face
     from reserve_gpu.report.status import Status
     from reserve_gpu.reservation.session import Session
@@ -240,6 +240,8 @@ def looking() -> Iterator[Callable[[], Status]]:
                 host=host.machine_name(),
                 limit=visible,
                 rules=ruled,
+                is_above=visible is not None and _is_above(seen.rows),
+                is_late=environment.cuda_started(),
             )
             return shown
 
@@ -355,6 +357,14 @@ def _shown(
         live = displays.for_people()
     with live or nullcontext():
         yield live.show if live else lambda _waiting: None
+
+
+def _is_above(rows: Sequence[Row]) -> bool:
+    """Tell whether an ancestor of this process has reserved one of the devices."""
+    ancestors = host.ancestors()
+    return any(
+        h.seen and h.pid in ancestors for row in rows for h in row.holders if not row.is_mine
+    )
 
 
 def _allowed(request: Request, ruled: Rules, this_session: Session) -> tuple[Request, list[str]]:
