@@ -116,7 +116,7 @@ COMMANDS = (
     Command(
         "run",
         "Reserve GPUs, set the CUDA variables, and become the command.",
-        options.REQUEST_OF_COMMAND,
+        (*options.REQUEST_OF_COMMAND, options.QUIET),
         command.run,
         command.SYNOPSIS,
         RUN_TEXT,

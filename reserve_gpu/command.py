@@ -50,7 +50,7 @@ def run(arguments: Namespace) -> NoReturn:
     host.call_it(host.command(arguments.command) or "")
     _reserve(arguments, faces.shell(arguments.command))
     api.forget_idleness()
-    _set_alarm(is_timed=is_timed)
+    _set_alarm(is_timed=is_timed, is_quiet=arguments.quiet)
     become(program, arguments.command)
 
 
@@ -64,10 +64,11 @@ def _require_alarm() -> None:
         raise errors.RequestError(f"{text} Leave out --for and --until.") from error
 
 
-def _set_alarm(*, is_timed: bool) -> None:
+def _set_alarm(*, is_timed: bool, is_quiet: bool) -> None:
     """Have the command ended when its reservation is over. Raises CommandError.
 
     is_timed: it was asked for; else only an administrator's rule can want it.
+    is_quiet: nothing is said of it.
     """
     reservation = api.current()
     lease = reservation.lease if reservation else NO_LEASE
@@ -78,7 +79,8 @@ def _set_alarm(*, is_timed: bool) -> None:
     except OSError as error:
         reason = shown(str(error))
         raise CommandError(f"The command can't be ended at its time: {reason}.") from error
-    say(messages.command_ends(lease.until, time.time()))
+    if not is_quiet:
+        say(messages.command_ends(lease.until, time.time()))
 
 
 def start_kernel(arguments: Namespace) -> NoReturn:
@@ -199,9 +201,13 @@ def error_text(error: errors.ReserveGPUError) -> str:
 
 
 def _reserve(arguments: Namespace, face: faces.Face) -> None:
-    """Reserve, show the wait, and say what came of it."""
+    """Reserve, show the wait, and say what came of it; where that is a success, unless --quiet."""
+    is_quiet = getattr(arguments, "quiet", False)
     with Live(sys.stderr) as live:
-        outcome = options.reserve(arguments, face, live.show)
-    excused = [error_text(outcome.excused)] if outcome.excused else []
-    warnings = [f"Warning: {text}" for text in outcome.warnings]
-    say("\n".join([*warnings, *excused, outcome.text]))
+        outcome = options.reserve(arguments, face, None if is_quiet else live.show)
+    lines = [f"Warning: {text}" for text in outcome.warnings]
+    lines += [error_text(outcome.excused)] if outcome.excused else []
+    if outcome.excused or not is_quiet:
+        lines.append(outcome.text)
+    if lines:
+        say("\n".join(lines))

@@ -136,6 +136,9 @@ FOR_KERNELS = tuple(option.flag for option in WHEN if option not in REQUEST_OF_C
 # Where a failure never ends the program: kernels start in any case, and so do Dask's workers.
 REQUEST_THAT_GOES_ON = tuple(option for option in REQUEST if option is not OPTIONAL)
 
+QUIET = Option(
+    "-q", "--quiet", action="store_true", help="say nothing if all goes well: for make and cron"
+)
 JSON = Option("--json", action="store_true", help="as JSON, for programs")
 WATCH = Option("--watch", action="store_true", help="live, until q or Ctrl-C")
 

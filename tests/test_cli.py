@@ -371,6 +371,14 @@ def test_usage(typed: CommandLine, words: str, text: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("wishes", ["", "--for 1h", "--wait 1h"])
+def test_quiet(typed: CommandLine, wishes: str) -> None:
+    """With --quiet nothing is said where all goes well; what fails is said as ever."""
+    done = typed("run", "-q", *wishes.split(), "--", "true")
+    assert (done.visible, done.stderr) == ("0", "")
+    assert "There is no GPU7" in typed("run", "--quiet", "7", "--", "true").stderr
+
+
 @pytest.mark.parametrize("words", ["", "run", "status", "kernel", "kernel install"])
 def test_help_in_short(typed: CommandLine, words: str) -> None:
     """`-h` shows the help that --help shows, also of a group of commands."""
