@@ -47,16 +47,18 @@ SAVES, NOTES, IGNORES = (
     TIMED.replace("HANDLER", handler) for handler in ("save", "note", "signal.SIG_IGN")
 )
 # A command that counts the Ctrl-Cs that it gets, until it reads a line.
+# A signal that comes just before a blocking call of Python's own waits for its end; one that writes
+# into a pipe does not.
 COUNTS = r"""
-import os, signal, sys
-count = 0
-def note(*_):
-    global count
-    count += 1
-    os.write(1, f"interrupt {count}\n".encode())
-signal.signal(signal.SIGINT, note)
+import os, select, signal
+count, (heard, hears) = 0, os.pipe()
+os.set_blocking(hears, False)
+signal.signal(signal.SIGINT, lambda *_: None)
+signal.set_wakeup_fd(hears)
 print("ready", flush=True)
-sys.stdin.readline()
+while heard in (ready := select.select([0, heard], [], [])[0]):
+    count += len(os.read(heard, 1))
+    os.write(1, f"interrupt {count}\n".encode())
 print(f"{count} in all", flush=True)
 """
 # A program that makes its standard input the terminal that it is controlled from.
