@@ -10,7 +10,6 @@ import pytest
 
 from tests.lab import CHROMIUM, THEMES, Lab, Notebook, browser, show_theme
 from tests.machine import Machine
-from tests.processes import own_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -240,14 +239,15 @@ def test_interrupting_a_wait(on_lab: Machine, open_notebook: Callable[..., Noteb
 def test_a_wait_that_runs_out(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
     """After its limit a wait shows who has the GPU, and nothing of the display while it waited."""
     on_lab.write(ONE)
-    notebook = open_notebook("mine.ipynb", "%reserve_gpu --wait 1.5")
+    notebook = open_notebook("mine.ipynb", "%reserve_gpu --wait 1.5s")
     with holder(on_lab) as child:
         notebook.run(0)
         shown = notebook.finish(0)
     *picture, asked, left, error = filter(None, map(str.strip, shown.splitlines()))
     assert f"train.ipynb (pid {child.pid})" in picture[-1]
     assert "Waiting" not in shown
-    assert asked == f"Ask {own_name()} (train.ipynb) for GPU0, idle."
+    own = f"You hold GPU0, idle, yourself: release it in train.ipynb (pid {child.pid})."
+    assert asked == own
     assert left == "No GPU is visible to this notebook."
     assert error == "Waited for 1 s. No free GPU devices: 1 of 1 is in use."
 
@@ -272,7 +272,7 @@ def test_a_mistake_is_one_line(on_lab: Machine, open_notebook: Callable[..., Not
     notebook = open_notebook("mine.ipynb", "%reserve_gpu --wait soon")
     notebook.run(0)
     shown = notebook.finish(0)
-    assert shown == "UsageError: 'soon' is no duration. Give 90, 90s, 10m or 2h."
+    assert shown == "UsageError: 'soon' is no duration. Give 90s, 10m, 2h or 1h30m."
 
 
 def test_tab_offers_options(open_notebook: Callable[..., Notebook]) -> None:

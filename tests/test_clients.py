@@ -139,7 +139,7 @@ def test_a_notebook_that_is_executed_and_made_a_page(machine: Machine) -> None:
     path, begun = machine.folder / "run.ipynb", machine.folder / "begun"
     cells = (
         "%reserve_gpu",
-        "%reserve_gpu --wait 1.5",
+        "%reserve_gpu --wait 1.5s",
         "%reserve_gpu --wait soon",
         f"open({str(begun)!r}, 'w').close()\n%reserve_gpu --wait",
         "%reserve_gpu --status",
@@ -153,9 +153,9 @@ def test_a_notebook_that_is_executed_and_made_a_page(machine: Machine) -> None:
         refused, limit, mistake, waited, status = shown = texts(path)
         check_refused(refused, "", child)
         said, rest = limit.split("idle\n", 1)
-        assert said.startswith("Waiting for a GPU, next in the queue, for 0 s (1 s at most).\n")
+        assert said.startswith("Waiting for a GPU, next in the queue, for 0 s (1.5 s at most).\n")
         check_refused(rest, "Waited for 1 s. ", child)
-    assert mistake == "UsageError: 'soon' is no duration. Give 90, 90s, 10m or 2h.\n"
+    assert mistake == "UsageError: 'soon' is no duration. Give 90s, 10m, 2h or 1h30m.\n"
     said, rest = waited.split("idle\n", 1)
     assert said.startswith("Waiting for a GPU, next in the queue, for 0 s.\n")
     check_free(rest)
@@ -241,10 +241,10 @@ def test_a_terminal(machine: Machine, terminal: Terminal) -> None:
     assert re.search(r"\b1 .*\bbusy\b", status)
     terminal.run("%reserve_gpu --release")
     mistake = terminal.screen(terminal.run("%reserve_gpu --wait soon"))
-    assert mistake == "UsageError: 'soon' is no duration. Give 90, 90s, 10m or 2h."
+    assert mistake == "UsageError: 'soon' is no duration. Give 90s, 10m, 2h or 1h30m."
     with holder(machine) as child:
         check_refused(terminal.screen(terminal.run("%reserve_gpu")), "", child)
-        limit = terminal.run("%reserve_gpu --wait 0.5")
+        limit = terminal.run("%reserve_gpu --wait 0.5s")
         check_refused(terminal.screen(limit), "Waited for 0.5 s. ", child)
 
 
@@ -273,7 +273,7 @@ def test_waiting_where_letters_are_unknown(machine: Machine) -> None:
     machine.write(ONE)
     with machine.child() as child:
         assert child.reserve("note='\u6771\u4eac'").value == "0"
-        done = machine.ipython("%reserve_gpu --wait 0.2", PYTHONIOENCODING="ascii")
+        done = machine.ipython("%reserve_gpu --wait 0.2s", PYTHONIOENCODING="ascii")
     assert re.search(
         r"Waiting for a GPU, next in the queue, for 0 s \(0\.2 s at most\)\.\n(.*\n)*.*: \?\?\n",
         done.stdout,

@@ -146,7 +146,7 @@ def test_failure_shows_who_has_it(two: Two) -> None:
     "code",
     [
         "%reserve_gpu",
-        "%reserve_gpu --wait 0.01",
+        "%reserve_gpu --wait 0.01s",
         "%reserve_gpu nonsense",
         "import reserve_gpu; reserve_gpu.reserve()",
     ],

@@ -361,10 +361,8 @@ def _shown(
 
 def _is_above(rows: Sequence[Row]) -> bool:
     """Tell whether an ancestor of this process has reserved one of the devices."""
-    ancestors = host.ancestors()
-    return any(
-        h.seen and h.pid in ancestors for row in rows for h in row.holders if not row.is_mine
-    )
+    pids = {h.pid for row in rows if not row.is_mine for h in row.holders if h.seen}
+    return bool(pids) and not pids.isdisjoint(host.ancestors())
 
 
 def _allowed(request: Request, ruled: Rules, this_session: Session) -> tuple[Request, list[str]]:
