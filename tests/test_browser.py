@@ -249,7 +249,7 @@ def test_a_wait_that_runs_out(on_lab: Machine, open_notebook: Callable[..., Note
     own = f"You hold GPU0, idle, yourself: release it in train.ipynb (pid {child.pid})."
     assert asked == own
     assert left == "No GPU is visible to this notebook."
-    assert error == "Waited for 1 s. No free GPU devices: 1 of 1 is in use."
+    assert error == "Waited for 1.5 s. No free GPU devices: 1 of 1 is in use."
 
 
 def test_an_error_stops_run_all(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:

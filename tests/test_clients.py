@@ -154,7 +154,7 @@ def test_a_notebook_that_is_executed_and_made_a_page(machine: Machine) -> None:
         check_refused(refused, "", child)
         said, rest = limit.split("idle\n", 1)
         assert said.startswith("Waiting for a GPU, next in the queue, for 0 s (1.5 s at most).\n")
-        check_refused(rest, "Waited for 1 s. ", child)
+        check_refused(rest, "Waited for 1.5 s. ", child)
     assert mistake == "UsageError: 'soon' is no duration. Give 90s, 10m, 2h or 1h30m.\n"
     said, rest = waited.split("idle\n", 1)
     assert said.startswith("Waiting for a GPU, next in the queue, for 0 s.\n")
