@@ -10,6 +10,7 @@ import pytest
 
 from tests.lab import CHROMIUM, THEMES, Lab, Notebook, browser, show_theme
 from tests.machine import Machine
+from tests.processes import own_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -249,7 +250,7 @@ def test_a_wait_that_runs_out(on_lab: Machine, open_notebook: Callable[..., Note
     own = f"You hold GPU0, idle, yourself: release it in train.ipynb (pid {child.pid})."
     assert asked == own
     assert left == "No GPU is visible to this notebook."
-    assert error == "Waited for 1.5 s. No free GPU devices: 1 of 1 is in use."
+    assert error == f"Waited for 1.5 s. No free GPU devices: GPU0 is reserved by {own_name()}."
 
 
 def test_an_error_stops_run_all(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
@@ -262,7 +263,7 @@ def test_an_error_stops_run_all(on_lab: Machine, open_notebook: Callable[..., No
     shown = notebook.finish(0)
     assert re.search(r"\b0\s+busy\b[^:]*no reservation: pid 4321000\n", shown)
     assert "Traceback" not in shown
-    assert shown.endswith("\nNo free GPU devices: 1 of 1 is in use.")
+    assert shown.endswith("\nNo free GPU devices: GPU0 is busy.")
     assert notebook.shown(1) == ""
     check_looks(notebook, 0)
 

@@ -537,7 +537,7 @@ def test_nothing_free(here: Here, typed: CommandLine) -> None:
         done = typed("run", "--", "echo", "ran")
     assert (done.code, done.stdout, done.argv) == (75, "", None)
     first, *_, ask, wait = done.stderr.splitlines()
-    assert first == "No free GPU devices: 2 of 2 are in use."
+    assert first == "No free GPU devices: 2 of 2 reserved."
     for number in "01":
         assert of_gpu(done.stderr, number).startswith("reserved: ")
         assert f"rival.ipynb (pid {os.getpid()})" in of_gpu(done.stderr, number)

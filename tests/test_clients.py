@@ -124,7 +124,7 @@ def check_refused(shown: str, first: str, child: Child) -> None:
     left = "No GPU is visible to this notebook."
     shown = shown.replace(left, f"{left}\n")  # the next output of the notebook file
     *picture, left, error = filter(None, shown.splitlines())
-    assert error == f"{first}No free GPU devices: 2 of 2 are in use."
+    assert error == f"{first}No free GPU devices: 1 of 2 reserved, 1 busy."
     assert left == "No GPU is visible to this notebook."
     text = "\n".join(picture)
     assert re.match(rf"reserved: .*\b\w+, train.ipynb \(pid {child.pid}\) for", of_gpu(text))

@@ -128,7 +128,7 @@ def test_plugin(machine: Machine) -> None:
     assert scaled == ["", "0", "1", "2", "3"]
     assert others == [[]]
     (log,) = logs
-    assert "got no GPU: Waited for 10 s. No free GPU devices: 4 of 4 are in use." in log
+    assert "got no GPU: Waited for 10 s. No free GPU devices: 4 of 4 reserved." in log
     assert [one in log for one in warned] == [True]
 
 

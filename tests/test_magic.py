@@ -143,7 +143,7 @@ def test_nothing_free(here: Here) -> None:
     here.use("busy")
     cell = here.shell().run("%reserve_gpu\nprint('went on')")
     assert (cell.error, cell.stdout) == ("NoFreeDeviceError", "")
-    assert cell.traceback == ["No free GPU devices: 2 of 2 are in use."]
+    assert cell.traceback == ["No free GPU devices: 2 of 2 busy."]
     assert [of_gpu(cell.shown, number).partition(":")[0] for number in "01"] == ["busy", "busy"]
     assert "4321000" in of_gpu(cell.shown)
     assert cell.shown.endswith("\nNo GPU is visible to this notebook.")
@@ -561,7 +561,7 @@ def test_ext_gives_the_magic_and_a_failure_stops_ipython(machine: Machine) -> No
     shown = (done.stdout + done.stderr).splitlines()
     assert shown[0].startswith("GPU  state ")
     assert shown[-2:] == [
-        "No GPU is visible to this notebook.", "No free GPU devices: 2 of 2 are in use.",
+        "No GPU is visible to this notebook.", "No free GPU devices: 2 of 2 busy.",
     ]  # fmt: skip
     assert "went on" not in shown
     assert "Traceback" not in done.stdout + done.stderr

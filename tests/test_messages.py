@@ -419,7 +419,7 @@ def left(picture: Picture) -> str:
 
 RESERVED = Row(GPU0, State.RESERVED, COMPUTED_ON, holders=(ALICE,))
 QUEUE = "Wait in the queue: %reserve_gpu --wait"
-NONE_FREE = "No free GPU devices: 1 of 1 is in use."
+NONE_FREE = "No free GPU devices: GPU0 is reserved by alice."
 
 
 def test_nothing_free() -> None:
@@ -427,7 +427,7 @@ def test_nothing_free() -> None:
     picture = refused(
         RESERVED, Row(GPU1, State.BUSY, COMPUTED_ON, processes=(PYTHON,), is_unreserved_use=True)
     )
-    head = "No free GPU devices: 2 of 2 are in use."
+    head = "No free GPU devices: 1 of 2 reserved, 1 busy."
     text = re.sub("[\u2588\u2591]", "", str(picture))
     assert [" ".join(line.split()) for line in text.splitlines()] == [
         head,
@@ -443,20 +443,21 @@ def test_nothing_free() -> None:
 @pytest.mark.parametrize(
     ("states", "count", "expected"),
     [
-        ([State.RESERVED], 1, "No free GPU devices: 1 of 1 is in use."),
-        ([State.RESERVED, State.BUSY], 1, "No free GPU devices: 2 of 2 are in use."),
+        ([State.RESERVED], 1, "No free GPU devices: GPU0 is reserved."),
+        ([State.RESERVED] * 2, 1, "No free GPU devices: 2 of 2 reserved."),
         (
             [State.RESERVED, State.AWAITED],
             1,
-            "No free GPU devices: 2 of 2 are in use or awaited.",
+            "No free GPU devices: 1 of 2 reserved, 1 awaited.",
         ),
         (
-            [State.BUSY, State.BROKEN, State.PROHIBITED],
+            [State.BROKEN, State.BUSY, State.DENIED, State.BUSY],
             1,
-            "No free GPU devices: 1 of 3 is in use, 2 of 3 can't be used.",
+            "No free GPU devices: 2 of 4 busy, 1 broken, 1 no permission.",
         ),
-        ([State.UNKNOWN], 1, "No free GPU devices: 1 of 1 can't be used."),
-        ([State.RESERVED, State.UNFIT], 1, "No free GPU devices: 1 of 1 is in use."),
+        ([State.UNKNOWN], 1, "No free GPU devices: GPU0 is unknown."),
+        ([State.EMPTY], 1, "No free GPU devices: GPU0 has no instance."),
+        ([State.RESERVED, State.UNFIT], 1, "No free GPU devices: GPU0 is reserved."),
         (
             [State.FREE, State.BUSY],
             2,
@@ -472,7 +473,7 @@ def test_nothing_free() -> None:
     ],
 )
 def test_headline(states: list[State], count: int, expected: str) -> None:
-    """The headline counts the devices that would do, not those that never could."""
+    """The headline says in the words of the rows why those that would do are not free."""
     rows = [Row(Device(i, f"GPU-{i}"), state) for i, state in enumerate(states)]
     assert headline(refused(*rows, request=Request(count=count))) == expected
 
@@ -489,7 +490,7 @@ def test_what_would_be_taken_is_no_advice() -> None:
         would_be_taken=True,
     )
     picture = refused(RESERVED, shared, named, request=Request(("0", "1", "2")), user="alice")
-    assert headline(picture) == "No free GPU devices: 3 of 3 are in use."
+    assert headline(picture) == "No free GPU devices: 2 of 3 reserved, 1 busy."
     assert ways_out(picture) == ["Wait in the queue: %reserve_gpu 0 1 2 --wait"]
 
 
@@ -585,7 +586,7 @@ def test_what_is_left(face: Face, kept: list[Device], expected: str) -> None:
     ("states", "head", "offered"),
     [
         ([], "No other free GPU devices.", None),
-        ([State.BUSY], "No other free GPU devices: 1 of 1 is in use.", None),
+        ([State.BUSY], "No other free GPU devices: GPU1 is busy.", None),
         (
             [State.FREE, State.BUSY],
             "Not enough other free GPU devices: 1 of 2 is free, 2 are needed.",
@@ -928,6 +929,16 @@ def test_no_refusal_advises_to_take_what_others_have(
             ),
         ),
         (
+            [
+                Row(GPU0, State.UNFIT, unfit=Unfit.PART),
+                Row(GPU1, State.UNFIT, unfit=Unfit.PART),
+                Row(LOST, State.BROKEN),
+            ],
+            Request(share=True, promise=Promise(Size(95367.4, "GB"))),
+            None,
+            "Of 3 GPUs none has 100 GB; the largest has 42.9 GB; GPU4 can't be read: GPU is lost.",
+        ),
+        (
             [],
             Request(exclude=("0",)),
             None,
@@ -1166,7 +1177,7 @@ def test_full(row: Row, expected: str) -> None:
             "Not enough GPU devices have room for 10 GB: none of 2 has, 2 are needed.",
         ),
         ([RESERVED], TEN_GB, NONE_FREE),
-        ([FULL_GPU], ANY, NONE_FREE),
+        ([FULL_GPU], ANY, "No free GPU devices: GPU0 is full."),
     ],
 )
 def test_headline_of_parts(rows: list[Row], request_: Request, expected: str) -> None:

@@ -152,6 +152,8 @@ def rows(*states: State, instances: int = 0) -> list[Row]:
         (rows(BUSY, BUSY, instances=1), Request(count=2), True, False),
         (rows(BUSY, BUSY, instances=2), Request(count=2), False, True),
         ([Row(Fault(0, "lost"), State.BROKEN)], Request(), False, True),
+        ([*rows(BUSY), Row(Fault(1, "lost"), State.BROKEN)], Request(), False, True),
+        ([*rows(UNFIT), Row(Fault(1, "lost"), State.BROKEN)], Request(), True, False),
     ],
 )
 def test_impossible(

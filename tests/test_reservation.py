@@ -75,14 +75,14 @@ def test_release_of_nothing(here: Here) -> None:
 
 
 @pytest.mark.parametrize("wait", [None, True])
-@pytest.mark.parametrize("wish", [{"name": "L40"}, {"min_memory": "500GB"}])
+@pytest.mark.parametrize("wish", [{"name": "L40"}, {"min_memory": "500GB"}, {"memory": "500GB"}])
 def test_what_no_gpu_is_beside_a_lost_one(
     here: Here, wish: dict[str, Any], *, wait: bool | None
 ) -> None:
     """A GPU that can't be read is none of that name or size: nobody waits for it to become one."""
     here.write("gpu\n name NVIDIA A100\ngpu\nfail nvmlDeviceGetHandleByIndex_v2 1 15")
     lost = "GPU1 can't be read: GPU is lost"
-    with pytest.raises(reserve_gpu.ImpossibleError, match=f"none will do; GPU0 .*; {lost}"):
+    with pytest.raises(reserve_gpu.ImpossibleError, match=f"^Of 2 GPUs none has .*; {lost}"):
         reserve_gpu.reserve(wait=wait, **wish)
     assert variables() == {}
 
@@ -437,7 +437,7 @@ def test_a_reason_for_each_device(here: Here) -> None:
     with here.rival("4"):
         text = refused()
     first = text.splitlines()[0]
-    assert first == "No free GPU devices: 4 of 6 are in use, 2 of 6 can't be used."
+    assert first == "No free GPU devices: 3 of 6 busy, 1 prohibited, 1 reserved, 1 broken."
     parts = ["4321000", "2.9 GiB", "prohibited", "777", f"pid {os.getpid()}", "lost"]
     for index, part in enumerate(parts):
         assert part in of_gpu(text, str(index))
@@ -454,7 +454,7 @@ def test_a_named_gpu_in_use_is_not_called_free(here: Here) -> None:
         shared = refused("1,2", share=True)
         with pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
             reserve_gpu.reserve("0,1")
-    assert named.splitlines()[0] == "No free GPU devices: 2 of 2 are in use."
+    assert named.splitlines()[0] == "No free GPU devices: 1 of 2 busy, 1 reserved."
     line = of_gpu(named)
     assert line.startswith("busy: no reservation: pid 5000001, ")
     assert line.endswith(", you would get it, as you named it")

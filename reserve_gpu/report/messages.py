@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.names import gpu_index
-from reserve_gpu.model import Device, Request, State, Unfit
+from reserve_gpu.model import Device, Fault, Request, State, Unfit
 from reserve_gpu.report import reasons, times, words
 from reserve_gpu.report.words import labels, listed
 
@@ -106,10 +106,12 @@ def impossible(request: Request, rows: Sequence[Row], limit: str | None) -> str:
         here += " here, less what is excluded" if request.exclude else " here"
         text = f"There {here}; you asked for {request.needed}."
         return text if limit is None else f"{text} {limit_line(limit, len(rows))}"
-    fitting = fit(rows)
+    lost = [row.device for row in rows if isinstance(row.device, Fault)]
+    known = [row for row in rows if isinstance(row.device, Device)]
+    fitting = fit(known)
     instances = [row for row in fitting if row.device.instance is not None]
-    groups = _by_unfit(rows)
-    against = [_unfit(request, group, len(rows)) for group in groups]
+    groups = _by_unfit(known)
+    against = [_unfit(request, group, len(known)) for group in groups]
     of = "Of 1 GPU" if len(rows) == 1 else f"Of {len(rows)} GPUs"
     says_all = [group[0].unfit for group in groups] in ([Unfit.MEMORY], [Unfit.PART], [Unfit.MODEL])
     if fitting or not says_all:
@@ -118,6 +120,7 @@ def impossible(request: Request, rows: Sequence[Row], limit: str | None) -> str:
         against.insert(0, f"{labels(fitting) if fitting else 'none'} will do")
     if 0 < len(instances) < len(fitting):
         against.append("CUDA gives a process whole GPUs or MIG instances, not both")
+    against += [f"{fault.label} can't be read: {shown(fault.reason, REASON_LIMIT)}" for fault in lost]
     text = f"{of} {'; '.join(against)}."
     return text if limit is None else f"{text} {limit_line(limit, len(rows))}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.errors import shown
@@ -132,7 +133,10 @@ def refusal(  # noqa: PLR0913 - the last ones are keywords
 
 
 def _none_free(request: Request, rows: Sequence[Row]) -> str:
-    """Return how many are free; what this process keeps in any case does not count."""
+    """Return in the words of the rows why none is free.
+
+    What this process keeps in any case does not count.
+    """
     fit = messages.fit(rows)
     if limited := rules.limited(fit):
         return limited
@@ -148,12 +152,22 @@ def _none_free(request: Request, rows: Sequence[Row]) -> str:
         needed = request.needed - kept
         available = f"{free} of {total} {words.be(free)} free"
         return f"Not enough {what}: {available}, {needed} {words.be(needed)} needed."
-    in_use = sum(state in IN_USE for state in states)
-    awaited = " or awaited" if State.AWAITED in states else ""
-    counts = [f"{in_use} of {total} {words.be(in_use)} in use{awaited}"] if in_use else []
-    if rest := total - in_use:
-        counts.append(f"{rest} of {total} can't be used")
+    if total == 1:
+        (row,) = (row for row in fit if not (row.is_mine and row.would_be_taken))
+        return f"No {what}: {row.label} {_stands(row)}."
+    (first, most), *rest = Counter(state.value for state in states).most_common()
+    counts = [f"{most} of {total} {first}", *(f"{count} {state}" for state, count in rest)]
     return f"No {what}: {', '.join(counts)}."
+
+
+def _stands(row: Row) -> str:
+    """Return `is busy`, or `is reserved by alice`: the state of a device, and who has it."""
+    state = row.state.value
+    if row.state is State.RESERVED:
+        people = [shown(holder.user) for holder in row.holders if holder.user]
+        named = words.listed([*dict.fromkeys(people)][: words.NAMED_SHARERS])
+        return f"is {state} by {named}" if named else f"is {state}"
+    return f"has {state}" if state.startswith("no ") else f"is {state}"
 
 
 def _ways_out(  # noqa: PLR0913 - the last ones are keywords

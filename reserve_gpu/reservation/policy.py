@@ -159,11 +159,14 @@ def reclaim(request: Request, seen: Sequence[Device]) -> Request | None:
 def is_impossible(rows: Sequence[Row], request: Request) -> bool:
     """Tell whether no state of this machine could satisfy the request.
 
-    rows: of all devices that this process may use and the request does not exclude.
+    rows: of all devices that this process may use and the request does not exclude. What can't be
+    read may come back, but nobody knows that it would do where all the others never will.
     """
     if not rows:
         return bool(request.exclude)
     devices = [row.device for row in rows if row.state is not State.UNFIT]
+    if len(devices) < len(rows) and all(isinstance(device, Fault) for device in devices):
+        return True
     instances = sum(device.instance is not None for device in devices)
     return max(instances, len(devices) - instances) < request.needed
 
