@@ -9,7 +9,7 @@ import pytest
 import reserve_gpu
 from reserve_gpu.model import State
 from tests.locked import locked
-from tests.reserving import got, variables
+from tests.reserving import got, refused, variables
 from tests.test_parts import ONE, TOTAL, part, promised, records, room, rows
 
 if TYPE_CHECKING:
@@ -65,6 +65,16 @@ def test_a_larger_one_grows_in_place(one: Here) -> None:
         assert 7000 in records(one)
     (row, _) = reserve_gpu.status().rows
     assert [holder.promise.note for holder in row.holders] == ["until Friday"]
+
+
+def test_a_part_that_can_not_grow_is_offered_elsewhere(one: Here) -> None:
+    """Where a part has no room to grow another GPU that is free is offered by its name."""
+    one.write(ONE * 2)
+    reserve_gpu.reserve(memory="4000MiB")
+    with promised(one, gpu0=[3000]):
+        text = refused(memory="8000MiB")
+        assert "GPU1 is free: reserve_gpu.reserve('1', memory='8000MiB')\n" in text
+        assert got("1", memory="8000MiB") == "1"
 
 
 def test_an_inner_block_that_grows_leaves_the_part_to_the_outer_one(one: Here) -> None:

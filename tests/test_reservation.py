@@ -446,6 +446,18 @@ def test_a_reason_for_each_device(here: Here) -> None:
     assert variables() == {}
 
 
+def test_what_is_free_in_place_of_a_named_gpu(here: Here) -> None:
+    """Whoever names a GPU that is taken reads which others are free, and what to type for one."""
+    here.write("gpu\ngpu\n compute 5000001 29000\ngpu\ngpu\n")
+    with here.rival("0"):
+        assert "GPU2 and GPU3 are free: reserve_gpu.reserve()\n" in refused("0")
+        assert "GPU2 is free: reserve_gpu.reserve(exclude='3')\n" in refused("0", exclude="3")
+        assert "GPU2 and GPU3 are free: reserve_gpu.reserve(count=2)\n" in refused("0,1")
+        assert " free: " not in refused("0", exclude="2,3")
+        os.environ[VISIBLE] = "0,1"  # others are not for this process
+        assert " free: " not in refused("0,1")
+
+
 def test_a_named_gpu_in_use_is_not_called_free(here: Here) -> None:
     """What would be taken as it was named, or as it is shared, is said as it is, not as free."""
     here.write("gpu\n compute 5000001 29000\ngpu\ngpu\n")

@@ -120,7 +120,9 @@ def impossible(request: Request, rows: Sequence[Row], limit: str | None) -> str:
         against.insert(0, f"{labels(fitting) if fitting else 'none'} will do")
     if 0 < len(instances) < len(fitting):
         against.append("CUDA gives a process whole GPUs or MIG instances, not both")
-    against += [f"{fault.label} can't be read: {shown(fault.reason, REASON_LIMIT)}" for fault in lost]
+    against += [
+        f"{fault.label} can't be read: {shown(fault.reason, REASON_LIMIT)}" for fault in lost
+    ]
     text = f"{of} {'; '.join(against)}."
     return text if limit is None else f"{text} {limit_line(limit, len(rows))}"
 

@@ -111,18 +111,21 @@ def refusal(  # noqa: PLR0913 - the last ones are keywords
     waited_s: float | None = None,
     user: str | None = None,
     problems: Sequence[str] = (),
+    free: Sequence[Row] = (),
 ) -> Picture:
     """Show why nothing was reserved, device by device, and what can be done.
 
     kept: what stays reserved. limit: the inherited CUDA_VISIBLE_DEVICES, if there is one.
     waited_s: the time in seconds that was allowed for waiting, None if nobody waited.
     user: who asks; a GPU that only this user's own processes use may be taken by name.
-    problems: what is wrong in the administrator's file.
+    problems: what is wrong in the administrator's file. free: others than those that were named.
     """
     now = time.time()
     waited = f"Waited for {times.time_limit(waited_s)}. " if waited_s else ""
     headline = waited + _none_free(request, rows)
     foot = _ways_out(request, rows, face, now, has_waited=bool(waited_s), user=user)
+    if len(free) >= request.needed:
+        foot.insert(0, _instead(request, free, face, is_named=bool(kept)))
     if limit is not None:
         foot.append((messages.limit_line(limit, len(rows)),))
     if end := messages.left_with(kept, face):
@@ -208,6 +211,15 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
         named = face.typed(request._replace(devices=(usable.device.number,)))
         lines.append((f"To use {usable.label} anyway, name it: ", (named, TYPED)))
     return lines
+
+
+def _instead(request: Request, free: Sequence[Row], face: Face, *, is_named: bool) -> Line:
+    """Return `GPU6 and GPU7 are free: %reserve_gpu`. is_named: or else it would mean what is held."""
+    needed = request.needed
+    numbers = tuple(row.device.number for row in free[:needed]) if is_named else ()
+    count = needed if needed > 1 and not is_named else None
+    typed = face.typed(request._replace(devices=numbers, count=count))
+    return f"{words.ranges(free)} {words.be(len(free))} free: ", (typed, TYPED)
 
 
 def _may_be_named(row: Row, user: str | None) -> bool:

@@ -26,6 +26,8 @@ from reserve_gpu.reservation.outcome import (
 from reserve_gpu.reservation.request import Deadline, idle_mib, rules
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from reserve_gpu.locks.queue import Place
     from reserve_gpu.model import Request, Row, Rules
     from reserve_gpu.reservation.session import Session
@@ -120,7 +122,28 @@ def _failure(
         waited_s=deadline.limit_s if has_waited else None,
         user=host.user_of(os.getpid()),
         problems=claim.rules.problems if claim.rules else (),
+        free=_free_others(claim, rows),
     )
+
+
+def _free_others(claim: Claim, rows: Sequence[Row]) -> list[Row]:
+    """Return what is free in place of the named devices; rows: of these, and why they can't be had.
+
+    Nothing if an inherited limit or a rule keeps others from this process, or CUDA has started.
+    """
+    request, ruled = claim.request, claim.rules
+    is_limited = claim.inherited[environment.VISIBLE] is not None or claim.is_taking_back
+    if not request.devices or is_limited or any(row.state is State.LIMITED for row in rows):
+        return []
+    seen = machine.look(claim.gpus, idle_mib=claim.idle_mib, drained=ruled.drained if ruled else ())
+    return [
+        row
+        for row in seen.rows
+        if row.state is State.FREE
+        and not row.awaited_by
+        and not policy.unfit(row.device, request, claim.driver)
+        and not names.is_one_of(row.device, request.exclude)
+    ]
 
 
 def _is_above(session: Session, claim: Claim, denied: Denied) -> bool:
