@@ -18,7 +18,7 @@ from reserve_gpu.calls import Late
 from reserve_gpu.gpus import names
 from reserve_gpu.options import Option, Parser
 from reserve_gpu.report import page, prometheus
-from reserve_gpu.report.faces import SHELL
+from reserve_gpu.report.faces import SHELL, shell
 from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import api
 
@@ -97,7 +97,7 @@ def _top(arguments: Namespace) -> int:
 
 def _check(arguments: Namespace) -> int:
     with Live(sys.stderr) as live:
-        result = checks.check(progress=live.show_check)
+        result = checks.check(progress=live.show_check, face=shell(["reserve-gpu", "check"]))
     _print(_json(result) if arguments.json else str(result))
     return 0 if result.is_well else DOES_NOT_FIT
 

@@ -134,7 +134,8 @@ def _check(arguments: Namespace) -> None:
         raise errors.RequestError("--check is about what this kernel holds; it takes no names.")
     try:
         with Live() as live:
-            result = checks.check(progress=None if arguments.json else live.show_check)
+            show = None if arguments.json else live.show_check
+            result = checks.check(progress=show, face=MAGIC)
     except KeyboardInterrupt:
         raise errors.WaitInterrupted("Stopped the check; nothing was changed.") from None
     _show(result, arguments)

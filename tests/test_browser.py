@@ -157,18 +157,19 @@ def test_status(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None
 
 
 def test_status_is_legible(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
-    """The status can be read in both themes."""
+    """The status and a check can be read in both themes."""
     on_lab.write(
         f"{ONE}{ONE}{ONE}compute 4321000 40000\n{ONE}{ONE}memory none\n"
         "fail nvmlDeviceGetHandleByIndex_v2 3 15\n"
         "fail nvmlDeviceGetComputeRunningProcesses_v3 4 3\n"
     )
-    notebook = open_notebook("mine.ipynb", "%reserve_gpu 0", "%reserve_gpu --status")
-    notebook.run(0)
-    notebook.finish(0)
-    notebook.run(1)
-    notebook.finish(1)
+    lines = "%reserve_gpu 0", "%reserve_gpu --status", "%reserve_gpu --check"
+    notebook = open_notebook("mine.ipynb", *lines)
+    for cell in range(len(lines)):
+        notebook.run(cell)
+        assert notebook.finish(cell)
     check_looks(notebook, 1)
+    check_looks(notebook, 2)
 
 
 def test_status_beside_another_notebook(

@@ -9,17 +9,17 @@ import json
 import os
 import sys
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, shown
 from reserve_gpu.frameworks import children, probes, verdict
 from reserve_gpu.frameworks.verdict import Finding, Verdict
-from reserve_gpu.model import Device, Promise
-from reserve_gpu.report import capping
+from reserve_gpu.model import Device, Promise, State
+from reserve_gpu.report import capping, html, messages
+from reserve_gpu.report.faces import PYTHON, Face
 from reserve_gpu.report.times import duration
-from reserve_gpu.report.words import labels, listed, size
+from reserve_gpu.report.words import escape, labels, listed, size
 from reserve_gpu.reservation import api, caps, environment
 from reserve_gpu.reservation.session import session
 
@@ -45,9 +45,11 @@ QUIET = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 TITLES = ("framework", "version", "built for", "sees", "result")
 RESULT = TITLES.index("result")
 CAP_TITLE = "cap"
-# Can be read on white and on black.
-COLOURS = {Verdict.FITS: "#2e8b57", Verdict.UNRESERVED: "#c77700"}
-OTHER_COLOUR = "#c0392b"
+COLOURS = {
+    Verdict.FITS: html.BACKGROUNDS[State.FREE],
+    Verdict.UNRESERVED: html.BACKGROUNDS[State.RESERVED],
+}
+OTHER_COLOUR = html.BACKGROUNDS[State.BUSY]
 
 
 class Progress(NamedTuple):
@@ -70,7 +72,7 @@ class Check:
     reserved: what they should see, in CUDA's order. visible: CUDA_VISIBLE_DEVICES at the time.
     python: the path of the Python whose frameworks these are.
     part_mib: of each of the reserved, None where all of it is reserved. part_unit: in which that
-    was asked for.
+    was asked for. face: where it is read.
     """
 
     rows: tuple[Finding, ...]
@@ -79,6 +81,7 @@ class Check:
     python: str = ""
     part_mib: float | None = None
     part_unit: str = "GiB"
+    face: Face = PYTHON
 
     @property
     def is_well(self) -> bool:
@@ -96,17 +99,15 @@ class Check:
 
     def _repr_html_(self) -> str:
         """Return the table in HTML, with inline styles: an untrusted notebook keeps no others."""
-        rows = [[f"<th style='text-align:left'>{title}</th>" for title in _titles(self)]]
+        rows = ""
         for row in _present(self):
-            colour = COLOURS.get(row.verdict, OTHER_COLOUR)
-            result = f"<b style='color:{colour}'>{row.verdict.value}</b>{escape(_because(row))}"
+            chip = html.chip(row.verdict.value, COLOURS.get(row.verdict, OTHER_COLOUR))
             contents = [escape(cell) for cell in _cells(self, row)]
-            contents[RESULT] = result
-            rows.append([f"<td style=text-align:left>{content}</td>" for content in contents])
-        head, *body = (f"<tr>{''.join(cells)}</tr>" for cells in rows)
-        table = f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
-        below = "".join(f"<div>{escape(line)}</div>" for line in _below(self))
-        return f"<div>{escape(_headline(self))}</div>{table}{below}"
+            contents[RESULT] = f"{chip} {escape(row.reason)}"
+            cells = (f'<td style="{html.LINE};{html.LONG}">{content}</td>' for content in contents)
+            rows += f'<tr style="{html.ROW}">{"".join(cells)}</tr>'
+        head, *below = (f"<div>{escape(line)}</div>" for line in (_headline(self), *_below(self)))
+        return f"{head}{html.table(_titles(self), rows)}{''.join(below)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as JSON takes it; names are only ever added."""
@@ -121,12 +122,15 @@ class Check:
 
 
 def check(
-    *, limit_s: float = LIMIT_S, progress: Callable[[Progress], object] | None = None
+    *,
+    limit_s: float = LIMIT_S,
+    progress: Callable[[Progress], object] | None = None,
+    face: Face = PYTHON,
 ) -> Check:
     """Ask the driver and each installed framework what they see with this process's variables.
 
     limit_s: seconds that each may take; they are asked at the same time.
-    progress: called now and then while this waits.
+    progress: called now and then while this waits. face: where the result is read.
 
     Where something else than what is reserved is visible, no framework is started on it.
     Raises ImpossibleError on a system where nothing can be reserved, ReserveGPUError where no
@@ -159,7 +163,7 @@ def check(
         for key, name in NAMES.items()
     ]
     part = promise.part_mib, promise.part_unit
-    return Check((*findings,), reserved, place.visible, sys.executable, *part)
+    return Check((*findings,), reserved, place.visible, sys.executable, *part, face)
 
 
 def _with_cap(
@@ -224,9 +228,8 @@ def _headline(check: Check) -> str:
         return f"Reserved: {part}{labels(check.reserved)}.{python}."
     now = "not set" if check.visible is None else repr(shown(check.visible))
     return (
-        "Nothing is reserved here, so no framework was started on a GPU. Reserve one first "
-        "(%reserve_gpu; in a shell: reserve-gpu run -- reserve-gpu check). "
-        f"CUDA_VISIBLE_DEVICES is {now}.{python}."
+        "Nothing is reserved here, so no framework was started on a GPU. Reserve one first: "
+        f"{check.face.typed(messages.ANY)}. CUDA_VISIBLE_DEVICES is {now}.{python}."
     )
 
 

@@ -53,16 +53,28 @@ def html(layout: Layout) -> str:
     return f"{_divs(layout.head)}{_table(layout.entries)}{queue}{_divs(layout.foot)}"
 
 
+def table(titles: Sequence[str], rows: str) -> str:
+    """Return a table with those titles. rows: in HTML."""
+    head = "".join(f'<th style="{SHORT}">{title}</th>' for title in titles)
+    return (
+        '<table style="border-collapse:collapse;table-layout:auto;margin:6px 0;color:inherit">'
+        f'<thead><tr style="{ROW}">{head}</tr></thead><tbody>{rows}</tbody></table>'
+    )
+
+
+def chip(text: str, background: str) -> str:
+    """Return a word in white on that colour."""
+    return (
+        f'<b style="background-color:{background};color:#ffffff;border-radius:4px;'
+        f'padding:1px 7px;white-space:nowrap">{text}</b>'
+    )
+
+
 def _table(entries: Sequence[Entry]) -> str:
     if not entries:
         return ""
     titles = [title for title in TITLES if title not in _without(entries)]
-    head = "".join(f'<th style="{SHORT}">{title}</th>' for title in titles)
-    body = "".join(_row(entry, titles) for entry in entries)
-    return (
-        '<table style="border-collapse:collapse;table-layout:auto;margin:6px 0;color:inherit">'
-        f'<thead><tr style="{ROW}">{head}</tr></thead><tbody>{body}</tbody></table>'
-    )
+    return table(titles, "".join(_row(entry, titles) for entry in entries))
 
 
 def _without(entries: Sequence[Entry]) -> set[str]:
@@ -111,12 +123,7 @@ def _meter(share: float) -> str:
 
 
 def _state(state: State | None) -> str:
-    if state is None:
-        return ""
-    return (
-        f'<b style="background-color:{BACKGROUNDS.get(state, OTHER_BACKGROUND)};color:#ffffff;'
-        f'border-radius:4px;padding:1px 7px">{state.value}</b>'
-    )
+    return chip(state.value, BACKGROUNDS.get(state, OTHER_BACKGROUND)) if state else ""
 
 
 def _line(line: Line) -> str:

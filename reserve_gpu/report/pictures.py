@@ -214,7 +214,10 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
 
 
 def _instead(request: Request, free: Sequence[Row], face: Face, *, is_named: bool) -> Line:
-    """Return `GPU6 and GPU7 are free: %reserve_gpu`. is_named: or else it would mean what is held."""
+    """Return `GPU6 and GPU7 are free: %reserve_gpu`.
+
+    is_named: with their numbers, as it would mean what is held without.
+    """
     needed = request.needed
     numbers = tuple(row.device.number for row in free[:needed]) if is_named else ()
     count = needed if needed > 1 and not is_named else None
