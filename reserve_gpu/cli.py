@@ -82,7 +82,7 @@ def _status(arguments: Namespace) -> int:
         if arguments.format != "text":
             raise errors.RequestError("--watch is for people; it goes without --format and --json.")
         return _top(arguments)
-    status = api.status()._replace(face=SHELL)
+    status = api.status()._replace(face=SHELL, is_all=arguments.all)
     if arguments.format == "text":
         _print(status.to_text(arguments.color))
     else:
@@ -125,7 +125,7 @@ COMMANDS = (
     Command(
         "status",
         "Show every GPU, who uses it and who has reserved it.",
-        (options.FORMAT, options.STATUS_JSON, options.COLOR, options.WATCH),
+        (options.FORMAT, options.STATUS_JSON, options.COLOR, options.ALL, options.WATCH),
         _status,
     ),
     Command(

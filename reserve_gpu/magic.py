@@ -82,8 +82,9 @@ def _do(arguments: Namespace) -> None:
         _status(arguments)
     elif arguments.json:
         raise errors.RequestError("--json goes with --status or --check.")
-    elif arguments.watch:
-        raise errors.RequestError("--watch goes with --status.")
+    elif arguments.watch or arguments.all:
+        option = "--watch" if arguments.watch else "--all"
+        raise errors.RequestError(f"{option} goes with --status.")
     else:
         _reserve(arguments)
 
@@ -109,13 +110,13 @@ def _status(arguments: Namespace) -> None:
         raise errors.RequestError("--status shows every GPU; it takes no names.")
     try:
         if not (arguments.watch and _watch(arguments)):
-            _show(_look(), arguments)
+            _show(_look(arguments), arguments)
     except errors.DriverError as error:
         print(error)
 
 
-def _look() -> Status:
-    return api.status()._replace(face=MAGIC)
+def _look(arguments: Namespace) -> Status:
+    return api.status()._replace(face=MAGIC, is_all=arguments.all)
 
 
 def _watch(arguments: Namespace) -> bool:
@@ -124,7 +125,7 @@ def _watch(arguments: Namespace) -> bool:
         raise errors.RequestError("--watch shows a picture; it goes without --json.")
     with Live(stays=True) as live:
         if live.is_in_place:
-            watch(_look, live.show_picture)
+            watch(lambda: _look(arguments), live.show_picture)
         return live.is_in_place
 
 

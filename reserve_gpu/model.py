@@ -435,13 +435,14 @@ class Row(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """How a wait stands."""
+    """How a wait stands. first: who is first in the queue, if that is somebody else."""
 
     request: Request
     place: int  # in the queue, 1 is next
     waited_s: float
     rows: tuple[Row, ...]  # why no device can be had yet
     limit_s: float = math.inf
+    first: Ticket | None = None
 
 
 def _number(index: int, instance: int | None) -> str:

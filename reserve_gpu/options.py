@@ -13,6 +13,7 @@ from reserve_gpu import spelling
 from reserve_gpu.errors import EXCUSED, RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.report import colour
+from reserve_gpu.report.times import duration
 from reserve_gpu.reservation import api
 from reserve_gpu.reservation.request import Deadline, parse
 
@@ -140,6 +141,7 @@ QUIET = Option(
     "-q", "--quiet", action="store_true", help="say nothing if all goes well: for make and cron"
 )
 JSON = Option("--json", action="store_true", help="as JSON, for programs")
+ALL = Option("--all", action="store_true", help="each GPU, also where many are free and alike")
 WATCH = Option("--watch", action="store_true", help="live, until q or Ctrl-C")
 
 # One value with --json, which says the same in short.
@@ -182,6 +184,7 @@ MAGIC = (
         "--check", action="store_true", help="does each framework use exactly what is reserved?"
     ),
     Option("--json", action="store_true", help="with --status or --check: for programs"),
+    Option("--all", action="store_true", help=f"with --status: {ALL.settings['help']}"),
     WATCH,
     Option("--release", action="store_true", help="release what this kernel holds"),
 )
@@ -301,13 +304,22 @@ def reserve(
     """Reserve what was parsed, for a face. Raises what `reserve()` raises."""
     values = wishes(arguments)
     deadline = Deadline.after(values.pop("wait"))
+    waited_s = 0.0
+
+    def show(waiting: Waiting) -> None:
+        nonlocal waited_s
+        waited_s = waiting.waited_s
+        if progress is not None:
+            progress(waiting)
+
     try:
-        reservation, texts, _ = api.ask(parse(**values), deadline, progress, face)
+        reservation, texts, _ = api.ask(parse(**values), deadline, show, face)
     except EXCUSED as error:
         if not getattr(arguments, "optional", False):  # not every command has the option
             raise
         return Outcome([], api.go_on_after(error), error)
-    return Outcome(texts, str(reservation))
+    waited = f"Waited for {duration(waited_s)}.\n" if waited_s >= 1 else ""
+    return Outcome(texts, f"{waited}{reservation}")
 
 
 def magic_help() -> str:

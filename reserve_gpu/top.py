@@ -13,21 +13,34 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from reserve_gpu.errors import DriverError, RequestError, shown
 from reserve_gpu.report import colour, layout, pictures, terminal
 from reserve_gpu.report.faces import SHELL
+from reserve_gpu.report.words import COMMAND_LIMIT, FAINT, gib
 from reserve_gpu.reservation import api
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from reserve_gpu.model import Row
-    from reserve_gpu.report.layout import Layout
     from reserve_gpu.report.status import Status
+    from reserve_gpu.report.words import Line
 
 EVERY_S = 1.0
 ELSEWHERE = "reserve-gpu status shows the same once."
 NUMBER, USER, IDLE = "number", "user", "idle time"
 ORDERS = {"n": NUMBER, "u": USER, "i": IDLE}  # by the key that is pressed
 ENDS = ("q", "\x1b")
+HELP = (
+    "q, Esc      quit",
+    "n           order by number",
+    "u           order by user",
+    "i           order by idle time, the longest first",
+    "Up, Down    scroll",
+    "h, ?        this; any key goes back",
+    "",
+    f"The machine is looked at every {EVERY_S:.0f} s. Nothing is reserved or changed here.",
+)
+HELP_KEYS = ("h", "?")
+LEAST_ROOM = 4  # lines: a blank one, the title, a process, and how many more there are
 LAST = "\U0010ffff"  # a user who comes behind all others: nobody
 
 
@@ -72,6 +85,26 @@ def ordered(rows: Sequence[Row], order: str, now: float) -> list[Row]:
     return list(chain.from_iterable(sorted(gpus, key=lambda of_gpu: min(map(key, of_gpu)))))
 
 
+def processes(rows: Sequence[Row], room: int) -> list[Line]:
+    """Return a line for each process on a device, those with the most memory first.
+
+    room: so many lines at most, the title and a blank line among them; else none.
+    """
+    found = [(row, process) for row in rows for process in (*row.processes, *row.graphics)]
+    found.sort(key=lambda each: -(each[1].memory_mib or 0))
+    if room < LEAST_ROOM or not found:
+        return []
+    lines: list[Line] = [("",), (("processes", FAINT),)]
+    shown_ = found if len(found) <= room - len(lines) else found[: room - len(lines) - 1]
+    for row, process in shown_:
+        memory = "" if process.memory_mib is None else gib(process.memory_mib)
+        who = f"{shown(process.user or '?')}  {shown(process.command or '?', COMMAND_LIMIT)}"
+        lines.append((f"{row.label:<6}{memory:>10}  {process.kind:<8}  {process.pid:>8}  {who}",))
+    if rest := len(found) - len(shown_):
+        lines.append((f"{rest} more",))
+    return lines
+
+
 class Top:
     """The live picture on a screen of curses. look: at the machine."""
 
@@ -80,6 +113,7 @@ class Top:
 
         self._curses, self._screen, self._look = curses, screen, look
         self._order = NUMBER
+        self._shows_help = False
         self._above = 0  # lines that are scrolled away
         self._attributes: dict[str, int] = {}
         with suppress(curses.error):  # a terminal that can't hide its cursor
@@ -95,10 +129,12 @@ class Top:
         """Show the status, and look again each second, until a key ends it."""
         due = time.monotonic() + EVERY_S
         while True:
-            self._draw(self._picture(seen))
+            self._draw(list(self._lines(seen)))
             key = self._key(due - time.monotonic())
-            if key in ENDS:
+            if key in ENDS and not self._shows_help:
                 return
+            if key:
+                self._shows_help = key in HELP_KEYS and not self._shows_help
             self._order = ORDERS.get(key, self._order)
             self._above += {"KEY_DOWN": 1, "KEY_UP": -1}.get(key, 0)
             if time.monotonic() >= due:
@@ -108,12 +144,22 @@ class Top:
                 except DriverError as error:  # it may come back
                     seen = error
 
-    def _picture(self, seen: Status | DriverError) -> Layout:
+    def _lines(self, seen: Status | DriverError) -> Iterator[Line]:
+        """Yield the lines to show: of help, of what went wrong, or of the machine."""
+        height, width = self._screen.getmaxyx()
+        if self._shows_help:
+            yield from ((text,) for text in HELP)
+            return
         if isinstance(seen, DriverError):
-            return pictures.of_line(str(seen)).layout
+            yield from terminal.rows(pictures.of_line(str(seen)).layout, width - 1)
+            return
         rows = tuple(ordered(seen.rows, self._order, seen.time))
-        picture: Layout = seen._replace(rows=rows, face=SHELL).picture().layout
-        return picture
+        status = seen._replace(rows=rows, face=SHELL, is_all=True)
+        picture = status.picture().layout
+        lines = list(terminal.rows(picture, width - 1))
+        lines = list(terminal.rows(picture, width - 1, spare=max(0, height - 1 - len(lines))))
+        yield from lines
+        yield from processes(rows, height - 1 - len(lines))
 
     def _key(self, left_s: float) -> str:
         """Return the key that is pressed within that time, or its name, or nothing."""
@@ -124,9 +170,8 @@ class Top:
             return ""
         return str(key)
 
-    def _draw(self, picture: Layout) -> None:
+    def _draw(self, lines: Sequence[Line]) -> None:
         height, width = self._screen.getmaxyx()
-        lines = list(terminal.rows(picture, width - 1))
         room = max(1, height - 1)
         self._above = max(0, min(self._above, len(lines) - room))
         self._screen.erase()
@@ -136,7 +181,8 @@ class Top:
                 words, style = terminal.part(part)
                 self._write(y, x, words, terminal.STYLES.get(style, style))
                 x += terminal.width_of(words)
-        keys = f"q quit   by: n number, u user, i idle time (now {self._order})"
+        keys = f"{time.strftime('%H:%M:%S')}   q quit   h help   by: n number, u user, i idle time "
+        keys += f"(now {self._order})"
         more = "   arrows: more" if len(lines) > room else ""
         self._write(height - 1, 0, terminal.cut(keys + more, width - 1), "2")
         self._screen.refresh()

@@ -204,7 +204,7 @@ def test_waiting_for_the_other_notebook(
     left.shut_down()
     before, *lines = right.finish(0).split("\n", 1)
     assert before == "before"
-    assert lines[0].strip().startswith("Reserving GPU0: ")
+    assert re.match(r"Waited for \d+ s\.\nReserving GPU0: ", lines[0].strip())
     assert lines[0].endswith("CUDA_VISIBLE_DEVICES = '0'")
 
 

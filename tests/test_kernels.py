@@ -195,7 +195,9 @@ def test_a_wait_is_one_display(two: Two) -> None:
     kinds = [kind for kind, content in shown if "data" in content or kind == "stream"]
     assert kinds.index("stream") == len(displays)
     (output,) = [content["text"] for _, content in shown if content.get("name") == "stdout"]
-    assert output.startswith("Reserving GPU0: ")
+    waited, reserving, *_ = output.splitlines()
+    assert re.match(r"Waited for \d+ s\.$", waited)
+    assert reserving.startswith("Reserving GPU0: ")
 
 
 @together

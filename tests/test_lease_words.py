@@ -111,9 +111,9 @@ def test_until_when(terms: Lease, others: str, own: str) -> None:
     """Until when stands behind for how long and before the note; the holder reads what is left."""
     holder = with_lease(ALICE, terms)
     line = words.holder_line(holder, NOW)
-    assert words.plain(line) == f"alice, train.ipynb (pid 4321000) for 2 h{others}: thesis"
+    assert words.plain(line) == f'alice, train.ipynb (pid 4321000) for 2 h{others}: "thesis"'
     line = words.holder_line(holder, NOW, this_process="this kernel")
-    assert words.plain(line).endswith(f" for 2 h{own}: thesis")
+    assert words.plain(line).endswith(f' for 2 h{own}: "thesis"')
 
 
 def test_overdue_by_its_own_record() -> None:

@@ -815,7 +815,7 @@ def test_nothing_vouches_for_a_record(two: Here, *, is_true: bool) -> None:
     with have(two.locks / GPU0, record(pid=os.getpid() if is_true else 1, note="ends at noon")):
         line = of_gpu(refused("0"))
     assert f" (pid {os.getpid()})" in line
-    assert line.endswith(": ends at noon")
+    assert line.endswith(': "ends at noon"')
     assert "confirmed" not in line
     assert "word" not in line
 

@@ -22,6 +22,7 @@ from reserve_gpu.model import (
     Row,
     Size,
     State,
+    Ticket,
     Unfit,
     Usage,
     Waiting,
@@ -239,7 +240,7 @@ def said(row: Row) -> str:
         ),
         (
             Row(GPU0, State.RESERVED, holders=(NOTED,)),
-            "reserved: alice, train.ipynb (pid 4321000): till noon, call 123",
+            'reserved: alice, train.ipynb (pid 4321000): "till noon, call 123"',
         ),
         (
             Row(GPU0, State.RESERVED, holders=(Holder(notebook=HOSTILE, user=""),)),
@@ -256,7 +257,7 @@ def said(row: Row) -> str:
         (Row(GPU0, State.AWAITED, EMPTY, awaited_by=BOB), "awaited: by bob (/home/bob)"),
         (
             Row(GPU0, State.AWAITED, EMPTY, awaited_by=NOTED),
-            "awaited: by alice (train.ipynb): till noon, call 123",
+            'awaited: by alice (train.ipynb): "till noon, call 123"',
         ),
         (
             Row(GPU0, State.AWAITED, EMPTY, holders=(ALICE,), awaited_by=BOB),
@@ -343,7 +344,7 @@ def test_for_how_long(seconds_ago: float, expected: str) -> None:
     Less than a minute ahead is a clock that is set a little differently.
     """
     holder = ALICE._replace(since=time.time() - seconds_ago, promise=Promise(note="x"))
-    assert words.holder(holder) == f"reserved by alice, train.ipynb (pid 4321000){expected}: x"
+    assert words.holder(holder) == f'reserved by alice, train.ipynb (pid 4321000){expected}: "x"'
 
 
 @pytest.mark.parametrize(
@@ -1343,6 +1344,16 @@ def test_waiting(place: int, limit_s: float, expected: str) -> None:
     assert [line.split()[:2] for line in lines[2:]] == [["0", "reserved"], ["2", "busy"]]
     assert lines[2].endswith("alice, train.ipynb (pid 4321000)")
     assert picture.brief == f"{expected} GPU0 alice, GPU2 busy"
+
+
+def test_who_is_first_in_the_queue() -> None:
+    """Who waits behind others reads who comes first, and for what that one waits."""
+    first = Ticket(1, "q", None, BOB, "2 GPUs <b>\x1b")
+    waiting = Waiting(Request(), 2, 61.0, (RESERVED,), first=first)
+    asks = "2 GPUs <b>\N{REPLACEMENT CHARACTER}"
+    line = f"Number 1 in the queue is bob (/home/bob), who waits for {asks}."
+    assert ways_out(pictures.wait(waiting)) == [line]
+    assert ways_out(pictures.wait(waiting._replace(first=None))) == []
 
 
 def test_what_is_likeliest_to_come_free() -> None:

@@ -157,7 +157,7 @@ def test_no_line_is_wider_than_the_terminal(picture: Picture, width: int) -> Non
 def test_no_word_is_broken(picture: Picture, width: int) -> None:
     """From 80 columns on what is said is said in the same whole words as in plain text."""
     words = iter(str(picture).split())
-    for word in " ".join(at(picture, width)).split():
+    for word in BARS.sub("", " ".join(at(picture, width))).split():
         assert word in words
 
 
@@ -176,16 +176,16 @@ def columns(lines: Sequence[str]) -> list[str]:
     """Return the columns that have room, those that are worth most first."""
     titles = next(line for line in lines if line.startswith("GPU ")).split()
     there = {*titles, *(["bars"] if BARS.search("".join(lines)) else [])}
-    return [column for column in ("memory", "use", "bars", "heat") if column in there]
+    return [column for column in ("memory", "util", "bars", "temp") if column in there]
 
 
 def test_which_columns_are_left_out_first() -> None:
-    """The heat goes first, then the bars, then the use, then the memory; the state never."""
+    """The temperature goes first, then the bars, then util, then the memory; the state never."""
     found = [columns(at(status(*EIGHT), width)) for width in range(200, 19, -1)]
     assert list(dict.fromkeys(map(tuple, found))) == [
-        ("memory", "use", "bars", "heat"),
-        ("memory", "use", "bars"),
-        ("memory", "use"),
+        ("memory", "util", "bars", "temp"),
+        ("memory", "util", "bars"),
+        ("memory", "util"),
         ("memory",),
         (),
     ]
@@ -193,12 +193,63 @@ def test_which_columns_are_left_out_first() -> None:
         assert sum(" reserved " in f"{line} " for line in at(status(*EIGHT), width)) == 6
 
 
-def test_heat_is_for_wide_terminals() -> None:
+def test_temperatures_are_for_wide_terminals() -> None:
     """Temperature and power stand in terminals of 120 columns, where people leave room for them."""
-    assert "31 \N{DEGREE SIGN}C 55 W" in "".join(at(status(free(1)), 120))
+    assert "31 \N{DEGREE SIGN}C   55 W" in "".join(at(status(free(1)), 120))
     assert "31 \N{DEGREE SIGN}C" not in "".join(at(status(free(1)), 118))
-    assert "heat" in columns(at(status(*EIGHT), 200))
-    assert "heat" not in columns(at(status(*EIGHT), 120))
+    assert "temp" in columns(at(status(*EIGHT), 200))
+    assert "temp" in columns(at(status(*EIGHT), 120))
+    assert "temp" not in columns(at(status(*EIGHT), 118))
+
+
+def test_bars_use_the_width() -> None:
+    """Where the line has room, there is a bar for the load, too, and both grow with the width."""
+    row = free(1)._replace(utilisation=70, temperature_c=None, power_w=None)
+    lengths = {w: [*map(len, BARS.findall(at(status(row), w)[2]))] for w in range(40, 121)}
+    assert [*dict.fromkeys(map(len, lengths.values()))] == [0, 1, 2]
+    assert lengths[120] == [20, 20]
+    load = BARS.findall(at(status(row), 120)[2])[1]
+    assert load == "\N{FULL BLOCK}" * 14 + "\N{LIGHT SHADE}" * 6
+    assert [*map(len, BARS.findall(str(status(row))))] == [6]  # a file has no width
+
+
+@pytest.mark.parametrize(("percent", "colour"), [(0, "32"), (49, "32"), (50, "33"), (90, "31")])
+def test_bars_have_the_colour_of_the_load(percent: int, colour: str) -> None:
+    """What is in use is green, from a half on yellow, from nine tenths on red."""
+    row = Row(device(0), State.BUSY, usage(81920 * percent / 100), percent)
+    (line,) = terminal.lines(status(row).layout, 140, is_coloured=True)[2:3]
+    codes = re.findall("\x1b\\[(3\\d)m\N{FULL BLOCK}", line)
+    assert codes == ([colour] * 2 if percent else [])
+
+
+def test_a_name_that_all_share_is_in_the_head() -> None:
+    """The model stands once where all GPUs are of one, and beside each where they differ."""
+    alike, lost = (free(0), free(1)), Row(Fault(2, "GPU is lost"), State.BROKEN)
+    for rows in (alike, (*alike, lost)):
+        first, titles, *lines = str(status(*rows)).splitlines()
+        assert first.endswith("  2 x A100-SXM4-80GB")
+        assert "name" not in titles
+        assert not any("A100" in line for line in lines)
+    assert "<th" in status(*alike)._repr_html_()
+    assert ">name</th>" not in status(*alike)._repr_html_()
+    for rows in ((free(0),), (free(0), free(1, "T4")), (free(0), Row(PART, State.FREE))):
+        first, titles, *_ = str(status(*rows)).splitlines()
+        assert " x " not in first
+        assert "name" in titles
+
+
+def test_many_that_are_free_have_one_line() -> None:
+    """On a machine of many GPUs those in a row that are free and alike are one line."""
+    rows = [free(index)._replace(utilisation=0) for index in range(64)]
+    rows[5] = held(5, "alice")
+    lines = str(status(*rows)).splitlines()
+    assert [line.split()[:2] for line in lines[2:-1]] == [
+        ["0-4", "free"], ["5", "reserved"], ["6-63", "free"],
+    ]  # fmt: skip
+    for few in (status(*rows[:16]), status(*rows, is_all=True)):
+        assert [line.split()[0] for line in str(few).splitlines()[2:8]] == [*"012345"]
+    rows[7] = rows[7]._replace(state=State.BROKEN)  # so that only one is free between two others
+    assert [line.split()[0] for line in str(status(*rows)).splitlines()[3:6]] == ["5", "6", "7"]
 
 
 def test_bars_make_room_for_people() -> None:
@@ -215,7 +266,9 @@ def test_bars_make_room_for_people() -> None:
 def test_one_long_story_does_not_move_the_others() -> None:
     """The bars go for those who have room without them, though one stands below in any case."""
     first, second = held(1, "alice"), held(2, "bob", note="a long story " * 6)
-    full = len(at(status(first), 118)[2])  # without heat
+    first = first._replace(temperature_c=None, power_w=None)
+    second = second._replace(device=device(2, "another"), temperature_c=None, power_w=None)
+    full = len(str(status(first)).splitlines()[2])
     line = at(status(first), full - 1)[2]
     assert not BARS.search(line)
     assert at(status(first, second), full - 1)[2] == line
@@ -368,7 +421,7 @@ def test_a_gpu_in_parts() -> None:
     """Each sharer's promise stands there with its use, and below them what is left to promise."""
     lines = at(status(held(0, "carol"), IN_PARTS), 200)
     assert lines[3].endswith(
-        "alice, train.ipynb (pid 4001) 12.1 of 10 GiB: over, for 1 h: until Friday"
+        'alice, train.ipynb (pid 4001) 12.1 of 10 GiB: over, for 1 h: "until Friday"'
     )
     assert lines[4:6] == [
         "     bob, train.ipynb (pid 4002) up to 30 GiB for 2 h",
@@ -429,13 +482,13 @@ def test_bars_in_a_notebook() -> None:
     page = status(IN_PARTS)._repr_html_()
     values = map(float, re.findall('<meter [^>]* value="([0-9.]+)"', page))
     assert list(values) == pytest.approx([41000 / 81920, 1 - 38000 / 81920], abs=0.001)
-    assert re.search("</meter> with&nbsp;promises<", page)
+    assert re.search("</meter> <[^>]*>with promises<", page)
 
 
 def test_what_is_full_says_who_has_what() -> None:
     """A refusal tells who has how much, each in their own unit, what is left, and what to type."""
     lines = at(PICTURES["full"], 200)
-    assert lines[0] == "No GPU has room for 10 GB: the most is 6.2 GB on GPU1."
+    assert lines[0].startswith("No GPU has room for 10 GB: the most is 6.2 GB on GPU1.  ")
     assert re.search("^1 +full .* alice, .* 12.1 of 10 GiB: over, for", lines[2])
     assert " up to 30 GiB for" in lines[3]
     assert lines[4] == "     6.2 GB can still be promised"

@@ -437,7 +437,8 @@ def test_a_reason_for_each_device(here: Here) -> None:
     with here.rival("4"):
         text = refused()
     first = text.splitlines()[0]
-    assert first == "No free GPU devices: 3 of 6 busy, 1 prohibited, 1 reserved, 1 broken."
+    states = "3 of 6 busy, 1 prohibited, 1 reserved, 1 broken"
+    assert first == f"No free GPU devices: {states}.  5 x Stand-in"
     parts = ["4321000", "2.9 GiB", "prohibited", "777", f"pid {os.getpid()}", "lost"]
     for index, part in enumerate(parts):
         assert part in of_gpu(text, str(index))
@@ -466,7 +467,8 @@ def test_a_named_gpu_in_use_is_not_called_free(here: Here) -> None:
         shared = refused("1,2", share=True)
         with pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
             reserve_gpu.reserve("0,1")
-    assert named.splitlines()[0] == "No free GPU devices: 1 of 2 busy, 1 reserved."
+    head = "No free GPU devices: 1 of 2 busy, 1 reserved.  2 x Stand-in"
+    assert named.splitlines()[0] == head
     line = of_gpu(named)
     assert line.startswith("busy: no reservation: pid 5000001, ")
     assert line.endswith(", you would get it, as you named it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 from reserve_gpu import top
 from reserve_gpu.cli import main
 from reserve_gpu.model import Device, Holder, Process, Row, State
+from reserve_gpu.report.words import plain
 from tests.machine import LIMIT_S
 
 if TYPE_CHECKING:
@@ -102,6 +104,39 @@ def test_it_is_live_until_a_key(machine: Machine, screen: Any, key: str) -> None
     assert LEFT in text
     assert code == 0
     assert "Traceback" not in text
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("key", ["h", "?"])
+def test_help(screen: Any, key: str) -> None:
+    """The keys h and ? show all keys; the next key, q as well, goes back to the machine."""
+    screen.expect("Both GPUs are free")
+    screen.send(key)
+    screen.expect("order by idle time")
+    screen.send("q")
+    screen.expect("Both GPUs are free")
+    screen.send("q")
+    assert end(screen)[1] == 0
+
+
+@pytest.mark.process
+def test_a_sign_of_life(screen: Any) -> None:
+    """The clock below the picture goes on, though nothing changes on the machine."""
+    screen.expect(r"\d\d:\d\d:\d\d   q quit   h help.*now number")
+    screen.expect(r"\x1b\[[78]G\d")  # only the digits of the clock are written anew
+
+
+def test_processes_where_there_is_room() -> None:
+    """Below the picture stand the processes, those with the most memory first, as room is left."""
+    found = [Process(pid, pid * 1024, "bob", "python\x1b") for pid in (1, 3, 2)]
+    rows = (row(0)._replace(processes=(*found[:2],)), row(1)._replace(graphics=(found[2],)))
+    texts = ["".join(map(plain, top.processes(rows, room))) for room in (5, 4, 3)]
+    assert [re.findall(r"(GPU\d) +(\d)\.0 GiB", text) for text in texts] == [
+        [("GPU0", "3"), ("GPU1", "2"), ("GPU0", "1")], [("GPU0", "3")], [],
+    ]  # fmt: skip
+    assert "2 more" in texts[1]
+    assert "\x1b" not in texts[0]
+    assert top.processes((row(0),), 20) == []
 
 
 @pytest.mark.process

@@ -201,7 +201,7 @@ def test_who_does_not_wait_does_not_overtake(here: Here, wishes: dict[str, Any])
     with reserved(here, "0") as (free,), Other(here) as other:
         free()
         text = refused(**wishes)
-        assert of_gpu(text) == f"awaited: by {own_name()}: the thesis"
+        assert of_gpu(text) == f'awaited: by {own_name()}: "the thesis"'
         assert "wait='1h'" in text
         assert other.look() == "0"
 
@@ -227,6 +227,10 @@ def test_moving_up(here: Here) -> None:
         steps = Steps(free, other.look, other.__exit__)
         assert got(wait=UNDUE_S, progress=steps) == "0"
         assert steps.places == [2, 2, 1]
+        first, _, none = (waiting.first for waiting in steps.shown)
+        assert first
+        assert (first.holder.user, first.holder.note) == (own_name(), "the thesis")
+        assert none is None
         assert [waiting.rows[0].state.value for waiting in steps.shown] == [
             "reserved", "awaited", "reserved",
         ]  # fmt: skip

@@ -144,9 +144,11 @@ def drawn(here: Here, monkeypatch: pytest.MonkeyPatch, columns: int, lines: int)
     return stream.getvalue()
 
 
-def test_heat_in_a_terminal_of_120_columns(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temperature_in_a_terminal_of_120_columns(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is watched in 120 columns has temperature and power, as the same status printed once."""
-    assert "heat" in drawn(here, monkeypatch, 120, 40)
+    assert "temp" in drawn(here, monkeypatch, 120, 40)
 
 
 def test_a_terminal_that_is_too_low(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

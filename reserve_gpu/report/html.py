@@ -40,8 +40,10 @@ ROW = "background:transparent"
 OWN_ROW = "background:rgba(9,105,218,0.16)"
 LINE = "border-top:1px solid rgba(128,128,128,0.4)"
 CELL = "text-align:left;vertical-align:top;padding:3px 5px"
-SHORT = f"{CELL};white-space:nowrap"
+NOWRAP = "white-space:nowrap"
+SHORT = f"{CELL};{NOWRAP}"
 LONG = f"{CELL};overflow-wrap:break-word"
+NAME = f"{LONG};min-width:7em"  # beside a long note, in two lines at most
 WHO = f"{CELL};overflow-wrap:anywhere;min-width:7em"
 
 
@@ -73,13 +75,18 @@ def chip(text: str, background: str) -> str:
 def _table(entries: Sequence[Entry]) -> str:
     if not entries:
         return ""
-    titles = [title for title in TITLES if title not in _without(entries)]
+    titles = _titles(entries)
     return table(titles, "".join(_row(entry, titles) for entry in entries))
 
 
-def _without(entries: Sequence[Entry]) -> set[str]:
-    """Return the columns that are left out: temperatures show when you point at the use."""
-    return {"heat"} if any(entry.use for entry in entries) else {"heat", "use"}
+def _titles(entries: Sequence[Entry]) -> list[str]:
+    """Return the columns that say something; temperature and power show when you point at util."""
+    without = {"temp", "power"}
+    if all(entry.load is None for entry in entries):
+        without.add("util")
+    if not any(entry.name for entry in entries):
+        without.add("name")
+    return [title for title in TITLES if title not in without]
 
 
 def _row(entry: Entry, titles: Sequence[str]) -> str:
@@ -87,12 +94,14 @@ def _row(entry: Entry, titles: Sequence[str]) -> str:
     if entry.is_instance:
         number = f'<span style="margin-left:1em">{number}</span>'
     lines = [entry.who, *entry.more]
+    heat = " ".join(filter(None, [entry.temperature, entry.power]))
+    util = "" if entry.load is None else f"{entry.load * 100:.0f} %"
     contents = {
         "GPU": (SHORT, f"<b>{number}</b>" if entry.is_mine else number),
         "state": (SHORT, _state(entry.state)),
-        "name": (LONG, _isolated(entry.name)),
+        "name": (NAME, _isolated(entry.name)),
         "memory": (CELL, _memory(entry)),
-        "use": (SHORT, f'<span title="{escape(entry.heat)}">{escape(entry.use)}</span>'),
+        "util": (SHORT, f'<span title="{escape(heat)}">{util}</span>'),
         "who": (WHO, _divs([line for line in lines if line])),
     }
     cells = ""
@@ -109,9 +118,9 @@ def _divs(lines: Sequence[Line]) -> str:
 def _memory(entry: Entry) -> str:
     if entry.share is None:
         return escape(entry.memory)
-    cell = f"{_meter(entry.share)} {escape(entry.memory).replace(' GiB', '&nbsp;GiB')}"
+    cell = f'{_meter(entry.share)} <span style="{NOWRAP}">{escape(entry.memory)}</span>'
     if entry.taken is not None:
-        cell += f"<div>{_meter(entry.taken)} with&nbsp;promises</div>"
+        cell += f'<div>{_meter(entry.taken)} <span style="{NOWRAP}">with promises</span></div>'
     return cell
 
 

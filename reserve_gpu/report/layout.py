@@ -7,6 +7,7 @@ in `words`, once.
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.errors import shown
@@ -23,15 +24,19 @@ if TYPE_CHECKING:
     from reserve_gpu.report.words import Line
 
 NAME_LIMIT = 40  # characters
+# On a machine of more rows than this, so many free GPUs in a row that are alike have one.
+FOLDED_FROM, LEAST_ALIKE = 16, 3
+NEVER_S = 60.0  # who has ended no cell since has not used what was reserved
 NEW_S = 600.0  # a reservation of one's own is not called idle in its first minutes
 
 
 class Entry(NamedTuple):
     """One device: what each column says.
 
-    share: of the memory that is in use, 0 to 1. taken: the same plus what is promised but not in
-    use; None if nothing is promised. state: None for a GPU that is split by MIG.
-    heat: temperature and power. more: lines below it. is_instance: it stands under its GPU.
+    number: of several that are alike, `2-63`. name: empty where all devices share one, which the
+    head has then. share: of the memory that is in use, 0 to 1. taken: the same plus what is
+    promised but not in use; None if nothing is promised. state: None for a GPU that is split by
+    MIG. load: the utilisation, 0 to 1. more: lines below it. is_instance: it stands under its GPU.
     is_mine: this process has reserved it.
     """
 
@@ -41,8 +46,9 @@ class Entry(NamedTuple):
     memory: str = ""
     share: float | None = None
     taken: float | None = None
-    use: str = ""
-    heat: str = ""
+    load: float | None = None
+    temperature: str = ""
+    power: str = ""
     who: Line = ()
     more: Sequence[Line] = ()
     is_instance: bool = False
@@ -62,16 +68,58 @@ class View(NamedTuple):
     """What a picture is made for.
 
     now: in seconds since the epoch. this_process: what this process is called.
-    unit: of the memory that can still be promised.
+    unit: of the memory that can still be promised. is_all: also what is alike has lines of its own.
     """
 
     now: float
     this_process: str = ""
     unit: str = "GiB"
+    is_all: bool = False
 
 
 def entries(rows: Sequence[Row], view: View) -> list[Entry]:
-    """Return an entry for each device, and one above the instances of each GPU split by MIG."""
+    """Return an entry for each device, and one above the instances of each GPU split by MIG.
+
+    On a machine of many GPUs those that are free and alike have one for all of them.
+    """
+    made = _entries(rows, view)
+    if _shared_name(rows):
+        made = [entry._replace(name="") for entry in made]
+    if view.is_all or len(made) <= FOLDED_FROM:
+        return made
+    folded: list[Entry] = []
+    for _, alike in groupby(made, key=_likeness):
+        group = list(alike)
+        folded += [_folded(group)] if len(group) >= LEAST_ALIKE else group
+    return folded
+
+
+def common_model(rows: Sequence[Row]) -> Line:
+    """Return `8 x A100-SXM4-80GB`, for the head, if all devices share one name."""
+    name, count = _shared_name(rows), sum(isinstance(row.device, Device) for row in rows)
+    return ((f"  {count} x {name}", FAINT),) if name else ()
+
+
+def _shared_name(rows: Sequence[Row]) -> str:
+    """Return the name of all devices, empty if they differ or it is only one."""
+    devices = [row.device for row in rows if isinstance(row.device, Device)]
+    found = {device.name for device in devices}
+    is_split = any(device.instance is not None for device in devices)
+    return _name(found.pop()) if len(devices) > 1 and len(found) == 1 and not is_split else ""
+
+
+def _likeness(entry: Entry) -> tuple[object, ...]:
+    """Return what two entries have to share to be shown as one; nothing else is like a busy one."""
+    is_quiet = entry.state is State.FREE and not (entry.who or entry.is_instance or entry.load)
+    return (is_quiet, entry.name, entry.memory) if is_quiet else (entry.number,)
+
+
+def _folded(group: Sequence[Entry]) -> Entry:
+    number = f"{group[0].number}-{group[-1].number}"
+    return group[0]._replace(number=number, temperature="", power="")
+
+
+def _entries(rows: Sequence[Row], view: View) -> list[Entry]:
     devices = [row.device for row in rows if isinstance(row.device, Device)]
     models = {device.index: names.model(device) for device in devices}
     made: list[Entry] = []
@@ -125,8 +173,9 @@ def _entry(row: Row, view: View) -> Entry:
         _memory(used_mib, total_mib),
         None if used_mib is None or not total_mib else min(1.0, used_mib / total_mib),
         _taken(row),
-        "" if row.utilisation is None else f"{row.utilisation} %",
-        words.heat(row),
+        None if row.utilisation is None else min(1.0, row.utilisation / 100),
+        "" if row.temperature_c is None else f"{row.temperature_c} \N{DEGREE SIGN}C",
+        "" if row.power_w is None else f"{row.power_w:.0f} W",
         who,
         more,
         is_instance,
@@ -181,9 +230,18 @@ def _holder(row: Row, holder: Holder, view: View) -> Line:
     seconds = idle_s(row, view.now)
     is_new = row.is_mine and (seconds is None or seconds < NEW_S)
     if row.is_unused and not is_new:
-        idle = ", ", (times.idle(seconds), MARK)
+        idle = ", ", (_idle(holder, seconds), MARK)
     this_process = view.this_process if row.is_mine and holder is row.holders[0] else ""
     return what + words.holder_line(holder, view.now, more=idle, this_process=this_process)
+
+
+def _idle(holder: Holder, seconds: float | None) -> str:
+    """Return `idle for 2 h`, and in short where that is as long as it has been reserved."""
+    if holder.since is None or seconds is None or seconds < times.MINUTE_S:
+        return times.idle(seconds)
+    if holder.last_cell is None:  # a script, which may have used it before
+        return "idle"
+    return "never used" if holder.last_cell - holder.since < NEVER_S else times.idle(seconds)
 
 
 def _uses(row: Row) -> list[Line]:

@@ -20,11 +20,13 @@ PAGE = """\
 <title>{title}</title>
 <style>
 :root {{ color-scheme: light dark }}
-body {{ background: #ffffff; color: #1f2328; font: 15px/1.5 system-ui, sans-serif; margin: 1.5em }}
+body {{ background: #ffffff; color: #1f2328; font: 15px/1.5 system-ui, sans-serif; margin: 1em }}
+h1 {{ font-size: 1.3em; margin: 0 0 0.5em }}
 @media (prefers-color-scheme: dark) {{ body {{ background: #0d1117; color: #e6edf3 }} }}
 </style>
 </head>
 <body>
+<h1>{title}</h1>
 {picture}
 </body>
 </html>"""

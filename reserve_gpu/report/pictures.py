@@ -132,7 +132,8 @@ def refusal(  # noqa: PLR0913 - the last ones are keywords
         foot.append((end,))
     foot += [(("Warning: ", MARK), problem) for problem in problems]
     entries = layout.entries(rows, View(now, face.here, request.promise.part_unit))
-    return Picture(Layout([((headline, STRONG),)], entries, (), foot), headline)
+    head: Line = ((headline, STRONG), *layout.common_model(rows))
+    return Picture(Layout([head], entries, (), foot), headline)
 
 
 def _none_free(request: Request, rows: Sequence[Row]) -> str:
@@ -240,16 +241,23 @@ def _may_be_named(row: Row, user: str | None) -> bool:
 def wait(waiting: Waiting) -> Picture:
     """Show the request, the place in the queue, the time, and every device that would do.
 
-    The foot says what may come free first. The brief line names only the holder of each device.
+    The foot says who comes first in the queue, and what may come free first. The brief line names
+    only the holder of each device.
     """
     head = " ".join(filter(None, [awaited(waiting), rules.limited(waiting.rows)]))
     rows = messages.fit(waiting.rows)
     now = time.time()
     first = asking.likeliest(rows, now)
-    foot: list[Line] = [("Likeliest to come free: ", *first)] if first else []
+    foot: list[Line] = []
+    if (ticket := waiting.first) is not None:
+        asks = shown(ticket.asks or "a GPU")
+        people = words.person(ticket.holder)
+        foot.append(("Number 1 in the queue is ", (people, STRONG), f", who waits for {asks}."))
+    foot += [("Likeliest to come free: ", *first)] if first else []
     unit = waiting.request.promise.part_unit
     holders = ", ".join(f"{row.label} {_who(row, unit)}" for row in rows)
-    picture = Layout([((head, STRONG),)], layout.entries(rows, View(now, unit=unit)), (), foot)
+    first_line: Line = ((head, STRONG), *layout.common_model(rows))
+    picture = Layout([first_line], layout.entries(rows, View(now, unit=unit)), (), foot)
     return Picture(picture, f"{head} {holders}".rstrip())
 
 

@@ -45,6 +45,7 @@ class Status(NamedTuple):
     rules: the administrator's, for who looks.
     is_above: what this process may use is reserved by one that has started it.
     is_late: CUDA has started here, so that only what it sees can be reserved.
+    is_all: each device has a line, also those that are alike.
     """
 
     rows: tuple[Row, ...]
@@ -57,6 +58,7 @@ class Status(NamedTuple):
     rules: Rules | None = None
     is_above: bool = False
     is_late: bool = False
+    is_all: bool = False
 
     def __repr__(self) -> str:
         return str(self.picture())
@@ -80,7 +82,8 @@ class Status(NamedTuple):
             words.holder_line(ticket.holder, self.time, f"{place}. ", asks=ticket.asks or "a GPU")
             for place, ticket in enumerate(self.waiting, 1)
         ]
-        entries = layout.entries(self.rows, View(self.time, self.face.here))
+        view = View(self.time, self.face.here, is_all=self.is_all)
+        entries = layout.entries(self.rows, view)
         return Picture(Layout(_head(self), entries, queue, _foot(self)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,7 +108,8 @@ class Status(NamedTuple):
 def _head(status: Status) -> list[Line]:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.time))
     about = (f"  {shown(status.host)}, {when}", words.FAINT)
-    lines: list[Line] = [*ruled.head(status.rules), ((_free(status.rows), STRONG), about)]
+    free = ((_free(status.rows), STRONG), about, *layout.common_model(status.rows))
+    lines: list[Line] = [*ruled.head(status.rules), free]
     if mine := [row for row in status.rows if row.is_mine]:
         lines.append(((f"{status.face.here.capitalize()} has {words.labels(mine)}.", MARK),))
     return lines

@@ -33,7 +33,9 @@ STATES = {
     State.BUSY: "1;31",
 }
 OTHER_STATE = "1;35"
-BAR = 6  # columns
+BAR, LONGEST_BAR = 6, 20  # columns
+# Of a bar, from that load on: green, yellow, red; as a notebook's <meter> has them.
+LOADS = ((0.9, "31"), (0.5, "33"), (0.0, "32"))
 # Unicode's categories of what stands on another letter, in no column of its own.
 OVER = ("Mn", "Me")
 # Of a bar: what is in use, what is promised besides, and what is left.
@@ -46,8 +48,8 @@ ASCII = {
     "\N{HORIZONTAL ELLIPSIS}": "...",
     " \N{DEGREE SIGN}C": " C",
 }
-HEAD = (*TITLES[:3], "", *TITLES[3:])  # the bar of the memory has no title
-STATE, NAME, BARS, MEMORY, USE, HEAT = 1, 2, 3, 4, 5, 6
+HEAD = (*TITLES[:3], "", TITLES[3], "", *TITLES[4:])  # bars have no title
+STATE, NAME, BARS, MEMORY, LOAD_BARS, UTIL, TEMPERATURE, POWER = range(1, 9)
 HEAT_FROM = 119  # columns: of 120, a picture that is rewritten in place leaves one free
 LEAST_NAME = 6  # columns; where less is left for the name, another column is left out
 GAP = 2
@@ -130,12 +132,17 @@ def _in_its_letters(text: str, stream: TextIO) -> str:
     return text.encode(encoding, "replace").decode(encoding)
 
 
-def rows(layout: Layout, width: int, *, breaks_commands: bool = True) -> Iterator[Line]:
-    """Yield the lines as words with their styles. breaks_commands: as of `lines`."""
+def rows(
+    layout: Layout, width: int, *, breaks_commands: bool = True, spare: int = 0
+) -> Iterator[Line]:
+    """Yield the lines as words with their styles.
+
+    breaks_commands: as of `lines`. spare: so many lines more are no loss.
+    """
     for line in layout.head:
         yield from _wrapped(line, width)
     if layout.entries:
-        yield from _table(layout.entries, width)
+        yield from _table(layout.entries, width, spare)
     if layout.queue:
         yield ((QUEUE_TITLE, FAINT),)
     for line in layout.queue:
@@ -150,80 +157,130 @@ def rows(layout: Layout, width: int, *, breaks_commands: bool = True) -> Iterato
         yield (line[-1],)
 
 
-def _table(entries: Sequence[Entry], width: int) -> Iterator[Line]:
+def _table(entries: Sequence[Entry], width: int, spare: int) -> Iterator[Line]:
     """Yield the titles and a line for each device; people who don't fit there stand below it."""
     rows = [_cells(entry) for entry in entries]
-    widths = _widths(rows, width, [_width_of_line(entry.who) for entry in entries])
+    widths = _widths(rows, width, [_width_of_line(entry.who) for entry in entries], spare)
     has_room = sum(widths) + width_of(HEAD[-1]) <= width
-    styles = dict.fromkeys(range(len(HEAD)), FAINT)
-    yield _row(HEAD, styles, widths, HEAD[-1] if has_room else "")
+    fitting = (cut(title, max(0, room - GAP)) for title, room in zip(HEAD, widths, strict=False))
+    titles = [((title, FAINT),) for title in fitting]
+    yield (*_row(titles, widths), (HEAD[-1] if has_room else "", FAINT))
     for entry, cells in zip(entries, rows, strict=True):
         who, below = entry.who, list(entry.more)
         if who and sum(widths) + _width_of_line(who) > width:
             who, below = (), [entry.who, *below]
-        styles = {BARS: FAINT, STATE: STATES.get(entry.state, OTHER_STATE) if entry.state else ""}
-        if entry.is_mine:
-            styles |= dict.fromkeys((0, NAME, MEMORY, USE), STRONG)
-        yield _row(cells, styles, widths, who)
+        yield (*_row(_styled_cells(entry, cells, widths), widths), *who)
         for line in below:
             yield from _wrapped(line, width, indent=INDENT + 2 * entry.is_instance)
 
 
-def _widths(rows: Sequence[Sequence[str]], width: int, people: Sequence[int]) -> list[int]:
+def _widths(
+    rows: Sequence[Sequence[str]], width: int, people: Sequence[int], spare: int
+) -> list[int]:
     """Return the width of each column with the gap behind it, 0 for one that is left out.
 
-    people: how wide what is said of people is, for each device.
+    people: how wide what is said of people is, for each device. spare: as of `rows`.
     """
     widths = []
     for title, *cells in zip(HEAD, *rows, strict=False):
         widest = max(map(width_of, cells))
         widths.append(max(widest, width_of(title)) + GAP if widest else 0)
+    has_load, widths[LOAD_BARS] = bool(widths[LOAD_BARS]), 0
+
+    def below() -> int:  # how many people stand below their device
+        return sum(who > width - sum(widths) for who in people)
+
     # What people have is worth more than how warm it is, and than bars.
-    if width < HEAT_FROM or sum(widths) + max(people) > width:
-        widths[HEAT] = 0
+    heat = widths[TEMPERATURE], widths[POWER]
+    widths[TEMPERATURE] = widths[POWER] = 0
+    before = below()
+    if width >= HEAT_FROM:
+        widths[TEMPERATURE], widths[POWER] = heat
+    if sum(widths) > width or below() > before + spare:
+        widths[TEMPERATURE] = widths[POWER] = 0
     left = width - sum(widths)
-    if any(left < who <= left + widths[BARS] for who in people):
+    if not spare and any(left < who <= left + widths[BARS] for who in people):
         widths[BARS] = 0
     room = width + GAP
     if sum(widths) > room:
         widths[BARS] = 0
-    for column in (USE, MEMORY):
+    for column in (UTIL, MEMORY):
         if sum(widths) - max(0, widths[NAME] - LEAST_NAME - GAP) > room:
             widths[column] = 0
     if widths[NAME]:
         widths[NAME] = max(1 + GAP, min(widths[NAME], room - sum(widths) + widths[NAME]))
+    left = width - sum(widths)
+    beside = [width_of(HEAD[-1]), *(who for who in people if who <= left)]
+    return _with_long_bars(widths, left - max(beside), has_load=has_load)
+
+
+def _with_long_bars(widths: list[int], left: int, *, has_load: bool) -> list[int]:
+    """Return the widths with bars for the load too, and longer ones, where that many are left.
+
+    Not in a pipe or a file, where nobody knows how wide it is shown.
+    """
+    if not widths[BARS] or left > PLAIN_COLUMNS // 2:
+        return widths
+    if has_load and left >= BAR + GAP:
+        widths[LOAD_BARS] = BAR + GAP
+        left -= BAR + GAP
+    bars = [column for column in (BARS, LOAD_BARS) if widths[column]]
+    for column in bars:
+        widths[column] += max(0, min(LONGEST_BAR - BAR, left // len(bars)))
     return widths
 
 
-def _row(
-    cells: Sequence[str], styles: dict[int, str], widths: Sequence[int], who: Line | str
-) -> Line:
+def _row(cells: Sequence[Line], widths: Sequence[int]) -> Line:
     """Return one line of the table; figures stand to the right."""
     line: Line = ()
-    for column, column_width in enumerate(widths):
+    for column, (cell, column_width) in enumerate(zip(cells, widths, strict=True)):
         if column_width:
-            words = cut(cells[column], column_width - GAP)
-            space = " " * (column_width - GAP - width_of(words))
-            is_figure = column in (MEMORY, USE, HEAT)
-            line += (space if is_figure else "", (words, styles.get(column, "")))
-            line += ("" if is_figure else space, " " * GAP)
-    return line + (((who, FAINT),) if isinstance(who, str) else who)
+            space = " " * (column_width - GAP - _width_of_line(cell))
+            is_figure = column in (MEMORY, UTIL, TEMPERATURE, POWER)
+            line += (space if is_figure else "", *cell, "" if is_figure else space, " " * GAP)
+    return line
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:
+    """Return the text of each column; of a bar as many letters as the shortest has."""
     number = f"  {entry.number}" if entry.is_instance else entry.number
     state = entry.state.value if entry.state else ""
-    bar = ""
-    if entry.share is not None:
-        full = _columns(entry.share)
-        taken = max(full, _columns(entry.taken or 0.0))
-        bar = FULL * full + MEDIUM * (taken - full) + LIGHT * (BAR - taken)
-    return number, state, entry.name, bar, entry.memory, entry.use, entry.heat
+    bar = "" if entry.share is None else FULL * BAR
+    load_bar = "" if entry.load is None else FULL * BAR
+    util = "" if entry.load is None else f"{entry.load * 100:.0f} %"
+    heat = entry.temperature, entry.power
+    return number, state, entry.name, bar, entry.memory, load_bar, util, *heat
 
 
-def _columns(share: float) -> int:
+def _styled_cells(entry: Entry, cells: Sequence[str], widths: Sequence[int]) -> list[Line]:
+    """Return the columns with their styles, as long as there is room for them."""
+    state = STATES.get(entry.state, OTHER_STATE) if entry.state else ""
+    styles = {STATE: state}
+    if entry.is_mine:
+        styles |= dict.fromkeys((0, NAME, MEMORY, UTIL), STRONG)
+    styled: list[Line] = [
+        ((cut(cell, max(0, column_width - GAP)), styles.get(column, "")),)
+        for column, (cell, column_width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    styled[BARS] = _bar(entry.share, entry.taken, widths[BARS] - GAP)
+    styled[LOAD_BARS] = _bar(entry.load, None, widths[LOAD_BARS] - GAP)
+    return styled
+
+
+def _bar(share: float | None, taken: float | None, length: int) -> Line:
+    """Return a bar: what is in use, in a colour by how much, what is promised, what is left."""
+    if share is None or length <= 0:
+        return ()
+    full = _columns(share, length)
+    medium = max(full, _columns(taken or 0.0, length)) - full
+    colour_of_load = next(code for least, code in LOADS if share >= least)
+    rest = MEDIUM * medium + LIGHT * (length - full - medium)
+    return (FULL * full, colour_of_load), (rest, FAINT)
+
+
+def _columns(share: float, length: int) -> int:
     """Return how many columns of a bar that is; a little memory is not no memory."""
-    return round(share * BAR) or share > 0.001
+    return round(share * length) or share > 0.001
 
 
 def _wrapped(line: Line, width: int, indent: int = 0) -> Iterator[Line]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 STRONG, FAINT, MARK, TYPED = "strong", "faint", "mark", "typed"
 Line: TypeAlias = "tuple[str | tuple[str, str], ...]"  # plain words, and words with their style
 
-TITLES = ("GPU", "state", "name", "memory", "use", "heat", "who")  # of the columns
+TITLES = ("GPU", "state", "name", "memory", "util", "temp", "power", "who")  # of the columns
 QUEUE_TITLE = "waiting in the queue"
 
 LISTED_PROCESSES = 3
@@ -171,15 +171,6 @@ def plain(line: Line) -> str:
     return "".join(part if isinstance(part, str) else part[0] for part in line)
 
 
-def heat(row: Row) -> str:
-    """Return `61 °C 240 W`, as far as it is known."""
-    parts = [
-        "" if row.temperature_c is None else f"{row.temperature_c} \N{DEGREE SIGN}C",
-        "" if row.power_w is None else f"{row.power_w:.0f} W",
-    ]
-    return " ".join(filter(None, parts))
-
-
 def person(holder: Holder) -> str:
     """Return whom to talk to: `alice (train.ipynb)`."""
     user, name = shown(holder.user or "somebody"), holder.notebook or holder.command
@@ -193,8 +184,8 @@ def name_of(holder: Holder) -> str:
 
 
 def note(holder: Holder) -> Line:
-    """Return what somebody has written for others to read, behind a colon."""
-    return (": ", (shown(holder.promise.note), STRONG)) if holder.promise.note else ()
+    """Return what somebody has written for others to read, in quotation marks."""
+    return (": ", (f'"{shown(holder.promise.note)}"', STRONG)) if holder.promise.note else ()
 
 
 def users(processes: Sequence[Process]) -> str:

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import calls, machine
+from reserve_gpu import calls, host, machine
 from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.locks.queue import Place, Wakeups
 from reserve_gpu.locks.record import Asks, Record, myself
@@ -18,7 +18,7 @@ from reserve_gpu.reservation.outcome import Denied, Granted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from reserve_gpu.model import Row
+    from reserve_gpu.model import Row, Ticket
     from reserve_gpu.reservation.claim import Claim
     from reserve_gpu.reservation.request import Deadline
 
@@ -67,9 +67,11 @@ def wait_in_queue(
                 break
             place.heartbeat()
             waited_s = time.monotonic() - start
-            number = 1 + sum(any(map(t.could_use, fitting)) for t in outcome.ahead)
+            ahead = [t for t in outcome.ahead if any(map(t.could_use, fitting))]
             rows = tuple(map(explain, outcome.rows))
-            calls.tell(Waiting(claim.request, number, waited_s, rows, deadline.limit_s or 0.0))
+            first = explain.ticket(ahead[0]) if ahead else None
+            limit_s = deadline.limit_s or 0.0
+            calls.tell(Waiting(claim.request, 1 + len(ahead), waited_s, rows, limit_s, first))
             next_second = start + waited_s - waited_s % SECOND_S + SECOND_S
             if wakeups.wait(min(due, deadline.at, next_second), news, between):
                 due = time.monotonic()
@@ -105,6 +107,13 @@ class Explainer:
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
         self._known: dict[str, tuple[object, float, Row]] = {}
+        self._first: tuple[str, Ticket] | None = None
+
+    def ticket(self, first: Ticket) -> Ticket:
+        """Return the first one in the queue with its user."""
+        if self._first is None or self._first[0] != first.name:
+            self._first = first.name, first._replace(holder=host.with_user(first.holder))
+        return self._first[1]
 
     def __call__(self, row: Row) -> Row:
         """Return the row with what runs on the device and whose it is."""
