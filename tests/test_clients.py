@@ -153,11 +153,13 @@ def test_a_notebook_that_is_executed_and_made_a_page(machine: Machine) -> None:
         refused, limit, mistake, waited, status = shown = texts(path)
         check_refused(refused, "", child)
         said, rest = limit.split("idle\n", 1)
-        assert said.startswith("Waiting for a GPU, next in the queue, for 0 s (1.5 s at most).\n")
+        assert said.startswith(
+            "Waiting for a GPU, next in the queue, for 0 s (1.5 s at most).  2 x A100-SXM4-80GB\n"
+        )
         check_refused(rest, "Waited for 1.5 s. ", child)
     assert mistake == "UsageError: 'soon' is no duration. Give 90s, 10m, 2h or 1h30m.\n"
     said, rest = waited.split("idle\n", 1)
-    assert said.startswith("Waiting for a GPU, next in the queue, for 0 s.\n")
+    assert said.startswith("Waiting for a GPU, next in the queue, for 0 s.  2 x A100-SXM4-80GB\n")
     check_free(rest)
     assert re.search(r"^0 .*\breserved\b", status, re.MULTILINE)
     assert re.search(r"^1 .*\bbusy\b", status, re.MULTILINE)

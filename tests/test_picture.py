@@ -224,7 +224,8 @@ def test_bars_have_the_colour_of_the_load(percent: int, colour: str) -> None:
 
 def test_a_name_that_all_share_is_in_the_head() -> None:
     """The model stands once where all GPUs are of one, and beside each where they differ."""
-    alike, lost = (free(0), free(1)), Row(Fault(2, "GPU is lost"), State.BROKEN)
+    alike: tuple[Row, ...] = (free(0), free(1))
+    lost = Row(Fault(2, "GPU is lost"), State.BROKEN)
     for rows in (alike, (*alike, lost)):
         first, titles, *lines = str(status(*rows)).splitlines()
         assert first.endswith("  2 x A100-SXM4-80GB")
@@ -232,7 +233,8 @@ def test_a_name_that_all_share_is_in_the_head() -> None:
         assert not any("A100" in line for line in lines)
     assert "<th" in status(*alike)._repr_html_()
     assert ">name</th>" not in status(*alike)._repr_html_()
-    for rows in ((free(0),), (free(0), free(1, "T4")), (free(0), Row(PART, State.FREE))):
+    others = (free(1, "T4"), Row(PART, State.FREE))
+    for rows in ((free(0),), *((free(0), other) for other in others)):
         first, titles, *_ = str(status(*rows)).splitlines()
         assert " x " not in first
         assert "name" in titles
