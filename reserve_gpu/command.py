@@ -89,10 +89,14 @@ def start_kernel(arguments: Namespace) -> NoReturn:
     try:
         _reserve(arguments, faces.MAGIC)
     except errors.ReserveGPUError as error:
-        reason = "This kernel was started without a GPU of its own."
-        reason += f"\n{error}\n{api.go_on_after(error)}"
-        say(reason)
-        if not isinstance(error, errors.NoFreeDeviceError):  # its text says what to do next
+        first = "This kernel was started without a GPU of its own."
+        going_on = api.go_on_after(error)
+        say(f"{first}\n{error}\n{going_on}")
+        picture = error.picture if isinstance(error, errors.NoFreeDeviceError) else None
+        # Its first cell shows how the machine stands then, and what to do.
+        what = picture.brief if picture else str(error)
+        reason = f"{first}\n{what}\n{going_on}"
+        if not isinstance(error, errors.NoFreeDeviceError):
             reason += " Try again with %reserve_gpu."
     become(program, arguments.command, reason)
 

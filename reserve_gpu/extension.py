@@ -57,13 +57,12 @@ class ReserveGPU(Magics):
     # Where IPython looks before the docstring; %reserve_gpu? shows what the parser says of itself.
     reserve_gpu.getdoc = lambda: magic.manual()  # type: ignore[union-attr] # noqa: PLW0108 - late
 
-    def tell_reason(self, info: ExecutionInfo) -> None:
-        """Say in the first cell why the kernel was started without a GPU: earlier nobody reads."""
-        reason = _reason()
+    def tell_start(self, info: ExecutionInfo) -> None:
+        """Say in the first cell with which GPU the kernel was started: earlier nobody reads."""
         # Front ends run code of their own unseen, without a place in the history.
         if info.store_history and self.shell:
-            self.shell.events.unregister("pre_run_cell", self.tell_reason)
-            magic.tell(str(reason))
+            self.shell.events.unregister("pre_run_cell", self.tell_start)
+            magic.tell_start()
 
     @validate("idle_memory")
     def _check_size(self, proposal: dict[str, Any]) -> str:
@@ -106,8 +105,8 @@ def load(shell: InteractiveShell) -> None:
     if not shell.custom_exceptions:  # a person may have set something there
         shell.set_custom_exc((WaitInterrupted,), _show_interrupted)  # type: ignore[no-untyped-call]
     _add_completion(shell)
-    if _reason():
-        shell.events.register("pre_run_cell", magics.tell_reason)
+    if _was_given_something():
+        shell.events.register("pre_run_cell", magics.tell_start)
 
 
 def unload(shell: InteractiveShell) -> None:
@@ -122,20 +121,17 @@ def unload(shell: InteractiveShell) -> None:
     shell.magics_manager.magics["line"].pop("reserve_gpu", None)
     if magics := shell.magics_manager.registry.pop("ReserveGPU", None):
         shell.configurables.remove(magics)
-        with suppress(ValueError):  # there was no reason to tell, or it was told
-            shell.events.unregister("pre_run_cell", magics.tell_reason)
+        with suppress(ValueError):  # there was nothing to tell, or it was told
+            shell.events.unregister("pre_run_cell", magics.tell_start)
 
 
-def _reason() -> str | None:
-    """Return why the program before this one, in the same process, has left it no GPU.
+def _was_given_something() -> bool:
+    """Tell whether the program before this one, in the same process, has left it GPUs or a reason.
 
     Asking takes over what that program held (see api.before_exec), which must not come later: a
     child that the shell starts before would inherit the locks.
     """
-    if not _has_session():
-        return None
-    reason: str | None = magic.api.start_failure()
-    return reason
+    return host.held_by() == os.getpid() and bool(magic.api.start_failure() or magic.api.current())
 
 
 def _note_cell(_result: ExecutionResult | None) -> None:

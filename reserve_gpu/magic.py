@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 
 from reserve_gpu import errors, options
 from reserve_gpu.calls import Late
-from reserve_gpu.report import messages
+from reserve_gpu.report import messages, words
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.progress import Live, watch
 from reserve_gpu.reservation import api, environment
@@ -50,9 +51,20 @@ def end_cell() -> None:
     _warn(api.note_cell())
 
 
-def tell(reason: str) -> None:
-    """Say why the kernel was started without a GPU."""
-    pictures.tell(reason)
+def tell_start() -> None:
+    """Say which GPU the kernel was started with; or why with none, and how the machine stands."""
+    if reason := api.start_failure():
+        told = pictures.of_line(reason)
+        with suppress(errors.DriverError):  # that is the reason, and is told
+            told = api.status()._replace(face=MAGIC).picture()
+            told = told.below(reason.splitlines())
+        pictures.tell(told)
+    elif held := api.current():
+        devices = [
+            f"{device.label} ({errors.shown(device.name or '?')})" for device in held.devices
+        ]
+        pictures.tell(f"This kernel has {words.listed(devices)}.")
+        api.show_lease()
 
 
 def _warn(warnings: list[str]) -> None:

@@ -174,7 +174,11 @@ KERNEL = (
     *(option for option in REQUEST_THAT_GOES_ON if option is not NAME),
     Option("--gpu-name", metavar="TEXT", help="only GPUs with this text in their name"),
     KERNEL_NAME,
-    Option("--display-name", metavar="TEXT", help="what notebooks show: Python 3 (GPU)"),
+    Option(
+        "--display-name",
+        metavar="TEXT",
+        help="what notebooks show; by default Python 3 (GPU: count 2), as what you ask for",
+    ),
     *PLACES,
 )
 

@@ -195,7 +195,7 @@ class Started(NamedTuple):
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     machine = Here(tmp_path_factory.mktemp("started"))
     done = machine.command(*US, "kernel", "install", "--prefix", ".", "1")
-    assert done.stdout.startswith("Installed the kernel 'Python 3 (GPU)' as python3-gpu, in ")
+    assert done.stdout.startswith("Installed the kernel 'Python 3 (GPU: 1)' as python3-gpu, in ")
     with spec_kernel(machine) as kernel:
         yield Started(machine, kernel, kernel.run(VISIBLE))
 
@@ -206,8 +206,9 @@ together = pytest.mark.xdist_group("a kernel with its GPU")
 @together
 @pytest.mark.process
 def test_a_kernel_has_its_gpu_before_its_first_line(started: Started) -> None:
-    """The first cell of such a kernel finds the variables set, and %reserve_gpu says the same."""
-    assert (started.first.stdout, started.first.shown) == ("['1']\n", "")
+    """The first cell of such a kernel finds the variables set, and says which GPU that is."""
+    told = "This kernel has GPU1 (GeForce GTX 1050 Ti)."
+    assert (started.first.stdout, started.first.shown) == ("['1']\n", told)
     assert held(started.machine) == [1]
     cell = started.kernel.run("%reserve_gpu")
     assert cell.stdout.startswith("Reserving GPU1: 0000:02:00.0 16x GeForce"), cell
@@ -279,7 +280,9 @@ def test_no_gpu_free(here: Here, typed: CommandLine) -> None:
             first = kernel.run(VISIBLE)
             assert first.stdout == "['']\n"
             assert first.shown.startswith("This kernel was started without a GPU of its own.\n")
-            assert "No free GPU devices: 2 of 2" in first.shown
+            assert "\nNo free GPU devices: 2 of 2 reserved." in first.shown
+            assert "None of 2 GPUs is free" in first.shown  # as the machine stands then
+            assert any("<table" in value.get("text/html", "") for value in first.values)
             assert f"(pid {holder.pid})" in first.shown
             assert "%reserve_gpu --wait" in first.shown
             assert not first.error
@@ -357,7 +360,7 @@ def test_the_kernelspec(here: Here, typed: CommandLine) -> None:
     assert spec["argv"][:at] == [*US, "kernel", "start", "--count=2", "--name=1050"]
     assert spec["argv"][at + 1 :] == [*stock["argv"], "--ext", "reserve_gpu"]
     assert os.path.isabs(spec["argv"][0])
-    assert spec["display_name"] == "Python 3 (GPU)"
+    assert spec["display_name"] == "Python 3 (GPU: count 2, name 1050)"
     assert spec["metadata"].items() >= stock["metadata"].items()
     logos = {path.name for path in Path(RESOURCES).iterdir() if path.suffix in (".png", ".svg")}
     assert {path.name for path in folder(here).iterdir()} >= logos

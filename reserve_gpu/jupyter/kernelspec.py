@@ -22,7 +22,6 @@ from reserve_gpu.reservation import request
 if TYPE_CHECKING:
     from jupyter_client.kernelspec import KernelSpecManager
 
-DISPLAY_NAME = "Python 3 (GPU)"
 MARK = "reserve_gpu"  # in the metadata of what was installed here
 LONGEST_WAIT_S = 45  # clients give up on a kernel that has not started after 60 s
 
@@ -52,7 +51,7 @@ def install(arguments: Namespace) -> str:
                 "Choose another --name."
             )
     spec, resources = _stock(wishes)
-    spec["display_name"] = arguments.display_name or DISPLAY_NAME
+    spec["display_name"] = arguments.display_name or _display_name(wishes)
     try:
         _remove(path)
         shutil.copytree(resources, path)
@@ -99,6 +98,12 @@ def _words(arguments: Namespace) -> list[str]:
             values = value if isinstance(value, list) else [value]
             result += [f"{option.flag}={each}" for each in values]
     return result
+
+
+def _display_name(wishes: Namespace) -> str:
+    """Return `Python 3 (GPU: count 2, min-memory 16GB)`, so that two kernels can be told apart."""
+    asked = ", ".join(word.lstrip("-").replace("=", " ") for word in _words(wishes))
+    return f"Python 3 (GPU: {asked})" if asked else "Python 3 (GPU)"
 
 
 def _check(wishes: Namespace) -> None:

@@ -55,6 +55,11 @@ class Picture(NamedTuple):
     def _repr_html_(self) -> str:
         return html.html(self.layout)
 
+    def below(self, texts: Sequence[str]) -> Picture:
+        """Return the same with lines of text above it."""
+        head = [*((text,) for text in texts), *self.layout.head]
+        return self._replace(layout=self.layout._replace(head=head))
+
     def to_text(self, stream: TextIO | None = None, color: str = colour.AUTO) -> str:
         """Return how it looks on that stream, by default standard output: its width, its colours.
 
