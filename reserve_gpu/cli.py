@@ -82,7 +82,8 @@ def _status(arguments: Namespace) -> int:
         if arguments.format != "text":
             raise errors.RequestError("--watch is for people; it goes without --format and --json.")
         return _top(arguments)
-    status = api.status()._replace(face=SHELL, is_all=arguments.all)
+    with Live(sys.stderr) as live:
+        status = api.look(live.show)._replace(face=SHELL, is_all=arguments.all)
     if arguments.format == "text":
         _print(status.to_text(arguments.color))
     else:

@@ -128,7 +128,8 @@ def _status(arguments: Namespace) -> None:
 
 
 def _look(arguments: Namespace) -> Status:
-    return api.status()._replace(face=MAGIC, is_all=arguments.all)
+    with Live() as live:
+        return api.look(live.show)._replace(face=MAGIC, is_all=arguments.all)
 
 
 def _watch(arguments: Namespace) -> bool:
@@ -137,7 +138,7 @@ def _watch(arguments: Namespace) -> bool:
         raise errors.RequestError("--watch shows a picture; it goes without --json.")
     with Live(stays=True) as live:
         if live.is_in_place:
-            watch(lambda: _look(arguments), live.show_picture)
+            watch(lambda: api.status()._replace(face=MAGIC), live.show_picture)
         return live.is_in_place
 
 
@@ -166,8 +167,8 @@ def _show(result: Status | Check, arguments: Namespace) -> None:
 
 
 def _reserve(arguments: Namespace) -> None:
-    may_wait, before = arguments.wait is not None, api.current()
-    outcome = _wait(arguments) if may_wait else options.reserve(arguments, MAGIC)
+    before = api.current()
+    outcome = _ask(arguments)
     _warn(outcome.warnings + (api.device_faults() if before else []))
     if isinstance(outcome.excused, errors.NoFreeDeviceError) and outcome.excused.picture:
         outcome.excused.picture.show()
@@ -178,12 +179,14 @@ def _reserve(arguments: Namespace) -> None:
         api.show_lease()
 
 
-def _wait(arguments: Namespace) -> options.Outcome:
-    """Reserve, and show the wait meanwhile."""
+def _ask(arguments: Namespace) -> options.Outcome:
+    """Reserve, and show meanwhile what is waited for."""
     try:
         with Live() as live:
             return options.reserve(arguments, MAGIC, live.show)
     except KeyboardInterrupt:
+        if arguments.wait is None:  # nothing has changed
+            raise
         kept = api.current()
         text = messages.interrupted(kept.devices if kept else (), MAGIC)
         raise errors.WaitInterrupted(text) from None

@@ -7,7 +7,7 @@ unless a name says otherwise.
 
 import math
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 MIB = 2**20
 # Bytes in the units of memory that people give sizes in.
@@ -443,6 +443,16 @@ class Waiting(NamedTuple):
     rows: tuple[Row, ...]  # why no device can be had yet
     limit_s: float = math.inf
     first: Ticket | None = None
+
+
+class Slow(NamedTuple):
+    """A call into the driver that takes long. what: the function. waited_s: so far."""
+
+    what: str
+    waited_s: float
+
+
+News: TypeAlias = "Waiting | Slow"  # what somebody who reserves is told meanwhile
 
 
 def _number(index: int, instance: int | None) -> str:

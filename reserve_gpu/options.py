@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from reserve_gpu import spelling
 from reserve_gpu.errors import EXCUSED, RequestError, shown
 from reserve_gpu.gpus import names
+from reserve_gpu.model import Waiting
 from reserve_gpu.report import colour
 from reserve_gpu.report.times import duration
 from reserve_gpu.reservation import api
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from reserve_gpu.errors import ReserveGPUError
-    from reserve_gpu.model import Waiting
+    from reserve_gpu.model import News
     from reserve_gpu.report.faces import Face
 
 MESSAGE_LIMIT = 200  # characters of argparse's message, which repeats what was typed
@@ -303,18 +304,18 @@ def wishes(arguments: Namespace) -> dict[str, Any]:
 
 
 def reserve(
-    arguments: Namespace, face: Face, progress: Callable[[Waiting], object] | None = None
+    arguments: Namespace, face: Face, progress: Callable[[News], object] | None = None
 ) -> Outcome:
     """Reserve what was parsed, for a face. Raises what `reserve()` raises."""
     values = wishes(arguments)
     deadline = Deadline.after(values.pop("wait"))
     waited_s = 0.0
 
-    def show(waiting: Waiting) -> None:
+    def show(news: News) -> None:
         nonlocal waited_s
-        waited_s = waiting.waited_s
+        waited_s = news.waited_s if isinstance(news, Waiting) else waited_s
         if progress is not None:
-            progress(waiting)
+            progress(news)
 
     try:
         reservation, texts, _ = api.ask(parse(**values), deadline, show, face)

@@ -419,6 +419,21 @@ def test_interrupt_ends_a_call_that_hangs(plain: Here) -> None:
                 assert child.reserve("'0,1'").value == "0,1"
 
 
+@pytest.mark.parametrize("line", ["%reserve_gpu", "%reserve_gpu --status"])
+def test_a_driver_that_hangs_is_told(plain: Here, line: str) -> None:
+    """After 2 s the cell says that it waits for the driver, each second, and then nothing of it."""
+    plain.write("gpu\ndelay nvmlDeviceGetMemoryInfo_v2 * 3.5")
+    with plain.kernel() as kernel:
+        cell = kernel.start(line)
+        shown = [content for _, content in messages(kernel, cell) if "data" in content]
+    texts = [content["data"]["text/plain"] for content in shown]
+    first, *_ = texts
+    assert re.match(
+        r"Waiting for the NVIDIA driver for \d s \(nvmlDeviceGetMemoryInfo\w*\)\.$", first
+    )
+    assert "" in texts
+
+
 # -- notebooks -------------------------------------------------------------------------------------
 
 

@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING, Any
 from reserve_gpu import calls
 from reserve_gpu.calls import POLL_S, Call
 from reserve_gpu.errors import NoThreadError
+from reserve_gpu.model import Slow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+SLOW_S = 2.0  # after that the caller is told what is waited for
 
 
 class HangError(Exception):
@@ -46,12 +50,18 @@ class Worker:
         return call
 
     def wait(self, call: Call, limit_s: float) -> Any:
-        """Return what the call returns, or raise its error; HangError after limit_s seconds."""
-        until = time.monotonic() + limit_s
+        """Return what the call returns, or raise its error; HangError after limit_s seconds.
+
+        The caller is told of one that takes long.
+        """
+        start = time.monotonic()
         try:
             while not call.given_up and not call.wait(limit_s=min(POLL_S, limit_s)):
                 calls.checkpoint()
-                if time.monotonic() >= until:
+                waited_s = time.monotonic() - start
+                if waited_s >= SLOW_S:
+                    calls.tell(Slow(self.doing.get(call.thread, ""), waited_s))
+                if waited_s >= limit_s:
                     self._give_up(call, f"no answer within {limit_s:g} s")
         except BaseException:  # its caller has gone
             self._give_up(call, "no answer yet when it was interrupted")

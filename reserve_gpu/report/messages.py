@@ -17,7 +17,7 @@ from reserve_gpu.report.words import labels, listed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reserve_gpu.model import Holder, Row
+    from reserve_gpu.model import Holder, Row, Slow
     from reserve_gpu.report.faces import Face
 
 ANY = Request()  # a GPU, whichever
@@ -294,6 +294,12 @@ def asked(request: Request) -> str:
         of = "of each of" if request.needed > 1 else "of"
         return f"{words.size(request.part_mib, request.promise.part_unit)} {of} {what}"
     return f"{what}, also shared" if request.share else what
+
+
+def slow(news: Slow) -> str:
+    """Say what is waited for. A GPU that nobody uses can take 3 s to wake up."""
+    what = f" ({news.what})" if news.what else ""
+    return f"Waiting for the NVIDIA driver for {times.duration(news.waited_s)}{what}."
 
 
 def interrupted(held: Sequence[Device], face: Face) -> str:

@@ -14,7 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 from reserve_gpu.errors import DriverError
-from reserve_gpu.report import colour, pictures, terminal
+from reserve_gpu.model import Slow
+from reserve_gpu.report import colour, messages, pictures, terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from IPython.display import DisplayHandle
     from typing_extensions import Self
 
-    from reserve_gpu.model import Waiting
+    from reserve_gpu.model import News
     from reserve_gpu.report.pictures import Picture
     from reserve_gpu.report.status import Status
 
@@ -79,10 +80,16 @@ class Live:
         """Tell whether what is shown is replaced, so that somebody can watch it."""
         return not isinstance(self._screen, Log)
 
-    def show(self, waiting: Waiting) -> None:
-        """Show how a wait stands; news is another place in the queue, another holder or state."""
-        devices = [(row.label, row.state, [h.pid for h in row.holders]) for row in waiting.rows]
-        self._show(waiting.waited_s, Frame(pictures.wait(waiting), (waiting.place, devices)))
+    def show(self, news: News) -> None:
+        """Show how a wait stands, or what the driver takes long for.
+
+        News for a log is another place in the queue, another holder or state.
+        """
+        if isinstance(news, Slow):
+            self._show(news.waited_s, Frame(pictures.of_line(messages.slow(news)), Slow))
+            return
+        devices = [(row.label, row.state, [h.pid for h in row.holders]) for row in news.rows]
+        self._show(news.waited_s, Frame(pictures.wait(news), (news.place, devices)))
 
     def show_check(self, progress: Timed) -> None:
         """Show how a check stands; it takes seconds, not hours, so nothing of it is news to log."""

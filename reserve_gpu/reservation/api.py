@@ -22,7 +22,7 @@ from reserve_gpu.errors import (
 )
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.model import NO_LEASE, Device, State
+from reserve_gpu.model import NO_LEASE, Device, State, Waiting
 from reserve_gpu.quantities import parse_duration
 from reserve_gpu.reservation import environment, limit
 from reserve_gpu.reservation.outcome import NotTaken
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from reserve_gpu.gpus.names import DeviceNames
-    from reserve_gpu.model import Request, Row, Rules, Waiting
+    from reserve_gpu.model import News, Request, Row, Rules
     from reserve_gpu.report.faces import Face
+    from reserve_gpu.report.progress import Live
     from reserve_gpu.report.status import Status
     from reserve_gpu.reservation.session import Session
 
@@ -111,7 +112,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         if_wanted=if_wanted,
         end_kernel=end_kernel,
     )
-    reservation, texts, is_new = ask(request, Deadline.after(wait), progress)
+    reservation, texts, is_new = ask(request, Deadline.after(wait), _of_waits(progress))
     try:
         for text in texts:
             warnings.warn(text, ReserveGPUWarning, stacklevel=2)
@@ -127,7 +128,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
 def ask(
     request: Request,
     deadline: Deadline,
-    progress: Callable[[Waiting], object] | Literal["auto"] | None,
+    progress: Callable[[News], object] | Literal["auto"] | None,
     face: Face | None = None,
 ) -> tuple[Reservation, list[str], bool]:
     """Reserve for any face.
@@ -158,7 +159,7 @@ def ask(
         return reservation, texts, reservation is not before[0]
 
     try:
-        with _shown(progress, deadline) as show:
+        with _shown(progress) as show:
             answer: tuple[Reservation, list[str], bool] = this_session.run(
                 meet, show=show, until=deadline.at
             )
@@ -209,15 +210,21 @@ def status() -> Status:
     Raises DriverError where there is no driver. Where the lock directory can't be used the devices
     are there anyway, and `problem` says why nothing is known of reservations.
     """
-    with looking() as look_now:
+    return look()
+
+
+def look(show: Callable[[News], object] = lambda _: None) -> Status:
+    """Look at the machine, for any face. show: is told of a driver that takes long."""
+    with looking(show) as look_now:
         return look_now()
 
 
 @contextmanager
-def looking() -> Iterator[Callable[[], Status]]:
+def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callable[[], Status]]:
     """Yield a function that looks at the machine, in one conversation with the driver.
 
-    After a look that failed, or found a broken device, it begins another one: that may be over.
+    show: as of `look`. After a look that failed, or found a broken device, it begins another one:
+    that may be over.
     """
     with ExitStack() as conversation:
         gpus: Nvml | None = None
@@ -245,7 +252,7 @@ def looking() -> Iterator[Callable[[], Status]]:
             )
             return shown
 
-        yield lambda: calls.apart(look_now)
+        yield lambda: calls.apart(look_now, show=show)
 
 
 def go_without() -> None:
@@ -344,19 +351,31 @@ def _uses(devices: Sequence[Device]) -> dict[Device, float | None]:
     return {}
 
 
+def _of_waits(
+    progress: Callable[[Waiting], object] | Literal["auto"] | None,
+) -> Callable[[News], object] | Literal["auto"] | None:
+    """Return what to call, so that a function of the user's is told of waits alone."""
+    if not callable(progress):
+        return progress
+    return lambda news: progress(news) if isinstance(news, Waiting) else None
+
+
 @contextmanager
 def _shown(
-    progress: Callable[[Waiting], object] | Literal["auto"] | None, deadline: Deadline
-) -> Iterator[Callable[[Waiting], object]]:
+    progress: Callable[[News], object] | Literal["auto"] | None,
+) -> Iterator[Callable[[News], object]]:
     """Yield what to call while this waits: the caller's function, or that of a display."""
-    if callable(progress):
-        yield progress
-        return
-    live = None
-    if progress == "auto" and deadline.waits:
-        live = displays.for_people()
-    with live or nullcontext():
-        yield live.show if live else lambda _waiting: None
+    with ExitStack() as stack:
+        live: Live | None = None
+
+        def show(news: News) -> None:
+            nonlocal live
+            if live is None and progress == "auto":
+                live = stack.enter_context(displays.for_people() or nullcontext())
+            if live is not None:
+                live.show(news)
+
+        yield progress if callable(progress) else show
 
 
 def _is_above(rows: Sequence[Row]) -> bool:
