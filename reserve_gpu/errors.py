@@ -22,6 +22,10 @@ if TYPE_CHECKING:
         def brief(self) -> str:
             """Return what happened, in one line."""
 
+        @property
+        def is_watched(self) -> bool:
+            """Tell whether somebody looks at this IPython."""
+
         def show(self, *, has_head: bool = True) -> None:
             """Show it as what a cell displays."""
 
@@ -82,9 +86,14 @@ class NoFreeDeviceError(ReserveGPUError):
         self._is_shown = False
 
     def _render_traceback_(self) -> list[str]:
-        """Let IPython show the picture, and as the error itself what happened, in one line."""
+        """Let IPython show the picture, and as the error itself what happened, in one line.
+
+        What runs a notebook unattended logs nothing but the error, so there it has all of it.
+        """
         if self.picture is None:
             return super()._render_traceback_()
+        if not self.picture.is_watched:
+            return [*str(self).splitlines()[1:], self.picture.brief]
         if not self._is_shown:  # IPython asks twice, the second time for its history
             self._is_shown = True
             self.picture.show(has_head=False)

@@ -175,6 +175,17 @@ def test_a_notebook_that_is_executed_and_made_a_page(machine: Machine) -> None:
     assert page.text.count(f'"{NOTE}"') == 4  # as text, not as HTML
 
 
+def test_the_log_of_a_run_without_a_gpu(machine: Machine) -> None:
+    """Who runs a notebook unattended reads in its log who has the GPUs, and last what happened."""
+    path = machine.folder / "run.ipynb"
+    path.write_text(json.dumps(notebook("%load_ext reserve_gpu", "%reserve_gpu")))
+    with holder(machine) as child:
+        convert = (sys.executable, "-m", "jupyter", "nbconvert", "--to=notebook", "--execute")
+        done = machine.command(*convert, str(path))
+    assert done.returncode != 0
+    check_refused(done.stderr[done.stderr.rindex("GPU  state") :].rstrip(), "", child)
+
+
 def test_interrupting_jupyter_execute(machine: Machine) -> None:
     """Ctrl-C ends `jupyter execute` while a cell waits, and nobody waits any more."""
     path = machine.folder / "run.ipynb"

@@ -55,6 +55,11 @@ class Picture(NamedTuple):
     def _repr_html_(self) -> str:
         return html.html(self.layout)
 
+    @property
+    def is_watched(self) -> bool:
+        """Tell whether somebody looks at it where it is shown."""
+        return is_watched()
+
     def below(self, texts: Sequence[str]) -> Picture:
         """Return the same with lines of text above it."""
         head = [*((text,) for text in texts), *self.layout.head]
@@ -73,6 +78,21 @@ class Picture(NamedTuple):
 
         picture = self if has_head else self._replace(layout=self.layout._replace(head=()))
         display(picture)  # type: ignore[no-untyped-call]
+
+
+def is_watched() -> bool:
+    """Tell whether somebody looks at this IPython, in a terminal or a notebook.
+
+    Clients that run notebooks unattended can't answer a question: nbclient (`jupyter execute`,
+    `nbconvert --execute`, papermill) and ipyparallel. They keep the last state of a display, or all
+    of its states. https://jupyter-client.readthedocs.io/en/stable/messaging.html#execute
+    """
+    from IPython.core.getipython import get_ipython
+
+    shell: Any = get_ipython()
+    if not hasattr(shell, "kernel"):
+        return True
+    return bool(shell.get_parent().get("content", {}).get("allow_stdin"))
 
 
 def of_line(text: str) -> Picture:

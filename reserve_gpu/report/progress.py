@@ -260,19 +260,8 @@ def _screen(stream: TextIO | None, color: str) -> Terminal | Log | Notebook:
         from IPython.core.getipython import get_ipython
 
         shell = get_ipython()
-        if hasattr(shell, "kernel") and _is_watched(shell):
+        if hasattr(shell, "kernel") and pictures.is_watched():
             return Notebook()
         stream = sys.stdout
     is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
     return Terminal(stream, color) if is_terminal else Log(stream)
-
-
-def _is_watched(shell: Any) -> bool:
-    """Tell whether the cell was run by a client that could answer a question.
-
-    Clients that run notebooks unattended can't: nbclient (`jupyter execute`, `nbconvert --execute`,
-    papermill) and ipyparallel. They keep the last state of a display, or all of its states.
-    https://jupyter-client.readthedocs.io/en/stable/messaging.html#execute
-    """
-    content = shell.get_parent().get("content", {})
-    return bool(content.get("allow_stdin"))
