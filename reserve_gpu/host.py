@@ -37,6 +37,7 @@ CONFIG = "RESERVE_GPU_CONFIG"
 CONFIG_FILE = "/etc/reserve_gpu.toml"
 
 NAME_LIMIT = 200  # characters of a command, or of what a process is called in its place
+RAY = b"ray::"  # what Ray has in front of the titles of its processes
 KERNEL_MODULE = "ipykernel_launcher"  # what Jupyter starts a kernel with: python -m ...
 COMMAND_LIMIT = 10_000  # characters: two paths of the greatest length, and some words
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
@@ -288,8 +289,12 @@ def title() -> str | None:
 
 
 def own_command() -> str | None:
-    """Return the command that this process runs, in short."""
-    return command(sys.orig_argv, working_directory())
+    """Return the command that this process runs, in short; of a Ray worker what Ray calls it."""
+    words = sys.orig_argv
+    with suppress(OSError), open("/proc/self/cmdline", "rb") as file:
+        if (title := file.read(NAME_LIMIT).rstrip(b"\0 ")).startswith(RAY):
+            words = [title.decode(errors="replace")]
+    return command(words, working_directory())
 
 
 def call_it(name: str) -> None:

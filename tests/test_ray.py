@@ -100,6 +100,7 @@ say(sorted(first))
 say(sorted(ray.get([one.__ray_call__.remote(lambda self: look()[1]) for one in actors])))
 holders = [row.holders[0].pid for row in reserve_gpu.status().rows]
 say(holders == [pid for _, pid in sorted(zip(first, old))])
+say([row.holders[0].command for row in reserve_gpu.status().rows])
 os.kill(old[1], signal.SIGKILL)
 say(gpus() == first)
 say([one == other for one, other in zip(old, pids())])
@@ -112,10 +113,11 @@ def test_reserve_in_workers(machine: Machine, environ: dict[str, str]) -> None:
     """The page's actors lock the GPU that Ray gave each, also one that was killed and replaced."""
     (_, actor, _) = examples("Ray")
     code = PRELUDE + actor + ACTORS
-    first, found, holders, again, same = ipython(machine, code, environ)
+    first, found, holders, names, again, same = ipython(machine, code, environ)
     assert first == ["0", "1", "2", "3"]
     assert found == [[one] for one in uuids()]
     assert holders is True
+    assert names == ["ray::Trainer.__init__"] * 4  # and no `python default_worker.py`
     assert again is True
     assert same == [True, False, True, True]
 
