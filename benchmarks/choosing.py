@@ -33,6 +33,8 @@ def first(*, quick: bool) -> Iterator[Row]:
     yield slower(f"{what} {ways.FLOOR}", ours, times[ways.FLOOR], 1.5)
     yield faster(f"{what} {ways.NVITOP}", ours, times[ways.NVITOP], 1.5)
     yield faster(f"{what} {ways.SETGPU}", slow_times[ways.OURS], slow_times[ways.SETGPU], 8)
+    what = "first reservation of a part, whole process, against a whole GPU"
+    yield slower(what, times[ways.PART], ours, 1.15)
 
 
 def last(*, quick: bool) -> Iterator[Row]:
@@ -46,6 +48,17 @@ def last(*, quick: bool) -> Iterator[Row]:
                 times = in_turn(runs, 3 if quick else 61)
             what = f"first free of {MANY_GPUS} GPUs is the last, {users}, against {ways.FLOOR}"
             yield slower(what, times[ways.OURS], times[ways.FLOOR], 2)
+
+
+def nothing(*, quick: bool) -> Iterator[Row]:
+    """Measure the refusal where nothing is free: who has what is found out, and what to do."""
+    for gpus in (GPUS, MANY_GPUS):
+        with crowd(gpus) as pids, stage(machine(gpus, gpus, pids)) as on:
+            both = (ways.OURS, ways.FLOOR)
+            runs = {way: partial(choose, on, way, gpus, gpus) for way in both}
+            times = in_turn(runs, 3 if quick else 61)
+        what = f"nothing free of {gpus} GPUs, against {ways.FLOOR}"
+        yield slower(what, times[ways.OURS], times[ways.FLOOR], 2)
 
 
 def status(*, quick: bool) -> Iterator[Row]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import pty
 import random
+import statistics
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +37,14 @@ LANES = 2  # pairs of holder and waiter at the same time, of each kind
 SAMPLES, FEW_SAMPLES = 40, 5  # of each lane
 WAIT = "import time; reserve_gpu.reserve(wait=True); time.monotonic()"
 RELEASE = "import time; start = time.monotonic(); reserve_gpu.release(); start"
+IN_QUEUE, FEW_IN_QUEUE, HOLD_S, QUEUE_LIMIT_S = 16, 4, 0.3, 0.1
+HOLD = f"""
+with reserve_gpu.reserve(wait=True):
+    begin = time.monotonic()
+    time.sleep({HOLD_S})
+    end = time.monotonic()
+(begin, end)
+"""
 
 WATCH_S, SHORT_WATCH_S, SETTLE_S = 60, 5, 5
 CPU_LIMIT_PERCENT = 1
@@ -87,6 +97,23 @@ def handover(*, quick: bool) -> Iterator[Row]:
                 continue
             p95_s = percentile(_handovers(prefix, end, samples), 95)
             yield Row(what, f"{p95_s:.2f} s", bar, p95_s <= limit_s)
+
+
+def queue(*, quick: bool) -> Iterator[Row]:
+    """Measure each hand-over where many wait for one GPU, and hold it for a moment each."""
+    count = FEW_IN_QUEUE if quick else IN_QUEUE
+    with stage(machine(1)) as on, ExitStack() as stack:
+        children = [_child(on, ()) for _ in range(count)]
+        for child in children:
+            stack.callback(child.kill)
+            child.run("import time")
+        for child in children:
+            child.send(HOLD)
+        spans = sorted(child.answer().value for child in children)
+    gaps_s = [begin - end for (_, end), (begin, _) in pairwise(spans)]
+    median_s = statistics.median(gaps_s)
+    what = f"hand-over among {count} that wait and hold it for {HOLD_S} s, median"
+    yield Row(what, f"{median_s:.3f} s", f"at most {QUEUE_LIMIT_S} s", median_s <= QUEUE_LIMIT_S)
 
 
 def wait(*, quick: bool) -> Iterator[Row]:

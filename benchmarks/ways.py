@@ -35,6 +35,12 @@ except reserve_gpu.NoFreeDeviceError:
     pass
 """
 
+# For a part of a GPU: also what PyTorch, JAX and the others are told is found out.
+_PART = """
+import reserve_gpu
+reserve_gpu.reserve(memory="10GB")
+"""
+
 # https://nvitop.readthedocs.io/en/latest/select.html
 _NVITOP = """
 import os
@@ -53,8 +59,9 @@ os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
 os.environ["CUDA_VISIBLE_DEVICES"] = str(found.index)
 """
 
+PART = "a part"
 MAGIC = "get_ipython().run_line_magic('reserve_gpu', '')"
-CODE = {FLOOR: _FLOOR, OURS: _OURS, NVITOP: _NVITOP, SETGPU: _SETGPU}
+CODE = {FLOOR: _FLOOR, OURS: _OURS, NVITOP: _NVITOP, SETGPU: _SETGPU, PART: _PART}
 SAY = '\nimport os; print(os.environ["CUDA_VISIBLE_DEVICES"], flush=True)'
 
 
@@ -64,7 +71,7 @@ def check(way: str, answer: str, gpus: int, busy: int) -> None:
     setGPU's way has no word for "none": it takes the one that is least in use.
     """
     idle = {str(index) for index in range(busy, gpus)}
-    if way in (FLOOR, OURS) and idle:  # the first; others spread over those that are idle
+    if way in (FLOOR, OURS, PART) and idle:  # the first; others spread over those that are idle
         idle = {str(busy)}
     if way == SETGPU and not idle:
         idle = {str(index) for index in range(gpus)}
