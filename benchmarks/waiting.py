@@ -37,7 +37,7 @@ LANES = 2  # pairs of holder and waiter at the same time, of each kind
 SAMPLES, FEW_SAMPLES = 40, 5  # of each lane
 WAIT = "import time; reserve_gpu.reserve(wait=True); time.monotonic()"
 RELEASE = "import time; start = time.monotonic(); reserve_gpu.release(); start"
-IN_QUEUE, FEW_IN_QUEUE, HOLD_S, QUEUE_LIMIT_S = 16, 4, 0.3, 0.1
+IN_QUEUE, FEW_IN_QUEUE, HOLD_S, QUEUE_LIMIT_S = 16, 4, 0.3, 0.2
 HOLD = f"""
 with reserve_gpu.reserve(wait=True):
     begin = time.monotonic()

@@ -373,3 +373,8 @@ CROWD = {
 def test_choose(devices: list[Device], request_: Request, chosen: list[Device] | None) -> None:
     """All that are named; of one kind; for sharers the emptiest, others' company last."""
     assert policy.choose(devices, request_, CROWD, alike) == chosen
+
+
+def test_the_next_one_looks_first() -> None:
+    """Of those who wait each looks a moment after the one before it, none much later."""
+    assert [policy.turn_s(ahead) for ahead in (0, 1, 2, 1000)] == [0, 0.02, 0.04, 0.25]

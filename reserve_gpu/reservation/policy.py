@@ -18,6 +18,7 @@ SEVERAL_INSTANCES_SINCE = 570  # driver, with CUDA 12.8
 LOOK_S = 1.0  # between two looks at devices about which only the driver can tell
 QUIET_S = 5.0  # where all are reserved: a notice of the kernel tells of a change
 LIVELY_LOOK_S = 0.25  # after something has changed: so many who wait don't keep each other busy
+TURN_S = 0.02  # about as long as a look takes
 LIVELY_S = 2.0  # for so long: a GPU may be in use a little longer than it is reserved
 
 
@@ -198,6 +199,14 @@ def is_above(rows: Sequence[Row], ancestors: Collection[int]) -> bool:
         row.state is State.RESERVED and any(h.seen and h.pid in ancestors for h in row.holders)
         for row in fitting
     )
+
+
+def turn_s(ahead: int) -> float:
+    """Return the seconds after which a waiter looks when something has changed.
+
+    ahead: how many come before it in the queue.
+    """
+    return min(ahead * TURN_S, LIVELY_LOOK_S)
 
 
 def next_look_s(rows: Sequence[Row], *, is_lively: bool, is_told: bool) -> float:
