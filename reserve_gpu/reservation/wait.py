@@ -75,7 +75,8 @@ def wait_in_queue(
             next_second = start + waited_s - waited_s % SECOND_S + SECOND_S
             if wakeups.wait(min(due, deadline.at, next_second), news, between):
                 # Whoever is next looks first: all at once would keep it from the mutex.
-                due = time.monotonic() + policy.turn_s(len(ahead))
+                calls.sleep(policy.turn_s(len(ahead)))
+                due = time.monotonic()
                 lively_until = due + policy.LIVELY_S
     return outcome
 
