@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack, closing
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from tests.machine import ROOT, Child, Machine
 from tests.processes import queue, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from playwright.sync_api import Page
 
@@ -33,6 +34,7 @@ HOST = "gpu-box"
 USERS = {"alice": 70001, "bob": 70002, "carol": 70003, "dave": 70004, "erin": 70005}
 MINUTE_S, HOUR_S = 60, 3600
 TABS_PX, MARGIN_PX = 25, 10
+FRAME_S, LAST_FRAME_MS = 0.5, 4000
 MODEL = """
 gpu
   name NVIDIA A100-SXM4-80GB
@@ -74,6 +76,14 @@ class Scene:
         self._people.callback(child.kill)
         return child
 
+    def stranger(self, user: str, script: str) -> int:
+        """Start a script of that user that reserves nothing; return its pid."""
+        path = self.machine.folder / script
+        path.write_text("import time; time.sleep(900)")
+        process = subprocess.Popen([*as_user(user), sys.executable, str(path)])
+        self._people.callback(process.kill)
+        return process.pid
+
     def holder(
         self,
         user: str,
@@ -93,7 +103,8 @@ class Scene:
             if record.get("pid") == child.pid:
                 # Without O_CREAT, which fs.protected_regular refuses on another user's file.
                 with path.open("r+") as file:
-                    file.write(json.dumps(record | {"since": time.time() - since_s}))
+                    then = time.time() - since_s
+                    file.write(json.dumps(record | {"since": then, "written": then}))
                     file.truncate()
                 os.utime(path, (time.time(), time.time() - idle_s))  # its last cell
         return child
@@ -114,13 +125,13 @@ def as_user(user: str) -> list[str]:
 def a_day(scene: Scene) -> None:
     """Have a bit of everything, but for what the notebooks of the picture do."""
     alice = scene.holder(
-        "alice", "train.ipynb", 0, since_s=9.3 * HOUR_S, wishes="note='until Friday'"
+        "alice", "train.ipynb", 0, since_s=9.3 * HOUR_S, wishes="note='for the thesis'"
     )
     scene.use(0, alice.pid, 70900, 97)
     bob = scene.holder("bob", "finetune.ipynb", 1, since_s=130 * MINUTE_S, wishes="for_='3h'")
     scene.use(1, bob.pid, 38300, 64)
     scene.holder("carol", "explore.ipynb", 2, since_s=6 * HOUR_S, idle_s=5.4 * HOUR_S)
-    scene.use(3, scene.person("dave", "").pid, 21500, 88)
+    scene.use(3, scene.stranger("dave", "train.py"), 21500, 88)
 
 
 def status(scene: Scene, lab: Lab, page: Page) -> None:
@@ -145,6 +156,51 @@ def waiting(scene: Scene, lab: Lab, page: Page) -> None:
         right.run(0)
         right.see(0, "number 2 in the queue, for 4 s")
         take(page, "waiting.png", left, right)
+
+
+def handover(scene: Scene, lab: Lab, page: Page) -> None:
+    """Film a notebook that waits, and gets the GPU that the other one releases."""
+    bob = scene.holder("bob", "fold.ipynb", 7, since_s=25 * MINUTE_S)
+    scene.use(7, bob.pid, 52000, 90)
+    lab.write("baseline.ipynb", "%reserve_gpu", "%reserve_gpu --release")
+    lab.write("ablation.ipynb", "%reserve_gpu --wait")
+    frames: list[bytes] = []
+
+    def film(count: int) -> None:
+        for _ in range(count):
+            frames.append(page.screenshot())
+            time.sleep(FRAME_S)
+
+    with (
+        closing(Notebook(page, "baseline.ipynb")) as left,
+        closing(Notebook(page, "ablation.ipynb", beside=left)) as right,
+    ):
+        left.run(0)
+        left.finish(0)
+        film(2)
+        right.run(0)
+        right.see(0, "in the queue, for 1 s")
+        film(8)
+        left.run(1)
+        left.finish(1)
+        film(2)
+        right.finish(0)
+        film(1)
+    bob.kill()
+    scene.free(7)
+    save_film(frames, IMAGES / "handover.gif")
+
+
+def save_film(frames: Sequence[bytes], path: Path) -> None:
+    """Write the pictures as one that moves; the last one stays for some seconds."""
+    from PIL import Image
+
+    first, *others = (
+        Image.open(BytesIO(frame)).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+        for frame in frames
+    )
+    times_ms = [round(FRAME_S * 1000)] * len(others) + [LAST_FRAME_MS]
+    first.save(path, save_all=True, append_images=others, duration=times_ms, loop=0, optimize=True)
 
 
 def refusal(scene: Scene, lab: Lab, page: Page) -> None:
@@ -240,6 +296,7 @@ PICTURES: tuple[tuple[str, Callable[[Scene, Lab, Page], None], dict[str, int]], 
     ("light", refusal, {"width": 1130, "height": 1000}),
     ("light", parts, {"width": 1130, "height": 1400}),
     ("light", ends, {"width": 1130, "height": 1400}),
+    ("light", handover, {"width": 1300, "height": 640}),
     ("dark", waiting, {"width": 1600, "height": 900}),
     ("dark", terminal, {"width": 1300, "height": 800}),
 )

@@ -228,7 +228,7 @@ def test_a_name_that_all_share_is_in_the_head() -> None:
     lost = Row(Fault(2, "GPU is lost"), State.BROKEN)
     for rows in (alike, (*alike, lost)):
         first, titles, *lines = str(status(*rows)).splitlines()
-        assert first.endswith("  2 x A100-SXM4-80GB")
+        assert first.endswith(", 2 x A100-SXM4-80GB")
         assert "name" not in titles
         assert not any("A100" in line for line in lines)
     assert "<th" in status(*alike)._repr_html_()
@@ -484,7 +484,7 @@ def test_bars_in_a_notebook() -> None:
     page = status(IN_PARTS)._repr_html_()
     values = map(float, re.findall('<meter [^>]* value="([0-9.]+)"', page))
     assert list(values) == pytest.approx([41000 / 81920, 1 - 38000 / 81920], abs=0.001)
-    assert re.search("</meter> <[^>]*>with promises<", page)
+    assert "</meter> with promises<" in page
 
 
 def test_what_is_full_says_who_has_what() -> None:

@@ -752,7 +752,7 @@ def test_what_to_do(rows: tuple[Row, ...], head: str, advice: list[str]) -> None
     """The first line counts what is free, the last says what one who has nothing should do."""
     waiting = (TICKET,) if rows == tuple(AWAITED) else ()
     lines = picture(*rows, waiting=waiting)
-    assert re.sub(r"  \d x Tesla T4$", "", lines[0]) == f"{head}  box, NOW"
+    assert re.sub(r", \d x Tesla T4$", "", lines[0]) == f"{head}  box, NOW"
     layout = Status(rows, waiting, time=NOW, face=MAGIC).picture().layout
     assert list(map(words.plain, layout.foot)) == advice
     assert lines[len(lines) - len(advice) :] == advice

@@ -94,10 +94,10 @@ def entries(rows: Sequence[Row], view: View) -> list[Entry]:
     return folded
 
 
-def common_model(rows: Sequence[Row]) -> Line:
+def common_model(rows: Sequence[Row], before: str = "  ") -> Line:
     """Return `8 x A100-SXM4-80GB`, for the head, if all devices share one name."""
     name, count = _shared_name(rows), sum(isinstance(row.device, Device) for row in rows)
-    return ((f"  {count} x {name}", FAINT),) if name else ()
+    return ((f"{before}{count} x {name}", FAINT),) if name else ()
 
 
 def _shared_name(rows: Sequence[Row]) -> str:

@@ -108,7 +108,7 @@ class Status(NamedTuple):
 def _head(status: Status) -> list[Line]:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.time))
     about = (f"  {shown(status.host)}, {when}", words.FAINT)
-    free = ((_free(status.rows), STRONG), about, *layout.common_model(status.rows))
+    free = ((_free(status.rows), STRONG), about, *layout.common_model(status.rows, ", "))
     lines: list[Line] = [*ruled.head(status.rules), free]
     if mine := [row for row in status.rows if row.is_mine]:
         lines.append(((f"{status.face.here.capitalize()} has {words.labels(mine)}.", MARK),))
