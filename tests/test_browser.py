@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack, contextmanager
+import sys
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -294,3 +295,16 @@ def test_tab_completes_an_option(open_notebook: Callable[..., Notebook]) -> None
     assert notebook.offered(0, "%reserve_gpu --st") == ["--status"]
     notebook.page.keyboard.press("Enter")
     expect(notebook.source(0)).to_have_text("%reserve_gpu --status")
+
+
+@pytest.mark.parametrize("width", [420, 1200])
+def test_the_page_fits(on_lab: Machine, page: Page, width: int) -> None:
+    """The status as a page is as wide as the window, also that of a phone, whatever notes say."""
+    on_lab.write(ONE * 3)
+    with holder(on_lab, "0, note='for the thesis, until Friday evening; then it is all yours'"):
+        shown = on_lab.command(sys.executable, "-m", "reserve_gpu", "status", "--format", "html")
+    assert page.context.browser
+    with closing(page.context.browser.new_page(viewport={"width": width, "height": 800})) as phone:
+        phone.set_content(shown.stdout)
+        assert phone.evaluate("document.documentElement.scrollWidth") == width
+        assert phone.locator("h1").inner_text().startswith("GPUs of ")

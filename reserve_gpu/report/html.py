@@ -40,7 +40,8 @@ ROW = "background:transparent"
 OWN_ROW = "background:rgba(9,105,218,0.16)"
 LINE = "border-top:1px solid rgba(128,128,128,0.4)"
 CELL = "text-align:left;vertical-align:top;padding:3px 5px"
-SHORT = f"{CELL};white-space:nowrap"
+NOWRAP = "white-space:nowrap"
+SHORT = f"{CELL};{NOWRAP}"
 LONG = f"{CELL};overflow-wrap:break-word"
 NAME = f"{LONG};min-width:5em"  # beside a long note, in two lines mostly
 WHO = f"{CELL};overflow-wrap:anywhere;min-width:7em"
@@ -99,7 +100,7 @@ def _row(entry: Entry, titles: Sequence[str]) -> str:
         "GPU": (SHORT, f"<b>{number}</b>" if entry.is_mine else number),
         "state": (SHORT, _state(entry.state)),
         "name": (NAME, _isolated(entry.name)),
-        "memory": (SHORT, _memory(entry)),
+        "memory": (CELL, _memory(entry)),  # in a narrow notebook the bar stands above
         "util": (SHORT, f'<span title="{escape(heat)}">{util}</span>'),
         "who": (WHO, _divs([line for line in lines if line])),
     }
@@ -117,9 +118,9 @@ def _divs(lines: Sequence[Line]) -> str:
 def _memory(entry: Entry) -> str:
     if entry.share is None:
         return escape(entry.memory)
-    cell = f"{_meter(entry.share)} {escape(entry.memory)}"
+    cell = f'{_meter(entry.share)} <span style="{NOWRAP}">{escape(entry.memory)}</span>'
     if entry.taken is not None:
-        cell += f"<div>{_meter(entry.taken)} with promises</div>"
+        cell += f'<div>{_meter(entry.taken)} <span style="{NOWRAP}">with promises</span></div>'
     return cell
 
 
