@@ -68,12 +68,13 @@ SAY = '\nimport os; print(os.environ["CUDA_VISIBLE_DEVICES"], flush=True)'
 def check(way: str, answer: str, gpus: int, busy: int) -> None:
     """Fail unless a way has chosen an idle GPU, or none where there is none.
 
-    setGPU's way has no word for "none": it takes the one that is least in use.
+    setGPU's way has no word for "none": it takes the one that is least in use. A part is had also where
+    others compute, if it has room beside them.
     """
     idle = {str(index) for index in range(busy, gpus)}
     if way in (FLOOR, OURS, PART) and idle:  # the first; others spread over those that are idle
         idle = {str(busy)}
-    if way == SETGPU and not idle:
+    if way in (SETGPU, PART) and not idle:
         idle = {str(index) for index in range(gpus)}
     if answer not in (idle or {""}):
         raise RuntimeError(f"{way} chose {answer!r}, not one of {sorted(idle)}")

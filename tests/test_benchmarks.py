@@ -25,7 +25,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("busy", [0, GPUS - 1, GPUS])
 @pytest.mark.parametrize("way", ways.CODE)
 def test_each_way_chooses(way: str, busy: int) -> None:
-    """Each way chooses an idle GPU; none, or for setGPU's way any, where there is none."""
+    """Each way chooses an idle GPU; none, for setGPU's way and a part any, where there is none."""
     with crowd(busy) as pids, stage(machine(GPUS, busy, pids)) as on:
         assert choose(on, way, GPUS, busy) > 0
 

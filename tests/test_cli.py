@@ -1099,7 +1099,7 @@ COMPLETIONS = [
     ("reserve-gpu ker", {"kernel "}),
     ("reserve-gpu kernel ", {"install", "uninstall"}),
     ("reserve-gpu run --mi", {"--min-memory "}),
-    ("reserve-gpu status --", {"--json", "--format", "--color", "--watch"}),
+    ("reserve-gpu status --", {"--json", "--format", "--color", "--all", "--watch"}),
 ]
 
 

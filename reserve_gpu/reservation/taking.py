@@ -191,7 +191,7 @@ def _caution(claim: Claim, locked: Locked) -> Row:
     """
     row, is_part = locked.row, claim.request.part_mib is not None
     holders = () if is_part else tuple(map(host.with_user, row.holders))
-    if row.usage is None or (row.use is State.IDLE and not is_part):
+    if row.usage is None or (row.use is State.IDLE and not (is_part and row.holders)):
         return row._replace(holders=holders)
     known = (Holder(os.getpid(), seen=True), *(row.holders if is_part else ()))
     on_it = machine.identified(claim.gpus, claim.gpus.processes(locked.device), known)
