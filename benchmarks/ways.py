@@ -68,8 +68,8 @@ SAY = '\nimport os; print(os.environ["CUDA_VISIBLE_DEVICES"], flush=True)'
 def check(way: str, answer: str, gpus: int, busy: int) -> None:
     """Fail unless a way has chosen an idle GPU, or none where there is none.
 
-    setGPU's way has no word for "none": it takes the one that is least in use. A part is had also where
-    others compute, if it has room beside them.
+    setGPU's way has no word for "none": it takes the one that is least in use. A part is had also
+    beside others, if there is room.
     """
     idle = {str(index) for index in range(busy, gpus)}
     if way in (FLOOR, OURS, PART) and idle:  # the first; others spread over those that are idle
