@@ -11,7 +11,7 @@ _NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,12})?"
 _DURATION = rf"({_NUMBER})\s*(s|m|min|h|d)\s*"
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 LONGEST_S = 3e9  # a century, for which Python can still sleep
-_SIZE = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*(?:([kmgt])(i?)b?)?"
+_SIZE = rf"({_NUMBER})\s*(?:([kmgt])(i?)b?)?"
 _DATE, _DAY = r"(?P<date>[0-9]{4}-[0-9]{1,2}-[0-9]{1,2})", r"(?P<day>[a-z]{2,9})"
 _CLOCK = (
     r"(?P<clock>(?:[01]?[0-9]|2[0-3]):[0-5][0-9]|(?:0?[1-9]|1[0-2])(?::[0-5][0-9])?\s*(?:am|pm))"

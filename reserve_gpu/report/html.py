@@ -68,7 +68,7 @@ def chip(text: str, background: str) -> str:
     """Return a word in white on that colour."""
     return (
         f'<b style="background-color:{background};color:#ffffff;border-radius:4px;'
-        f'padding:1px 7px;white-space:nowrap">{text}</b>'
+        f'padding:1px 7px;{NOWRAP}">{text}</b>'
     )
 
 
@@ -95,13 +95,12 @@ def _row(entry: Entry, titles: Sequence[str]) -> str:
         number = f'<span style="margin-left:1em">{number}</span>'
     lines = [entry.who, *entry.more]
     heat = " ".join(filter(None, [entry.temperature, entry.power]))
-    util = "" if entry.load is None else f"{entry.load * 100:.0f} %"
     contents = {
         "GPU": (SHORT, f"<b>{number}</b>" if entry.is_mine else number),
         "state": (SHORT, _state(entry.state)),
         "name": (NAME, _isolated(entry.name)),
         "memory": (CELL, _memory(entry)),  # in a narrow notebook the bar stands above
-        "util": (SHORT, f'<span title="{escape(heat)}">{util}</span>'),
+        "util": (SHORT, f'<span title="{escape(heat)}">{entry.util}</span>'),
         "who": (WHO, _divs([line for line in lines if line])),
     }
     cells = ""

@@ -54,6 +54,11 @@ class Entry(NamedTuple):
     is_instance: bool = False
     is_mine: bool = False
 
+    @property
+    def util(self) -> str:
+        """Return `71 %`, empty if the load is not known."""
+        return "" if self.load is None else f"{self.load * 100:.0f} %"
+
 
 class Layout(NamedTuple):
     """The whole picture: head lines, the devices, who waits, and below it what to do or to know."""

@@ -247,9 +247,8 @@ def _cells(entry: Entry) -> tuple[str, ...]:
     state = entry.state.value if entry.state else ""
     bar = "" if entry.share is None else FULL * BAR
     load_bar = "" if entry.load is None else FULL * BAR
-    util = "" if entry.load is None else f"{entry.load * 100:.0f} %"
     heat = entry.temperature, entry.power
-    return number, state, entry.name, bar, entry.memory, load_bar, util, *heat
+    return number, state, entry.name, bar, entry.memory, load_bar, entry.util, *heat
 
 
 def _styled_cells(entry: Entry, cells: Sequence[str], widths: Sequence[int]) -> list[Line]:
