@@ -170,8 +170,8 @@ def test_what_the_user_set_stays(
     ("version", "name"),
     [
         (None, XLA_FRACTION),
-        ("0.4.33", OLD_XLA_FRACTION),
-        ("0.4.34", XLA_FRACTION),
+        ("0.4.31", OLD_XLA_FRACTION),
+        ("0.4.32", XLA_FRACTION),
         ("0.10.2", XLA_FRACTION),
     ],
 )

@@ -111,6 +111,9 @@ BUSY = {
         f"{processes_fail(999)}gpu\n memory 8192\n used 3000", State.BUSY,
         "2.9 GiB in use by no visible process",
     ),
+    "memory outside of a limited control group": (
+        "gpu\n memory 81920\n limit 10240\n used 2000", State.BUSY, "2.0 GiB in use by no visible",
+    ),
     "prohibited": ("gpu\n mode prohibited", State.PROHIBITED, "prohibited"),
     "prohibited and in use": (
         "gpu\n mode prohibited\n compute 4321000 5", State.PROHIBITED, "prohibited",

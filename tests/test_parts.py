@@ -98,6 +98,7 @@ USED = f"{ONE}  compute 4321000 1500\n  compute 4322 500\n"
         (f"{USED}  reserved 500", [4000], 3500),
         (f"{ONE}  used 900", [4000], 5100),
         (f"{ONE}  graphics 4321000 300", [4000], 5700),
+        (f"{ONE}  limit 2000", [4000], 6000),  # of the control group, not of the GPU
         (ONE, [8999.5], 1000.5),
     ],
 )

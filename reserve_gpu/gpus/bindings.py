@@ -207,6 +207,20 @@ class Bindings:
 
         return _none_for(absent, self._call, "nvmlDeviceGetMemoryInfo_v2", read)
 
+    def has_memory_limit(self, handle: Any) -> bool:
+        """Tell whether root has limited the memory of this process's control group on the GPU.
+
+        `memory_v2` then answers for the group. Drivers before R615 know no such limits.
+        https://docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html
+        """
+        try:
+            limits = self._pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=host.control_group())
+            self.ask("nvmlDeviceGetMemoryLimits_v1", handle, limits)
+        except (AttributeError, DeviceError):  # old bindings; an old driver, or no limit
+            return False
+        none = self._pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
+        return bool(limits.softLimit or limits.hardLimit != none)
+
     def process_count(self, handle: Any, name: str, *, absent: frozenset[int]) -> int | None:
         """Count the processes of a list of that name, None where the driver has no such list.
 

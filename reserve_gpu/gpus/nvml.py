@@ -316,7 +316,9 @@ class Nvml:
 
     def _read_memory(self, handle: Any) -> tuple[float | None, float | None, float | None]:
         """Return total and used memory in MiB, and the driver's reserve where it is not in use."""
-        memory = self._driver.memory_v2(handle, absent=NO_MEMORY_V2)
+        memory = None
+        if not self._driver.has_memory_limit(handle):
+            memory = self._driver.memory_v2(handle, absent=NO_MEMORY_V2)
         if memory is not None:
             return memory.total / MIB, memory.used / MIB, memory.reserved / MIB
         memory = self._driver.ask_if_offered("nvmlDeviceGetMemoryInfo", handle)

@@ -51,9 +51,8 @@ MPS_DIRECTORY, MPS_PID = "/tmp/nvidia-mps", "nvidia-cuda-mps-control.pid"  # noq
 # (https://packaging.python.org/en/latest/specifications/recording-installed-packages/); Conda
 # and Debian have some that end with .egg-info.
 INSTALLED = re.compile(r"(torch|tensorflow|jaxlib)-([0-9][^-]*)(-.*)?\.(dist|egg)-info")
-# The jaxlib with which AlphaFold 3 has set JAX's newer name
-# (https://github.com/google-deepmind/alphafold3/blob/v3.0.0/docker/Dockerfile).
-NEW_XLA_NAME_SINCE = (0, 4, 34)
+# Since this jaxlib its xla_client.py reads the newer name (seen in the wheels 0.4.31 and 0.4.32).
+NEW_XLA_NAME_SINCE = (0, 4, 32)
 UNLIMITED = ("platform", "cuda_async")  # of JAX's allocators
 DRIVER = "driver"  # beside the modules of frameworks: MPS keeps all of them to a limit
 

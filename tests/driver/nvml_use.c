@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "nvml.h"
 
+#include <string.h>
 #include <time.h>
 
 static const unsigned long long MIB = 1 << 20, NOT_AVAILABLE = ~0ull;
@@ -64,13 +65,28 @@ static int memory_v2(const struct subject *it, struct memory_v2 *memory) {
     if (!memory) return INVALID_ARGUMENT;
     if (memory->version != VERSION) return ARGUMENT_VERSION_MISMATCH;
     if (it->device->memory_mib == NONE) return NOT_SUPPORTED;
-    memory->total = it->device->memory_mib * MIB;
+    bool is_limited = it->device->limit_mib;  /* then it answers for the group, which uses nothing */
+    memory->total = (is_limited ? it->device->limit_mib : it->device->memory_mib) * MIB;
     memory->reserved = it->device->reserved_mib * MIB;
-    memory->used = used_bytes(it);
+    memory->used = is_limited ? 0 : used_bytes(it);
     memory->free = left(memory->total, memory->used + memory->reserved);
     return SUCCESS;
 }
 
+struct memory_limits {
+    const char *group;
+    unsigned long long soft, hard, used;
+};
+
+static int memory_limits(const struct subject *it, struct memory_limits *limits) {
+    const unsigned long long no_limit = ~0ull;
+    if (!limits || !limits->group || strncmp(limits->group, "/sys/fs/cgroup/", 15)) return INVALID_ARGUMENT;
+    limits->soft = limits->used = 0;
+    limits->hard = it->device->limit_mib ? it->device->limit_mib * MIB : no_limit;
+    return SUCCESS;
+}
+
+DEVICE_CALL(nvmlDeviceGetMemoryLimits_v1, (handle_t device, struct memory_limits *limits), memory_limits(&it, limits))
 DEVICE_CALL(nvmlDeviceGetMemoryInfo, (handle_t device, struct memory_v1 *memory), memory_v1(&it, memory))
 DEVICE_CALL(nvmlDeviceGetMemoryInfo_v2, (handle_t device, struct memory_v2 *memory), memory_v2(&it, memory))
 

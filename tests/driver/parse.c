@@ -248,6 +248,7 @@ static const struct word {
     {"uuid", OF_DEVICE, STRING, offsetof(struct device, uuid), NULL, NULL},
     {"memory", OF_DEVICE, NUMBER_OR_NONE, offsetof(struct device, memory_mib), NULL, NULL},
     {"reserved", OF_DEVICE, NUMBER, offsetof(struct device, reserved_mib), NULL, NULL},
+    {"limit", OF_DEVICE, NUMBER, offsetof(struct device, limit_mib), NULL, NULL},
     {"used", OF_DEVICE, NUMBER, offsetof(struct device, used_mib), NULL, NULL},
     {"compute", OF_DEVICE, CALL, 0, read_compute, NULL},
     {"graphics", OF_DEVICE, CALL, 0, read_graphics, NULL},

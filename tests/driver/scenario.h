@@ -28,6 +28,7 @@ struct device {
     bool there;
     char name[TEXT], uuid[TEXT];
     int memory_mib, reserved_mib, used_mib;        /* memory NONE: no memory readings */
+    int limit_mib;                                 /* of the control group of who asks; 0: none */
     int gpu_instance, compute_instance;
     int first_process, processes_count;            /* of the scenario's */
 };
