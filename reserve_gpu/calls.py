@@ -164,10 +164,12 @@ class Caller:
         *arguments: Any,
         show: Callable[[Any], object] = lambda _: None,
         until: float = 0.0,
+        undo: Callable[[], object] = int,
     ) -> Any:
         """Call the function on the thread; returns what it returns, raises what it raises.
 
         show: is told what the function tells of its progress. until: as of a Call.
+        undo: is called on the thread after a call that is given up.
         Where an exception ends the wait for the answer, the call is given up, and has ended.
         Raises NoThreadError, before the function is called.
         """
@@ -182,7 +184,7 @@ class Caller:
         except BaseException:
             if not call.given_up:  # else no thread can be had
                 call.given_up = "its caller has gone"
-                end = Call(int)  # which comes after it
+                end = Call(undo, is_awaited=False)  # which comes after it
                 self.post(end)
                 end.wait()
             raise

@@ -18,6 +18,7 @@ from reserve_gpu.host import HELD
 from reserve_gpu.reservation import api
 from reserve_gpu.reservation.session import _sessions
 from tests.locked import held, watched
+from tests.processes import wait_for
 from tests.reserving import got, variables
 
 if TYPE_CHECKING:
@@ -166,6 +167,31 @@ def test_interrupted_while_asking_for_less(here: Here) -> None:
     with pytest.raises(KeyboardInterrupt), interrupted_at(WRITING):
         reserve_gpu.reserve("0")
     assert (reserve_gpu.current(), held(here), variables()[VISIBLE]) == (None, [], "")
+
+
+@pytest.mark.parametrize("presses", [1, 2, 3])
+def test_interrupted_more_than_once(here: Here, presses: int) -> None:
+    """Ctrl-C in a reservation, and again while that is cleaned up, ends it and leaves nothing."""
+    caller = api.session()._caller  # noqa: SLF001 - to know how far the main thread is
+    main, raised = threading.get_ident(), []
+
+    def handler(*_: object) -> None:
+        raised.append(True)
+        raise KeyboardInterrupt
+
+    def press(event: str, _: object) -> None:
+        if event != WRITING or raised:
+            return
+        for number in range(presses):
+            signal.pthread_kill(main, signal.SIGINT)
+            # The main thread then waits for one more call, which cleans up.
+            wait_for(lambda number=number: len(caller._calls) > number + 1)  # noqa: SLF001
+
+    with sigint(handler), watched(press), pytest.raises(KeyboardInterrupt):
+        reserve_gpu.reserve("0")
+    assert raised == [True] * presses
+    assert (reserve_gpu.current(), variables(), held(here)) == (None, {}, [])
+    assert got("0") == "0"
 
 
 # -- blocks ----------------------------------------------------------------------------------------

@@ -126,6 +126,7 @@ class Bindings:
             self._worker = Worker()
         except NoThreadError as error:
             raise DriverError(NO_THREAD) from error
+        self._group = host.control_group()
         self._is_initialised = False
         self._start: int | DeviceError | DriverError | None = None  # how the initialisation ended
         self._initialisation = self._worker.post(self._initialise)
@@ -214,7 +215,7 @@ class Bindings:
         https://docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html
         """
         try:
-            limits = self._pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=host.control_group())
+            limits = self._pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=self._group)
             self.ask("nvmlDeviceGetMemoryLimits_v1", handle, limits)
         except (AttributeError, DeviceError):  # old bindings; an old driver, or no limit
             return False

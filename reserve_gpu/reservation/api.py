@@ -161,7 +161,7 @@ def ask(
     try:
         with _shown(progress) as show:
             answer: tuple[Reservation, list[str], bool] = this_session.run(
-                meet, show=show, until=deadline.at
+                meet, show=show, until=deadline.at, undo=undo
             )
             return answer
     except NotTaken as failure:
@@ -169,7 +169,7 @@ def ask(
     except ReserveGPUError:
         raise
     except BaseException:  # what a signal handler has raised
-        this_session.run(undo)
+        this_session.run_in_any_case(undo)
         raise
 
 

@@ -134,14 +134,15 @@ class Session:
     def run_in_any_case(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call the function, which gives something back, on the session's thread.
 
-        From a signal handler, or a finalizer, in the midst of a call it is called at the end of
-        that. Where no thread can be had, as at the end of Python 3.12, it is called on this one.
+        It is called even if an exception ends the wait for it, then perhaps twice. From a signal
+        handler, or a finalizer, in the midst of a call it is called at the end of that. Where no
+        thread can be had, as at the end of Python 3.12, it is called on this one.
         """
         if self._is_nested or self._caller.is_own_thread or calls.is_made_here():
             self._caller.post(Call(function, *arguments, until=inf, is_awaited=False))
             return None
         try:
-            return self._caller.run(function, *arguments)
+            return self._caller.run(function, *arguments, undo=lambda: function(*arguments))
         except NoThreadError:
             return function(*arguments)
 
