@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
 from reserve_gpu.calls import no_fork
-from reserve_gpu.errors import shown
+from reserve_gpu.errors import TOO_MANY_FILES, ReserveGPUError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -73,11 +73,14 @@ def sees_all_processes() -> bool:
 
     Not in a PID namespace: drivers from 535.113 on leave out what is outside of it. Not under WSL2:
     Windows and other virtual machines use the GPU too.
+    Raises ReserveGPUError where this process can open no file.
     """
     try:
         with open("/proc/sys/kernel/osrelease", encoding="utf-8") as release:
             is_wsl = "microsoft" in release.read().lower()
     except OSError:
+        if not has_descriptor():
+            raise ReserveGPUError(TOO_MANY_FILES) from None
         return False
     return pid_namespace() == INITIAL_PID_NAMESPACE and not is_wsl
 

@@ -177,15 +177,18 @@ def taken_whole(here: Here, uuid: str) -> str:
 
 
 @pytest.mark.process
-def test_no_descriptor_is_left(machine: Machine) -> None:
+@pytest.mark.parametrize("before", ["pass", "reserve_gpu.reserve(); reserve_gpu.release()"])
+@pytest.mark.parametrize("options", ["", "for_='1h'", "memory='1GB'"])
+def test_no_descriptor_is_left(machine: Machine, before: str, options: str) -> None:
     """Who can open no more files reads that, wherever it shows first, and nothing is changed."""
     done = machine.python(
         "import os, resource, reserve_gpu\n"
         "del os.environ['STAND_IN_LOG']\n"
+        f"{before}\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
         "taken = [os.open('/dev/null', os.O_RDONLY) for _ in range(64 - 3)]\n"
         "for left in range(60):\n"
-        "    try: reserve_gpu.reserve()\n"
+        f"    try: reserve_gpu.reserve({options})\n"
         "    except reserve_gpu.ReserveGPUError as error: print(error)\n"
         "    else: break\n"
         "    assert 'CUDA_VISIBLE_DEVICES' not in os.environ\n"

@@ -8,6 +8,7 @@ import signal
 import threading
 import warnings
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pynvml
@@ -16,7 +17,7 @@ import pytest
 import reserve_gpu
 from reserve_gpu.host import HELD
 from reserve_gpu.reservation import api
-from reserve_gpu.reservation.session import _sessions
+from reserve_gpu.reservation.session import _sessions, session
 from tests.locked import held, watched
 from tests.processes import wait_for
 from tests.reserving import got, variables
@@ -172,12 +173,15 @@ def test_interrupted_while_asking_for_less(here: Here) -> None:
 @pytest.mark.parametrize("presses", [1, 2, 3])
 def test_interrupted_more_than_once(here: Here, presses: int) -> None:
     """Ctrl-C in a reservation, and again while that is cleaned up, ends it and leaves nothing."""
-    caller = api.session()._caller  # noqa: SLF001 - to know how far the main thread is
+    caller = session()._caller
     main, raised = threading.get_ident(), []
 
     def handler(*_: object) -> None:
         raised.append(True)
         raise KeyboardInterrupt
+
+    def is_cleaned_up(number: int) -> bool:
+        return len(caller._calls) > number + 1
 
     def press(event: str, _: object) -> None:
         if event != WRITING or raised:
@@ -185,7 +189,7 @@ def test_interrupted_more_than_once(here: Here, presses: int) -> None:
         for number in range(presses):
             signal.pthread_kill(main, signal.SIGINT)
             # The main thread then waits for one more call, which cleans up.
-            wait_for(lambda number=number: len(caller._calls) > number + 1)  # noqa: SLF001
+            wait_for(partial(is_cleaned_up, number))
 
     with sigint(handler), watched(press), pytest.raises(KeyboardInterrupt):
         reserve_gpu.reserve("0")

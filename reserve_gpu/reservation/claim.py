@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.calls import Late
-from reserve_gpu.errors import LockError
+from reserve_gpu.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.gpus import usage
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Link, Nvml
@@ -203,16 +203,9 @@ def _locked(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) 
         if not is_part:
             return _kept(claim, device, held_lock)
         return _judged(claim, device, held_lock, queue, limit_s)
-    try:
-        since = held_lock.since if held_lock else None
-        lock = claim.locks.lock_device(
-            device.uuid, share=request.share, held=held_lock, since=since
-        )
-    except LockError as error:
-        return Row(device, State.UNKNOWN, reason=str(error))
-    if not isinstance(lock, Lock):
-        sharers = claim.locks.sharers_of(device.uuid, [held_lock.name] if held_lock else ())
-        return Row(device, State.RESERVED, holders=sharers or (lock,))
+    lock = _lock(claim, device, held_lock)
+    if isinstance(lock, Row):
+        return lock
     if held_lock and not is_part:  # from whole to shared, or back
         return _kept(claim, device, lock)
     is_kept = False
@@ -223,6 +216,23 @@ def _locked(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) 
     finally:
         if not is_kept:
             lock.release()
+
+
+def _lock(claim: Claim, device: Device, held_lock: Lock | None) -> Lock | Row:
+    """Lock one device as it is asked for."""
+    since = held_lock.since if held_lock else None
+    try:
+        lock = claim.locks.lock_device(
+            device.uuid, share=claim.request.share, held=held_lock, since=since
+        )
+    except LockError as error:
+        if str(error) == TOO_MANY_FILES:  # which is no fault of the device
+            raise
+        return Row(device, State.UNKNOWN, reason=str(error))
+    if isinstance(lock, Lock):
+        return lock
+    sharers = claim.locks.sharers_of(device.uuid, [held_lock.name] if held_lock else ())
+    return Row(device, State.RESERVED, holders=sharers or (lock,))
 
 
 def _kept(claim: Claim, device: Device, lock: Lock) -> Locked:

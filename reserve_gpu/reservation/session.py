@@ -392,6 +392,8 @@ class Session:
         are released: what this process starts in between finds no GPU that is somebody else's.
         """
         before = self._held
+        # Its import may fail, so it comes before any change.
+        timer = self.timer if self._timer or (held and held.lease.has_end) else None
         with no_fork:
             is_hidden = self._changes.written == environment.NO_DEVICES
             is_same = before and held and held.has_same_shape(before)
@@ -401,8 +403,8 @@ class Session:
             self._held = held
         if held:
             self._sign(held)
-        if self._timer or (held and held.lease.has_end):
-            self.timer.follow(held, restart=restart)
+        if timer:
+            timer.follow(held, restart=restart)
         kept = list(held.locks.values()) if held else []
         for lock in before.locks.values() if before else ():
             if lock not in kept:
