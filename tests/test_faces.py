@@ -11,7 +11,18 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import cli, command, options
-from reserve_gpu.model import Device, Process, Promise, Request, Row, Size, State, Usage
+from reserve_gpu.model import (
+    ComputeMode,
+    Device,
+    Holder,
+    Process,
+    Promise,
+    Request,
+    Row,
+    Size,
+    State,
+    Usage,
+)
 from reserve_gpu.report import faces, pictures, words
 from reserve_gpu.reservation.request import parse
 
@@ -113,6 +124,31 @@ def test_each_way_out_is_what_it_says(face: Face) -> None:
     assert read(queue)[1]
     assert read(smaller) == (request._replace(count=1), None)
     assert read(named)[0].devices == ("1",)
+
+
+OWN, ANOTHERS = Process(1, user="alice"), Process(2, user="bob")
+
+
+@pytest.mark.parametrize(
+    ("usage", "processes", "awaited_by", "is_offered"),
+    [
+        (Usage(compute=1, mps=0), [OWN], None, True),
+        (Usage(compute=0, mps=1), [OWN], None, True),
+        (Usage(compute=0, mps=0, used_mib=9000), [], None, False),  # by whom can't be seen
+        (Usage(compute=1, mps=1), [OWN], None, False),  # the other one can't be seen
+        (Usage(compute=2, mps=0), [OWN, ANOTHERS], None, False),
+        (Usage(compute=1, mps=0), [OWN], Holder(3, user="bob"), False),
+        (Usage(compute=1, mps=0, mode=ComputeMode.EXCLUSIVE_PROCESS), [OWN], None, False),
+        (None, [OWN], None, False),
+    ],
+)
+def test_what_only_oneself_uses_may_be_named(
+    usage: Usage | None, processes: list[Process], awaited_by: Holder | None, *, is_offered: bool
+) -> None:
+    """A busy GPU is offered by name only where nobody else can be on it, or waits for it."""
+    row = BUSY._replace(usage=usage, processes=tuple(processes), awaited_by=awaited_by)
+    foot = pictures.refusal(parse(None), (row,), faces.MAGIC, user="alice").layout.foot
+    assert any("name it" in words.plain(line) for line in foot) is is_offered
 
 
 @pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())

@@ -576,6 +576,16 @@ def test_prolonging_ends_where_the_rule_counts_from_the_start(here: Here) -> Non
     assert quota.allowed(bare, found, NO_LEASE, now - 90000, now) == (bare, [])
 
 
+def test_prolonging_where_no_rule_ends_it(here: Here) -> None:
+    """Under rules that say nothing of time one gets the time that one asks for."""
+    assert got("0", for_="1h") == "0"
+    here.rules.write_text("[limits]\ngpus = 2\n")
+    at = time.time()
+    reserve_gpu.reserve("0", for_="20h")
+    until = reserve_gpu.status().rows[0].holders[0].promise.lease.until
+    assert until == pytest.approx(at + 72000, abs=60)
+
+
 def test_one_gpu_more_is_no_more_time_for_the_first(here: Here) -> None:
     """Who takes one more has both until the rule ends the one that was reserved first."""
     here.rules.write_text('[limits]\ntime = "2h"\n')

@@ -55,6 +55,7 @@ def test_did_you_mean(line: str, wrong: str, expected: str) -> None:
         ("--wait 1 h", "h", "--wait '1 h'"),
         ("3 --until Fri 18:00", "18:00", "--until 'Fri 18:00'"),
         ("--until=1 May 3 pm --share", "pm", "--until '1 May 3 pm'"),
+        ("--share --wait 1 h", "h", "--wait '1 h'"),
         ("--share 1 x", "x", ""),
         ("x", "x", ""),
     ],
