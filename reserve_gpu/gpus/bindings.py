@@ -67,6 +67,8 @@ NOT_OFFERED = frozenset({
 NO_DECORATION = NOT_OFFERED | {
     Code.UNKNOWN, Code.NOT_FOUND, Code.CORRUPTED_INFOROM, Code.NO_DATA,
 }  # fmt: skip
+# There is none, or the group can't be asked for. Any other answer says that the GPU is in trouble.
+NO_LIMIT = NO_DECORATION | {Code.INVALID_ARGUMENT, Code.OPERATING_SYSTEM}
 
 # What to do about an error of nvmlInit.
 REMEDIES: dict[int, str] = {
@@ -215,12 +217,15 @@ class Bindings:
         https://docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html
         """
         try:
-            limits = self._pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=self._group)
-            self.ask("nvmlDeviceGetMemoryLimits_v1", handle, limits)
-        except (AttributeError, DeviceError):  # old bindings; an old driver, or no limit
+            kind, unlimited = (
+                self._pynvml.c_nvmlGetMemoryLimits_v1_t,
+                self._pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX,
+            )
+        except AttributeError:  # old bindings
             return False
-        none = self._pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
-        return bool(limits.softLimit or limits.hardLimit != none)
+        limits = kind(nameSpace=self._group, hardLimit=unlimited)
+        self.ask_if_offered("nvmlDeviceGetMemoryLimits_v1", handle, limits, absent=NO_LIMIT)
+        return bool(limits.softLimit or limits.hardLimit != unlimited)
 
     def process_count(self, handle: Any, name: str, *, absent: frozenset[int]) -> int | None:
         """Count the processes of a list of that name, None where the driver has no such list.
