@@ -283,6 +283,8 @@ def test_tab_offers_options(open_notebook: Callable[..., Notebook]) -> None:
     notebook = open_notebook("mine.ipynb", "")
     offers = notebook.offered(0, "%reserve_gpu ")
     assert offers[0] == "--count"
+    kinds = notebook.page.locator(".jp-Completer-typeExtended").all_inner_texts()
+    assert {*kinds} == {"option", ""}
     # JupyterLab itself adds the words of the notebook.
     assert {offer for offer in offers if not offer.startswith("--")} <= {"%", "reserve_gpu"}
 

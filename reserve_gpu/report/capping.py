@@ -20,12 +20,10 @@ MPS_OF_SEVERAL = (
 )
 
 
-def stand(names: Sequence[str]) -> list[str]:
+def stand(names: Sequence[str]) -> str:
     """Say that these variables, which the user has set, were left as they are."""
-    if not names:
-        return []
     keep = "keeps its value" if len(names) == 1 else "keep their values"
-    return [f"{listed(names)} {be(len(names))} set already and {keep}, as the cap there."]
+    return f"{listed(names)} {be(len(names))} set already and {keep}, as the cap there."
 
 
 def uneven(names: Sequence[str]) -> str:

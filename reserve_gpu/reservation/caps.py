@@ -14,9 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import host
+from reserve_gpu.calls import Late
 from reserve_gpu.model import MIB, Promise, Request
-from reserve_gpu.report import capping, parts
-from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.reservation.environment import (
     CUPY_LIMIT,
     MPS_LIMIT,
@@ -37,6 +36,9 @@ if TYPE_CHECKING:
     from reserve_gpu.model import Device
     from reserve_gpu.reservation.held import Held
 
+# Which most parts need nothing of
+capping, faces, parts = Late("report.capping"), Late("report.faces"), Late("report.parts")
+
 # What a CUDA context takes beside what a framework counts: about 300 MB with PyTorch's kernels,
 # which are loaded at their first use since CUDA 11.7
 # (https://github.com/pytorch/pytorch/issues/107667), and more on larger GPUs. At most half of a
@@ -50,7 +52,7 @@ MPS_DIRECTORY, MPS_PID = "/tmp/nvidia-mps", "nvidia-cuda-mps-control.pid"  # noq
 # Beside an installed package stands a folder that names its version
 # (https://packaging.python.org/en/latest/specifications/recording-installed-packages/); Conda
 # and Debian have some that end with .egg-info.
-INSTALLED = re.compile(r"(torch|tensorflow|jaxlib)-([0-9][^-]*)(-.*)?\.(dist|egg)-info")
+MODULES, INSTALLED = ("torch", "tensorflow", "jaxlib"), (".dist-info", ".egg-info")
 # Since this jaxlib its xla_client.py reads the newer name (seen in the wheels 0.4.31 and 0.4.32).
 NEW_XLA_NAME_SINCE = (0, 4, 32)
 UNLIMITED = ("platform", "cuda_async")  # of JAX's allocators
@@ -180,7 +182,8 @@ def notes(
     late = [capping.LATE] if is_late else []
     if mps_runs() and DRIVER not in capped:
         late.append(capping.MPS_OF_SEVERAL)
-    return [*capping.stand([*theirs.values()]), *_uneven(devices, part_mib, written), *late, *lines]
+    stand = [capping.stand([*theirs.values()])] if theirs else []
+    return [*stand, *_uneven(devices, part_mib, written), *late, *lines]
 
 
 def exceeded(
@@ -200,7 +203,9 @@ def exceeded(
     request = Request(share=True, promise=Promise(held.promise.size))
     names = sorted(capped_by(written).values())
     new = [device for device in held.devices if device in over - before]
-    texts = [parts.warning(device, uses[device] or 0.0, request, names, MAGIC) for device in new]
+    texts = [
+        parts.warning(device, uses[device] or 0.0, request, names, faces.MAGIC) for device in new
+    ]
     return over, texts
 
 
@@ -220,8 +225,10 @@ def installed() -> dict[str, str]:
     for entry in entries:
         if isinstance(entry, str):
             with suppress(OSError, ValueError):
-                for match in filter(None, map(INSTALLED.fullmatch, os.listdir(entry or "."))):
-                    found.setdefault(match[1], match[2])
+                for name in os.listdir(entry or "."):
+                    module, _, rest = name.partition("-")
+                    if module in MODULES and rest[:1].isdigit() and rest.endswith(INSTALLED):
+                        found.setdefault(module, os.path.splitext(rest)[0].partition("-")[0])
     return found
 
 
