@@ -126,7 +126,7 @@ class Call:
             del error  # this frame is in its traceback: each would keep the other alive
 
 
-class Caller:
+class Executor:
     """Makes calls one after the other, on one thread, and between them the steps of a schedule.
 
     The thread lives as long as there is something to do.
@@ -258,14 +258,14 @@ def start(function: Callable[..., object], *arguments: Any) -> None:
 def apart(
     function: Callable[..., Any], *arguments: Any, show: Callable[[Any], object] = lambda _: None
 ) -> Any:
-    """Call a function on a thread of its own; as `Caller.run`.
+    """Call a function on a thread of its own; as `Executor.run`.
 
     A signal handler that came while the main thread imports a module of ours waits for no other
     thread, which might need that module too.
     """
     if is_mine(no_fork):
         return function(*arguments)
-    return Caller(lambda: None).run(function, *arguments, show=show)
+    return Executor(lambda: None).run(function, *arguments, show=show)
 
 
 def tell(progress: Any) -> None:

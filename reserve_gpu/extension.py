@@ -137,13 +137,13 @@ def _was_given_something() -> bool:
 def _note_cell(_result: ExecutionResult | None) -> None:
     """Let others see after each cell that this kernel is in use, and say what went wrong."""
     if _has_session():
-        magic.end_cell()
+        magic.note_cell()
 
 
 def _tell_notices(info: ExecutionInfo) -> None:
     """Say before each cell what has become of a reservation that ends."""
     if info.store_history and _has_session():  # else nobody reads it
-        magic.begin_cell()
+        magic.tell_notices()
 
 
 def _begin_cell(info: ExecutionInfo) -> None:

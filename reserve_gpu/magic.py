@@ -41,12 +41,12 @@ def manual() -> str:
     return options.magic_help()
 
 
-def begin_cell() -> None:
+def tell_notices() -> None:
     """Say before a cell what has become of a reservation that ends."""
     _warn(api.lease_notices())
 
 
-def end_cell() -> None:
+def note_cell() -> None:
     """Let others see after a cell that this kernel is in use, and say what went wrong."""
     _warn(api.note_cell())
 

@@ -14,7 +14,7 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import calls
-from reserve_gpu.calls import Call, Caller, GivenUpError, no_fork
+from reserve_gpu.calls import Call, Executor, GivenUpError, no_fork
 from reserve_gpu.cells import cells
 from reserve_gpu.reservation.session import session
 from tests.locked import locked
@@ -88,16 +88,16 @@ class Log:
 
 def test_calls_in_turn() -> None:
     """Calls of several threads are made one after the other, as they came, by one other thread."""
-    caller, log, begin = Caller(never), Log(), threading.Event()
+    executor, log, begin = Executor(never), Log(), threading.Event()
 
     def work(name: str) -> None:
         log.add(f"{name} begins")
         log.add(f"{name} ends")
 
     posted = [Call(begin.wait, LONG_S), *(Call(work, str(number)) for number in range(20))]
-    caller.post(posted[0])
+    executor.post(posted[0])
     for call in posted[1:]:
-        thread = threading.Thread(target=caller.post, args=(call,))
+        thread = threading.Thread(target=executor.post, args=(call,))
         thread.start()
         thread.join()
     begin.set()
@@ -109,12 +109,12 @@ def test_calls_in_turn() -> None:
 
 def test_no_call_is_lost() -> None:
     """Each of thousands of calls is made once, whenever the thread before is about to end."""
-    caller = Caller(never)
+    executor = Executor(never)
     made: list[tuple[int, int]] = []
 
     def call_often(name: int) -> None:
         for number in range(1000):
-            caller.run(made.append, (name, number))
+            executor.run(made.append, (name, number))
 
     threads = [threading.Thread(target=call_often, args=(name,)) for name in range(4)]
     for thread in threads:
@@ -126,10 +126,10 @@ def test_no_call_is_lost() -> None:
 
 def test_an_error_is_the_callers() -> None:
     """What a call raises is raised where it was asked for, and the next call is made."""
-    caller = Caller(never)
+    executor = Executor(never)
     with pytest.raises(ZeroDivisionError):
-        caller.run(lambda: 1 / 0)
-    assert caller.run(int) == 0
+        executor.run(lambda: 1 / 0)
+    assert executor.run(int) == 0
 
 
 def test_steps() -> None:
@@ -141,15 +141,15 @@ def test_steps() -> None:
         log.add("step")
         return pauses.pop(0)
 
-    caller = Caller(step)
-    caller.run(log.add, "call")
+    executor = Executor(step)
+    executor.run(log.add, "call")
     wait_for(lambda: len(pauses) == 4)
-    caller.wake()
+    executor.wake()
     wait_for(lambda: len(pauses) == 2)  # two, as the pause of the first was none
-    caller.run(log.add, "call")
+    executor.run(log.add, "call")
     wait_for(lambda: len(pauses) == 1)
     assert log.living() == len(log.threads) == 1
-    caller.wake()
+    executor.wake()
     wait_for(lambda: not log.living())
     assert log.entries == ["call", "step", "step", "step", "call", "step", "step"]
     assert len(log.threads) == 1
@@ -158,32 +158,32 @@ def test_steps() -> None:
 def test_steps_in_the_midst_of_a_call() -> None:
     """A call that waits takes a step only when that is due, or somebody has woken it."""
     pauses: list[float | None] = [LONG_S, 0.0, LONG_S, None]
-    caller = Caller(lambda: pauses.pop(0))
+    executor = Executor(lambda: pauses.pop(0))
 
     def work() -> list[int]:
         left = []
         for number in range(5):
             if number == 2:
-                caller.wake()
-            caller.between()
+                executor.wake()
+            executor.between()
             left.append(len(pauses))
         return left
 
-    assert caller.run(work) == [3, 3, 2, 1, 1]
+    assert executor.run(work) == [3, 3, 2, 1, 1]
 
 
 def test_a_call_in_the_midst_of_another() -> None:
     """A call that may not wait behind one that waits is made meanwhile; others come after it."""
-    caller, log = Caller(never), Log()
+    executor, log = Executor(never), Log()
     hasty, patient = Call(log.add, "hasty"), Call(log.add, "patient", until=math.inf)
 
     def work() -> None:
-        caller.post(patient)
-        caller.post(hasty)
-        caller.between()
+        executor.post(patient)
+        executor.post(hasty)
+        executor.between()
         log.add("work")
 
-    caller.run(work)
+    executor.run(work)
     assert patient.wait(limit_s=LONG_S)
     assert log.entries == ["hasty", "work", "patient"]
     assert len(log.threads) == 1
@@ -194,7 +194,7 @@ def test_a_call_in_the_midst_of_another() -> None:
 
 def test_given_up() -> None:
     """An exception of the caller's handler ends the call at its next checkpoint."""
-    caller, log = Caller(never), Log()
+    executor, log = Executor(never), Log()
 
     def work() -> None:
         try:
@@ -206,7 +206,7 @@ def test_given_up() -> None:
 
     start = time.monotonic()
     with raising(), pytest.raises(TimeoutError):
-        caller.run(work, show=interrupt)
+        executor.run(work, show=interrupt)
     assert log.entries == ["given up"]
     assert len(log.threads) == 1
     assert time.monotonic() - start < LONG_S
@@ -214,10 +214,10 @@ def test_given_up() -> None:
 
 def test_given_up_before_its_turn() -> None:
     """A call that was given up before its turn is never made."""
-    caller, log, begin = Caller(never), Log(), threading.Event()
+    executor, log, begin = Executor(never), Log(), threading.Event()
     first, second, third = Call(begin.wait, LONG_S), Call(log.add, "second"), Call(log.add, "third")
     for call in (first, second, third):
-        caller.post(call)
+        executor.post(call)
     second.given_up = "its caller has gone"
     begin.set()
     assert third.wait(limit_s=LONG_S)
@@ -265,8 +265,8 @@ def test_a_handler_where_the_thread_may_wait(here: Here, lock: Any) -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert said == [(), reserve_gpu.RequestError]
-    wait_for(lambda: reserve_gpu.current() is None)
-    assert not locked(here.locks)
+    wait_for(lambda: not locked(here.locks))
+    assert reserve_gpu.current() is None
 
 
 @pytest.mark.parametrize("is_own", [True, False], ids=["session's", "look's"])
@@ -335,7 +335,7 @@ def test_no_thread(here: Here, held: str | None) -> None:
     """Where no thread can be started that is said, and nothing changes; a release still works."""
     if held:
         got(held)
-    wait_for(lambda: not session()._caller._is_serving.locked())  # that thread would be enough
+    wait_for(lambda: not session()._executor._is_serving.locked())  # that thread would be enough
     before = reserve_gpu.current(), locked(here.locks), variables()
     with no_threads():
         with pytest.raises(reserve_gpu.ReserveGPUError, match="No thread can be started") as caught:

@@ -105,7 +105,7 @@ def wait_for_notice() -> None:
 
 def threads() -> list[int]:
     """Return the session's thread, if it lives."""
-    return [thread for thread in [session()._caller._thread] if thread]
+    return [thread for thread in [session()._executor._thread] if thread]
 
 
 def is_free(machine: Machine, number: int = 0) -> bool:
@@ -187,10 +187,10 @@ def test_a_moment_lets_go(here: Here) -> None:
     until = reserve_gpu.reserve(for_=SOON_S).lease.until
     assert until
     assert threads()
-    wait_for(lambda: reserve_gpu.current() is None)
+    wait_for(lambda: not locked(here.locks))
     assert time.time() >= until
+    assert reserve_gpu.current() is None
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
-    assert not locked(here.locks)
     wait_for(lambda: not threads())
 
 
@@ -459,7 +459,8 @@ def test_kept_as_nobody_waits_is_told_once(here: Here) -> None:
     """That it is over and lasts until somebody waits is said by one cell."""
     shell = here.shell()
     shell.run(f"%reserve_gpu --for {SOON_S}s --if-wanted")
-    wait_for_action("STAY")
+    wait_for(lambda: "lasts until somebody waits" in session().timer._shown)
+    wait_for_notice()
     assert "lasts until somebody waits" in shell.run("1").all
     assert "lasts until somebody waits" not in shell.run("1").all
 

@@ -173,7 +173,7 @@ def test_interrupted_while_asking_for_less(here: Here) -> None:
 @pytest.mark.parametrize("presses", [1, 2, 3])
 def test_interrupted_more_than_once(here: Here, presses: int) -> None:
     """Ctrl-C in a reservation, and again while that is cleaned up, ends it and leaves nothing."""
-    caller = session()._caller
+    executor = session()._executor
     main, raised = threading.get_ident(), []
 
     def handler(*_: object) -> None:
@@ -181,7 +181,7 @@ def test_interrupted_more_than_once(here: Here, presses: int) -> None:
         raise KeyboardInterrupt
 
     def is_cleaned_up(number: int) -> bool:
-        return len(caller._calls) > number + 1
+        return len(executor._calls) > number + 1
 
     def press(event: str, _: object) -> None:
         if event != WRITING or raised:

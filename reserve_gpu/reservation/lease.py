@@ -148,7 +148,7 @@ class LeaseTimer:
                 seen = seen._replace(is_wanted=is_wanted, has_cuda=has_cuda, has_child=has_child)
             due = self._do_once(held, schedule.step(held.lease, self._began, seen))
         if due.action is Action.RELEASE:
-            due = self._let_go(held, due, seen)
+            due = self._release_hidden(held, due, seen)
         if due.pause_s is None or held.lease.idle_s is None:
             return due.pause_s
         return min(due.pause_s, max(0.0, self._next_look - time.monotonic()))
@@ -160,7 +160,7 @@ class LeaseTimer:
             self._do(held, due)
         return due
 
-    def _let_go(self, held: Held, due: Step, seen: Seen) -> Step:
+    def _release_hidden(self, held: Held, due: Step, seen: Seen) -> Step:
         """Release what this process does not see any more, unless it has begun to use it before.
 
         Returns what was done in the end.

@@ -16,7 +16,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import calls, host
-from reserve_gpu.calls import Call, Caller, Late, no_fork
+from reserve_gpu.calls import Call, Executor, Late, no_fork
 from reserve_gpu.cells import cells
 from reserve_gpu.errors import LockError, NoThreadError, RequestError
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
@@ -111,7 +111,7 @@ class Session:
         self.is_waiting = False
         self._held: Held | None = None
         self._changes = Changes()
-        self._caller = Caller(self._step)
+        self._executor = Executor(self._step)
         self._over: frozenset[Device] = frozenset()  # of which it uses more than its part
         self._timer: LeaseTimer | None = None
         self._has_adopted = False
@@ -120,16 +120,16 @@ class Session:
     # -- calls on the session's thread -------------------------------------------------------------
 
     def run(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Call the function on the session's thread; as `Caller.run`.
+        """Call the function on the session's thread; as `Executor.run`.
 
         Raises RequestError in a signal handler that came in the midst of another call, and
         NoThreadError.
         """
-        if self._caller.is_own_thread:
+        if self._executor.is_own_thread:
             return function(*arguments)
         if self._is_nested:
             raise RequestError(messages.NESTED)
-        return self._caller.run(function, *arguments, **options)
+        return self._executor.run(function, *arguments, **options)
 
     def run_in_any_case(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call the function, which gives something back, on the session's thread.
@@ -138,11 +138,11 @@ class Session:
         handler, or a finalizer, in the midst of a call it is called at the end of that. Where no
         thread can be had, as at the end of Python 3.12, it is called on this one.
         """
-        if self._is_nested or self._caller.is_own_thread or calls.is_made_here():
-            self._caller.post(Call(function, *arguments, until=inf, is_awaited=False))
+        if self._is_nested or self._executor.is_own_thread or calls.is_made_here():
+            self._executor.post(Call(function, *arguments, until=inf, is_awaited=False))
             return None
         try:
-            return self._caller.run(function, *arguments, undo=lambda: function(*arguments))
+            return self._executor.run(function, *arguments, undo=lambda: function(*arguments))
         except NoThreadError:
             return function(*arguments)
 
@@ -152,17 +152,17 @@ class Session:
 
         That is a call of this package, an import, a fork, or the begin of a cell.
         """
-        under_way = self._caller.calls_of(threading.get_ident())
+        under_way = self._executor.calls_of(threading.get_ident())
         is_in_call = any(call.is_awaited for call in under_way)
         return is_in_call or calls.is_mine(no_fork) or calls.is_mine(cells().quiet)
 
     def between(self) -> None:
         """Do what can't wait for the end of a call that waits; called by that call."""
-        self._caller.between()
+        self._executor.between()
 
     def wake(self) -> None:
         """Look at the lease now."""
-        self._caller.wake()
+        self._executor.wake()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -360,7 +360,7 @@ class Session:
     def note_cell(self) -> list[str]:
         """Note for others that a cell has ended; returns lines that the person has to know."""
         lines: list[str] = []
-        if self._held and not self._caller.is_busy:
+        if self._held and not self._executor.is_busy:
             with suppress(NoThreadError):  # later is soon enough
                 lines = self.run(self._note_cell)
         return lines
