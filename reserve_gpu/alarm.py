@@ -36,7 +36,7 @@ def require() -> None:
     if os.getpid() == FIRST_PROCESS:
         text = "process 1 of a container can't be ended from inside; docker run --init helps"
         raise OSError(text)
-    os.close(_call(OPEN, os.getpid(), 0))
+    os.close(open_process(os.getpid()))
 
 
 def start(until: float, kill_after_s: float = KILL_AFTER_S) -> None:
@@ -68,18 +68,34 @@ def watch(command: int, until: float, kill_after_s: float) -> None:
     # One that is stopped goes on: it may have something to save. It may also have ended meanwhile,
     # or have become another user's (sudo).
     with suppress(OSError):
-        _call(SEND_SIGNAL, command, signal.SIGTERM, 0, 0)
-        _call(SEND_SIGNAL, command, signal.SIGCONT, 0, 0)
+        send(command, signal.SIGTERM)
+        send(command, signal.SIGCONT)
     kill_at = time.monotonic() + kill_after_s
     if not _ends(command, lambda: kill_at - time.monotonic()):
         with suppress(OSError):
-            _call(SEND_SIGNAL, command, signal.SIGKILL, 0, 0)
+            send(command, signal.SIGKILL)
 
 
-def _ends(command: int, left_s: Callable[[], float]) -> bool:
-    """Wait for the end of the command as long as there is time left; whether it came."""
+def open_process(pid: int) -> int:
+    """Return a pidfd of the process. Raises OSError."""
+    return _call(OPEN, pid, 0)
+
+
+def send(process: int, number: int) -> None:
+    """Send a signal to the process of a pidfd. Raises OSError; the kernel asks for permission."""
+    _call(SEND_SIGNAL, process, number, 0, 0)
+
+
+def ends_within(process: int, seconds: float) -> bool:
+    """Wait for the end of the process of a pidfd; tells whether it came in time."""
+    until = time.monotonic() + seconds
+    return _ends(process, lambda: until - time.monotonic())
+
+
+def _ends(process: int, left_s: Callable[[], float]) -> bool:
+    """Wait for the end of the process as long as there is time left; tells whether it came."""
     poll = select.poll()
-    poll.register(command, select.POLLIN)
+    poll.register(process, select.POLLIN)
     while (seconds := left_s()) > 0:
         if poll.poll(1000 * min(seconds, SLICE_S)):
             return True
@@ -100,7 +116,7 @@ def _call(number: int, *arguments: int) -> int:
 def _main() -> None:
     """Leave a process that watches the one that has started this one."""
     pid, until, kill_after_s = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
-    command = _call(OPEN, pid, 0)
+    command = open_process(pid)
     if os.getppid() != pid or os.fork():  # it has ended already, and the number is another's
         return
     nowhere = os.open(os.devnull, os.O_RDWR)

@@ -87,6 +87,8 @@ def start_kernel(arguments: Namespace) -> NoReturn:
     """Become a kernel, which starts in any case; its first cell tells why it has no GPU."""
     program, reason = find(arguments.command), None
     try:
+        for text in api.claim(host.connection_file(arguments.command)):
+            say(f"Warning: {text}")
         _reserve(arguments, faces.MAGIC)
     except errors.ReserveGPUError as error:
         first = "This kernel was started without a GPU of its own."

@@ -6,6 +6,7 @@ imported when the first line asks for it.
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,29 @@ class ReserveGPU(Magics):
             self.shell.events.unregister("pre_run_cell", self.tell_start)
             magic.tell_start()
 
+    def tell_kept(self, result: ExecutionResult | None) -> None:
+        """Say after the first cell what is kept for this kernel, if it has not asked for it."""
+        info = result and result.info
+        if info and info.store_history and self.shell:
+            self.shell.events.unregister("post_run_cell", self.tell_kept)
+            magic.tell_kept()
+
+    def leave_to_restart(self, change: dict[str, Any]) -> None:
+        """Leave what this kernel holds to the next one, where it ends by a restart.
+
+        ipykernel sets `exit_now` when a client asks it to end, on its control thread, and the
+        request says whether it restarts:
+        https://jupyter-client.readthedocs.io/en/stable/messaging.html#kernel-shutdown
+        """
+        try:
+            request = self.shell.kernel.get_parent("control")  # type: ignore[union-attr]
+            is_asked = request["header"]["msg_type"] == "shutdown_request"
+            if change["new"] and is_asked and request["content"]["restart"] and _has_session():
+                magic.leave_to_restart()
+        except Exception:  # whatever comes of it, the kernel has to end
+            log = logging.getLogger("reserve_gpu")
+            log.warning("The GPU can't be kept for the restart.", exc_info=True)
+
     @validate("idle_memory")
     def _check_size(self, proposal: dict[str, Any]) -> str:
         """Refuse what is no size.
@@ -105,6 +129,9 @@ def load(shell: InteractiveShell) -> None:
     if not shell.custom_exceptions:  # a person may have set something there
         shell.set_custom_exc((WaitInterrupted,), _show_interrupted)  # type: ignore[no-untyped-call]
     _add_completion(shell)
+    if hasattr(shell, "kernel"):
+        shell.observe(magics.leave_to_restart, "exit_now")
+        shell.events.register("post_run_cell", magics.tell_kept)
     if _was_given_something():
         shell.events.register("pre_run_cell", magics.tell_start)
 
@@ -121,8 +148,14 @@ def unload(shell: InteractiveShell) -> None:
     shell.magics_manager.magics["line"].pop("reserve_gpu", None)
     if magics := shell.magics_manager.registry.pop("ReserveGPU", None):
         shell.configurables.remove(magics)
-        with suppress(ValueError):  # there was nothing to tell, or it was told
-            shell.events.unregister("pre_run_cell", magics.tell_start)
+        with suppress(ValueError):  # it is no kernel
+            shell.unobserve(magics.leave_to_restart, "exit_now")
+        for event, tell in (
+            ("pre_run_cell", magics.tell_start),
+            ("post_run_cell", magics.tell_kept),
+        ):
+            with suppress(ValueError):  # there was nothing to tell, or it was told
+                shell.events.unregister(event, tell)
 
 
 def _was_given_something() -> bool:

@@ -17,7 +17,7 @@ from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import TOO_MANY_FILES, ReserveGPUError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from reserve_gpu.model import Holder, Process
 
@@ -33,6 +33,7 @@ HELD = "RESERVE_GPU_HELD"
 LOCK_DIRECTORY = "RESERVE_GPU_LOCK_DIR"
 IDLE_MEMORY = "RESERVE_GPU_IDLE_MEMORY"
 CONTEXT_MEMORY = "RESERVE_GPU_CONTEXT_MEMORY"
+RESTART = "RESERVE_GPU_RESTART"
 CONFIG = "RESERVE_GPU_CONFIG"
 CONFIG_FILE = "/etc/reserve_gpu.toml"
 
@@ -182,6 +183,40 @@ def with_user(holder: Holder) -> Holder:
     """
     user = user_of(holder.pid) if holder.seen and holder.pid else None
     return holder._replace(user=user or holder.user)
+
+
+def own_processes(
+    program: str, pids: Iterable[str | int] | None = None
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the processes of this user in which Python runs that file, with their arguments.
+
+    pids: which to look at, None for all.
+    """
+    for pid in filter(str.isdecimal, map(str, os.listdir("/proc") if pids is None else pids)):
+        with suppress(OSError):
+            if os.stat(f"/proc/{pid}").st_uid == os.geteuid():
+                with open(f"/proc/{pid}/cmdline", "rb") as file:
+                    words = [os.fsdecode(word) for word in file.read(COMMAND_LIMIT).split(b"\0")]
+                if program in words[1:]:
+                    yield int(pid), words[words.index(program, 1) + 1 : -1]
+
+
+def connection_file(words: Sequence[str] = ()) -> str | None:
+    """Return the path of this kernel's connection file, None if this is no kernel of Jupyter's.
+
+    words: the command that this process becomes, if that is a kernel.
+    """
+    for place, word in enumerate(words):
+        if word == "-f" and words[place + 1 :]:
+            return os.path.abspath(words[place + 1])
+        if word.startswith(("-f=", "--f=", "--IPKernelApp.connection_file=")):
+            return os.path.abspath(word.partition("=")[2])
+    module = sys.modules.get("ipykernel.kernelapp")
+    app = module and module.IPKernelApp
+    if not (app and app.initialized()):
+        return None
+    path = getattr(app.instance(), "abs_connection_file", None)
+    return os.path.abspath(path) if path else None
 
 
 def lineage(pid: int) -> list[int]:

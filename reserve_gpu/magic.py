@@ -51,6 +51,17 @@ def note_cell() -> None:
     _warn(api.note_cell())
 
 
+def tell_kept() -> None:
+    """Say after the first cell what is kept for this kernel's restart, if it has not asked."""
+    if text := api.kept():
+        pictures.tell(pictures.of_line(text))
+
+
+def leave_to_restart() -> None:
+    """Leave what this kernel holds to the next one, which comes as this one restarts."""
+    api.leave_to_restart()
+
+
 def tell_start() -> None:
     """Say which GPU the kernel was started with; or why with none, and how the machine stands."""
     if reason := api.start_failure():

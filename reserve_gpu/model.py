@@ -21,6 +21,7 @@ class State(Enum):
     IDLE = "idle"  # by its readings alone: nothing runs on it
     FREE = "free"  # idle, and nobody has reserved it or waits for it
     RESERVED = "reserved"
+    KEPT = "kept"  # reserved by a kernel that restarts; only shown
     FULL = "full"  # shared by those who were promised parts of it, with too little left to promise
     AWAITED = "awaited"  # free, but somebody in the queue comes first
     BUSY = "busy"
@@ -318,6 +319,7 @@ class Holder(NamedTuple):
     since: float | None = None  # when it took the lock
     promise: Promise = Promise()
     overdue: float | None = None  # since when it should have ended
+    kept_until: float | None = None  # for the restart of its kernel
     seen: bool = False
     confirmed: bool = False  # the record names the same pid as the kernel
     elsewhere: bool = False  # the pid is of another PID namespace; here it means another process
@@ -340,6 +342,10 @@ class Holder(NamedTuple):
     def note(self) -> str | None:
         """Return its line for others to read."""
         return self.promise.note
+
+    def is_kept(self, now: float) -> bool:
+        """Tell whether its kernel has ended, and what it had is kept for its restart."""
+        return self.kept_until is not None and now < self.kept_until
 
     @property
     def is_over(self) -> bool:

@@ -122,6 +122,7 @@ def named(record: Record, pid: int | None, changed: float = 0.0) -> Holder:
         since=record.since,
         promise=record.promise,
         overdue=record.overdue,
+        kept_until=record.kept_until,
         seen=pid is not None,
         confirmed=pid is not None and pid == who.pid,
         elsewhere=pid is None and who.namespace not in (None, host.pid_namespace()),

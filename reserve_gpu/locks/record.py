@@ -41,6 +41,7 @@ class Record(NamedTuple):
     since: when it took the lock. written: when it wrote this. Both in seconds since the epoch.
     label, index: of the device. visible: its CUDA_VISIBLE_DEVICES.
     overdue: since when its reservation should have ended, where it has not.
+    kept_until: for how long it is kept for the restart of its kernel.
     """
 
     who: Who = Who()
@@ -52,6 +53,7 @@ class Record(NamedTuple):
     index: int | None = None  # type: ignore[assignment] # a tuple has a method of that name
     visible: str | None = None
     overdue: float | None = None
+    kept_until: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON takes it, without what is not known."""
@@ -96,6 +98,7 @@ class Record(NamedTuple):
             index=get("index", _integer),
             visible=get("visible", _text),
             overdue=get("overdue", _moment),
+            kept_until=get("kept_until", _moment),
         )
 
 
@@ -117,7 +120,7 @@ def myself() -> Who:
     )
 
 
-_OF_THE_LOCK = ("since", "written", "label", "index", "visible", "overdue")
+_OF_THE_LOCK = ("since", "written", "label", "index", "visible", "overdue", "kept_until")
 
 
 def read(descriptor: int) -> Record:

@@ -51,6 +51,8 @@ def likeliest(rows: Sequence[Row], now: float) -> Line:
     if not ending:
         return next(((_seen(row, now),) for row in _longest_idle(rows, now)), ())
     at, holder, row = min(ending, key=lambda each: each[0])
+    if holder.is_kept(now):
+        return (row.label, *words.lease_end(holder, now))
     if at < now:
         return (_seen(row, now), *words.lease_end(holder, now))
     if at == times.end(holder, now):
@@ -71,7 +73,7 @@ def last_end(row: Row, now: float) -> tuple[float, Holder] | None:
 
 def _end(holder: Holder, row: Row, now: float) -> float | None:
     """Return when a holder's reservation ends: at its set time, or after its idle limit."""
-    moments = [times.end(holder, now)]
+    moments = [times.end(holder, now), holder.kept_until if holder.is_kept(now) else None]
     idle_s, limit_s = layout.idle_s(row, now), holder.promise.lease.idle_s
     if idle_s is not None and limit_s is not None:
         moments.append(now - idle_s + limit_s)
@@ -85,7 +87,11 @@ def _others(rows: Sequence[Row]) -> list[Row]:
 
 def _longest_idle(rows: Sequence[Row], now: float) -> list[Row]:
     """Return the reserved devices of others on which nothing runs, the longest idle first."""
-    unused = [row for row in _others(rows) if row.is_unused and row.holders]
+    unused = [
+        row
+        for row in _others(rows)
+        if row.is_unused and row.holders and layout.state(row, now) is not State.KEPT
+    ]
     return sorted(unused, key=lambda row: -(layout.idle_s(row, now) or 0.0))
 
 

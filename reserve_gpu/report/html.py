@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 BACKGROUNDS = {
     State.FREE: "#1a7f37",
     State.RESERVED: "#9a6700",
+    State.KEPT: "#9a6700",
     State.FULL: "#9a6700",
     State.AWAITED: "#9a6700",
     State.BUSY: "#c6303e",

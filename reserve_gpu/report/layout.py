@@ -143,6 +143,14 @@ def is_awaited(row: Row) -> bool:
     return row.state in (State.FREE, State.AWAITED) and row.awaited_by is not None
 
 
+def state(row: Row, now: float) -> State:
+    """Return the state that is shown: also whether a device is awaited, or kept for a restart."""
+    if is_awaited(row):
+        return State.AWAITED
+    is_kept = row.holders and all(holder.is_kept(now) for holder in row.holders)
+    return State.KEPT if row.state is State.RESERVED and is_kept else row.state
+
+
 def idle_s(row: Row, now: float) -> float | None:
     """Return for how long a reserved device has been idle; None if that is not known.
 
@@ -174,7 +182,7 @@ def _entry(row: Row, view: View) -> Entry:
     return Entry(
         device.number,
         _name(name),
-        State.AWAITED if is_awaited(row) else row.state,
+        state(row, view.now),
         _memory(used_mib, total_mib),
         None if used_mib is None or not total_mib else min(1.0, used_mib / total_mib),
         _taken(row),
@@ -234,7 +242,7 @@ def _holder(row: Row, holder: Holder, view: View) -> Line:
     idle: Line = ()
     seconds = idle_s(row, view.now)
     is_new = row.is_mine and (seconds is None or seconds < NEW_S)
-    if row.is_unused and not is_new:
+    if row.is_unused and not is_new and not holder.is_kept(view.now):
         idle = ", ", (_idle(holder, seconds), MARK)
     this_process = view.this_process if row.is_mine and holder is row.holders[0] else ""
     return what + words.holder_line(holder, view.now, more=idle, this_process=this_process)

@@ -5,6 +5,7 @@ Values in, text out. What is said of one device is in `words.py`.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -219,6 +220,21 @@ def unusable(device: Device, reason: str) -> str:
         f"{device.label} look at what nvidia-smi says, and ask the administrator for a reset or a "
         "reboot."
     )
+
+
+def kept(devices: Sequence[Device], until: float) -> str:
+    """Say that devices are kept for this kernel, which has restarted and not asked for them yet."""
+    this = "it" if len(devices) == 1 else "them"
+    at = time.strftime("%H:%M:%S", time.localtime(until))
+    return (
+        f"{labels(devices)} {words.be(len(devices))} kept for this kernel until {at}. "
+        f"%reserve_gpu takes {this} again."
+    )
+
+
+def kept_but_used(row: Row) -> str:
+    """Warn that somebody else uses a device that was kept over a restart."""
+    return f"{row.label} was kept over the restart, but others use it: {reasons.use(row)}"
 
 
 def stays(devices: Sequence[Device], *, is_late: bool) -> str:

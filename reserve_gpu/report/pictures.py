@@ -147,7 +147,7 @@ def refusal(  # noqa: PLR0913 - the last ones are keywords
     """
     now = time.time()
     waited = f"Waited for {times.time_limit(waited_s)}. " if waited_s else ""
-    headline = waited + _none_free(request, rows)
+    headline = waited + _none_free(request, rows, now)
     foot = _ways_out(request, rows, face, now, has_waited=bool(waited_s), user=user)
     if len(free) >= request.needed:
         foot.insert(0, _instead(request, free, face, is_named=bool(kept)))
@@ -161,7 +161,7 @@ def refusal(  # noqa: PLR0913 - the last ones are keywords
     return Picture(Layout([head], entries, (), foot), headline)
 
 
-def _none_free(request: Request, rows: Sequence[Row]) -> str:
+def _none_free(request: Request, rows: Sequence[Row], now: float) -> str:
     """Return in the words of the rows why none is free.
 
     What this process keeps in any case does not count.
@@ -171,7 +171,7 @@ def _none_free(request: Request, rows: Sequence[Row]) -> str:
         return limited
     if no_room := parts.no_room(request, fit):
         return no_room
-    states = [row.state for row in fit if not (row.is_mine and row.would_be_taken)]
+    states = [layout.state(row, now) for row in fit if not (row.is_mine and row.would_be_taken)]
     total, free = len(states), states.count(State.FREE)
     kept = len(fit) - total
     what = f"{'other ' if kept else ''}free GPU devices"
@@ -183,18 +183,20 @@ def _none_free(request: Request, rows: Sequence[Row]) -> str:
         return f"Not enough {what}: {available}, {needed} {words.be(needed)} needed."
     if total == 1:
         (row,) = (row for row in fit if not (row.is_mine and row.would_be_taken))
-        return f"No {what}: {row.label} {_stands(row)}."
+        return f"No {what}: {row.label} {_stands(row, now)}."
     (first, most), *rest = Counter(state.value for state in states).most_common()
     counts = [f"{most} of {total} {first}", *(f"{count} {state}" for state, count in rest)]
     return f"No {what}: {', '.join(counts)}."
 
 
-def _stands(row: Row) -> str:
+def _stands(row: Row, now: float) -> str:
     """Return `is busy`, or `is reserved by alice`: the state of a device, and who has it."""
-    state = row.state.value
+    state = layout.state(row, now).value
     if row.state is State.RESERVED:
         people = [shown(holder.user) for holder in row.holders if holder.user]
         named = words.listed([*dict.fromkeys(people)][: words.NAMED_SHARERS])
+        if state == State.KEPT.value:
+            return f"is kept for the restart of {words.person(row.holders[0])}"
         return f"is {state} by {named}" if named else f"is {state}"
     return f"has {state}" if state.startswith("no ") else f"is {state}"
 
@@ -280,7 +282,7 @@ def wait(waiting: Waiting) -> Picture:
         foot.append(("Number 1 in the queue is ", (people, STRONG), f", who waits for {asks}."))
     foot += [("Likeliest to come free: ", *first)] if first else []
     unit = waiting.request.promise.part_unit
-    holders = ", ".join(f"{row.label} {_who(row, unit)}" for row in rows)
+    holders = ", ".join(f"{row.label} {_who(row, unit, now)}" for row in rows)
     first_line: Line = ((head, STRONG), *layout.common_model(rows))
     picture = Layout([first_line], layout.entries(rows, View(now, unit=unit)), (), foot)
     return Picture(picture, f"{head} {holders}".rstrip())
@@ -295,11 +297,13 @@ def awaited(waiting: Waiting) -> str:
     return f"Waiting for {messages.asked(waiting.request)}, {place} in the queue, for {time_}."
 
 
-def _who(row: Row, unit: str) -> str:
+def _who(row: Row, unit: str, now: float) -> str:
     """Return who has a device, in a word; for a full one, how much of it can be promised."""
     if row.state is State.FULL:
         return f"has room for {words.room(row.promisable_mib or 0.0, unit)}"
     user = row.holders[0].user if row.holders else None
+    if layout.state(row, now) is State.KEPT:
+        return f"kept for the restart of {words.person(row.holders[0])}"
     return shown(user) if user and row.state is State.RESERVED else row.state.value
 
 

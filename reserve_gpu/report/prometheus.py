@@ -104,6 +104,9 @@ def _of_users(rows: Sequence[tuple[Labels, Row]], now: float) -> Iterator[str]:
                  lambda holder: _bytes(holder.used_mib), sum)  # fmt: skip
     yield family("until_timestamp_seconds", "When the last reservation of a user of it is to end.",
                  lambda holder: times.end(holder, now), max)  # fmt: skip
+    yield family("kept_until_timestamp_seconds", "Until when it is kept for a kernel's restart.",
+                 lambda holder: holder.kept_until if holder.is_kept(now) else None,
+                 max)  # fmt: skip
     yield family("overdue_seconds", "For how long a user has had it past that end; 0 before.",
                  lambda holder: _overdue_s(holder, now), max)  # fmt: skip
 

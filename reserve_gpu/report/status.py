@@ -179,7 +179,7 @@ def _row_dict(row: Row, status: Status) -> dict[str, Any]:
     )
     return {
         "label": row.label,
-        "state": row.state.value,
+        "state": layout.state(row, status.time).value,
         "reason": reasons.cause(row) or None,
         "index": row.device.index,
         "instance": row.device.instance,
@@ -234,6 +234,7 @@ def _holder_dict(holder: Holder, now: float) -> dict[str, Any]:
         "idle_s": holder.promise.lease.idle_s,
         "if_wanted": holder.promise.lease.if_wanted,
         "overdue": times.overdue_since(holder, now),
+        "kept_until": holder.kept_until if holder.is_kept(now) else None,
     }
 
 

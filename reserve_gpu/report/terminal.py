@@ -28,6 +28,7 @@ STYLES = {STRONG: "1", FAINT: "2", MARK: "1;36", TYPED: "1"}
 STATES = {
     State.FREE: "1;32",
     State.RESERVED: "1;33",
+    State.KEPT: "1;33",
     State.FULL: "1;33",
     State.AWAITED: "1;33",
     State.BUSY: "1;31",

@@ -147,6 +147,8 @@ def lease_end(holder: Holder, now: float, *, is_own: bool = False) -> Line:
 
     is_own: the holder is this process, which is told how much time is left.
     """
+    if holder.kept_until is not None and holder.is_kept(now):
+        return ", ", (f"kept for its restart, {times.left(holder.kept_until - now)}", MARK)
     if (since := times.overdue_since(holder, now)) is not None:
         return ", ", (f"overdue since {times.moment(since, now)}", MARK)
     at, lease = times.end(holder, now), holder.promise.lease

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from reserve_gpu import calls, host
 from reserve_gpu.calls import Late
+from reserve_gpu.cells import cells
 from reserve_gpu.errors import (
     DriverError,
     NoDriverError,
@@ -22,11 +23,18 @@ from reserve_gpu.errors import (
 )
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.model import NO_LEASE, Device, State, Waiting
+from reserve_gpu.model import NO_LEASE, Device, Holder, Row, State, Waiting
 from reserve_gpu.quantities import parse_duration
 from reserve_gpu.reservation import environment, limit
 from reserve_gpu.reservation.outcome import NotTaken
-from reserve_gpu.reservation.request import Deadline, idle_mib, parse, rules, setting_mib
+from reserve_gpu.reservation.request import (
+    Deadline,
+    idle_mib,
+    parse,
+    restart_s,
+    rules,
+    setting_mib,
+)
 from reserve_gpu.reservation.session import Reservation, session
 from reserve_gpu.reservation.taking import take
 
@@ -35,10 +43,11 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from reserve_gpu.gpus.names import DeviceNames
-    from reserve_gpu.model import News, Request, Row, Rules
+    from reserve_gpu.model import News, Request, Rules
     from reserve_gpu.report.faces import Face
     from reserve_gpu.report.progress import Live
     from reserve_gpu.report.status import Status
+    from reserve_gpu.reservation.restart import Left
     from reserve_gpu.reservation.session import Session
 
     F = TypeVar("F", bound=Callable[[], object])
@@ -46,8 +55,10 @@ if TYPE_CHECKING:
 # What a reservation that is granted at once never needs.
 displays, pictures = Late("report.progress"), Late("report.pictures")
 faces, messages = Late("report.faces"), Late("report.messages")
+restart = Late("reservation.restart")  # which only kernels of Jupyter need
 machine, quota, statuses = Late("machine"), Late("reservation.quota"), Late("report.status")
 
+LEAVE_LIMIT_S = 2.0  # a client kills a kernel that does not end within 5 s
 HELD_LIMIT_S = 5.0  # for the driver to answer about what is held: a first touch takes up to 3 s
 
 
@@ -150,7 +161,7 @@ def ask(
         if this_session.is_waiting:  # another thread's call, which goes on
             this_session.go_without()
             raise NoFreeDeviceError(messages.ANOTHER_THREAD_WAITS)
-        texts = this_session.renew()
+        texts = this_session.renew() + _claim(this_session, _kernels_file())
         before.append(this_session.reservation)
         texts += _meet(this_session, request, deadline)
         reservation = this_session.reservation
@@ -171,6 +182,43 @@ def ask(
     except BaseException:  # what a signal handler has raised
         this_session.run_in_any_case(undo)
         raise
+
+
+def _kernels_file() -> str | None:
+    """Return the connection file of the kernel that this very process is."""
+    return host.connection_file() if cells().shell else None
+
+
+def _claim(this_session: Session, connection_file: str | None) -> list[str]:
+    """Hold what the kernel before this one has left for its restart; returns what to say of it."""
+    if connection_file is None:
+        return []
+    restart_s()  # a setting that is no number is said first
+    left = this_session.claim(connection_file)
+    return _cautions(left) if left else []
+
+
+def _cautions(left: Left) -> list[str]:
+    """Return what the driver says against devices that were kept over a restart.
+
+    The kernel that has left them is not meant: the driver may take some seconds to free its memory.
+    """
+    lines: list[str] = []
+    with suppress(DriverError), Nvml(HELD_LIMIT_S) as gpus:
+        for device in left.held.devices:
+            try:
+                reading, listed = gpus.usage(device), gpus.processes(device)
+            except DeviceError as error:
+                lines.append(messages.unusable(device, str(error)))
+                continue
+            there = [process for process in listed if process.pid != left.kernel]
+            if left.held.is_shared or not gpus.sees_all:  # whose they are can't be told
+                there = []
+            known = machine.identified(gpus, there, [Holder(os.getpid(), seen=True)])
+            if others := tuple(process for process in known if not process.has_reserved):
+                row = Row(device, State.RESERVED, reading, processes=others, use=State.BUSY)
+                lines.append(messages.kept_but_used(row))
+    return lines
 
 
 def _meet(this_session: Session, request: Request, deadline: Deadline) -> list[str]:
@@ -286,6 +334,36 @@ def before_exec(reason: str | None = None) -> None:
     reason: why it holds nothing, for that program to tell.
     """
     session().run(session().leave_to_next_program, reason)
+
+
+def claim(connection_file: str | None) -> list[str]:
+    """Hold what the kernel before this one has left for its restart; returns what to say of it.
+
+    connection_file: of the kernel that this process is, or becomes.
+    """
+    lines: list[str] = session().run(_claim, session(), connection_file)
+    return lines
+
+
+def leave_to_restart() -> None:
+    """Leave what this kernel holds to the next one, which comes as this one restarts.
+
+    Raises what keeps it from that.
+    """
+    connection_file, seconds = _kernels_file(), restart_s()
+    if connection_file and seconds:
+        this_session = session()
+        leave = this_session.leave_to_restart
+        this_session.run_within(LEAVE_LIMIT_S, leave, connection_file, seconds)
+
+
+def kept() -> str | None:
+    """Return what is kept for this kernel, which has not asked for it yet, and until when."""
+    connection_file = _kernels_file()
+    if connection_file is None or session().devices:
+        return None
+    left = next(restart.all_left(connection_file), None)
+    return str(messages.kept(left.held.devices, left.until)) if left else None
 
 
 def start_failure() -> str | None:

@@ -7,7 +7,7 @@ inherited it. Nothing in it is believed that the kernel does not confirm of the 
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -51,16 +51,25 @@ def offer(handover: Handover) -> None:
     """Leave it to the program that this process becomes with its next exec."""
     for lock in handover.locks.values():
         lock.keep_over_exec()
-    locks = [handover.locks[device.uuid] for device in handover.devices]
     fields = {
         "before": dict(handover.changes.before),
         "written": dict(handover.changes.written),
-        "devices": [device._asdict() for device in handover.devices],
-        "locks": [(lock.descriptor, lock.name, lock.shared) for lock in locks],
-        "record": Record(promise=handover.promise).to_dict(),
         "reason": handover.reason and handover.reason[:REASON_LIMIT],
+        **described(handover.devices, handover.locks, handover.promise),
     }
     os.environ[host.HELD] = f"{os.getpid()} {json.dumps(fields)}"
+
+
+def described(
+    devices: Sequence[Device], locks: Mapping[str, Lock], promise: Promise
+) -> dict[str, Any]:
+    """Return what is held, as JSON takes it."""
+    own = [locks[device.uuid] for device in devices]
+    return {
+        "devices": [device._asdict() for device in devices],
+        "locks": [(lock.descriptor, lock.name, lock.shared) for lock in own],
+        "record": Record(promise=promise).to_dict(),
+    }
 
 
 def received() -> Handover | None:
@@ -80,7 +89,7 @@ def received() -> Handover | None:
 
 
 def _checked(fields: Mapping[str, Any]) -> Handover | None:
-    devices = tuple(_device(device) for device in fields["devices"])
+    devices = tuple(map(device_of, fields["devices"]))
     locks: dict[str, Lock] = {}
     for device, (descriptor, name, shared) in zip(devices, fields["locks"], strict=True):
         lock = _adopted(descriptor, str(name), shared=shared is True)
@@ -94,7 +103,7 @@ def _checked(fields: Mapping[str, Any]) -> Handover | None:
     return Handover(changes, devices, locks, promise, _text(fields["reason"]))
 
 
-def _device(fields: Mapping[str, Any]) -> Device:
+def device_of(fields: Mapping[str, Any]) -> Device:
     """Return the device that was written down. Raises TypeError for what can't be one."""
     for name, value in fields.items():
         if value is None and name not in ("index", "uuid"):

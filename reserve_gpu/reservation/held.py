@@ -18,6 +18,7 @@ class Held(NamedTuple):
 
     locks: by UUID. promise: what others may count on.
     overdue: since when it should have ended, where it has not.
+    kept_until: for how long it is kept for the restart of this kernel, which ends now.
     reservation: what callers were answered with.
     answers: how many calls of reserve() were answered with it outside of a `with` block.
     inside: the threads that are in a `with` block of it, once for each block.
@@ -30,6 +31,7 @@ class Held(NamedTuple):
     reservation: Any = None
     answers: int = 1
     inside: tuple[int, ...] = ()
+    kept_until: float | None = None
 
     @property
     def part_mib(self) -> float | None:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 from typing import NamedTuple
 
 from reserve_gpu import host
@@ -20,6 +21,7 @@ from reserve_gpu.quantities import (
 
 administrator = Late("rules")  # with a parser, which nobody needs without such a file
 
+RESTART_S = 60.0
 # No GPU that runs CUDA has so little: who asks for 16 means GB, though a bare number is MiB.
 _LEAST_BARE_MIB = 1000
 
@@ -110,6 +112,17 @@ def setting_mib(variable: str) -> float | None:
         return parse_size(size)
     except RequestError as error:
         raise RequestError(f"{variable}: {error}") from error
+
+
+def restart_s() -> float:
+    """Return for how long a restart of a kernel keeps its devices. Raises RequestError."""
+    text = os.environ.get(host.RESTART) or str(RESTART_S)
+    with suppress(ValueError):
+        if 0 <= (seconds := float(text)) <= LONGEST_S:
+            return seconds
+    raise RequestError(
+        f"{host.RESTART}={shown(text)!r} must be a number of seconds, as 60; 0 keeps nothing."
+    )
 
 
 def rules() -> Rules | None:

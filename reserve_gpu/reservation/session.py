@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from reserve_gpu.model import Device, Request
     from reserve_gpu.reservation.lease import LeaseTimer
     from reserve_gpu.reservation.outcome import Granted
+    from reserve_gpu.reservation.restart import Left
 
 caps, handover = Late("reservation.caps"), Late("reservation.handover")
+restart = Late("reservation.restart")  # which only kernels of Jupyter need
 lease_timer = Late("reservation.lease")  # which only what ends needs
 messages = Late("report.messages")
 
@@ -115,6 +117,7 @@ class Session:
         self._over: frozenset[Device] = frozenset()  # of which it uses more than its part
         self._timer: LeaseTimer | None = None
         self._has_adopted = False
+        self._has_claimed = False
         environment.remember_over_fork()
 
     # -- calls on the session's thread -------------------------------------------------------------
@@ -163,6 +166,16 @@ class Session:
     def wake(self) -> None:
         """Look at the lease now."""
         self._executor.wake()
+
+    def run_within(self, limit_s: float, function: Callable[..., Any], *arguments: Any) -> None:
+        """Call the function on the session's thread, and wait for its end for so long at most.
+
+        Raises what it raises, and NoThreadError.
+        """
+        call = Call(function, *arguments)
+        self._executor.post(call)
+        if call.wait(limit_s=limit_s):
+            call.result()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -428,7 +441,13 @@ class Session:
     def _sign(self, held: Held) -> None:
         """Write into the locks who holds them."""
         visible = environment.variables(held.devices)[environment.VISIBLE]
-        record = Record(myself(), held.promise, visible=visible, overdue=held.overdue)
+        record = Record(
+            myself(),
+            held.promise,
+            visible=visible,
+            overdue=held.overdue,
+            kept_until=held.kept_until,
+        )
         for device in held.devices:
             lock = held.locks[device.uuid]
             lock.write(record._replace(label=device.label, index=device.index))
@@ -508,6 +527,39 @@ class Session:
         held = self.held  # another thread may release it
         if held and held.lease.has_end:
             self.timer.show_in_cell()
+
+    # -- over a restart of the kernel --------------------------------------------------------------
+
+    def leave_to_restart(self, connection_file: str, seconds: float) -> None:
+        """Leave what is held to the next kernel with that connection file, for so long.
+
+        What is overdue is not left. Raises OSError.
+        """
+        held = self.held
+        if held is None or held.overdue is not None:
+            return
+        until = min(time.time() + seconds, held.lease.until or inf)
+        restart.leave(held, connection_file, until)
+        self._become(held._replace(kept_until=until))
+
+    def claim(self, connection_file: str) -> Left | None:
+        """Hold what the kernel before this one has left; returns it, None if there is nothing.
+
+        Raises LockError.
+        """
+        if self._held or self._has_claimed:
+            return None
+        self._has_claimed = True
+        left: Left
+        for left in restart.all_left(connection_file):
+            with LockDirectory() as directory:
+                if left.directory != directory.path or environment.cuda_started():
+                    continue
+                with directory.mutex():
+                    if held := restart.claim(left, directory):
+                        self._become(held, restart=True)
+                        return left
+        return None
 
     # -- over exec ---------------------------------------------------------------------------------
 

@@ -1,0 +1,57 @@
+"""A small process that keeps the locks of a kernel that restarts, until the next one asks for them.
+
+It has the descriptors of the locks and nothing else of the kernel: no socket, no terminal, no
+working directory, and it is no child of the kernel, which ends all its children. The kernel's list
+of locks and `reserve_gpu.reservation.restart` find it; whoever ends it frees the devices.
+
+This file is also the program of that process, which is run by Python alone, without this package:
+it imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROGRAM = os.path.abspath(__file__)
+LEFT = "RESERVE_GPU_LEFT"  # in its environment: what the kernel has left, for the next one
+POLL_S = 0.5  # between two looks at whether the connection file is still there
+
+
+def start(connection_file: str, seconds: float, locks: Sequence[int], left: str) -> None:
+    """Leave the locks to an heir. Raises OSError.
+
+    connection_file: the kernel's; without it no kernel comes. seconds: for how long to wait.
+    locks: descriptors. left: what the next kernel is to know.
+    """
+    import subprocess
+
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", PROGRAM, connection_file, repr(seconds)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env={LEFT: left},
+        pass_fds=tuple(locks),
+        start_new_session=True,  # no signal to the kernel's group reaches it
+        check=False,
+    )
+    if done.returncode:
+        raise OSError(f"the process that keeps them has failed with {done.returncode}")
+
+
+def keep(connection_file: str, seconds: float) -> None:
+    """Stay for so long, as long as the connection file is there."""
+    until = time.monotonic() + seconds
+    while (left_s := until - time.monotonic()) > 0 and os.path.exists(connection_file):
+        time.sleep(min(left_s, POLL_S))
+
+
+if __name__ == "__main__" and os.fork() == 0:
+    keep(sys.argv[1], float(sys.argv[2]))

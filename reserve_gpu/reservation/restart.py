@@ -1,0 +1,148 @@
+"""A restart of a kernel keeps its devices: what it leaves, and how the next kernel gets it.
+
+The kernel leaves its locks to an heir (heir.py), a process that has the descriptors and waits. The
+next kernel of the same user with the same connection file ends that process and takes the locks,
+under the machine's mutex, so that nobody can come between. What is written in the lock files
+decides nothing: the heir is found among this user's own processes, by its program and its
+arguments, and it has in its environment what was left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from reserve_gpu import alarm, heir, host
+from reserve_gpu.calls import no_fork
+from reserve_gpu.locks import descriptors
+from reserve_gpu.locks.directory import OTHERS_MODE, OWN_MODE
+from reserve_gpu.locks.record import Record
+from reserve_gpu.reservation import handover
+from reserve_gpu.reservation.held import Held
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from reserve_gpu.locks.directory import LockDirectory
+    from reserve_gpu.locks.lock import Lock
+
+LIMIT = 200_000  # bytes of what was left
+ENDS_S = 2.0  # for a process that was killed, and for the kernel that has left its locks to it
+POLL_S = 0.01
+
+
+class Left(NamedTuple):
+    """What a kernel has left to its next one.
+
+    heir: the process that keeps it. kernel: the one that has ended; its memory may take the driver
+    some seconds to free. until: for how long it is kept, in seconds since the epoch.
+    directory: of the locks. names: of the lock files, whether each is a sharer's, and since when it
+    is locked. held: the rest.
+    """
+
+    heir: int
+    kernel: int
+    until: float
+    directory: str
+    names: tuple[tuple[str, bool, float], ...]
+    held: Held
+
+
+def leave(held: Held, connection_file: str, until: float) -> None:
+    """Leave what is held to the next kernel with that connection file. Raises OSError.
+
+    until: for how long to keep it, in seconds since the epoch.
+    """
+    locks = [held.locks[device.uuid] for device in held.devices]
+    left = {
+        "kernel": os.getpid(),
+        "until": until,
+        "directory": os.path.dirname(locks[0].path),
+        "since": [lock.since for lock in locks],
+        **handover.described(held.devices, held.locks, held.promise),
+    }
+    numbers = [lock.descriptor for lock in locks]
+    heir.start(connection_file, until - time.time(), numbers, json.dumps(left))
+
+
+def all_left(connection_file: str | None = None) -> Iterator[Left]:
+    """Yield what kernels of this user have left.
+
+    connection_file: of the kernel that comes, None for any.
+    """
+    for pid, arguments in host.own_processes(heir.PROGRAM):
+        if connection_file in (None, arguments[0]):
+            with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                yield _read(pid)
+
+
+def claim(left: Left, directory: LockDirectory) -> Held | None:
+    """Take what was left, from the heir; None where it is not kept any more. Under the mutex.
+
+    Raises LockError.
+    """
+    if not end(left):
+        return None
+    locks: dict[str, Lock] = {}
+    for device, (name, shared, since) in zip(left.held.devices, left.names, strict=True):
+        lock = _acquired(directory, name, shared=shared, since=since)
+        if lock is None:
+            for taken in locks.values():
+                taken.release()
+            return None
+        locks[device.uuid] = lock
+    return left.held._replace(locks=locks)
+
+
+def end(left: Left) -> bool:
+    """End the heir, which frees what it keeps; tells whether it was there."""
+    try:
+        with no_fork:
+            process = descriptors.remember(alarm.open_process(left.heir))
+    except OSError:
+        return False
+    try:
+        # Its number may have become another process's before the pidfd was opened.
+        if not any(host.own_processes(heir.PROGRAM, [left.heir])):
+            return False
+        alarm.send(process, signal.SIGKILL)
+        return alarm.ends_within(process, ENDS_S)
+    except OSError:  # it has ended
+        return False
+    finally:
+        descriptors.close(process)
+
+
+def _acquired(directory: LockDirectory, name: str, *, shared: bool, since: float) -> Lock | None:
+    """Lock the file; the kernel that has left it may be ending just now."""
+    until = time.monotonic() + ENDS_S
+    mode = OWN_MODE if shared else OTHERS_MODE
+    while (lock := directory.acquire(name, mode, shared=shared, since=since)) is None:
+        if time.monotonic() >= until:
+            return None
+        time.sleep(POLL_S)
+    return lock
+
+
+def _read(pid: int) -> Left:
+    """Return what an heir keeps. Raises OSError, and what comes of text that is not ours."""
+    mark = f"{heir.LEFT}=".encode()
+    with open(f"/proc/{pid}/environ", "rb") as environ:
+        variables = environ.read(LIMIT).split(b"\0")
+    fields = json.loads(next(v for v in variables if v.startswith(mark))[len(mark) :])
+    devices = tuple(map(handover.device_of, fields["devices"]))
+    names = [(os.path.basename(name), shared is True) for _, name, shared in fields["locks"]]
+    since = [float(moment) for moment in fields["since"]]
+    promise = Record.from_dict(fields["record"]).promise
+    return Left(
+        heir=pid,
+        kernel=int(fields["kernel"]),
+        until=float(fields["until"]),
+        directory=str(fields["directory"]),
+        names=tuple((*name, at) for name, at in zip(names, since, strict=True)),
+        held=Held(devices, {}, promise),
+    )

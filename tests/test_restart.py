@@ -1,0 +1,422 @@
+"""A restart of a kernel keeps its GPU, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from reserve_gpu import heir
+from tests.locked import held, locked
+from tests.processes import is_running, queue, wait_for
+from tests.reserving import of_gpu
+from tests.test_users import DAEMON, NOBODY, for_users
+from tests.test_users import child as child_of
+from tests.waiters import LONG_S, Waiter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.here import Here
+    from tests.machine import Child, Machine
+
+pytestmark = [pytest.mark.process]
+
+LEAVE = "from reserve_gpu.reservation.session import session\nsession().run({call})"
+
+RESTARTS = int(os.environ.get("RESTARTS", "10"))
+MOMENTS = int(os.environ.get("MOMENTS", "7"))
+
+
+@pytest.fixture
+def users() -> Iterator[Machine]:
+    with for_users() as machine:
+        yield machine
+
+
+@contextmanager
+def file_of(machine: Machine) -> Iterator[Path]:
+    """Make a connection file; whatever waits for its kernel is gone at the end."""
+    path = machine.folder / "kernel.json"
+    path.write_text("{}")
+    yield path
+    for process in heirs(path):
+        process.kill()
+
+
+def leave(child: Child, file: Path, seconds: float = 60) -> None:
+    """Leave what the child holds to the next kernel with that connection file."""
+    call = f"session().leave_to_restart, {str(file)!r}, {seconds}"
+    answer = child.run(LEAVE.format(call=call))
+    assert answer.error is None, answer.text
+
+
+def claim(child: Child, file: Path) -> Any:
+    """Ask for what was left; the CUDA_VISIBLE_DEVICES that come of it, and what is said."""
+    code = f"from reserve_gpu.reservation import api\nsaid = api.claim({str(file)!r})"
+    assert child.run(code).error is None
+    return child.visible(), child.run("said").value
+
+
+def heirs(file: Path) -> list[psutil.Process]:
+    """Return the processes that keep something for the kernel with that connection file."""
+    words = [heir.PROGRAM, str(file)]
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        found += [process] if [word for word in line if word in words] == words else []
+    return found
+
+
+def heir_of(file: Path) -> psutil.Process:
+    (process,) = heirs(file)
+    return process
+
+
+def lock(machine: Here, number: str) -> Path:
+    """Return the lock file of a whole device."""
+    return machine.locks / f"{machine.uuid(number)}.lock"
+
+
+def record(machine: Here, number: str) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(lock(machine, number).read_bytes())
+    return fields
+
+
+# -- by kernels ------------------------------------------------------------------------------------
+
+
+@pytest.mark.ipython
+def test_a_restart_keeps_the_gpu(here: Here) -> None:
+    """A kernel that restarts has its GPU again before one who waits, with its note and lease."""
+    with here.kernel() as kernel, here.child() as child:
+        assert not kernel.run("%reserve_gpu 1 --note thesis --for 4h").error
+        before = record(here, "1")
+        waiter = Waiter(here, child, "'1'")
+        kernel.restart()
+        wait_for(lambda: record(here, "1").get("kept_until"))
+        waiter.sees(1, "reserved")
+        told = child_picture(here)
+        assert "1     kept" in told or of_gpu(told, "1").startswith("kept: ")
+        assert ", kept for its restart, " in told
+        loaded = kernel.run("%load_ext reserve_gpu\nprint('a cell')")
+        assert "GPU1 is kept for this kernel until " in loaded.all
+        assert kernel.run("1").all.strip() == "1"  # told once
+        cell = kernel.run("%reserve_gpu")
+        assert "CUDA_VISIBLE_DEVICES = '1'" in cell.stdout
+        after = record(here, "1")
+        same = ("since", "until", "note", "label")
+        assert [after[name] for name in same] == [before[name] for name in same]
+        assert after["pid"] == kernel.pid
+        assert not after.get("kept_until")
+        assert kernel.run("%reserve_gpu --release").error is None
+        assert waiter.answer().value == "1"
+
+
+def child_picture(machine: Machine) -> str:
+    """Return the status that another process prints."""
+    return machine.python("import reserve_gpu; print(reserve_gpu.status())").stdout
+
+
+@pytest.mark.ipython
+@pytest.mark.parametrize("how", ["shutdown", "kill -9"])
+def test_whatever_is_no_restart_frees_the_gpu(here: Here, how: str) -> None:
+    """A kernel that is shut down or killed leaves no heir: whoever waits has the GPU at once."""
+    with here.kernel() as kernel, here.child() as child:
+        assert not kernel.run("%reserve_gpu 0").error
+        pid = kernel.pid
+        waiter = Waiter(here, child, "'0'")
+        if how == "shutdown":
+            kernel.client.shutdown()
+        else:
+            os.kill(pid, signal.SIGKILL)
+        assert waiter.answer().value == "0"
+        assert not heirs(Path(kernel.manager.connection_file))
+
+
+# -- what is kept, and for whom --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scenario", "wish", "visible"),
+    [
+        ("eight", "'5,2'", "5,2"),
+        ("eight", "'3', memory='10GB'", "3"),
+        ("eight", "'3', share=True", "3"),
+        ("mig570", "'1:1'", "MIG-"),
+    ],
+)
+def test_all_of_it_is_kept(here: Here, scenario: str, wish: str, visible: str) -> None:
+    """Several GPUs in their order, a part with its size, a shared one, an instance: as before."""
+    here.use(scenario)
+    with file_of(here) as file, here.child() as first, here.child() as second:
+        first.reserve(wish)
+        asked = "reserve_gpu.current().memory_mib, dict(reserve_gpu.current().environ)"
+        before = first.run(asked).value
+        files = locked(here.locks)
+        leave(first, file)
+        first.kill()
+        assert locked(here.locks) == files
+        assert claim(second, file) == (before[1]["CUDA_VISIBLE_DEVICES"], [])
+        assert second.run(asked).value == before
+        assert before[1]["CUDA_VISIBLE_DEVICES"].startswith(visible)
+        assert locked(here.locks) == files
+        assert not heirs(file)
+
+
+def test_an_heir_has_the_locks_and_nothing_else(here: Here) -> None:
+    """It has no file, no directory, no parent and no session of the kernel's, but for its locks."""
+    with file_of(here) as file, here.child() as child:
+        child.run("import socket; other = socket.socket(); other.set_inheritable(True)")
+        child.reserve("'0,1'")
+        leave(child, file)
+        process = heir_of(file)
+        folder = f"/proc/{process.pid}/fd"
+        files = {os.readlink(f"{folder}/{number}") for number in os.listdir(folder)}
+        assert files == {os.devnull, *(str(lock(here, index)) for index in "01")}
+        assert process.cwd() == "/"
+        assert os.getsid(process.pid) not in (os.getsid(child.pid), process.pid)
+        assert child.pid not in [parent.pid for parent in process.parents()]
+        assert set(process.environ()) <= {heir.LEFT, "LC_CTYPE"}
+
+
+def test_it_is_kept_for_the_time_that_is_set(here: Here) -> None:
+    """The GPU is free when the time is over that the setting gives to a restart."""
+    with file_of(here) as file, here.child() as child:
+        child.reserve("'0'")
+        leave(child, file, 0.5)
+        child.kill()
+        assert held(here) == [0]
+        wait_for(lambda: held(here) == [])
+
+
+def test_without_its_connection_file_nobody_comes(here: Here) -> None:
+    """Where Jupyter removes the connection file, as in a shutdown, the GPU is free soon."""
+    with file_of(here) as file, here.child() as child:
+        child.reserve("'0'")
+        leave(child, file)
+        child.kill()
+        assert held(here) == [0]
+        file.unlink()
+        wait_for(lambda: held(here) == [])
+
+
+def test_a_lease_ends_also_while_it_is_kept(here: Here) -> None:
+    """What is kept is kept no longer than it was reserved for, and what is overdue is not kept."""
+    with file_of(here) as file, here.child() as child, here.child() as late:
+        child.reserve("'0', for_=30")
+        leave(child, file)
+        words = heir_of(file).cmdline()
+        assert 0 < float(words[-1]) <= 30
+        late.reserve("'1', for_=1")
+        late.run("import ctypes; assert not ctypes.CDLL('libcuda.so.1').cuInit(0)")
+        wait_for(lambda: record(here, "1").get("overdue"))
+        leave(late, file)
+        assert len(heirs(file)) == 1
+
+
+@pytest.mark.parametrize(
+    ("kept", "wish", "visible"),
+    [("'1'", "count=2", "0,1"), ("'0,1'", "'1'", "1"), ("'1'", "'0'", "0"), ("'1'", "", "1")],
+    ids=["more", "less", "another", "any"],
+)
+def test_another_wish_counts_what_is_kept(here: Here, kept: str, wish: str, visible: str) -> None:
+    """More, less or another GPU: what is kept is the kernel's own, as if it had not restarted."""
+    with file_of(here) as file, here.child() as first, here.child() as second:
+        first.reserve(kept)
+        leave(first, file)
+        first.kill()
+        claim(second, file)
+        assert second.reserve(wish).value == visible
+        assert held(here) == [int(gpu) for gpu in visible.split(",")]
+
+
+def test_the_old_kernels_memory_is_no_use(here: Here) -> None:
+    """What the driver still counts of the old kernel is not told; what somebody else uses is."""
+    with file_of(here) as file, here.child() as first, here.child() as second:
+        first.reserve("'1'")
+        leave(first, file)
+        first.kill()
+        with here.child() as other:
+            here.add(f"compute {first.pid} 900\ncompute {other.pid} 100")
+            visible, (line,) = claim(second, file)
+            assert visible == "1"
+            assert line.startswith("GPU1 was kept over the restart, but others use it: busy, ")
+            assert f"pid {other.pid}" in line
+            assert f"pid {first.pid}" not in line
+
+
+# -- who may not have it, and what may go wrong ----------------------------------------------------
+
+
+def test_another_kernel_gets_nothing(here: Here) -> None:
+    """A kernel with another connection file leaves alone what is kept."""
+    with file_of(here) as file, here.child() as first, here.child() as second:
+        first.reserve("'0'")
+        leave(first, file)
+        first.kill()
+        assert claim(second, file.with_name("other.json")) == (None, [])
+        assert held(here) == [0]
+
+
+def test_two_that_claim_the_same(here: Here) -> None:
+    """Of two processes that claim the same only one gets it."""
+    with file_of(here) as file, here.child() as first, here.child() as a, here.child() as b:
+        first.reserve("'0'")
+        leave(first, file)
+        first.kill()
+        code = f"from reserve_gpu.reservation import api\napi.claim({str(file)!r})"
+        for child in (a, b):
+            child.send(code)
+        for child in (a, b):
+            assert child.answer().error is None
+        assert sorted([a.visible() or "", b.visible() or ""]) == ["", "0"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_stopped_or_killed_heir(here: Here, number: signal.Signals) -> None:
+    """What a stopped heir keeps is claimed all the same; a killed one keeps nothing."""
+    with file_of(here) as file, here.child() as first, here.child() as second:
+        first.reserve("'0'")
+        leave(first, file)
+        first.kill()
+        heir_of(file).send_signal(number)
+        assert claim(second, file) == ("0" if number == signal.SIGSTOP else None, [])
+        assert held(here) == ([0] if number == signal.SIGSTOP else [])
+
+
+def test_a_restart_in_the_middle_of_a_restart(here: Here) -> None:
+    """A kernel that restarts before it has asked leaves what was kept to the next one."""
+    with file_of(here) as file, here.child() as first, here.child() as third:
+        first.reserve("'0'")
+        leave(first, file)
+        first.kill()
+        with here.child() as second:
+            leave(second, file)
+        assert claim(third, file) == ("0", [])
+
+
+def test_cuda_that_has_started_can_not_use_it(here: Here) -> None:
+    """A kernel that starts CUDA before it asks is too late, and what is kept stays kept."""
+    with file_of(here) as file, here.child() as first, here.child() as second:
+        first.reserve("'1'")
+        leave(first, file)
+        first.kill()
+        second.run("import ctypes; assert not ctypes.CDLL('libcuda.so.1').cuInit(0)")
+        assert claim(second, file) == (None, [])
+        assert held(here) == [1]
+
+
+@pytest.mark.parametrize(
+    "left", ["", "x", "[]", "{}", '{"devices": [{}]}', '{"devices": [], "locks": 1}', "[" * 50000]
+)
+def test_what_an_heir_may_say(here: Here, left: str) -> None:
+    """A process that says nonsense of what it keeps is passed over."""
+    with file_of(here) as file, here.child() as child:
+        heir.start(str(file), 60, [], left)
+        heir_of(file)
+        assert claim(child, file) == (None, [])
+
+
+def test_a_forged_record_ends_nobody(here: Here) -> None:
+    """Whatever the record in a lock file says is kept, the process that has the lock stays."""
+    with file_of(here) as file, here.child() as first, here.child() as second:
+        first.reserve("'0'")
+        fields = record(here, "0") | {"kept_until": 9e9}
+        lock(here, "0").write_text(json.dumps(fields))
+        assert claim(second, file) == (None, [])
+        assert is_running(first.pid)
+        assert held(here) == [0]
+
+
+@pytest.mark.xdist_group("users")
+def test_what_another_user_has_left(users: Machine) -> None:
+    """A user's kernel gets nothing of what another user has left for the same path."""
+    with (
+        file_of(users) as file,
+        child_of(users, NOBODY) as first,
+        child_of(users, DAEMON) as other,
+        child_of(users, NOBODY) as second,
+    ):
+        if not first.run("os.access(sys.executable, os.X_OK)").value:
+            pytest.skip("only root can run this Python")
+        first.reserve("'0'")
+        leave(first, file)
+        first.kill()
+        assert claim(other, file) == (None, [])
+        assert other.reserve("'0'").error == "NoFreeDeviceError"
+        assert claim(second, file) == ("0", [])
+
+
+def test_a_setting_that_is_no_number(here: Here) -> None:
+    """A setting that is no number of seconds is said at the next reservation of a kernel."""
+    with file_of(here) as file, here.child(RESERVE_GPU_RESTART="1h") as child:
+        code = f"from reserve_gpu.reservation import api\napi.claim({str(file)!r})"
+        answer = child.run(code)
+        assert answer.error == "RequestError"
+        assert answer.text.startswith("RESERVE_GPU_RESTART='1h' must be a number of seconds")
+
+
+# -- again and again -------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_restarts_beside_ten_waiters(here: Here) -> None:
+    """However often a kernel restarts, its GPU is its own again, and nobody who waits gets it."""
+    here.write("gpu\n")
+    with ExitStack() as stack:
+        kernel = stack.enter_context(here.kernel())
+        assert not kernel.run("%reserve_gpu").error
+        children = [stack.enter_context(here.child()) for _ in range(10)]
+        waiters = [Waiter(here, child, limit_s=600) for child in children]
+        for _ in range(RESTARTS):
+            kernel.restart()
+            kernel.run("%load_ext reserve_gpu")
+            assert "CUDA_VISIBLE_DEVICES = '0'" in kernel.run("%reserve_gpu").stdout
+            assert len(queue(here)) == len(waiters)
+        kernel.client.shutdown()
+        winner = first_answered(waiters)
+        assert winner.answer().value == "0"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("victim", ["kernel", "heir", "both"])
+def test_kill_at_any_moment_of_a_restart(here: Here, victim: str) -> None:
+    """Whenever kernel, heir or both are killed, the GPU is held by one process, or by none."""
+    here.write("gpu\n")
+    dice = random.Random(victim)  # noqa: S311 - moments, no secret
+    for _ in range(MOMENTS):
+        with file_of(here) as file, here.child() as first, here.child() as second:
+            first.reserve()
+            delay_s = dice.uniform(0, 0.1)
+            first.send(LEAVE.format(call=f"session().leave_to_restart, {str(file)!r}, 60"))
+            time.sleep(delay_s)  # a random moment
+            if victim != "heir":
+                first.kill()
+            if victim != "kernel":
+                for process in heirs(file):
+                    process.kill()
+            first.kill()
+            visible, _ = claim(second, file)
+            assert visible in (None, "0")
+            # An heir may be starting still: then the GPU is kept.
+            reserved = second.reserve()
+            assert reserved.value == "0" or heirs(file)
+
+
+def first_answered(waiters: list[Waiter]) -> Waiter:
+    """Return the waiter that is answered first."""
+    streams = {waiter.child.process.stdout: waiter for waiter in waiters}
+    ready, _, _ = select.select(list(streams), [], [], LONG_S)
+    return streams[ready[0]]
