@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from reserve_gpu.report.status import Status
 
 top, checks, kernelspec = Late("top"), Late("frameworks.check"), Late("jupyter.kernelspec")
+reservations = Late("reservations")
 
 LAST_STANDARD = 2  # the descriptor of stderr
 DOES_NOT_FIT = 1  # exit code of `check`
@@ -58,6 +59,10 @@ CHECK_TEXT = """\
 Asks PyTorch, TensorFlow, JAX and others, each in a process of its own; run it under `reserve-gpu
 run` to check what a command would get: reserve-gpu run -- reserve-gpu check. Exit code 1: not so.
 It asks those of the Python that reserve-gpu is installed for.
+"""
+RELEASE_TEXT = """\
+Without a name it is your only reservation. A notebook that has started CUDA, a script and a command
+can't release a GPU as long as they live: --end ends them. Exit code 75: not everything was released.
 """
 KERNEL_TEXT = """\
 It is started with this Python. Where no GPU is free it starts anyway, sees no GPU, and its
@@ -103,6 +108,17 @@ def _check(arguments: Namespace) -> int:
     return 0 if result.is_well else DOES_NOT_FIT
 
 
+def _list(arguments: Namespace) -> int:
+    _print(reservations.listed(arguments))
+    return 0
+
+
+def _release(arguments: Namespace) -> int:
+    text, code = reservations.release(arguments)
+    _print(text)
+    return code
+
+
 def _install(arguments: Namespace) -> int:
     _print(kernelspec.install(arguments))
     return 0
@@ -134,6 +150,14 @@ COMMANDS = (
         "Show the same live in a terminal, each second, until q; also: status --watch.",
         (options.COLOR,),
         _top,
+    ),
+    Command("list", "List what you have reserved on this machine.", (), _list),
+    Command(
+        "release",
+        "Have a notebook of yours release its GPUs.",
+        (options.WHICH, options.EVERY, options.END),
+        _release,
+        more=RELEASE_TEXT,
     ),
     Command(
         "check",

@@ -186,15 +186,15 @@ def with_user(holder: Holder) -> Holder:
 
 
 def own_processes(
-    program: str, pids: Iterable[str | int] | None = None
+    program: str, pids: Iterable[str | int] | None = None, uid: int | None = None
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the processes of this user in which Python runs that file, with their arguments.
 
-    pids: which to look at, None for all.
+    pids: which to look at, None for all. uid: of another user, for root.
     """
     for pid in filter(str.isdecimal, map(str, os.listdir("/proc") if pids is None else pids)):
         with suppress(OSError):
-            if os.stat(f"/proc/{pid}").st_uid == os.geteuid():
+            if os.stat(f"/proc/{pid}").st_uid == (os.geteuid() if uid is None else uid):
                 with open(f"/proc/{pid}/cmdline", "rb") as file:
                     words = [os.fsdecode(word) for word in file.read(COMMAND_LIMIT).split(b"\0")]
                 if program in words[1:]:

@@ -75,6 +75,11 @@ def look(nvml: Nvml, *, idle_mib: float | None = None, drained: Collection[str] 
     return Look(tuple(rows), tuple(waiting), reservations.problem)
 
 
+def is_own(holder: Holder) -> bool:
+    """Tell whether the kernel says that a holder is a process of this user's."""
+    return bool(holder.seen and holder.pid and host.uid_of(holder.pid) == os.geteuid())
+
+
 def explained(nvml: Nvml, row: Row, idle_mib: float | None = None) -> Row:
     """Return a row of an attempt with its users, and with what runs on the device.
 

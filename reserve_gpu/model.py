@@ -6,6 +6,7 @@ unless a name says otherwise.
 """
 
 import math
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
@@ -438,6 +439,38 @@ class Row(NamedTuple):
     def label(self) -> str:
         """Return the label of the device."""
         return self.device.label
+
+
+class Reserved(NamedTuple):
+    """A reservation as it is seen from outside: a process, and the devices that it has."""
+
+    holder: Holder
+    rows: tuple[Row, ...]
+
+    @classmethod
+    def among(cls, rows: Sequence[Row]) -> "list[Reserved]":
+        """Return all reservations of these devices, in the order of the devices."""
+        found: dict[object, Reserved] = {}
+        for row in rows:
+            for holder in row.holders:
+                process = (holder.pid, holder.elsewhere) if holder.pid else holder.file
+                before = found.get(process, cls(holder, ()))
+                found[process] = before._replace(rows=(*before.rows, row))
+        return [*found.values()]
+
+
+class Answer(Enum):
+    """What came of asking a process to release what it holds, or to end."""
+
+    RELEASED = "it has released it"
+    CUDA = "CUDA runs in it"
+    CHILD = "a process that it has started uses the devices"
+    PROGRAM = "it is a program that can't be asked"
+    SILENT = "it does not answer"
+    ANOTHER = "its notebook is another one"
+    GONE = "it holds nothing any more"
+    ENDED = "it has ended"
+    STAYS = "it can't be ended"
 
 
 class Waiting(NamedTuple):

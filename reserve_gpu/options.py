@@ -216,6 +216,17 @@ examples:
 """
 
 
+WHICH = Option(
+    "which", nargs="*", metavar="WHICH", help="a GPU (0), a notebook (train.ipynb) or a pid (4321)"
+)
+EVERY = Option("--all", action="store_true", help="all that you hold; for root, all of everybody")
+END = Option(
+    "--end",
+    action="store_true",
+    help="end the process: what was given to before_end() first, then SIGTERM, 10 s later SIGKILL",
+)
+
+
 class Parser(ArgumentParser):
     """A parser that raises RequestError where argparse would end the process.
 

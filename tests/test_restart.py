@@ -417,6 +417,6 @@ def test_kill_at_any_moment_of_a_restart(here: Here, victim: str) -> None:
 
 def first_answered(waiters: list[Waiter]) -> Waiter:
     """Return the waiter that is answered first."""
-    streams = {waiter.child.process.stdout: waiter for waiter in waiters}
+    streams: dict[Any, Waiter] = {waiter.child.process.stdout: waiter for waiter in waiters}
     ready, _, _ = select.select(list(streams), [], [], LONG_S)
     return streams[ready[0]]

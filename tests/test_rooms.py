@@ -26,7 +26,7 @@ ROOMS = [
     {"__init__"},
     {"extension"},
     {"magic", "cli", "dask"},
-    {"command", "top"},
+    {"command", "reservations", "top"},
     {"jupyter", "frameworks"},
     {"options"},
     {"spelling"},

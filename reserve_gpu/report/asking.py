@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reserve_gpu.model import State
-from reserve_gpu.report import layout, times, words
-from reserve_gpu.report.words import MARK, STRONG, listed
+from reserve_gpu.model import Reserved, State
+from reserve_gpu.report import layout, reservations, times, words
+from reserve_gpu.report.words import MARK, STRONG, TYPED, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,26 +18,40 @@ if TYPE_CHECKING:
     from reserve_gpu.report.words import Line
 
 
+def yourself(rows: Sequence[Row], now: float, user: str) -> list[Line]:
+    """Return what the user who reads it holds in other processes, and how to release it.
+
+    `You hold GPU0 and GPU1 yourself, in mine.ipynb, idle for 3 h: reserve-gpu release mine.ipynb`
+    """
+    every = Reserved.among(_others(rows))
+    own = [each for each in every if _is_of(each.holder, user) and not each.holder.is_kept(now)]
+    return [
+        (
+            f"You hold {words.labels(each.rows)} yourself, in ",
+            (words.name_of(each.holder), STRONG),
+            *reservations.idle(each, now),
+            ": ",
+            (f"reserve-gpu release {reservations.name(each, own)}", TYPED),
+        )
+        for each in own[: words.NAMED_IDLE]
+    ]
+
+
 def whom(rows: Sequence[Row], now: float, user: str | None = None) -> Line:
     """Return whom to ask: holders of idle devices, the longest idle first, then overdue ones.
 
     user: who reads it, and is not told to ask themselves.
     """
     line: Line = ()
+    rows = [row for row in rows if not (user and _all_of(row.holders, user))]
     idle = _longest_idle(rows, now)
     late = [row for row in _others(rows) if row not in idle and _overdue(row, now)]
     for place, row in enumerate([*idle, *late][: words.NAMED_IDLE]):
         overdue = _overdue(row, now)
         if not place or overdue or (layout.idle_s(row, now) or 0.0) >= layout.NEW_S:
             asked = (overdue or row.holders)[: words.NAMED_SHARERS]
-            before = " " if line else ""
-            if user and all(holder.seen and holder.user == user for holder in asked):
-                names = listed([words.name_of(holder) for holder in asked])
-                held = f"{before}You hold {_seen(row, now)}, yourself: release it in "
-                line += held, (names, STRONG)
-            else:
-                people = listed(list(map(words.person, asked)))
-                line += f"{before}Ask ", (people, STRONG), f" for {_seen(row, now)}"
+            people = listed(list(map(words.person, asked)))
+            line += f"{' ' if line else ''}Ask ", (people, STRONG), f" for {_seen(row, now)}"
             since = [times.overdue_since(holder, now) or now for holder in overdue]
             if since:
                 line += ", ", (f"overdue since {times.moment(min(since), now)}", MARK)
@@ -78,6 +92,14 @@ def _end(holder: Holder, row: Row, now: float) -> float | None:
     if idle_s is not None and limit_s is not None:
         moments.append(now - idle_s + limit_s)
     return min((at for at in moments if at is not None), default=None)
+
+
+def _is_of(holder: Holder, user: str) -> bool:
+    return holder.seen and holder.user == user
+
+
+def _all_of(holders: Sequence[Holder], user: str) -> bool:
+    return bool(holders) and all(_is_of(holder, user) for holder in holders)
 
 
 def _others(rows: Sequence[Row]) -> list[Row]:

@@ -147,8 +147,13 @@ def state(row: Row, now: float) -> State:
     """Return the state that is shown: also whether a device is awaited, or kept for a restart."""
     if is_awaited(row):
         return State.AWAITED
-    is_kept = row.holders and all(holder.is_kept(now) for holder in row.holders)
-    return State.KEPT if row.state is State.RESERVED and is_kept else row.state
+    return State.KEPT if is_kept(row, now) else row.state
+
+
+def is_kept(row: Row, now: float) -> bool:
+    """Tell whether all holders of the device are kernels that restart."""
+    kept = [holder.is_kept(now) for holder in row.holders]
+    return row.state is State.RESERVED and bool(kept) and all(kept)
 
 
 def idle_s(row: Row, now: float) -> float | None:

@@ -222,6 +222,15 @@ def unusable(device: Device, reason: str) -> str:
     )
 
 
+def released_by(devices: Sequence[Device], command: object, now: float) -> str:
+    """Say that devices were released as this user, or root, has asked for it from elsewhere."""
+    by = f" by {shown(command, words.COMMAND_LIMIT)}" if isinstance(command, str) else ""
+    return (
+        f"{labels(devices)} {'was' if len(devices) == 1 else 'were'} released at "
+        f"{times.moment(now, now)}{by}. %reserve_gpu gets another one."
+    )
+
+
 def kept(devices: Sequence[Device], until: float) -> str:
     """Say that devices are kept for this kernel, which has restarted and not asked for them yet."""
     this = "it" if len(devices) == 1 else "them"

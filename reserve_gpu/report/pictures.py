@@ -224,11 +224,12 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
     ways = asking.whom(missing, now, user)
     if State.LIMITED in states:  # by what this user has, so that nobody else can help
         ways = ("Release what you have there.",)
-    lines = [ways] if ways else []
+    lines = asking.yourself(missing, now, user) if user else []
+    lines += [ways] if ways else []
     if reasons.is_trouble(states, request.needed):
         lines.append((reasons.trouble(states),))
     elif may_come_free and not has_waited:
-        lines.append(queueing(face.typed(request, waits=True), is_second=bool(ways)))
+        lines.append(queueing(face.typed(request, waits=True), is_second=bool(lines)))
     if not request.devices and not all(row.is_mine for row in available):
         smaller = face.typed(request._replace(count=len(available)))
         lines.append((f"{len(available)} can be had now: ", (smaller, TYPED)))

@@ -179,7 +179,7 @@ def _row_dict(row: Row, status: Status) -> dict[str, Any]:
     )
     return {
         "label": row.label,
-        "state": layout.state(row, status.time).value,
+        "state": (State.KEPT if layout.is_kept(row, status.time) else row.state).value,
         "reason": reasons.cause(row) or None,
         "index": row.device.index,
         "instance": row.device.instance,

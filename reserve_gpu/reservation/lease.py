@@ -165,10 +165,8 @@ class LeaseTimer:
 
         Returns what was done in the end.
         """
-        until = time.monotonic() + HIDDEN_S
-        while environment.cuda_may_be_starting() and time.monotonic() < until:
-            time.sleep(HIDDEN_POLL_S)
-        seen = seen._replace(has_cuda=environment.cuda_started(), has_child=is_used_by_child(held))
+        has_cuda, has_child = use_of_hidden(held)
+        seen = seen._replace(has_cuda=has_cuda, has_child=has_child)
         if seen.has_cuda or seen.has_child:
             seen = seen._replace(is_running=False, is_wanted=True)
             return self._do_once(held, schedule.step(held.lease, self._began, seen))
@@ -347,6 +345,17 @@ def _is_device_used(gpus: Nvml, device: Device, since: float) -> bool:
     if is_all_seen and not any(host.is_below(process.pid, own) for process in processes):
         return False
     return gauges.utilisation is None or gauges.utilisation > 0
+
+
+def use_of_hidden(held: Held) -> tuple[bool, bool]:
+    """Return whether CUDA has started here, and whether a child uses what is hidden by now.
+
+    What has begun to start before it was hidden is waited for.
+    """
+    until = time.monotonic() + HIDDEN_S
+    while environment.cuda_may_be_starting() and time.monotonic() < until:
+        time.sleep(HIDDEN_POLL_S)
+    return environment.cuda_started(), is_used_by_child(held)
 
 
 def is_used_by_child(held: Held) -> bool:

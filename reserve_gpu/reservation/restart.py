@@ -69,12 +69,12 @@ def leave(held: Held, connection_file: str, until: float) -> None:
     heir.start(connection_file, until - time.time(), numbers, json.dumps(left))
 
 
-def all_left(connection_file: str | None = None) -> Iterator[Left]:
+def all_left(connection_file: str | None = None, uid: int | None = None) -> Iterator[Left]:
     """Yield what kernels of this user have left.
 
-    connection_file: of the kernel that comes, None for any.
+    connection_file: of the kernel that comes, None for any. uid: of another user, for root.
     """
-    for pid, arguments in host.own_processes(heir.PROGRAM):
+    for pid, arguments in host.own_processes(heir.PROGRAM, uid=uid):
         if connection_file in (None, arguments[0]):
             with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 yield _read(pid)
@@ -98,8 +98,8 @@ def claim(left: Left, directory: LockDirectory) -> Held | None:
     return left.held._replace(locks=locks)
 
 
-def end(left: Left) -> bool:
-    """End the heir, which frees what it keeps; tells whether it was there."""
+def end(left: Left, uid: int | None = None) -> bool:
+    """End the heir, which frees what it keeps; tells whether it was there. uid: as of all_left."""
     try:
         with no_fork:
             process = descriptors.remember(alarm.open_process(left.heir))
@@ -107,7 +107,7 @@ def end(left: Left) -> bool:
         return False
     try:
         # Its number may have become another process's before the pidfd was opened.
-        if not any(host.own_processes(heir.PROGRAM, [left.heir])):
+        if not any(host.own_processes(heir.PROGRAM, [left.heir], uid)):
             return False
         alarm.send(process, signal.SIGKILL)
         return alarm.ends_within(process, ENDS_S)

@@ -21,7 +21,7 @@ from reserve_gpu.cells import cells
 from reserve_gpu.errors import LockError, NoThreadError, RequestError
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.record import Record, myself
-from reserve_gpu.model import NO_LEASE, Lease, Promise
+from reserve_gpu.model import NO_LEASE, Answer, Lease, Promise
 from reserve_gpu.reservation import environment, policy
 from reserve_gpu.reservation.environment import Changes
 from reserve_gpu.reservation.held import Held
@@ -34,12 +34,14 @@ if TYPE_CHECKING:
 
     from reserve_gpu.locks.lock import Lock
     from reserve_gpu.model import Device, Request
+    from reserve_gpu.reservation.elsewhere import Listener
     from reserve_gpu.reservation.lease import LeaseTimer
     from reserve_gpu.reservation.outcome import Granted
     from reserve_gpu.reservation.restart import Left
 
 caps, handover = Late("reservation.caps"), Late("reservation.handover")
 restart = Late("reservation.restart")  # which only kernels of Jupyter need
+elsewhere = Late("reservation.elsewhere")  # which only IPython needs
 lease_timer = Late("reservation.lease")  # which only what ends needs
 messages = Late("report.messages")
 
@@ -118,6 +120,8 @@ class Session:
         self._timer: LeaseTimer | None = None
         self._has_adopted = False
         self._has_claimed = False
+        self._listener: Listener | None = None
+        self._notices: list[str] = []  # which the next cell is to tell, beside those of the lease
         environment.remember_over_fork()
 
     # -- calls on the session's thread -------------------------------------------------------------
@@ -416,6 +420,9 @@ class Session:
             self._held = held
         if held:
             self._sign(held)
+            if cells().shell and not self._listener:
+                self._listener = elsewhere.Listener(self._answer)
+                self._listener.start()
         if timer:
             timer.follow(held, restart=restart)
         kept = list(held.locks.values()) if held else []
@@ -520,13 +527,42 @@ class Session:
 
     def notices(self) -> list[str]:
         """Return what a cell that begins has to tell of the lease, mostly nothing."""
-        return self._timer.take_notices() if self._timer else []
+        own, self._notices = self._notices, []
+        return [*own, *(self._timer.take_notices() if self._timer else [])]
 
     def show_lease(self) -> None:
         """Show a cell until when it has what it has reserved, if that ends."""
         held = self.held  # another thread may release it
         if held and held.lease.has_end:
             self.timer.show_in_cell()
+
+    # -- asked from elsewhere ----------------------------------------------------------------------
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Do what this user, or root, asks for from elsewhere; returns the answer."""
+        answer: Answer = self.run(self._obey, request)
+        return {"answer": answer.name}
+
+    def _obey(self, request: dict[str, Any]) -> Answer:
+        held = self.held
+        if held is None:
+            return Answer.GONE
+        if request.get("notebook") not in (None, host.notebook()):
+            return Answer.ANOTHER  # somebody has written another name into the lock file
+        if request.get("do") == "end":
+            self.timer.process_end.begin(lambda: True, self._notices.append, lambda: None)
+            return Answer.ENDED
+        if environment.cuda_started():
+            return Answer.CUDA
+        with cells().quiet:
+            self.hide()
+        has_cuda, has_child = lease_timer.use_of_hidden(held)
+        if has_cuda or has_child:
+            self._become(held)
+            return Answer.CUDA if has_cuda else Answer.CHILD
+        self.let_go()
+        self._notices.append(messages.released_by(held.devices, request.get("by"), time.time()))
+        return Answer.RELEASED
 
     # -- over a restart of the kernel --------------------------------------------------------------
 

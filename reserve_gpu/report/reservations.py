@@ -1,0 +1,74 @@
+"""What a user has on this machine: a line for each reservation, and what came of asking for it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from reserve_gpu.model import Answer
+from reserve_gpu.report import layout, times, words
+from reserve_gpu.report.words import MARK, labels
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reserve_gpu.model import Reserved
+    from reserve_gpu.report.words import Line
+
+NONE = "You hold no GPU on this machine."
+NOBODY = "Nobody holds a GPU on this machine."
+SIMPLE = r"[A-Za-z_][\w.-]*"  # a name that a shell takes as it is
+
+
+def name(reserved: Reserved, every: Sequence[Reserved]) -> str:
+    """Return what to type for a reservation: its notebook's name, or its pid."""
+    notebook = reserved.holder.notebook or ""
+    alike = [each for each in every if each.holder.notebook == notebook]
+    is_simple = re.fullmatch(SIMPLE, notebook, re.ASCII) and len(alike) == 1
+    return notebook if is_simple else str(reserved.holder.pid)
+
+
+def idle(reserved: Reserved, now: float) -> Line:
+    """Return `, idle for 2 h` where none of its devices is in use, empty else."""
+    if reserved.holder.is_kept(now) or not all(row.is_unused for row in reserved.rows):
+        return ()
+    known = [layout.idle_s(row, now) for row in reserved.rows]
+    seconds = None if None in known else min(known, key=lambda each: each or 0.0)
+    return ", ", (times.idle(seconds), MARK)
+
+
+def line(reserved: Reserved, now: float) -> str:
+    """Return `GPU0 and GPU1  alice, train.ipynb (pid 4321) for 3 h, idle for 2 h: "thesis"`."""
+    about = words.holder_line(reserved.holder, now, more=idle(reserved, now))
+    return f"{labels(reserved.rows)}  {words.plain(about)}"
+
+
+def which(every: Sequence[Reserved], command: str, now: float) -> str:
+    """Ask which of several reservations is meant. command: what stands before its name."""
+    lines = [f"{command} {name(each, every)}\n  {line(each, now)}" for each in every]
+    return "\n".join([f"There are {len(every)} reservations. Which one?", *lines])
+
+
+def no_such(word: str, every: Sequence[Reserved], now: float) -> str:
+    """Say that no reservation goes by that name, and which there are."""
+    there = [line(each, now) for each in every]
+    return "\n".join(
+        [f"You hold no GPU by the name {word}. There are:", *there] if there else [NONE]
+    )
+
+
+def released(reserved: Reserved, answer: Answer, every: Sequence[Reserved]) -> str:
+    """Say what came of asking a process to release what it holds, or to end."""
+    who, what = words.name_of(reserved.holder), labels(reserved.rows)
+    end = f"To end it:\nreserve-gpu release {name(reserved, every)} --end"
+    return {
+        Answer.RELEASED: f"Released {what} of {who}.",
+        Answer.CUDA: f"CUDA runs in {who}: only its end frees {what}. {end}",
+        Answer.CHILD: f"A process that {who} has started uses {what}. {end}",
+        Answer.PROGRAM: f"{who} can't be asked: only its end frees {what}. {end}",
+        Answer.SILENT: f"{who} does not answer: it is stopped, or hangs. {end}",
+        Answer.ANOTHER: f"{who} says that it is another notebook. Nothing was released.",
+        Answer.GONE: f"{who} holds {what} no more.",
+        Answer.ENDED: f"Ended {who}; it had {what}.",
+        Answer.STAYS: f"{who} can't be ended by this user; it has {what}.",
+    }[answer]

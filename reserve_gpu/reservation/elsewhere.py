@@ -1,0 +1,170 @@
+"""What a user asks, from elsewhere, of a process that holds devices: to release them, or to end.
+
+The process listens on a socket (https://man7.org/linux/man-pages/man7/unix.7.html) whose name has
+its pid; a thread of its own waits there, and costs nothing meanwhile. The kernel tells each side
+who the other one is (SO_PEERCRED), so only the same user and root are answered, and nobody else's
+answer is believed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from reserve_gpu import alarm, calls, host
+from reserve_gpu.calls import no_fork
+from reserve_gpu.errors import NoThreadError
+from reserve_gpu.locks import descriptors
+from reserve_gpu.model import Answer
+from reserve_gpu.reservation import restart
+from reserve_gpu.reservation.process_end import LONGEST_S, STOP_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from reserve_gpu.model import Reserved
+
+    Answerer = Callable[[dict[str, Any]], dict[str, Any]]
+
+NAME = "reserve_gpu/{pid}/"  # in the abstract namespace, which leaves no file behind
+ANSWER_S = 5.0  # in which a process that is not stopped answers
+HEARD_S = 1.0  # in which one that has connected says what it wants
+STRANGER_S = 0.1  # after one of another user, so that many of them cost nothing
+LIMIT = 1 << 16  # bytes of a message
+MOST_TRIED = 64  # sockets of that name: others may have made some
+CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+class Listener:
+    """Answers what is asked of this process.
+
+    answer: returns the answer to a request; called on a thread of the listener's.
+    """
+
+    def __init__(self, answer: Answerer) -> None:
+        self._answer = answer
+
+    def start(self) -> None:
+        """Listen from now on; where that can't be had, nobody is heard."""
+        name = NAME.format(pid=os.getpid()) + os.urandom(8).hex()
+        with suppress(OSError, NoThreadError):
+            with no_fork:  # which closes it in the child
+                own = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                descriptors.remember(own.fileno())
+            own.bind(f"\0{name}")
+            own.listen()
+            calls.start(self._serve, own)
+
+    def _serve(self, own: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = own.accept()
+            except OSError:  # other code has closed all descriptors
+                return
+            with connection, suppress(Exception):  # of a client, or of what it asked for
+                if _peer(connection)[1] not in (os.geteuid(), 0):
+                    time.sleep(STRANGER_S)
+                    continue
+                connection.settimeout(HEARD_S)
+                request = json.loads(connection.recv(LIMIT))
+                connection.sendall(json.dumps(self._answer(request)).encode())
+
+
+def release(reserved: Reserved) -> Answer:
+    """Have a process release what it holds, as far as nothing uses it."""
+    pid = reserved.holder.pid or 0
+    if reserved.holder.kept_until is not None:
+        uid = host.uid_of(pid)
+        if any(left.heir == pid and restart.end(left, uid) for left in restart.all_left(uid=uid)):
+            return Answer.RELEASED
+    return _asked(reserved, "release")
+
+
+def end(reserved: Reserved) -> Answer:
+    """End a process that holds devices: as it ends by itself, else by SIGTERM and SIGKILL."""
+    pid = reserved.holder.pid or 0
+    try:
+        with no_fork:
+            process = descriptors.remember(alarm.open_process(pid))
+    except OSError:
+        return Answer.GONE
+    try:
+        if not _has_open(pid, {holder.file for row in reserved.rows for holder in row.holders}):
+            return Answer.GONE  # and the number may be another process's
+        answer = _asked(reserved, "end")
+        if answer is Answer.ANOTHER:
+            return answer
+        if answer is Answer.ENDED:  # it does so by itself, after what is called before
+            return answer if alarm.ends_within(process, LONGEST_S + 3 * STOP_S) else Answer.STAYS
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            alarm.send(process, number)
+            alarm.send(process, signal.SIGCONT)
+            if alarm.ends_within(process, STOP_S):
+                return Answer.ENDED
+    except PermissionError:
+        return Answer.STAYS
+    except OSError:  # it has ended
+        return Answer.ENDED
+    finally:
+        descriptors.close(process)
+    return Answer.STAYS
+
+
+def _asked(reserved: Reserved, what: str) -> Answer:
+    holder = reserved.holder
+    request = {"do": what, "notebook": holder.notebook, "by": host.own_command()}
+    try:
+        answer = ask(holder.pid or 0, request)
+    except TimeoutError:
+        return Answer.SILENT
+    if answer is None:
+        return Answer.PROGRAM
+    return Answer.__members__.get(str(answer.get("answer")), Answer.SILENT)
+
+
+def _has_open(pid: int, names: Collection[str | None]) -> bool:
+    """Tell whether a process has one of these lock files open."""
+    with suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.path.basename(os.readlink(f"/proc/{pid}/fd/{number}")) in names:
+                    return True
+    return False
+
+
+def ask(pid: int, request: dict[str, Any]) -> dict[str, Any] | None:
+    """Ask a process; returns its answer, None where it does not listen.
+
+    Raises TimeoutError where it does not answer.
+    """
+    with open("/proc/net/unix", encoding="utf-8", errors="replace") as sockets:
+        listed = [line.split()[-1][1:] for line in sockets if f" @{NAME.format(pid=pid)}" in line]
+    for name in listed[:MOST_TRIED]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.settimeout(ANSWER_S)
+            try:
+                connection.connect(f"\0{name}")
+                if _peer(connection)[0] != pid:
+                    continue
+                connection.sendall(json.dumps(request).encode())
+                answer = json.loads(connection.recv(LIMIT))
+            except TimeoutError:
+                raise
+            except (OSError, ValueError, RecursionError):
+                continue
+            if isinstance(answer, dict):
+                return answer
+    return None
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Return the pid and the uid of the process at the other end, by the kernel's word."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, uid, _ = CREDENTIALS.unpack(data)
+    return pid, uid

@@ -1,0 +1,77 @@
+"""reserve-gpu list and release: what a user has on this machine, from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from reserve_gpu import machine
+from reserve_gpu.errors import RequestError, shown
+from reserve_gpu.gpus import names
+from reserve_gpu.model import Answer, Device, Reserved
+from reserve_gpu.report import reservations as said
+from reserve_gpu.reservation import api, elsewhere
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Sequence
+
+NOT_RELEASED = 75  # EX_TEMPFAIL
+ROOT = 0
+
+
+def listed(_arguments: Namespace) -> str:
+    """Return a line for each reservation of this user."""
+    every, now = _of_user(), time.time()
+    return "\n".join(said.line(each, now) for each in every) or said.NONE
+
+
+def release(arguments: Namespace) -> tuple[str, int]:
+    """Have other processes release what they hold; returns what to tell, and the exit code.
+
+    Raises RequestError where it is not clear which are meant.
+    """
+    every = _of_anybody() if os.geteuid() == ROOT else _of_user()
+    if arguments.all and arguments.which:
+        raise RequestError("Give names, or --all.")
+    chosen = every if arguments.all else _chosen(arguments.which, every, "reserve-gpu release")
+    act = elsewhere.end if arguments.end else elsewhere.release
+    answers = [(each, act(each)) for each in chosen]
+    lines = [said.released(each, answer, every) for each, answer in answers]
+    is_done = all(answer in (Answer.RELEASED, Answer.ENDED, Answer.GONE) for _, answer in answers)
+    return "\n".join(lines) or said.NONE, 0 if is_done else NOT_RELEASED
+
+
+def _of_user() -> list[Reserved]:
+    return [each for each in _of_anybody() if machine.is_own(each.holder)]
+
+
+def _of_anybody() -> list[Reserved]:
+    return [each for each in Reserved.among(api.status().rows) if each.holder.seen]
+
+
+def _chosen(words: Sequence[str], every: Sequence[Reserved], command: str) -> list[Reserved]:
+    """Return the reservations that are meant; without a word the only one. Raises RequestError."""
+    now, chosen = time.time(), []
+    if not every:
+        raise RequestError(said.NONE)
+    for word in words or [""]:
+        meant = [each for each in every if not word or _is_meant(word, each)]
+        if not meant:
+            raise RequestError(said.no_such(shown(word), every, now))
+        if len(meant) > 1:
+            raise RequestError(said.which(meant, command, now))
+        chosen += [each for each in meant if each not in chosen]
+    return chosen
+
+
+def _is_meant(word: str, reserved: Reserved) -> bool:
+    """Tell whether a word is a device's name, the notebook's name, or the pid of a reservation."""
+    devices = [row.device for row in reserved.rows if isinstance(row.device, Device)]
+    with suppress(RequestError):  # it names no device
+        if any(names.matching(name, devices) for name in names.parse(word)):
+            return True
+    notebook = reserved.holder.notebook or ""
+    return word in {str(reserved.holder.pid), notebook, notebook.removesuffix(".ipynb")}
