@@ -62,7 +62,7 @@ It asks those of the Python that reserve-gpu is installed for.
 """
 RELEASE_TEXT = """\
 Without a name it is your only reservation. A notebook that has started CUDA, a script and a command
-can't release a GPU as long as they live: --end ends them. Exit code 75: not everything was released.
+can't release a GPU as long as they live: --end ends them. Exit code 75: something is still held.
 """
 KERNEL_TEXT = """\
 It is started with this Python. Where no GPU is free it starts anyway, sees no GPU, and its
@@ -116,7 +116,7 @@ def _list(arguments: Namespace) -> int:
 def _release(arguments: Namespace) -> int:
     text, code = reservations.release(arguments)
     _print(text)
-    return code
+    return int(code)
 
 
 def _install(arguments: Namespace) -> int:
@@ -155,7 +155,7 @@ COMMANDS = (
     Command(
         "release",
         "Have a notebook of yours release its GPUs.",
-        (options.WHICH, options.EVERY, options.END),
+        (options.RESERVATIONS, options.ALL_HELD, options.END_IT),
         _release,
         more=RELEASE_TEXT,
     ),

@@ -216,11 +216,13 @@ examples:
 """
 
 
-WHICH = Option(
+RESERVATIONS = Option(
     "which", nargs="*", metavar="WHICH", help="a GPU (0), a notebook (train.ipynb) or a pid (4321)"
 )
-EVERY = Option("--all", action="store_true", help="all that you hold; for root, all of everybody")
-END = Option(
+ALL_HELD = Option(
+    "--all", action="store_true", help="all that you hold; for root, all of everybody"
+)
+END_IT = Option(
     "--end",
     action="store_true",
     help="end the process: what was given to before_end() first, then SIGTERM, 10 s later SIGKILL",

@@ -318,7 +318,10 @@ def test_a_script_without_a_first_line(here: Here) -> None:
 BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ...] -- COMMAND ..."
 
 
-NO_SUCH = "no command {}. There are: run, status, top, check, kernel install, kernel uninstall. See"
+NO_SUCH = (
+    "no command {}. There are: run, status, top, list, release, check, kernel install, "
+    "kernel uninstall. See"
+)
 
 
 @pytest.mark.parametrize(
@@ -335,8 +338,8 @@ NO_SUCH = "no command {}. There are: run, status, top, check, kernel install, ke
         ("run -n 9 -- true", "9"),
         ("nonsense", NO_SUCH.format("nonsense")),
         ("kill 3", NO_SUCH.format("kill")),
-        ("release", NO_SUCH.format("release")),
-        ("list", NO_SUCH.format("list")),
+        ("wait", NO_SUCH.format("wait")),
+        ("release GPU0", "You hold no GPU on this machine."),
         ("kernel list", "no command kernel list. There are: kernel install, kernel uninstall."),
         ("status --nonsense", "See reserve-gpu status --help"),
         ("status -- true", "See reserve-gpu status --help"),
@@ -542,8 +545,9 @@ def test_nothing_free(here: Here, typed: CommandLine) -> None:
     for number in "01":
         assert of_gpu(done.stderr, number).startswith("reserved: ")
         assert f"rival.ipynb (pid {os.getpid()})" in of_gpu(done.stderr, number)
-    assert "GPU1, idle" in ask  # it was reserved first
-    assert "GPU0, idle" not in ask
+    name = f"rival.ipynb (pid {os.getpid()})"
+    held = f"You hold GPU0 and GPU1 yourself, in {name}, idle: reserve-gpu release rival.ipynb"
+    assert ask == held
     assert wait == "Or wait in the queue: reserve-gpu run --wait -- echo ran"
     assert "--share" not in done.stderr
 

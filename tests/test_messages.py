@@ -492,7 +492,11 @@ def test_what_would_be_taken_is_no_advice() -> None:
     )
     picture = refused(RESERVED, shared, named, request=Request(("0", "1", "2")), user="alice")
     assert headline(picture) == "No free GPU devices: 2 of 3 reserved, 1 busy."
-    assert ways_out(picture) == ["Wait in the queue: %reserve_gpu 0 1 2 --wait"]
+    held = "You hold GPU0 yourself, in train.ipynb (pid 4321000)"
+    assert ways_out(picture) == [
+        f"{held}: reserve-gpu release train.ipynb",
+        "Or wait in the queue: %reserve_gpu 0 1 2 --wait",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -222,12 +222,12 @@ def unusable(device: Device, reason: str) -> str:
     )
 
 
-def released_by(devices: Sequence[Device], command: object, now: float) -> str:
-    """Say that devices were released as this user, or root, has asked for it from elsewhere."""
-    by = f" by {shown(command, words.COMMAND_LIMIT)}" if isinstance(command, str) else ""
+def released_by(devices: Sequence[Device], user: str, now: float) -> str:
+    """Say that devices were released because somebody asked for it. user: this one, or root."""
     return (
         f"{labels(devices)} {'was' if len(devices) == 1 else 'were'} released at "
-        f"{times.moment(now, now)}{by}. %reserve_gpu gets another one."
+        f"{times.moment(now, now)}: {shown(user)} asked for it with reserve-gpu release. "
+        "%reserve_gpu gets another one."
     )
 
 

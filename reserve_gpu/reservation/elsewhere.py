@@ -21,6 +21,7 @@ from reserve_gpu import alarm, calls, host
 from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import NoThreadError
 from reserve_gpu.locks import descriptors
+from reserve_gpu.locks.descriptors import NONE
 from reserve_gpu.model import Answer
 from reserve_gpu.reservation import restart
 from reserve_gpu.reservation.process_end import LONGEST_S, STOP_S
@@ -49,31 +50,44 @@ class Listener:
 
     def __init__(self, answer: Answerer) -> None:
         self._answer = answer
+        self._descriptor = NONE
 
     def start(self) -> None:
         """Listen from now on; where that can't be had, nobody is heard."""
         name = NAME.format(pid=os.getpid()) + os.urandom(8).hex()
-        with suppress(OSError, NoThreadError):
-            with no_fork:  # which closes it in the child
-                own = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                descriptors.remember(own.fileno())
-            own.bind(f"\0{name}")
-            own.listen()
-            calls.start(self._serve, own)
+        with suppress(OSError), no_fork:  # a fork closes it in the child
+            own = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._descriptor = descriptors.remember(own.fileno())
+            try:
+                own.bind(f"\0{name}")
+                own.listen()
+                calls.start(self._serve, own)
+            except (OSError, NoThreadError):
+                descriptors.close(own.detach())
+
+    def stop(self) -> None:
+        """Listen no more; the thread ends."""
+        with suppress(OSError), no_fork:
+            if descriptors.opening(self._descriptor):
+                with socket.socket(fileno=os.dup(self._descriptor)) as own:
+                    own.shutdown(socket.SHUT_RDWR)
 
     def _serve(self, own: socket.socket) -> None:
         while True:
             try:
                 connection, _ = own.accept()
-            except OSError:  # other code has closed all descriptors
-                return
+            except OSError:  # it was stopped, or other code has closed all descriptors
+                break
             with connection, suppress(Exception):  # of a client, or of what it asked for
-                if _peer(connection)[1] not in (os.geteuid(), 0):
+                uid = _peer(connection)[1]
+                if uid not in (os.geteuid(), 0):
                     time.sleep(STRANGER_S)
                     continue
                 connection.settimeout(HEARD_S)
                 request = json.loads(connection.recv(LIMIT))
-                connection.sendall(json.dumps(self._answer(request)).encode())
+                answer = self._answer({**request, "by": host.user_name(uid)})
+                connection.sendall(json.dumps(answer).encode())
+        descriptors.close(own.detach())
 
 
 def release(reserved: Reserved) -> Answer:
@@ -118,7 +132,7 @@ def end(reserved: Reserved) -> Answer:
 
 def _asked(reserved: Reserved, what: str) -> Answer:
     holder = reserved.holder
-    request = {"do": what, "notebook": holder.notebook, "by": host.own_command()}
+    request = {"do": what, "notebook": holder.notebook}
     try:
         answer = ask(holder.pid or 0, request)
     except TimeoutError:

@@ -420,9 +420,7 @@ class Session:
             self._held = held
         if held:
             self._sign(held)
-            if cells().shell and not self._listener:
-                self._listener = elsewhere.Listener(self._answer)
-                self._listener.start()
+        self._listen(is_wanted=bool(held and cells().shell))
         if timer:
             timer.follow(held, restart=restart)
         kept = list(held.locks.values()) if held else []
@@ -538,6 +536,15 @@ class Session:
 
     # -- asked from elsewhere ----------------------------------------------------------------------
 
+    def _listen(self, *, is_wanted: bool) -> None:
+        """Hear what is asked from elsewhere, as long as anything is held here in IPython."""
+        if self._listener and not is_wanted:
+            self._listener.stop()
+            self._listener = None
+        elif is_wanted and not self._listener:
+            self._listener = elsewhere.Listener(self._answer)
+            self._listener.start()
+
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Do what this user, or root, asks for from elsewhere; returns the answer."""
         answer: Answer = self.run(self._obey, request)
@@ -561,7 +568,7 @@ class Session:
             self._become(held)
             return Answer.CUDA if has_cuda else Answer.CHILD
         self.let_go()
-        self._notices.append(messages.released_by(held.devices, request.get("by"), time.time()))
+        self._notices.append(messages.released_by(held.devices, request["by"], time.time()))
         return Answer.RELEASED
 
     # -- over a restart of the kernel --------------------------------------------------------------

@@ -1,0 +1,299 @@
+"""What a user has on a machine, and releases, from another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from reserve_gpu.reservation import elsewhere
+from tests.here import Here
+from tests.locked import held
+from tests.processes import is_running, own_name, wait_for
+from tests.test_users import DAEMON, NOBODY, for_users
+from tests.test_users import child as child_of
+from tests.waiters import stopped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from subprocess import CompletedProcess
+
+    from tests.machine import Kernel, Machine
+
+pytest.importorskip("ipykernel.kernelspec")
+
+pytestmark = [pytest.mark.ipython, pytest.mark.process, pytest.mark.xdist_group("elsewhere")]
+
+START_CUDA = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
+VISIBLE = "import os; print([os.environ.get('CUDA_VISIBLE_DEVICES')])"
+
+
+class Two(NamedTuple):
+    """Two notebooks of one user on a machine with two GPUs; the first has a name."""
+
+    machine: Here
+    first: Kernel
+    second: Kernel
+
+    def reserve_gpu(self, *words: str) -> CompletedProcess[str]:
+        return reserve_gpu(self.machine, *words)
+
+
+def reserve_gpu(machine: Machine, *words: str) -> CompletedProcess[str]:
+    return machine.command(sys.executable, "-m", "reserve_gpu", *words)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    machine = Here(tmp_path_factory.mktemp("elsewhere"))
+    name = {"JPY_SESSION_NAME": "/home/alice/train.ipynb"}
+    with machine.kernel(**name) as first, machine.kernel() as second:
+        yield Two(machine, first, second)
+
+
+@pytest.fixture
+def two(pair: Two) -> Two:
+    """Return the two notebooks; neither holds anything, and all GPUs are idle."""
+    pair.machine.use("two")
+    for kernel in (pair.first, pair.second):
+        assert kernel.run("%reserve_gpu --release").error is None
+    assert held(pair.machine) == []
+    return pair
+
+
+def test_release(two: Two) -> None:
+    """A notebook releases its GPU when its user asks from a shell, and its next cell says so."""
+    two.first.run("%reserve_gpu 1 --note thesis")
+    pid = two.first.pid
+    done = two.reserve_gpu("list")
+    assert done.stdout.startswith("GPU1  ")
+    assert f'train.ipynb (pid {pid}) for 0 s, idle: "thesis"' in done.stdout
+    done = two.reserve_gpu("release", "train.ipynb")
+    assert (done.stdout, done.returncode) == (f"Released GPU1 of train.ipynb (pid {pid}).\n", 0)
+    assert held(two.machine) == []
+    cell = two.first.run(VISIBLE)
+    assert cell.stdout == "['']\n"
+    assert "GPU1 was released at " in cell.shown
+    assert f": {own_name()} asked for it with reserve-gpu release. " in cell.shown
+    assert "released" not in two.first.run("1").all
+    assert two.reserve_gpu("list").stdout == "You hold no GPU on this machine.\n"
+    assert "CUDA_VISIBLE_DEVICES = '0'" in two.first.run("%reserve_gpu").stdout
+
+
+@pytest.mark.parametrize("word", ["1", "GPU1", "train.ipynb", "train", "PID", ""])
+def test_what_a_reservation_goes_by(two: Two, word: str) -> None:
+    """It is named by a GPU, the notebook or the pid; the only one there is needs no name."""
+    two.first.run("%reserve_gpu 1")
+    if word:
+        two.second.run("%reserve_gpu 0")
+    word = word.replace("PID", str(two.first.pid))
+    done = two.reserve_gpu("release", *filter(None, [word]))
+    assert done.stdout.startswith("Released GPU1 of train.ipynb")
+    assert held(two.machine) == ([0] if word else [])
+
+
+def test_which_one(two: Two) -> None:
+    """Of several reservations without a name each is listed with its command, none released."""
+    two.first.run("%reserve_gpu 1")
+    two.second.run("%reserve_gpu 0")
+    done = two.reserve_gpu("release")
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert lines[0] == "There are 2 reservations. Which one?"
+    assert lines[1::2] == [
+        f"reserve-gpu release {two.second.pid}", "reserve-gpu release train.ipynb"
+    ]  # fmt: skip
+    assert two.reserve_gpu("release", "nonsense").stderr.startswith(
+        "You hold no GPU by the name nonsense. There are:\nGPU0  "
+    )
+    assert held(two.machine) == [0, 1]
+    done = two.reserve_gpu("release", "--all")
+    assert len(done.stdout.splitlines()) == 2
+    assert held(two.machine) == []
+
+
+def test_a_child_that_uses_it(two: Two) -> None:
+    """As long as a process that the notebook has started is on the GPU it stays reserved."""
+    two.first.run("%reserve_gpu 1")
+    child = two.first.run(
+        "import subprocess; p = subprocess.Popen(['sleep', '100']); print(p.pid)"
+    ).stdout.strip()
+    two.machine.add(f"compute {child} 100")
+    done = two.reserve_gpu("release")
+    assert done.returncode == 75
+    assert "A process that train.ipynb" in done.stdout
+    assert "has started uses GPU1. To end it:\nreserve-gpu release train.ipynb --end" in done.stdout
+    assert held(two.machine) == [1]
+    assert two.first.run(VISIBLE).stdout == "['1']\n"
+    two.first.run("p.kill(); p.wait()")
+
+
+def test_a_forged_name(two: Two) -> None:
+    """A notebook that another user has given another's name, in its lock file, stays as it is."""
+    two.second.run("%reserve_gpu 1")
+    path = two.machine.locks / f"{two.machine.uuid('1')}.lock"
+    fields = json.loads(path.read_bytes())
+    path.write_text(json.dumps(fields | {"notebook": "old.ipynb"}))
+    done = two.reserve_gpu("release", "old.ipynb")
+    assert "says that it is another notebook. Nothing was released." in done.stdout
+    assert held(two.machine) == [1]
+
+
+def test_a_refusal_says_what_is_ones_own(two: Two) -> None:
+    """Who holds GPUs in another notebook reads that first, with what releases them."""
+    two.first.run("%reserve_gpu 0,1")
+    cell = two.second.run("%reserve_gpu")
+    line = next(line for line in cell.shown.splitlines() if line.startswith("You hold"))
+    assert line == (
+        f"You hold GPU0 and GPU1 yourself, in train.ipynb (pid {two.first.pid}), idle: "
+        "reserve-gpu release train.ipynb"
+    )
+    assert "Ask " not in cell.shown
+
+
+def test_one_that_waits(two: Two) -> None:
+    """A notebook that waits for one more GPU releases the one that it has."""
+    two.first.run("%reserve_gpu 1")
+    with two.machine.child() as other:
+        other.reserve("'0'")
+        message = two.first.start("%reserve_gpu 0,1 --wait 1m")
+        wait_for(lambda: list(two.machine.locks.glob("queue-*")))
+        assert two.reserve_gpu("release", "1").stdout.startswith("Released GPU1")
+        assert held(two.machine) == [0]
+    assert "CUDA_VISIBLE_DEVICES = '0,1'" in two.first.finish(message).stdout
+
+
+def test_cuda_and_the_end(here: Here) -> None:
+    """Once CUDA has started only the end of the process helps: before_end() first, then the end."""
+    with here.kernel() as kernel:
+        kernel.run("%reserve_gpu 1")
+        assert kernel.run(START_CUDA).stdout == "0\n"
+        pid, saved = kernel.pid, here.folder / "saved"
+        kernel.run(
+            "import reserve_gpu\n@reserve_gpu.before_end\n"
+            f"def save(): open({str(saved)!r}, 'w').close()"
+        )
+        done = reserve_gpu(here, "release", str(pid))
+        assert done.returncode == 75
+        assert f"(pid {pid}): only its end frees GPU1. To end it:" in done.stdout
+        assert f"\nreserve-gpu release {pid} --end\n" in done.stdout
+        assert held(here) == [1]
+        assert is_running(pid)
+        done = reserve_gpu(here, "release", str(pid), "--end")
+        assert done.returncode == 0
+        assert done.stdout.startswith("Ended ")
+        assert saved.exists()
+        assert held(here) == []
+
+
+def test_a_script(here: Here) -> None:
+    """A script can't be asked, which is said; --end ends it, also where it is stopped."""
+    with here.child() as child:
+        child.reserve("'1'")
+        done = reserve_gpu(here, "release")
+        assert f"(pid {child.pid}) can't be asked: only its end frees GPU1" in done.stdout
+        os.kill(child.pid, signal.SIGSTOP)
+        assert reserve_gpu(here, "release", "--end").stdout.startswith("Ended python child.py")
+        assert held(here) == []
+
+
+@pytest.mark.full
+def test_a_stopped_kernel(here: Here) -> None:
+    """A kernel that is stopped is said not to answer, and what it holds stays."""
+    with here.kernel() as kernel:
+        kernel.run("%reserve_gpu 1")
+        with stopped(here, kernel.pid):
+            done = reserve_gpu(here, "release")
+            assert "does not answer: it is stopped, or hangs. To end it:" in done.stdout
+            assert held(here) == [1]
+
+
+# -- who is heard ----------------------------------------------------------------------------------
+
+LISTEN = (
+    "from reserve_gpu.reservation.elsewhere import Listener, ask\n"
+    "asked = []\n"
+    "def answer(request):\n"
+    " asked.append(request)\n"
+    " return {'answer': 'RELEASED'}\n"
+)
+
+
+@pytest.fixture
+def users() -> Iterator[Machine]:
+    with for_users() as machine:
+        yield machine
+
+
+@pytest.mark.xdist_group("users")
+def test_a_stranger_is_not_heard(users: Machine) -> None:
+    """What another user asks for is not even read; the same user and root are answered."""
+    with child_of(users, NOBODY) as first, child_of(users, NOBODY) as same, users.child() as root:
+        first.run(LISTEN + "Listener(answer).start()")
+        ask = f"ask({first.pid}, {{'do': 'release'}})"
+        with child_of(users, DAEMON) as other:
+            assert other.run(LISTEN + ask).value is None
+        assert first.run("len(asked)").value == 0
+        for friend in (same, root):
+            assert friend.run(LISTEN + ask).value == {"answer": "RELEASED"}
+        assert first.run("len(asked)").value == 2
+
+
+@pytest.mark.xdist_group("users")
+def test_a_strangers_answer_is_not_believed(users: Machine) -> None:
+    """A socket of another user that bears the name of a process's own is passed over."""
+    with child_of(users, NOBODY) as first, child_of(users, DAEMON) as other:
+        first.run("pass")
+        forge = (
+            "from reserve_gpu.reservation import elsewhere\n"
+            f"elsewhere.NAME = elsewhere.NAME.replace('{{pid}}', '{first.pid}')\n"
+        )
+        other.run(LISTEN + forge + "Listener(answer).start()")
+        with child_of(users, NOBODY) as same:
+            assert same.run(LISTEN + f"ask({first.pid}, {{}})").value is None
+        first.run(LISTEN + "Listener(answer).start()")
+        with child_of(users, NOBODY) as same:
+            assert same.run(LISTEN + f"ask({first.pid}, {{}})").value == {"answer": "RELEASED"}
+
+
+def test_nonsense_is_no_request(here: Here) -> None:
+    """Whatever is sent, the next request is answered; a listener that is stopped is gone."""
+    with here.child() as child:
+        child.run(LISTEN + "listener = Listener(answer); listener.start()")
+        (name,) = own_sockets(child.pid)
+        for sent in (b"", b"x", b"[]", b"{", b"1", b"[" * 50_000):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+                connection.connect(f"\0{name}")
+                connection.send(sent)
+        assert elsewhere.ask(child.pid, {"do": "release"}) == {"answer": "RELEASED"}
+        assert child.run("[request['do'] for request in asked]").value == ["release"]
+        child.run("listener.stop()")
+        wait_for(lambda: not own_sockets(child.pid))
+        assert elsewhere.ask(child.pid, {"do": "release"}) is None
+
+
+def own_sockets(pid: int) -> list[str]:
+    """Return the names of the sockets on which a process listens."""
+    with open("/proc/net/unix", encoding="utf-8") as sockets:
+        names = [line.split()[-1][1:] for line in sockets if f"@reserve_gpu/{pid}/" in line]
+    return list(dict.fromkeys(names))
+
+
+def test_a_fork_does_not_listen(here: Here) -> None:
+    """A child that was forked keeps no socket of its parent's open."""
+    with here.child() as child:
+        child.run(LISTEN + "Listener(answer).start()")
+        code = (
+            "import time\nr, w = os.pipe()\npid = os.fork()\n"
+            "if not pid:\n os.write(w, str([os.readlink(f'/proc/self/fd/{n}') for n in "
+            "os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}')]).encode())\n"
+            " os._exit(0)\n"
+            "os.waitpid(pid, 0)\n"
+        )
+        child.run(code)
+        assert "socket:" not in child.run("os.read(r, 10000).decode()").value
