@@ -60,6 +60,15 @@ Asks PyTorch, TensorFlow, JAX and others, each in a process of its own; run it u
 run` to check what a command would get: reserve-gpu run -- reserve-gpu check. Exit code 1: not so.
 It asks those of the Python that reserve-gpu is installed for.
 """
+JOIN_TEXT = """\
+Without a name it is your only reservation; without a command it is your shell. The command has the
+same GPUs, the same part and the same variables. The GPUs are taken as long as the notebook or the
+command lives.
+
+examples:
+  reserve-gpu join                               your shell, beside your only notebook
+  reserve-gpu join train.ipynb -- python eval.py a command, beside that one
+"""
 RELEASE_TEXT = """\
 Without a name it is your only reservation. A notebook that has started CUDA, a script and a command
 can't release a GPU as long as they live: --end ends them. Exit code 75: something is still held.
@@ -79,7 +88,8 @@ class Command(NamedTuple):
     start: Callable[[Namespace], int]  # does it, and returns the exit code
     usage: str = ""
     more: str = ""  # for its own help
-    takes_command: bool = False  # the words after `--` are a command to run
+    # Tells our words from a command to run behind them; None if there is none.
+    split: Callable[[list[str], list[str]], tuple[list[str], list[str]]] | None = None
 
 
 def _status(arguments: Namespace) -> int:
@@ -106,6 +116,11 @@ def _check(arguments: Namespace) -> int:
         result = checks.check(progress=live.show_check, face=shell(["reserve-gpu", "check"]))
     _print(_json(result) if arguments.json else str(result))
     return 0 if result.is_well else DOES_NOT_FIT
+
+
+def _join(arguments: Namespace) -> NoReturn:
+    reservations.join(arguments)
+    raise AssertionError  # this process is another program by now
 
 
 def _list(arguments: Namespace) -> int:
@@ -137,7 +152,7 @@ COMMANDS = (
         command.run,
         command.SYNOPSIS,
         RUN_TEXT,
-        takes_command=True,
+        command.split,
     ),
     Command(
         "status",
@@ -150,6 +165,15 @@ COMMANDS = (
         "Show the same live in a terminal, each second, until q; also: status --watch.",
         (options.COLOR,),
         _top,
+    ),
+    Command(
+        "join",
+        "Start a shell or a command on the GPUs that a notebook of yours has.",
+        (options.RESERVATIONS,),
+        _join,
+        "reserve-gpu join [WHICH] [-- COMMAND ...]",
+        JOIN_TEXT,
+        command.split_at_sign,
     ),
     Command("list", "List what you have reserved on this machine.", (), _list),
     Command(
@@ -181,7 +205,7 @@ COMMANDS = (
     ),
     # What installed kernels are started with, so these words must stay as they are. Not for people.
     Command(
-        "kernel start", "", options.REQUEST_THAT_GOES_ON, command.start_kernel, takes_command=True
+        "kernel start", "", options.REQUEST_THAT_GOES_ON, command.start_kernel, split=command.split
     ),
 )
 
@@ -210,9 +234,9 @@ def _start(words: list[str]) -> int:
         _require_command(words)
     own, to_run = words, None
     for subcommand in typed:
-        if subcommand.takes_command:
+        if subcommand.split:
             length = len(subcommand.words.split())
-            own, to_run = command.split(words[:length], words[length:])
+            own, to_run = subcommand.split(words[:length], words[length:])
     parser = _parser(typed or COMMANDS, to_run or ())
     arguments = parser.parse_args(own, Namespace(command=to_run, own=own))
     if arguments.version:

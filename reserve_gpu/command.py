@@ -124,6 +124,12 @@ def split(own: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
     return own, rest
 
 
+def split_at_sign(own: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words that are ours, and the command behind `--`, if there is one."""
+    at = rest.index("--") if "--" in rest else len(rest)
+    return own + rest[:at], rest[at + 1 :]
+
+
 def _with_sign(rest: list[str]) -> list[str]:
     """Return the words with `--` before the first one that may be a program; none if none may be.
 

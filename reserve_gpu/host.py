@@ -372,6 +372,16 @@ def command(words: Sequence[str], directory: str | None = None) -> str | None:
     return shown(" ".join(" ".join(short).split()), NAME_LIMIT) or None
 
 
+def shell() -> str:
+    """Return the user's shell: that of $SHELL, else that of the login."""
+    if shell := os.environ.get("SHELL"):
+        return shell
+    try:
+        return pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
+    except KeyError:
+        return "/bin/sh"
+
+
 def notebook_path() -> str | None:
     """Return the path of this kernel's notebook, None if it is not known (yet).
 

@@ -14,6 +14,7 @@ from reserve_gpu.gpus import names
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.usage import judge, promisable_mib
 from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.holders import with_hosts
 from reserve_gpu.model import GRAPHICS, STUCK, Device, Fault, Row, State
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ def explained(nvml: Nvml, row: Row, idle_mib: float | None = None) -> Row:
     and only for what somebody will read. idle_mib: as of `look`.
     """
     first = row.awaited_by and host.with_user(row.awaited_by)
-    row = row._replace(holders=tuple(map(host.with_user, row.holders)), awaited_by=first)
+    holders = with_hosts([host.with_user(holder) for holder in row.holders])
+    row = row._replace(holders=holders, awaited_by=first)
     if not isinstance(row.device, Device):
         return row
     usage = row.usage
@@ -118,12 +120,14 @@ def identified(
         return tuple(processes)
     pids = {holder.pid for holder in holders if holder.seen and holder.pid}
     not_found = False if is_complete and all(holder.seen for holder in holders) else None
-    return tuple(
-        host.identified(process)._replace(
-            has_reserved=host.is_below(process.pid, pids) or not_found
-        )
-        for process in processes
-    )
+    names = {h.user: h.name or "a process" for h in reversed(holders) if h.seen and not h.beside}
+    known = []
+    for each in processes:
+        has_reserved = host.is_below(each.pid, pids) or not_found
+        process = host.identified(each)._replace(has_reserved=has_reserved)
+        beside = names.get(process.user) if process.user and not has_reserved else None
+        known.append(process._replace(beside=beside))
+    return tuple(known)
 
 
 def is_unused(usage: Usage, processes: Sequence[Process] = ()) -> bool | None:
@@ -204,7 +208,7 @@ def _row(
         row = row._replace(state=State.UNKNOWN, reason=fault)
     if fault:
         return row
-    parts = [(holder.part_mib, holder.used_mib) for holder in row.holders]
+    parts = [(holder.part_mib, holder.used_mib) for holder in row.holders if not holder.beside]
     return row._replace(promisable_mib=promisable_mib(device, usage, parts))
 
 
@@ -216,7 +220,7 @@ def _has(holder: Holder, fault: Fault) -> bool:
 
 def _held(row: Row, holders: Sequence[Holder]) -> Row:
     """Return the row, of a device that was not read yet, with its holders."""
-    known = tuple(sorted(map(host.with_user, holders), key=_is_another))
+    known = with_hosts(sorted(map(host.with_user, holders), key=_is_another))
     is_mine = bool(known) and not _is_another(known[0])
     return row._replace(holders=known, is_mine=is_mine, is_unused=None if known else False)
 
@@ -231,7 +235,9 @@ def _used(nvml: Nvml, row: Row, listed: Sequence[Process], *, is_complete: bool 
 
     is_complete: there are no other holders.
     """
-    holders = host.with_uses(row.holders, listed) if nvml.sees_all else row.holders
+    holders = row.holders
+    if nvml.sees_all:
+        holders = with_hosts(host.with_uses(row.holders, listed))
     processes = identified(nvml, listed, holders, is_complete=is_complete)
     row = row._replace(
         holders=holders,
@@ -249,7 +255,8 @@ def _is_unreserved_use(row: Row, *, is_known: bool) -> bool | None:
     if not row.holders:
         is_busy = row.use is State.BUSY
         return is_busy if is_known or not is_busy else None
-    belongings = {process.has_reserved for process in row.processes}
+    # What a user has beside an own reservation is no stranger's.
+    belongings = {process.has_reserved for process in row.processes if not process.beside}
     if False in belongings:
         return True
     return None if None in belongings else False

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from reserve_gpu.report.status import Status
 
 checks, pictures = Late("frameworks.check"), Late("report.pictures")
+reservations = Late("reservations")
 
 
 def run(line: str) -> None:
@@ -93,12 +94,15 @@ def _parse(line: str) -> Namespace:
 
 def _do(arguments: Namespace) -> None:
     actions = [flag for flag in ("release", "check", "status") if getattr(arguments, flag)]
+    actions += [] if arguments.join is None else ["join"]
     if len(actions) > 1:
         raise errors.RequestError(f"One at a time: --{' or --'.join(actions)}.")
     if arguments.help:
         print(options.magic_help())
     elif arguments.release:
         _release(arguments)
+    elif arguments.join is not None:
+        _join(arguments)
     elif arguments.check:
         _check(arguments)
     elif arguments.status:
@@ -121,6 +125,13 @@ def _release(arguments: Namespace) -> None:
     devices = api.release()
     values = environment.read({*environment.CUDA, *(held.environ if held else ())})
     print(messages.released(devices, values, started=environment.cuda_started()))
+
+
+def _join(arguments: Namespace) -> None:
+    if arguments.devices:
+        raise errors.RequestError(f"Give one name: --join {errors.shown(arguments.devices[0])}")
+    which = [arguments.join] if arguments.join else []
+    print(api.join(reservations.chosen(which, "%reserve_gpu --join")))
 
 
 def _status(arguments: Namespace) -> None:

@@ -141,6 +141,7 @@ class Process(NamedTuple):
     user: str | None = None
     command: str | None = None
     has_reserved: bool | None = None  # it or an ancestor has the device; None: not known
+    beside: str | None = None  # a holder of the same user, in a word, that it does not belong to
     kind: str = "compute"
 
 
@@ -321,6 +322,9 @@ class Holder(NamedTuple):
     promise: Promise = Promise()
     overdue: float | None = None  # since when it should have ended
     kept_until: float | None = None  # for the restart of its kernel
+    guest_of: float | None = None  # since when the holder that it has joined has the device
+    is_alone: bool = False  # a guest of one who shares the device with nobody
+    beside: str | None = None  # the holder that it has joined, in a word; None where that has gone
     seen: bool = False
     confirmed: bool = False  # the record names the same pid as the kernel
     elsewhere: bool = False  # the pid is of another PID namespace; here it means another process
@@ -343,6 +347,11 @@ class Holder(NamedTuple):
     def note(self) -> str | None:
         """Return its line for others to read."""
         return self.promise.note
+
+    @property
+    def name(self) -> str | None:
+        """Return what it is, in a word: its notebook, or its command."""
+        return self.notebook or self.command
 
     def is_kept(self, now: float) -> bool:
         """Tell whether its kernel has ended, and what it had is kept for its restart."""

@@ -192,6 +192,13 @@ MAGIC = (
     Option("--all", action="store_true", help=f"with --status: {ALL.settings['help']}"),
     WATCH,
     Option("--release", action="store_true", help="release what this kernel holds"),
+    Option(
+        "--join",
+        nargs="?",
+        const="",
+        metavar="WHICH",
+        help="use the GPUs that another notebook of yours has: by a GPU, its name, or its pid",
+    ),
 )
 HELP = Option("-h", "--help", action="store_true", help="show this")
 

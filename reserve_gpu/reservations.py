@@ -1,13 +1,14 @@
-"""reserve-gpu list and release: what a user has on this machine, from elsewhere."""
+"""reserve-gpu list, join and release: what a user has on this machine, from elsewhere."""
 
 from __future__ import annotations
 
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from reserve_gpu import machine
+from reserve_gpu import host, machine
+from reserve_gpu.calls import Late
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Answer, Device, Reserved
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
 
+command = Late("command")
+
 NOT_RELEASED = 75  # EX_TEMPFAIL
 ROOT = 0
 
@@ -26,6 +29,31 @@ def listed(_arguments: Namespace) -> str:
     """Return a line for each reservation of this user."""
     every, now = _of_user(), time.time()
     return "\n".join(said.line(each, now) for each in every) or said.NONE
+
+
+def join(arguments: Namespace) -> NoReturn:
+    """Join a reservation of this user's, and become a command, by default the user's shell.
+
+    Raises RequestError where it is not clear which is meant; CommandError.
+    """
+    words = arguments.command or [host.shell()]
+    program = command.find(words, arguments.own)
+    host.call_it(host.command(words) or "")
+    command.say(api.join(chosen(arguments.which)))
+    command.become(program, words)
+    raise AssertionError  # this process is another program by now
+
+
+def chosen(words: Sequence[str], typed: str = "reserve-gpu join") -> Reserved:
+    """Return the one reservation of this user's, in another process, that is meant.
+
+    typed: what stands before its name. Raises RequestError.
+    """
+    every = [
+        each for each in _of_user() if each.holder.pid != os.getpid() and not each.holder.beside
+    ]
+    (reserved,) = _chosen(words[:1], every, typed)
+    return reserved
 
 
 def release(arguments: Namespace) -> tuple[str, int]:

@@ -319,7 +319,7 @@ BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ..
 
 
 NO_SUCH = (
-    "no command {}. There are: run, status, top, list, release, check, kernel install, "
+    "no command {}. There are: run, status, top, join, list, release, check, kernel install, "
     "kernel uninstall. See"
 )
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.ipython
 OPTIONS = [
     *("--count", "--min-memory", "--name", "--exclude", "--memory", "--wait", "--share", "--note"),
     *("--optional", "--for", "--until", "--idle", "--if-wanted", "--end-kernel"),
-    *("--status", "--check", "--json", "--all", "--watch", "--release", "--help"),
+    *("--status", "--check", "--json", "--all", "--watch", "--release", "--join", "--help"),
 ]
 DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
 # Before 8.6 IPython adds to what is offered Python's own names; ours are there anyway.
@@ -77,7 +77,7 @@ CASES = [
     ("%reserve_gpu --until ", ["12:00", "18:00", *DAYS]),
     ("%reserve_gpu --until f", ["Fri"]),
     ("%reserve_gpu --idle ", ["30m", "1h", "2h"]),
-    ("%reserve_gpu --status --j", ["--json"]),
+    ("%reserve_gpu --status --js", ["--json"]),
     ("x = 1\n%reserve_gpu --sh", ["--share"]),
 ]
 

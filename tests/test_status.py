@@ -198,19 +198,21 @@ def test_who_holds_and_who_uses(here: Here) -> None:
 @on_a_host
 @pytest.mark.process
 def test_whose_processes_are_on_a_reserved_device(here: Here) -> None:
-    """A holder's children count as its own; where only strangers are, it is reserved but idle."""
+    """A holder's children count as its own; others are strangers, or of the same user beside it."""
     here.write("gpu\n" * 3)
     with here.child() as holder:
         holder.reserve("'0,1,2'")
         holder.run("import subprocess; helper = subprocess.Popen(['sleep', '1000'])")
         helper, stranger = holder.run("helper.pid").value, os.getpid()
         both = f" compute {helper} 300\n compute {stranger} 200\n"
-        here.write(f"gpu\n compute {helper} 300\ngpu\n compute {stranger} 9\ngpu\n{both}")
+        here.write(f"gpu\n compute {helper} 300\ngpu\n compute 4321000 9\ngpu\n{both}")
         rows = devices()
         holder.run("helper.kill()")
     assert [row["state"] for row in rows] == ["reserved"] * 3
     assert [row["is_reserved_but_idle"] for row in rows] == [False, True, False]
-    assert [row["is_used_without_reservation"] for row in rows] == [False, True, True]
+    assert [row["is_used_without_reservation"] for row in rows] == [False, True, False]
+    beside = [[process["beside"] for process in row["processes"]] for row in rows]
+    assert beside == [[None], [None], [None, "python child.py"]]
     assert [process["has_reserved"] for process in rows[2]["processes"]] == [True, False]
 
 

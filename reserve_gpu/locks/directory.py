@@ -160,10 +160,17 @@ class LockDirectory:
             stack.callback(whole.release)
             if share:
                 return self.acquire_own(prefix, shared=True, since=since)
-            if sharer := next(self._living(prefix, held_names), None):
-                return self.holders.of(sharer)
+            sharers = map(self.holders.of, self._living(prefix, held_names))
+            # Guests of the reservation in whose place this one comes are no others.
+            others = (each for each in sharers if since is None or each.guest_of != since)
+            if (other := next(others, None)) is not None:
+                return other
             stack.pop_all()
             return whole
+
+    def acquire_guests(self, uuid: str) -> Lock:
+        """Lock a sharer's file of the device for a guest; under the mutex. Raises LockError."""
+        return self.acquire_own(_share_prefix(uuid), shared=True)
 
     def acquire_own(self, prefix: str, *, shared: bool = False, since: float | None = None) -> Lock:
         """Lock a file of this user's own, `PREFIX-UID-N.lock`; under the mutex. Raises LockError.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from reserve_gpu import host
 from reserve_gpu.errors import TOO_MANY_FILES, LockError
@@ -16,6 +17,9 @@ from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
 from reserve_gpu.locks.record import Asks, Record
 from reserve_gpu.model import Holder, Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
 
 SHARE = ".share"  # in the name of a sharer's file: UUID.share-UID-N.lock
 # A file that was changed no later than this after its record was only written: no cell has ended.
@@ -56,7 +60,8 @@ class Holders:
         record, status = self._record(name)
         holder = Holder() if status is None else self._holder(record, status)
         if not is_sharers(name):  # anybody may write into the file of a whole device
-            holder = holder._replace(promise=holder.promise._replace(size=None))
+            promise = holder.promise._replace(size=None)
+            holder = holder._replace(promise=promise, guest_of=None, is_alone=False)
         return holder._replace(file=name)
 
     def ticket(self, name: str) -> Ticket:
@@ -108,6 +113,44 @@ def is_sharers(name: str) -> bool:
     return SHARE in name
 
 
+def with_hosts(holders: Sequence[Holder]) -> tuple[Holder, ...]:
+    """Return the holders of a device, each guest with the name of the one that it has joined.
+
+    What guests use is counted as used by that one, too.
+    """
+    hosts = [holder for holder in holders if holder.guest_of is None]
+    places = [_host_of(holder, hosts) for holder in holders]
+    for guest, at in zip(holders, places, strict=True):
+        if at is not None:
+            uses = (hosts[at].used_mib, guest.used_mib)
+            used_mib = None if None in uses else sum(use or 0.0 for use in uses)
+            hosts[at] = hosts[at]._replace(used_mib=used_mib)
+    counted = iter(hosts)
+    return tuple(
+        next(counted)
+        if holder.guest_of is None
+        else holder._replace(beside=None if at is None else hosts[at].name or "a process")
+        for holder, at in zip(holders, places, strict=True)
+    )
+
+
+def without_guests(holders: Sequence[Holder], since: Collection[float] = ()) -> list[Holder]:
+    """Return the holders of a device without the guests of those who are there.
+
+    A guest has no part of its own, as long as the holder that it has joined is there.
+    since: when others, who are not among them, have taken the device.
+    """
+    known = with_hosts(holders)
+    return [each for each in known if not each.beside and each.guest_of not in since]
+
+
+def _host_of(guest: Holder, hosts: Sequence[Holder]) -> int | None:
+    """Return which of these it is that a guest has joined; None for no guest, or if it has gone."""
+    if guest.guest_of is None:
+        return None
+    return next((at for at, holder in enumerate(hosts) if holder.since == guest.guest_of), None)
+
+
 def named(record: Record, pid: int | None, changed: float = 0.0) -> Holder:
     """Return what is known of a holder: the kernel says which pid, the record says the rest.
 
@@ -123,6 +166,8 @@ def named(record: Record, pid: int | None, changed: float = 0.0) -> Holder:
         promise=record.promise,
         overdue=record.overdue,
         kept_until=record.kept_until,
+        guest_of=record.guest_of,
+        is_alone=record.guest_of is not None and record.is_alone is True,
         seen=pid is not None,
         confirmed=pid is not None and pid == who.pid,
         elsewhere=pid is None and who.namespace not in (None, host.pid_namespace()),

@@ -42,6 +42,8 @@ class Record(NamedTuple):
     label, index: of the device. visible: its CUDA_VISIBLE_DEVICES.
     overdue: since when its reservation should have ended, where it has not.
     kept_until: for how long it is kept for the restart of its kernel.
+    guest_of: of a guest, since when the holder that it has joined has the device.
+    is_alone: that holder shares it with nobody.
     """
 
     who: Who = Who()
@@ -54,6 +56,8 @@ class Record(NamedTuple):
     visible: str | None = None
     overdue: float | None = None
     kept_until: float | None = None
+    guest_of: float | None = None
+    is_alone: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON takes it, without what is not known."""
@@ -99,6 +103,8 @@ class Record(NamedTuple):
             visible=get("visible", _text),
             overdue=get("overdue", _moment),
             kept_until=get("kept_until", _moment),
+            guest_of=get("guest_of", _moment),
+            is_alone=fields.get("is_alone") is True or None,
         )
 
 
@@ -120,7 +126,10 @@ def myself() -> Who:
     )
 
 
-_OF_THE_LOCK = ("since", "written", "label", "index", "visible", "overdue", "kept_until")
+_OF_THE_LOCK = (
+    *("since", "written", "label", "index", "visible", "overdue", "kept_until"),
+    *("guest_of", "is_alone"),
+)
 
 
 def read(descriptor: int) -> Record:

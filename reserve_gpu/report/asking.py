@@ -24,7 +24,11 @@ def yourself(rows: Sequence[Row], now: float, user: str) -> list[Line]:
     `You hold GPU0 and GPU1 yourself, in mine.ipynb, idle for 3 h: reserve-gpu release mine.ipynb`
     """
     every = Reserved.among(_others(rows))
-    own = [each for each in every if _is_of(each.holder, user) and not each.holder.is_kept(now)]
+    own = [
+        each
+        for each in every
+        if _is_of(each.holder, user) and not (each.holder.is_kept(now) or each.holder.beside)
+    ]
     return [
         (
             f"You hold {words.labels(each.rows)} yourself, in ",

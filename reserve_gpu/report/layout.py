@@ -162,9 +162,10 @@ def idle_s(row: Row, now: float) -> float | None:
     It counts from the holder's last cell, or from the start of the reservation. With several
     holders it is not known.
     """
-    if not row.is_unused or len(row.holders) != 1:
+    holders = [holder for holder in row.holders if not holder.beside]
+    if not row.is_unused or len(holders) != 1:
         return None
-    since = row.holders[0].last_cell or row.holders[0].since
+    since = holders[0].last_cell or holders[0].since
     return None if since is None else times.time_since(since, now)
 
 
@@ -271,12 +272,18 @@ def _uses(row: Row) -> list[Line]:
     if not row.holders:
         title = ("no reservation: ", MARK) if row.is_unreserved_use else ("used by ", FAINT)
         return [(title, words.users(processes))] if processes else []
-    kinds = ((None, ("used by ", FAINT)), (False, ("without a reservation: ", MARK)))
-    return [
-        (title, words.users(those))
-        for kind, title in kinds
-        if (those := [process for process in processes if process.has_reserved is kind])
-    ]
+    titles: dict[Line, list[Process]] = {}
+    for process in processes:
+        if process.has_reserved:
+            continue
+        what: Line = (("used by ", FAINT),)
+        if process.beside:
+            name = shown(process.beside, words.NOTEBOOK_LIMIT)
+            what = ((f"not joined, beside {name}: ", FAINT),)
+        elif process.has_reserved is False:
+            what = (("without a reservation: ", MARK),)
+        titles.setdefault(what, []).append(process)
+    return [(*what, words.users(those)) for what, those in titles.items()]
 
 
 def _by_memory(processes: Sequence[Process]) -> list[Process]:

@@ -29,6 +29,7 @@ NESTED = (  # a handler of a signal makes a call while another call runs
 )
 PART_STAYS = "The `with` block around this has asked for a larger part, which stays reserved."
 HAS_ENDED = "This reservation has been released; ask for another one."
+HAS_GONE = "This reservation has just been released. Look again: reserve-gpu list"
 ANOTHER_THREAD_WAITS = (
     "Another thread of this process waits in the queue for a GPU. To get the same GPU, wait as "
     "well: wait=True."
@@ -228,6 +229,28 @@ def released_by(devices: Sequence[Device], user: str, now: float) -> str:
         f"{labels(devices)} {'was' if len(devices) == 1 else 'were'} released at "
         f"{times.moment(now, now)}: {shown(user)} asked for it with reserve-gpu release. "
         "%reserve_gpu gets another one."
+    )
+
+
+def holds_already(devices: Sequence[Device]) -> str:
+    """Say why a process that holds something can't join another reservation."""
+    what = "it" if len(devices) == 1 else "them"
+    return f"This kernel holds {labels(devices)}. Release {what} first: %reserve_gpu --release"
+
+
+def joined(devices: Sequence[Device], name: str | None, environ: Mapping[str, str]) -> str:
+    """Say what a guest has joined. name: the holder, in a word."""
+    where = shown(name or "a process", words.NOTEBOOK_LIMIT)
+    return "\n".join([f"Joined {where} on {labels(devices)}.", *variables(environ)])
+
+
+def left_alone(devices: Sequence[Device], name: str | None) -> str:
+    """Tell a guest that the holder that it has joined has gone."""
+    what = "it" if len(devices) == 1 else "them"
+    return (
+        f"{shown(name or 'The process', words.NOTEBOOK_LIMIT)} has released {labels(devices)}, "
+        f"which this kernel has joined. Reserve {what} with %reserve_gpu, or release {what} with "
+        "%reserve_gpu --release."
     )
 
 

@@ -99,7 +99,7 @@ def _of_users(rows: Sequence[tuple[Labels, Row]], now: float) -> Iterator[str]:
         return _family(name, about, list(chain.from_iterable(each)))
 
     yield family("user_memory_promised_bytes", "Memory of parts that a user has reserved of it.",
-                 lambda holder: _bytes(holder.part_mib), sum)  # fmt: skip
+                 lambda holder: _bytes(holder.part_mib and _own_part(holder)), sum)  # fmt: skip
     yield family("user_memory_used_bytes", "Memory that those use of it who have reserved it.",
                  lambda holder: _bytes(holder.used_mib), sum)  # fmt: skip
     yield family("until_timestamp_seconds", "When the last reservation of a user of it is to end.",
@@ -190,6 +190,11 @@ def _of_each_user(
         known = [value for value in values if value is not None]
         if len(known) == len(values):
             yield {**labels, "username": user}, total(known)
+
+
+def _own_part(holder: Holder) -> float | None:
+    """Return the part that a holder was promised; a guest has none of its own."""
+    return 0.0 if holder.beside else holder.part_mib
 
 
 def _overdue_s(holder: Holder, now: float) -> float:

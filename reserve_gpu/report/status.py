@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from reserve_gpu.report.words import Line
 
 VERSION = 1  # of the JSON; names are only ever added to it
-PROCESS_FIELDS = ("pid", "user", "command", "memory_mib", "has_reserved", "kind")
+PROCESS_FIELDS = ("pid", "user", "command", "memory_mib", "has_reserved", "kind", "beside")
 HOLDER_FIELDS = (
     "pid", "user", "notebook", "command", "cwd", "note", "since", "last_cell", "confirmed",
     "elsewhere",
@@ -235,6 +235,8 @@ def _holder_dict(holder: Holder, now: float) -> dict[str, Any]:
         "if_wanted": holder.promise.lease.if_wanted,
         "overdue": times.overdue_since(holder, now),
         "kept_until": holder.kept_until if holder.is_kept(now) else None,
+        "is_guest": holder.guest_of is not None,
+        "beside": holder.beside,
     }
 
 

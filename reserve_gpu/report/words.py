@@ -130,6 +130,8 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
         line += ", ", (shown(name, NOTEBOOK_LIMIT), STRONG)
     if origin := _origin(holder):
         line += (f" ({origin})",)
+    if holder.beside:
+        line += (" beside ", FAINT), (shown(holder.beside, NOTEBOOK_LIMIT), STRONG)
     line += _part(holder)
     if asks:
         line += (" has waited for ", FAINT), (shown(asks), STRONG)
@@ -149,6 +151,8 @@ def lease_end(holder: Holder, now: float, *, is_own: bool = False) -> Line:
     """
     if holder.kept_until is not None and holder.is_kept(now):
         return ", ", (f"kept for its restart, {times.left(holder.kept_until - now)}", MARK)
+    if holder.guest_of is not None and not holder.beside:
+        return ", ", ("overdue: it has joined what has been released", MARK)
     if (since := times.overdue_since(holder, now)) is not None:
         return ", ", (f"overdue since {times.moment(since, now)}", MARK)
     at, lease = times.end(holder, now), holder.promise.lease

@@ -26,7 +26,7 @@ from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model import NO_LEASE, Device, Holder, Row, State, Waiting
 from reserve_gpu.quantities import parse_duration
 from reserve_gpu.reservation import environment, limit
-from reserve_gpu.reservation.outcome import NotTaken
+from reserve_gpu.reservation.outcome import NotTaken, TooLate
 from reserve_gpu.reservation.request import (
     Deadline,
     idle_mib,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from reserve_gpu.gpus.names import DeviceNames
-    from reserve_gpu.model import News, Request, Rules
+    from reserve_gpu.model import News, Request, Reserved, Rules
     from reserve_gpu.report.faces import Face
     from reserve_gpu.report.progress import Live
     from reserve_gpu.report.status import Status
@@ -334,6 +334,23 @@ def before_exec(reason: str | None = None) -> None:
     reason: why it holds nothing, for that program to tell.
     """
     session().run(session().leave_to_next_program, reason)
+
+
+def join(reserved: Reserved) -> str:
+    """Hold, as a guest, what another process of this user has reserved; returns what to tell.
+
+    Raises RequestError where this process holds something already, or that one nothing any more;
+    TooLateError where CUDA has started here; LockError.
+    """
+    this_session = session()
+    if this_session.devices:
+        raise RequestError(messages.holds_already(this_session.devices))
+    if environment.cuda_started():
+        raise TooLate(()).error(faces.MAGIC)
+    this_session.run(this_session.join, reserved)
+    reservation = this_session.reservation
+    environ = reservation.environ if reservation else {}
+    return str(messages.joined(this_session.devices, reserved.holder.name, environ))
 
 
 def claim(connection_file: str | None) -> list[str]:

@@ -15,6 +15,7 @@ from reserve_gpu.gpus import usage
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Link, Nvml
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
+from reserve_gpu.locks.holders import is_sharers, without_guests
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import (
@@ -172,7 +173,8 @@ def _ruled(
     """
     held_names = [lock.name for lock in claim.held.values()]
     uuids = [device.uuid for device in everything if isinstance(device, Device)]
-    elsewhere = claim.locks.holders_by(os.geteuid(), uuids, held_names)
+    found = claim.locks.holders_by(os.geteuid(), uuids, held_names)
+    elsewhere = without_guests(found, [lock.since for lock in claim.held.values()])
     by_rules = quota.judge(rules, claim.request, devices, claim.held, elsewhere, everything)
     return claim._replace(by_rules=by_rules), quota.lease(claim.request.promise.lease, rules)
 
@@ -232,7 +234,8 @@ def _lock(claim: Claim, device: Device, held_lock: Lock | None) -> Lock | Row:
     if isinstance(lock, Lock):
         return lock
     sharers = claim.locks.sharers_of(device.uuid, [held_lock.name] if held_lock else ())
-    return Row(device, State.RESERVED, holders=sharers or (lock,))
+    is_whole = not is_sharers(lock.file or "")
+    return Row(device, State.RESERVED, holders=(lock, *sharers) if is_whole else sharers or (lock,))
 
 
 def _kept(claim: Claim, device: Device, lock: Lock) -> Locked:
@@ -261,11 +264,16 @@ def _judged(claim: Claim, device: Device, lock: Lock, queue: Place, limit_s: flo
     if shares is None:
         sharers = claim.locks.sharers_of(device.uuid, [lock.name]) if request.share else ()
         row = row._replace(holders=sharers)
+    elif any(sharer.is_alone for sharer in shares[0]):  # whose holder has gone
+        sharers = tuple(shares[0])
+        row = row._replace(holders=sharers)
     elif room := parts.room(device, reading, *shares):
         sharers, mine = room.sharers, _this_process(claim, device)
         row = row._replace(holders=mine + sharers, is_mine=bool(mine), promisable_mib=room.most_mib)
     else:
         return row._replace(state=State.UNKNOWN, use=State.UNKNOWN)
+    if any(sharer.is_alone for sharer in sharers):
+        return row._replace(state=State.RESERVED)
     is_open = policy.is_to_be_taken(request, use, reading, is_shared=bool(sharers))
     is_open = is_open or claim.is_taking_back  # this process itself may be on it
     if room and is_open and room.most_mib < (request.part_mib or 0.0):
@@ -312,7 +320,10 @@ def _shares(claim: Claim, device: Device, lock: Lock) -> tuple[list[Holder], par
     if not sharers and not claim.held and not claim.is_taking_back:
         return [], parts.Own()
     if not claim.gpus.sees_all:  # a pid may be another process's in our PID namespace
-        return list(sharers), parts.Own(promised_mib, None)
-    everybody = (*sharers, Holder(os.getpid(), seen=True))
-    *known, this_process = host.with_uses(everybody, claim.gpus.processes(device))
+        since = [lock.since for lock in claim.held.values()]
+        return without_guests(sharers, since), parts.Own(promised_mib, None)
+    held_lock = claim.held.get(device.uuid)
+    own = Holder(os.getpid(), since=held_lock.since if held_lock else None, seen=True)
+    everybody = host.with_uses((own, *sharers), claim.gpus.processes(device))
+    this_process, *known = without_guests(everybody)
     return known, parts.Own(promised_mib, this_process.used_mib)

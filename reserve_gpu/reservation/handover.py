@@ -7,7 +7,7 @@ inherited it. Nothing in it is believed that the kernel does not confirm of the 
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from reserve_gpu.locks.record import Record
 from reserve_gpu.model import Device, Promise
 from reserve_gpu.reservation import environment
 from reserve_gpu.reservation.environment import Changes
+from reserve_gpu.reservation.held import Guest, Held
 
 LIMIT = 100_000  # characters; the kernel's own limit for one variable is 128 KiB
 REASON_LIMIT = 5_000  # characters, each of up to 12 in JSON
@@ -36,7 +37,8 @@ NUMBERS = {
 class Handover(NamedTuple):
     """What one program leaves to the next in the same process.
 
-    changes: to the CUDA variables. locks: what holds the devices, by UUID. promise: as of Held.
+    changes: to the CUDA variables. locks: what holds the devices, by UUID. promise, guest: as of
+    Held.
     reason: why there is no device, if there is none and a person should be told.
     """
 
@@ -45,6 +47,7 @@ class Handover(NamedTuple):
     locks: Mapping[str, Lock] = {}
     promise: Promise = Promise()
     reason: str | None = None
+    guest: Guest | None = None
 
 
 def offer(handover: Handover) -> None:
@@ -55,21 +58,28 @@ def offer(handover: Handover) -> None:
         "before": dict(handover.changes.before),
         "written": dict(handover.changes.written),
         "reason": handover.reason and handover.reason[:REASON_LIMIT],
-        **described(handover.devices, handover.locks, handover.promise),
+        **described(Held(handover.devices, handover.locks, handover.promise, guest=handover.guest)),
     }
     os.environ[host.HELD] = f"{os.getpid()} {json.dumps(fields)}"
 
 
-def described(
-    devices: Sequence[Device], locks: Mapping[str, Lock], promise: Promise
-) -> dict[str, Any]:
+def described(held: Held) -> dict[str, Any]:
     """Return what is held, as JSON takes it."""
-    own = [locks[device.uuid] for device in devices]
+    locks = [held.locks[device.uuid] for device in held.devices]
     return {
-        "devices": [device._asdict() for device in devices],
-        "locks": [(lock.descriptor, lock.name, lock.shared) for lock in own],
-        "record": Record(promise=promise).to_dict(),
+        "devices": [device._asdict() for device in held.devices],
+        "locks": [(lock.descriptor, lock.name, lock.shared) for lock in locks],
+        "record": Record(promise=held.promise).to_dict(),
+        "guest": held.guest,
     }
+
+
+def guest_of(fields: Mapping[str, Any]) -> Guest | None:
+    """Return what makes it a guest's, if that was written down. Raises TypeError, ValueError."""
+    if fields.get("guest") is None:
+        return None
+    of, is_alone, name = fields["guest"]
+    return Guest(tuple(map(float, of)), is_alone is True, _text(name))
 
 
 def received() -> Handover | None:
@@ -100,7 +110,7 @@ def _checked(fields: Mapping[str, Any]) -> Handover | None:
         locks[device.uuid] = lock
     changes = Changes(_variables(fields["before"]), _variables(fields["written"]))
     promise = Record.from_dict(fields["record"]).promise
-    return Handover(changes, devices, locks, promise, _text(fields["reason"]))
+    return Handover(changes, devices, locks, promise, _text(fields["reason"]), guest_of(fields))
 
 
 def device_of(fields: Mapping[str, Any]) -> Device:

@@ -7,10 +7,23 @@ from reserve_gpu import host
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.holders import without_guests
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.model import Device, Holder, Lease, Promise
 
 messages = Late("report.messages")
+
+
+class Guest(NamedTuple):
+    """What makes a reservation a guest's.
+
+    of: since when the holder that was joined has each of the devices. is_alone: it shares with
+    nobody. name: what that holder is, in a word.
+    """
+
+    of: tuple[float, ...]
+    is_alone: bool
+    name: str | None = None
 
 
 class Held(NamedTuple):
@@ -19,6 +32,7 @@ class Held(NamedTuple):
     locks: by UUID. promise: what others may count on.
     overdue: since when it should have ended, where it has not.
     kept_until: for how long it is kept for the restart of this kernel, which ends now.
+    guest: of one that has joined the reservation of another process of this user.
     reservation: what callers were answered with.
     answers: how many calls of reserve() were answered with it outside of a `with` block.
     inside: the threads that are in a `with` block of it, once for each block.
@@ -32,6 +46,7 @@ class Held(NamedTuple):
     answers: int = 1
     inside: tuple[int, ...] = ()
     kept_until: float | None = None
+    guest: Guest | None = None
 
     @property
     def part_mib(self) -> float | None:
@@ -46,6 +61,8 @@ class Held(NamedTuple):
     @property
     def is_shared(self) -> bool:
         """Tell whether it lets others share the devices."""
+        if self.guest and self.guest.is_alone:
+            return False
         return any(lock.shared for lock in self.locks.values())
 
     @property
@@ -81,11 +98,15 @@ class Held(NamedTuple):
         Raises LockError if others have the device now, or so much of it that the part has no room.
         """
         old = self.locks[device.uuid]
-        new = directory.lock_device(device.uuid, share=old.shared, since=old.since)
+        new: Lock | Holder
+        if self.guest:
+            new = directory.acquire_guests(device.uuid)
+        else:
+            new = directory.lock_device(device.uuid, share=old.shared, since=old.since)
         path = old.path if old.held() else None
         if not isinstance(new, Lock):
             raise LockError(messages.lost(device, path, [host.with_user(new)]))
-        sharers = directory.sharers_of(device.uuid, [new.name])
+        sharers = without_guests(directory.sharers_of(device.uuid, [new.name]), [old.since])
         if not self._has_room(device, sharers):
             new.release()
             raise LockError(messages.lost(device, path, list(map(host.with_user, sharers))))
@@ -94,7 +115,7 @@ class Held(NamedTuple):
 
     def _has_room(self, device: Device, sharers: Sequence[Holder]) -> bool:
         """Tell whether the part of it fits beside the parts of those who share the device."""
-        if self.part_mib is None or device.usable_mib is None:
+        if self.guest or self.part_mib is None or device.usable_mib is None:
             return True
         promised_mib = sum(sharer.part_mib or 0.0 for sharer in sharers)
         return promised_mib + self.part_mib <= device.usable_mib

@@ -63,7 +63,7 @@ def leave(held: Held, connection_file: str, until: float) -> None:
         "until": until,
         "directory": os.path.dirname(locks[0].path),
         "since": [lock.since for lock in locks],
-        **handover.described(held.devices, held.locks, held.promise),
+        **handover.described(held),
     }
     numbers = [lock.descriptor for lock in locks]
     heir.start(connection_file, until - time.time(), numbers, json.dumps(left))
@@ -144,5 +144,5 @@ def _read(pid: int) -> Left:
         until=float(fields["until"]),
         directory=str(fields["directory"]),
         names=tuple((*name, at) for name, at in zip(names, since, strict=True)),
-        held=Held(devices, {}, promise),
+        held=Held(devices, {}, promise, guest=handover.guest_of(fields)),
     )

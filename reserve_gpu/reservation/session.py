@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from reserve_gpu.locks.lock import Lock
-    from reserve_gpu.model import Device, Request
+    from reserve_gpu.model import Device, Request, Reserved
     from reserve_gpu.reservation.elsewhere import Listener
     from reserve_gpu.reservation.lease import LeaseTimer
     from reserve_gpu.reservation.outcome import Granted
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 caps, handover = Late("reservation.caps"), Late("reservation.handover")
 restart = Late("reservation.restart")  # which only kernels of Jupyter need
+guests = Late("reservation.guests")
 elsewhere = Late("reservation.elsewhere")  # which only IPython needs
 lease_timer = Late("reservation.lease")  # which only what ends needs
 messages = Late("report.messages")
@@ -242,12 +243,13 @@ class Session:
         return min(lock.since for lock in held.locks.values())
 
     def in_place(self, request: Request) -> Request:
-        """Return the request by name, where it is for another part of the devices that are held.
+        """Return the request by name, where it is for the devices that are held, in another way.
 
-        Whoever holds a part and asks for a larger one means more of the same device.
+        Whoever holds a part and asks for a larger one means more of the same device. A guest whose
+        holder has gone means what it has.
         """
-        is_part = None not in (self.part_mib, request.part_mib)
-        devices = policy.kept(self.devices, request, is_shared=True) if is_part else None
+        is_part = None not in (self.part_mib, request.part_mib) or self._is_left()
+        devices = policy.kept(self.devices, request, is_shared=request.share) if is_part else None
         if not devices or request.devices:
             return request
         return request._replace(devices=tuple(d.number for d in devices), count=None, exclude=())
@@ -259,7 +261,7 @@ class Session:
 
         Where less is asked for than is held, release the rest, as long as CUDA has not started.
         """
-        held = self.held
+        held = None if self._is_left() else self.held  # a guest that is left reserves anew
         devices = held and policy.kept(held.devices, request, is_shared=held.is_shared)
         if not (held and devices) or not policy.is_enough(held.part_mib, request.part_mib):
             return None
@@ -374,6 +376,14 @@ class Session:
                 texts.append(text)
         return texts
 
+    def _is_left(self) -> bool:
+        """Tell whether this is a guest, and the holder that it has joined has gone."""
+        held = self.held
+        if held is None or held.guest is None:
+            return False
+        with LockDirectory() as directory, directory.mutex(RENEW_LIMIT_S):
+            return bool(guests.is_left(held, directory))
+
     def note_cell(self) -> list[str]:
         """Note for others that a cell has ended; returns lines that the person has to know."""
         lines: list[str] = []
@@ -385,6 +395,9 @@ class Session:
     def _note_cell(self) -> list[str]:
         try:
             lines = self.renew(RENEW_LIMIT_S)
+            if self._held and self._is_left():
+                name = self._held.guest.name if self._held.guest else None
+                lines.append(messages.left_alone(self._held.devices, name))
         except LockError as error:
             lines = [str(error)]
         if self._held:
@@ -452,10 +465,13 @@ class Session:
             visible=visible,
             overdue=held.overdue,
             kept_until=held.kept_until,
+            is_alone=held.guest.is_alone if held.guest else None,
         )
-        for device in held.devices:
+        joined = held.guest.of if held.guest else [None] * len(held.devices)
+        for device, since in zip(held.devices, joined, strict=True):
             lock = held.locks[device.uuid]
-            lock.write(record._replace(label=device.label, index=device.index))
+            own = record._replace(label=device.label, index=device.index, guest_of=since)
+            lock.write(own)
 
     # -- the same again ----------------------------------------------------------------------------
 
@@ -534,6 +550,16 @@ class Session:
         if held and held.lease.has_end:
             self.timer.show_in_cell()
 
+    # -- a guest -----------------------------------------------------------------------------------
+
+    def join(self, reserved: Reserved) -> None:
+        """Hold, as a guest, what another process of this user has reserved.
+
+        Raises RequestError where that has released it by now, and LockError.
+        """
+        with LockDirectory() as directory, directory.mutex():
+            self._become(guests.joined(reserved, directory))
+
     # -- asked from elsewhere ----------------------------------------------------------------------
 
     def _listen(self, *, is_wanted: bool) -> None:
@@ -610,7 +636,9 @@ class Session:
         """Leave all of it to the program that this process becomes with its next exec."""
         held = self._held or Held((), {})
         handover.offer(
-            handover.Handover(self._changes, held.devices, held.locks, held.promise, reason)
+            handover.Handover(
+                self._changes, held.devices, held.locks, held.promise, reason, held.guest
+            )
         )
 
     def adopt(self) -> None:
@@ -631,6 +659,7 @@ class Session:
             environ, part_mib = _set_only(given.changes.written), given.promise.part_mib
             reservation = Reservation(given.devices, environ, part_mib)
             held = Held(given.devices, given.locks, given.promise, reservation=reservation)
+            held = held._replace(guest=given.guest)
             self._become(held, is_adopted=True)
 
 

@@ -1,0 +1,72 @@
+"""A guest: a second process of a user on the devices that a first one has reserved.
+
+It has the same devices and the same part, and a lock file beside the holder's, as a sharer has one:
+so the devices are taken as long as one of the two lives, and its processes are no strangers'. The
+holder's lease is the guest's: once the holder has gone, the guest is overdue.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from reserve_gpu.errors import RequestError
+from reserve_gpu.locks.holders import is_sharers
+from reserve_gpu.model import Device, Promise
+from reserve_gpu.report import messages
+from reserve_gpu.reservation import environment
+from reserve_gpu.reservation.held import Guest, Held
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reserve_gpu.locks.directory import LockDirectory
+    from reserve_gpu.model import Holder, Reserved
+
+
+def joined(reserved: Reserved, directory: LockDirectory) -> Held:
+    """Lock the files of a guest; returns what it holds then. Under the mutex.
+
+    Raises RequestError where the reservation has ended, and LockError.
+    """
+    host_of = {
+        row.device: _in(reserved, row.holders)
+        for row in reserved.rows
+        if isinstance(row.device, Device)
+    }
+    for device, host in host_of.items():
+        there = directory.holders_of(device.uuid)
+        if not any((each.since, each.pid) == (host.since, host.pid) for each in there):
+            raise RequestError(messages.HAS_GONE)
+    with ExitStack() as stack:  # all of them or none
+        locks = {}
+        for device in host_of:
+            lock = directory.acquire_guests(device.uuid)
+            locks[device.uuid] = lock
+            stack.callback(lock.release)
+        stack.pop_all()
+    host = reserved.holder
+    is_alone = host.is_alone or not is_sharers(host.file or "")
+    devices = environment.in_order(host_of, host.visible or "")
+    # A guest's guest has joined the same as that one.
+    since = tuple(host_of[d].guest_of or host_of[d].since or 0.0 for d in devices)
+    promise = Promise(host.promise.size)
+    return Held(devices, locks, promise, guest=Guest(since, is_alone, host.name))
+
+
+def is_left(held: Held, directory: LockDirectory) -> bool:
+    """Tell whether the holder that a guest has joined has gone. Under the mutex."""
+    if held.guest is None:
+        return False
+    return not all(
+        any(
+            holder.guest_of is None and holder.since == since
+            for holder in directory.holders_of(device.uuid)
+        )
+        for device, since in zip(held.devices, held.guest.of, strict=True)
+    )
+
+
+def _in(reserved: Reserved, holders: Sequence[Holder]) -> Holder:
+    """Return the holder of one device that is the process of that reservation."""
+    return next(holder for holder in holders if holder.pid == reserved.holder.pid)
