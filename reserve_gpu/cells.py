@@ -27,7 +27,8 @@ class Cells:
 
     shell: IPython's, None if no shell tells of its cells. quiet: a lock; while a thread has it, no
     cell begins or ends. last: when the last cell that a person ran began or ended, by
-    time.monotonic(). listeners: called at the end of each cell.
+    time.monotonic(). began: when the last cell began, in seconds since the epoch.
+    listeners: called at the end of each cell.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class Cells:
         self.quiet = threading.RLock()
         self.is_running = False
         self.last = time.monotonic()
+        self.began = time.time()
         self.listeners: list[Callable[[], object]] = []
         self._code: str | None = None  # of the one that runs, None where its begin was not seen
 
@@ -43,6 +45,7 @@ class Cells:
         with self.quiet:
             if not self.is_running:
                 self.is_running, self._code = True, info.raw_cell
+                self.began = time.time()
             self._note(info)
 
     def end(self, result: Any) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import Magics, line_magic, magics_class
-from traitlets import CUnicode, TraitError, Unicode, observe, validate
+from traitlets import Bool, CUnicode, TraitError, Unicode, observe, validate
 
 from reserve_gpu import host
 from reserve_gpu.calls import Late
@@ -46,6 +46,12 @@ class ReserveGPU(Magics):
         help="Memory in use up to which a GPU without compute processes is idle (500MiB, 2GB); "
         "empty for 1 GiB or 5 % of the GPU, whichever is less. "
         f"Kept in ${host.IDLE_MEMORY}."
+    ).tag(config=True)
+
+    tell_waiters = Bool(
+        default_value=True,
+        help="Say at the end of a cell who waits for a GPU that lies idle here. "
+        f"Kept in ${host.TELL_WAITERS}: 0 for no.",
     ).tag(config=True)
 
     is_loaded = False
@@ -103,6 +109,13 @@ class ReserveGPU(Magics):
                 raise TraitError(str(error)) from error  # traitlets puts the old value back
         return value
 
+    @observe("tell_waiters")
+    def _export_flag(self, change: dict[str, Any]) -> None:
+        if change["new"]:
+            os.environ.pop(host.TELL_WAITERS, None)
+        else:
+            os.environ[host.TELL_WAITERS] = "0"
+
     @observe(*SETTINGS)
     def _export(self, change: dict[str, Any]) -> None:
         variable = SETTINGS[change["name"]]
@@ -119,7 +132,11 @@ def load(shell: InteractiveShell) -> None:
     """Register the magic and its settings with the shell."""
     unload(shell)
     # What the environment says prevails over a configuration file.
-    given = {trait: os.environ[name] for trait, name in SETTINGS.items() if os.environ.get(name)}
+    given: dict[str, Any] = {
+        trait: os.environ[name] for trait, name in SETTINGS.items() if os.environ.get(name)
+    }
+    if os.environ.get(host.TELL_WAITERS) == "0":
+        given["tell_waiters"] = False
     magics = ReserveGPU(shell=shell, parent=shell, **given)
     magics.is_loaded = True
     shell.register_magics(magics)

@@ -325,6 +325,7 @@ class Holder(NamedTuple):
     guest_of: float | None = None  # since when the holder that it has joined has the device
     is_alone: bool = False  # a guest of one who shares the device with nobody
     beside: str | None = None  # the holder that it has joined, in a word; None where that has gone
+    told: float | None = None  # when it was last told that somebody waits
     seen: bool = False
     confirmed: bool = False  # the record names the same pid as the kernel
     elsewhere: bool = False  # the pid is of another PID namespace; here it means another process

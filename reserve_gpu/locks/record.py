@@ -43,7 +43,7 @@ class Record(NamedTuple):
     overdue: since when its reservation should have ended, where it has not.
     kept_until: for how long it is kept for the restart of its kernel.
     guest_of: of a guest, since when the holder that it has joined has the device.
-    is_alone: that holder shares it with nobody.
+    is_alone: that holder shares it with nobody. told: when it was last told that somebody waits.
     """
 
     who: Who = Who()
@@ -58,6 +58,7 @@ class Record(NamedTuple):
     kept_until: float | None = None
     guest_of: float | None = None
     is_alone: bool | None = None
+    told: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON takes it, without what is not known."""
@@ -105,6 +106,7 @@ class Record(NamedTuple):
             kept_until=get("kept_until", _moment),
             guest_of=get("guest_of", _moment),
             is_alone=fields.get("is_alone") is True or None,
+            told=get("told", _moment),
         )
 
 
@@ -128,7 +130,7 @@ def myself() -> Who:
 
 _OF_THE_LOCK = (
     *("since", "written", "label", "index", "visible", "overdue", "kept_until"),
-    *("guest_of", "is_alone"),
+    *("guest_of", "is_alone", "told"),
 )
 
 

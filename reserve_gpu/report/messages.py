@@ -18,7 +18,7 @@ from reserve_gpu.report.words import labels, listed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reserve_gpu.model import Holder, Row, Slow
+    from reserve_gpu.model import Holder, Row, Slow, Ticket
     from reserve_gpu.report.faces import Face
 
 ANY = Request()  # a GPU, whichever
@@ -252,6 +252,20 @@ def left_alone(devices: Sequence[Device], name: str | None) -> str:
         f"which this kernel has joined. Reserve {what} with %reserve_gpu, or release {what} with "
         "%reserve_gpu --release."
     )
+
+
+def somebody_waits(
+    ticket: Ticket, waited_s: float, devices: Sequence[Device], *, is_late: bool
+) -> str:
+    """Tell the holder of idle devices who waits for one. is_late: CUDA has started here."""
+    who = shown(ticket.holder.user or "Somebody")
+    note = f' ("{shown(ticket.holder.note)}")' if ticket.holder.note else ""
+    what = shown(ticket.asks or "a GPU")
+    how = "%reserve_gpu --release gives it to them."
+    if is_late:
+        how = "%reserve_gpu --release and a restart of this kernel give it to them."
+    waited, idle = times.duration(waited_s), f"{labels(devices)} {words.be(len(devices))} idle here"
+    return f"{who} has waited {waited} for {what}{note}. {idle}: {how}"
 
 
 def kept(devices: Sequence[Device], until: float) -> str:

@@ -437,6 +437,14 @@ def note_cell() -> list[str]:
     ]
 
 
+def tell_waiters(is_watched: Callable[[], bool]) -> str | None:
+    """Return what to tell at the end of a cell of those who wait for what lies idle here, if any.
+
+    is_watched: tells whether a person reads it.
+    """
+    return None if os.environ.get(host.TELL_WAITERS) == "0" else session().tell_waiters(is_watched)
+
+
 def _uses(devices: Sequence[Device]) -> dict[Device, float | None]:
     """Return what this process and its children use of each device, in MiB, where it is seen."""
     pid = os.getpid()

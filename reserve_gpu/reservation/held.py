@@ -33,6 +33,7 @@ class Held(NamedTuple):
     overdue: since when it should have ended, where it has not.
     kept_until: for how long it is kept for the restart of this kernel, which ends now.
     guest: of one that has joined the reservation of another process of this user.
+    told: when the user was last told that somebody waits for the devices.
     reservation: what callers were answered with.
     answers: how many calls of reserve() were answered with it outside of a `with` block.
     inside: the threads that are in a `with` block of it, once for each block.
@@ -47,6 +48,7 @@ class Held(NamedTuple):
     inside: tuple[int, ...] = ()
     kept_until: float | None = None
     guest: Guest | None = None
+    told: float | None = None
 
     @property
     def part_mib(self) -> float | None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 caps, handover = Late("reservation.caps"), Late("reservation.handover")
 restart = Late("reservation.restart")  # which only kernels of Jupyter need
-guests = Late("reservation.guests")
+guests, waiters = Late("reservation.guests"), Late("reservation.waiters")
 elsewhere = Late("reservation.elsewhere")  # which only IPython needs
 lease_timer = Late("reservation.lease")  # which only what ends needs
 messages = Late("report.messages")
@@ -122,6 +122,8 @@ class Session:
         self._has_adopted = False
         self._has_claimed = False
         self._listener: Listener | None = None
+        self._told: set[tuple[str, int]] = set()  # who waits and was told of
+        self._told_until = 0.0  # before which nobody is told of, by time.monotonic()
         self._notices: list[str] = []  # which the next cell is to tell, beside those of the lease
         environment.remember_over_fork()
 
@@ -406,6 +408,27 @@ class Session:
                 lock.stamp()
         return lines
 
+    def tell_waiters(self, is_watched: Callable[[], bool]) -> str | None:
+        """Return what to tell at the end of a cell of those who wait for what lies idle here.
+
+        Each of them is told of once, and not more often than every ten minutes.
+        is_watched: tells whether a person reads it.
+        """
+        now, held = time.monotonic(), self.held
+        if held is None or self._executor.is_busy or now < self._told_until:
+            return None
+        if not (first := waiters.first_of(held.devices, self._told)) or not is_watched():
+            return None
+        if lease_timer.is_used(held.devices, cells().began):
+            return None
+        self._told_until = now + waiters.EVERY_S
+        self._told.add(waiters.key(first))
+        with suppress(NoThreadError):  # then nobody reads that it was told
+            self.run(self._become, held._replace(told=time.time()))
+        waited_s = waiters.waited_s(first)
+        is_late = environment.cuda_started()
+        return str(messages.somebody_waits(first, waited_s, held.devices, is_late=is_late))
+
     def _become(
         self,
         held: Held | None,
@@ -465,6 +488,7 @@ class Session:
             visible=visible,
             overdue=held.overdue,
             kept_until=held.kept_until,
+            told=held.told,
             is_alone=held.guest.is_alone if held.guest else None,
         )
         joined = held.guest.of if held.guest else [None] * len(held.devices)

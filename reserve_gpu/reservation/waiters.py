@@ -1,0 +1,53 @@
+"""Who waits for what this process holds: the holder is told, where it lies idle."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from reserve_gpu import host
+from reserve_gpu.errors import LockError
+from reserve_gpu.locks.directory import QUEUE, LockDirectory
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from reserve_gpu.model import Device, Ticket
+
+EVERY_S = 600.0  # at most so often somebody is told
+MUTEX_LIMIT_S = 0.2
+
+
+def first_of(devices: Sequence[Device], told: Collection[tuple[str, int]]) -> Ticket | None:
+    """Return the first in the queue who could use one of the devices, if that is somebody new.
+
+    told: those of whom the holder was told already. Asked at the end of every cell, and mostly
+    nobody has ever waited: then it lists one directory.
+    """
+    with suppress(LockError), LockDirectory() as directory:
+        if not any(name.startswith(QUEUE) for name in directory.holders.names):
+            return None
+        for ticket in _tickets(directory):
+            is_own = ticket.holder.seen and ticket.holder.pid == os.getpid()
+            could_use = any(ticket.could_use(device.uuid) for device in devices)
+            if could_use and not is_own and key(ticket) not in told:
+                return ticket._replace(holder=host.with_user(ticket.holder))
+    return None
+
+
+def key(ticket: Ticket) -> tuple[str, int]:
+    """Return what tells this waiter from all others, before and after."""
+    return ticket.name, ticket.number
+
+
+def waited_s(ticket: Ticket) -> float:
+    """Return for how long somebody waits."""
+    return max(0.0, (host.boot_clock_ns() - ticket.number) / 1e9)
+
+
+def _tickets(directory: LockDirectory) -> list[Ticket]:
+    if host.sees_all_locks():
+        return directory.listed_tickets()
+    with directory.mutex(MUTEX_LIMIT_S):
+        return directory.tickets()

@@ -1,0 +1,114 @@
+"""The holder of an idle GPU is told at the end of a cell who waits for it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from reserve_gpu.reservation.session import session
+from tests.processes import own_name, wait_for
+from tests.waiters import Waiter
+
+if TYPE_CHECKING:
+    from tests.here import Here
+
+pytestmark = [pytest.mark.process]
+
+IDLE = "gpu\n  memory 8192\n"
+
+
+@pytest.fixture(autouse=True)
+def _nobody_was_told(here: Here) -> None:
+    own = session()
+    own._told.clear()
+    own._told_until = 0.0
+
+
+def test_who_waits_is_told_once(here: Here) -> None:
+    """One line says who waits and what to type; it comes once, and not while the GPU is used."""
+    here.write(IDLE)
+    shell = here.shell(is_notebook=True)
+    shell.run("%reserve_gpu")
+    assert shell.run("pass").all.strip() == ""
+    with here.child() as child:
+        waiter = Waiter(here, child, "'0', note='thesis'")
+        here.write(f"{IDLE}  compute {os.getpid()} 900\n  utilisation 90\n")
+        assert "has waited" not in shell.run("pass").all
+        here.write(IDLE)
+        told = shell.run("pass").shown.strip()
+        assert told.startswith(f"{own_name()} has waited ")
+        how = "GPU0 is idle here: %reserve_gpu --release gives it to them."
+        assert told.endswith(f' for GPU0 ("thesis"). {how}')
+        assert "has waited" not in shell.run("pass").all
+        shell.run("%reserve_gpu --release")
+        assert waiter.answer().value == "0"
+
+
+def test_at_most_every_ten_minutes(here: Here) -> None:
+    """A second waiter is told of when ten minutes have passed, not before."""
+    here.write(IDLE)
+    shell = here.shell(is_notebook=True)
+    shell.run("%reserve_gpu")
+    with here.child() as one, here.child() as two:
+        Waiter(here, one, "note='first'")
+        assert '("first")' in shell.run("pass").shown
+        Waiter(here, two, "note='second'")
+        assert "has waited" not in shell.run("pass").shown
+        session()._told_until = 0.0  # ten minutes later
+        assert '("second")' in shell.run("pass").shown
+
+
+@pytest.mark.parametrize("how", ["switched off", "another GPU"])
+def test_who_is_not_told(here: Here, how: str) -> None:
+    """Nobody is told who does not want it, or of somebody who waits for another GPU."""
+    shell = here.shell(is_notebook=True)
+    shell.run("%reserve_gpu 0")
+    shell.run(f"%config ReserveGPU.tell_waiters = {how != 'switched off'}")
+    with here.child() as other, here.child() as child:
+        other.reserve("'1'")
+        Waiter(here, child, "'1'" if how == "another GPU" else "'0'")
+        assert "has waited" not in shell.run("pass").all
+
+
+@pytest.mark.ipython
+def test_a_program_that_reads_the_output(here: Here) -> None:
+    """A notebook that runs unattended is told nothing."""
+    pytest.importorskip("ipykernel.kernelspec")
+    with here.kernel() as kernel, here.child() as child:
+        kernel.run("%reserve_gpu 0")
+        Waiter(here, child, "'0'")
+        unattended = kernel.client.execute("pass", allow_stdin=False, stop_on_error=False)
+        assert "has waited" not in kernel.finish(unattended).all
+        assert "has waited" in kernel.run("pass").all
+
+
+def test_the_waiter_reads_it(here: Here) -> None:
+    """Who waits reads whom it was told, and when."""
+    here.write(IDLE)
+    shell = here.shell(is_notebook=True)
+    shell.run("%reserve_gpu")
+    with here.child() as child:
+        picture = here.folder / "picture"
+        child.run(
+            "from reserve_gpu.report import pictures\n"
+            "def look(waiting):\n"
+            f" with open({str(picture)!r}, 'w') as file: file.write(str(pictures.wait(waiting)))"
+        )
+        child.send("reserve_gpu.reserve(wait=60, progress=look).environ['CUDA_VISIBLE_DEVICES']")
+        wait_for(picture.exists)
+        assert "has waited" in shell.run("pass").shown
+        wait_for(lambda: " was told at " in picture.read_text())
+        shell.run("%reserve_gpu --release")
+        assert child.answer().value == "0"
+
+
+def test_files_of_the_queue_are_no_waiters(here: Here) -> None:
+    """Ten thousand files that look like places in the queue are nobody's."""
+    here.write(IDLE)
+    shell = here.shell(is_notebook=True)
+    shell.run("%reserve_gpu")
+    for number in range(10_000):
+        (here.locks / f"queue-4711-{number}.lock").touch()
+    assert "has waited" not in shell.run("pass").all
