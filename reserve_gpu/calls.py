@@ -315,14 +315,17 @@ class Late:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # asked by what looks through all names, as %autoreload does
             raise AttributeError(name)
+        return getattr(self(), name)
+
+    def __call__(self) -> Any:
+        """Import the module now; returns it."""
         with no_fork:
             try:
-                module = __import__(f"reserve_gpu.{self._name}", fromlist=["*"])
+                return __import__(f"reserve_gpu.{self._name}", fromlist=["*"])
             except OSError as error:
                 if error.errno == errno.EMFILE:
                     raise ReserveGPUError(TOO_MANY_FILES) from None
                 raise
-        return getattr(module, name)
 
 
 # At import: a fork that has begun asks for no more hooks. Those of a reload do no harm.

@@ -241,14 +241,15 @@ def has_descriptor() -> bool:
 
 
 def began(pid: int) -> float | None:
-    """Return when a process began, in seconds since the epoch; None if it is not there."""
-    with no_fork:
-        import psutil
+    """Return when a process began, in seconds since the epoch; None if it is not there.
 
-    try:
-        return float(psutil.Process(pid).create_time())
-    except (psutil.Error, OSError, ValueError):
-        return None
+    Documentation/filesystems/proc.rst, "/proc/<pid>/stat": in ticks since the boot.
+    """
+    with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as stat_file:
+        ticks = int(stat_file.read().rpartition(b")")[2].split()[19])
+        boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        return boot + ticks / os.sysconf("SC_CLK_TCK")
+    return None
 
 
 def children() -> list[str]:
@@ -264,8 +265,17 @@ def children() -> list[str]:
 
 
 def is_below(pid: int, pids: Collection[int | None]) -> bool:
-    """Tell whether the process is one of these or descends from one, which is slow to find out."""
-    return pid in pids or (bool(pids) and any(above in pids for above in lineage(pid)))
+    """Tell whether the process is one of these or descends from one, which is slow to find out.
+
+    What `nohup ... &` has started in a notebook has another parent once its shell has ended, but
+    still the session (setsid(2)) that Jupyter gives each kernel.
+    """
+    if not pids or pid in pids:
+        return pid in pids
+    with suppress(OSError):
+        if os.getsid(pid) in pids:
+            return True
+    return any(above in pids for above in lineage(pid))
 
 
 def with_uses(holders: Sequence[Holder], processes: Sequence[Process]) -> tuple[Holder, ...]:

@@ -386,3 +386,24 @@ def test_released_at_exit(machine: Machine) -> None:
     assert done.stdout.startswith("(<GPU0: "), done
     assert done.stdout.endswith(",) None\n"), done
     assert done.stderr == ""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("wishes", "rules"),
+    [
+        ("", ""),
+        ("'1', for_='1h'", ""),
+        ("memory='1GB'", ""),
+        ("wait=1", ""),
+        ("", "[limits]\ngpus = 2\ntime = '1h'\n"),
+    ],
+    ids=["plain", "lease", "part", "wait", "rules"],
+)
+def test_the_import_lock_that_a_signal_has_left(machine: Machine, wishes: str, rules: str) -> None:
+    """A handler that has raised in an import leaves Python's lock: a reservation goes on."""
+    machine.rules.write_text(rules)
+    with machine.child() as child:
+        child.run("import _imp\n_imp.acquire_lock()")
+        assert child.reserve(wishes).error is None
+        assert child.run("reserve_gpu.release()\nstr(reserve_gpu.current())").value == "None"

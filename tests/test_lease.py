@@ -1036,3 +1036,37 @@ def test_the_next_cell_of_run_all_prolongs(busy: Machine) -> None:
         kernel.finish(last)
         assert not kernel.run(WAIT_FOR_ENDS.format(0)).error
         assert "overdue" not in busy.command(*US, "status").stdout
+
+
+@pytest.mark.process
+def test_a_process_that_nohup_has_left_is_a_child(machine: Machine) -> None:
+    """What a kernel has started by `nohup ... &` is its own: it has the kernel's session still."""
+    machine.write("gpu\n")
+    with machine.child() as child:
+        child.run("os.setsid()")  # as Jupyter starts a kernel
+        child.run("os.system('nohup sleep 1000 >/dev/null 2>&1 & echo $! > pid')")
+        wait_for(lambda: (machine.folder / "pid").read_text().strip())
+        pid = int((machine.folder / "pid").read_text())
+        try:
+            machine.write(f"gpu\n  compute {pid} 300\n")
+            child.run("import reserve_gpu.machine")
+            child.run("reserve_gpu.reserve('0')")
+            (row,) = child.run("reserve_gpu.status().to_dict()['devices']").value
+            assert row["is_used_without_reservation"] is False
+            assert [process["has_reserved"] for process in row["processes"]] == [True]
+        finally:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.process
+def test_a_process_ends_without_a_thread(machine: Machine) -> None:
+    """Where no thread can be had at the end of the time, the process ends all the same."""
+    code = (
+        "import ctypes, threading, time, reserve_gpu\n"
+        "reserve_gpu.reserve(for_=1, end_kernel=True)\n"
+        "assert ctypes.CDLL('libcuda.so.1').cuInit(0) == 0\n"
+        'def start(self): raise RuntimeError("can\'t start new thread")\n'
+        "threading.Thread.start = start\n"
+        "time.sleep(60)\n"
+    )
+    assert machine.python(code).returncode == -signal.SIGTERM

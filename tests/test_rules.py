@@ -645,3 +645,28 @@ def test_a_refusal_says_what_is_wrong_in_the_file(here: Here) -> None:
     with here.rival("0"), here.rival("1"), pytest.raises(NoFreeDeviceError) as caught:
         reserve_gpu.reserve()
     assert re.search(r"Warning: .*'gpu' means nothing here", str(caught.value))
+
+
+@pytest.mark.parametrize("of", ["mutex.lock", "GPU"])
+@pytest.mark.parametrize("rules", ["", "[limits]\ngpus = 1\n"], ids=["no rules", "rules"])
+def test_a_second_name_is_no_reservation(here: Here, of: str, rules: str) -> None:
+    """A link under a device's own name, made before that device was ever reserved, counts once."""
+    here.rules.write_text(rules)
+    assert got("0") == "0"
+    reserve_gpu.release()
+    link = here.locks / f"{here.uuid('1')}.lock"
+    os.link(here.locks / (of if of == "mutex.lock" else f"{here.uuid('0')}.lock"), link)
+    assert got() == "0"
+    if of == "mutex.lock":
+        row = reserve_gpu.status().rows[1]
+        assert row.holders == ()
+        assert row.reason == f"its lock file is a second name of mutex.lock. Run: rm {link}"
+        reserve_gpu.release()
+        assert "its lock file is a second name of mutex.lock. Run: rm " in refused("1")
+    else:
+        reserve_gpu.release()
+        with here.child() as other:  # who has the one GPU has no second one
+            assert other.reserve("'0'").value == "0"
+            assert (
+                other.run("reserve_gpu.release()\nreserve_gpu.reserve('0').environ").error is None
+            )

@@ -130,6 +130,8 @@ class LockDirectory:
             lock = None
             descriptor = files.open_to_lock(self.descriptor, name, path, mode)
             try:
+                if name != MUTEX and files.is_current(self.descriptor, MUTEX, descriptor):
+                    raise LockError(_second_name(path))
                 if not flock(descriptor, path):
                     return None
                 # Somebody may have replaced the file before it was locked.
@@ -226,7 +228,14 @@ class LockDirectory:
         besides: files that do not count.
         """
         names = [name for uuid in uuids for name in self._device_files(uuid)]
-        holders = [self._holder_by(uid, name) for name in names if name not in besides]
+        statuses = {name: files.status_of(self.descriptor, name) for name in (MUTEX, *names)}
+        # Anybody can give one file several names: it is locked once.
+        by_file = {(s.st_dev, s.st_ino): name for name, s in reversed(statuses.items()) if s}
+        holders = [
+            self._holder_by(uid, name)
+            for name in reversed(by_file.values())
+            if name not in (MUTEX, *besides)
+        ]
         return tuple(holder for holder in holders if holder)
 
     def _device_files(self, uuid: str) -> list[str]:
@@ -310,6 +319,10 @@ class LockDirectory:
         if descriptor is None:
             return False
         try:
+            if files.is_current(self.descriptor, MUTEX, descriptor):
+                if path:
+                    raise LockError(_second_name(path))
+                return False
             return not flock(descriptor, f"{self.path}/{name}")
         finally:
             descriptors.close(descriptor)
@@ -344,6 +357,10 @@ def default_path() -> str:
         f"None of {', '.join(PLACES)} is a directory that every user may write to (mode 1777). "
         f"{files.SET_ANOTHER}"
     )
+
+
+def _second_name(path: str) -> str:
+    return f"its lock file is a second name of {MUTEX}. Run: rm {path}"
 
 
 def _share_prefix(uuid: str) -> str:

@@ -122,7 +122,9 @@ def is_current(directory: int, name: str, descriptor: int) -> bool:
     directory: to look in; none is needed for an absolute path.
     """
     status = status_of(directory, name)
-    return status is not None and os.path.samestat(status, os.fstat(descriptor))
+    with suppress(OSError):  # other code has closed the descriptor
+        return status is not None and os.path.samestat(status, os.fstat(descriptor))
+    return False
 
 
 def _open(directory: int, name: str, path: str, flags: int, mode: int | None = None) -> int:

@@ -222,7 +222,7 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
         for row in missing
     )
     ways = asking.whom(missing, now, user)
-    if State.LIMITED in states:  # by what this user has, so that nobody else can help
+    if any(row.counted for row in rows):  # by what this user has, so that nobody else can help
         ways = ("Release what you have there.",)
     lines = asking.yourself(missing, now, user) if user else []
     lines += [ways] if ways else []

@@ -21,6 +21,7 @@ from reserve_gpu.errors import (
     ReserveGPUWarning,
     shown,
 )
+from reserve_gpu.gpus import bindings
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model import NO_LEASE, Device, Holder, Row, State, Waiting
@@ -55,7 +56,12 @@ if TYPE_CHECKING:
 # What a reservation that is granted at once never needs.
 displays, pictures = Late("report.progress"), Late("report.pictures")
 faces, messages = Late("report.faces"), Late("report.messages")
-restart = Late("reservation.restart")  # which only kernels of Jupyter need
+restart, elsewhere = Late("reservation.restart"), Late("reservation.elsewhere")
+lease_timer, caps, wait = (
+    Late("reservation.lease"),
+    Late("reservation.caps"),
+    Late("reservation.wait"),
+)
 machine, quota, statuses = Late("machine"), Late("reservation.quota"), Late("report.status")
 
 LEAVE_LIMIT_S = 2.0  # a client kills a kernel that does not end within 5 s
@@ -147,6 +153,7 @@ def ask(
     Returns the reservation, what there is to be said against it, and whether it is a new one.
     face: where an error is read, which decides how its hints are typed; None for Python.
     """
+    _load(request, deadline)
     this_session = session()
     before: list[Reservation | None] = []
 
@@ -182,6 +189,33 @@ def ask(
     except BaseException:  # what a signal handler has raised
         this_session.run_in_any_case(undo)
         raise
+
+
+def _load(request: Request, deadline: Deadline) -> None:
+    """Import, on the thread that asks, what the session's thread needs for what is asked for.
+
+    A signal handler that raises in the midst of an import leaves Python's locks for imports with
+    its thread. That thread can import all the same; any other one would wait for it for ever,
+    perhaps with the machine's mutex.
+    """
+    environment.load()
+    with suppress(DriverError):  # it is raised where it belongs
+        bindings.import_pynvml()
+    is_ruled = host.config_file() is not None
+    if is_ruled:
+        with suppress(ReserveGPUError):  # the same
+            rules()
+    wanted = {
+        lease_timer: request.promise.lease.has_end or is_ruled,
+        caps: request.part_mib is not None,
+        quota: is_ruled,
+        wait: deadline.waits,
+        elsewhere: cells().shell is not None,
+        restart: cells().shell is not None,
+    }
+    for module, is_wanted in wanted.items():
+        if is_wanted:
+            module()
 
 
 def _kernels_file() -> str | None:
@@ -263,6 +297,9 @@ def status() -> Status:
 
 def look(show: Callable[[News], object] = lambda _: None) -> Status:
     """Look at the machine, for any face. show: is told of a driver that takes long."""
+    environment.load()
+    machine()  # as in `_load`
+    statuses()
     with looking(show) as look_now:
         return look_now()
 

@@ -63,6 +63,14 @@ class Changes(NamedTuple):
         return Changes(inherited, dict(values))
 
 
+def load() -> None:
+    """Import what the functions below need."""
+    with no_fork:
+        import ctypes
+
+    del ctypes
+
+
 def variables(devices: Sequence[Device], part_mib: float | None = None) -> dict[str, str | None]:
     """Return CUDA's variables for these devices; None for one that must not be set.
 

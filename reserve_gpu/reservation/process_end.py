@@ -69,7 +69,10 @@ class ProcessEnd:
             _end_process(is_due)
             go_on()
 
-        threading.Thread(target=end, name="reserve_gpu end", daemon=True).start()
+        try:
+            threading.Thread(target=end, name="reserve_gpu end", daemon=True).start()
+        except RuntimeError:  # no thread can be had: then on this one
+            end()
 
 
 def _end_process(is_due: Callable[[], bool]) -> None:
@@ -100,7 +103,10 @@ def _called(function: Callable[[], object], limit_s: float) -> str | None:
             problems.append(ends.failed(name, f"raised {type(error).__name__}: {error}"))
 
     thread = threading.Thread(target=call, name=f"before_end {name}", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:
+        return ends.failed(name, "was not called: no thread can be started")
     thread.join(limit_s)
     if thread.is_alive():
         return ends.failed(name, f"has not ended within {limit_s:g} s")

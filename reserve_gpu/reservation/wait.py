@@ -53,7 +53,7 @@ def wait_in_queue(
     ):
         news = News(claim)
         while isinstance(outcome, Denied):
-            if time.monotonic() >= due or not place.stands():
+            if time.monotonic() >= min(due, deadline.at) or not place.stands():
                 outcome = _try_again(claim, outcome, place, wakeups, attempt)
                 if isinstance(outcome, Granted):
                     break
