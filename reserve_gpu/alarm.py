@@ -93,7 +93,7 @@ def ends_within(process: int, seconds: float) -> bool:
 
 
 def _ends(process: int, left_s: Callable[[], float]) -> bool:
-    """Wait for the end of the process as long as there is time left; tells whether it came."""
+    """Tell whether the process ends while there is time left."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     while (seconds := left_s()) > 0:

@@ -113,7 +113,8 @@ def _top(arguments: Namespace) -> int:
 
 def _check(arguments: Namespace) -> int:
     with Live(sys.stderr) as live:
-        result = checks.check(progress=live.show_check, face=shell(["reserve-gpu", "check"]))
+        face = shell(["reserve-gpu", "check"])
+        result = checks.check(progress=live.show_check, slow=live.show, face=face)
     _print(_json(result) if arguments.json else str(result))
     return 0 if result.is_well else DOES_NOT_FIT
 

@@ -105,7 +105,7 @@ class WaitTimeoutError(NoFreeDeviceError):
 
 
 class ReservedAboveError(NoFreeDeviceError):
-    """All that this process may use is reserved by one that it was started from."""
+    """A process above this one has reserved all that this one may use."""
 
 
 class DriverError(ReserveGPUError):

@@ -162,7 +162,7 @@ def _watch(arguments: Namespace) -> bool:
         raise errors.RequestError("--watch shows a picture; it goes without --json.")
     with Live(stays=True) as live:
         if live.is_in_place:
-            watch(lambda: api.status()._replace(face=MAGIC), live.show_picture)
+            watch(lambda: api.look(live.show)._replace(face=MAGIC), live.show_picture)
         return live.is_in_place
 
 
@@ -173,7 +173,7 @@ def _check(arguments: Namespace) -> None:
     try:
         with Live() as live:
             show = None if arguments.json else live.show_check
-            result = checks.check(progress=show, face=MAGIC)
+            result = checks.check(progress=show, slow=live.show, face=MAGIC)
     except KeyboardInterrupt:
         raise errors.WaitInterrupted("Stopped the check; nothing was changed.") from None
     _show(result, arguments)

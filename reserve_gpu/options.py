@@ -100,7 +100,7 @@ MEMORY = Option(
 NOTE = Option("--note", metavar="TEXT", help="a line for others to read beside your reservation")
 FOR = Option(
     "--for",
-    also=("--time", "--duration", "--timeout"),
+    also=("--time", "--duration", "--timeout", "--hours", "-t"),
     offers=("1h", "4h", "8h", "1d"),
     dest="for_",
     metavar="DURATION",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from reserve_gpu.errors import DriverError, RequestError, shown
 from reserve_gpu.report import colour, layout, pictures, terminal
 from reserve_gpu.report.faces import SHELL
+from reserve_gpu.report.progress import Live
 from reserve_gpu.report.words import COMMAND_LIMIT, FAINT, gib
 from reserve_gpu.reservation import api
 
@@ -57,8 +58,9 @@ def run(arguments: Namespace) -> int:
     is_coloured = colour.is_coloured(arguments.color, os.environ, is_terminal=True)
     before = signal.signal(signal.SIGTERM, _end)  # so that the terminal is left as it was
     try:
-        with api.looking() as look, suppress(KeyboardInterrupt):
+        with Live(sys.stderr) as live, api.looking(live.show) as look, suppress(KeyboardInterrupt):
             first = look()  # what is wrong from the start is said as by any other command
+            live.clear()  # before the screen is another one
             curses.wrapper(lambda screen: Top(screen, look, is_coloured=is_coloured).run(first))
     except curses.error as error:
         name = shown(os.environ.get("TERM", ""))

@@ -359,7 +359,7 @@ NO_SUCH = (
         ("run --gpu=1 -- true", "Did you mean: reserve-gpu run 1 -- true\n"),
         ("run --time 4h -- true", "Did you mean: reserve-gpu run --for 4h -- true\n"),
         ("run --gpus=2 -- true", "Did you mean: reserve-gpu run --count=2 -- true\n"),
-        ("run all -- true", "'all' names no GPU. Give a range (0-7), or their number (-n 8).\n"),
+        ("run all -- true", "Give a range, as 0-3, or their number, as -n 4.\n"),
         ("status --gpu 1", "See reserve-gpu status --help\n"),
         ("run -w -- true", "Did you mean: reserve-gpu run --wait -- true\n"),
         ("run wait -- true", "'wait' names no GPU. Did you mean: reserve-gpu run --wait -- true\n"),

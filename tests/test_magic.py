@@ -559,7 +559,8 @@ def test_ext_gives_the_magic_and_a_failure_stops_ipython(machine: Machine) -> No
     done = ipython(machine, "--ext=reserve_gpu", "-c", "%reserve_gpu\nprint('went on')")
     assert done.returncode == 1
     shown = (done.stdout + done.stderr).splitlines()
-    assert shown[0].startswith("GPU  state ")
+    assert shown[0].strip() == "2 x GeForce GTX 1050 Ti"
+    assert shown[1].startswith("GPU  state ")
     assert shown[-2:] == [
         "No GPU is visible to this notebook.", "No free GPU devices: 2 of 2 busy.",
     ]  # fmt: skip

@@ -1039,7 +1039,7 @@ def test_below_a_reservation(machine: Machine) -> None:
     """Inside of `reserve-gpu run` the limit is told as that reservation's, not as somebody's."""
     run = (sys.executable, "-m", "reserve_gpu", "run", "1", "--", "sh", "-c")
     said = machine.command(*run, f"{sys.executable} -m reserve_gpu status; true").stdout
-    assert "CUDA_VISIBLE_DEVICES='1' was set by a reservation that is this process's too" in said
+    assert "CUDA_VISIBLE_DEVICES='1' was set by your own reservation, above this process" in said
     status = (sys.executable, "-m", "reserve_gpu", "status")
     said = machine.command(*status, CUDA_VISIBLE_DEVICES="1").stdout
     assert "CUDA_VISIBLE_DEVICES='1' was set before" in said

@@ -26,7 +26,7 @@ from reserve_gpu.reservation.session import session
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reserve_gpu.model import Row
+    from reserve_gpu.model import News, Row
 
 LIMIT_S = 120.0  # importing a framework from a slow disk alone can take a minute
 PATH_LIMIT = 500  # characters of a path that are shown
@@ -125,12 +125,14 @@ def check(
     *,
     limit_s: float = LIMIT_S,
     progress: Callable[[Progress], object] | None = None,
+    slow: Callable[[News], object] = lambda _: None,
     face: Face = PYTHON,
 ) -> Check:
     """Ask the driver and each installed framework what they see with this process's variables.
 
     limit_s: seconds that each may take; they are asked at the same time.
-    progress: called now and then while this waits. face: where the result is read.
+    progress: called now and then while this waits. slow: is told of a driver that takes long.
+    face: where the result is read.
 
     Where something else than what is reserved is visible, no framework is started on it.
     Raises ImpossibleError on a system where nothing can be reserved, ReserveGPUError where no
@@ -142,7 +144,7 @@ def check(
         raise ImpossibleError("A check starts Python, and sys.executable is empty here.")
     reservation = api.current()
     try:
-        rows = api.status().rows
+        rows = api.look(slow).rows
     except DriverError:
         rows = ()
     reserved, promise = _inherited(rows)

@@ -104,7 +104,8 @@ def impossible(request: Request, rows: Sequence[Row], limit: str | None) -> str:
     if not rows:
         return "Every GPU that this process may use is excluded."
     if request.needed > len(rows):
-        here = "is 1 GPU" if len(rows) == 1 else f"are {len(rows)} GPUs"
+        what = "device" if any(row.device.instance is not None for row in rows) else "GPU"
+        here = f"is 1 {what}" if len(rows) == 1 else f"are {len(rows)} {what}s"
         here += " here, less what is excluded" if request.exclude else " here"
         text = f"There {here}; you asked for {request.needed}."
         return text if limit is None else f"{text} {limit_line(limit, len(rows))}"

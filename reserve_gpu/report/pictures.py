@@ -61,7 +61,7 @@ class Picture(NamedTuple):
         return is_watched()
 
     def below(self, texts: Sequence[str]) -> Picture:
-        """Return the same with lines of text above it."""
+        """Return the same below some lines of text."""
         head = [*((text,) for text in texts), *self.layout.head]
         return self._replace(layout=self.layout._replace(head=head))
 
@@ -73,10 +73,16 @@ class Picture(NamedTuple):
         return terminal.text(self.layout, stream, color)
 
     def show(self, *, has_head: bool = True) -> None:
-        """Show it as what a cell of this IPython displays. has_head: with its head lines."""
+        """Show it as what a cell of this IPython displays.
+
+        has_head: with the first words of its head, which an error says that stands below it.
+        """
         from IPython.display import display
 
-        picture = self if has_head else self._replace(layout=self.layout._replace(head=()))
+        picture = self
+        if not has_head:
+            rest = [line[1:] for line in self.layout.head if line[1:]]
+            picture = self._replace(layout=self.layout._replace(head=rest))
         display(picture)  # type: ignore[no-untyped-call]
 
 

@@ -63,17 +63,22 @@ class Live:
         self._screen = _screen(stream, color)
         self._stays = stays
         self._second: int | None = None  # of what was shown last
+        self._is_over = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._second is None:
-            return
         if not self._stays:
-            self._screen.show(None)
-        elif isinstance(self._screen, Terminal):
+            self.clear()
+        elif self._second is not None and isinstance(self._screen, Terminal):
             self._screen.leave()
+
+    def clear(self) -> None:
+        """Take away what is shown, and show nothing more."""
+        if self._second is not None:
+            self._screen.show(None)
+        self._is_over = True
 
     @property
     def is_in_place(self) -> bool:
@@ -101,6 +106,8 @@ class Live:
 
     def _show(self, waited_s: float, frame: Frame) -> None:
         """Show it, at most once in every second that is counted."""
+        if self._is_over:
+            return
         before, self._second = self._second, int(waited_s)
         if self._second != before:
             self._screen.show(frame)

@@ -120,7 +120,7 @@ def _foot(status: Status) -> list[Line]:
     if status.limit is not None:
         text = " was set before: this process can reserve only GPUs in it."
         if status.is_above:
-            text = " was set by a reservation that is this process's too: use it as it is."
+            text = " was set by your own reservation, above this process: use it as it is."
         foot.append(((f"CUDA_VISIBLE_DEVICES={shown(status.limit)!r}", STRONG), text))
     if status.problem:
         text = f": {shown(status.problem, REASON_LIMIT)}"

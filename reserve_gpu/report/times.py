@@ -75,4 +75,7 @@ def time_limit(seconds: float) -> str:
 
 def left(seconds: float) -> str:
     """Return how long something lasts still: to the second where it is near, else to the minute."""
-    return time_limit(int(seconds)) if seconds < NEAR_S else duration(seconds + MINUTE_S / 2)
+    if seconds >= NEAR_S:
+        return duration(seconds + MINUTE_S / 2)
+    minutes, rest = divmod(int(seconds), MINUTE_S)
+    return f"{minutes} min {rest} s".removeprefix("0 min ").removesuffix(" 0 s") or "0 s"

@@ -27,6 +27,7 @@ LISTED_PROCESSES = 3
 COMMAND_LIMIT = 40  # characters
 NOTEBOOK_LIMIT = 40  # characters
 NAMED_SHARERS = 3
+MOST_NAMED = 12  # GPUs, or ranges of them, in one line
 NAMED_IDLE = 3  # reserved devices on which nothing runs
 
 
@@ -82,7 +83,10 @@ def ranges(rows: Sequence[Row]) -> str:
         [f"{run[0].label} to {run[-1].label}"] if len(run) > 2 else [row.label for row in run]
         for run in runs
     ]
-    return listed([label for names in named for label in names])
+    labels_ = [label for names in named for label in names]
+    if len(labels_) > MOST_NAMED:
+        labels_ = [*labels_[: MOST_NAMED - 1], f"{len(labels_) - MOST_NAMED + 1} more"]
+    return listed(labels_)
 
 
 def escape(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What this process holds, as a value: the locks, and who in this process counts on them."""
+"""What this process holds, as a value: the locks, and the calls that were answered with them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

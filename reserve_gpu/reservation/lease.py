@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from reserve_gpu.reservation.held import Held
 
     class Owner(Protocol):
-        """What holds the devices: the session."""
+        """The session, which holds the devices."""
 
         @property
         def held(self) -> Held | None:

@@ -181,8 +181,7 @@ def may_come_free(rows: Sequence[Row], request: Request) -> bool:
 def wanted(rows: Sequence[Row]) -> list[str]:
     """Return the UUIDs of the devices that a waiter would take if they were free.
 
-    Not those that the administrator's rules keep from this user for now: others need not leave
-    them to one who may not have them.
+    Devices that a rule keeps from this user for now are left out, so that others can have them.
     """
     out = (State.UNFIT, State.DRAINED, State.LIMITED)
     devices = [row.device for row in rows if row.state not in out]
