@@ -17,6 +17,7 @@ from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
 import reserve_gpu
+from reserve_gpu.cli import COMMANDS, _parser
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place
 from reserve_gpu.options import magic_parser
@@ -160,7 +161,10 @@ def test_what_people_type() -> None:
         if name == "%reserve_gpu":
             magic_parser().parse_args(words)
         else:
-            assert (name, words) == ("reserve-gpu", ["run", "--", "python", "train.py"])
+            assert name == "reserve-gpu"
+            subcommand = next(each for each in COMMANDS if each.words == words[0])
+            own, _ = subcommand.split([words[0]], words[1:]) if subcommand.split else (words, [])
+            _parser([subcommand]).parse_args(own)
 
 
 @pytest.mark.process
