@@ -55,7 +55,7 @@ def note_cell() -> None:
 
 
 def tell_kept() -> None:
-    """Say after the first cell what is kept for this kernel's restart, if it has not asked."""
+    """Say what is kept for this kernel, which has restarted and not asked for it yet."""
     if text := api.kept():
         pictures.tell(pictures.of_line(text))
 
@@ -147,6 +147,8 @@ def _status(arguments: Namespace) -> None:
     try:
         if not (arguments.watch and _watch(arguments)):
             _show(_look(arguments), arguments)
+            if not arguments.json:
+                tell_kept()
     except errors.DriverError as error:
         print(error)
 

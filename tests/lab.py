@@ -197,6 +197,18 @@ class Notebook:
         self.page.keyboard.press("i")
         self.page.keyboard.press("i")
 
+    def restart(self) -> None:
+        """Restart the kernel with the key that people press, 0 twice; wait until it is there."""
+        self._activate()
+        self.page.keyboard.press("Escape")
+        self.page.keyboard.press("0")
+        self.page.keyboard.press("0")
+        self.page.locator(".jp-Dialog .jp-mod-accept").click()
+        self.page.wait_for_function(
+            "jupyterapp.shell.currentWidget.sessionContext.ready.then(() => "
+            "jupyterapp.shell.currentWidget.sessionContext.session.kernel.info.then(() => true))"
+        )
+
     def shut_down(self) -> None:
         """Shut down the kernel, as the menu does."""
         self._command("kernelmenu:shutdown")

@@ -103,6 +103,27 @@ def test_reserve(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> Non
     check_looks(notebook, 0)
 
 
+def test_a_restart(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
+    """After a restart by JupyterLab's button a cell says what is kept, and gets it by asking."""
+    on_lab.write(ONE * 2)
+    notebook = open_notebook("train.ipynb", "%reserve_gpu 1", "1 + 1", "%reserve_gpu --status")
+    notebook.run(0)
+    notebook.finish(0)
+    with holder(on_lab, "'0'"):
+        notebook.restart()
+        notebook.run(1)
+        notebook.finish(1)
+        kept = notebook.see(1, "GPU1 is kept for this kernel until ")
+        assert kept.rstrip().endswith("%reserve_gpu takes it again.")
+        notebook.run(2)
+        shown = notebook.finish(2)
+        assert "kept for its restart, " in shown
+        assert "GPU1 is kept for this kernel until " in shown
+        check_looks(notebook, 2)
+        notebook.run(0)
+        assert notebook.finish(0).splitlines()[-1] == "CUDA_VISIBLE_DEVICES = '1'"
+
+
 def test_the_end_is_told(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None:
     """The cell that reserved for a time says until when; later its output says that it is over."""
     on_lab.write(ONE)
