@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.magic import Magics, line_magic, magics_class
 from traitlets import Bool, CUnicode, TraitError, Unicode, observe, validate
 
-from reserve_gpu import host
+from reserve_gpu import heir, host
 from reserve_gpu.calls import Late
 from reserve_gpu.cells import cells
 from reserve_gpu.errors import RequestError, WaitInterrupted
@@ -76,7 +76,9 @@ class ReserveGPU(Magics):
         info = result and result.info
         if info and info.store_history and self.shell:
             self.shell.events.unregister("post_run_cell", self.tell_kept)
-            magic.tell_kept()
+            file = host.connection_file()
+            if any(file in about for _, about in host.own_processes(heir.PROGRAM)):
+                magic.tell_kept()  # which most kernels need not load
 
     def leave_to_restart(self, change: dict[str, Any]) -> None:
         """Leave what this kernel holds to the next one, where it ends by a restart.

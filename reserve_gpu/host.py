@@ -173,7 +173,7 @@ def user_name(uid: int) -> str:
     """Return a user's name, `uid 1234` where the system has none."""
     try:
         return pwd.getpwuid(uid).pw_name
-    except KeyError:
+    except (KeyError, NameError):  # Windows has no such names
         return f"uid {uid}"
 
 
@@ -200,6 +200,18 @@ def own_processes(
                     words = [os.fsdecode(word) for word in file.read(COMMAND_LIMIT).split(b"\0")]
                 if program in words[1:]:
                     yield int(pid), words[words.index(program, 1) + 1 : -1]
+
+
+def has_locked(pid: int | str, file: os.stat_result) -> bool:
+    """Tell whether a process of this user has that very file open, and locked by that opening."""
+    with suppress(OSError):  # it has ended, or is another user's
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), file):
+                    with open(f"/proc/{pid}/fdinfo/{number}", encoding="utf-8") as info:
+                        if "FLOCK" in info.read():  # it has not only looked
+                            return True
+    return False
 
 
 def connection_file(words: Sequence[str] = ()) -> str | None:

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 MIB = 2**20
+LONGEST_RESTART_S = 3600.0  # for which devices are kept over the restart of a kernel
 # Bytes in the units of memory that people give sizes in.
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 2**10, "MiB": MIB, "GiB": 2**30, "TiB": 2**40}
@@ -326,6 +327,9 @@ class Holder(NamedTuple):
     is_alone: bool = False  # a guest of one who shares the device with nobody
     beside: str | None = None  # the holder that it has joined, in a word; None where that has gone
     told: float | None = None  # when it was last told that somebody waits
+    told_of: str | None = None  # and of whom: the name of the ticket
+    # Whose process it is, by the kernel's word; of a sharer whose file it is.
+    uid: int | None = None
     seen: bool = False
     confirmed: bool = False  # the record names the same pid as the kernel
     elsewhere: bool = False  # the pid is of another PID namespace; here it means another process
@@ -356,7 +360,7 @@ class Holder(NamedTuple):
 
     def is_kept(self, now: float) -> bool:
         """Tell whether its kernel has ended, and what it had is kept for its restart."""
-        return self.kept_until is not None and now < self.kept_until
+        return self.kept_until is not None and now < self.kept_until <= now + LONGEST_RESTART_S
 
     @property
     def is_over(self) -> bool:
@@ -484,7 +488,10 @@ class Answer(Enum):
 
 
 class Waiting(NamedTuple):
-    """How a wait stands. first: who is first in the queue, if that is somebody else."""
+    """How a wait stands.
+
+    first: who is first in the queue, if that is somebody else. ticket: the name of its own ticket.
+    """
 
     request: Request
     place: int  # in the queue, 1 is next
@@ -492,6 +499,7 @@ class Waiting(NamedTuple):
     rows: tuple[Row, ...]  # why no device can be had yet
     limit_s: float = math.inf
     first: Ticket | None = None
+    ticket: str = ""
 
 
 class Slow(NamedTuple):

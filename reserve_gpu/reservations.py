@@ -17,12 +17,13 @@ from reserve_gpu.reservation import api, elsewhere
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 command = Late("command")
 
 NOT_RELEASED = 75  # EX_TEMPFAIL
 ROOT = 0
+DONE = (Answer.RELEASED, Answer.ENDED, Answer.GONE)
 
 
 def listed(_arguments: Namespace) -> str:
@@ -36,6 +37,8 @@ def join(arguments: Namespace) -> NoReturn:
 
     Raises RequestError where it is not clear which is meant; CommandError.
     """
+    if len(arguments.which) > 1:
+        raise RequestError(said.with_sign(arguments.which))
     words = arguments.command or [host.shell()]
     program = command.find(words, arguments.own)
     host.call_it(host.command(words) or "")
@@ -49,9 +52,8 @@ def chosen(words: Sequence[str], typed: str = "reserve-gpu join") -> Reserved:
 
     typed: what stands before its name. Raises RequestError.
     """
-    every = [
-        each for each in _of_user() if each.holder.pid != os.getpid() and not each.holder.beside
-    ]
+    own = {os.getpid(), *api.own_heirs()}
+    every = [each for each in _of_user() if each.holder.pid not in own and not each.holder.beside]
     (reserved,) = _chosen(words[:1], every, typed)
     return reserved
 
@@ -65,11 +67,19 @@ def release(arguments: Namespace) -> tuple[str, int]:
     if arguments.all and arguments.which:
         raise RequestError("Give names, or --all.")
     chosen = every if arguments.all else _chosen(arguments.which, every, "reserve-gpu release")
-    act = elsewhere.end if arguments.end else elsewhere.release
-    answers = [(each, act(each)) for each in chosen]
+    by_name = {each.holder.notebook for each in chosen} & {*arguments.which}
+    answers = [(each, _act(each, arguments.end, by_name)) for each in chosen]
     lines = [said.released(each, answer, every) for each, answer in answers]
-    is_done = all(answer in (Answer.RELEASED, Answer.ENDED, Answer.GONE) for _, answer in answers)
-    return "\n".join(lines) or said.NONE, 0 if is_done else NOT_RELEASED
+    done = [each for each, answer in answers if answer in DONE]
+    rest = said.still_there(done, api.status().rows) if done else []
+    is_done = len(done) == len(answers) and not rest
+    return "\n".join([*lines, *rest]) or said.NONE, 0 if is_done else NOT_RELEASED
+
+
+def _act(reserved: Reserved, is_end: bool, by_name: Collection[str | None]) -> Answer:  # noqa: FBT001
+    if is_end:
+        return elsewhere.end(reserved, by_name=reserved.holder.notebook in by_name)
+    return elsewhere.release(reserved)
 
 
 def _of_user() -> list[Reserved]:
@@ -87,6 +97,7 @@ def _chosen(words: Sequence[str], every: Sequence[Reserved], command: str) -> li
         raise RequestError(said.NONE)
     for word in words or [""]:
         meant = [each for each in every if not word or _is_meant(word, each)]
+        meant = [each for each in meant if not each.holder.beside] or meant  # not their guests
         if not meant:
             raise RequestError(said.no_such(shown(word), every, now))
         if len(meant) > 1:
@@ -101,5 +112,6 @@ def _is_meant(word: str, reserved: Reserved) -> bool:
     with suppress(RequestError):  # it names no device
         if any(names.matching(name, devices) for name in names.parse(word)):
             return True
-    notebook = reserved.holder.notebook or ""
-    return word in {str(reserved.holder.pid), notebook, notebook.removesuffix(".ipynb")}
+    notebook, command_ = reserved.holder.notebook or "", reserved.holder.command or ""
+    names_ = {str(reserved.holder.pid), notebook, notebook.removesuffix(".ipynb")}
+    return word in {*names_, command_, *command_.split()}

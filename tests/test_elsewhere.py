@@ -127,7 +127,8 @@ def test_a_child_that_uses_it(two: Two) -> None:
     done = two.reserve_gpu("release")
     assert done.returncode == 75
     assert "A process that train.ipynb" in done.stdout
-    assert "has started uses GPU1. To end it:\nreserve-gpu release train.ipynb --end" in done.stdout
+    end = f"To end train.ipynb (pid {two.first.pid}):\nreserve-gpu release train.ipynb --end"
+    assert f"has started uses GPU1. {end}" in done.stdout
     assert held(two.machine) == [1]
     assert two.first.run(VISIBLE).stdout == "['1']\n"
     two.first.run("p.kill(); p.wait()")
@@ -180,7 +181,7 @@ def test_cuda_and_the_end(here: Here) -> None:
         )
         done = reserve_gpu(here, "release", str(pid))
         assert done.returncode == 75
-        assert f"(pid {pid}): only its end frees GPU1. To end it:" in done.stdout
+        assert f"(pid {pid}): only its end frees GPU1. To end " in done.stdout
         assert f"\nreserve-gpu release {pid} --end\n" in done.stdout
         assert held(here) == [1]
         assert is_running(pid)
@@ -202,6 +203,36 @@ def test_a_script(here: Here) -> None:
         assert held(here) == []
 
 
+def test_a_name_that_nobody_confirms(here: Here) -> None:
+    """A script is not ended by a name that stands in its lock file: anybody may have written it."""
+    with here.child() as child:
+        child.reserve("'1'")
+        path = here.locks / f"{here.uuid('1')}.lock"
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | {"notebook": "old.ipynb"}))
+        done = reserve_gpu(here, "release", "old.ipynb", "--end")
+        assert "says that it is another notebook. Nothing was released." in done.stdout
+        assert is_running(child.pid)
+        assert reserve_gpu(here, "release", "1", "--end").stdout.startswith("Ended old.ipynb")
+
+
+def test_what_is_still_there(here: Here) -> None:
+    """Who is left on a GPU that was released is said, and the exit code is not 0."""
+    with here.child() as child:
+        child.reserve("'1'")
+        child.run(
+            "import subprocess; p = subprocess.Popen(['sleep', '100'], start_new_session=True)"
+        )
+        pid = child.run("p.pid").value
+        here.add(f"compute {pid} 100")
+        done = reserve_gpu(here, "release", "--end")
+        assert done.returncode == 75
+        ended, still = done.stdout.splitlines()
+        assert ended.startswith("Ended python child.py")
+        assert still.startswith("GPU1 is still in use: ")
+        assert f"(pid {pid})" in still
+        os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.full
 def test_a_stopped_kernel(here: Here) -> None:
     """A kernel that is stopped is said not to answer, and what it holds stays."""
@@ -209,7 +240,7 @@ def test_a_stopped_kernel(here: Here) -> None:
         kernel.run("%reserve_gpu 1")
         with stopped(here, kernel.pid):
             done = reserve_gpu(here, "release")
-            assert "does not answer: it is stopped, or hangs. To end it:" in done.stdout
+            assert "does not answer: it is stopped, or hangs. To end " in done.stdout
             assert held(here) == [1]
 
 
@@ -242,6 +273,28 @@ def test_a_stranger_is_not_heard(users: Machine) -> None:
         for friend in (same, root):
             assert friend.run(LISTEN + ask).value == {"answer": "RELEASED"}
         assert first.run("len(asked)").value == 2
+
+
+@pytest.mark.xdist_group("users")
+def test_a_flood_of_strangers(users: Machine) -> None:
+    """Hundreds of connections of another user do not keep the same user's request away."""
+    with child_of(users, NOBODY) as first, child_of(users, DAEMON) as other:
+        first.run(LISTEN + "Listener(answer).start()")
+        flood = (
+            "import socket\nopen_ones = []\n"
+            "names = [l.split()[-1][1:] for l in open('/proc/net/unix') if "
+            f"'@reserve_gpu/{first.pid}/' in l]\n"
+            "for _ in range(400):\n"
+            " one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
+            " one.connect(chr(0) + names[0]); open_ones.append(one)\n"
+            f"from reserve_gpu.reservation import elsewhere\n"
+            f"elsewhere.NAME = elsewhere.NAME.replace('{{pid}}', '{first.pid}')\n"
+            "for _ in range(300): elsewhere.Listener(len).start()"
+        )
+        assert other.run(flood).error is None
+        with child_of(users, NOBODY) as same:
+            ask = f"ask({first.pid}, {{'do': 'release'}})"
+            assert same.run(LISTEN + ask).value == {"answer": "RELEASED"}
 
 
 @pytest.mark.xdist_group("users")

@@ -169,12 +169,15 @@ def test_not_loaded_is_not_started(machine: Machine) -> None:
     assert machine.calls() == []
 
 
-def test_loaded_is_not_started(here: Here) -> None:
+@pytest.mark.process
+def test_loaded_is_not_started(machine: Machine) -> None:
     """A loaded library, as after `import torch`, is not a started one; asking starts nothing."""
-    assert [environment.cuda_started() for _ in range(2)] == [False, False]
-    assert environment.cuda_uuids() == []
-    assert set(here.calls()) == {"cuDeviceGetCount"}
-    assert got() == "0"
+    with machine.child() as child:
+        load = "import ctypes; cuda = ctypes.CDLL('libcuda.so.1')"
+        assert child.run(f"{load}\n{STARTED.format('0')}").value == [0, False]
+        assert child.run("environment.cuda_uuids()").value == []
+        assert set(machine.calls()) == {"cuDeviceGetCount"}
+        assert child.reserve().value == "0"
 
 
 @pytest.mark.process

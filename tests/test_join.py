@@ -226,6 +226,52 @@ def test_in_a_notebook(here: Here) -> None:
         assert "You hold no GPU on this machine." in kernel.run("%reserve_gpu --join 1").stderr
 
 
+def test_a_guest_asks_for_something_else(here: Here) -> None:
+    """A guest gets what it has by asking for nothing particular; for another wish it releases."""
+    with here.child() as holder:
+        holder.reserve("'0'")
+        with guest(here) as other:
+            assert other.reserve().value == "0"
+            for wish in ("share=True", "memory='1GB'", "'1'", "count=2"):
+                answer = other.reserve(wish)
+                assert answer.error == "RequestError"
+                assert answer.text.startswith("This kernel has joined python child.py on GPU0.")
+            assert other.visible() == "0"
+        with here.child() as sharer:
+            sharer.reserve("'1', memory='1GB'")
+            with guest(here, "'1'") as other:
+                assert other.reserve().value == "1"
+                assert other.run("reserve_gpu.current().memory_mib").value == 1e9 / 2**20
+
+
+def test_two_guests_of_one_that_has_gone(here: Here) -> None:
+    """The first of two that reserves anew has the GPU, and the other one is its guest."""
+    with here.child() as holder:
+        holder.reserve("'0'")
+        with guest(here) as one, guest(here, "'0'") as two:
+            holder.kill()
+            assert one.reserve().value == "0"
+            assert one.run("reserve_gpu.current().lease.until").error is None
+            left = f"{SESSION}session().run(session()._is_left)"
+            assert two.run(left).value is False
+
+
+def test_the_work_of_a_guest_is_no_idleness(here: Here) -> None:
+    """A reservation that ends by idleness goes on as long as a guest uses the GPU."""
+    with here.child() as holder:
+        holder.reserve("'1', idle=1")
+        with guest(here) as other:
+            here.add(f"compute {other.pid} 900\nutilisation 95")
+            is_used = (
+                "from reserve_gpu.reservation import lease\n"
+                f"{SESSION}lease.is_used(session().held, 0.0)"
+            )
+            assert holder.run(is_used).value is True
+            here.use("two")
+            here.add("utilisation 95")
+            assert holder.run(is_used).value is False
+
+
 # -- who may ---------------------------------------------------------------------------------------
 
 
@@ -244,6 +290,29 @@ def test_another_user_can_not_join(users: Machine) -> None:
         assert answer.text == "You hold no GPU on this machine."
         with child_of(users, NOBODY) as same:
             assert same.run(JOIN.format("'0'")).error is None
+
+
+@pytest.mark.xdist_group("users")
+def test_a_forged_guest_counts_as_what_it_is(users: Machine) -> None:
+    """A sharer that calls itself another user's guest is a sharer, with a part of its own."""
+    users.write("gpu\n  memory 8192\n  uuid GPU-00000000-0000-4000-8000-000000000000")
+    with (
+        child_of(users, NOBODY) as honest,
+        child_of(users, DAEMON) as forger,
+        child_of(users, NOBODY) as third,
+    ):
+        honest.reserve("'0', memory='3GB'")
+        forger.reserve("'0', memory='4GB'")
+        (path,) = users.locks.glob("*.share-65534-0.lock")
+        since = json.loads(path.read_text())["since"]
+        forge = (
+            f"import glob, json, os\n(path,) = glob.glob('{users.locks}/*.share-1-0.lock')\n"
+            f"text = json.dumps(json.load(open(path)) | {{'guest_of': {since!r}}})\n"
+            "file = open(path, 'r+'); file.write(text); file.truncate(); file.close()"
+        )
+        assert forger.run(forge).error is None
+        assert third.reserve("'0', memory='4GB'").error == "NoFreeDeviceError"
+        forger.run("reserve_gpu.release()")
 
 
 def test_a_quota_counts_the_gpu_once(here: Here) -> None:

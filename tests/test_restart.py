@@ -7,8 +7,9 @@ import os
 import random
 import select
 import signal
+import subprocess
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from reserve_gpu import heir
 from tests.locked import held, locked
+from tests.machine import TAKE_THE_MUTEX
 from tests.processes import is_running, queue, wait_for
 from tests.reserving import of_gpu
 from tests.test_users import DAEMON, NOBODY, for_users
@@ -289,7 +291,9 @@ def test_a_stopped_or_killed_heir(here: Here, number: signal.Signals) -> None:
         first.reserve("'0'")
         leave(first, file)
         first.kill()
-        heir_of(file).send_signal(number)
+        process = heir_of(file)
+        process.send_signal(number)
+        wait_for(lambda: number == signal.SIGSTOP or not is_running(process.pid))
         assert claim(second, file) == ("0" if number == signal.SIGSTOP else None, [])
         assert held(here) == ([0] if number == signal.SIGSTOP else [])
 
@@ -364,6 +368,70 @@ def test_a_setting_that_is_no_number(here: Here) -> None:
         answer = child.run(code)
         assert answer.error == "RequestError"
         assert answer.text.startswith("RESERVE_GPU_RESTART='1h' must be a number of seconds")
+
+
+@pytest.mark.parametrize("how", ["released", "deleted"])
+def test_what_the_heir_has_lost(here: Here, how: str) -> None:
+    """What the kernel released after it was left, or whose file is gone, is not given back."""
+    with file_of(here) as file, here.child() as first, here.child() as second:
+        first.reserve("'0'")
+        leave(first, file)
+        if how == "released":  # by a cell that is interrupted for the restart
+            first.run("reserve_gpu.release()")
+        else:
+            lock(here, "0").unlink()
+        first.kill()
+        with here.child() as third:
+            assert third.reserve("'0', share=True").value == "0"
+            assert claim(second, file) == (None, [])
+            assert not heirs(file)
+            assert second.reserve("'0'").error == "NoFreeDeviceError"
+
+
+def test_a_busy_mutex_loses_nothing(here: Here) -> None:
+    """A kernel that could not ask, as others had the mutex, gets what is kept the next time."""
+    with file_of(here) as file, here.child() as first, here.child() as second:
+        first.reserve("'0'")
+        leave(first, file)
+        first.kill()
+        with here.child() as other:
+            other.run(TAKE_THE_MUTEX)
+            second.send(f"from reserve_gpu.reservation import api\napi.claim({str(file)!r})")
+            wait_for(lambda: second_waits(here, second))
+            second.process.send_signal(signal.SIGINT)
+            assert second.answer().error == "KeyboardInterrupt"
+        assert claim(second, file) == ("0", [])
+
+
+def second_waits(machine: Machine, child: Child) -> bool:
+    """Tell whether the process has the mutex's file open, for which it waits."""
+    folder = f"/proc/{child.pid}/fd"
+    with suppress(OSError):
+        return any(os.readlink(f"{folder}/{n}").endswith("mutex.lock") for n in os.listdir(folder))
+    return False
+
+
+def test_what_looks_like_an_heir(here: Here) -> None:
+    """An editor or `tail` that has the file of the heir's program open is no heir."""
+    with file_of(here) as file, here.child() as child:
+        for words in ([], [str(file)], [str(file), "60"]):
+            command = ["tail", "-f", heir.PROGRAM, *words]
+            with here.running(*command, environ=here.environ(), stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL):  # fmt: skip
+                assert claim(child, file) == (None, [])
+
+
+def test_a_plain_wish_means_what_is_kept(here: Here) -> None:
+    """A part, or a shared GPU, that was kept is what a plain `%reserve_gpu` gets."""
+    with file_of(here) as file, here.child() as first, here.child() as second:
+        first.reserve("'0', memory='2GB', note='mine'")
+        before = first.run("dict(reserve_gpu.current().environ)").value
+        leave(first, file)
+        first.kill()
+        claim(second, file)
+        assert second.reserve().value == "0"
+        assert second.run("dict(reserve_gpu.current().environ)").value == before
+        assert second.run("reserve_gpu.current().note").value == "mine"
 
 
 # -- again and again -------------------------------------------------------------------------------

@@ -418,8 +418,8 @@ def test_the_status_has_drained_gpus_with_their_holders(here: Here) -> None:
         assert of_gpu(text).startswith("drained: ")
         assert f"(pid {holder.pid})" in of_gpu(text)
         assert "can still be promised" not in text
-        assert "for GPU1, idle" in text
-        assert "for GPU0" not in text
+        assert "You hold GPU1 yourself" in text
+        assert "You hold GPU0" not in text
         assert reserve_gpu.status().to_dict()["devices"][0]["holders"]
     with here.rival("0"):
         assert str(reserve_gpu.status()).startswith("1 of 2 GPUs is free: GPU1.")

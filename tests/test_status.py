@@ -497,7 +497,7 @@ def test_absurd_times_are_not_shown(here: Here) -> None:
 
 @pytest.mark.process
 def test_a_kernel_that_was_left_alone(here: Here) -> None:
-    """How long ago a kernel that holds an idle device ended a cell is said, and whom to ask."""
+    """How long ago a kernel that holds an idle device ended a cell is said, and what to do."""
     here.write("gpu")
     with here.child(JPY_SESSION_NAME="/home/bob/eval.ipynb") as holder:
         holder.reserve("0")
@@ -507,7 +507,8 @@ def test_a_kernel_that_was_left_alone(here: Here) -> None:
         os.utime(lock, (hours_ago, hours_ago))
         text = str(reserve_gpu.status())
     assert " for 9 h, idle for 3 h 1 min\n" in text
-    assert f"Ask {ME} (eval.ipynb) for GPU0, idle for 3 h 1 min.\nOr wait in the queue: " in text
+    held = f"You hold GPU0 yourself, in eval.ipynb (pid {holder.pid}), idle for 3 h 1 min"
+    assert f"{held}: reserve-gpu release eval.ipynb\nOr wait in the queue: " in text
     assert text.startswith("GPU0 is not free.")
 
 

@@ -23,7 +23,7 @@ from reserve_gpu import calls, host
 from reserve_gpu.errors import LockError, MutexHeldError, shown
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.descriptors import NONE
-from reserve_gpu.locks.holders import SHARE, Holders, is_sharers
+from reserve_gpu.locks.holders import SHARE, Holders, is_own_guest, is_sharers
 from reserve_gpu.locks.lock import Lock, flock, kernel_device
 
 if TYPE_CHECKING:
@@ -164,15 +164,19 @@ class LockDirectory:
                 return self.acquire_own(prefix, shared=True, since=since)
             sharers = map(self.holders.of, self._living(prefix, held_names))
             # Guests of the reservation in whose place this one comes are no others.
-            others = (each for each in sharers if since is None or each.guest_of != since)
+            own = () if since is None else (since,)
+            others = (each for each in sharers if not is_own_guest(each, own))
             if (other := next(others, None)) is not None:
                 return other
             stack.pop_all()
             return whole
 
-    def acquire_guests(self, uuid: str) -> Lock:
-        """Lock a sharer's file of the device for a guest; under the mutex. Raises LockError."""
-        return self.acquire_own(_share_prefix(uuid), shared=True)
+    def acquire_guests(self, uuid: str, since: float) -> Lock:
+        """Lock a sharer's file of the device for a guest; under the mutex. Raises LockError.
+
+        since: of the lock of the holder that it joins.
+        """
+        return self.acquire_own(_share_prefix(uuid), shared=True, since=since)
 
     def acquire_own(self, prefix: str, *, shared: bool = False, since: float | None = None) -> Lock:
         """Lock a file of this user's own, `PREFIX-UID-N.lock`; under the mutex. Raises LockError.

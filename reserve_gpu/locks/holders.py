@@ -62,6 +62,10 @@ class Holders:
         if not is_sharers(name):  # anybody may write into the file of a whole device
             promise = holder.promise._replace(size=None)
             holder = holder._replace(promise=promise, guest_of=None, is_alone=False)
+        if status is not None and is_sharers(name):
+            holder = holder._replace(uid=status.st_uid)
+        elif holder.seen and holder.pid:
+            holder = holder._replace(uid=host.uid_of(holder.pid))
         return holder._replace(file=name)
 
     def ticket(self, name: str) -> Ticket:
@@ -141,14 +145,23 @@ def without_guests(holders: Sequence[Holder], since: Collection[float] = ()) -> 
     since: when others, who are not among them, have taken the device.
     """
     known = with_hosts(holders)
-    return [each for each in known if not each.beside and each.guest_of not in since]
+    return [each for each in known if not each.beside and not is_own_guest(each, since)]
+
+
+def is_own_guest(holder: Holder, since: Collection[float]) -> bool:
+    """Tell whether it is a guest of this user's, of what was taken at one of these moments."""
+    return holder.guest_of in since and holder.uid == os.geteuid()
 
 
 def _host_of(guest: Holder, hosts: Sequence[Holder]) -> int | None:
     """Return which of these it is that a guest has joined; None for no guest, or if it has gone."""
     if guest.guest_of is None:
         return None
-    return next((at for at, holder in enumerate(hosts) if holder.since == guest.guest_of), None)
+    for at, host_ in enumerate(hosts):
+        is_same_user = guest.uid is not None and guest.uid == host_.uid
+        if host_.since == guest.guest_of and is_same_user:
+            return at
+    return None
 
 
 def named(record: Record, pid: int | None, changed: float = 0.0) -> Holder:
@@ -168,6 +181,7 @@ def named(record: Record, pid: int | None, changed: float = 0.0) -> Holder:
         kept_until=record.kept_until,
         guest_of=record.guest_of,
         told=record.told,
+        told_of=record.told_of,
         is_alone=record.guest_of is not None and record.is_alone is True,
         seen=pid is not None,
         confirmed=pid is not None and pid == who.pid,
@@ -203,11 +217,6 @@ def _keeper(pid: int, file: os.stat_result) -> int | None:
     if began is not None and began <= file.st_ctime + CLOCK_S:
         return pid
     for other in filter(str.isdecimal, os.listdir("/proc")):
-        with suppress(OSError):  # it has ended, or is another user's
-            for number in os.listdir(f"/proc/{other}/fd"):
-                status = os.stat(f"/proc/{other}/fd/{number}")
-                if os.path.samestat(status, file):
-                    with open(f"/proc/{other}/fdinfo/{number}", encoding="utf-8") as info:
-                        if "FLOCK" in info.read():  # it has not only looked
-                            return int(other)
+        if host.has_locked(other, file):
+            return int(other)
     return None if began else pid

@@ -245,6 +245,16 @@ def joined(devices: Sequence[Device], name: str | None, environ: Mapping[str, st
     return "\n".join([f"Joined {where} on {labels(devices)}.", *variables(environ)])
 
 
+def is_guest(devices: Sequence[Device], name: str | None) -> str:
+    """Say why a guest can't have something else."""
+    where = shown(name or "another process", words.NOTEBOOK_LIMIT)
+    what = "it" if len(devices) == 1 else "them"
+    return (
+        f"This kernel has joined {where} on {labels(devices)}. To get something else, release "
+        f"{what} first: %reserve_gpu --release"
+    )
+
+
 def left_alone(devices: Sequence[Device], name: str | None) -> str:
     """Tell a guest that the holder that it has joined has gone."""
     what = "it" if len(devices) == 1 else "them"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from reserve_gpu.errors import shown
 from reserve_gpu.model import Answer
 from reserve_gpu.report import layout, times, words
 from reserve_gpu.report.words import MARK, labels
@@ -12,11 +13,12 @@ from reserve_gpu.report.words import MARK, labels
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import Reserved
+    from reserve_gpu.model import Reserved, Row
     from reserve_gpu.report.words import Line
 
 NONE = "You hold no GPU on this machine."
 NOBODY = "Nobody holds a GPU on this machine."
+LINE_LIMIT = 200  # characters of a line that is shown again
 SIMPLE = r"[A-Za-z_][\w.-]*"  # a name that a shell takes as it is
 
 
@@ -57,10 +59,30 @@ def no_such(word: str, every: Sequence[Reserved], now: float) -> str:
     )
 
 
+def with_sign(words_: Sequence[str]) -> str:
+    """Return the line that may be meant by somebody who gave a command without a sign before it."""
+    import shlex
+
+    line = shlex.join(["reserve-gpu", "join", words_[0], "--", *words_[1:]])
+    return f"Put -- before the command: {shown(line, LINE_LIMIT)}"
+
+
+def still_there(done: Sequence[Reserved], rows: Sequence[Row]) -> list[str]:
+    """Say of each device that was released who still has it, or is on it."""
+    labels_ = {row.label for each in done for row in each.rows}
+    lines = []
+    for row in rows:
+        people = [words.name_of(holder) for holder in row.holders]
+        uses = [words.users([process]) for process in row.processes if not process.has_reserved]
+        if row.label in labels_ and (people or uses):
+            lines.append(f"{row.label} is still in use: {words.listed([*people, *uses])}.")
+    return lines
+
+
 def released(reserved: Reserved, answer: Answer, every: Sequence[Reserved]) -> str:
     """Say what came of asking a process to release what it holds, or to end."""
     who, what = words.name_of(reserved.holder), labels(reserved.rows)
-    end = f"To end it:\nreserve-gpu release {name(reserved, every)} --end"
+    end = f"To end {who}:\nreserve-gpu release {name(reserved, every)} --end"
     return {
         Answer.RELEASED: f"Released {what} of {who}.",
         Answer.CUDA: f"CUDA runs in {who}: only its end frees {what}. {end}",

@@ -46,6 +46,7 @@ class Status(NamedTuple):
     is_above: what this process may use is reserved by one that has started it.
     is_late: CUDA has started here, so that only what it sees can be reserved.
     is_all: each device has a line, also those that are alike.
+    user: who looks.
     """
 
     rows: tuple[Row, ...]
@@ -59,6 +60,7 @@ class Status(NamedTuple):
     is_above: bool = False
     is_late: bool = False
     is_all: bool = False
+    user: str | None = None
 
     def __repr__(self) -> str:
         return str(self.picture())
@@ -162,9 +164,10 @@ def _advice(status: Status) -> list[Line]:
     if reasons.is_trouble(states):
         return [(reasons.trouble(states),)]
     others: Line = ("Others wait in the queue for what would be free.",) if free else ()
-    ask = asking.whom(rows, status.time)
-    queue = queueing(face.typed(messages.ANY, waits=True), is_second=bool(ask))
-    return [line for line in (parts.offer(rows, face), others, ask, queue) if line]
+    own = asking.yourself(rows, status.time, status.user) if status.user else []
+    ask = asking.whom(rows, status.time, status.user)
+    queue = queueing(face.typed(messages.ANY, waits=True), is_second=bool(own or ask))
+    return [line for line in (parts.offer(rows, face), others, *own, ask, queue) if line]
 
 
 # -- for programs ----------------------------------------------------------------------------------

@@ -154,7 +154,8 @@ def lease_end(holder: Holder, now: float, *, is_own: bool = False) -> Line:
     is_own: the holder is this process, which is told how much time is left.
     """
     if holder.kept_until is not None and holder.is_kept(now):
-        return ", ", (f"kept for its restart, {times.left(holder.kept_until - now)}", MARK)
+        kept = f"kept for its restart, {times.left(holder.kept_until - now)}"
+        return (", ", (kept, MARK), *lease_end(holder._replace(kept_until=None), now))
     if holder.guest_of is not None and not holder.beside:
         return ", ", ("overdue: it has joined what has been released", MARK)
     if (since := times.overdue_since(holder, now)) is not None:

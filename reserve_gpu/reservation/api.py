@@ -21,7 +21,7 @@ from reserve_gpu.errors import (
     ReserveGPUWarning,
     shown,
 )
-from reserve_gpu.gpus import bindings
+from reserve_gpu.gpus import bindings, names
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model import NO_LEASE, Device, Holder, Row, State, Waiting
@@ -264,6 +264,7 @@ def _meet(this_session: Session, request: Request, deadline: Deadline) -> list[s
     ruled = rules()
     if ruled:
         request, texts = _allowed(request, ruled, this_session)
+    request = this_session.as_held(request)
     met = this_session.met_by(request)
     if met is not None:
         return texts + met
@@ -283,7 +284,18 @@ def release() -> tuple[Device, ...]:
     The variables get back the values that they had before, also where a failure had emptied
     `CUDA_VISIBLE_DEVICES`.
     """
-    return session().run_in_any_case(session().release) or ()
+    released: tuple[Device, ...] = session().run_in_any_case(session().release) or ()
+    return released or _end_heir()
+
+
+def _end_heir() -> tuple[Device, ...]:
+    """Release what is kept for this kernel, which has restarted; returns the devices."""
+    connection_file = _kernels_file()
+    for left in restart.all_left(connection_file) if connection_file else ():
+        if restart.end(left):
+            devices: tuple[Device, ...] = left.held.devices
+            return devices
+    return ()
 
 
 def status() -> Status:
@@ -334,6 +346,7 @@ def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callabl
                 rules=ruled,
                 is_above=visible is not None and _is_above(seen.rows),
                 is_late=environment.cuda_started(),
+                user=host.user_of(os.getpid()),
             )
             return shown
 
@@ -382,12 +395,19 @@ def join(reserved: Reserved) -> str:
     this_session = session()
     if this_session.devices:
         raise RequestError(messages.holds_already(this_session.devices))
-    if environment.cuda_started():
+    if environment.cuda_started() and not _sees_only(reserved):
         raise TooLate(()).error(faces.MAGIC)
     this_session.run(this_session.join, reserved)
     reservation = this_session.reservation
     environ = reservation.environ if reservation else {}
     return str(messages.joined(this_session.devices, reserved.holder.name, environ))
+
+
+def _sees_only(reserved: Reserved) -> bool:
+    """Tell whether CUDA, which has started here, sees the devices of a reservation alone."""
+    devices = [row.device for row in reserved.rows if isinstance(row.device, Device)]
+    uuids = {names.bare_uuid(device.uuid) for device in devices}
+    return set(environment.cuda_uuids()) == uuids
 
 
 def claim(connection_file: str | None) -> list[str]:
@@ -418,6 +438,12 @@ def kept() -> str | None:
         return None
     left = next(restart.all_left(connection_file), None)
     return str(messages.kept(left.held.devices, left.until)) if left else None
+
+
+def own_heirs() -> set[int]:
+    """Return the processes that keep something for this kernel, which has restarted."""
+    connection_file = _kernels_file()
+    return {left.heir for left in restart.all_left(connection_file)} if connection_file else set()
 
 
 def start_failure() -> str | None:

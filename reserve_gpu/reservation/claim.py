@@ -323,7 +323,8 @@ def _shares(claim: Claim, device: Device, lock: Lock) -> tuple[list[Holder], par
         since = [lock.since for lock in claim.held.values()]
         return without_guests(sharers, since), parts.Own(promised_mib, None)
     held_lock = claim.held.get(device.uuid)
-    own = Holder(os.getpid(), since=held_lock.since if held_lock else None, seen=True)
+    taken = held_lock.since if held_lock else None
+    own = Holder(os.getpid(), since=taken, seen=True, uid=os.geteuid())
     everybody = host.with_uses((own, *sharers), claim.gpus.processes(device))
     this_process, *known = without_guests(everybody)
     return known, parts.Own(promised_mib, this_process.used_mib)

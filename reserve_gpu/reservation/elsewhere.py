@@ -22,7 +22,7 @@ from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import NoThreadError
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.descriptors import NONE
-from reserve_gpu.model import Answer
+from reserve_gpu.model import Answer, Device
 from reserve_gpu.reservation import restart
 from reserve_gpu.reservation.process_end import LONGEST_S, STOP_S
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 NAME = "reserve_gpu/{pid}/"  # in the abstract namespace, which leaves no file behind
 ANSWER_S = 5.0  # in which a process that is not stopped answers
 HEARD_S = 1.0  # in which one that has connected says what it wants
-STRANGER_S = 0.1  # after one of another user, so that many of them cost nothing
+STRANGER_S = 0.001  # after one of another user, so that many of them cost little
+BACKLOG = 4096  # who have connected and are not heard yet
 LIMIT = 1 << 16  # bytes of a message
-MOST_TRIED = 64  # sockets of that name: others may have made some
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -60,7 +60,7 @@ class Listener:
             self._descriptor = descriptors.remember(own.fileno())
             try:
                 own.bind(f"\0{name}")
-                own.listen()
+                own.listen(BACKLOG)
                 calls.start(self._serve, own)
             except (OSError, NoThreadError):
                 descriptors.close(own.detach())
@@ -93,15 +93,20 @@ class Listener:
 def release(reserved: Reserved) -> Answer:
     """Have a process release what it holds, as far as nothing uses it."""
     pid = reserved.holder.pid or 0
-    if reserved.holder.kept_until is not None:
+    if reserved.holder.kept_until is not None:  # by its word, which `all_left` does not believe
         uid = host.uid_of(pid)
-        if any(left.heir == pid and restart.end(left, uid) for left in restart.all_left(uid=uid)):
-            return Answer.RELEASED
+        for left in restart.all_left(uid=uid):
+            if pid in (left.heir, left.kernel) and restart.end(left, uid):
+                return Answer.RELEASED
     return _asked(reserved, "release")
 
 
-def end(reserved: Reserved) -> Answer:
-    """End a process that holds devices: as it ends by itself, else by SIGTERM and SIGKILL."""
+def end(reserved: Reserved, *, by_name: bool = False) -> Answer:
+    """End a process that holds devices: as it ends by itself, else by SIGTERM and SIGKILL.
+
+    by_name: it was chosen by its notebook's name, which another user may have written: only a
+    process that answers is ended.
+    """
     pid = reserved.holder.pid or 0
     try:
         with no_fork:
@@ -112,8 +117,8 @@ def end(reserved: Reserved) -> Answer:
         if not _has_open(pid, {holder.file for row in reserved.rows for holder in row.holders}):
             return Answer.GONE  # and the number may be another process's
         answer = _asked(reserved, "end")
-        if answer is Answer.ANOTHER:
-            return answer
+        if answer is Answer.ANOTHER or (by_name and answer is Answer.PROGRAM):
+            return Answer.ANOTHER
         if answer is Answer.ENDED:  # it does so by itself, after what is called before
             return answer if alarm.ends_within(process, LONGEST_S + 3 * STOP_S) else Answer.STAYS
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -132,7 +137,9 @@ def end(reserved: Reserved) -> Answer:
 
 def _asked(reserved: Reserved, what: str) -> Answer:
     holder = reserved.holder
-    request = {"do": what, "notebook": holder.notebook}
+    devices = [row.device.uuid for row in reserved.rows if isinstance(row.device, Device)]
+    until = time.time() + ANSWER_S  # after which it has been told that there is no answer
+    request = {"do": what, "notebook": holder.notebook, "devices": devices, "until": until}
     try:
         answer = ask(holder.pid or 0, request)
     except TimeoutError:
@@ -159,7 +166,10 @@ def ask(pid: int, request: dict[str, Any]) -> dict[str, Any] | None:
     """
     with open("/proc/net/unix", encoding="utf-8", errors="replace") as sockets:
         listed = [line.split()[-1][1:] for line in sockets if f" @{NAME.format(pid=pid)}" in line]
-    for name in listed[:MOST_TRIED]:
+    until = time.monotonic() + ANSWER_S
+    for name in listed:  # others may have made some of that name
+        if time.monotonic() > until:
+            break
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.settimeout(ANSWER_S)
             try:

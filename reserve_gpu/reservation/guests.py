@@ -7,11 +7,13 @@ holder's lease is the guest's: once the holder has gone, the guest is overdue.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import os
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu.errors import RequestError
-from reserve_gpu.locks.holders import is_sharers
+from reserve_gpu.errors import LockError, RequestError
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.holders import is_own_guest, is_sharers
 from reserve_gpu.model import Device, Promise
 from reserve_gpu.report import messages
 from reserve_gpu.reservation import environment
@@ -20,7 +22,6 @@ from reserve_gpu.reservation.held import Guest, Held
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.locks.directory import LockDirectory
     from reserve_gpu.model import Holder, Reserved
 
 
@@ -38,20 +39,33 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Held:
         there = directory.holders_of(device.uuid)
         if not any((each.since, each.pid) == (host.since, host.pid) for each in there):
             raise RequestError(messages.HAS_GONE)
+    # A guest's guest has joined the same as that one.
+    since = {device: host.guest_of or host.since or 0.0 for device, host in host_of.items()}
     with ExitStack() as stack:  # all of them or none
         locks = {}
         for device in host_of:
-            lock = directory.acquire_guests(device.uuid)
+            lock = directory.acquire_guests(device.uuid, since[device])
             locks[device.uuid] = lock
             stack.callback(lock.release)
         stack.pop_all()
     host = reserved.holder
     is_alone = host.is_alone or not is_sharers(host.file or "")
     devices = environment.in_order(host_of, host.visible or "")
-    # A guest's guest has joined the same as that one.
-    since = tuple(host_of[d].guest_of or host_of[d].since or 0.0 for d in devices)
-    promise = Promise(host.promise.size)
-    return Held(devices, locks, promise, guest=Guest(since, is_alone, host.name))
+    of = tuple(since[device] for device in devices)
+    return Held(devices, locks, Promise(host.promise.size), guest=Guest(of, is_alone, host.name))
+
+
+def pids_of(held: Held) -> set[int]:
+    """Return the processes that have joined what this one holds, as far as they can be seen."""
+    with suppress(LockError), LockDirectory() as directory:
+        holders = [
+            holder
+            for device in held.devices
+            for holder in directory.listed_holders_of(device.uuid)
+            if is_own_guest(holder, [held.locks[device.uuid].since])
+        ]
+        return {holder.pid for holder in holders if holder.seen and holder.pid}
+    return set()
 
 
 def is_left(held: Held, directory: LockDirectory) -> bool:
@@ -60,7 +74,7 @@ def is_left(held: Held, directory: LockDirectory) -> bool:
         return False
     return not all(
         any(
-            holder.guest_of is None and holder.since == since
+            holder.guest_of is None and holder.since == since and holder.uid == os.geteuid()
             for holder in directory.holders_of(device.uuid)
         )
         for device, since in zip(held.devices, held.guest.of, strict=True)

@@ -33,7 +33,8 @@ class Held(NamedTuple):
     overdue: since when it should have ended, where it has not.
     kept_until: for how long it is kept for the restart of this kernel, which ends now.
     guest: of one that has joined the reservation of another process of this user.
-    told: when the user was last told that somebody waits for the devices.
+    told: when the user was last told that somebody waits for the devices, and the name of that
+    one's ticket.
     reservation: what callers were answered with.
     answers: how many calls of reserve() were answered with it outside of a `with` block.
     inside: the threads that are in a `with` block of it, once for each block.
@@ -48,7 +49,7 @@ class Held(NamedTuple):
     inside: tuple[int, ...] = ()
     kept_until: float | None = None
     guest: Guest | None = None
-    told: float | None = None
+    told: tuple[float, str] | None = None
 
     @property
     def part_mib(self) -> float | None:
@@ -102,7 +103,7 @@ class Held(NamedTuple):
         old = self.locks[device.uuid]
         new: Lock | Holder
         if self.guest:
-            new = directory.acquire_guests(device.uuid)
+            new = directory.acquire_guests(device.uuid, old.since)
         else:
             new = directory.lock_device(device.uuid, share=old.shared, since=old.since)
         path = old.path if old.held() else None

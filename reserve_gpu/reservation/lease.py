@@ -25,7 +25,7 @@ from reserve_gpu.report import ends
 from reserve_gpu.report.ends import End
 from reserve_gpu.report.faces import MAGIC, PYTHON
 from reserve_gpu.report.progress import Replaceable
-from reserve_gpu.reservation import environment, schedule
+from reserve_gpu.reservation import environment, guests, schedule
 from reserve_gpu.reservation.process_end import ProcessEnd
 from reserve_gpu.reservation.schedule import Action, Seen, Step
 
@@ -221,7 +221,7 @@ class LeaseTimer:
             return
         self._next_look = now + min(LONGEST_LOOK_S, idle_s / LOOKS)
         since, self._looked_at = self._looked_at, time.time()
-        if is_used(held.devices, since):
+        if is_used(held, since):
             self._used = time.monotonic()  # the look may have taken long
 
     def _is_wanted(self, devices: Sequence[Device]) -> bool:
@@ -319,24 +319,24 @@ def _goes_on(before: Held | None, held: Held | None) -> bool:
     return bool(before and held and {*before.devices} & {*held.devices})
 
 
-def is_used(devices: Sequence[Device], since: float) -> bool:
-    """Tell whether this process or one that it has started has used a device since that moment.
+def is_used(held: Held, since: float) -> bool:
+    """Tell whether this process, a guest, or what one has started, has used a device since then.
 
     What can't be read is never taken for idle.
     """
+    own = {os.getpid(), *guests.pids_of(held)}
     try:
         with Nvml(DRIVER_LIMIT_S) as gpus:
-            return any(_is_device_used(gpus, device, since) for device in devices)
+            return any(_is_device_used(gpus, device, since, own) for device in held.devices)
     except (DriverError, DeviceError):
         return True
 
 
-def _is_device_used(gpus: Nvml, device: Device, since: float) -> bool:
+def _is_device_used(gpus: Nvml, device: Device, since: float, own: set[int]) -> bool:
     """Tell the same of one device: by what its own driver says of processes, else of the device.
 
     To be on a device is not to use it: a notebook that has started CUDA stays there to its end.
     """
-    own = {os.getpid()}
     workers = gpus.workers(device, since) if gpus.sees_all else None  # else pids mean others
     if workers is not None:
         return any(host.is_below(pid, own) for pid in workers)

@@ -10,7 +10,17 @@ from reserve_gpu.calls import Late
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.names import DeviceNames
-from reserve_gpu.model import MIB, NO_LEASE, UNITS, Lease, Promise, Request, Rules, Size
+from reserve_gpu.model import (
+    LONGEST_RESTART_S,
+    MIB,
+    NO_LEASE,
+    UNITS,
+    Lease,
+    Promise,
+    Request,
+    Rules,
+    Size,
+)
 from reserve_gpu.quantities import (
     LONGEST_S,
     parse_duration,
@@ -118,10 +128,11 @@ def restart_s() -> float:
     """Return for how long a restart of a kernel keeps its devices. Raises RequestError."""
     text = os.environ.get(host.RESTART) or str(RESTART_S)
     with suppress(ValueError):
-        if 0 <= (seconds := float(text)) <= LONGEST_S:
+        if 0 <= (seconds := float(text)) <= LONGEST_RESTART_S:
             return seconds
     raise RequestError(
-        f"{host.RESTART}={shown(text)!r} must be a number of seconds, as 60; 0 keeps nothing."
+        f"{host.RESTART}={shown(text)!r} must be a number of seconds, as 60, up to an hour; "
+        "0 keeps nothing."
     )
 
 

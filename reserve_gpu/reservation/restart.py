@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import alarm, heir, host
 from reserve_gpu.calls import no_fork
-from reserve_gpu.locks import descriptors
+from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.directory import OTHERS_MODE, OWN_MODE
 from reserve_gpu.locks.record import Record
 from reserve_gpu.reservation import handover
@@ -75,7 +75,8 @@ def all_left(connection_file: str | None = None, uid: int | None = None) -> Iter
     connection_file: of the kernel that comes, None for any. uid: of another user, for root.
     """
     for pid, arguments in host.own_processes(heir.PROGRAM, uid=uid):
-        if connection_file in (None, arguments[0]):
+        if arguments and connection_file in (None, arguments[0]):
+            # It may have ended, or be another program that was given the same file.
             with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 yield _read(pid)
 
@@ -83,9 +84,11 @@ def all_left(connection_file: str | None = None, uid: int | None = None) -> Iter
 def claim(left: Left, directory: LockDirectory) -> Held | None:
     """Take what was left, from the heir; None where it is not kept any more. Under the mutex.
 
-    Raises LockError.
+    The kernel may have released it after it had left it, and somebody may have deleted a file: then
+    the heir keeps nothing. Raises LockError.
     """
-    if not end(left):
+    is_kept = all(_has_locked(left.heir, directory, name) for name, _, _ in left.names)
+    if not end(left) or not is_kept:
         return None
     locks: dict[str, Lock] = {}
     for device, (name, shared, since) in zip(left.held.devices, left.names, strict=True):
@@ -117,6 +120,12 @@ def end(left: Left, uid: int | None = None) -> bool:
         descriptors.close(process)
 
 
+def _has_locked(pid: int, directory: LockDirectory, name: str) -> bool:
+    """Tell whether a process has the file of that name locked which others find there."""
+    file = files.status_of(directory.descriptor, name)
+    return file is not None and host.has_locked(pid, file)
+
+
 def _acquired(directory: LockDirectory, name: str, *, shared: bool, since: float) -> Lock | None:
     """Lock the file; the kernel that has left it may be ending just now."""
     until = time.monotonic() + ENDS_S
@@ -133,7 +142,8 @@ def _read(pid: int) -> Left:
     mark = f"{heir.LEFT}=".encode()
     with open(f"/proc/{pid}/environ", "rb") as environ:
         variables = environ.read(LIMIT).split(b"\0")
-    fields = json.loads(next(v for v in variables if v.startswith(mark))[len(mark) :])
+    (left,) = (variable for variable in variables if variable.startswith(mark))
+    fields = json.loads(left[len(mark) :])
     devices = tuple(map(handover.device_of, fields["devices"]))
     names = [(os.path.basename(name), shared is True) for _, name, shared in fields["locks"]]
     since = [float(moment) for moment in fields["since"]]

@@ -21,7 +21,7 @@ from reserve_gpu.cells import cells
 from reserve_gpu.errors import LockError, NoThreadError, RequestError
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.record import Record, myself
-from reserve_gpu.model import NO_LEASE, Answer, Lease, Promise
+from reserve_gpu.model import NO_LEASE, Answer, Lease, Promise, Request
 from reserve_gpu.reservation import environment, policy
 from reserve_gpu.reservation.environment import Changes
 from reserve_gpu.reservation.held import Held
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from reserve_gpu.locks.lock import Lock
-    from reserve_gpu.model import Device, Request, Reserved
+    from reserve_gpu.model import Device, Reserved
     from reserve_gpu.reservation.elsewhere import Listener
     from reserve_gpu.reservation.lease import LeaseTimer
     from reserve_gpu.reservation.outcome import Granted
@@ -121,6 +121,7 @@ class Session:
         self._timer: LeaseTimer | None = None
         self._has_adopted = False
         self._has_claimed = False
+        self._is_back = False  # what is held was kept over the restart, and not asked for by size
         self._listener: Listener | None = None
         self._told: set[tuple[str, int]] = set()  # who waits and was told of
         self._told_until = 0.0  # before which nobody is told of, by time.monotonic()
@@ -244,6 +245,20 @@ class Session:
             return None
         return min(lock.since for lock in held.locks.values())
 
+    def as_held(self, request: Request) -> Request:
+        """Return a request that wishes for nothing particular as one for what is held.
+
+        That is for a kernel that has got back a part after its restart, and for a guest: both ask
+        for what they have.
+        """
+        held = self.held
+        if held is None or not (self._is_back or held.guest):
+            return request
+        if request != Request(promise=request.promise._replace(size=None)):
+            return request
+        promise = request.promise._replace(size=held.promise.size)
+        return request._replace(share=held.is_shared, promise=promise)
+
     def in_place(self, request: Request) -> Request:
         """Return the request by name, where it is for the devices that are held, in another way.
 
@@ -264,6 +279,8 @@ class Session:
         Where less is asked for than is held, release the rest, as long as CUDA has not started.
         """
         held = None if self._is_left() else self.held  # a guest that is left reserves anew
+        if held and held.guest and not _is_met(held, request):
+            raise RequestError(messages.is_guest(held.devices, held.guest.name))
         devices = held and policy.kept(held.devices, request, is_shared=held.is_shared)
         if not (held and devices) or not policy.is_enough(held.part_mib, request.part_mib):
             return None
@@ -419,12 +436,14 @@ class Session:
             return None
         if not (first := waiters.first_of(held.devices, self._told)) or not is_watched():
             return None
-        if lease_timer.is_used(held.devices, cells().began):
+        if lease_timer.is_used(held, cells().began):
+            # A driver that hangs is not asked again after each cell.
+            self._told_until = now + waiters.PATIENCE * (time.monotonic() - now)
             return None
         self._told_until = now + waiters.EVERY_S
         self._told.add(waiters.key(first))
         with suppress(NoThreadError):  # then nobody reads that it was told
-            self.run(self._become, held._replace(told=time.time()))
+            self.run(self._become, held._replace(told=(time.time(), first.name)))
         waited_s = waiters.waited_s(first)
         is_late = environment.cuda_started()
         return str(messages.somebody_waits(first, waited_s, held.devices, is_late=is_late))
@@ -447,6 +466,9 @@ class Session:
         before = self._held
         # Its import may fail, so it comes before any change.
         timer = self.timer if self._timer or (held and held.lease.has_end) else None
+        self._is_back = self._is_back and bool(
+            held and before and held.devices == before.devices and held.part_mib == before.part_mib
+        )
         with no_fork:
             is_hidden = self._changes.written == environment.NO_DEVICES
             is_same = before and held and held.has_same_shape(before)
@@ -488,7 +510,8 @@ class Session:
             visible=visible,
             overdue=held.overdue,
             kept_until=held.kept_until,
-            told=held.told,
+            told=held.told[0] if held.told else None,
+            told_of=held.told[1] if held.told else None,
             is_alone=held.guest.is_alone if held.guest else None,
         )
         joined = held.guest.of if held.guest else [None] * len(held.devices)
@@ -602,11 +625,13 @@ class Session:
 
     def _obey(self, request: dict[str, Any]) -> Answer:
         held = self.held
-        if held is None:
+        if time.time() > request["until"] or request["do"] not in ("release", "end"):
+            return Answer.SILENT  # it was told so by now; or a newer version asks for something
+        if held is None or not {d.uuid for d in held.devices} & {*request["devices"]}:
             return Answer.GONE
         if request.get("notebook") not in (None, host.notebook()):
             return Answer.ANOTHER  # somebody has written another name into the lock file
-        if request.get("do") == "end":
+        if request["do"] == "end":
             self.timer.process_end.begin(lambda: True, self._notices.append, lambda: None)
             return Answer.ENDED
         if environment.cuda_started():
@@ -626,10 +651,10 @@ class Session:
     def leave_to_restart(self, connection_file: str, seconds: float) -> None:
         """Leave what is held to the next kernel with that connection file, for so long.
 
-        What is overdue is not left. Raises OSError.
+        What is overdue is not left. Raises OSError, LockError.
         """
         held = self.held
-        if held is None or held.overdue is not None:
+        if held is None or held.overdue is not None or self._is_left():
             return
         until = min(time.time() + seconds, held.lease.until or inf)
         restart.leave(held, connection_file, until)
@@ -642,7 +667,6 @@ class Session:
         """
         if self._held or self._has_claimed:
             return None
-        self._has_claimed = True
         left: Left
         for left in restart.all_left(connection_file):
             with LockDirectory() as directory:
@@ -651,7 +675,9 @@ class Session:
                 with directory.mutex():
                     if held := restart.claim(left, directory):
                         self._become(held, restart=True)
+                        self._is_back = True
                         return left
+        self._has_claimed = True
         return None
 
     # -- over exec ---------------------------------------------------------------------------------
@@ -697,6 +723,12 @@ def session() -> Session:
     own = _sessions.get(pid) or _sessions.setdefault(pid, Session())  # one for all threads
     own.adopt()
     return own
+
+
+def _is_met(held: Held, request: Request) -> bool:
+    """Tell whether what is held is just what is asked for."""
+    kept = policy.kept(held.devices, request, is_shared=held.is_shared)
+    return tuple(kept or ()) == held.devices and held.part_mib == request.part_mib
 
 
 def _caps(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 EVERY_S = 600.0  # at most so often somebody is told
 MUTEX_LIMIT_S = 0.2
+PATIENCE = 100  # times as long as a look has taken, until the next one
 
 
 def first_of(devices: Sequence[Device], told: Collection[tuple[str, int]]) -> Ticket | None:

@@ -101,17 +101,17 @@ def environment(
 
 @cached
 def load() -> ctypes.CDLL:
-    """Load both libraries into this process, for good.
+    """Load NVML's library into this process, for good.
 
-    The dynamic loader knows a loaded library by its soname: whoever opens `libnvidia-ml.so.1` or
-    `libcuda.so.1` by name from then on has these. Which machine they show is read from
-    $STAND_IN_SCENARIO, and where they log from $STAND_IN_LOG, at every call.
+    The dynamic loader knows a loaded library by its soname: whoever opens `libnvidia-ml.so.1` by
+    name from then on has this one. Which machine it shows is read from $STAND_IN_SCENARIO, and
+    where it logs from $STAND_IN_LOG, at every call. CUDA's stays away: a process that has it loaded
+    may be starting CUDA, for all that can be seen, so that each end would wait for that.
 
     Returns:
         libnvidia-ml.so.1.
     """
     folder = build()
-    ctypes.CDLL(str(folder / "libcuda.so.1"))
     return ctypes.CDLL(str(folder / "libnvidia-ml.so.1"))
 
 
