@@ -61,17 +61,18 @@ run` to check what a command would get: reserve-gpu run -- reserve-gpu check. Ex
 It asks those of the Python that reserve-gpu is installed for.
 """
 JOIN_TEXT = """\
-Without a name it is your only reservation; without a command it is your shell. The command has the
-same GPUs, the same part and the same variables. The GPUs are taken as long as the notebook or the
-command lives.
+Without a name, your only reservation is joined; without a command, your shell is started. The
+command has the same GPUs, the same part and the same variables. The GPUs are taken as long as the
+notebook or the command lives.
 
 examples:
   reserve-gpu join                               your shell, beside your only notebook
   reserve-gpu join train.ipynb -- python eval.py a command, beside that one
 """
 RELEASE_TEXT = """\
-Without a name it is your only reservation. A notebook that has started CUDA, a script and a command
-can't release a GPU as long as they live: --end ends them. Exit code 75: something is still held.
+Without a name, your only reservation is released. A notebook that has started CUDA, a script and a
+command can't release a GPU as long as they live: --end ends them. Exit code 75: something is still
+held, or in use.
 """
 KERNEL_TEXT = """\
 It is started with this Python. Where no GPU is free it starts anyway, sees no GPU, and its

@@ -28,6 +28,7 @@ READING_LIMIT_S = 2.0
 # Where processes can't be seen, a device with less memory in use than this has none on it: the CUDA
 # context of a program that computes nothing takes some hundred MiB.
 CONTEXT_MIB = 64.0
+NO_DRIVER = "the driver does not answer"
 
 
 class Look(NamedTuple):
@@ -74,6 +75,22 @@ def look(nvml: Nvml, *, idle_mib: float | None = None, drained: Collection[str] 
         for row in rows
     ]
     return Look(tuple(rows), tuple(waiting), reservations.problem)
+
+
+def reserved_without_driver() -> tuple[Row, ...]:
+    """Return the devices that somebody has reserved, as far as their lock files tell which.
+
+    Raises LockError.
+    """
+    with LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S):
+        holders = directory.holders_besides(())
+    known: dict[int, list[Holder]] = {}
+    for holder in holders:
+        known.setdefault(holder.index or 0, []).append(host.with_user(holder))
+    return tuple(
+        Row(Fault(index, NO_DRIVER), State.RESERVED, holders=with_hosts(those))
+        for index, those in sorted(known.items())
+    )
 
 
 def is_own(holder: Holder) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from reserve_gpu import host, machine
 from reserve_gpu.calls import Late
-from reserve_gpu.errors import RequestError, shown
+from reserve_gpu.errors import DriverError, RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Answer, Device, Reserved
 from reserve_gpu.report import reservations as said
@@ -18,6 +18,8 @@ from reserve_gpu.reservation import api, elsewhere
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Collection, Sequence
+
+    from reserve_gpu.model import Row
 
 command = Late("command")
 
@@ -71,7 +73,7 @@ def release(arguments: Namespace) -> tuple[str, int]:
     answers = [(each, _act(each, arguments.end, by_name)) for each in chosen]
     lines = [said.released(each, answer, every) for each, answer in answers]
     done = [each for each, answer in answers if answer in DONE]
-    rest = said.still_there(done, api.status().rows) if done else []
+    rest = said.still_there(done, _rows()) if done else []
     is_done = len(done) == len(answers) and not rest
     return "\n".join([*lines, *rest]) or said.NONE, 0 if is_done else NOT_RELEASED
 
@@ -87,7 +89,15 @@ def _of_user() -> list[Reserved]:
 
 
 def _of_anybody() -> list[Reserved]:
-    return [each for each in Reserved.among(api.status().rows) if each.holder.seen]
+    return [each for each in Reserved.among(_rows()) if each.holder.seen]
+
+
+def _rows() -> tuple[Row, ...]:
+    """Return the devices that somebody has reserved, also where the driver does not answer."""
+    try:
+        return api.status().rows
+    except DriverError:
+        return machine.reserved_without_driver()
 
 
 def _chosen(words: Sequence[str], every: Sequence[Reserved], command: str) -> list[Reserved]:

@@ -215,6 +215,16 @@ def test_a_name_that_nobody_confirms(here: Here) -> None:
         assert reserve_gpu(here, "release", "1", "--end").stdout.startswith("Ended old.ipynb")
 
 
+def test_without_a_driver(here: Here) -> None:
+    """Where the driver does not answer, what is held is listed and released all the same."""
+    with here.child() as child:
+        child.reserve("'1'")
+        here.add("fail nvmlInitWithFlags * 999")
+        assert reserve_gpu(here, "list").stdout.startswith("GPU1  ")
+        assert reserve_gpu(here, "release", str(child.pid), "--end").stdout.startswith("Ended ")
+        assert held(here) == []
+
+
 def test_what_is_still_there(here: Here) -> None:
     """Who is left on a GPU that was released is said, and the exit code is not 0."""
     with here.child() as child:
