@@ -33,6 +33,7 @@ GROUPS: dict[str, Callable[..., Iterator[table.Row]]] = {
     "status": choosing.status,
     "handover": waiting.handover,
     "queue": waiting.queue,
+    "restart": waiting.restart,
     "wait": waiting.wait,
     "promise": waiting.promise,
     "top": waiting.top,

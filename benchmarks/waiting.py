@@ -46,6 +46,7 @@ with reserve_gpu.reserve(wait=True):
 (begin, end)
 """
 
+MAGIC, BESIDE = "%reserve_gpu", 10
 WATCH_S, SHORT_WATCH_S, SETTLE_S = 60, 5, 5
 CPU_LIMIT_PERCENT = 1
 PROMISE_LIMIT_PERCENT = 0.1
@@ -114,6 +115,47 @@ def queue(*, quick: bool) -> Iterator[Row]:
     median_s = statistics.median(gaps_s)
     what = f"hand-over among {count} that wait and hold it for {HOLD_S} s, median"
     yield Row(what, f"{median_s:.3f} s", f"at most {QUEUE_LIMIT_S} s", median_s <= QUEUE_LIMIT_S)
+
+
+def restart(*, quick: bool) -> Iterator[Row]:
+    """Measure a kernel that restarts beside others who wait, and kernels that are shut down."""
+    times = 2 if quick else 20
+    with stage(machine(1)) as on, ExitStack() as stack:
+        kernel = stack.enter_context(on.kernel())
+        kernel.run(MAGIC)
+        for _ in range(BESIDE):
+            child = _child(on, ())
+            stack.callback(child.kill)
+            child.send(WAIT)
+        kept = 0
+        for _ in range(times):
+            kernel.restart()
+            kernel.load()
+            kept += "CUDA_VISIBLE_DEVICES = '0'" in kernel.run(MAGIC).stdout
+    what = f"a kernel restarts {times} times beside {BESIDE} who wait"
+    yield Row(what, f"has its GPU again {kept} times", f"{times} times", kept == times)
+    with stage(machine(1)) as on:
+        gaps_s = [_shutdown(on) for _ in range(times)]
+    p95_s, limit_s = percentile(gaps_s, 95), HANDOVER_LIMITS_S["here"]
+    what = "hand-over after a kernel that is shut down has ended, p95"
+    yield Row(what, f"{p95_s:.2f} s", f"at most {limit_s} s", p95_s <= limit_s)
+
+
+def _shutdown(on: Stage) -> float:
+    """Return the seconds from the end of a kernel to the waiter's having its GPU."""
+    with on.kernel() as kernel:
+        kernel.run(MAGIC)
+        pid, child = kernel.pid, _child(on, ())
+        try:
+            child.send(WAIT)
+            time.sleep(SETTLE_S / 5)  # it waits by then, and looks seldom
+            kernel.client.shutdown()
+            while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.001)
+            ended = time.monotonic()
+            return float(child.answer().value) - ended
+        finally:
+            child.kill()
 
 
 def wait(*, quick: bool) -> Iterator[Row]:

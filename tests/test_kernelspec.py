@@ -21,6 +21,7 @@ from tests.here import Here
 from tests.locked import held
 from tests.machine import LIMIT_S, Kernel, kernel_manager
 from tests.processes import US, is_running, living, wait_for
+from tests.waiters import Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -231,12 +232,15 @@ def test_the_name_that_vs_code_tells_the_kernel(started: Started) -> None:
 
 @pytest.mark.process
 def test_its_life(here: Here, typed: CommandLine) -> None:
-    """Interrupt, restart and kill do what they do to every kernel; its GPU follows, no child's."""
+    """Interrupt, restart and kill do what they do to every kernel; a restart keeps its GPU."""
     install(here, typed)
     with spec_kernel(here) as kernel:
         assert interrupted_nap(kernel) == "KeyboardInterrupt"
         before = kernel.pid
-        kernel.restart()
+        with here.child() as child:
+            waiter = Waiter(here, child, "'0'")
+            kernel.restart()
+            waiter.sees(1, "reserved")
         job = int(kernel.run(JOB.format("")).stdout)  # in the first cell; nobody ran %reserve_gpu
         with living(job):
             assert kernel.pid != before
