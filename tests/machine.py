@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 60
+CHILD = f"{os.path.basename(sys.executable)} child.py"  # what others call a Child
 # Of the person who runs the tests, and no affair of theirs.
 FOREIGN = (
     *("CUDA_", "RESERVE_GPU_", "JUPYTER", "JPY_", "VIRTUAL_ENV", "PYTHONUNBUFFERED"),

@@ -14,6 +14,7 @@ import pytest
 from reserve_gpu.reservation import elsewhere
 from tests.here import Here
 from tests.locked import held
+from tests.machine import CHILD
 from tests.processes import is_running, own_name, wait_for
 from tests.test_users import DAEMON, NOBODY, for_users
 from tests.test_users import child as child_of
@@ -199,7 +200,7 @@ def test_a_script(here: Here) -> None:
         done = reserve_gpu(here, "release")
         assert f"(pid {child.pid}) can't be asked: only its end frees GPU1" in done.stdout
         os.kill(child.pid, signal.SIGSTOP)
-        assert reserve_gpu(here, "release", "--end").stdout.startswith("Ended python child.py")
+        assert reserve_gpu(here, "release", "--end").stdout.startswith(f"Ended {CHILD}")
         assert held(here) == []
 
 
@@ -237,7 +238,7 @@ def test_what_is_still_there(here: Here) -> None:
         done = reserve_gpu(here, "release", "--end")
         assert done.returncode == 75
         ended, still = done.stdout.splitlines()
-        assert ended.startswith("Ended python child.py")
+        assert ended.startswith(f"Ended {CHILD}")
         assert still.startswith("GPU1 is still in use: ")
         assert f"(pid {pid})" in still
         os.kill(pid, signal.SIGKILL)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.locked import held
+from tests.machine import CHILD
 from tests.processes import US
 from tests.reserving import got, of_gpu, refused
 from tests.test_users import DAEMON, NOBODY, for_users
@@ -69,7 +70,7 @@ def test_the_same_variables(here: Here, scenario: str, wish: str) -> None:
             environ.pop(own, None)
             expected.pop(own, None)
         assert environ == expected
-        assert done.stderr.startswith("Joined python child.py on GPU")
+        assert done.stderr.startswith(f"Joined {CHILD} on GPU")
 
 
 def test_the_command_is_ones_own(here: Here) -> None:
@@ -155,13 +156,13 @@ def test_the_status_shows_both(here: Here) -> None:
             line = of_gpu(str(status), "1")
             assert line.startswith("reserved: ")
             assert f"child.py (pid {holder.pid}) for" in line
-            assert f"(pid {other.pid}) beside python child.py for" in line
+            assert f"(pid {other.pid}) beside {CHILD} for" in line
             assert "without a reservation" not in line
-            assert "not joined, beside python child.py: " in line
+            assert f"not joined, beside {CHILD}: " in line
             assert f"child.py (pid {own.pid})" in line
             row = status.to_dict()["devices"][1]
             assert row["is_used_without_reservation"] is False
-            assert [h["beside"] for h in row["holders"]] == [None, "python child.py"]
+            assert [h["beside"] for h in row["holders"]] == [None, CHILD]
 
 
 def test_the_use_of_a_guest_is_the_holders(here: Here) -> None:
@@ -213,12 +214,12 @@ def test_in_a_notebook(here: Here) -> None:
     with here.child() as holder, here.kernel() as kernel:
         holder.reserve("'1'")
         cell = kernel.run("%reserve_gpu --join")
-        assert cell.stdout.splitlines()[0] == "Joined python child.py on GPU1."
+        assert cell.stdout.splitlines()[0] == f"Joined {CHILD} on GPU1."
         assert "CUDA_VISIBLE_DEVICES = '1'" in cell.stdout
         assert "CUDA_VISIBLE_DEVICES = '1'" in kernel.run("%reserve_gpu").stdout  # it has one
         assert "released" not in kernel.run("1").all
         holder.kill()
-        told = "python child.py has released GPU1, which this kernel has joined."
+        told = f"{CHILD} has released GPU1, which this kernel has joined."
         assert told in kernel.run("1").shown
         assert "CUDA_VISIBLE_DEVICES = '1'" in kernel.run("%reserve_gpu").stdout
         assert "released" not in kernel.run("1").all
@@ -235,7 +236,7 @@ def test_a_guest_asks_for_something_else(here: Here) -> None:
             for wish in ("share=True", "memory='1GB'", "'1'", "count=2"):
                 answer = other.reserve(wish)
                 assert answer.error == "RequestError"
-                assert answer.text.startswith("This kernel has joined python child.py on GPU0.")
+                assert answer.text.startswith(f"This kernel has joined {CHILD} on GPU0.")
             assert other.visible() == "0"
         with here.child() as sharer:
             sharer.reserve("'1', memory='1GB'")

@@ -40,7 +40,7 @@ from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.pictures import Picture
 from reserve_gpu.report.status import Status
 from tests.locked import have
-from tests.machine import LIMIT_S, ROOT, TAKE_THE_MUTEX, Machine
+from tests.machine import CHILD, LIMIT_S, ROOT, TAKE_THE_MUTEX, Machine
 from tests.processes import own_name, wait_for
 from tests.test_machines import CONTAINER, behind, on_a_host
 
@@ -212,7 +212,7 @@ def test_whose_processes_are_on_a_reserved_device(here: Here) -> None:
     assert [row["is_reserved_but_idle"] for row in rows] == [False, True, False]
     assert [row["is_used_without_reservation"] for row in rows] == [False, True, False]
     beside = [[process["beside"] for process in row["processes"]] for row in rows]
-    assert beside == [[None], [None], [None, "python child.py"]]
+    assert beside == [[None], [None], [None, CHILD]]
     assert [process["has_reserved"] for process in rows[2]["processes"]] == [True, False]
 
 

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 displays, pictures = Late("report.progress"), Late("report.pictures")
 faces, messages = Late("report.faces"), Late("report.messages")
 restart, elsewhere = Late("reservation.restart"), Late("reservation.elsewhere")
+guests = Late("reservation.guests")
 lease_timer, caps, wait = (
     Late("reservation.lease"),
     Late("reservation.caps"),
@@ -392,6 +393,8 @@ def join(reserved: Reserved) -> str:
     Raises RequestError where this process holds something already, or that one nothing any more;
     TooLateError where CUDA has started here; LockError.
     """
+    environment.load()
+    guests()  # as in `_load`
     this_session = session()
     if this_session.devices:
         raise RequestError(messages.holds_already(this_session.devices))
