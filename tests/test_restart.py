@@ -19,7 +19,7 @@ import pytest
 from reserve_gpu import heir
 from tests.locked import held, locked
 from tests.machine import TAKE_THE_MUTEX
-from tests.processes import is_running, queue, wait_for
+from tests.processes import US, is_running, queue, wait_for
 from tests.reserving import of_gpu
 from tests.test_users import DAEMON, NOBODY, for_users
 from tests.test_users import child as child_of
@@ -432,6 +432,19 @@ def test_a_plain_wish_means_what_is_kept(here: Here) -> None:
         assert second.reserve().value == "0"
         assert second.run("dict(reserve_gpu.current().environ)").value == before
         assert second.run("reserve_gpu.current().note").value == "mine"
+
+
+@pytest.mark.parametrize("end", [[], ["--end"]], ids=["release", "end"])
+def test_what_is_kept_is_released(here: Here, end: list[str]) -> None:
+    """`reserve-gpu release`, with --end too, frees what is kept, and ends nothing but the heir."""
+    with file_of(here) as file, here.child() as first:
+        first.reserve("'0'")
+        leave(first, file)
+        first.kill()
+        done = here.command(*US, "release", *end)
+        assert done.stdout.startswith("Released GPU0 of ")
+        assert done.returncode == 0
+        assert held(here) == []
 
 
 # -- again and again -------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -670,3 +671,16 @@ def test_a_second_name_is_no_reservation(here: Here, of: str, rules: str) -> Non
             assert (
                 other.run("reserve_gpu.release()\nreserve_gpu.reserve('0').environ").error is None
             )
+
+
+def test_a_guest_of_another_device_counts(here: Here) -> None:
+    """Who writes into an own lock file that it is a guest's of another GPU has both GPUs."""
+    here.rules.write_text("[limits]\ngpus = 2\n")
+    here.use("eight")
+    with here.child() as one, here.child() as two, here.child() as three:
+        one.reserve("'0'")
+        two.reserve("'1', share=True")
+        since = json.loads((here.locks / f"{here.uuid('0')}.lock").read_bytes())["since"]
+        (path,) = here.locks.glob(f"{here.uuid('1')}.share-*")
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | {"guest_of": since}))
+        assert three.reserve("'2'").error == "NoFreeDeviceError"

@@ -14,7 +14,7 @@ from reserve_gpu.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.gpus import usage
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Link, Nvml
-from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
+from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, device_of
 from reserve_gpu.locks.holders import is_sharers, without_guests
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import Place
@@ -173,8 +173,12 @@ def _ruled(
     """
     held_names = [lock.name for lock in claim.held.values()]
     uuids = [device.uuid for device in everything if isinstance(device, Device)]
-    found = claim.locks.holders_by(os.geteuid(), uuids, held_names)
-    elsewhere = without_guests(found, [lock.since for lock in claim.held.values()])
+    since = [lock.since for lock in claim.held.values()]
+    found: dict[str, list[Holder]] = {}
+    for holder in claim.locks.holders_by(os.geteuid(), uuids, held_names):
+        found.setdefault(device_of(holder.file or ""), []).append(holder)
+    # A guest counts with its holder, which has the same device.
+    elsewhere = [each for those in found.values() for each in without_guests(those, since)]
     by_rules = quota.judge(rules, claim.request, devices, claim.held, elsewhere, everything)
     return claim._replace(by_rules=by_rules), quota.lease(claim.request.promise.lease, rules)
 

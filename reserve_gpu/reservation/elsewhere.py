@@ -107,6 +107,8 @@ def end(reserved: Reserved, *, by_name: bool = False) -> Answer:
     by_name: it was chosen by its notebook's name, which another user may have written: only a
     process that answers is ended.
     """
+    if reserved.holder.kept_until is not None:  # its kernel has ended already
+        return release(reserved)
     pid = reserved.holder.pid or 0
     try:
         with no_fork:
