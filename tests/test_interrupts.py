@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Children = tuple[Child, Child]
 
-FEW, MANY, ALL = 12, 40, 1 << 20  # places at which an action is interrupted
+FEW, MANY, ALL = 8, 40, 1 << 20  # places at which an action is interrupted
 SHORT = ("release", "say it again", "reserve less")
 LONG_S = 30
 SHORT_S = 0.5  # but long enough for a look

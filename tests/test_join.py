@@ -53,8 +53,8 @@ def guest(machine: Machine, which: str = "") -> Iterator[Child]:
     [
         ("eight", "'5,2'"),
         ("eight", "'3', memory='10GB'"),
-        ("eight", "'3', share=True"),
-        ("mig570", "'1:1'"),
+        pytest.param("eight", "'3', share=True", marks=pytest.mark.full),
+        pytest.param("mig570", "'1:1'", marks=pytest.mark.full),
     ],
 )
 def test_the_same_variables(here: Here, scenario: str, wish: str) -> None:
@@ -103,7 +103,7 @@ def test_several_reservations(here: Here) -> None:
         assert done.stdout == "1\n"
 
 
-@pytest.mark.parametrize("wish", ["'0'", "'0', memory='1GB'", "'0', share=True"])
+@pytest.mark.parametrize("wish", ["'0'", "'0', memory='1GB'"])
 def test_taken_while_either_lives(here: Here, wish: str) -> None:
     """The GPU is taken until both the holder and the guest have ended, whichever goes first."""
     for first in ("holder", "guest"):
