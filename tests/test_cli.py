@@ -1099,7 +1099,7 @@ def test_jupyterhub(here: Here, script: str) -> None:
 
 
 COMPLETIONS = [
-    ("reserve-gpu ", {"run", "status", "top", "check", "kernel"}),
+    ("reserve-gpu ", {"run", "status", "top", "join", "list", "release", "check", "kernel"}),
     ("reserve-gpu ker", {"kernel "}),
     ("reserve-gpu kernel ", {"install", "uninstall"}),
     ("reserve-gpu run --mi", {"--min-memory "}),
