@@ -44,7 +44,7 @@ CELL = "text-align:left;vertical-align:top;padding:3px 5px"
 NOWRAP = "white-space:nowrap"
 SHORT = f"{CELL};{NOWRAP}"
 LONG = f"{CELL};overflow-wrap:break-word"
-NAME = SHORT  # a long note beside it breaks instead
+NAME = f"{LONG};min-width:5em"  # beside a long note, in two lines mostly
 WHO = f"{CELL};overflow-wrap:anywhere;min-width:7em"
 
 

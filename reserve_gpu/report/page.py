@@ -23,10 +23,7 @@ PAGE = """\
 body {{ background: #ffffff; color: #1f2328; font: 15px/1.5 system-ui, sans-serif; margin: 1em }}
 h1 {{ font-size: 1.3em; margin: 0 0 0.5em }}
 @media (prefers-color-scheme: dark) {{ body {{ background: #0d1117; color: #e6edf3 }} }}
-@media (max-width: 30em) {{
-  body {{ margin: 0.5em; font-size: 13px }}
-  td:nth-child(3) {{ white-space: normal !important }} /* the name, where it has a column */
-}}
+@media (max-width: 30em) {{ body {{ margin: 0.5em; font-size: 13px }} }}
 </style>
 </head>
 <body>
