@@ -118,7 +118,7 @@ def queue(*, quick: bool) -> Iterator[Row]:
 
 
 def restart(*, quick: bool) -> Iterator[Row]:
-    """Measure a kernel that restarts beside others who wait, and kernels that are shut down."""
+    """Count how often a kernel that restarts beside others who wait has its GPU again."""
     times = 2 if quick else 20
     with stage(machine(1)) as on, ExitStack() as stack:
         kernel = stack.enter_context(on.kernel())
@@ -134,28 +134,6 @@ def restart(*, quick: bool) -> Iterator[Row]:
             kept += "CUDA_VISIBLE_DEVICES = '0'" in kernel.run(MAGIC).stdout
     what = f"a kernel restarts {times} times beside {BESIDE} who wait"
     yield Row(what, f"has its GPU again {kept} times", f"{times} times", kept == times)
-    with stage(machine(1)) as on:
-        gaps_s = [_shutdown(on) for _ in range(times)]
-    p95_s, limit_s = percentile(gaps_s, 95), HANDOVER_LIMITS_S["here"]
-    what = "hand-over after a kernel that is shut down has ended, p95"
-    yield Row(what, f"{p95_s:.2f} s", f"at most {limit_s} s", p95_s <= limit_s)
-
-
-def _shutdown(on: Stage) -> float:
-    """Return the seconds from the end of a kernel to the waiter's having its GPU."""
-    with on.kernel() as kernel:
-        kernel.run(MAGIC)
-        pid, child = kernel.pid, _child(on, ())
-        try:
-            child.send(WAIT)
-            time.sleep(SETTLE_S / 5)  # it waits by then, and looks seldom
-            kernel.client.shutdown()
-            while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                time.sleep(0.001)
-            ended = time.monotonic()
-            return float(child.answer().value) - ended
-        finally:
-            child.kill()
 
 
 def wait(*, quick: bool) -> Iterator[Row]:
