@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from reserve_gpu.report.words import Line
 
 NONE = "You hold no GPU on this machine."
-NOBODY = "Nobody holds a GPU on this machine."
 LINE_LIMIT = 200  # characters of a line that is shown again
 SIMPLE = r"[A-Za-z_][\w.-]*"  # a name that a shell takes as it is
 
