@@ -6,6 +6,9 @@ import os
 import shutil
 import signal
 import tempfile
+import warnings
+from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +17,8 @@ import pytest
 
 from tests import driver
 from tests.hardware import Hardware, Table, has_driver
-from tests.here import Here
+from tests.here import Here, Two
+from tests.locked import held
 from tests.machine import Machine
 
 if TYPE_CHECKING:
@@ -25,7 +29,8 @@ EXTRAS = {
     "browser": ("jupyterlab", "nbconvert", "playwright"),
     "compiler": ("ziglang",),
     "completion": ("argcomplete",),
-    "engines": ("distributed", "ipyparallel", "jupyterhub", "ray"),
+    "hosts": ("sshpyk",),
+    "engines": ("asyncssh", "distributed", "ipyparallel", "jupyterhub", "ray"),
     "frameworks": ("jax", "numba", "torch"),
     "build": ("build", "twine"),
     "benchmarks": ("gpustat", "nvitop"),
@@ -56,10 +61,27 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # pytest-xdist's workers have their parent's
         config.stash[HOME] = move_into_a_home()
         driver.build()  # once, not by each worker
+    else:
+        import_share(config.workerinput)
     config.option.markexpr = layers(config.option.markexpr, config.args)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def import_share(worker: dict[str, Any]) -> None:
+    """Import every n-th file of tests, where there are n workers, before all of them import all.
+
+    What pytest makes of the asserts of a file takes a while, and is kept: the others find it. In a
+    fresh clone each of them would do the same work otherwise. What fails is imported again, by who
+    reports it.
+    """
+    files = sorted(Path(__file__).parent.glob("test_*.py"))
+    first = int(worker["workerid"].removeprefix("gw"))
+    for path in files[first :: worker["workercount"]]:
+        with suppress(Exception, pytest.skip.Exception), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            import_module(f"tests.{path.stem}")
 
 
 def move_into_a_home() -> Path:
@@ -95,19 +117,19 @@ def are_named(arguments: list[str]) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Use two processes more than cores; for one file or single tests only this one.
+    """Use four processes more than cores; for one file or single tests only this one.
 
     Many tests wait for other processes more than they compute.
     """
     is_file = len(config.args) == 1 and config.args[0].endswith(".py")
-    return 0 if is_file or are_named(config.args) else len(os.sched_getaffinity(0)) + 2
+    return 0 if is_file or are_named(config.args) else len(os.sched_getaffinity(0)) + 4
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run one after the other what is about one real GPU, or starts a crowd of processes.
 
-    The last, which takes longest, first: the rest is run beside it.
+    The last, of browser and of engines, take longest and come first: the rest is run beside them.
     """
     crowd = []
     for item in items:
@@ -115,7 +137,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("gpu"))
         crowds = {"engines", "browser"} & {mark.args[0] for mark in item.iter_markers("needs")}
         if crowds:
-            item.add_marker(pytest.mark.xdist_group("crowd"))
+            item.add_marker(pytest.mark.xdist_group(min(crowds)))
             crowd.append(item)
     items[:] = [*crowd, *(item for item in items if item not in crowd)]
 
@@ -204,6 +226,25 @@ def here(tmp_path: Path) -> Iterator[Here]:
     """Make a machine with two idle GPUs, and the test process is on it."""
     with Here(tmp_path) as machine:
         yield machine
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    """Start two kernels that all tests of a file share; those are in one xdist_group."""
+    machine = Here(tmp_path_factory.mktemp("two"))
+    name = {"JPY_SESSION_NAME": "/home/alice/train.ipynb"}
+    with machine.kernel(**name) as first, machine.kernel() as second:
+        yield Two(machine, first, second)
+
+
+@pytest.fixture
+def two(pair: Two) -> Two:
+    """Return the two kernels; neither holds anything, and all GPUs are idle."""
+    pair.machine.use("two")
+    for kernel in (pair.first, pair.second):
+        assert kernel.run("%reserve_gpu --release").error is None
+    assert held(pair.machine) == []
+    return pair
 
 
 @pytest.fixture(autouse=True)

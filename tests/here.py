@@ -8,7 +8,7 @@ import os
 import re
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import reserve_gpu
 from tests import driver
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from tests.machine import Kernel
     from tests.shell import Shell
 
 NOT_INITIALIZED = 1  # NVML_ERROR_UNINITIALIZED
@@ -150,6 +151,14 @@ class Here(Machine):
         end = time.monotonic() + limit_s
         while _thread._count() > self._threads and time.monotonic() < end:
             time.sleep(0.001)
+
+
+class Two(NamedTuple):
+    """Two kernels on one machine with two GPUs; the first one's notebook has a name."""
+
+    machine: Here
+    first: Kernel
+    second: Kernel
 
 
 class Without:

@@ -7,12 +7,11 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
 from reserve_gpu.reservation import elsewhere
-from tests.here import Here
 from tests.locked import held
 from tests.machine import CHILD
 from tests.processes import is_running, own_name, wait_for
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from subprocess import CompletedProcess
 
-    from tests.machine import Kernel, Machine
+    from tests.here import Here, Two
+    from tests.machine import Machine
 
 pytest.importorskip("ipykernel.kernelspec")
 
@@ -34,47 +34,18 @@ START_CUDA = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 VISIBLE = "import os; print([os.environ.get('CUDA_VISIBLE_DEVICES')])"
 
 
-class Two(NamedTuple):
-    """Two notebooks of one user on a machine with two GPUs; the first has a name."""
-
-    machine: Here
-    first: Kernel
-    second: Kernel
-
-    def reserve_gpu(self, *words: str) -> CompletedProcess[str]:
-        return reserve_gpu(self.machine, *words)
-
-
 def reserve_gpu(machine: Machine, *words: str) -> CompletedProcess[str]:
     return machine.command(sys.executable, "-m", "reserve_gpu", *words)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
-    machine = Here(tmp_path_factory.mktemp("elsewhere"))
-    name = {"JPY_SESSION_NAME": "/home/alice/train.ipynb"}
-    with machine.kernel(**name) as first, machine.kernel() as second:
-        yield Two(machine, first, second)
-
-
-@pytest.fixture
-def two(pair: Two) -> Two:
-    """Return the two notebooks; neither holds anything, and all GPUs are idle."""
-    pair.machine.use("two")
-    for kernel in (pair.first, pair.second):
-        assert kernel.run("%reserve_gpu --release").error is None
-    assert held(pair.machine) == []
-    return pair
 
 
 def test_release(two: Two) -> None:
     """A notebook releases its GPU when its user asks from a shell, and its next cell says so."""
     two.first.run("%reserve_gpu 1 --note thesis")
     pid = two.first.pid
-    done = two.reserve_gpu("list")
+    done = reserve_gpu(two.machine, "list")
     assert done.stdout.startswith("GPU1  ")
     assert f'train.ipynb (pid {pid}) for 0 s, idle: "thesis"' in done.stdout
-    done = two.reserve_gpu("release", "train.ipynb")
+    done = reserve_gpu(two.machine, "release", "train.ipynb")
     assert (done.stdout, done.returncode) == (f"Released GPU1 of train.ipynb (pid {pid}).\n", 0)
     assert held(two.machine) == []
     cell = two.first.run(VISIBLE)
@@ -82,7 +53,7 @@ def test_release(two: Two) -> None:
     assert "GPU1 was released at " in cell.shown
     assert f": {own_name()} asked for it with reserve-gpu release. " in cell.shown
     assert "released" not in two.first.run("1").all
-    assert two.reserve_gpu("list").stdout == "You hold no GPU on this machine.\n"
+    assert reserve_gpu(two.machine, "list").stdout == "You hold no GPU on this machine.\n"
     assert "CUDA_VISIBLE_DEVICES = '0'" in two.first.run("%reserve_gpu").stdout
 
 
@@ -93,7 +64,7 @@ def test_what_a_reservation_goes_by(two: Two, word: str) -> None:
     if word:
         two.second.run("%reserve_gpu 0")
     word = word.replace("PID", str(two.first.pid))
-    done = two.reserve_gpu("release", *filter(None, [word]))
+    done = reserve_gpu(two.machine, "release", *filter(None, [word]))
     assert done.stdout.startswith("Released GPU1 of train.ipynb")
     assert held(two.machine) == ([0] if word else [])
 
@@ -102,18 +73,18 @@ def test_which_one(two: Two) -> None:
     """Of several reservations without a name each is listed with its command, none released."""
     two.first.run("%reserve_gpu 1")
     two.second.run("%reserve_gpu 0")
-    done = two.reserve_gpu("release")
+    done = reserve_gpu(two.machine, "release")
     assert done.returncode == 2
     lines = done.stderr.splitlines()
     assert lines[0] == "There are 2 reservations. Which one?"
     assert lines[1::2] == [
         f"reserve-gpu release {two.second.pid}", "reserve-gpu release train.ipynb"
     ]  # fmt: skip
-    assert two.reserve_gpu("release", "nonsense").stderr.startswith(
+    assert reserve_gpu(two.machine, "release", "nonsense").stderr.startswith(
         "You hold no GPU by the name nonsense. There are:\nGPU0  "
     )
     assert held(two.machine) == [0, 1]
-    done = two.reserve_gpu("release", "--all")
+    done = reserve_gpu(two.machine, "release", "--all")
     assert len(done.stdout.splitlines()) == 2
     assert held(two.machine) == []
 
@@ -125,7 +96,7 @@ def test_a_child_that_uses_it(two: Two) -> None:
         "import subprocess; p = subprocess.Popen(['sleep', '100']); print(p.pid)"
     ).stdout.strip()
     two.machine.add(f"compute {child} 100")
-    done = two.reserve_gpu("release")
+    done = reserve_gpu(two.machine, "release")
     assert done.returncode == 75
     assert "A process that train.ipynb" in done.stdout
     end = f"To end train.ipynb (pid {two.first.pid}):\nreserve-gpu release train.ipynb --end"
@@ -141,7 +112,7 @@ def test_a_forged_name(two: Two) -> None:
     path = two.machine.locks / f"{two.machine.uuid('1')}.lock"
     fields = json.loads(path.read_bytes())
     path.write_text(json.dumps(fields | {"notebook": "old.ipynb"}))
-    done = two.reserve_gpu("release", "old.ipynb")
+    done = reserve_gpu(two.machine, "release", "old.ipynb")
     assert "says that it is another notebook. Nothing was released." in done.stdout
     assert held(two.machine) == [1]
 
@@ -165,7 +136,7 @@ def test_one_that_waits(two: Two) -> None:
         other.reserve("'0'")
         message = two.first.start("%reserve_gpu 0,1 --wait 1m")
         wait_for(lambda: list(two.machine.locks.glob("queue-*")))
-        assert two.reserve_gpu("release", "1").stdout.startswith("Released GPU1")
+        assert reserve_gpu(two.machine, "release", "1").stdout.startswith("Released GPU1")
         assert held(two.machine) == [0]
     assert "CUDA_VISIBLE_DEVICES = '0,1'" in two.first.finish(message).stdout
 

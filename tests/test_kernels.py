@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.here import Two
     from tests.machine import Cell, Kernel
 
 # Here, as old ones set an environment variable when jupyter_client first imports them.
@@ -69,32 +70,6 @@ def status_of(kernel: Kernel, code: str) -> str:
 
 
 # -- two kernels that stay as they are -------------------------------------------------------------
-
-
-class Two(NamedTuple):
-    """Two kernels on one machine with two GPUs; the first one's notebook has a name."""
-
-    machine: Here
-    first: Kernel
-    second: Kernel
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
-    machine = Here(tmp_path_factory.mktemp("two"))
-    name = {"JPY_SESSION_NAME": "/home/alice/train.ipynb"}
-    with machine.kernel(**name) as first, machine.kernel() as second:
-        yield Two(machine, first, second)
-
-
-@pytest.fixture
-def two(pair: Two) -> Two:
-    """Return the two kernels; neither holds anything, and all GPUs are idle."""
-    pair.machine.use("two")
-    for kernel in (pair.first, pair.second):
-        assert kernel.run("%reserve_gpu --release").error is None
-    assert held(pair.machine) == []
-    return pair
 
 
 together = pytest.mark.xdist_group("two kernels")
@@ -422,7 +397,7 @@ def test_interrupt_ends_a_call_that_hangs(plain: Here) -> None:
 @pytest.mark.parametrize("line", ["%reserve_gpu", "%reserve_gpu --status"])
 def test_a_driver_that_hangs_is_told(plain: Here, line: str) -> None:
     """After 2 s the cell says that it waits for the driver, each second, and then nothing of it."""
-    plain.write("gpu\ndelay nvmlDeviceGetMemoryInfo_v2 * 3.5")
+    plain.write("gpu\ndelay-first nvmlDeviceGetMemoryInfo_v2 * 3.5")
     with plain.kernel() as kernel:
         cell = kernel.start(line)
         shown = [content for _, content in messages(kernel, cell) if "data" in content]

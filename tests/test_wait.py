@@ -696,7 +696,7 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(
     ("wishes", "is_shown"),
     [
-        ({"wait": 0.1}, True),
+        ({"wait": 0.5}, True),
         ({"wait": 0.1, "progress": None}, False),
         ({"wait": 0.1, "progress": lambda _: None}, False),
         ({}, False),
@@ -729,7 +729,7 @@ def test_a_call_in_a_notebook(here: Here) -> None:
     here.write(BUSY)
     shell = here.shell(is_notebook=True)
     shell.run("import reserve_gpu")
-    for line in ("%reserve_gpu --wait 0.1s", "reserve_gpu.reserve(wait=0.1)"):
+    for line in ("%reserve_gpu --wait 0.5s", "reserve_gpu.reserve(wait=0.5)"):
         assert any("Waiting for a GPU" in each["text/plain"] for each in shell.run(line).values)
     silent = shell.run("reserve_gpu.reserve(wait=0.1, progress=None)")
     assert "Waiting" not in silent.all
