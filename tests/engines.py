@@ -27,18 +27,18 @@ def examples(engine: str) -> list[str]:
     return re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
 
 
-def host(folder: Path, number: int = 0) -> Machine:
-    """Return a machine with four GPUs of its own, and locks of its own."""
+def host(folder: Path, number: int = 0, gpus: int = GPUS) -> Machine:
+    """Return a machine with GPUs of its own, and locks of its own."""
     folder.mkdir(exist_ok=True)
     machine = Machine(folder)
-    gpus = [f"gpu\n  uuid {uuids(number)[index]}" for index in range(GPUS)]
-    machine.write("\n".join(["driver 550.54.15", "cuda 12040", *gpus]))
+    devices = [f"gpu\n  uuid {name}" for name in uuids(number, gpus)]
+    machine.write("\n".join(["driver 550.54.15", "cuda 12040", *devices]))
     return machine
 
 
-def uuids(number: int = 0) -> list[str]:
+def uuids(number: int = 0, gpus: int = GPUS) -> list[str]:
     """Return the UUIDs of a host's GPUs."""
-    return [f"GPU-{uuid.UUID(int=(number + 1) * 256 + index)}" for index in range(GPUS)]
+    return [f"GPU-{uuid.UUID(int=(number + 1) * 256 + index)}" for index in range(gpus)]
 
 
 def run(machine: Machine, *argv: str, **extra: str) -> subprocess.CompletedProcess[str]:

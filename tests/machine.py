@@ -26,7 +26,7 @@ LIMIT_S = 60
 CHILD = f"{os.path.basename(sys.executable)} child.py"  # what others call a Child
 # Of the person who runs the tests, and no affair of theirs.
 FOREIGN = (
-    *("CUDA_", "RESERVE_GPU_", "JUPYTER", "JPY_", "VIRTUAL_ENV", "PYTHONUNBUFFERED"),
+    *("CUDA_", "RESERVE_GPU_", "JUPYTER", "JPY_", "VIRTUAL_ENV", "PYTHONUNBUFFERED", "XDG_"),
     *("XLA_", "CUPY_", "PYTORCH_", "TF_"),
 )
 # For a child to run: it has the mutex until it ends.
@@ -303,5 +303,5 @@ def kernel_manager(folder: Path, **settings: Any) -> KernelManager:
 
 
 def program(name: str) -> str | None:
-    """Return the path of a program, None if it is not installed."""
-    return shutil.which(name)
+    """Return the path of a program, None if it is not installed; servers are on no user's PATH."""
+    return shutil.which(name) or shutil.which(name, path="/usr/local/sbin:/usr/sbin:/sbin")
