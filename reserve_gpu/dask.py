@@ -3,7 +3,8 @@
     client.register_plugin(ReserveGPU())                                 in the notebook, or
     dask worker SCHEDULER --nworkers 4 --preload reserve_gpu.dask        on each host
 
-A worker that gets no GPU sees none, and says so. Nannies and schedulers reserve nothing.
+A worker that gets no GPU sees none, and says so; with `required` it leaves the cluster. Nannies and
+schedulers reserve nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import host, options
 from reserve_gpu.errors import RequestError, ReservedAboveError, ReserveGPUError, TooLateError
@@ -21,6 +22,8 @@ from reserve_gpu.reservation import api, request
 try:
     import click
     from distributed import Worker, WorkerPlugin
+    from distributed.core import Status
+    from distributed.worker_state_machine import PauseEvent, UnpauseEvent
 except ModuleNotFoundError as error:
     if error.name not in ("click", "distributed"):
         raise
@@ -52,6 +55,7 @@ class ReserveGPU(WorkerPlugin):
 
     devices and wishes: what reserve() takes. wait: for how long a worker waits in the queue, taking
         no tasks, in seconds or as `90s`, `10m`, `2h`; None for not at all.
+    required: whether a worker that gets no GPU leaves the cluster, in place of working without.
 
     Raises RequestError for what makes no sense on any machine.
     """
@@ -63,6 +67,7 @@ class ReserveGPU(WorkerPlugin):
         devices: DeviceNames | None = None,
         *,
         wait: float | str | None = WAIT_S,
+        required: bool = False,
         **wishes: Any,
     ) -> None:
         parsed = request.parse(devices, **wishes)
@@ -71,6 +76,7 @@ class ReserveGPU(WorkerPlugin):
         # An iterator could be read once only, and the plugin is sent to every worker.
         names = {"devices": parsed.devices or None, "exclude": parsed.exclude}
         self.arguments = {"wait": wait, **wishes, **names}
+        self.required = required
 
     async def setup(self, worker: Worker) -> None:
         """Reserve for the process of this worker, or leave it without any GPU.
@@ -79,6 +85,8 @@ class ReserveGPU(WorkerPlugin):
         only TooLateError is raised, where the variables have no effect any more, and only by a
         worker that has joined already.
         """
+        if self.required:
+            _pause(worker)
         if not _is_thread(worker):
             api.go_without()  # first: from here on tasks could run beside us
             host.call_it(f"Dask worker {worker.name} of {worker.scheduler.address}")
@@ -88,11 +96,16 @@ class ReserveGPU(WorkerPlugin):
             _refuse(worker, error)
         except Exception as error:
             reason = ABOVE if isinstance(error, ReservedAboveError) else error
-            text = f"Dask worker {worker.address} got no GPU: {reason}"
+            leaves = " and leaves" if self.required else ""
+            text = f"Dask worker {worker.address} got no GPU{leaves}: {reason}"
             logger.exception(text, exc_info=not isinstance(error, ReserveGPUError))
-            worker.log_event("warn", text)  # the clients show it
+            if self.required:
+                _leave(worker, text)
+            else:
+                worker.log_event("warn", text)  # the clients show it
         else:
             logger.info("%s", reservation)
+            _go_on(worker)
 
 
 async def _reserve(arguments: Mapping[str, Any]) -> Reservation:
@@ -119,26 +132,59 @@ def _is_thread(worker: Worker) -> bool:
     return str(worker.address).startswith("inproc://")
 
 
-def _refuse(worker: Worker, error: TooLateError) -> NoReturn:
-    """Raise to the client that registers the plugin; a worker about to join ends its process."""
+def _has_joined(worker: Worker) -> bool:
+    """Tell whether the worker takes tasks."""
+    return bool(worker.periodic_callbacks["heartbeat"].is_running())
+
+
+def _refuse(worker: Worker, error: TooLateError) -> None:
+    """Raise to the client that registers the plugin; a worker about to join leaves."""
     if not api.current():
         api.release()  # gives back the variables: CUDA does not read them any more
-    has_joined = worker.periodic_callbacks["heartbeat"].is_running()
-    if has_joined or _is_thread(worker):
+    if _has_joined(worker) or _is_thread(worker):
         text = f"Dask worker {worker.address}: {error} client.restart() starts it anew."
+        _go_on(worker)
         raise TooLateError(text) from None
-    text = f"Dask worker {worker.address} ends: {error}"
+    text = f"Dask worker {worker.address} leaves: {error}"
     logger.critical(text)
-    raise SystemExit(text) from None  # Dask logs any other error, and the worker joins
+    _leave(worker, text)
+
+
+def _pause(worker: Worker) -> None:
+    """Have a worker begin no task; Dask sees no difference."""
+    worker.handle_stimulus(PauseEvent(stimulus_id="reserve-gpu-pause"))
+
+
+def _go_on(worker: Worker) -> None:
+    if worker.status in (Status.init, Status.running):  # else Dask has paused it, or closes it
+        worker.handle_stimulus(UnpauseEvent(stimulus_id="reserve-gpu-go-on"))
+
+
+def _leave(worker: Worker, text: str) -> None:
+    """Have a worker leave the cluster for good, with its nanny; it begins no task any more.
+
+    A worker that is about to join does so before it leaves. If its process ended now, its nanny
+    would start it again without end, or bring down all workers of one `dask worker --nworkers`.
+    """
+    _pause(worker)
+    worker.loop.add_callback(_close, worker, text)
+
+
+async def _close(worker: Worker, text: str) -> None:
+    await worker  # until it has joined
+    worker.log_event("warn", text)  # the clients show it
+    await worker.close_gracefully(restart=False, reason=text)
 
 
 def _plugin(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> Any:
     """Return the plugin that the words after `--preload reserve_gpu.dask` ask for."""
     parser = options.Parser("--preload reserve_gpu.dask", add_help=False)
     options.add(options.REQUEST_THAT_GOES_ON, parser)
+    parser.add_argument("--required", action="store_true")
     parser.set_defaults(wait=WAIT_S)
     try:
-        return ReserveGPU(**options.wishes(parser.parse_args(words)))
+        parsed = parser.parse_args(words)
+        return ReserveGPU(required=parsed.required, **options.wishes(parsed))
     except RequestError as error:
         raise click.UsageError(str(error)) from error
 

@@ -132,6 +132,82 @@ def test_plugin(machine: Machine) -> None:
     assert [one in log for one in warned] == [True]
 
 
+REQUIRED = """
+import subprocess, sys
+shown = []
+warnings.showwarning = lambda message, *_: shown.append(str(message))
+tasks = []
+
+def until_left(count):
+    while sum(nanny.status.name == "closed" for nanny in local.workers.values()) != count:
+        tasks.extend(client.gather(client.map(look, range(20), pure=False)))
+
+def slow(_):
+    found = visible()
+    time.sleep(0.01)
+    return found
+
+with cluster(5) as local, Client(local) as client:
+    early = client.map(slow, range(1000))
+    client.gather(early[0])
+    client.register_plugin(ReserveGPU(required=True, wait=1))
+    say(client.gather(early))
+    until_left(1)
+    say(seen(client))
+    rival = [sys.executable, "-m", "reserve_gpu", "run", "--wait", "--", "sleep", "600"]
+    rival = subprocess.Popen(rival)
+    while not reserve_gpu.status().waiting:
+        time.sleep(0.1)
+    os.kill(next(iter(run(client, os.getpid))), signal.SIGKILL)
+    until_left(2)
+    say(len(seen(client)))
+    say(sorted({len(found) for _, found in tasks}))
+    while len(shown) != 2:
+        time.sleep(0.1)
+    say(shown)
+    rival.kill()
+"""
+
+
+@engines
+def test_required(machine: Machine) -> None:
+    """A worker that gets no GPU leaves with its nanny, whether it has joined, or comes back.
+
+    It begins no task, and the clients are told why. The others stay.
+    """
+    early, first, left, seen, warned = said(script(machine, REQUIRED).stdout)
+    assert set(early) - {""} == {None, "0", "1", "2", "3"}  # all, until the plugin came
+    assert early.count("") <= 5 * 2  # what each thread of a worker was at just then
+    assert first == ["0", "1", "2", "3"]
+    assert left == 3
+    assert seen == [1]
+    text = "got no GPU and leaves: Waited for 1 s. No free GPU devices: 4 of 4 reserved."
+    assert [text in one for one in warned] == [True, True]
+
+
+@engines
+def test_required_on_the_command_line(machine: Machine) -> None:
+    """`dask worker` goes on with the workers that got a GPU, and ends if none did."""
+    preload = ("--preload", "reserve_gpu.dask", "--required", "--wait", "0.5s")
+    code = """
+client = Client({address!r})
+client.wait_for_workers(4)
+while seen(client) != list("0123"):
+    time.sleep(0.1)
+say(sorted({{tuple(found) for _, found in client.gather(client.map(look, range(50)))}}))
+"""
+    with scheduler(machine) as (address, _):
+        argv = ("dask", "worker", address, "--no-dashboard")
+        with program(machine, *argv, "--nworkers", "5", *preload) as worker:
+            done = script(machine, code.format(address=address))
+            assert said(done.stdout) == [[[one] for one in uuids()]]
+            for more in ((), ("--no-nanny",)):
+                late = machine.command(sys.executable, "-m", *argv, *more, *preload)
+                assert late.returncode == 0
+                assert "got no GPU and leaves: " in late.stderr
+            assert worker.poll() is None
+
+
 TIMED = """
 terms = lambda: [str(value) for value in reserve_gpu.current().lease[2:4]]
 until = lambda: round((reserve_gpu.current().lease.until - time.time()) / 60)
@@ -302,7 +378,7 @@ def test_too_late(machine: Machine) -> None:
     assert unchanged == [None]
     assert restarted == ["0"]
     assert joined == {}
-    assert "ends: Too late: CUDA has already started" in done.stderr
+    assert "leaves: Too late: CUDA has already started" in done.stderr
 
 
 THREADS = """
