@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reserve_gpu.frameworks.check import Check
+    from reserve_gpu.report.hosts import Hosts
     from reserve_gpu.report.status import Status
 
 top, checks, kernelspec = Late("top"), Late("frameworks.check"), Late("jupyter.kernelspec")
-reservations = Late("reservations")
+reservations, hosts, remote = Late("reservations"), Late("hosts"), Late("jupyter.remote")
 
 LAST_STANDARD = 2  # the descriptor of stderr
 DOES_NOT_FIT = 1  # exit code of `check`
@@ -70,13 +71,15 @@ examples:
   reserve-gpu join train.ipynb -- python eval.py a command, beside that one
 """
 RELEASE_TEXT = """\
-Without a name, your only reservation is released. A notebook that has started CUDA, a script and a
+Without a name, your only reservation is released. What you hold on another machine is named
+lab1:train.ipynb, and released by ssh. A notebook that has started CUDA, a script and a
 command can't release a GPU as long as they live: --end ends them. Exit code 75: something is still
 held, or in use.
 """
 KERNEL_TEXT = """\
 It is started with this Python. Where no GPU is free it starts anyway, sees no GPU, and its
 first cell shows why. --wait may be up to 45s, as notebooks give up on a kernel after 60 s.
+With --hosts it runs on the machine that has a free GPU; where none is free it does not start.
 """
 
 
@@ -98,6 +101,8 @@ def _status(arguments: Namespace) -> int:
         if arguments.format != "text":
             raise errors.RequestError("--watch is for people; it goes without --format and --json.")
         return _top(arguments)
+    if arguments.hosts is not None:
+        return _status_of_hosts(arguments)
     with Live(sys.stderr) as live:
         status = api.look(live.show)._replace(face=SHELL, is_all=arguments.all)
     if arguments.format == "text":
@@ -105,6 +110,19 @@ def _status(arguments: Namespace) -> int:
     else:
         _print(FORMATS[arguments.format](status), "utf-8")
     return 0
+
+
+def _status_of_hosts(arguments: Namespace) -> int:
+    # What would end this at once ends ssh as well, which may wait for a host that hangs.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    seen = hosts.look(hosts.named(arguments.hosts))._replace(
+        typed=tuple(arguments.hosts), is_all=arguments.all
+    )
+    if arguments.format == "text":
+        _print(seen.to_text(arguments.color))
+    else:
+        _print(FORMATS_OF_HOSTS[arguments.format](seen), "utf-8")
+    return 0 if any(answer.status for answer in seen.answers) else errors.DriverError.exit_code
 
 
 def _top(arguments: Namespace) -> int:
@@ -141,9 +159,18 @@ def _install(arguments: Namespace) -> int:
     return 0
 
 
-def _uninstall(arguments: Namespace) -> int:
-    _print(kernelspec.uninstall(arguments))
+def _remove(arguments: Namespace) -> int:
+    _print(kernelspec.remove(arguments))
     return 0
+
+
+def _list_kernels(arguments: Namespace) -> int:
+    _print(kernelspec.listed(arguments))
+    return 0
+
+
+def _hold(arguments: Namespace) -> int:
+    return int(remote.hold(arguments))
 
 
 COMMANDS = (
@@ -159,13 +186,20 @@ COMMANDS = (
     Command(
         "status",
         "Show every GPU, who uses it and who has reserved it.",
-        (options.FORMAT, options.STATUS_JSON, options.COLOR, options.ALL, options.WATCH),
+        (
+            options.FORMAT,
+            options.STATUS_JSON,
+            options.COLOR,
+            options.ALL,
+            options.WATCH,
+            options.HOSTS,
+        ),
         _status,
     ),
     Command(
         "top",
         "Show the same live in a terminal, each second, until q; also: status --watch.",
-        (options.COLOR,),
+        (options.COLOR, options.HOSTS),
         _top,
     ),
     Command(
@@ -200,11 +234,14 @@ COMMANDS = (
         more=KERNEL_TEXT,
     ),
     Command(
-        "kernel uninstall",
+        "kernel remove",
         "Take away what `kernel install` has installed.",
         (options.KERNEL_NAME, *options.PLACES),
-        _uninstall,
+        _remove,
     ),
+    Command("kernel list", "List what `kernel install` has installed.", (), _list_kernels),
+    # What a kernel on another machine is prepared with. Not for people.
+    Command("kernel hold", "", options.HOLD, _hold),
     # What installed kernels are started with, so these words must stay as they are. Not for people.
     Command(
         "kernel start", "", options.REQUEST_THAT_GOES_ON, command.start_kernel, split=command.split
@@ -318,7 +355,7 @@ def _complete(parser: Parser) -> None:
         argcomplete.autocomplete(parser, exclude=hidden)
 
 
-def _json(result: Status | Check) -> str:
+def _json(result: Status | Hosts | Check) -> str:
     import json
 
     return json.dumps(result.to_dict(), indent=2)
@@ -329,6 +366,13 @@ FORMATS: dict[str, Callable[[Status], str]] = {
     "json": _json,
     "html": page.page,
     "prometheus": prometheus.text,
+}
+
+
+FORMATS_OF_HOSTS: dict[str, Callable[[Hosts], str]] = {
+    "json": _json,
+    "html": page.page_of_hosts,
+    "prometheus": lambda seen: seen.metrics(),
 }
 
 

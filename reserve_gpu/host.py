@@ -17,7 +17,7 @@ from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import TOO_MANY_FILES, ReserveGPUError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from reserve_gpu.model import Holder, Process
 
@@ -36,6 +36,9 @@ CONTEXT_MEMORY = "RESERVE_GPU_CONTEXT_MEMORY"
 RESTART = "RESERVE_GPU_RESTART"
 TELL_WAITERS = "RESERVE_GPU_TELL_WAITERS"  # "0": no
 CONFIG = "RESERVE_GPU_CONFIG"
+# Of a kernel that was started by ssh: what `started` returns, as JSON in hexadecimal digits, which
+# no shell changes.
+STARTED = "RESERVE_GPU_STARTED"
 CONFIG_FILE = "/etc/reserve_gpu.toml"
 
 NAME_LIMIT = 200  # characters of a command, or of what a process is called in its place
@@ -135,6 +138,12 @@ def machine_name() -> str:
     return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "?")
 
 
+def is_here(name: str) -> bool:
+    """Tell whether that is a name of this machine."""
+    own = machine_name()
+    return name in {own, own.partition(".")[0], "localhost"}
+
+
 def boot_clock_ns() -> int:
     """Return the nanoseconds since the boot: one clock for all users and containers."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -217,8 +226,15 @@ def has_locked(pid: int | str, file: os.stat_result) -> bool:
 def connection_file(words: Sequence[str] = ()) -> str | None:
     """Return the path of this kernel's connection file, None if this is no kernel of Jupyter's.
 
+    Of a kernel that was started by ssh it is the name that it has been given: over a restart its
+    connection file is removed.
     words: the command that this process becomes, if that is a kernel.
     """
+    path = _connection_file(words)
+    return path and (started().get("id") or path)
+
+
+def _connection_file(words: Sequence[str]) -> str | None:
     for place, word in enumerate(words):
         if word == "-f" and words[place + 1 :]:
             return os.path.abspath(words[place + 1])
@@ -420,6 +436,51 @@ def notebook() -> str | None:
     """Return the name of this kernel's notebook, None if it is not known (yet)."""
     path = notebook_path()
     return os.path.basename(path) if path else None
+
+
+def started() -> dict[str, str]:
+    """Return what the machine that has started this kernel by ssh has said of it; mostly nothing.
+
+    `id` names the kernel over its restarts, `notebook` is its path, `machine` the user's, `wishes`
+    what was asked for, and `pid` is the kernel's, once that is known: a process with another pid
+    has inherited the variable.
+    """
+    text = os.environ.get(STARTED)
+    if not text:
+        return {}
+    with no_fork:
+        import json
+
+    with suppress(ValueError, RecursionError):
+        fields = json.loads(bytes.fromhex(text))
+        if isinstance(fields, dict) and fields.get("pid") in (None, str(os.getpid())):
+            return {name: value for name, value in fields.items() if isinstance(value, str)}
+    return {}
+
+
+def as_started(fields: Mapping[str, str]) -> str:
+    """Return the variable that says so of a kernel."""
+    with no_fork:
+        import json
+
+    return json.dumps(dict(fields)).encode().hex()
+
+
+def wishes(started: Mapping[str, str]) -> list[str]:
+    """Return the options that a kernel was started with from another machine."""
+    with no_fork:
+        import json
+
+    with suppress(ValueError, RecursionError):
+        words = json.loads(started.get("wishes", ""))
+        if isinstance(words, list):
+            return [word for word in words if isinstance(word, str)]
+    return []
+
+
+def origin() -> str | None:
+    """Return the machine from which this kernel was started, where that is another one."""
+    return started().get("machine")
 
 
 def _engine() -> str | None:

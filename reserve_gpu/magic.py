@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 
-from reserve_gpu import errors, options
+from reserve_gpu import errors, host, options
 from reserve_gpu.calls import Late
 from reserve_gpu.report import messages, words
 from reserve_gpu.report.faces import MAGIC
@@ -17,12 +18,14 @@ from reserve_gpu.reservation import api, environment
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable
 
     from reserve_gpu.frameworks.check import Check
+    from reserve_gpu.report.hosts import Hosts
     from reserve_gpu.report.status import Status
 
 checks, pictures = Late("frameworks.check"), Late("report.pictures")
-reservations = Late("reservations")
+reservations, hosts = Late("reservations"), Late("hosts")
 
 
 def run(line: str) -> None:
@@ -77,7 +80,8 @@ def tell_start() -> None:
         devices = [
             f"{device.label} ({errors.shown(device.name or '?')})" for device in held.devices
         ]
-        pictures.tell(f"This kernel has {words.listed(devices)}.")
+        place = f"runs on {errors.shown(host.machine_name())} and " if host.origin() else ""
+        pictures.tell(f"This kernel {place}has {words.listed(devices)}.")
         api.show_lease()
 
 
@@ -111,8 +115,8 @@ def _do(arguments: Namespace) -> None:
         _status(arguments)
     elif arguments.json:
         raise errors.RequestError("--json goes with --status or --check.")
-    elif arguments.watch or arguments.all:
-        option = "--watch" if arguments.watch else "--all"
+    elif arguments.watch or arguments.all or arguments.hosts is not None:
+        option = "--watch" if arguments.watch else "--all" if arguments.all else "--hosts"
         raise errors.RequestError(f"{option} goes with --status.")
     else:
         _reserve(arguments)
@@ -147,15 +151,24 @@ def _status(arguments: Namespace) -> None:
     try:
         if not (arguments.watch and _watch(arguments)):
             _show(_look(arguments), arguments)
-            if not arguments.json:
+            if not arguments.json and arguments.hosts is None:
                 tell_kept()
     except errors.DriverError as error:
         print(error)
 
 
-def _look(arguments: Namespace) -> Status:
+def _look(arguments: Namespace) -> Status | Hosts:
+    if arguments.hosts is not None:
+        return _hosts(arguments)()
     with Live() as live:
         return api.look(live.show)._replace(face=MAGIC, is_all=arguments.all)
+
+
+def _hosts(arguments: Namespace) -> Callable[[], Hosts]:
+    """Return what asks the hosts, whenever it is called."""
+    names = hosts.named(arguments.hosts)
+    about = {"typed": tuple(arguments.hosts), "is_all": arguments.all}
+    return lambda: hosts.look(names)._replace(**about)
 
 
 def _watch(arguments: Namespace) -> bool:
@@ -164,7 +177,8 @@ def _watch(arguments: Namespace) -> bool:
         raise errors.RequestError("--watch shows a picture; it goes without --json.")
     with Live(stays=True) as live:
         if live.is_in_place:
-            watch(lambda: api.look(live.show)._replace(face=MAGIC), live.show_picture)
+            look = partial(_look, arguments) if arguments.hosts is None else _hosts(arguments)
+            watch(look, live.show_picture)
         return live.is_in_place
 
 
@@ -181,7 +195,7 @@ def _check(arguments: Namespace) -> None:
     _show(result, arguments)
 
 
-def _show(result: Status | Check, arguments: Namespace) -> None:
+def _show(result: Status | Hosts | Check, arguments: Namespace) -> None:
     if arguments.json:
         import json
 

@@ -261,6 +261,7 @@ class Who(NamedTuple):
 
     notebook: the name of its file. command: in short, as `python train.py`.
     cwd: its working directory. namespace: the inode of its PID namespace.
+    origin: the machine from which its kernel was started, where that is another one.
     """
 
     user: str | None = None
@@ -269,6 +270,7 @@ class Who(NamedTuple):
     cwd: str | None = None
     pid: int | None = None
     namespace: int | None = None
+    origin: str | None = None
 
 
 class Rule(NamedTuple):
@@ -342,6 +344,7 @@ class Holder(NamedTuple):
     cwd: str | None = None  # its working directory when it took the lock
     file: str | None = None  # the name of its lock file
     used_mib: float | None = None  # of one who shares, with its children; None: can't be seen
+    origin: str | None = None  # the machine from which its kernel was started, by ssh
 
     @property
     def part_mib(self) -> float | None:

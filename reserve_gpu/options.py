@@ -163,13 +163,29 @@ COLOR = Option(
     help="auto (in a terminal; the default), always (as under watch --color) or never",
 )
 
+HOSTS = Option(
+    "--hosts",
+    nargs="*",
+    metavar="HOST",
+    help="of other machines, by ssh: groups of [hosts] in /etc/reserve_gpu.toml or "
+    "~/.config/reserve_gpu.toml, or names (lab1 gpu[01-04]); without a name all groups",
+)
+
 PLACES = (
     Option("--user", action="store_true", help="for this user; the default"),
     Option("--sys-prefix", action="store_true", help="in this Python's environment"),
     Option("--prefix", metavar="DIR", help="in DIR/share/jupyter/kernels"),
 )
 KERNEL_NAME = Option(
-    "--name", default="python3-gpu", metavar="NAME", help="of the kernel; python3-gpu by default"
+    "--name",
+    metavar="NAME",
+    help="of the kernel; python3-gpu by default, and python3-gpu-lab with --hosts lab",
+)
+# Of a kernel on another machine, between that one and this one.
+HOLD = (
+    *REQUEST_THAT_GOES_ON,
+    Option("--id", required=True),
+    Option("--kernel", required=True),
 )
 KERNEL = (
     *(option for option in REQUEST_THAT_GOES_ON if option is not NAME),
@@ -180,6 +196,7 @@ KERNEL = (
         metavar="TEXT",
         help="what notebooks show; by default Python 3 (GPU: count 2), as what you ask for",
     ),
+    HOSTS,
     *PLACES,
 )
 
@@ -191,6 +208,7 @@ MAGIC = (
     Option("--json", action="store_true", help="with --status or --check: for programs"),
     Option("--all", action="store_true", help=f"with --status: {ALL.settings['help']}"),
     WATCH,
+    Option("--hosts", nargs="*", metavar="HOST", help="with --status: of other machines, by ssh"),
     Option("--release", action="store_true", help="release what this kernel holds"),
     Option(
         "--join",
@@ -224,7 +242,10 @@ examples:
 
 
 RESERVATIONS = Option(
-    "which", nargs="*", metavar="WHICH", help="a GPU (0), a notebook (train.ipynb) or a pid (4321)"
+    "which",
+    nargs="*",
+    metavar="WHICH",
+    help="a GPU (0), a notebook (train.ipynb) or a pid (4321)",
 )
 ALL_HELD = Option(
     "--all", action="store_true", help="all that you hold; for root, all of everybody"
@@ -345,6 +366,13 @@ def reserve(
         return Outcome([], api.go_on_after(error), error)
     waited = f"Waited for {duration(waited_s)}.\n" if waited_s >= 1 else ""
     return Outcome(texts, f"{waited}{reservation}")
+
+
+def request_of(words: Sequence[str]) -> Namespace:
+    """Parse the options of a kernel's request. Raises RequestError."""
+    parser = Parser("reserve-gpu kernel install", add_help=False)
+    add(REQUEST_THAT_GOES_ON, parser)
+    return parser.parse_args(words)
 
 
 def magic_help() -> str:

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from reserve_gpu import host, machine
+from reserve_gpu import host, machine, options
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import DriverError, RequestError, shown
 from reserve_gpu.gpus import names
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
     from reserve_gpu.model import Row
 
-command = Late("command")
+command, hosts = Late("command"), Late("hosts")
 
 NOT_RELEASED = 75  # EX_TEMPFAIL
+RELEASE_LIMIT_S = 60.0  # for a host: `before_end` and ten seconds after SIGTERM may pass there
+LINE_LIMIT, MOST_LINES = 500, 50  # characters of each line that a host says
 ROOT = 0
 DONE = (Answer.RELEASED, Answer.ENDED, Answer.GONE)
 
@@ -65,9 +67,11 @@ def release(arguments: Namespace) -> tuple[str, int]:
 
     Raises RequestError where it is not clear which are meant.
     """
-    every = _of_anybody() if os.geteuid() == ROOT else _of_user()
     if arguments.all and arguments.which:
         raise RequestError("Give names, or --all.")
+    if any(map(hosts.place_of, arguments.which)):
+        return _release_there(arguments)
+    every = _of_anybody() if os.geteuid() == ROOT else _of_user()
     chosen = every if arguments.all else _chosen(arguments.which, every, "reserve-gpu release")
     by_name = {each.holder.notebook for each in chosen} & {*arguments.which}
     answers = [(each, _act(each, arguments.end, by_name)) for each in chosen]
@@ -76,6 +80,30 @@ def release(arguments: Namespace) -> tuple[str, int]:
     rest = said.still_there(done, _rows()) if done else []
     is_done = len(done) == len(answers) and not rest
     return "\n".join([*lines, *rest]) or said.NONE, 0 if is_done else NOT_RELEASED
+
+
+def _release_there(arguments: Namespace) -> tuple[str, int]:
+    """Have hosts release what is named `lab1:train.ipynb`, each by this command there."""
+    lines, codes = [], []
+    for word in arguments.which:
+        place = hosts.place_of(word)
+        if place is None:
+            raise RequestError(f"Here and on another machine: release {shown(word)} by itself.")
+        words = [
+            "reserve-gpu",
+            "release",
+            place[1],
+            *([options.END_IT.flag] if arguments.end else []),
+        ]
+        code, text = hosts.run(place[0], words, RELEASE_LIMIT_S)
+        lines += [
+            f"{place[0]}: {shown(line, LINE_LIMIT)}"
+            for line in text.splitlines()[:MOST_LINES]
+            if line
+        ]
+        codes.append(code)
+    failed = [code for code in codes if code != 0]
+    return "\n".join(lines), (failed[0] or NOT_RELEASED) if failed else 0
 
 
 def _act(reserved: Reserved, is_end: bool, by_name: Collection[str | None]) -> Answer:  # noqa: FBT001

@@ -10,6 +10,7 @@
     [devices]
     drain = ["GPU-8f2a"]
 
+Its table `[hosts]` is read by hosts.py.
 A file with a mistake binds nobody: no rule in it applies, and everybody reads the line at fault.
 Imported only where there is such a file.
 """
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
 MOST_GPUS = 1_000_000
-LIMITS, GROUPS, USERS, DEVICES = "limits", "groups", "users", "devices"
+LIMITS, GROUPS, USERS, DEVICES, HOSTS = "limits", "groups", "users", "devices", "hosts"
 
 Table = dict[str, Rule]  # by key
 
@@ -62,7 +63,7 @@ def read(file: str) -> Rules:
     """Return the rules that hold for the user of this process. file: its path."""
     user = host.user_name(os.geteuid())
     try:
-        document = parse(_content(file), file)
+        document = parse(content(file, owners()), file)
     except OSError as error:
         reason = error.strerror or str(error)
         return Rules(file, user, problems=(f"{_path(file)} is ignored: {reason}.",))
@@ -117,9 +118,9 @@ def for_user(  # noqa: PLR0913, PLR0917 - who asks, and what
 
 def parse(data: bytes, file: str) -> Document:
     """Return what a file of that content says. Raises MistakeError. file: what messages call it."""
-    tables = _tables(data, _path(file))
+    tables = parsed(data, file)
     reader = _Reader(file)
-    reader.require_known(tables, "", ("message", LIMITS, GROUPS, USERS, DEVICES))
+    reader.require_known(tables, "", ("message", LIMITS, GROUPS, USERS, DEVICES, HOSTS))
     message = tables.get("message")
     if message is not None and not isinstance(message, str):
         raise reader.mistake("", f"message must be a text, not {_value(message)}")
@@ -233,11 +234,16 @@ KEYS: dict[str, Callable[[object], tuple[float, str]]] = {
 }
 
 
-def _content(file: str) -> bytes:
-    """Read the file. Raises OSError also if others than root could have written it.
+def owners() -> set[int]:
+    """Return the users who may have written the administrator's file.
 
-    The user who has named the file with the variable may have written it, too.
+    Whoever has named it with the variable may have written it, too.
     """
+    return {0, os.geteuid()} if os.environ.get(host.CONFIG) else {0}
+
+
+def content(file: str, owners: Collection[int]) -> bytes:
+    """Read the file. Raises OSError also if others than its owners could have written it."""
     if not os.path.isabs(file):
         raise OSError(f"{host.CONFIG} must be an absolute path")
     try:
@@ -251,22 +257,22 @@ def _content(file: str) -> bytes:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError("it is not a regular file")
-        owners = {0, os.geteuid()} if os.environ.get(host.CONFIG) else {0}
         if status.st_uid not in owners:
             owner = shown(host.user_name(status.st_uid))
-            raise OSError(f"it belongs to {owner}, and must belong to root")
+            expected = " or ".join(map(host.user_name, sorted(owners)))
+            raise OSError(f"it belongs to {owner}, and must belong to {expected}")
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise OSError("others than its owner may write to it; run: chmod go-w on it")
         return opened.read()
 
 
-def _tables(data: bytes, path: str) -> dict[str, Any]:
+def parsed(data: bytes, file: str) -> dict[str, Any]:
     """Return the tables of a file. Raises MistakeError for one with a mistake in its form."""
     try:
         # Some editors begin a file with a byte order mark.
         tables: dict[str, Any] = tomllib.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # tomllib names the line
-        raise MistakeError(f"{path}: {shown(str(error), REASON_LIMIT)}") from error
+        raise MistakeError(f"{_path(file)}: {shown(str(error), REASON_LIMIT)}") from error
     return tables
 
 

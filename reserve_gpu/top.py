@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from reserve_gpu.calls import Late
 from reserve_gpu.errors import DriverError, RequestError, shown
 from reserve_gpu.report import colour, layout, pictures, terminal
 from reserve_gpu.report.faces import SHELL
 from reserve_gpu.report.progress import Live
+from reserve_gpu.report.status import Status
 from reserve_gpu.report.words import COMMAND_LIMIT, FAINT, gib
 from reserve_gpu.reservation import api
 
@@ -22,10 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from reserve_gpu.model import Row
-    from reserve_gpu.report.status import Status
+    from reserve_gpu.report.hosts import Hosts
     from reserve_gpu.report.words import Line
 
+hosts = Late("hosts")
+
 EVERY_S = 1.0
+HOSTS_EVERY_S = 5.0  # between two questions to other machines
 ELSEWHERE = "reserve-gpu status shows the same once."
 NUMBER, USER, IDLE = "number", "user", "idle time"
 ORDERS = {"n": NUMBER, "u": USER, "i": IDLE}  # by the key that is pressed
@@ -38,7 +45,8 @@ HELP = (
     "Up, Down    scroll",
     "h, ?        this; any key goes back",
     "",
-    f"The machine is looked at every {EVERY_S:.0f} s. Nothing is reserved or changed here.",
+    f"The machine is looked at every {EVERY_S:.0f} s, other hosts every {HOSTS_EVERY_S:.0f} s.",
+    "Nothing is reserved or changed here.",
 )
 HELP_KEYS = ("h", "?")
 LEAST_ROOM = 4  # lines: a blank one, the title, a process, and how many more there are
@@ -58,7 +66,8 @@ def run(arguments: Namespace) -> int:
     is_coloured = colour.is_coloured(arguments.color, os.environ, is_terminal=True)
     before = signal.signal(signal.SIGTERM, _end)  # so that the terminal is left as it was
     try:
-        with Live(sys.stderr) as live, api.looking(live.show) as look, suppress(KeyboardInterrupt):
+        looking = api.looking if arguments.hosts is None else partial(_looking, arguments.hosts)
+        with Live(sys.stderr) as live, looking(live.show) as look, suppress(KeyboardInterrupt):
             first = look()  # what is wrong from the start is said as by any other command
             live.clear()  # before the screen is another one
             curses.wrapper(lambda screen: Top(screen, look, is_coloured=is_coloured).run(first))
@@ -69,6 +78,27 @@ def run(arguments: Namespace) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0
+
+
+@contextmanager
+def _looking(words: Sequence[str], _show: object) -> Iterator[Callable[[], Hosts]]:
+    """Yield what returns the last answers of hosts, which are asked meanwhile.
+
+    One that hangs holds up no key.
+    """
+    names, is_over = hosts.named(words), threading.Event()
+    answers = [hosts.look(names)]
+
+    def ask() -> None:
+        while not is_over.wait(HOSTS_EVERY_S):
+            with suppress(RequestError):  # ssh has gone; it may come back
+                answers[:] = [hosts.look(names)]
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        yield lambda: answers[0]._replace(typed=tuple(words))
+    finally:
+        is_over.set()
 
 
 def ordered(rows: Sequence[Row], order: str, now: float) -> list[Row]:
@@ -85,6 +115,21 @@ def ordered(rows: Sequence[Row], order: str, now: float) -> list[Row]:
 
     gpus = [list(of_gpu) for _, of_gpu in groupby(rows, key=lambda row: row.device.index)]
     return list(chain.from_iterable(sorted(gpus, key=lambda of_gpu: min(map(key, of_gpu)))))
+
+
+def arranged(seen: Hosts, order: str) -> Hosts:
+    """Order the rows of each host, as `ordered`."""
+    answers = tuple(
+        each._replace(
+            status=each.status._replace(
+                rows=tuple(ordered(each.status.rows, order, each.status.time))
+            )
+        )
+        if each.status
+        else each
+        for each in seen.answers
+    )
+    return seen._replace(answers=answers, is_all=True)
 
 
 def processes(rows: Sequence[Row], room: int) -> list[Line]:
@@ -110,7 +155,9 @@ def processes(rows: Sequence[Row], room: int) -> list[Line]:
 class Top:
     """The live picture on a screen of curses. look: at the machine."""
 
-    def __init__(self, screen: Any, look: Callable[[], Status], *, is_coloured: bool) -> None:
+    def __init__(
+        self, screen: Any, look: Callable[[], Status | Hosts], *, is_coloured: bool
+    ) -> None:
         import curses
 
         self._curses, self._screen, self._look = curses, screen, look
@@ -127,7 +174,7 @@ class Top:
             self._attributes = {"1": curses.A_BOLD, "2": curses.A_DIM}
             self._attributes |= {f"3{n}": curses.color_pair(n) for n in range(1, 7)}
 
-    def run(self, seen: Status | DriverError) -> None:
+    def run(self, seen: Status | Hosts | DriverError) -> None:
         """Show the status, and look again each second, until a key ends it."""
         due = time.monotonic() + EVERY_S
         while True:
@@ -146,7 +193,7 @@ class Top:
                 except DriverError as error:  # it may come back
                     seen = error
 
-    def _lines(self, seen: Status | DriverError) -> Iterator[Line]:
+    def _lines(self, seen: Status | Hosts | DriverError) -> Iterator[Line]:
         """Yield the lines to show: of help, of what went wrong, or of the machine."""
         height, width = self._screen.getmaxyx()
         if self._shows_help:
@@ -155,9 +202,12 @@ class Top:
         if isinstance(seen, DriverError):
             yield from terminal.rows(pictures.of_line(str(seen)).layout, width - 1)
             return
-        rows = tuple(ordered(seen.rows, self._order, seen.time))
-        status = seen._replace(rows=rows, face=SHELL, is_all=True)
-        picture = status.picture().layout
+        if isinstance(seen, Status):
+            rows = tuple(ordered(seen.rows, self._order, seen.time))
+            seen = seen._replace(rows=rows, face=SHELL, is_all=True)
+        else:
+            rows, seen = (), arranged(seen, self._order)
+        picture = seen.picture().layout
         lines = list(terminal.rows(picture, width - 1))
         lines = list(terminal.rows(picture, width - 1, spare=max(0, height - 1 - len(lines))))
         yield from lines

@@ -320,7 +320,7 @@ BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ..
 
 NO_SUCH = (
     "no command {}. There are: run, status, top, join, list, release, check, kernel install, "
-    "kernel uninstall. See"
+    "kernel remove, kernel list. See"
 )
 
 
@@ -340,7 +340,10 @@ NO_SUCH = (
         ("kill 3", NO_SUCH.format("kill")),
         ("wait", NO_SUCH.format("wait")),
         ("release GPU0", "You hold no GPU on this machine."),
-        ("kernel list", "no command kernel list. There are: kernel install, kernel uninstall."),
+        (
+            "kernel show",
+            "no command kernel show. There are: kernel install, kernel remove, kernel list.",
+        ),
         ("status --nonsense", "See reserve-gpu status --help"),
         ("status -- true", "See reserve-gpu status --help"),
         ("stat", "no command stat. Did you mean: reserve-gpu status\n"),
@@ -1101,9 +1104,9 @@ def test_jupyterhub(here: Here, script: str) -> None:
 COMPLETIONS = [
     ("reserve-gpu ", {"run", "status", "top", "join", "list", "release", "check", "kernel"}),
     ("reserve-gpu ker", {"kernel "}),
-    ("reserve-gpu kernel ", {"install", "uninstall"}),
+    ("reserve-gpu kernel ", {"install", "list", "remove"}),
     ("reserve-gpu run --mi", {"--min-memory "}),
-    ("reserve-gpu status --", {"--json", "--format", "--color", "--all", "--watch"}),
+    ("reserve-gpu status --", {"--json", "--format", "--color", "--all", "--watch", "--hosts"}),
 ]
 
 

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.ipython
 OPTIONS = [
     *("--count", "--min-memory", "--name", "--exclude", "--memory", "--wait", "--share", "--note"),
     *("--optional", "--for", "--until", "--idle", "--if-wanted", "--end-kernel"),
-    *("--status", "--check", "--json", "--all", "--watch", "--release", "--join", "--help"),
+    *("--status", "--check", "--json", "--all", "--watch", "--hosts", "--release"),
+    *("--join", "--help"),
 ]
 DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
 # Before 8.6 IPython adds to what is offered Python's own names; ours are there anyway.

@@ -139,11 +139,15 @@ def test_licence_is_inside(wheel: ZipFile) -> None:
 @pytest.mark.full
 @pytest.mark.xdist_group("wheel")
 def test_command(wheel: ZipFile) -> None:
-    """The package brings the command `reserve-gpu`, and no other."""
+    """The package brings the command `reserve-gpu` and a kernel provisioner, and nothing else."""
     (name,) = (name for name in wheel.namelist() if name.endswith("/entry_points.txt"))
-    assert (
-        wheel.read(name).split() == b"[console_scripts] reserve-gpu = reserve_gpu.cli:main".split()
-    )
+    assert wheel.read(name).decode().splitlines() == [
+        "[console_scripts]",
+        "reserve-gpu = reserve_gpu.cli:main",
+        "",
+        "[jupyter_client.kernel_provisioners]",
+        "reserve-gpu-hosts = reserve_gpu.jupyter.provisioner:HostsProvisioner",
+    ]
 
 
 @pytest.mark.full

@@ -31,7 +31,7 @@ ROOMS = [
     {"jupyter", "frameworks"},
     {"options"},
     {"spelling"},
-    {"reservation"},
+    {"reservation", "hosts"},
     {"machine", "report"},
     {"rules"},
     {"gpus", "locks"},
@@ -47,7 +47,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 # Who alone may import what is slow to load, or not there on every system.
 OWNERS = {
     "IPython": {"extension", "magic", "report.pictures", "report.progress", "jupyter.completion"},
-    "traitlets": {"extension"},
+    "traitlets": {"extension", "jupyter.provisioner"},
     "pynvml": {"gpus.bindings"},
     "fcntl": {"locks.lock"},
     "psutil": {"host"},
@@ -60,8 +60,9 @@ OWNERS = {
     },
     "argcomplete": {"cli"},
     "ipykernel": {"jupyter.kernelspec"},
-    "jupyter_client": {"jupyter.kernelspec"},
-    "jupyter_core": {"jupyter.kernelspec"},
+    "jupyter_client": {"jupyter.kernelspec", "jupyter.remote"},
+    "jupyter_core": {"jupyter.kernelspec", "jupyter.provisioner"},
+    "sshpyk": {"jupyter.provisioner"},
     "click": {"dask"},
     "tomli": {"rules"},
     "distributed": {"dask"},
@@ -216,6 +217,7 @@ print(*{name.split('.')[0] for name in set(sys.modules) - before})
 def test_nothing_happens_at_import(machine: Machine) -> None:
     """Importing all that can be imported here opens no file but modules, and starts nothing."""
     programs = {"__main__", "__init__", "dask", "frameworks.probes", "frameworks.check"}
+    programs |= {"jupyter.provisioner"}  # of Jupyter, with all of sshpyk
     names = [f"reserve_gpu.{name_of(path)}" for path in sources() if name_of(path) not in programs]
     done = machine.python(WATCH.replace("MODULES", ", ".join(names)))
     assert done.stderr == ""

@@ -233,7 +233,7 @@ def test_a_file_must_be_roots_or_ones_own(machine: Machine) -> None:
         assert nobody.run(limits).value == [1]
         (gpus, problem) = daemon.run(limits).value
         assert gpus is None
-        assert problem.endswith("it belongs to nobody, and must belong to root.")
+        assert problem.endswith("it belongs to nobody, and must belong to root or daemon.")
 
 
 # A fresh /etc, and users who are there for the test alone.

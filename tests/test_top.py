@@ -13,6 +13,8 @@ import pytest
 from reserve_gpu import top
 from reserve_gpu.cli import main
 from reserve_gpu.model import Device, Holder, Process, Row, State
+from reserve_gpu.report.hosts import Answer, Hosts
+from reserve_gpu.report.status import Status
 from reserve_gpu.report.words import plain
 from tests.machine import LIMIT_S
 
@@ -205,3 +207,12 @@ def test_what_can_not_be_shown(machine: Machine, scenario: str, term: str, part:
     (line,) = text.split("\r\n")[:-1]
     assert part in line
     assert code in {2, 69}
+
+
+def test_rows_of_hosts_are_ordered_too() -> None:
+    """Of several machines each one's rows are in the order, and those without a status stay."""
+    answers = (Answer("lab1", Status(ROWS, time=NOW)), Answer("lab2", None, "no answer"))
+    first, second = top.arranged(Hosts(answers), top.USER).answers
+    assert first.status
+    assert [row.device.number for row in first.status.rows][:2] == ["4", "1"]
+    assert second.problem == "no answer"

@@ -175,6 +175,7 @@ def named(record: Record, pid: int | None, changed: float = 0.0) -> Holder:
         pid=pid or who.pid,
         user=who.user,
         notebook=who.notebook,
+        origin=who.origin,
         since=record.since,
         promise=record.promise,
         overdue=record.overdue,

@@ -95,7 +95,10 @@ class Record(NamedTuple):
             who=Who(
                 pid=get("pid", _pid),
                 namespace=get("namespace", _integer),
-                **{name: get(name, _text) for name in ("user", "notebook", "command", "cwd")},
+                **{
+                    name: get(name, _text)
+                    for name in ("user", "notebook", "command", "cwd", "origin")
+                },
             ),
             promise=Promise(size or None, lease, get("note", _text)),
             asks=Asks(get("asks", _text), get("needs", _integer) or 1, get("wants", _uuids)),
@@ -128,6 +131,7 @@ def myself() -> Who:
         cwd=host.working_directory(),
         pid=os.getpid(),
         namespace=host.pid_namespace(),
+        origin=host.origin(),
     )
 
 

@@ -53,7 +53,8 @@ def html(layout: Layout) -> str:
     queue = ""
     if layout.queue:
         queue = f'<div style="margin-top:6px"><b>{QUEUE_TITLE}</b></div>{_divs(layout.queue)}'
-    return f"{_divs(layout.head)}{_table(layout.entries)}{queue}{_divs(layout.foot)}"
+    below = "".join(f'<div style="margin-top:12px">{html(each)}</div>' for each in layout.sections)
+    return f"{_divs(layout.head)}{_table(layout.entries)}{queue}{_divs(layout.foot)}{below}"
 
 
 def table(titles: Sequence[str], rows: str) -> str:

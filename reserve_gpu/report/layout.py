@@ -61,12 +61,16 @@ class Entry(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The whole picture: head lines, the devices, who waits, and below it what to do or to know."""
+    """The whole picture: head lines, the devices, who waits, and below it what to do or to know.
+
+    sections: more of the same below it, one for each of several machines.
+    """
 
     head: Sequence[Line]
     entries: Sequence[Entry] = ()
     queue: Sequence[Line] = ()
     foot: Sequence[Line] = ()
+    sections: Sequence[Layout] = ()
 
 
 class View(NamedTuple):

@@ -8,6 +8,7 @@ from reserve_gpu.errors import shown
 from reserve_gpu.report.words import escape
 
 if TYPE_CHECKING:
+    from reserve_gpu.report.hosts import Hosts
     from reserve_gpu.report.status import Status
 
 # The colour scheme is for what the browser draws itself: the bars of the memory.
@@ -35,5 +36,14 @@ h1 {{ font-size: 1.3em; margin: 0 0 0.5em }}
 
 def page(status: Status) -> str:
     """Return the page. It needs nothing from elsewhere: no script, no style sheet, no picture."""
-    title = escape(f"GPUs of {shown(status.host)}")
-    return PAGE.format(title=title, picture=status._repr_html_())
+    return _page(f"GPUs of {shown(status.host)}", status)
+
+
+def page_of_hosts(hosts: Hosts) -> str:
+    """Return the page of several machines."""
+    names = ", ".join(answer.host for answer in hosts.answers)
+    return _page(f"GPUs of {shown(names)}", hosts)
+
+
+def _page(title: str, shown_there: Status | Hosts) -> str:
+    return PAGE.format(title=escape(title), picture=shown_there._repr_html_())

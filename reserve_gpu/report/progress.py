@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from reserve_gpu.model import News
+    from reserve_gpu.report.hosts import Hosts
     from reserve_gpu.report.pictures import Picture
     from reserve_gpu.report.status import Status
 
@@ -234,7 +235,7 @@ class Replaceable:
 
 
 def watch(
-    look: Callable[[], Status], show: Callable[[Picture], object], every_s: float = EVERY_S
+    look: Callable[[], Status | Hosts], show: Callable[[Picture], object], every_s: float = EVERY_S
 ) -> None:
     """Show the status again and again until Ctrl-C, which is no error.
 

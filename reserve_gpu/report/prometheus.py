@@ -61,54 +61,58 @@ OF_BOARD = (
 )  # fmt: skip
 
 
-def text(status: Status) -> str:
-    """Return the metrics of a machine."""
-    host = {"hostname": status.host}
-    rows = [({**host, **_labels(row)}, row) for row in status.rows]
-    boards = {row.device.index: ({**host, **_board_labels(row)}, row) for row in _read_last(status)}
+def text(*machines: Status) -> str:
+    """Return the metrics of machines."""
+    hosts = [({"hostname": each.host}, each) for each in machines]
+    rows = [({**host, **_labels(row)}, row, each) for host, each in hosts for row in each.rows]
+    boards = {
+        (each.host, row.device.index): ({**host, **_board_labels(row)}, row, each)
+        for host, each in hosts
+        for row in _read_last(each)
+    }
     families = [_family("info", "What it is; always 1.", [
-        ({**labels, **_about(row)}, 1) for labels, row in rows
+        ({**labels, **_about(row)}, 1) for labels, row, _ in rows
     ])]  # fmt: skip
     for gauges, those in ((OF_DEVICE, rows), (OF_BOARD, boards.values())):
         families += [
-            _family(gauge.name, gauge.help, [(labels, gauge.read(row)) for labels, row in those])
+            _family(gauge.name, gauge.help, [(labels, gauge.read(row)) for labels, row, _ in those])
             for gauge in gauges
         ]
     families += [
         _family("reserved", "How many processes of a user have it reserved; 0 without a user.",
-                [sample for labels, row in rows for sample in _reserved(labels, row, status)]),
-        *_of_users(rows, status.time),
+                [sample for each in rows for sample in _reserved(*each)]),
+        *_of_users(rows),
         _family("idle_seconds", "For how long nothing of its holder's has run on it; 0 if it does.",
-                [sample for labels, row in rows for sample in _idle(labels, row, status)]),
+                [sample for each in rows for sample in _idle(*each)]),
         _family("waiting", "How many processes of a user wait in the queue; 0 without a user.",
-                list(_waiting(host, status))),
+                [sample for each in hosts for sample in _waiting(*each)]),
     ]  # fmt: skip
     return "".join(families)
 
 
-def _of_users(rows: Sequence[tuple[Labels, Row]], now: float) -> Iterator[str]:
+def _of_users(rows: Sequence[tuple[Labels, Row, Status]]) -> Iterator[str]:
     """Return the sums of each user's reservations, device by device."""
 
     def family(
         name: str,
         about: str,
-        read: Callable[[Holder], float | None],
+        read: Callable[[Holder, float], float | None],
         total: Callable[[list[float]], float],
     ) -> str:
-        each = (_of_each_user(labels, row.holders, read, total) for labels, row in rows)
+        each = (_of_each_user(*place, read, total) for place in rows)
         return _family(name, about, list(chain.from_iterable(each)))
 
     yield family("user_memory_promised_bytes", "Memory of parts that a user has reserved of it.",
-                 lambda holder: _bytes(holder.part_mib and _own_part(holder)), sum)  # fmt: skip
+                 lambda holder, _: _bytes(holder.part_mib and _own_part(holder)), sum)  # fmt: skip
     yield family("user_memory_used_bytes", "Memory that those use of it who have reserved it.",
-                 lambda holder: _bytes(holder.used_mib), sum)  # fmt: skip
+                 lambda holder, _: _bytes(holder.used_mib), sum)  # fmt: skip
     yield family("until_timestamp_seconds", "When the last reservation of a user of it is to end.",
-                 lambda holder: times.end(holder, now), max)  # fmt: skip
+                 times.end, max)  # fmt: skip
     yield family("kept_until_timestamp_seconds", "Until when it is kept for a kernel's restart.",
-                 lambda holder: holder.kept_until if holder.is_kept(now) else None,
+                 lambda holder, now: holder.kept_until if holder.is_kept(now) else None,
                  max)  # fmt: skip
     yield family("overdue_seconds", "For how long a user has had it past that end; 0 before.",
-                 lambda holder: _overdue_s(holder, now), max)  # fmt: skip
+                 _overdue_s, max)  # fmt: skip
 
 
 def _read_last(status: Status) -> list[Row]:
@@ -180,13 +184,14 @@ def _by_user(labels: Labels, holders: Iterable[Holder], *, is_all: bool) -> Iter
 
 def _of_each_user(
     labels: Labels,
-    holders: Sequence[Holder],
-    read: Callable[[Holder], float | None],
+    row: Row,
+    status: Status,
+    read: Callable[[Holder, float], float | None],
     total: Callable[[list[float]], float],
 ) -> Iterator[Sample]:
     """Return the sum over a user's processes, where the value of each is known."""
-    for user in dict.fromkeys(map(_user, holders)):
-        values = [read(holder) for holder in holders if _user(holder) == user]
+    for user in dict.fromkeys(map(_user, row.holders)):
+        values = [read(holder, status.time) for holder in row.holders if _user(holder) == user]
         known = [value for value in values if value is not None]
         if len(known) == len(values):
             yield {**labels, "username": user}, total(known)

@@ -24,7 +24,7 @@ VERSION = 1  # of the JSON; names are only ever added to it
 PROCESS_FIELDS = ("pid", "user", "command", "memory_mib", "has_reserved", "kind", "beside")
 HOLDER_FIELDS = (
     "pid", "user", "notebook", "command", "cwd", "note", "since", "last_cell", "confirmed",
-    "elsewhere",
+    "elsewhere", "origin",
 )  # fmt: skip
 COMPUTE_MODES: dict[int | None, str] = {
     ComputeMode.DEFAULT: "default",
@@ -80,13 +80,9 @@ class Status(NamedTuple):
 
     def picture(self) -> Picture:
         """Return what it looks like."""
-        queue = [
-            words.holder_line(ticket.holder, self.time, f"{place}. ", asks=ticket.asks or "a GPU")
-            for place, ticket in enumerate(self.waiting, 1)
-        ]
         view = View(self.time, self.face.here, is_all=self.is_all)
         entries = layout.entries(self.rows, view)
-        return Picture(Layout(_head(self), entries, queue, _foot(self)))
+        return Picture(Layout(_head(self), entries, queue(self), _foot(self)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same for programs, as JSON takes it; docs/formats.md has the shape."""
@@ -94,24 +90,52 @@ class Status(NamedTuple):
         return {
             "version": VERSION,
             "host": self.host,
+            "user": self.user,
             "time": self.time,
             "devices": [_row_dict(row, self) for row in self.rows],
             "waiting": [_ticket_dict(ticket, every_uuid) for ticket in self.waiting],
             "problem": self.problem,
             "limit": self.limit,
             "message": self.rules.message if self.rules else None,
-            "rules": _rules_dict(self.rules, self.rows) if self.rules else None,
+            "rules": _rules_dict(self.rules, self.rows) if self.rules and self.rules.file else None,
         }
 
 
 # -- the picture -----------------------------------------------------------------------------------
 
 
+def queue(status: Status) -> list[Line]:
+    """Return a line for each of those who wait."""
+    return [
+        words.holder_line(ticket.holder, status.time, f"{place}. ", asks=ticket.asks or "a GPU")
+        for place, ticket in enumerate(status.waiting, 1)
+    ]
+
+
+def free(rows: Sequence[Row]) -> str:
+    """Return `3 of 8 GPUs are free: GPU2, GPU4 and GPU5.`."""
+    available = [row for row in rows if row.state is State.FREE and not layout.is_awaited(row)]
+    if not rows:
+        return "There is no GPU."
+    is_split = any(row.device.instance is not None for row in rows)
+    what = f"{len(rows)} {'device' if is_split else 'GPU'}{'' if len(rows) == 1 else 's'}"
+    if len(rows) == 1:
+        (row,) = rows
+        is_only = "is the only GPU here" if row.is_mine else f"is {'' if available else 'not '}free"
+        return f"{row.label} {is_only}."
+    if not available:
+        return f"None of {what} is free."
+    if len(available) == len(rows):
+        return f"{'Both GPUs' if what == '2 GPUs' else f'All {what}'} are free."
+    named = words.ranges(available)
+    return f"{len(available)} of {what} {words.be(len(available))} free: {named}."
+
+
 def _head(status: Status) -> list[Line]:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.time))
     about = (f"  {shown(status.host)}, {when}", words.FAINT)
-    free = ((_free(status.rows), STRONG), about, *layout.common_model(status.rows, ", "))
-    lines: list[Line] = [*ruled.head(status.rules), free]
+    first = ((free(status.rows), STRONG), about, *layout.common_model(status.rows, ", "))
+    lines: list[Line] = [*ruled.head(status.rules), first]
     if mine := [row for row in status.rows if row.is_mine]:
         lines.append(((f"{status.face.here.capitalize()} has {words.labels(mine)}.", MARK),))
     return lines
@@ -130,23 +154,6 @@ def _foot(status: Status) -> list[Line]:
     return foot + ruled.foot(status.rules, status.rows)
 
 
-def _free(rows: Sequence[Row]) -> str:
-    free = [row for row in rows if row.state is State.FREE and not layout.is_awaited(row)]
-    if not rows:
-        return "There is no GPU."
-    is_split = any(row.device.instance is not None for row in rows)
-    what = f"{len(rows)} {'device' if is_split else 'GPU'}{'' if len(rows) == 1 else 's'}"
-    if len(rows) == 1:
-        (row,) = rows
-        is_only = "is the only GPU here" if row.is_mine else f"is {'' if free else 'not '}free"
-        return f"{row.label} {is_only}."
-    if not free:
-        return f"None of {what} is free."
-    if len(free) == len(rows):
-        return f"{'Both GPUs' if what == '2 GPUs' else f'All {what}'} are free."
-    return f"{len(free)} of {what} {words.be(len(free))} free: {words.ranges(free)}."
-
-
 def _advice(status: Status) -> list[Line]:
     """Return what a newcomer should do: take what is free, or a part; else ask, or wait.
 
@@ -157,13 +164,13 @@ def _advice(status: Status) -> list[Line]:
         return []
     if status.is_late:
         return [(f"CUDA has started in {face.here}: only what it sees can be reserved.",)]
-    free = [row for row in rows if row.state is State.FREE]
-    if not all(map(layout.is_awaited, free)):
+    available = [row for row in rows if row.state is State.FREE]
+    if not all(map(layout.is_awaited, available)):
         return [("Get one with ", (face.typed(messages.ANY), TYPED))]
     states = [row.state for row in rows]
     if reasons.is_trouble(states):
         return [(reasons.trouble(states),)]
-    others: Line = ("Others wait in the queue for what would be free.",) if free else ()
+    others: Line = ("Others wait in the queue for what would be free.",) if available else ()
     own = asking.yourself(rows, status.time, status.user) if status.user else []
     ask = asking.whom(rows, status.time, status.user)
     queue = queueing(face.typed(messages.ANY, waits=True), is_second=bool(own or ask))

@@ -156,6 +156,9 @@ def rows(
         if before := line[:-1]:
             yield from _wrapped(before, width)
         yield (line[-1],)
+    for section in layout.sections:
+        yield ("",)
+        yield from rows(section, width, breaks_commands=breaks_commands)
 
 
 def _table(entries: Sequence[Entry], width: int, spare: int) -> Iterator[Line]:

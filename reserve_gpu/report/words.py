@@ -132,8 +132,10 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
     line += ((shown(holder.user or "somebody"), STRONG),)
     if name := holder.notebook or holder.command:
         line += ", ", (shown(name, NOTEBOOK_LIMIT), STRONG)
-    if origin := _origin(holder):
-        line += (f" ({origin})",)
+    if holder.origin:
+        line += (" from ", FAINT), (shown(holder.origin, NOTEBOOK_LIMIT), STRONG)
+    if process := _process_of(holder):
+        line += (f" ({process})",)
     if holder.beside:
         line += (" beside ", FAINT), (shown(holder.beside, NOTEBOOK_LIMIT), STRONG)
     line += _part(holder)
@@ -214,7 +216,7 @@ def named(rule: Rule) -> str:
     return f"{rule.text} ({rule.table} in {shown(rule.file, REASON_LIMIT)})"
 
 
-def _origin(holder: Holder) -> str:
+def _process_of(holder: Holder) -> str:
     """Return `pid 4321`, with a mark unless the kernel has confirmed it."""
     pid = f"pid {holder.pid}" if holder.pid else ""
     if holder.elsewhere:

@@ -1,0 +1,49 @@
+"""The status of several hosts, against the slowest of them asked alone."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.table import Row
+from tests.hosts import KEYGEN, SSH, SSHD, Hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAMES = ("lab1", "lab2", "lab3")
+GPUS, LIMIT_S = 8, 0.3
+WHAT = f"status of {len(NAMES)} hosts, beyond the slowest of them asked alone"
+
+
+def hosts(*, quick: bool) -> Iterator[Row]:
+    """Measure it over real SSH servers on loopback, with connections that are open already."""
+    bar = f"at most {LIMIT_S} s"
+    if not (SSH and SSHD and KEYGEN):
+        yield Row(WHAT, "not measured: there is no OpenSSH server here", bar)
+        return
+    more = []
+    with tempfile.TemporaryDirectory() as folder, Hosts(Path(folder), *NAMES, gpus=GPUS) as lab:
+        for _ in range(3 if quick else 15):
+            alone = [_timed(lab, "ssh", name, "reserve-gpu status --json") for name in NAMES]
+            words = ("-m", "reserve_gpu", "status", "--json", "--hosts", *NAMES)
+            more.append(_timed(lab, sys.executable, *words) - max(alone))
+    measured_s = statistics.median(more[1:])
+    yield Row(WHAT, f"{measured_s:.2f} s", bar, measured_s <= LIMIT_S)
+
+
+def _timed(lab: Hosts, *argv: str) -> float:
+    """Return the seconds that a command takes. Raises RuntimeError if it fails."""
+    start = time.monotonic()
+    done = subprocess.run(
+        argv, env=lab.environ(), capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return time.monotonic() - start

@@ -1,0 +1,296 @@
+"""Other machines: which there are, and what each says of its GPUs.
+
+    [hosts]
+    lab = ["lab1", "lab2", "gpu[01-04]"]
+
+in the administrator's file or in the user's own. Each is asked by ssh, as the user's configuration
+of ssh has it, and each machine's own locks decide there. What a machine answers is foreign: it is
+bounded in time and size, and `report.reading` checks it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import selectors
+import shlex
+import sys
+import time
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from reserve_gpu import host, rules
+from reserve_gpu.errors import RequestError, shown
+from reserve_gpu.gpus import names
+from reserve_gpu.report import hosts as said
+from reserve_gpu.report import reading
+from reserve_gpu.report.hosts import Answer, Hosts
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+LIMIT_S = 5.0  # for a machine to answer
+BYTES_LIMIT = 4 << 20  # of an answer
+CHUNK = 1 << 16
+MOST_STARTS = 20  # of lines that may begin the JSON
+LONGEST = 200  # characters of a pattern
+ENDS_S = 1.0  # for ssh, once its output has ended
+MOST_HOSTS = 256
+LOOK = ("reserve-gpu", "status", "--format", "json")
+# What ssh may be given as a name; one that begins with a hyphen would be an option.
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%-]*")
+LISTED = re.compile(r"(?:[^,\[]|\[[^]]*\]?)+")  # what commas outside of brackets divide
+NUMBERS = "[0-9]{1,9}(?:-[0-9]{1,9})?"
+RANGE = re.compile(rf"([^\[\]]*)\[({NUMBERS}(?:,{NUMBERS})*)\](.*)")
+# Without a password, and without waiting for ever where nobody waits for it any more.
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--")
+
+
+# -- which machines ------------------------------------------------------------------------------
+
+
+def named(words: Sequence[str]) -> list[str]:
+    """Return the hosts that are meant: by groups, or by names as ssh takes them; none means all.
+
+    Raises RequestError.
+    """
+    known = groups()
+    asked = [each for word in words for each in LISTED.findall(word)] or [*known]
+    if not asked:
+        raise RequestError(
+            "Which hosts? Name them: --hosts lab1,lab2. Or write them into "
+            f'{user_file()}:\n[hosts]\nlab = ["lab1", "lab2"]'
+        )
+    found = [name for each in asked for name in (known[each] if each in known else expanded(each))]
+    if len(found) > MOST_HOSTS:
+        raise RequestError(f"These are {len(found)} hosts; {MOST_HOSTS} can be asked at once.")
+    return list(dict.fromkeys(found))
+
+
+def place_of(word: str) -> tuple[str, str] | None:
+    """Return the host and the name in `lab1:train.ipynb`; None for what names something here."""
+    name, colon, what = word.partition(":")
+    if not colon or not what or names.is_name(word) or not NAME.fullmatch(name):
+        return None
+    return name, what
+
+
+def groups() -> dict[str, list[str]]:
+    """Return the hosts of each group: of the administrator's file, then of the user's own.
+
+    Raises RequestError for a file that can't be read, or a table that makes no sense.
+    """
+    found: dict[str, list[str]] = {}
+    administrators = host.config_file()
+    for file, owners in ((administrators, rules.owners()), (user_file(), {0, os.geteuid()})):
+        try:
+            if file is None or not os.path.lexists(file):
+                continue
+            # People keep their own file elsewhere, behind a link; its owner counts all the same.
+            path = file if file == administrators else os.path.realpath(file)
+            tables = rules.parsed(rules.content(path, owners), file)
+        except OSError as error:
+            text = f"{shown(file or '', 300)} can't be read: {error.strerror or error}."
+            raise RequestError(text) from error
+        except rules.MistakeError as error:
+            raise RequestError(f"{error}.") from error
+        if file != administrators and (unknown := [*{*tables} - {rules.HOSTS}]):
+            raise RequestError(
+                f"{shown(file, 300)}: there is no {shown(unknown[0])!r} in this file, only [hosts]."
+            )
+        found |= _groups(tables.get(rules.HOSTS, {}), file)
+    return found
+
+
+def user_file() -> str:
+    """Return the path of the user's own file."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return os.path.join(folder, "reserve_gpu.toml")
+
+
+def expanded(pattern: str) -> list[str]:
+    """Return the names that a pattern means: gpu[01-03,07] is gpu01, gpu02, gpu03 and gpu07.
+
+    Raises RequestError.
+    """
+    if len(pattern) > LONGEST:
+        raise RequestError(f"{shown(pattern)!r} names no host.")
+    found = [*islice(_expanded(pattern), MOST_HOSTS + 1)]
+    if len(found) > MOST_HOSTS:
+        raise RequestError(f"{shown(pattern)!r} names more than {MOST_HOSTS} hosts.")
+    if not found or not all(map(NAME.fullmatch, found)):
+        raise RequestError(f"{shown(pattern)!r} names no host.")
+    return found
+
+
+def _expanded(pattern: str) -> Iterator[str]:
+    match = RANGE.fullmatch(pattern)
+    if match is None:
+        yield pattern
+        return
+    before, numbers, after = match.groups()
+    for each in numbers.split(","):
+        first, _, last = each.partition("-")
+        if int(last or first) < int(first):  # with none of it, a product would have no end
+            raise RequestError(f"{shown(pattern)!r} names no host: {each} is no range.")
+        for number in range(int(first), int(last or first) + 1):
+            yield from _expanded(f"{before}{number:0{len(first)}}{after}")
+
+
+def _groups(table: object, file: str) -> dict[str, list[str]]:
+    if not isinstance(table, dict):
+        raise RequestError(f"{shown(file, 300)}: [hosts] must be a table.")
+    for name, patterns in table.items():
+        if not (isinstance(patterns, list) and patterns) or not all(
+            isinstance(each, str) for each in patterns
+        ):
+            raise RequestError(
+                f'{shown(file, 300)}, [hosts]: {shown(name)} must be a list, as ["lab1", "lab2"].'
+            )
+    return {name: [x for each in those for x in expanded(each)] for name, those in table.items()}
+
+
+# -- what they say -------------------------------------------------------------------------------
+
+
+def look(names: Sequence[str]) -> Hosts:
+    """Ask all of them at once how they stand. A host that does not answer is an answer too."""
+    with asked(names, LOOK) as processes:
+        replies = {name: (out, err) for name, out, err in heard(processes, LIMIT_S)}
+        answers = tuple(_answer(name, processes[name], replies.get(name)) for name in names)
+    return Hosts(answers, time.time(), tuple(names))
+
+
+def run(name: str, words: Sequence[str], limit_s: float) -> tuple[int | None, str]:
+    """Run a command on a host; returns its exit code and the end of what it has said.
+
+    Without an exit code it did not run, and the text says why.
+    """
+    with asked([name], words) as processes:
+        for _, out, err in heard(processes, limit_s):
+            code = _code(processes[name])
+            if failure := said.failed(name, code, _text(err)):
+                return None, failure
+            return code, _text(out) + _text(err)
+    return None, said.silent(name, limit_s)
+
+
+@contextmanager
+def asked(
+    names: Iterable[str], words: Sequence[str]
+) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Start a command on each host, and end what is left of them. Raises RequestError."""
+    import subprocess
+
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name in names:
+            processes[name] = subprocess.Popen(
+                argv(name, words),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is not for a ControlMaster, which others use
+            )
+        yield processes
+    except FileNotFoundError as error:
+        raise RequestError("There is no ssh here. Install OpenSSH's client.") from error
+    except OSError as error:
+        raise RequestError(f"ssh can't be started: {error.strerror}.") from error
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                with suppress(OSError):
+                    stream.close()  # type: ignore[union-attr] # all three are pipes
+
+
+def argv(name: str, words: Sequence[str]) -> list[str]:
+    """Return what runs a command of ours on a host; this machine is not asked by ssh."""
+    if host.is_here(name):
+        return [sys.executable, "-m", "reserve_gpu", *words[1:]]
+    return [*SSH, name, shlex.join(words)]
+
+
+def heard(
+    processes: Mapping[str, subprocess.Popen[bytes]],
+    limit_s: float,
+    is_whole: Callable[[bytes], bool] = lambda _: False,
+) -> Iterator[tuple[str, bytes, bytes]]:
+    """Yield each host with what it has said, on stdout and stderr, once that is whole or has ended.
+
+    Those that have said nothing whole within limit_s are left out.
+    """
+    until = time.monotonic() + limit_s
+    names = {process.stdout: name for name, process in processes.items()}
+    texts = dict.fromkeys(processes, b"")
+    with selectors.DefaultSelector() as selector:
+        for stream in names:
+            selector.register(stream, selectors.EVENT_READ)  # type: ignore[arg-type]
+        while selector.get_map() and (left_s := until - time.monotonic()) > 0:
+            for key, _ in selector.select(left_s):
+                name = names[key.fileobj]  # type: ignore[index]
+                data = os.read(key.fd, CHUNK)
+                texts[name] += data
+                if not data or is_whole(texts[name]) or len(texts[name]) > BYTES_LIMIT:
+                    selector.unregister(key.fileobj)
+                    yield name, texts[name], _errors(processes[name])
+
+
+def _errors(process: subprocess.Popen[bytes]) -> bytes:
+    """Return what is there of a process's stderr. Its end may never come.
+
+    Where ssh has left a connection for others, that may keep the pipe open.
+    """
+    descriptor = process.stderr.fileno()  # type: ignore[union-attr] # it is a pipe
+    os.set_blocking(descriptor, False)
+    with suppress(BlockingIOError):
+        return os.read(descriptor, CHUNK)
+    return b""
+
+
+def _answer(
+    name: str, process: subprocess.Popen[bytes], reply: tuple[bytes, bytes] | None
+) -> Answer:
+    """Return what a host has said, checked. reply: its stdout and stderr, None for nothing."""
+    if reply is None:
+        return Answer(name, None, said.silent(name, LIMIT_S))
+    out, err = reply
+    if _code(process):
+        return Answer(name, None, problem(name, process, out, err))
+    try:
+        return Answer(name, reading.status(fields_in(out)))
+    except reading.FormatError as error:
+        return Answer(name, None, said.another_format(name, error.version, _text(out)))
+
+
+def problem(name: str, process: subprocess.Popen[bytes], out: bytes, err: bytes) -> str:
+    """Return what went wrong on a host, and what to do. out, err: what it has said."""
+    failure = said.failed(name, _code(process), _text(err))
+    return failure or said.refused(name, f"{_text(out)}\n{_text(err)}")
+
+
+def fields_in(data: bytes) -> dict[str, Any]:
+    """Return the JSON in what a host has said; what a login shell says may stand around it."""
+    text = data.decode("utf-8", "replace")
+    for start in islice(re.finditer(r"^\{", text, re.MULTILINE), MOST_STARTS):
+        with suppress(ValueError, RecursionError):
+            fields, _ = json.JSONDecoder().raw_decode(text, start.start())
+            return dict(fields)
+    return {}
+
+
+def _code(process: subprocess.Popen[bytes]) -> int | None:
+    from subprocess import TimeoutExpired
+
+    with suppress(TimeoutExpired):
+        return process.wait(ENDS_S)
+    return None
+
+
+def _text(data: bytes) -> str:
+    return data[-CHUNK:].decode("utf-8", "replace")

@@ -1,0 +1,196 @@
+"""Several machines in one picture: what is free where, a section for each, who did not answer."""
+
+from __future__ import annotations
+
+import time
+from shlex import quote
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from reserve_gpu import host
+from reserve_gpu.errors import REASON_LIMIT, shown
+from reserve_gpu.model import State
+from reserve_gpu.report import asking, colour, layout, messages, prometheus, status, words
+from reserve_gpu.report import rules as ruled
+from reserve_gpu.report.faces import SHELL
+from reserve_gpu.report.layout import Layout, View
+from reserve_gpu.report.pictures import Picture
+from reserve_gpu.report.words import FAINT, MARK, STRONG, TYPED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from reserve_gpu.model import Row
+    from reserve_gpu.report.status import Status
+    from reserve_gpu.report.words import Line
+
+VERSION = 1  # of the JSON; names are only ever added to it
+SSH_FAILED = 255  # ssh(1), "EXIT STATUS"
+NOT_FOUND = (126, 127)  # of a shell
+DENIED = "permission denied"
+
+
+class Answer(NamedTuple):
+    """What a host has said. status: None if it could not; then problem says why, in a line."""
+
+    host: str
+    status: Status | None
+    problem: str = ""
+
+
+class Hosts(NamedTuple):
+    """How several machines stood at one moment; shows itself in a terminal and in a notebook.
+
+    time: in seconds since the epoch. typed: the words behind --hosts.
+    is_all: each device has a line, also those that are alike.
+    """
+
+    answers: tuple[Answer, ...]
+    time: float = 0.0
+    typed: tuple[str, ...] = ()
+    is_all: bool = False
+
+    def __repr__(self) -> str:
+        return str(self.picture())
+
+    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:  # noqa: FBT001 - IPython's
+        self.picture()._repr_pretty_(printer, is_cycle)
+
+    def _repr_html_(self) -> str:
+        return self.picture()._repr_html_()
+
+    def to_text(self, color: str = colour.AUTO) -> str:
+        """Return how it looks on standard output. color: one of colour.CHOICES."""
+        return self.picture().to_text(color=color)
+
+    def picture(self) -> Picture:
+        """Return what it looks like: what is free, and a section for each host."""
+        sections = [
+            _section(each.host, each.status._replace(is_all=self.is_all))
+            if each.status
+            else Layout([((each.host, STRONG), ": ", (each.problem, MARK))])
+            for each in self.answers
+        ]
+        head = [*_head(self)]
+        return Picture(Layout(head, sections=sections), words.plain(head[0]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same for programs, as JSON takes it; docs/formats.md has the shape."""
+        return {
+            "version": VERSION,
+            "time": self.time,
+            "hosts": [
+                {
+                    "name": answer.host,
+                    "problem": answer.problem or None,
+                    "status": answer.status.to_dict() if answer.status else None,
+                }
+                for answer in self.answers
+            ],
+        }
+
+    def metrics(self) -> str:
+        """Return the metrics of all machines for Prometheus."""
+        named = [each.status._replace(host=each.host) for each in self.answers if each.status]
+        return prometheus.text(*named)  # the names of ssh differ; what machines are called may not
+
+
+def _head(hosts: Hosts) -> Iterator[Line]:
+    """Yield what is free, when that was, and what to type."""
+    rows = [row for each in hosts.answers if each.status for row in each.status.rows]
+    available = {each.host: free(each.status.rows) for each in hosts.answers if each.status}
+    places = [f"{name} {words.ranges(those)}" for name, those in available.items() if those]
+    count, total = sum(map(len, available.values())), len(rows)
+    when = (time.strftime("  %Y-%m-%d %H:%M", time.localtime(hosts.time)), FAINT)
+    if not rows:
+        text = "There is no GPU." if available else "No machine answered."
+        yield (text, STRONG), when
+        return
+    what = f"{total} GPU{'' if total == 1 else 's'}"
+    kernel = " ".join(["reserve-gpu kernel install --hosts", *map(quote, hosts.typed)])
+    if not count:
+        yield (f"None of {what} is free.", STRONG), when
+        yield "A kernel that waits for one: ", (f"{kernel} --wait 45s", TYPED)
+        return
+    yield (f"{count} of {what} {words.be(count)} free: {', '.join(places)}.", STRONG), when
+    first = next(name for name, those in available.items() if those)
+    run = SHELL.typed(messages.ANY)
+    yield "Get one: ", (run if host.is_here(first) else f"ssh -t {first} {run}", TYPED)
+    yield "A kernel for notebooks that gets one: ", (kernel, TYPED)
+
+
+def free(rows: Sequence[Row]) -> list[Row]:
+    """Return the devices that can be had at once."""
+    return [row for row in rows if row.state is State.FREE and not layout.is_awaited(row)]
+
+
+def _section(name: str, seen: Status) -> Layout:
+    """Return the picture of one host: as its own status, without what is to be typed there."""
+    own = shown(seen.host)
+    is_same = own.partition(".")[0] == name.rpartition("@")[2].partition(".")[0]
+    head: Line = (
+        (name, STRONG),
+        ("" if is_same else f" ({own})", FAINT),
+        ": ",
+        (status.free(seen.rows), STRONG),
+        *layout.common_model(seen.rows),
+    )
+    message = ruled.head(seen.rules)
+    foot: list[Line] = []
+    if seen.user:
+        foot += asking.yourself(seen.rows, seen.time, seen.user, f"{name}:")
+    if seen.problem:
+        text = f": {shown(seen.problem, REASON_LIMIT)}"
+        foot.append((("Reservations may be missing here", MARK), text))
+    entries = layout.entries(seen.rows, View(seen.time, is_all=seen.is_all))
+    return Layout([head, *message], entries, status.queue(seen), foot)
+
+
+# -- why a host has not answered, and what to do ---------------------------------------------------
+
+
+def silent(name: str, limit_s: float) -> str:
+    """Say that a host has not answered in time."""
+    return f"no answer within {limit_s:.0f} s. Try: ssh {name}"
+
+
+def too_old(name: str) -> str:
+    """Say that a host's reserve_gpu can keep no GPU for a kernel that is started from here."""
+    return f"its reserve_gpu knows no kernels on other machines. Update it on {name}"
+
+
+def failed(name: str, code: int | None, text: str) -> str:
+    """Say that ssh failed, or that there is no reserve_gpu; empty for any other exit code.
+
+    text: what ssh has said, on stderr.
+    """
+    reason = _last(text)
+    if code == SSH_FAILED and DENIED in text.lower():
+        return f"ssh is not let in: {reason}. It needs your key: ssh-copy-id {name}"
+    if code == SSH_FAILED:
+        return f"ssh can't reach it: {reason or 'it does not say why'}. Try: ssh {name}"
+    if code in NOT_FOUND:
+        return (
+            "ssh finds no reserve-gpu there. Install it, or link it into the PATH that ssh has "
+            f"there, which this shows: ssh {name} 'echo $PATH'"
+        )
+    return ""
+
+
+def refused(name: str, text: str) -> str:
+    """Say what reserve_gpu has said on a host that can't show its status, as without a driver."""
+    return _last(text) or f"its reserve-gpu fails. Try: ssh {name} reserve-gpu status"
+
+
+def another_format(name: str, version: int | None, text: str) -> str:
+    """Say that a host's answer is not of the version that is read here."""
+    if version is None:
+        answer = _last(text) or "it is empty"
+        return f"its answer is no status: {answer}. Try: ssh {name} reserve-gpu status"
+    older, where = ("older", f"on {name}") if version < status.VERSION else ("newer", "here")
+    return f"its reserve_gpu is {older} than this one (format {version}). Update it {where}."
+
+
+def _last(text: str) -> str:
+    """Return the last line of what somebody else has said, fit to print."""
+    lines = [line for line in map(str.strip, text.splitlines()) if line]
+    return shown(lines[-1], REASON_LIMIT).removeprefix("ssh: ").rstrip(".") if lines else ""
