@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from reserve_gpu import alarm, errors, host, options
@@ -86,10 +87,18 @@ def _set_alarm(*, is_timed: bool, is_quiet: bool) -> None:
 def start_kernel(arguments: Namespace) -> NoReturn:
     """Become a kernel, which starts in any case; its first cell tells why it has no GPU."""
     program, reason = find(arguments.command), None
+    started = host.started()
+    if started:
+        os.environ[host.STARTED] = host.as_started({**started, "pid": str(os.getpid())})
+        with suppress(ValueError):  # a name that no variable can have
+            os.environ["JPY_SESSION_NAME"] = started.get("notebook", "")
     try:
         for text in api.claim(host.connection_file(arguments.command)):
             say(f"Warning: {text}")
-        _reserve(arguments, faces.MAGIC)
+        if not started:
+            _reserve(arguments, faces.MAGIC)
+        elif not api.current():  # what was asked for from afar has not been kept
+            _reserve(options.request_of(host.wishes(started)), faces.MAGIC)
     except errors.ReserveGPUError as error:
         first = "This kernel was started without a GPU of its own."
         going_on = api.go_on_after(error)

@@ -26,7 +26,8 @@ POLL_S = 0.5  # between two looks at whether the connection file is still there
 def start(connection_file: str, seconds: float, locks: Sequence[int], left: str) -> None:
     """Leave the locks to an heir. Raises OSError.
 
-    connection_file: the kernel's; without it no kernel comes. seconds: for how long to wait.
+    connection_file: the kernel's; without it no kernel comes. For a kernel that is started by ssh
+        its name, which is no path. seconds: for how long to wait.
     locks: descriptors. left: what the next kernel is to know.
     """
     import subprocess
@@ -47,9 +48,11 @@ def start(connection_file: str, seconds: float, locks: Sequence[int], left: str)
 
 
 def keep(connection_file: str, seconds: float) -> None:
-    """Stay for so long, as long as the connection file is there."""
-    until = time.monotonic() + seconds
-    while (left_s := until - time.monotonic()) > 0 and os.path.exists(connection_file):
+    """Stay for so long, as long as the connection file is there, if it is a file."""
+    until, is_file = time.monotonic() + seconds, os.path.isabs(connection_file)
+    while (left_s := until - time.monotonic()) > 0:
+        if is_file and not os.path.exists(connection_file):
+            return
         time.sleep(min(left_s, POLL_S))
 
 

@@ -24,7 +24,7 @@ from tests.processes import US, is_running, living, wait_for
 from tests.waiters import Waiter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.machine import Cell, Machine
 
@@ -409,14 +409,14 @@ def test_a_kernel_with_a_part(machine: Machine) -> None:
     assert done.stdout == "['2048', '1610612736'] 2048.0 6144.0\n", done.stderr
 
 
-def test_install_again_and_uninstall(here: Here, typed: CommandLine) -> None:
-    """Installing again replaces ours; uninstalling leaves nothing of it."""
+def test_install_again_and_remove(here: Here, typed: CommandLine) -> None:
+    """Installing again replaces ours; removing it leaves nothing of it."""
     install(here, typed, "-n", "2")
     assert "--count=2" not in install(here, typed)["argv"]
-    done = typed("kernel", "uninstall", "--prefix", ".")
+    done = typed("kernel", "remove", "--prefix", ".")
     assert (done.code, done.stderr) == (0, "")
     assert not folder(here).exists()
-    done = typed("kernel", "uninstall", "--prefix", ".")
+    done = typed("kernel", "remove", "--prefix", ".")
     assert (done.code, done.stderr) == (2, "There is no kernel python3-gpu.\n")
 
 
@@ -426,7 +426,7 @@ def test_the_user_s_place(here: Here, typed: CommandLine) -> None:
     os.environ["JUPYTER_DATA_DIR"] = str(data)
     done = typed("kernel", "install", "--name", "Mine")
     assert f"in {data}/kernels/mine\n" in done.stdout, done.stderr
-    done = typed("kernel", "uninstall", "--name", "mine")
+    done = typed("kernel", "remove", "--name", "mine")
     assert (done.code, done.stderr) == (0, "")
     assert list((data / "kernels").iterdir()) == []
 
@@ -440,7 +440,7 @@ def test_another_s_kernel_is_left_alone(
     if content is not None:
         (folder(here) / "kernel.json").write_text(content)
     before = list(folder(here).iterdir())
-    for verb in ("install", "uninstall"):
+    for verb in ("install", "remove"):
         done = typed("kernel", verb, "--prefix", ".")
         assert (done.code, done.stdout) == (2, "")
         assert done.stderr.count("\n") == 1
@@ -491,3 +491,126 @@ def test_without_jupyter(typed: CommandLine, monkeypatch: pytest.MonkeyPatch, mi
     assert (done.code, done.stdout) == (2, "")
     assert done.stderr.endswith(f"-m pip install {missing}\n")
     assert done.stderr.count("\n") == 1
+
+
+# -- on other machines ---------------------------------------------------------------------------
+
+
+def on_hosts(here: Here, typed: CommandLine, *words: str) -> dict[str, Any]:
+    """Install a kernel for other machines; return its kernelspec."""
+    done = typed("kernel", "install", "--prefix", ".", *words)
+    assert (done.code, done.stderr) == (0, "")
+    path = done.stdout.splitlines()[0].rpartition(" in ")[2]
+    spec: dict[str, Any] = json.loads((Path(path) / "kernel.json").read_text())
+    return spec
+
+
+def test_a_kernel_for_other_machines(here: Here, typed: CommandLine) -> None:
+    """Its kernelspec names our provisioner, the hosts and the wishes, and says what it is."""
+    spec = on_hosts(here, typed, "--hosts", "lab1,lab2", "-n", "2", "--gpu-name", "A100")
+    assert spec["display_name"] == "Python 3 (GPU in lab1,lab2: count 2, name A100)"
+    provisioner = spec["metadata"]["kernel_provisioner"]
+    assert provisioner["provisioner_name"] == "reserve-gpu-hosts"
+    assert provisioner["config"] == {
+        "hosts": ["lab1,lab2"],
+        "wishes": ["--count=2", "--name=A100", "--idle=2h", "--if-wanted"],
+        "remote_kernel_name": "python3-gpu",
+    }
+
+
+@pytest.mark.parametrize("end", [("--for", "8h"), ("--idle", "30m"), ("--until", "18:00")])
+def test_an_end_of_one_s_own(here: Here, typed: CommandLine, end: tuple[str, str]) -> None:
+    """With an end of one's own the kernel has no other one."""
+    spec = on_hosts(here, typed, "--hosts", "lab1", *end)
+    wishes = spec["metadata"]["kernel_provisioner"]["config"]["wishes"]
+    assert wishes == [f"{end[0]}={end[1]}"]
+
+
+def test_kernels_are_listed(here: Here, typed: CommandLine) -> None:
+    """`kernel list` has a line for each kernel that was installed here, and for no other."""
+    os.environ["JUPYTER_DATA_DIR"] = str(here.home / "data")
+    assert typed("kernel", "list").stdout.startswith("No kernel was installed by")
+    typed("kernel", "install")
+    typed("kernel", "install", "--hosts", "lab1")
+    first, second = typed("kernel", "list").stdout.splitlines()
+    assert first.startswith("python3-gpu  Python 3 (GPU)  ")
+    assert second.startswith("python3-gpu-lab1  Python 3 (GPU in lab1)  ")
+
+
+@pytest.mark.parametrize("words", [["--hosts"], ["--hosts", "-x"], ["--hosts", "a;b"]])
+def test_hosts_that_make_no_sense(here: Here, typed: CommandLine, words: list[str]) -> None:
+    """What names no host is said at once, and nothing is installed."""
+    done = typed("kernel", "install", "--prefix", ".", *words)
+    assert done.code == 2
+    assert not (here.folder / "share").exists()
+
+
+@pytest.fixture
+def holding(machine: Machine) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Return what starts `kernel hold` on the machine; killed at the end."""
+    installed = machine.command(*US, "kernel", "install")
+    assert installed.returncode == 0, installed.stderr
+    started = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        argv = [*US, "kernel", "hold", "--id", "ssh-1", "--kernel", "python3-gpu", *words]
+        process = subprocess.Popen(
+            argv, env=machine.environ(), cwd=machine.folder, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.process
+def test_what_is_held_is_left_to_the_kernel(machine: Machine, holding: Any) -> None:
+    """What is reserved for a kernel is kept until that one starts, and nobody else gets it."""
+    process = holding("--count=2", "--note=far")
+    assert json.loads(process.stdout.readline())["gpus"] == "GPU0 and GPU1"
+    out, _ = process.communicate("keep\n", LIMIT_S)
+    assert json.loads(out) == {"kept": True}
+    told = {"id": "ssh-1", "notebook": "/home/a/it's far.ipynb", "machine": "laptop"}
+    code = "import os, reserve_gpu; rows = reserve_gpu.status().rows\n"
+    code += "print([(h.notebook, h.origin, h.note) for row in rows for h in row.holders])"
+    with machine.child() as rival:
+        assert "kept" in rival.reserve().text
+        start = [*US, "kernel", "start", "--", sys.executable, "-c", code, "-f", "x.json"]
+        done = machine.command(*start, RESERVE_GPU_STARTED=json.dumps(told).encode().hex())
+    assert done.stdout == f"{[('it' + chr(39) + 's far.ipynb', 'laptop', 'far')] * 2}\n", done
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("said", ["", "no\n", "keeper"])
+def test_what_nobody_wants_is_released(machine: Machine, holding: Any, said: str) -> None:
+    """If the one who asks goes, or says anything else, the GPU is free at once."""
+    process = holding()
+    assert "gpus" in process.stdout.readline()
+    process.communicate(said, LIMIT_S)
+    with machine.child() as rival:
+        assert rival.reserve().value == "0"
+
+
+@pytest.mark.process
+def test_a_wait_that_nobody_wants_ends(machine: Machine, holding: Any) -> None:
+    """If the one who asks goes while `kernel hold` waits, it leaves the queue."""
+    with machine.child() as rival:
+        assert not rival.reserve("count=2").error
+        process = holding("--wait=1h")
+        wait_for(lambda: bool(rival.run("len(reserve_gpu.status().waiting)").value))
+        process.stdin.close()
+        process.stdin = None
+        assert process.wait(LIMIT_S) != 0
+
+
+@pytest.mark.process
+def test_a_refusal_is_a_line(machine: Machine, holding: Any) -> None:
+    """Where nothing is free `kernel hold` says why in its line, and keeps nothing."""
+    with machine.child() as rival:
+        assert not rival.reserve("count=2").error
+        out, _ = holding().communicate("keep\n", LIMIT_S)
+    assert json.loads(out) == {"refused": "No free GPU devices: 2 of 2 reserved."}

@@ -12,9 +12,11 @@ import re
 import shutil
 import sys
 from argparse import Namespace
+from contextlib import suppress
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import host, options
+from reserve_gpu import host, hosts, options
 from reserve_gpu.errors import RequestError, ReserveGPUError, shown
 from reserve_gpu.quantities import parse_duration
 from reserve_gpu.reservation import request
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from jupyter_client.kernelspec import KernelSpecManager
 
 MARK = "reserve_gpu"  # in the metadata of what was installed here
+KERNEL_NAME = "python3-gpu"
+SSHPYK = "'sshpyk>=1.25'"  # as a shell takes it
+PROVISIONER = "reserve-gpu-hosts"  # as pyproject.toml has it
+IDLE = "2h"  # after which a kernel on another machine releases its GPU, if somebody waits for it
 LONGEST_WAIT_S = 45  # clients give up on a kernel that has not started after 60 s
 
 
@@ -38,13 +44,16 @@ def install(arguments: Namespace) -> str:
     Raises RequestError for a request that makes no sense, or a name that another kernel has;
     InstallError.
     """
+    if arguments.hosts is not None:
+        hosts.named(arguments.hosts)  # what names no host is said at once
+        arguments.hosts = arguments.hosts or [*hosts.groups()]
     # Of the request alone: there `--name` is the kernel's, `--gpu-name` the GPU's.
     wishes = Namespace(**{**vars(arguments), "name": arguments.gpu_name})
     _check(wishes)
     name = _name(arguments)
-    manager = _manager()
+    specs = manager()
     path = os.path.join(_place(arguments) or _user_place(), name)
-    for existing in (path, manager.find_kernel_specs().get(name)):
+    for existing in (path, specs.find_kernel_specs().get(name)):
         if existing and os.path.lexists(existing) and not _is_ours(existing):
             raise RequestError(
                 f"{existing} is a kernel that was not installed by this command. "
@@ -52,37 +61,53 @@ def install(arguments: Namespace) -> str:
             )
     spec, resources = _stock(wishes)
     spec["display_name"] = arguments.display_name or _display_name(wishes)
+    if arguments.hosts is not None:
+        spec = _on_hosts(spec, wishes, arguments.hosts, name)
+    before = os.path.lexists(path)
     try:
-        _remove(path)
+        _delete(path)
         shutil.copytree(resources, path)
         with open(os.path.join(path, "kernel.json"), "w", encoding="utf-8") as file:
             json.dump(spec, file, indent=1)
     except OSError as error:
         text = f"The kernel can't be installed: {error.filename}: {error.strerror}."
         raise InstallError(text) from error
-    return f"Installed the kernel {spec['display_name']!r} as {name}, in {path}"
+    did = "Replaced" if before else "Installed"
+    lines = [f"{did} the kernel {spec['display_name']!r} as {name}, in {path}"]
+    return "\n".join(lines + (_warnings(arguments.hosts) if arguments.hosts else []))
 
 
-def uninstall(arguments: Namespace) -> str:
+def remove(arguments: Namespace) -> str:
     """Take away what `install` has installed, and nothing else; returns what to tell.
 
     Raises RequestError, InstallError.
     """
     name = _name(arguments)
-    manager = _manager()
+    specs = manager()
     if place := _place(arguments):
-        manager.kernel_dirs = [place]
-    path = manager.find_kernel_specs().get(name)
+        specs.kernel_dirs = [place]
+    path = specs.find_kernel_specs().get(name)
     if path is None:
         raise RequestError(f"There is no kernel {name}.")
     if not _is_ours(path):
         raise RequestError(f"{path} was not installed by this command; it stays.")
     try:
-        _remove(path)
+        _delete(path)
     except OSError as error:
         text = f"The kernel can't be removed: {error.filename}: {error.strerror}."
         raise InstallError(text) from error
     return f"Removed the kernel {name} from {path}"
+
+
+def listed(_arguments: Namespace) -> str:
+    """Return a line for each kernel that `install` has installed."""
+    found = sorted(manager().find_kernel_specs().items())
+    ours = [(name, path) for name, path in found if _is_ours(path)]
+    lines = [
+        f"{shown(name)}  {shown(str(_read(path).get('display_name')))}  {path}"
+        for name, path in ours
+    ]
+    return "\n".join(lines) or "No kernel was installed by reserve-gpu kernel install."
 
 
 def _words(arguments: Namespace) -> list[str]:
@@ -101,9 +126,10 @@ def _words(arguments: Namespace) -> list[str]:
 
 
 def _display_name(wishes: Namespace) -> str:
-    """Return `Python 3 (GPU: count 2, min-memory 16GB)`, so that two kernels can be told apart."""
+    """Return `Python 3 (GPU in lab: count 2)`, so that two kernels can be told apart."""
     asked = ", ".join(word.lstrip("-").replace("=", " ") for word in _words(wishes))
-    return f"Python 3 (GPU: {asked})" if asked else "Python 3 (GPU)"
+    place = f" in {', '.join(wishes.hosts)}" if wishes.hosts else ""
+    return f"Python 3 (GPU{place}{f': {asked}' if asked else ''})"
 
 
 def _check(wishes: Namespace) -> None:
@@ -119,8 +145,8 @@ def _check(wishes: Namespace) -> None:
     if wait is not None and parse_duration(wait) > LONGEST_WAIT_S:
         raise RequestError(
             f"A kernel can wait for a GPU for up to {LONGEST_WAIT_S} s, as notebooks give up on "
-            f"one that has not started after 60 s. Give --wait {LONGEST_WAIT_S}s, or wait in the "
-            "notebook: the magic has --wait, too."
+            f"one that has not started after 60 s. Give --wait {LONGEST_WAIT_S}s, or wait in a "
+            "notebook that runs: the magic has --wait, too."
         )
 
 
@@ -137,7 +163,55 @@ def _stock(wishes: Namespace) -> tuple[dict[str, Any], str]:
     return spec, RESOURCES
 
 
-def _manager() -> KernelSpecManager:
+def _warnings(words: list[str]) -> list[str]:
+    """Return what is still missing before a kernel can start on these hosts, as far as is seen."""
+    lacks = (
+        [] if find_spec("sshpyk") else [f"sshpyk is missing. Run: {host.install_command(SSHPYK)}"]
+    )
+    try:
+        lacks += [
+            f"{answer.host}: {answer.problem.rstrip('.')}."
+            for answer in hosts.look(hosts.named(words)).answers
+            if answer.status is None
+        ]
+    except RequestError as error:  # there is no ssh
+        lacks.append(str(error))
+    return [f"Warning: {text}" for text in lacks]
+
+
+def _on_hosts(
+    spec: dict[str, Any], wishes: Namespace, words: list[str], name: str
+) -> dict[str, Any]:
+    """Return the same kernel for other machines. words: which those are.
+
+    Clients that know provisioners use ours. Others, such as VS Code, run the command, which is a
+    client that knows them.
+    """
+    if not any(getattr(wishes, option.attribute) for option in options.WHEN):
+        wishes.idle, wishes.if_wanted = IDLE, True
+    return {
+        **spec,
+        "argv": [
+            *(sys.executable, "-m", "sshpyk.kernelapp", f"--SSHKernelApp.kernel_name={name}"),
+            "--KernelManager.connection_file='{connection_file}'",
+        ],
+        "interrupt_mode": "message",
+        "metadata": {
+            **spec["metadata"],
+            "kernel_provisioner": {
+                "provisioner_name": PROVISIONER,
+                "config": {
+                    "hosts": words,
+                    "wishes": _words(wishes),
+                    "remote_kernel_name": KERNEL_NAME,
+                },
+            },
+        },
+    }
+
+
+def manager() -> KernelSpecManager:
+    """Return what knows the kernels of this user. Raises RequestError without jupyter_client."""
     try:
         from jupyter_client.kernelspec import KernelSpecManager
     except ImportError as error:
@@ -165,7 +239,7 @@ def _user_place() -> str:
 
 
 def _name(arguments: Namespace) -> str:
-    name: str = arguments.name
+    name: str = arguments.name or _default_name(arguments)
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name, re.IGNORECASE | re.ASCII):
         raise RequestError(
             f"{shown(name)!r} can't be the name of a kernel: letters, digits, '.', '-' and '_'."
@@ -173,7 +247,13 @@ def _name(arguments: Namespace) -> str:
     return name.lower()  # as Jupyter has it
 
 
-def _remove(path: str) -> None:
+def _default_name(arguments: Namespace) -> str:
+    """Return `python3-gpu`, and `python3-gpu-lab` on other machines."""
+    words = [KERNEL_NAME, *(getattr(arguments, "hosts", None) or ())]
+    return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(words)).strip("-")
+
+
+def _delete(path: str) -> None:
     if os.path.islink(path):
         os.unlink(path)
     elif os.path.lexists(path):
@@ -181,11 +261,18 @@ def _remove(path: str) -> None:
 
 
 def _is_ours(path: str) -> bool:
-    try:
+    metadata = _read(path).get("metadata")
+    return isinstance(metadata, dict) and MARK in metadata
+
+
+def _read(path: str) -> dict[str, Any]:
+    """Return what stands in the kernelspec in a folder, nothing for one that can't be read."""
+    with suppress(OSError, ValueError, RecursionError):
         with open(os.path.join(path, "kernel.json"), encoding="utf-8") as file:
-            return MARK in json.load(file)["metadata"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+            fields = json.load(file)
+        if isinstance(fields, dict):
+            return fields
+    return {}
 
 
 def _missing(module: str) -> RequestError:

@@ -434,6 +434,11 @@ def leave_to_restart() -> None:
         this_session.run_within(LEAVE_LIMIT_S, leave, connection_file, seconds)
 
 
+def leave_to_kernel(name: str, seconds: float) -> None:
+    """Leave what this process holds to the kernel of that name, which somebody starts by ssh."""
+    session().run(session().leave_to_restart, name, seconds)
+
+
 def kept() -> str | None:
     """Return what is kept for this kernel, which has not asked for it yet, and until when."""
     connection_file = _kernels_file()

@@ -1,0 +1,147 @@
+"""The kernel provisioner that starts a kernel on the machine where a GPU is free.
+
+sshpyk starts the kernel there and tunnels its channels; here is chosen where. Jupyter finds this
+class by an entry point. https://jupyter-client.readthedocs.io/en/stable/provisioning.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import time
+import uuid
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from traitlets import List, Unicode
+
+from reserve_gpu import errors, host
+from reserve_gpu.hosts import named
+from reserve_gpu.jupyter import kernelspec, remote
+
+OLDEST = (1, 25)
+LIMIT_S = 30.0  # in which a kernel is tried on another host
+try:
+    from sshpyk.provisioning import SSHKernelProvisioner
+    from sshpyk.utils import get_local_ssh_configs, validate_ssh_config
+
+    is_new_enough = tuple(map(int, re.findall(r"[0-9]+", version("sshpyk"))[:2])) >= OLDEST
+except ImportError:
+    is_new_enough = False
+if not is_new_enough:
+    raise ImportError(
+        "A kernel on another machine needs sshpyk 1.25 or later. "
+        f"Run: {host.install_command(kernelspec.SSHPYK)}"
+    )
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# What sshpyk keeps its tunnels with, as `ssh -G` has it.
+CONTROL = ("controlmaster", "controlpersist", "controlpath")
+NO_CONTROL = (
+    "ssh keeps no connection open, which sshpyk needs. Write into ~/.ssh/config: "
+    "ControlMaster auto, ControlPath ~/.ssh/%C, ControlPersist 10m"
+)
+# What sshpyk raises; of Python 3.10 a TimeoutError of asyncio's is no OSError.
+FAILURES = (OSError, RuntimeError, ValueError, asyncio.TimeoutError)
+
+
+class HostsProvisioner(SSHKernelProvisioner):
+    """Start a kernel on the one of several hosts that has the most free GPUs of those asked for.
+
+    hosts: as ssh takes them, or groups of `[hosts]`. wishes: options of a request.
+    """
+
+    hosts = List(Unicode(), config=True)
+    wishes = List(Unicode(), config=True)
+    session_send_orig = None  # as of patch_session_send
+    rem_pid_k: int | None  # the kernel's process there
+    rem_proc_cmds: dict[int | None, str]  # what each process there was at first
+
+    async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
+        """Find a host, and start the kernel there; a restart stays where it is.
+
+        Raises ReserveGPUError where no host has what is asked for.
+        """
+        from jupyter_core.paths import jupyter_runtime_dir
+
+        if self.restart_requested:
+            return await self._launched(**kwargs)
+        self.raise_on_ssh_config_error = False  # what it needs is looked at here
+        os.makedirs(jupyter_runtime_dir(), mode=0o700, exist_ok=True)  # where sshpyk writes a file
+        until, failed = time.monotonic() + LIMIT_S, dict[str, str]()
+        while True:
+            name = await self._find(kwargs.get("env") or os.environ, failed)
+            try:
+                made = await self._launched(**kwargs)
+                if await asyncio.to_thread(remote.has_gpu, name, self.rem_pid_k or 0):
+                    return made
+                failed[name] = f"the kernel has no GPU. Try: ssh {name} reserve-gpu status"
+            except FAILURES as error:
+                failed[name] = errors.shown(str(error), errors.REASON_LIMIT)
+            await self._give_up()
+            if time.monotonic() > until:  # clients give up on a kernel after 60 s
+                raise remote.NoHostError(f"No kernel was started. {name}: {failed[name]}.")
+
+    async def _launched(self, **kwargs: Any) -> dict[str, Any]:
+        """Start the kernel on the host that was found."""
+        made = await super().pre_launch(**kwargs)
+        # It becomes another program once it has its GPU, which sshpyk takes for its end.
+        self.rem_proc_cmds.pop(self.rem_pid_k, None)
+        return dict(made)
+
+    def patch_session_send(self) -> None:
+        """Leave the session as it is: done twice, as after a crash, it calls itself for ever.
+
+        It is for sshpyk's persistent kernels, which are not used here.
+        """
+
+    async def poll(self) -> int | None:
+        """Tell whether the kernel has ended; sshpyk takes an answer that was lost for an end."""
+        pid, ended = self.rem_pid_k, await super().poll()
+        if pid is None or ended is None:
+            return None if ended is None else int(ended)
+        self.rem_pid_k = pid
+        ended = await super().poll()
+        return None if ended is None else int(ended)
+
+    async def _find(self, environ: Mapping[str, str], failed: Mapping[str, str]) -> str:
+        """Have a host reserve, let sshpyk start the kernel there, and return the host.
+
+        failed: hosts that are asked no more, and why. Raises ReserveGPUError.
+        """
+        if os.name == "nt":
+            text = "A kernel on another machine needs ssh's ControlMaster, which Windows lacks"
+            raise remote.NoHostError(f"{text}. Use WSL2.")
+        told = {
+            "id": f"ssh-{uuid.uuid4()}",
+            "notebook": environ.get("JPY_SESSION_NAME", ""),
+            "machine": host.machine_name(),
+            "wishes": json.dumps([*self.wishes]),
+        }
+        kernel = ["--id", told["id"], "--kernel", self.remote_kernel_name]
+        place = await asyncio.to_thread(
+            remote.find, named(self.hosts), self.wishes, kernel, failed, _lack
+        )
+        self.ssh_host_alias = place.host
+        # sshpyk forwards no environment. It writes FP_PY="{remote_python}" into its command.
+        self.remote_python = f'{place.python}"; export {host.STARTED}="{host.as_started(told)}'
+        return place.host
+
+    async def _give_up(self) -> None:
+        """End what may have started on a host."""
+        if self.rem_pid_k:
+            await self.kill()
+        await self.cleanup()
+        self.rem_conn_fp = self.rem_conn_info = None
+
+
+def _lack(name: str) -> str:
+    """Return what sshpyk lacks to start a kernel on a host; empty if nothing."""
+    configs = get_local_ssh_configs(["ssh"], alias=name)
+    checked = [validate_ssh_config(config) for config in configs]
+    is_kept = not any(each[key][0] == "error" for each in checked for key in CONTROL if key in each)
+    return "" if is_kept else NO_CONTROL

@@ -1,0 +1,251 @@
+"""A kernel on a machine where a GPU is free: find the machine, and keep the GPU until it starts.
+
+Here the hosts are asked how they stand, and then one after the other to reserve (`find`). There
+`reserve-gpu kernel hold` reserves, says so in a line of JSON, and leaves what it has to the kernel
+that comes, as a kernel leaves it to its next one over a restart. So it is each machine's own locks
+that decide, and nobody can come between.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import sys
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from reserve_gpu import errors, host, hosts, options
+from reserve_gpu.errors import ReserveGPUError, shown
+from reserve_gpu.gpus import names
+from reserve_gpu.jupyter import kernelspec
+from reserve_gpu.model import Device, State, Waiting
+from reserve_gpu.report import faces, messages, words
+from reserve_gpu.report import hosts as said
+from reserve_gpu.report import status as statuses
+from reserve_gpu.reservation import api, policy, request
+
+if TYPE_CHECKING:
+    import subprocess
+    from argparse import Namespace
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from reserve_gpu.model import News, Request, Row
+    from reserve_gpu.report.hosts import Answer
+    from reserve_gpu.report.status import Status
+
+HOLD = ("reserve-gpu", "kernel", "hold")
+KEEP = b"keep\n"
+STDIN = 0
+PLAIN_PATH = re.compile(r"[A-Za-z0-9/._+-]+")  # which no shell splits or changes
+HOLD_LIMIT_S = 10.0  # for a host to reserve at once
+KEEP_LIMIT_S = 10.0  # for the one who asks to say that it wants what was reserved
+KEPT_S = 60.0  # for the kernel to start
+HAS_LIMIT_S = 10.0  # for the kernel to have it, once it has started
+LOOK_EVERY_S = 0.3
+
+
+class NoHostError(ReserveGPUError):
+    """No host has what was asked for; the text says why not, in a line for each."""
+
+    exit_code = 75  # EX_TEMPFAIL
+
+
+class Place(NamedTuple):
+    """A host where a GPU is kept for a kernel. python: the program that is to start the kernel."""
+
+    host: str
+    python: str
+
+
+# -- here ----------------------------------------------------------------------------------------
+
+
+def find(
+    among: Sequence[str],
+    wishes: Sequence[str],
+    kernel: Sequence[str],
+    failed: Mapping[str, str],
+    lack: Callable[[str], str],
+) -> Place:
+    """Have a host reserve for a kernel, and keep it until the kernel starts. Raises NoHostError.
+
+    among: the hosts. wishes: options of a request. kernel: options of `kernel hold`.
+    failed: hosts that are asked no more, and why. lack: tells what keeps a kernel from starting on
+    a host that answers; empty if nothing.
+    """
+    arguments = options.request_of(wishes)
+    asked = _request(arguments)
+    answers = hosts.look([name for name in among if name not in failed]).answers
+    why = {**failed, **{each.host: _at_first_sight(each) for each in answers}}
+    lacking = {each.host: lack(each.host) for each in answers if each.status}
+    why |= {name: text for name, text in lacking.items() if text}
+    there = [each for each in answers if each.status and not lacking[each.host]]
+    fitting = [each for each in there if each.status and fits(each.status, asked)]
+    at_once = [*kernel, *(word for word in wishes if not word.startswith(options.WAIT.flag))]
+    for each in sorted(fitting, key=_free, reverse=True):
+        place, refused = _first_to_reserve([each.host], at_once, HOLD_LIMIT_S)
+        if place:
+            return place
+        why |= refused
+    if arguments.wait is not None and there:
+        limit_s = request.Deadline.after(arguments.wait).left_s + HOLD_LIMIT_S
+        names = [each.host for each in there]
+        place, refused = _first_to_reserve(names, [*kernel, *wishes], limit_s)
+        if place:
+            return place
+        why |= refused
+    raise NoHostError(_none(asked, among, why))
+
+
+def fits(seen: Status, asked: Request) -> bool:
+    """Tell whether a host seems to have what is asked for; only its own locks can say for sure."""
+    if asked.devices:
+        return True
+    return sum(_fits(row, asked) for row in seen.rows) >= asked.needed
+
+
+def _fits(row: Row, asked: Request) -> bool:
+    if not isinstance(row.device, Device) or row.awaited_by or policy.unfit(row.device, asked):
+        return False
+    if names.is_one_of(row.device, asked.exclude):
+        return False
+    if row.state is State.FREE:
+        return True
+    is_shared = row.state is State.RESERVED and (asked.share or asked.part_mib is not None)
+    room_mib = row.promisable_mib or 0.0
+    return is_shared and room_mib > 0 and room_mib >= (asked.part_mib or 0.0)
+
+
+def has_gpu(name: str, pid: int) -> bool:
+    """Tell whether a process on a host has come to hold a GPU there."""
+    until = time.monotonic() + HAS_LIMIT_S
+    while time.monotonic() < until:
+        (answer,) = hosts.look([name]).answers
+        rows = answer.status.rows if answer.status else ()
+        if any(holder.confirmed and holder.pid == pid for row in rows for holder in row.holders):
+            return True
+        time.sleep(LOOK_EVERY_S)
+    return False
+
+
+def _request(arguments: Namespace) -> Request:
+    wishes = options.wishes(arguments)
+    wishes.pop("wait")
+    return request.parse(**wishes)
+
+
+def _free(answer: Answer) -> int:
+    return len(said.free(answer.status.rows)) if answer.status else 0
+
+
+def _at_first_sight(answer: Answer) -> str:
+    """Return why a host is not asked to reserve, by how it stands; it may be asked to wait."""
+    if answer.status is None:
+        return answer.problem
+    free = statuses.free(answer.status.rows)
+    return f"{free.rstrip('.')}, which is not what is asked for" if _free(answer) else free
+
+
+def _first_to_reserve(
+    those: Sequence[str], arguments: Sequence[str], limit_s: float
+) -> tuple[Place | None, dict[str, str]]:
+    """Have hosts reserve, and keep what the first of them gets; the others release theirs.
+
+    Return the place; None with the reason of each host where none has got anything.
+    """
+    why = {name: said.silent(name, limit_s) for name in those}
+    with hosts.asked(those, [*HOLD, *arguments]) as processes:
+        for name, out, err in hosts.heard(processes, limit_s, _has_line):
+            fields, text = hosts.fields_in(out), ""
+            if "gpus" in fields:
+                place = Place(name, str(fields.get("python")))
+                if not PLAIN_PATH.fullmatch(place.python):
+                    text = f"sshpyk can't start its Python, {place.python!r}"
+                elif _keeps(name, processes[name]):
+                    return place, why
+                else:
+                    text = "it has not kept the GPU that it had reserved"
+            text = text or fields.get("refused") or hosts.problem(name, processes[name], out, err)
+            if not fields and HOLD[-1].encode() in err:  # there is no such command
+                text = said.too_old(name)
+            why[name] = shown(str(text), errors.REASON_LIMIT)
+    return None, why
+
+
+def _keeps(name: str, process: subprocess.Popen[bytes]) -> bool:
+    """Have a host leave what it has reserved to the kernel that comes; tells whether it has."""
+    try:
+        process.stdin.write(KEEP)  # type: ignore[union-attr] # it is a pipe
+        process.stdin.flush()  # type: ignore[union-attr]
+    except OSError:  # the connection has broken
+        return False
+    replies = hosts.heard({name: process}, HOLD_LIMIT_S)
+    return any("kept" in hosts.fields_in(out) for _, out, _ in replies)
+
+
+def _has_line(data: bytes) -> bool:
+    return bool(hosts.fields_in(data))
+
+
+def _none(asked: Request, among: Iterable[str], why: Mapping[str, str]) -> str:
+    """Return why no kernel was started: a line for each reason, as JupyterLab breaks none."""
+    hosts_of: dict[str, list[str]] = {}
+    for name in among:
+        hosts_of.setdefault(why[name].rstrip("."), []).append(name)
+    reasons = (f"{', '.join(names_)}: {reason}." for reason, names_ in hosts_of.items())
+    first = f"No kernel was started, as no host gave it {messages.asked(asked)}."
+    return "\n".join([first, *reasons])
+
+
+# -- there ---------------------------------------------------------------------------------------
+
+
+def hold(arguments: Namespace) -> int:
+    """Reserve for a kernel that comes, and leave it to that one; returns the exit code.
+
+    What is reserved is released where the one who asks has gone, or does not want it any more.
+    """
+    if missing := _missing(arguments.kernel):
+        _say(refused=missing)
+        return errors.RequestError.exit_code
+    host.call_it("a kernel that starts")
+    try:
+        options.reserve(arguments, faces.MAGIC, _end_if_alone)
+        reservation = api.current()
+    except ReserveGPUError as error:
+        picture = error.picture if isinstance(error, errors.NoFreeDeviceError) else None
+        _say(refused=picture.brief if picture else str(error).partition("\n")[0])
+        return error.exit_code
+    _say(gpus=words.labels(reservation.devices if reservation else ()), python=sys.executable)
+    if not _is_wanted():
+        return NoHostError.exit_code
+    api.leave_to_kernel(arguments.id, KEPT_S)
+    _say(kept=True)
+    return 0
+
+
+def _missing(kernel: str) -> str:
+    """Return what this machine lacks for a kernel, and what to type; empty if nothing."""
+    try:
+        is_there = kernel in kernelspec.manager().find_kernel_specs()
+    except errors.RequestError as error:  # it says what to install
+        return f"{error}"
+    return "" if is_there else f"no kernel {kernel}. Run there: reserve-gpu kernel install"
+
+
+def _say(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+def _end_if_alone(news: News) -> None:
+    """Wait no longer in the queue if the one who asks has gone."""
+    if isinstance(news, Waiting) and select.select([STDIN], [], [], 0)[0]:
+        raise NoHostError("The one who asks has gone.")
+
+
+def _is_wanted() -> bool:
+    """Tell whether the one who asks says in time that it wants what was reserved."""
+    has_said, _, _ = select.select([STDIN], [], [], KEEP_LIMIT_S)
+    return bool(has_said) and os.read(STDIN, len(KEEP)) == KEEP
