@@ -19,6 +19,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.hosts import Hosts
 from tests.lab import Lab, Notebook, browser, show_theme
 from tests.machine import ROOT, Child, Machine
 from tests.processes import queue, wait_for
@@ -244,6 +245,33 @@ def terminal(scene: Scene, lab: Lab, page: Page) -> None:
     page.locator("pre").screenshot(path=IMAGES / "terminal.png")
 
 
+def hosts(scene: Scene, lab: Lab, page: Page) -> None:
+    """Draw three machines in a terminal, of which one does not answer."""
+    del lab
+    folder = scene.machine.folder / "hosts"
+    folder.mkdir()
+    with Hosts(folder, "lab1", "lab2", "lab3", gpus=4) as machines, ExitStack() as people:
+        for name, gpu, user, notebook in (
+            ("lab1", 0, "alice", "train.ipynb"),
+            ("lab1", 1, "bob", "finetune.ipynb"),
+            ("lab2", 3, "carol", "explore.ipynb"),
+        ):
+            machine = machines.machines[name]
+            environ = machine.environ(JPY_SESSION_NAME=notebook)
+            child = Child(environ, machine.folder, *as_user(user))
+            people.callback(child.kill)
+            assert child.reserve(f"{gpu}, for_='3h'").value == str(gpu)
+        machines.freeze("lab3")
+        typed = ["status", "--hosts", "lab1,lab2,lab3"]
+        shown = subprocess.run(
+            [sys.executable, "-m", "reserve_gpu", *typed, "--color", "always"],
+            env=machines.environ(COLUMNS="100", NO_COLOR=""), capture_output=True, check=True,
+            text=True,
+        ).stdout  # fmt: skip
+    page.set_content(TERMINAL.format(as_html(f"$ reserve-gpu {' '.join(typed)}\n{shown}")))
+    page.locator("pre").screenshot(path=IMAGES / "hosts.png")
+
+
 # What terminals make of the codes that a status has.
 TERMINAL = """<body style="margin:0"><pre style="margin:0;padding:14px;width:max-content;
 font:14px 'DejaVu Sans Mono',monospace;line-height:1.25;background:#1e1e1e;color:#ddd">{}</pre>"""
@@ -299,6 +327,7 @@ PICTURES: tuple[tuple[str, Callable[[Scene, Lab, Page], None], dict[str, int]], 
     ("light", handover, {"width": 1300, "height": 640}),
     ("dark", waiting, {"width": 1600, "height": 900}),
     ("dark", terminal, {"width": 1300, "height": 800}),
+    ("dark", hosts, {"width": 1300, "height": 800}),
 )
 
 
