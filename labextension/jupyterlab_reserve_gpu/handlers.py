@@ -1,0 +1,112 @@
+"""Addresses below /reserve_gpu of a Jupyter server, behind its own authentication."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler
+from jupyter_server.utils import url_path_join
+from tornado.web import HTTPError, authenticated
+
+try:
+    from jupyterlab_reserve_gpu import look
+except ImportError as error:
+    missing = f"Jupyter's server can't import reserve_gpu ({error}). Install it there."
+else:
+    missing = ""
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jupyter_server.serverapp import ServerWebApplication
+
+SHARED = "reserve_gpu"  # in the settings of the web application
+
+
+class Handler(APIHandler):
+    """Answers with JSON, for those who may."""
+
+    auth_resource = "reserve_gpu"
+    _track_activity = False  # a look keeps no server alive that nobody uses
+
+
+class StatusHandler(Handler):
+    """How the machine stands; with ?hosts=1, how the others do."""
+
+    @authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer with the last look, or a new one."""
+        if missing:
+            self.finish(json.dumps({"failure": missing}))
+            return
+        here, others = self.settings[SHARED]
+        shared = others if self.get_query_argument("hosts", "") else here
+        self.finish(json.dumps(await shared.get()))
+
+
+class ReleaseHandler(Handler):
+    """What `reserve-gpu release` does, with the pid of a reservation of this user's."""
+
+    @authenticated
+    @authorized
+    async def post(self) -> None:
+        """Release, or end the process."""
+        asked = self.get_json_body()
+        if not isinstance(asked, dict) or type(asked.get("pid")) is not int or missing:
+            raise HTTPError(400, "Give the pid of a reservation.")
+        answer = await asyncio.to_thread(
+            look.release, asked["pid"], is_end=asked.get("end") is True
+        )
+        self.finish(json.dumps(answer))
+
+
+def add(application: ServerWebApplication) -> None:
+    """Add the addresses to the server."""
+    if not missing:
+        application.settings[SHARED] = (
+            look.Shared(lambda: _look(application.settings["kernel_manager"]), look.EVERY_S),
+            look.Shared(lambda: apart(look.look_elsewhere), look.HOSTS_EVERY_S),
+        )
+    base = application.settings["base_url"]
+    application.add_handlers(
+        ".*$",
+        [
+            (url_path_join(base, "reserve_gpu", "status"), StatusHandler),
+            (url_path_join(base, "reserve_gpu", "release"), ReleaseHandler),
+        ],
+    )
+
+
+def apart(function: Callable[[], dict[str, Any]]) -> asyncio.Future[dict[str, Any]]:
+    """Call it on a thread whose end the server's does not wait for: the driver may hang."""
+    future: Future[dict[str, Any]] = Future()
+    future.set_running_or_notify_cancel()  # from now on it can't be cancelled
+
+    def call() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - who asks gets it
+            future.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return asyncio.wrap_future(future)
+
+
+async def _look(manager: Any) -> dict[str, Any]:
+    """Look at the machine, with the kernels that there are."""
+    kernels = []
+    for id_ in manager.list_kernel_ids():
+        kernel = manager.get_kernel(id_)
+        provisioner = getattr(kernel, "provisioner", None)
+        pid = provisioner.pid if isinstance(provisioner, LocalProvisioner) else None
+        file = getattr(kernel, "connection_file", "")
+        kernels.append(look.Kernel(id_, pid, file))
+    return await apart(partial(look.look, kernels))

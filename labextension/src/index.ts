@@ -1,0 +1,131 @@
+/** GPUs in JupyterLab and Notebook: a plugin that puts the parts together. */
+
+import {
+  ILayoutRestorer,
+  type JupyterFrontEnd,
+  type JupyterFrontEndPlugin
+} from '@jupyterlab/application';
+import { ICommandPalette, ISanitizer, Sanitizer } from '@jupyterlab/apputils';
+import { INotebookTracker } from '@jupyterlab/notebook';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { IStatusBar } from '@jupyterlab/statusbar';
+import { Actions, attempt } from './actions';
+import { Machine } from './model';
+import { type ISwitches, Notices } from './notices';
+import { ownReservations } from './status';
+import { Item, Panel } from './widgets';
+
+const ID = 'jupyterlab-reserve-gpu:plugin';
+
+const plugin: JupyterFrontEndPlugin<void> = {
+  id: ID,
+  description: "What notebooks hold of this machine's GPUs",
+  autoStart: true,
+  requires: [INotebookTracker],
+  optional: [
+    IStatusBar,
+    ICommandPalette,
+    ISettingRegistry,
+    ILayoutRestorer,
+    ISanitizer
+  ],
+  activate: (
+    app: JupyterFrontEnd,
+    tracker: INotebookTracker,
+    statusBar: IStatusBar | null,
+    palette: ICommandPalette | null,
+    registry: ISettingRegistry | null,
+    restorer: ILayoutRestorer | null,
+    sanitizer: ISanitizer | null
+  ) => {
+    const { kernels, serverSettings } = app.serviceManager;
+    const machine: Machine = new Machine(serverSettings, () => panel.isVisible);
+    const actions = new Actions(machine, kernels);
+    const notices = new Notices(actions);
+    const open = () => app.shell.activateById(panel.id);
+    const options = { machine, actions, open };
+    const panel: Panel = new Panel(options, sanitizer ?? new Sanitizer());
+    const item = new Item(options);
+    item.id = 'jupyterlab-reserve-gpu-item';
+    machine.changed.connect(() => {
+      if (machine.status && !machine.problem) {
+        notices.update(machine.status);
+      }
+      app.commands.notifyCommandChanged();
+    });
+    app.shell.add(panel, 'right', { rank: 600 });
+    restorer?.add(panel, panel.id);
+    if (statusBar) {
+      statusBar.registerStatusItem(ID, { item, align: 'left', rank: 20 });
+    } else {
+      app.shell.add(item, 'top', { rank: 900 }); // Notebook
+    }
+    follow(tracker, machine);
+    addCommands(app, palette, machine, actions, open);
+    void registry?.load(ID).then(settings => {
+      const read = () => {
+        const { interval, ...switches } =
+          settings.composite as unknown as ISwitches & { interval: number };
+        machine.interval = interval;
+        notices.switches = switches;
+      };
+      settings.changed.connect(read);
+      read();
+    });
+  }
+};
+
+/** Show the notebook in front; look again after each of its cells. */
+function follow(tracker: INotebookTracker, machine: Machine): void {
+  const show = () => {
+    const kernel = tracker.currentWidget?.sessionContext.session?.kernel;
+    machine.show(kernel?.id ?? null);
+  };
+  tracker.currentChanged.connect(show);
+  tracker.widgetAdded.connect((_, { sessionContext }) => {
+    sessionContext.kernelChanged.connect(show);
+    sessionContext.statusChanged.connect((_, status) => {
+      if (status === 'idle') {
+        machine.refresh();
+      }
+    });
+  });
+  show();
+}
+
+function addCommands(
+  app: JupyterFrontEnd,
+  palette: ICommandPalette | null,
+  machine: Machine,
+  actions: Actions,
+  open: () => void
+): void {
+  const held = () =>
+    machine.kernel !== null && machine.status
+      ? ownReservations(machine.status).find(
+          ({ holder }) => holder.kernel === machine.kernel
+        )
+      : undefined;
+  const commands = {
+    'reserve-gpu:reserve': {
+      label: 'Reserve a GPU',
+      isEnabled: () => machine.kernel !== null,
+      execute: () => machine.kernel && attempt(actions.reserve(machine.kernel))
+    },
+    'reserve-gpu:release': {
+      label: 'Release the GPU',
+      isEnabled: () => held() !== undefined,
+      execute: () => {
+        const reservation = held();
+        return reservation && attempt(actions.release(reservation));
+      }
+    },
+    'reserve-gpu:show': { label: 'Show the GPUs', execute: open }
+  };
+  for (const [command, options] of Object.entries(commands)) {
+    app.commands.addCommand(command, options);
+    palette?.addItem({ command, category: 'GPU' });
+  }
+}
+
+export default plugin;

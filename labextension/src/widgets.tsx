@@ -1,0 +1,186 @@
+/** The item of the status bar, and the panel with the picture of the machine. */
+
+import { type IRenderMime } from '@jupyterlab/rendermime-interfaces';
+import { LabIcon, ReactWidget, UseSignal } from '@jupyterlab/ui-components';
+import React from 'react';
+import { type Actions, attempt } from './actions';
+import { type Machine } from './model';
+import {
+  type IReservation,
+  type IStatus,
+  ownReservations,
+  place
+} from './status';
+import { name, ofKernel, ofReservation } from './words';
+
+const SVG = `<svg xmlns="http://www.w3.org/2000/svg" width="16" viewBox="0 0 16 16">
+<g class="jp-icon3" fill="#616161"><path fill-rule="evenodd" d="M1 4h14v8H1zm1.5 1.5v5h11v-5z"/>
+<circle cx="5.5" cy="8" r="1.7"/><circle cx="10.5" cy="8" r="1.7"/><path d="M3 13h7v1.5H3z"/></g></svg>`;
+
+export const cardIcon = new LabIcon({
+  name: 'jupyterlab-reserve-gpu:card',
+  svgstr: SVG
+});
+
+interface IOptions {
+  machine: Machine;
+  actions: Actions;
+  /** Opens the panel. */
+  open: () => void;
+}
+
+export class Item extends ReactWidget {
+  constructor(private _options: IOptions) {
+    super();
+    this.addClass('jp-ReserveGPU-item');
+  }
+
+  render(): JSX.Element {
+    const { machine } = this._options;
+    return <UseSignal signal={machine.changed}>{() => this._item()}</UseSignal>;
+  }
+
+  private _item(): JSX.Element {
+    const { machine, actions, open } = this._options;
+    const { status, kernel, problem } = machine;
+    if (!status) {
+      return (
+        <button onClick={open} title={problem}>
+          {problem ? 'GPUs: no answer' : 'GPUs: looking'}
+        </button>
+      );
+    }
+    const { text, level } = ofKernel(status, kernel);
+    const isWithout = kernel !== null && text === 'no GPU';
+    return (
+      <>
+        <button
+          className={`jp-mod-${level}`}
+          onClick={open}
+          title={problem || 'Show the GPUs of this machine'}
+        >
+          {text}
+        </button>
+        {isWithout && (
+          <button onClick={() => attempt(actions.reserve(kernel))}>
+            reserve one
+          </button>
+        )}
+      </>
+    );
+  }
+}
+
+export class Panel extends ReactWidget {
+  constructor(
+    private _options: IOptions,
+    private _sanitizer: IRenderMime.ISanitizer
+  ) {
+    super();
+    this.id = 'jupyterlab-reserve-gpu';
+    this.addClass('jp-ReserveGPU-panel');
+    this.title.icon = cardIcon;
+    this.title.caption = 'GPUs of this machine';
+  }
+
+  protected onAfterShow(): void {
+    this._options.machine.refreshHosts();
+  }
+
+  render(): JSX.Element {
+    const { machine } = this._options;
+    return (
+      <UseSignal signal={machine.changed}>{() => this._content()}</UseSignal>
+    );
+  }
+
+  private _content(): JSX.Element {
+    const { status, hosts, problem } = this._options.machine;
+    return (
+      <>
+        {problem && <p className="jp-ReserveGPU-problem">{problem}</p>}
+        {status && this._own(status)}
+        {status && this._picture('This machine', status.html)}
+        {hosts?.failure && <p>{hosts.failure}</p>}
+        {hosts?.html && this._picture('Other machines', hosts.html)}
+      </>
+    );
+  }
+
+  /** The same as the HTML status; what others have written is text there already. */
+  private _picture(title: string, html: string): JSX.Element | null {
+    return html ? (
+      <section>
+        <h2>{title}</h2>
+        <div
+          className="jp-ReserveGPU-picture"
+          dangerouslySetInnerHTML={{ __html: this._sanitizer.sanitize(html) }}
+        />
+      </section>
+    ) : null;
+  }
+
+  private _own(status: IStatus): JSX.Element {
+    const { machine, actions } = this._options;
+    const every = ownReservations(status);
+    const waiting = status.waiting.filter(({ is_own }) => is_own);
+    const { kernel } = machine;
+    const isWithout =
+      kernel !== null &&
+      !every.some(({ holder }) => holder.kernel === kernel) &&
+      !place(status, kernel);
+    return (
+      <section>
+        <h2>Yours</h2>
+        {!every.length && !waiting.length && <p>You hold no GPU here.</p>}
+        <ul>
+          {every.map(each => this._reservation(each, status.time))}
+          {waiting.map(ticket => (
+            <li key={`waits ${ticket.pid}`}>
+              <b>{name(ticket)}</b>
+              <div>
+                waits, number {status.waiting.indexOf(ticket) + 1}, for{' '}
+                {ticket.asks ?? 'a GPU'}
+              </div>
+            </li>
+          ))}
+        </ul>
+        {isWithout && (
+          <button
+            className="jp-mod-styled"
+            onClick={() => attempt(actions.reserve(kernel))}
+          >
+            Reserve a GPU for this notebook
+          </button>
+        )}
+      </section>
+    );
+  }
+
+  private _reservation(reservation: IReservation, now: number): JSX.Element {
+    const { actions } = this._options;
+    const { holder, pid } = reservation;
+    const { text, level } = ofReservation(reservation, now);
+    const act = (label: string, run: () => Promise<void>) => (
+      <button className="jp-mod-styled" onClick={() => attempt(run())}>
+        {label}
+      </button>
+    );
+    return (
+      <li key={pid} className={`jp-mod-${level}`}>
+        <b>{name(holder)}</b>
+        <div>{text}</div>
+        <div className="jp-ReserveGPU-buttons">
+          {act('Release', () => actions.release(reservation))}
+          {holder.kernel &&
+            holder.until !== null &&
+            act('2 h more', () => actions.prolong(reservation, now))}
+          {holder.kept_until === null &&
+            act(holder.kernel ? 'End the kernel' : 'End the process', () =>
+              actions.end(reservation)
+            )}
+        </div>
+      </li>
+    );
+  }
+}
