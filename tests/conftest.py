@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 # The modules that an extra brings; their tests import them, or run them as programs.
 EXTRAS = {
-    "browser": ("jupyterlab", "nbconvert", "playwright"),
+    "browser": ("jupyterlab", "nbconvert", "notebook", "playwright"),
     "compiler": ("ziglang",),
     "completion": ("argcomplete",),
     "hosts": ("sshpyk",),
+    "lab": ("jupyterlab_reserve_gpu",),
     "engines": ("asyncssh", "distributed", "ipyparallel", "jupyterhub", "ray"),
     "frameworks": ("jax", "numba", "torch"),
     "build": ("build", "twine"),
@@ -117,27 +118,28 @@ def are_named(arguments: list[str]) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Use four processes more than cores; for one file or single tests only this one.
+    """Use two processes more than cores; for one file or single tests only this one.
 
     Many tests wait for other processes more than they compute.
     """
     is_file = len(config.args) == 1 and config.args[0].endswith(".py")
-    return 0 if is_file or are_named(config.args) else len(os.sched_getaffinity(0)) + 4
+    return 0 if is_file or are_named(config.args) else len(os.sched_getaffinity(0)) + 2
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run one after the other what is about one real GPU, or starts a crowd of processes.
 
-    The last, of browser and of engines, take longest and come first: the rest is run beside them.
+    The last takes longest and comes first; the rest runs beside it. Side by side crowds time out:
+    Ray gives its node half a minute to start.
     """
     crowd = []
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.xdist_group("gpu"))
-        crowds = {"engines", "browser"} & {mark.args[0] for mark in item.iter_markers("needs")}
-        if crowds:
-            item.add_marker(pytest.mark.xdist_group(min(crowds)))
+        needed = {mark.args[0] for mark in item.iter_markers("needs")}
+        if needed & {"browser", "engines", "hosts", "lab"}:
+            item.add_marker(pytest.mark.xdist_group("crowd"))
             crowd.append(item)
     items[:] = [*crowd, *(item for item in items if item not in crowd)]
 

@@ -10,14 +10,15 @@ import time
 import urllib.request
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tests.machine import LIMIT_S, program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Browser, Locator, Page
 
     from tests.machine import Machine
 
@@ -46,15 +47,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 THEMES = ("light", "dark")
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Lab:
     """A JupyterLab server; its kernels load the extension by themselves, as install.sh has it.
 
     prefix: what the server is run with, such as setpriv to be another user.
+    program: `jupyterlab`, or `notebook`. options: more of the server's. environ: more variables.
     """
 
-    def __init__(self, machine: Machine, *prefix: str) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        *prefix: str,
+        program: str = "jupyterlab",
+        options: Sequence[str] = (),
+        environ: Mapping[str, str] = NOTHING,
+    ) -> None:
         self.folder = machine.home / "work"
         places = {
             name: str(machine.home / place)
@@ -71,11 +81,13 @@ class Lab:
         self._write_settings(Path(places["JUPYTERLAB_SETTINGS_DIR"]), machine.home)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root",
+                [*prefix, sys.executable, "-m", program, "--no-browser", "--allow-root",
                  "--ServerApp.ip=127.0.0.1", "--ServerApp.port=0",
+                 "--JupyterNotebookApp.expose_app_in_browser=True",
                  "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None",
-                 "--LabApp.extension_manager=readonly"],
-                env=machine.environ(**places), cwd=self.folder, stdin=subprocess.DEVNULL,
+                 "--LabApp.extension_manager=readonly", *options],
+                env=machine.environ(**places, **environ), cwd=self.folder,
+                stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log,
             )  # fmt: skip
 
@@ -91,8 +103,18 @@ class Lab:
             "c.InteractiveShellApp.extensions.append('reserve_gpu')\n"
         )
 
-    def url(self) -> str:
+    @property
+    def pid(self) -> int:
+        """Return the pid of the server, without a prefix."""
+        return self._process.pid
+
+    def url(self, path: str = "lab") -> str:
         """Return the address for a browser, once the server answers there."""
+        address, token = self.address()
+        return f"{address}{path}?token={token}"
+
+    def address(self) -> tuple[str, str]:
+        """Return the address of the server and its token, once it answers there."""
         deadline = time.monotonic() + LIMIT_S
         while True:
             assert self._process.poll() is None, self._log.read_text()
@@ -101,7 +123,7 @@ class Lab:
                 with suppress(OSError, ValueError):  # half written, or not yet there
                     about = json.loads(path.read_text())
                     with urllib.request.urlopen(f"{about['url']}api", timeout=LIMIT_S):  # noqa: S310
-                        return f"{about['url']}lab?token={about['token']}"
+                        return about["url"], about["token"]
             time.sleep(0.05)
 
     def write(self, path: str, *cells: str) -> None:
@@ -121,19 +143,27 @@ class Lab:
 
 
 @contextmanager
-def browser(lab: Lab, **options: Any) -> Iterator[Page]:
-    """Open JupyterLab in a headless Chromium. options: as for a Playwright page."""
+def browser(lab: Lab, path: str = "lab", **options: Any) -> Iterator[Page]:
+    """Open JupyterLab, or what is at another path, in a headless Chromium.
+
+    options: as for a Playwright page.
+    """
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=LIMIT_MS)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = chromium.new_page(**options)
-        page.set_default_timeout(LIMIT_MS)
-        page.goto(f"{lab.url()}&reset")  # what was open before stays closed
-        page.wait_for_function("window.jupyterapp?.restored.then(() => true)")
-        yield page
+        yield new_page(chromium, lab, path, **options)
         chromium.close()
+
+
+def new_page(chromium: Browser, lab: Lab, path: str = "lab", **options: Any) -> Page:
+    """Open a server's JupyterLab, as of `browser`, in a browser that runs already."""
+    page = chromium.new_page(**options)
+    page.set_default_timeout(LIMIT_MS)
+    page.goto(f"{lab.url(path)}&reset")  # what was open before stays closed
+    page.wait_for_function("window.jupyterapp?.restored.then(() => true)")
+    return page
 
 
 def show_theme(page: Page, theme: str) -> None:
@@ -157,6 +187,10 @@ class Notebook:
     def close(self) -> None:
         """Shut down its kernel and close it, unsaved."""
         self.page.evaluate(CLOSE, self.id)
+
+    def bring_to_front(self) -> None:
+        """Show its tab."""
+        self.page.evaluate("id => window.jupyterapp.shell.activateById(id)", self.id)
 
     def run(self, cell: int) -> None:
         """Start a cell, as a person does."""

@@ -1,4 +1,4 @@
-"""Makes the pictures of README: `python -m tests.screenshots`, as root.
+"""Makes the pictures of README and docs/: `python -m tests.screenshots [NAME ...]`, as root.
 
 All that is to be seen is real, but for the driver: users, kernels, reservations and waits, and a
 browser that shows them. Names, times and the host's name are this machine's in a namespace alone.
@@ -109,6 +109,12 @@ class Scene:
                     file.truncate()
                 os.utime(path, (time.time(), time.time() - idle_s))  # its last cell
         return child
+
+    def pid_of(self, notebook: str) -> int:
+        """Return the pid of a notebook that holds a GPU, as it has written it."""
+        texts = [path.read_text() or "{}" for path in self.machine.locks.glob("GPU-*.lock")]
+        (record,) = (r for r in map(json.loads, texts) if r.get("notebook") == notebook)
+        return int(record["pid"])
 
     def close(self) -> None:
         """Let everybody go."""
@@ -272,6 +278,67 @@ def hosts(scene: Scene, lab: Lab, page: Page) -> None:
     page.locator("pre").screenshot(path=IMAGES / "hosts.png")
 
 
+def jupyterlab(scene: Scene, lab: Lab, page: Page) -> None:
+    """Show a notebook that has a GPU, with the status bar and the panel of the extension."""
+    cells = ("%reserve_gpu --for 4h", "import torch\nmodel = torch.nn.Linear(512, 512)")
+    lab.write("sweep.ipynb", *cells)
+    with closing(Notebook(page, "sweep.ipynb")) as notebook:
+        show_panel(page, 720)
+        notebook.run(0)
+        notebook.finish(0)
+        scene.use(6, scene.pid_of("sweep.ipynb"), 12400, 71)
+        see(page, "GPU6 · 12.1 of 80 GiB · until")
+        page.screenshot(path=IMAGES / "jupyterlab.png")
+    scene.free(6)
+
+
+def jupyterlab_wanted(scene: Scene, lab: Lab, page: Page) -> None:
+    """Show an idle GPU for which somebody waits, and what is told of it."""
+    bob = scene.holder("bob", "fold.ipynb", 7, since_s=25 * MINUTE_S)
+    scene.use(7, bob.pid, 52000, 90)
+    lab.write("baseline.ipynb", "%reserve_gpu")
+    with closing(Notebook(page, "baseline.ipynb")) as notebook:
+        show_panel(page, 300)
+        notebook.run(0)
+        notebook.finish(0)
+        carol = scene.person("carol", "/home/carol/explore.ipynb")
+        carol.send("reserve_gpu.reserve(wait=True)")
+        see(page, "idle, and somebody waits")
+        page.evaluate("window.jupyterapp.commands.execute('apputils:display-notifications')")
+        page.locator(".jp-Notification-Center").get_by_text("Somebody waits").wait_for()
+        page.screenshot(path=IMAGES / "jupyterlab_wanted.png")
+        carol.kill()
+    bob.kill()
+    scene.free(7)
+
+
+def jupyterlab_end(scene: Scene, lab: Lab, page: Page) -> None:
+    """Show the panel as narrow as it may be, with a reservation that ends soon."""
+    lab.write("probe.ipynb", "%reserve_gpu --for 9m")
+    with closing(Notebook(page, "probe.ipynb")) as notebook:
+        show_panel(page, 300)
+        notebook.run(0)
+        notebook.finish(0)
+        see(page, "in 9 min")
+        page.screenshot(path=IMAGES / "jupyterlab_end.png")
+
+
+def show_panel(page: Page, width: int) -> None:
+    """Show the panel of the extension, as wide as that."""
+    page.evaluate("window.jupyterapp.commands.execute('reserve-gpu:show')")
+    edge = page.locator(".jp-ReserveGPU-panel").bounding_box()
+    assert edge
+    page.mouse.move(edge["x"] - 1, 300)
+    page.mouse.down()
+    page.mouse.move(edge["x"] + edge["width"] - width, 300, steps=5)
+    page.mouse.up()
+
+
+def see(page: Page, text: str) -> None:
+    """Wait until the status bar says that."""
+    page.locator(".jp-ReserveGPU-item", has_text=text).wait_for()
+
+
 # What terminals make of the codes that a status has.
 TERMINAL = """<body style="margin:0"><pre style="margin:0;padding:14px;width:max-content;
 font:14px 'DejaVu Sans Mono',monospace;line-height:1.25;background:#1e1e1e;color:#ddd">{}</pre>"""
@@ -328,6 +395,9 @@ PICTURES: tuple[tuple[str, Callable[[Scene, Lab, Page], None], dict[str, int]], 
     ("dark", waiting, {"width": 1600, "height": 900}),
     ("dark", terminal, {"width": 1300, "height": 800}),
     ("dark", hosts, {"width": 1300, "height": 800}),
+    ("light", jupyterlab, {"width": 1400, "height": 640}),
+    ("dark", jupyterlab_wanted, {"width": 1100, "height": 640}),
+    ("light", jupyterlab_end, {"width": 1000, "height": 780}),
 )
 
 
@@ -340,8 +410,8 @@ def name_people(folder: Path) -> None:
     subprocess.run(["hostname", HOST], check=True)
 
 
-def draw(folder: Path) -> None:
-    """Make all pictures. folder: for everybody to write in."""
+def draw(folder: Path, names: Sequence[str]) -> None:
+    """Make the pictures of these names, or all. folder: for everybody to write in."""
     name_people(folder)
     with ExitStack() as opened:
         scene = Scene(folder)
@@ -350,6 +420,8 @@ def draw(folder: Path) -> None:
         lab = Lab(scene.machine, *as_user("erin"))
         opened.callback(lab.close)
         for theme, picture, viewport in PICTURES:
+            if names and picture.__name__ not in names:
+                continue
             with browser(lab, viewport=viewport) as page:
                 show_theme(page, theme)
                 page.evaluate("window.jupyterapp.shell.collapseLeft()")
@@ -357,19 +429,19 @@ def draw(folder: Path) -> None:
 
 
 def main() -> None:
-    """Make all pictures, in a namespace of their own."""
+    """Make the pictures, in a namespace of their own."""
     if os.geteuid():
         sys.exit("python -m tests.screenshots: run it as root, as it shows several users.")
     inside = "--inside"
     if inside not in sys.argv:
-        again = [*NAMESPACE, sys.executable, "-m", "tests.screenshots", inside]
+        again = [*NAMESPACE, sys.executable, "-m", "tests.screenshots", inside, *sys.argv[1:]]
         sys.exit(subprocess.run(again, check=False).returncode)
     IMAGES.mkdir(parents=True, exist_ok=True)
     os.umask(0)  # in the folder, not for the pictures: all people write there
     with tempfile.TemporaryDirectory(prefix="reserve_gpu-screenshots-") as folder:
         Path(folder).chmod(0o1777)
         require_python(folder)
-        draw(Path(folder))
+        draw(Path(folder), [name for name in sys.argv[1:] if name != inside])
     for image in IMAGES.iterdir():
         image.chmod(0o644)
 

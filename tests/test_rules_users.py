@@ -216,9 +216,11 @@ def test_a_wait_says_that_it_is_for_ones_own_quota(machine: Machine) -> None:
     machine.rules.write_text(ONE_EACH)
     with child(machine, NOBODY) as holder, child(machine, NOBODY) as second:
         assert holder.reserve().value == "0"
-        second.run("from reserve_gpu.report.pictures import wait\nseen = []")
-        second.run("reserve_gpu.reserve(wait=0.5, progress=lambda w: seen.append(wait(w).brief))")
-        brief = second.run("seen[-1]").value
+        second.run(
+            "from reserve_gpu.report.pictures import wait\n"
+            "def see(waiting):\n    raise InterruptedError(wait(waiting).brief)"
+        )
+        brief = second.run("reserve_gpu.reserve(wait='1m', progress=see)").text
         assert "Waiting for a GPU, next in the queue" in brief
         assert "gpus = 1 ([limits]" in brief
         assert re.search(rf"You have GPU0 in python\d* child.py \(pid {holder.pid}\)\.", brief)
