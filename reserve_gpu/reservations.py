@@ -32,7 +32,7 @@ DONE = (Answer.RELEASED, Answer.ENDED, Answer.GONE)
 
 def listed(_arguments: Namespace) -> str:
     """Return a line for each reservation of this user."""
-    every, now = _of_user(), time.time()
+    every, now = of_user(), time.time()
     return "\n".join(said.line(each, now) for each in every) or said.NONE
 
 
@@ -57,7 +57,7 @@ def chosen(words: Sequence[str], typed: str = "reserve-gpu join") -> Reserved:
     typed: what stands before its name. Raises RequestError.
     """
     own = {os.getpid(), *api.own_heirs()}
-    every = [each for each in _of_user() if each.holder.pid not in own and not each.holder.beside]
+    every = [each for each in of_user() if each.holder.pid not in own and not each.holder.beside]
     (reserved,) = _chosen(words[:1], every, typed)
     return reserved
 
@@ -69,9 +69,9 @@ def release(arguments: Namespace) -> tuple[str, int]:
     """
     if arguments.all and arguments.which:
         raise RequestError("Give names, or --all.")
-    if any(map(hosts.place_of, arguments.which)):
+    if any(":" in word and hosts.place_of(word) for word in arguments.which):
         return _release_there(arguments)
-    every = _of_anybody() if os.geteuid() == ROOT else _of_user()
+    every = _of_anybody() if os.geteuid() == ROOT else of_user()
     chosen = every if arguments.all else _chosen(arguments.which, every, "reserve-gpu release")
     by_name = {each.holder.notebook for each in chosen} & {*arguments.which}
     answers = [(each, _act(each, arguments.end, by_name)) for each in chosen]
@@ -112,7 +112,8 @@ def _act(reserved: Reserved, is_end: bool, by_name: Collection[str | None]) -> A
     return elsewhere.release(reserved)
 
 
-def _of_user() -> list[Reserved]:
+def of_user() -> list[Reserved]:
+    """Return what this user has on this machine. Raises LockError."""
     return [each for each in _of_anybody() if machine.is_own(each.holder)]
 
 

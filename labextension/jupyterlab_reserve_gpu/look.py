@@ -7,11 +7,9 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import psutil
-
-from reserve_gpu import DriverError, LockError, RequestError, host, hosts, machine
+from reserve_gpu import DriverError, LockError, RequestError, host, hosts, machine, reservations
 from reserve_gpu.locks.holders import is_sharers
-from reserve_gpu.model import Answer, Reserved
+from reserve_gpu.model import Answer
 from reserve_gpu.report import reservations as said
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.status import Status
@@ -20,7 +18,7 @@ from reserve_gpu.reservation import api, elsewhere, restart
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from reserve_gpu.model import Holder, Row
+    from reserve_gpu.model import Holder, Reserved, Row
 
 EVERY_S = 2.0  # between two looks at the machine
 HOSTS_EVERY_S = 10.0  # between two questions to other machines
@@ -89,7 +87,9 @@ def look_elsewhere() -> dict[str, Any]:
 
 def release(pid: int, *, is_end: bool) -> dict[str, Any]:
     """Have a process of this user's release what it holds, or end it; as `reserve-gpu release`."""
-    every = [each for each in Reserved.among(_rows()) if machine.is_own(each.holder)]
+    every: list[Reserved] = []
+    with suppress(LockError):
+        every = reservations.of_user()
     for reserved in every:
         if reserved.holder.pid == pid:
             answer = elsewhere.end(reserved) if is_end else elsewhere.release(reserved)
@@ -120,19 +120,8 @@ class _Finder:
                 for left in restart.all_left(file):
                     if holder.pid in (left.heir, left.kernel):
                         return kernel
-        with suppress(psutil.Error):
-            process = psutil.Process(holder.pid)
-            for each in (process, *process.parents()):
-                if each.pid in self._ids:
-                    return self._ids[each.pid]
-        return None
-
-
-def _rows() -> tuple[Row, ...]:
-    try:
-        return api.status().rows
-    except DriverError:
-        return _reserved()
+        line = host.lineage(holder.pid) if holder.pid else []
+        return next((self._ids[pid] for pid in line if pid in self._ids), None)
 
 
 def _reserved() -> tuple[Row, ...]:

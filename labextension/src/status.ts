@@ -1,12 +1,16 @@
 /** What the server says of the machine, and what belongs together in it. */
 
-export interface IHolder {
+/** A process that has a device, or waits for one. */
+export interface IProcess {
   pid: number | null;
   user: string | null;
   notebook: string | null;
   command: string | null;
   kernel: string | null;
   is_own: boolean;
+}
+
+export interface IHolder extends IProcess {
   is_sharer: boolean;
   unit: string | null;
   since: number | null;
@@ -29,13 +33,7 @@ export interface IDevice {
   next_in_line: number | null;
 }
 
-export interface ITicket {
-  pid: number | null;
-  user: string | null;
-  notebook: string | null;
-  command: string | null;
-  kernel: string | null;
-  is_own: boolean;
+export interface ITicket extends IProcess {
   asks: string | null;
 }
 
