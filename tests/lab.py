@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tests.machine import LIMIT_S, program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from playwright.sync_api import Browser, Locator, Page
 
@@ -283,6 +283,24 @@ class Notebook:
     def _command(self, name: str) -> None:
         self._activate()
         self.page.evaluate("name => window.jupyterapp.commands.execute(name)", name)
+
+
+@contextmanager
+def opening(lab: Lab, page: Page, folder: str) -> Iterator[Callable[..., Notebook]]:
+    """Make a function that opens a notebook with these cells, perhaps beside another one.
+
+    All are closed at the end. folder: theirs, as JupyterLab remembers paths.
+    """
+    with ExitStack() as opened:
+
+        def open_one(name: str, *cells: str, beside: Notebook | None = None) -> Notebook:
+            path = f"{folder}/{name}"
+            lab.write(path, *cells)
+            notebook = Notebook(page, path, beside=beside)
+            opened.callback(notebook.close)
+            return notebook
+
+        yield open_one
 
 
 def notebook(*cells: str) -> dict[str, Any]:

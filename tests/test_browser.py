@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lab import CHROMIUM, THEMES, Lab, Notebook, browser, show_theme
+from tests.lab import CHROMIUM, THEMES, Lab, Notebook, browser, opening, show_theme
 from tests.machine import Machine
 from tests.processes import own_name
 
@@ -56,15 +56,7 @@ def open_notebook(
     lab: Lab, page: Page, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Notebook]]:
     """Open a notebook with these cells, beside another one; all are closed at the end."""
-    with ExitStack() as opened:
-
-        def open_one(name: str, *cells: str, beside: Notebook | None = None) -> Notebook:
-            path = f"{request.node.name}/{name}"  # JupyterLab remembers paths
-            lab.write(path, *cells)
-            notebook = Notebook(page, path, beside=beside)
-            opened.callback(notebook.close)
-            return notebook
-
+    with opening(lab, page, request.node.name) as open_one:
         yield open_one
 
 

@@ -28,6 +28,7 @@ from tests.lab import (
     Notebook,
     browser,
     new_page,
+    opening,
     show_theme,
 )
 from tests.locked import locked
@@ -341,15 +342,7 @@ def open_notebook(
     lab: Lab, page: Page, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Notebook]]:
     """Open a notebook with these cells; all are closed at the end, and what was told is gone."""
-    with ExitStack() as opened:
-
-        def open_one(name: str, *cells: str) -> Notebook:
-            path = f"{request.node.name}/{name}"  # JupyterLab remembers paths
-            lab.write(path, *cells)
-            notebook = Notebook(page, path)
-            opened.callback(notebook.close)
-            return notebook
-
+    with opening(lab, page, request.node.name) as open_one:
         yield open_one
     page.evaluate("jupyterapp.commands.execute('apputils:dismiss-notification', {})")
 
