@@ -101,28 +101,25 @@ def _status(arguments: Namespace) -> int:
         if arguments.format != "text":
             raise errors.RequestError("--watch is for people; it goes without --format and --json.")
         return _top(arguments)
-    if arguments.hosts is not None:
-        return _status_of_hosts(arguments)
-    with Live(sys.stderr) as live:
-        status = api.look(live.show)._replace(face=SHELL, is_all=arguments.all)
-    if arguments.format == "text":
-        _print(status.to_text(arguments.color))
-    else:
-        _print(FORMATS[arguments.format](status), "utf-8")
-    return 0
-
-
-def _status_of_hosts(arguments: Namespace) -> int:
-    # What would end this at once ends ssh as well, which may wait for a host that hangs.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    seen = hosts.look(hosts.named(arguments.hosts))._replace(
-        typed=tuple(arguments.hosts), is_all=arguments.all
-    )
+    look = _look if arguments.hosts is None else _look_at_hosts
+    seen = look(arguments)._replace(is_all=arguments.all)
     if arguments.format == "text":
         _print(seen.to_text(arguments.color))
     else:
-        _print(FORMATS_OF_HOSTS[arguments.format](seen), "utf-8")
-    return 0 if any(answer.status for answer in seen.answers) else errors.DriverError.exit_code
+        _print(FORMATS[arguments.format](seen), "utf-8")
+    return 0 if seen.machines else errors.DriverError.exit_code
+
+
+def _look(_arguments: Namespace) -> Status:
+    with Live(sys.stderr) as live:
+        return api.look(live.show)._replace(face=SHELL)
+
+
+def _look_at_hosts(arguments: Namespace) -> Hosts:
+    # What would end this at once ends ssh as well, which may wait for a host that hangs.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    seen: Hosts = hosts.looking(arguments.hosts)()
+    return seen
 
 
 def _top(arguments: Namespace) -> int:
@@ -362,17 +359,10 @@ def _json(result: Status | Hosts | Check) -> str:
 
 
 # What the status is given out as, besides text.
-FORMATS: dict[str, Callable[[Status], str]] = {
+FORMATS: dict[str, Callable[[Status | Hosts], str]] = {
     "json": _json,
     "html": page.page,
-    "prometheus": prometheus.text,
-}
-
-
-FORMATS_OF_HOSTS: dict[str, Callable[[Hosts], str]] = {
-    "json": _json,
-    "html": page.page_of_hosts,
-    "prometheus": lambda seen: seen.metrics(),
+    "prometheus": lambda seen: prometheus.text(*seen.machines),
 }
 
 

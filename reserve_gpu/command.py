@@ -98,7 +98,8 @@ def start_kernel(arguments: Namespace) -> NoReturn:
         if not started:
             _reserve(arguments, faces.MAGIC)
         elif not api.current():  # what was asked for from afar has not been kept
-            _reserve(options.request_of(host.wishes(started)), faces.MAGIC)
+            wishes = filter(None, started.get("wishes", "").split("\0"))
+            _reserve(options.request_of([*wishes]), faces.MAGIC)
     except errors.ReserveGPUError as error:
         first = "This kernel was started without a GPU of its own."
         going_on = api.go_on_after(error)

@@ -442,8 +442,8 @@ def started() -> dict[str, str]:
     """Return what the machine that has started this kernel by ssh has said of it; mostly nothing.
 
     `id` names the kernel over its restarts, `notebook` is its path, `machine` the user's, `wishes`
-    what was asked for, and `pid` is the kernel's, once that is known: a process with another pid
-    has inherited the variable.
+    the options, divided by NUL, and `pid` is the kernel's, once that is known: a process with
+    another pid has inherited the variable.
     """
     text = os.environ.get(STARTED)
     if not text:
@@ -464,18 +464,6 @@ def as_started(fields: Mapping[str, str]) -> str:
         import json
 
     return json.dumps(dict(fields)).encode().hex()
-
-
-def wishes(started: Mapping[str, str]) -> list[str]:
-    """Return the options that a kernel was started with from another machine."""
-    with no_fork:
-        import json
-
-    with suppress(ValueError, RecursionError):
-        words = json.loads(started.get("wishes", ""))
-        if isinstance(words, list):
-            return [word for word in words if isinstance(word, str)]
-    return []
 
 
 def origin() -> str | None:

@@ -30,7 +30,7 @@ from reserve_gpu.report.hosts import Answer, Hosts
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 LIMIT_S = 5.0  # for a machine to answer
 BYTES_LIMIT = 4 << 20  # of an answer
@@ -84,25 +84,30 @@ def groups() -> dict[str, list[str]]:
     Raises RequestError for a file that can't be read, or a table that makes no sense.
     """
     found: dict[str, list[str]] = {}
-    administrators = host.config_file()
-    for file, owners in ((administrators, rules.owners()), (user_file(), {0, os.geteuid()})):
-        try:
-            if file is None or not os.path.lexists(file):
-                continue
-            # People keep their own file elsewhere, behind a link; its owner counts all the same.
-            path = file if file == administrators else os.path.realpath(file)
-            tables = rules.parsed(rules.content(path, owners), file)
-        except OSError as error:
-            text = f"{shown(file or '', 300)} can't be read: {error.strerror or error}."
-            raise RequestError(text) from error
-        except rules.MistakeError as error:
-            raise RequestError(f"{error}.") from error
-        if file != administrators and (unknown := [*{*tables} - {rules.HOSTS}]):
+    file = host.config_file()
+    if file and os.path.lexists(file):
+        found |= _groups(_tables(file, file, rules.owners()), file)
+    file = user_file()
+    if os.path.lexists(file):
+        # People keep their own file elsewhere, behind a link; its owner counts all the same.
+        tables = _tables(os.path.realpath(file), file, {0, os.geteuid()})
+        if unknown := [*{*tables} - {rules.HOSTS}]:
             raise RequestError(
                 f"{shown(file, 300)}: there is no {shown(unknown[0])!r} in this file, only [hosts]."
             )
-        found |= _groups(tables.get(rules.HOSTS, {}), file)
+        found |= _groups(tables, file)
     return found
+
+
+def _tables(path: str, file: str, owners: Collection[int]) -> dict[str, Any]:
+    """Return the tables of a file. Raises RequestError. file: what messages call it."""
+    try:
+        return rules.parsed(rules.content(path, owners), file)
+    except OSError as error:
+        text = f"{shown(file, 300)} can't be read: {error.strerror or error}."
+        raise RequestError(text) from error
+    except rules.MistakeError as error:
+        raise RequestError(f"{error}.") from error
 
 
 def user_file() -> str:
@@ -140,7 +145,8 @@ def _expanded(pattern: str) -> Iterator[str]:
             yield from _expanded(f"{before}{number:0{len(first)}}{after}")
 
 
-def _groups(table: object, file: str) -> dict[str, list[str]]:
+def _groups(tables: Mapping[str, Any], file: str) -> dict[str, list[str]]:
+    table = tables.get(rules.HOSTS, {})
     if not isinstance(table, dict):
         raise RequestError(f"{shown(file, 300)}: [hosts] must be a table.")
     for name, patterns in table.items():
@@ -154,6 +160,15 @@ def _groups(table: object, file: str) -> dict[str, list[str]]:
 
 
 # -- what they say -------------------------------------------------------------------------------
+
+
+def looking(words: Sequence[str]) -> Callable[[], Hosts]:
+    """Return what asks the hosts that these words mean, whenever it is called.
+
+    Raises RequestError.
+    """
+    names = named(words)
+    return lambda: look(names)._replace(typed=tuple(words))
 
 
 def look(names: Sequence[str]) -> Hosts:

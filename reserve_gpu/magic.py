@@ -166,9 +166,8 @@ def _look(arguments: Namespace) -> Status | Hosts:
 
 def _hosts(arguments: Namespace) -> Callable[[], Hosts]:
     """Return what asks the hosts, whenever it is called."""
-    names = hosts.named(arguments.hosts)
-    about = {"typed": tuple(arguments.hosts), "is_all": arguments.all}
-    return lambda: hosts.look(names)._replace(**about)
+    look = hosts.looking(arguments.hosts)
+    return lambda: look()._replace(is_all=arguments.all)
 
 
 def _watch(arguments: Namespace) -> bool:

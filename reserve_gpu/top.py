@@ -86,17 +86,17 @@ def _looking(words: Sequence[str], _show: object) -> Iterator[Callable[[], Hosts
 
     One that hangs holds up no key.
     """
-    names, is_over = hosts.named(words), threading.Event()
-    answers = [hosts.look(names)]
+    look, is_over = hosts.looking(words), threading.Event()
+    answers = [look()]
 
     def ask() -> None:
         while not is_over.wait(HOSTS_EVERY_S):
             with suppress(RequestError):  # ssh has gone; it may come back
-                answers[:] = [hosts.look(names)]
+                answers[:] = [look()]
 
     threading.Thread(target=ask, daemon=True).start()
     try:
-        yield lambda: answers[0]._replace(typed=tuple(words))
+        yield lambda: answers[0]
     finally:
         is_over.set()
 
@@ -117,17 +117,15 @@ def ordered(rows: Sequence[Row], order: str, now: float) -> list[Row]:
     return list(chain.from_iterable(sorted(gpus, key=lambda of_gpu: min(map(key, of_gpu)))))
 
 
+def in_order(status: Status, order: str) -> Status:
+    """Return the status with its rows as `ordered`, and a line for each."""
+    return status._replace(rows=tuple(ordered(status.rows, order, status.time)), is_all=True)
+
+
 def arranged(seen: Hosts, order: str) -> Hosts:
-    """Order the rows of each host, as `ordered`."""
+    """Return the same of each host that has answered."""
     answers = tuple(
-        each._replace(
-            status=each.status._replace(
-                rows=tuple(ordered(each.status.rows, order, each.status.time))
-            )
-        )
-        if each.status
-        else each
-        for each in seen.answers
+        each._replace(status=each.status and in_order(each.status, order)) for each in seen.answers
     )
     return seen._replace(answers=answers, is_all=True)
 
@@ -202,11 +200,12 @@ class Top:
         if isinstance(seen, DriverError):
             yield from terminal.rows(pictures.of_line(str(seen)).layout, width - 1)
             return
+        rows: Sequence[Row] = ()
         if isinstance(seen, Status):
-            rows = tuple(ordered(seen.rows, self._order, seen.time))
-            seen = seen._replace(rows=rows, face=SHELL, is_all=True)
+            seen = in_order(seen, self._order)._replace(face=SHELL)
+            rows = seen.rows
         else:
-            rows, seen = (), arranged(seen, self._order)
+            seen = arranged(seen, self._order)
         picture = seen.picture().layout
         lines = list(terminal.rows(picture, width - 1))
         lines = list(terminal.rows(picture, width - 1, spare=max(0, height - 1 - len(lines))))

@@ -12,7 +12,7 @@ import pytest
 import reserve_gpu
 from reserve_gpu import hosts
 from reserve_gpu.errors import RequestError
-from reserve_gpu.report import reading
+from reserve_gpu.report import prometheus, reading
 from reserve_gpu.report.hosts import Answer
 from reserve_gpu.report.hosts import Hosts as Seen
 from tests.hosts import Hosts, needs_ssh
@@ -184,7 +184,7 @@ def test_a_foreign_answer_is_bounded(row: dict[str, Any]) -> None:
     assert not {letter for letter in text if not letter.isprintable()} - {"\n"}
     assert "<b>" not in seen._repr_html_().replace("<b>waiting", "")
     json.dumps(seen.to_dict())
-    seen.metrics()
+    prometheus.text(*seen.machines)
 
 
 def test_of_which_version_it_is() -> None:

@@ -7,7 +7,6 @@ class by an entry point. https://jupyter-client.readthedocs.io/en/stable/provisi
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import time
@@ -102,10 +101,9 @@ class HostsProvisioner(SSHKernelProvisioner):
     async def poll(self) -> int | None:
         """Tell whether the kernel has ended; sshpyk takes an answer that was lost for an end."""
         pid, ended = self.rem_pid_k, await super().poll()
-        if pid is None or ended is None:
-            return None if ended is None else int(ended)
-        self.rem_pid_k = pid
-        ended = await super().poll()
+        if pid is not None and ended is not None:
+            self.rem_pid_k = pid
+            ended = await super().poll()
         return None if ended is None else int(ended)
 
     async def _find(self, environ: Mapping[str, str], failed: Mapping[str, str]) -> str:
@@ -120,7 +118,7 @@ class HostsProvisioner(SSHKernelProvisioner):
             "id": f"ssh-{uuid.uuid4()}",
             "notebook": environ.get("JPY_SESSION_NAME", ""),
             "machine": host.machine_name(),
-            "wishes": json.dumps([*self.wishes]),
+            "wishes": "\0".join(self.wishes),
         }
         kernel = ["--id", told["id"], "--kernel", self.remote_kernel_name]
         place = await asyncio.to_thread(

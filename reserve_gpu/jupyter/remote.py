@@ -21,7 +21,7 @@ from reserve_gpu.errors import ReserveGPUError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.jupyter import kernelspec
 from reserve_gpu.model import Device, State, Waiting
-from reserve_gpu.report import faces, messages, words
+from reserve_gpu.report import faces, layout, messages, words
 from reserve_gpu.report import hosts as said
 from reserve_gpu.report import status as statuses
 from reserve_gpu.reservation import api, policy, request
@@ -137,7 +137,7 @@ def _request(arguments: Namespace) -> Request:
 
 
 def _free(answer: Answer) -> int:
-    return len(said.free(answer.status.rows)) if answer.status else 0
+    return len(layout.free(answer.status.rows)) if answer.status else 0
 
 
 def _at_first_sight(answer: Answer) -> str:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.errors import REASON_LIMIT, shown
-from reserve_gpu.model import State
-from reserve_gpu.report import asking, colour, layout, messages, prometheus, status, words
+from reserve_gpu.report import asking, colour, layout, messages, status, words
 from reserve_gpu.report import rules as ruled
 from reserve_gpu.report.faces import SHELL
 from reserve_gpu.report.layout import Layout, View
@@ -17,9 +16,8 @@ from reserve_gpu.report.pictures import Picture
 from reserve_gpu.report.words import FAINT, MARK, STRONG, TYPED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from reserve_gpu.model import Row
     from reserve_gpu.report.status import Status
     from reserve_gpu.report.words import Line
 
@@ -88,16 +86,25 @@ class Hosts(NamedTuple):
             ],
         }
 
-    def metrics(self) -> str:
-        """Return the metrics of all machines for Prometheus."""
-        named = [each.status._replace(host=each.host) for each in self.answers if each.status]
-        return prometheus.text(*named)  # the names of ssh differ; what machines are called may not
+    @property
+    def host(self) -> str:
+        """Return what they are called together."""
+        return ", ".join(answer.host for answer in self.answers)
+
+    @property
+    def machines(self) -> tuple[Status, ...]:
+        """Return the status of each machine that answers, by the name that ssh has for it.
+
+        These names differ; what the machines call themselves may not.
+        """
+        seen = ((each.host, each.status) for each in self.answers)
+        return tuple(status._replace(host=name) for name, status in seen if status)
 
 
 def _head(hosts: Hosts) -> Iterator[Line]:
     """Yield what is free, when that was, and what to type."""
     rows = [row for each in hosts.answers if each.status for row in each.status.rows]
-    available = {each.host: free(each.status.rows) for each in hosts.answers if each.status}
+    available = {each.host: layout.free(each.status.rows) for each in hosts.answers if each.status}
     places = [f"{name} {words.ranges(those)}" for name, those in available.items() if those]
     count, total = sum(map(len, available.values())), len(rows)
     when = (time.strftime("  %Y-%m-%d %H:%M", time.localtime(hosts.time)), FAINT)
@@ -118,11 +125,6 @@ def _head(hosts: Hosts) -> Iterator[Line]:
     yield "A kernel for notebooks that gets one: ", (kernel, TYPED)
 
 
-def free(rows: Sequence[Row]) -> list[Row]:
-    """Return the devices that can be had at once."""
-    return [row for row in rows if row.state is State.FREE and not layout.is_awaited(row)]
-
-
 def _section(name: str, seen: Status) -> Layout:
     """Return the picture of one host: as its own status, without what is to be typed there."""
     own = shown(seen.host)
@@ -135,12 +137,8 @@ def _section(name: str, seen: Status) -> Layout:
         *layout.common_model(seen.rows),
     )
     message = ruled.head(seen.rules)
-    foot: list[Line] = []
-    if seen.user:
-        foot += asking.yourself(seen.rows, seen.time, seen.user, f"{name}:")
-    if seen.problem:
-        text = f": {shown(seen.problem, REASON_LIMIT)}"
-        foot.append((("Reservations may be missing here", MARK), text))
+    own_there = asking.yourself(seen.rows, seen.time, seen.user, f"{name}:") if seen.user else []
+    foot = [*own_there, *status.missing(seen)]
     entries = layout.entries(seen.rows, View(seen.time, is_all=seen.is_all))
     return Layout([head, *message], entries, status.queue(seen), foot)
 

@@ -147,6 +147,11 @@ def is_awaited(row: Row) -> bool:
     return row.state in (State.FREE, State.AWAITED) and row.awaited_by is not None
 
 
+def free(rows: Sequence[Row]) -> list[Row]:
+    """Return the devices that can be had at once."""
+    return [row for row in rows if row.state is State.FREE and not is_awaited(row)]
+
+
 def state(row: Row, now: float) -> State:
     """Return the state that is shown: also whether a device is awaited, or kept for a restart."""
     if is_awaited(row):

@@ -34,16 +34,7 @@ h1 {{ font-size: 1.3em; margin: 0 0 0.5em }}
 </html>"""
 
 
-def page(status: Status) -> str:
+def page(seen: Status | Hosts) -> str:
     """Return the page. It needs nothing from elsewhere: no script, no style sheet, no picture."""
-    return _page(f"GPUs of {shown(status.host)}", status)
-
-
-def page_of_hosts(hosts: Hosts) -> str:
-    """Return the page of several machines."""
-    names = ", ".join(answer.host for answer in hosts.answers)
-    return _page(f"GPUs of {shown(names)}", hosts)
-
-
-def _page(title: str, shown_there: Status | Hosts) -> str:
-    return PAGE.format(title=escape(title), picture=shown_there._repr_html_())
+    title = escape(f"GPUs of {shown(seen.host)}")
+    return PAGE.format(title=title, picture=seen._repr_html_())

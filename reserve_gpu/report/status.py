@@ -78,6 +78,11 @@ class Status(NamedTuple):
         """
         return self.picture().to_text(color=color)
 
+    @property
+    def machines(self) -> tuple[Status, ...]:
+        """Return the status of each machine: this one alone."""
+        return (self,)
+
     def picture(self) -> Picture:
         """Return what it looks like."""
         view = View(self.time, self.face.here, is_all=self.is_all)
@@ -114,7 +119,7 @@ def queue(status: Status) -> list[Line]:
 
 def free(rows: Sequence[Row]) -> str:
     """Return `3 of 8 GPUs are free: GPU2, GPU4 and GPU5.`."""
-    available = [row for row in rows if row.state is State.FREE and not layout.is_awaited(row)]
+    available = layout.free(rows)
     if not rows:
         return "There is no GPU."
     is_split = any(row.device.instance is not None for row in rows)
@@ -148,10 +153,15 @@ def _foot(status: Status) -> list[Line]:
         if status.is_above:
             text = " was set by your own reservation, above this process: use it as it is."
         foot.append(((f"CUDA_VISIBLE_DEVICES={shown(status.limit)!r}", STRONG), text))
-    if status.problem:
-        text = f": {shown(status.problem, REASON_LIMIT)}"
-        foot.append((("Reservations may be missing here", MARK), text))
-    return foot + ruled.foot(status.rules, status.rows)
+    return foot + missing(status) + ruled.foot(status.rules, status.rows)
+
+
+def missing(status: Status) -> list[Line]:
+    """Return why not all reservations are known, if so."""
+    if not status.problem:
+        return []
+    text = f": {shown(status.problem, REASON_LIMIT)}"
+    return [(("Reservations may be missing here", MARK), text)]
 
 
 def _advice(status: Status) -> list[Line]:
