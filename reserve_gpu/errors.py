@@ -130,6 +130,12 @@ class MutexHeldError(LockError):
     exit_code = 75  # EX_TEMPFAIL
 
 
+class HistoryError(ReserveGPUError):
+    """What a user does can't be noted, or what was noted can't be read."""
+
+    exit_code = 78  # EX_CONFIG
+
+
 class NoThreadError(ReserveGPUError):
     """This process may start no thread, without which nothing can be changed safely."""
 

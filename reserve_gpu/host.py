@@ -36,10 +36,12 @@ CONTEXT_MEMORY = "RESERVE_GPU_CONTEXT_MEMORY"
 RESTART = "RESERVE_GPU_RESTART"
 TELL_WAITERS = "RESERVE_GPU_TELL_WAITERS"  # "0": no
 CONFIG = "RESERVE_GPU_CONFIG"
+HISTORY = "RESERVE_GPU_HISTORY"
 # Of a kernel that was started by ssh: what `started` returns, as JSON in hexadecimal digits, which
 # no shell changes.
 STARTED = "RESERVE_GPU_STARTED"
 CONFIG_FILE = "/etc/reserve_gpu.toml"
+HISTORY_DIRECTORY = "/var/lib/reserve_gpu/history"
 
 NAME_LIMIT = 200  # characters of a command, or of what a process is called in its place
 RAY = b"ray::"  # what Ray has in front of the titles of its processes
@@ -147,6 +149,32 @@ def is_here(name: str) -> bool:
 def boot_clock_ns() -> int:
     """Return the nanoseconds since the boot: one clock for all users and containers."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def user_file() -> str:
+    """Return the path of the user's own configuration file."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return os.path.join(folder, "reserve_gpu.toml")
+
+
+def state_directory() -> str:
+    """Return where what is to last is kept for this user, in the home."""
+    folder = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(folder, "reserve_gpu")
+
+
+def history_directory() -> str:
+    """Return the directory with the histories of all users."""
+    return os.environ.get(HISTORY) or HISTORY_DIRECTORY
+
+
+def may_keep_history() -> bool:
+    """Tell whether there is anything that may say that a history is kept.
+
+    Asked at each reservation, and mostly there is nothing: so no module is imported for it.
+    """
+    places = history_directory(), state_directory(), user_file()
+    return config_file() is not None or any(map(os.path.lexists, places))
 
 
 def config_file() -> str | None:

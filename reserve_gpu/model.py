@@ -291,7 +291,8 @@ class Rule(NamedTuple):
 class Rules(NamedTuple):
     """The rules of the administrator's file for one user; None for each rule that it does not have.
 
-    message: for all to read. gpus, memory, time, idle, after_cuda: the limits, as docs/rules.md has
+    message: for all to read. history: whether it is noted who used what, None for "if there is a
+    directory for it". gpus, memory, time, idle, after_cuda: the limits, as docs/rules.md has
     them. drain, drained: the rule that devices are not handed out, and their names. problems: what
     is wrong in the file, a line for each. unknown: a line for each group that is not known here.
     """
@@ -306,6 +307,7 @@ class Rules(NamedTuple):
     after_cuda: Rule | None = None
     drain: Rule | None = None
     drained: tuple[str, ...] = ()
+    history: bool | None = None
     problems: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
 
@@ -488,6 +490,20 @@ class Answer(Enum):
     GONE = "it holds nothing any more"
     ENDED = "it has ended"
     STAYS = "it can't be ended"
+
+
+class End(Enum):
+    """How a reservation or a wait has ended."""
+
+    RELEASED = "released"
+    ASKED = "released from elsewhere"
+    OVER = "its time was over"
+    CHANGED = "another reservation took its place"
+    RESTART = "kept for a restart"
+    EXIT = "its process ended"
+    LOST = "its process was killed"
+    GRANTED = "got it"
+    GAVE_UP = "gave up"
 
 
 class Waiting(NamedTuple):

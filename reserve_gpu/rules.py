@@ -1,6 +1,7 @@
 """The administrator's file: what it says to who asks, and what is wrong in it.
 
     message = "Maintenance on Friday at 17:00"
+    history = true           # note who used what
     [limits]                 # of each user; also [groups.NAME] and [users.NAME]
     gpus = 2
     memory = "40GiB"
@@ -10,7 +11,7 @@
     [devices]
     drain = ["GPU-8f2a"]
 
-Its table `[hosts]` is read by hosts.py.
+Its table `[hosts]` is read by hosts.py. The user's own file may have that, and `history`.
 A file with a mistake binds nobody: no rule in it applies, and everybody reads the line at fault.
 Imported only where there is such a file.
 """
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 MOST_GPUS = 1_000_000
 LIMITS, GROUPS, USERS, DEVICES, HOSTS = "limits", "groups", "users", "devices", "hosts"
+HISTORY = "history"
+OF_USER = (HOSTS, HISTORY)  # in the user's own file
 
 Table = dict[str, Rule]  # by key
 
@@ -53,6 +56,7 @@ class Document(NamedTuple):
     users: dict[str, Table]
     drain: Rule | None
     drained: tuple[str, ...]
+    history: bool | None = None
 
 
 class MistakeError(Exception):
@@ -111,6 +115,7 @@ def for_user(  # noqa: PLR0913, PLR0917 - who asks, and what
         after_cuda,
         document.drain,
         document.drained,
+        document.history,
         (),
         tuple(f"{_path(file)}: no group here is called {shown(name)!r}." for name in unknown),
     )
@@ -120,14 +125,15 @@ def parse(data: bytes, file: str) -> Document:
     """Return what a file of that content says. Raises MistakeError. file: what messages call it."""
     tables = parsed(data, file)
     reader = _Reader(file)
-    reader.require_known(tables, "", ("message", LIMITS, GROUPS, USERS, DEVICES, HOSTS))
+    reader.require_known(tables, "", ("message", HISTORY, LIMITS, GROUPS, USERS, DEVICES, HOSTS))
     message = tables.get("message")
     if message is not None and not isinstance(message, str):
         raise reader.mistake("", f"message must be a text, not {_value(message)}")
     limits = reader.limits(reader.table(tables, LIMITS), LIMITS)
     groups, users = reader.limits_of_each(tables, GROUPS), reader.limits_of_each(tables, USERS)
     drain, drained = reader.drain(reader.table(tables, DEVICES))
-    return Document(message or None, limits, groups, users, drain, drained)
+    history = reader.truth(tables, HISTORY)
+    return Document(message or None, limits, groups, users, drain, drained, history)
 
 
 class _Reader:
@@ -158,6 +164,13 @@ class _Reader:
             return value
         place = f"{above}.{name}" if above else name
         raise self.mistake("", f"{_table(place)} must be a table, not {_value(value)}")
+
+    def truth(self, tables: Mapping[str, Any], name: str) -> bool | None:
+        """Return a value that is true or false, None where it is not set."""
+        value = tables.get(name)
+        if value is None or isinstance(value, bool):
+            return value
+        raise self.mistake("", f"{name} must be true or false, not {_value(value)}")
 
     def limits(self, table: Mapping[str, Any], place: str) -> Table:
         """Return the limits that a table sets."""
@@ -264,6 +277,42 @@ def content(file: str, owners: Collection[int]) -> bytes:
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise OSError("others than its owner may write to it; run: chmod go-w on it")
         return opened.read()
+
+
+def of_user() -> dict[str, Any]:
+    """Return the tables of the user's own file, none where there is none. Raises RequestError.
+
+    People keep their own file elsewhere, behind a link; its owner counts all the same.
+    """
+    file = host.user_file()
+    if not os.path.lexists(file):
+        return {}
+    found = tables(os.path.realpath(file), file, {0, os.geteuid()})
+    if unknown := [*{*found} - {*OF_USER}]:
+        raise RequestError(
+            f"{shown(file, REASON_LIMIT)}: there is no {shown(unknown[0])!r} in this file, only "
+            "[hosts] and history."
+        )
+    return found
+
+
+def tables(path: str, file: str, owners: Collection[int]) -> dict[str, Any]:
+    """Return the tables of a file. Raises RequestError. file: what messages call it."""
+    try:
+        return parsed(content(path, owners), file)
+    except OSError as error:
+        text = f"{shown(file, REASON_LIMIT)} can't be read: {error.strerror or error}."
+        raise RequestError(text) from error
+    except MistakeError as error:
+        raise RequestError(f"{error}.") from error
+
+
+def own_history() -> bool | None:
+    """Return what the user's own file says of the history. Raises RequestError."""
+    try:
+        return _Reader(host.user_file()).truth(of_user(), HISTORY)
+    except MistakeError as error:
+        raise RequestError(f"{error}.") from error
 
 
 def parsed(data: bytes, file: str) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def test_a_user_and_a_group_may_be_numbers(here: Here) -> None:
         ),
         (
             "[limit]\ngpus = 1",
-            "'limit' means nothing here; there are message, limits, groups, users, devices.",
+            "'limit' means nothing here; there are message, history, limits, groups, users, d",
         ),
         ('[limits]\n"g\\u001b[31m" = 1', "[limits]: 'g\N{REPLACEMENT CHARACTER}[31m' means noth"),
         ("limits = 3", "[limits] must be a table, not 3."),

@@ -1,0 +1,91 @@
+"""Where histories stand, and whether this user's is kept.
+
+    /var/lib/reserve_gpu/history/1000/      if root has made the directory above it
+    ~/.local/state/reserve_gpu/lab1/        else: of the machine lab1
+
+Neither is made unless somebody says `history = true`, in the administrator's file or in the user's
+own. In a folder there is a file for each month (`2026-11.jsonl`) and one for each reservation that
+lasts (`1f9c2a7e.open`): its last line, which is written anew each minute.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from reserve_gpu import host, rules
+from reserve_gpu.errors import HistoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from reserve_gpu.model import Rules
+
+OWN_MODE = 0o700
+ROOT = 0
+MADE_BY = "sudo install -d -m 1733 {}"
+
+
+def to_write(ruled: Rules | None) -> int | None:
+    """Open the folder for what this user does, made if it has to be; None if nothing is kept.
+
+    The user's own word counts before the administrator's.
+    ruled: what the administrator's file says. Raises HistoryError, OSError, RequestError.
+    """
+    own = rules.own_history()
+    word = own if own is not None else ruled.history if ruled else None
+    if word is False:
+        return None
+    if is_for_all(host.history_directory()):
+        return _made(os.path.join(host.history_directory(), str(os.geteuid())))
+    if word or os.path.isdir(host.state_directory()):
+        os.makedirs(host.state_directory(), OWN_MODE, exist_ok=True)
+        return _made(os.path.join(host.state_directory(), host.machine_name()))
+    return None
+
+
+def to_read() -> Iterator[tuple[int, int]]:
+    """Yield each folder that this user may read, open, and the user whose it is; root reads all.
+
+    The caller closes it.
+    """
+    own, above = os.geteuid(), host.history_directory()
+    names = {str(own)}
+    if own == ROOT and is_for_all(above):
+        with suppress(OSError):
+            names |= {name for name in os.listdir(above) if name.isascii() and name.isdecimal()}
+    paths = [(os.path.join(above, name), int(name)) for name in sorted(names, key=int)]
+    for path, uid in [*paths, (os.path.join(host.state_directory(), host.machine_name()), own)]:
+        with suppress(OSError, HistoryError):
+            yield opened(path, uid), uid
+
+
+def is_for_all(path: str) -> bool:
+    """Tell whether root, or who has named it, has made that directory so that it protects users.
+
+    There everybody makes a folder, and nobody can remove another's.
+    """
+    with suppress(OSError):
+        status = os.lstat(path)
+        is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        is_safe = not is_shared or bool(status.st_mode & stat.S_ISVTX)
+        return stat.S_ISDIR(status.st_mode) and status.st_uid in rules.owners() and is_safe
+    return False
+
+
+def opened(path: str, uid: int) -> int:
+    """Open a folder; returns a descriptor. Raises OSError, and HistoryError if it is not uid's."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    status = os.fstat(descriptor)
+    if status.st_uid == uid and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return descriptor
+    os.close(descriptor)
+    raise HistoryError(f"{path} belongs to another user, or others may write to it")
+
+
+def _made(path: str) -> int:
+    with suppress(FileExistsError):
+        os.mkdir(path, OWN_MODE)
+    return opened(path, os.geteuid())

@@ -1,0 +1,87 @@
+"""Reading histories: all lines since a moment, of all whose history this user may read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from reserve_gpu import host
+from reserve_gpu.history import places
+from reserve_gpu.history.book import MONTH, PAGE, PAGE_LIMIT
+from reserve_gpu.history.entries import LINE_LIMIT, Entry, Kind, month, parsed
+from reserve_gpu.history.totals import Noted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+OF_OTHERS = (Kind.UNRESERVED, Kind.FREE)  # which only a user's own `record`, or root's, tells of
+FILE_LIMIT = 1 << 30  # bytes
+AHEAD_S = 86400.0  # a clock may have been wrong by so much, and its time zone another
+MOST_ON_PAGES = 100_000  # lines of reservations that last, of one user
+
+
+def exists() -> bool:
+    """Tell whether there is any history that this user may read."""
+    for folder, _ in places.to_read():
+        os.close(folder)
+        return True
+    return False
+
+
+def since(moment: float, now: float, *, is_own: bool = False) -> Iterator[Noted]:
+    """Yield all lines of what began between these moments, in seconds since the epoch.
+
+    is_own: of this user alone.
+    """
+    for folder, uid in places.to_read():
+        try:
+            if not is_own or uid == os.geteuid():
+                yield from _of_folder(folder, uid, moment, now)
+        finally:
+            os.close(folder)
+
+
+def _of_folder(folder: int, uid: int, moment: float, now: float) -> Iterator[Noted]:
+    user, is_trusted = host.user_name(uid), uid in (places.ROOT, os.geteuid())
+    names = sorted(os.listdir(folder))
+    last: set[tuple[str, str | None, float]] = set()  # lines of pages, which may be appended by now
+    pages = _lines(folder, uid, filter(PAGE.fullmatch, names), PAGE_LIMIT)
+    for entry in islice(pages, MOST_ON_PAGES):
+        last.add((entry.id, entry.gpu, entry.start))
+        if _counts(entry, moment, now, is_trusted=is_trusted):
+            yield Noted(user, entry)
+    first = month(max(0.0, moment - AHEAD_S))
+    months = (name for name in filter(MONTH.fullmatch, names) if name[:7] >= first)
+    for entry in _lines(folder, uid, months):
+        if _counts(entry, moment, now, is_trusted=is_trusted) and not (
+            last and (entry.id, entry.gpu, entry.start) in last
+        ):
+            yield Noted(user, entry)
+
+
+def _counts(entry: Entry, moment: float, now: float, *, is_trusted: bool) -> bool:
+    is_allowed = is_trusted or entry.kind not in OF_OTHERS
+    return is_allowed and moment <= entry.start <= now + AHEAD_S
+
+
+def _lines(folder: int, uid: int, names: Iterator[str], limit: int = FILE_LIMIT) -> Iterator[Entry]:
+    """Yield the lines of these files. limit: a file of more bytes is none of ours."""
+    for name in names:
+        with suppress(OSError):
+            file = os.open(
+                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+            )
+            with os.fdopen(file, "rb") as opened:
+                status = os.fstat(file)
+                is_plain = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+                if is_plain and status.st_uid == uid and status.st_size <= limit:
+                    yield from filter(None, map(parsed, _bounded(opened)))
+
+
+def _bounded(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines; of one that is too long its pieces, which are none of ours."""
+    return iter(lambda: file.readline(LINE_LIMIT + 1), b"")

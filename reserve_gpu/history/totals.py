@@ -1,0 +1,238 @@
+"""What the lines of histories sum up to. Pure functions of values."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from heapq import nlargest
+from typing import NamedTuple
+
+from reserve_gpu.history.entries import Entry, Kind
+
+HOUR_S = 3600.0
+MOST_IDLE = 5  # reservations that are named
+LEAST_IDLE_HOURS = 1.0  # of one that is named
+QUARTER_S = 900
+UNKNOWN = "?"
+# Names and reservations are what users have written, so there may be a million of them.
+MOST_NAMES = 10_000
+OTHERS = "others"  # what further names are counted for
+MOST_GPUS = 256  # of one reservation
+MOST_RESERVATIONS = 50_000  # among which the longest idle ones are looked for
+
+
+class Noted(NamedTuple):
+    """A line, and whose history it is in."""
+
+    user: str
+    entry: Entry
+
+
+class Hours(NamedTuple):
+    """Sums in GPU-hours; a part of a GPU counts by its share of the memory. waited is in hours.
+
+    used, idle: of the reserved ones; the rest could not be read. over: used more than was promised,
+    or for longer. unreserved: used without a reservation. free: neither reserved nor used.
+    """
+
+    reserved: float = 0.0
+    used: float = 0.0
+    idle: float = 0.0
+    over: float = 0.0
+    waited: float = 0.0
+    unreserved: float = 0.0
+    free: float = 0.0
+
+    @property
+    def unknown(self) -> float:
+        """Return the reserved hours of which nobody could read whether they were used."""
+        return max(0.0, self.reserved - self.used - self.idle)
+
+
+class Idle(NamedTuple):
+    """A reservation that lay idle for long: whose, what it is called, of which GPUs, since when."""
+
+    user: str
+    name: str | None
+    gpus: tuple[str, ...]
+    since: float
+    hours: float
+
+
+def together(every: Iterable[Hours]) -> Hours:
+    """Return the sums of each kind of hours."""
+    sums = [*map(sum, zip(*every, strict=True))]
+    return Hours(*sums) if sums else Hours()
+
+
+def hours(entry: Entry) -> Hours:
+    """Return what one line adds."""
+    whole = entry.share / HOUR_S
+    if entry.kind is Kind.RESERVED:
+        used_s, idle_s, over_s = entry.used_s, entry.idle_s, entry.over_s
+        return Hours(
+            entry.seconds * whole,
+            used_s * whole if used_s else 0.0,
+            idle_s * whole if idle_s else 0.0,
+            over_s * whole if over_s else 0.0,
+        )
+    if entry.kind is Kind.WAITED:
+        return Hours(waited=entry.seconds / HOUR_S)
+    if entry.kind is Kind.UNRESERVED:
+        return Hours(unreserved=entry.seconds * whole)
+    return Hours(free=entry.seconds * whole)
+
+
+def by_user(noted: Noted) -> str | None:
+    """Return the user that a line counts for; None for nobody."""
+    if noted.entry.kind is Kind.FREE:
+        return None
+    return noted.entry.user or noted.user if noted.entry.kind is Kind.UNRESERVED else noted.user
+
+
+def by_notebook(noted: Noted) -> str | None:
+    """Return the notebook, or the command, that a line counts for."""
+    return None if noted.entry.kind is Kind.FREE else noted.entry.name or UNKNOWN
+
+
+def by_gpu(noted: Noted) -> str | None:
+    """Return the device that a line counts for; None for a wait, which may be for any."""
+    return None if noted.entry.kind is Kind.WAITED else noted.entry.gpu
+
+
+def by_day(noted: Noted) -> str | None:
+    """Return the day on which the line began."""
+    return day(noted.entry.start)
+
+
+def day(at: float) -> str:
+    """Return the day of that moment, in local time."""
+    return _day_of_quarter(int(at // QUARTER_S))
+
+
+def is_day(text: str) -> bool:
+    """Tell whether that is a day as `day` calls it."""
+    from datetime import date  # which only a report needs
+
+    with suppress(ValueError):
+        return date.fromisoformat(text).isoformat() == text
+    return False
+
+
+@lru_cache(1 << 16)  # more than a year has
+def _day_of_quarter(quarter: int) -> str:
+    """Return the day of a quarter of an hour: all time zones differ by whole ones."""
+    return time.strftime("%Y-%m-%d", time.localtime(quarter * QUARTER_S))
+
+
+KEYS: dict[str, Callable[[Noted], str | None]] = {
+    "user": by_user,
+    "notebook": by_notebook,
+    "gpu": by_gpu,
+    "day": by_day,
+}
+
+
+class Summary(NamedTuple):
+    """What histories come to.
+
+    rows: by what was asked for. days: by day. idle: the reservations that lay idle for longest.
+    labels: what devices are called, by UUID.
+    """
+
+    rows: Mapping[str, Hours]
+    days: Mapping[str, Hours]
+    total: Hours
+    idle: tuple[Idle, ...]
+    labels: Mapping[str, str]
+
+
+def summed(lines: Iterable[Noted], by: str = "user") -> Summary:
+    """Sum up the lines. by: one of KEYS."""
+    key, rows, days, idle = KEYS[by], _Sums(), _Sums(), _IdleTimes()
+    labels: dict[str, str] = {}
+    for noted in lines:
+        entry = noted.entry
+        added = hours(entry)
+        if (name := key(noted)) is not None:
+            rows.add(name, added)
+        days.add(day(entry.start), added)
+        if entry.gpu and entry.label and len(labels) < MOST_NAMES:
+            labels[entry.gpu] = entry.label
+        if added.idle:
+            idle.add(noted, added.idle)
+    return Summary(
+        rows.all(), days.all(), together(days.all().values()), idle.longest(labels), labels
+    )
+
+
+class _Sums:
+    """Sums by name; a sum is a list while it grows, as there may be a million of additions."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[float]] = {}
+
+    def add(self, name: str, added: Hours) -> None:
+        before = self._sums.get(name)
+        if before is None:
+            known = name if len(self._sums) < MOST_NAMES else OTHERS
+            before = self._sums.setdefault(known, [0.0] * len(added))
+        reserved, used, idle, over, waited, unreserved, free = added
+        before[0] += reserved
+        before[1] += used
+        before[2] += idle
+        before[3] += over
+        before[4] += waited
+        before[5] += unreserved
+        before[6] += free
+
+    def all(self) -> dict[str, Hours]:
+        return {name: Hours(*each) for name, each in self._sums.items()}
+
+
+class _Lain:
+    """For how long a reservation lay idle, and on which devices."""
+
+    __slots__ = ("gpus", "hours", "name", "since")
+
+    def __init__(self, since: float) -> None:
+        self.since, self.hours = since, 0.0
+        self.name: str | None = None
+        self.gpus: tuple[str, ...] = ()
+
+
+class _IdleTimes:
+    """For how long each reservation lay idle."""
+
+    def __init__(self) -> None:
+        self._lain: dict[tuple[str, str], _Lain] = {}
+
+    def add(self, noted: Noted, idle_hours: float) -> None:
+        user, entry = noted
+        which = user, entry.id
+        lain = self._lain.get(which)
+        if lain is None:
+            if len(self._lain) >= 2 * MOST_RESERVATIONS:
+                self._lain = {key: self._lain[key] for key in self._most(MOST_RESERVATIONS)}
+            lain = self._lain[which] = _Lain(entry.since)
+        lain.hours += idle_hours
+        if not lain.name:
+            lain.name = entry.name  # named later, in VS Code
+        gpu = entry.gpu
+        if gpu and gpu not in lain.gpus and len(lain.gpus) < MOST_GPUS:
+            lain.gpus += (gpu,)
+
+    def longest(self, labels: Mapping[str, str]) -> tuple[Idle, ...]:
+        return tuple(
+            Idle(user, lain.name, _named(lain.gpus, labels), lain.since, lain.hours)
+            for user, number in self._most(MOST_IDLE)
+            for lain in [self._lain[user, number]]
+            if lain.hours >= LEAST_IDLE_HOURS
+        )
+
+    def _most(self, count: int) -> list[tuple[str, str]]:
+        return nlargest(count, self._lain, key=lambda which: self._lain[which].hours)
+
+
+def _named(gpus: Iterable[str], labels: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(sorted(labels.get(gpu, gpu) for gpu in gpus))
