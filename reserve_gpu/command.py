@@ -194,7 +194,7 @@ def become(program: str, command: list[str], reason: str | None = None) -> NoRet
 
     reason: why there is no GPU, for that program to tell.
     """
-    api.before_exec(reason)
+    api.before_exec(reason, is_kernel=host.connection_file(command) is not None)
     # Python ignores these two signals, and exec would leave them ignored: `yes | head` in a script
     # relies on SIGPIPE.
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):

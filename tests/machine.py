@@ -79,6 +79,7 @@ class Machine:
             "PYTHONPATH": str(ROOT),
             "RESERVE_GPU_LOCK_DIR": str(self.locks),
             "RESERVE_GPU_CONFIG": str(self.rules),
+            "RESERVE_GPU_HISTORY": str(self.folder / "history"),
             "NO_COLOR": "1",
             "TERM": "dumb",  # no window title from IPython 7
         }

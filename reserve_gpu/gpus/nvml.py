@@ -170,15 +170,25 @@ class Nvml:
             return self._driver.run(self._read_computing, device)
         return []
 
-    def workers(self, device: Device, since: float) -> frozenset[int] | None:
+    def workers(self, device: Device, since: float) -> dict[int, int] | None:
         """Return the pids that have computed on the device, or coded video, since that moment.
 
+        Each with the percent of the time in which it has computed.
         since: in seconds since the epoch; the driver remembers some seconds, or minutes.
         None where it does not tell: of MIG instances, under WSL2.
         """
         with suppress(DeviceError):
             self._require(device)
             return self._driver.run(self._read_workers, device, since)
+        return None
+
+    def share(self, device: Device) -> float | None:
+        """Return which share of its GPU's memory a device has, from 0 to 1; None if not known."""
+        if device.instance is None:
+            return 1.0
+        with suppress(DeviceError):
+            self._require(device)
+            return self._driver.run(self._read_share, device)
         return None
 
     def link(self, one: Device, other: Device, limit_s: float | None = None) -> int:
@@ -366,7 +376,7 @@ class Nvml:
                 return [_process(entry, kind) for entry in self._driver.ask(name, handle)]
         return []
 
-    def _read_workers(self, device: Device, since: float) -> frozenset[int] | None:
+    def _read_workers(self, device: Device, since: float) -> dict[int, int] | None:
         """Ask nvmlDeviceGetProcessUtilization; NOT_FOUND means that there were none."""
         handle, _ = self._handles[device.uuid]
         since_us = int(since * 1e6)
@@ -374,9 +384,14 @@ class Nvml:
         try:
             samples = self._driver.ask(name, handle, since_us)
         except DeviceError as error:
-            return frozenset() if error.code == Code.NOT_FOUND else None
+            return {} if error.code == Code.NOT_FOUND else None
         used = (s for s in samples if s.smUtil or s.memUtil or s.encUtil or s.decUtil)
-        return frozenset(sample.pid for sample in used if sample.timeStamp > since_us)
+        return {sample.pid: sample.smUtil for sample in used if sample.timeStamp > since_us}
+
+    def _read_share(self, device: Device) -> float | None:
+        handle, gpu = self._handles[device.uuid]
+        own_mib, whole_mib = self._read_memory(handle)[0], self._read_memory(gpu)[0]
+        return min(1.0, own_mib / whole_mib) if own_mib and whole_mib else None
 
     def _read_link(self, one: Device, other: Device) -> int:
         gpus = self._handles[one.uuid][1], self._handles[other.uuid][1]

@@ -6,6 +6,7 @@ import os
 import time
 import warnings
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from reserve_gpu import calls, host
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from reserve_gpu.gpus.names import DeviceNames
+    from reserve_gpu.history.totals import Hours
     from reserve_gpu.model import News, Request, Reserved, Rules
     from reserve_gpu.report.faces import Face
     from reserve_gpu.report.progress import Live
@@ -63,8 +65,12 @@ lease_timer, caps, wait = (
     Late("reservation.caps"),
     Late("reservation.wait"),
 )
+journal = Late("reservation.journal")
+reading, totals = Late("history.reading"), Late("history.totals")
 machine, quota, statuses = Late("machine"), Late("reservation.quota"), Late("report.status")
 
+LATELY_S = 7 * 86400.0  # of which a status tells what one has had
+HOURS_EVERY_S = 60.0  # between two readings of that
 LEAVE_LIMIT_S = 2.0  # a client kills a kernel that does not end within 5 s
 HELD_LIMIT_S = 5.0  # for the driver to answer about what is held: a first touch takes up to 3 s
 
@@ -213,6 +219,7 @@ def _load(request: Request, deadline: Deadline) -> None:
         wait: deadline.waits,
         elsewhere: cells().shell is not None,
         restart: cells().shell is not None,
+        journal: host.may_keep_history(),
     }
     for module, is_wanted in wanted.items():
         if is_wanted:
@@ -326,6 +333,7 @@ def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callabl
     """
     with ExitStack() as conversation:
         gpus: Nvml | None = None
+        hours_of = _OwnHours()
 
         def look_now() -> Status:
             nonlocal gpus
@@ -348,10 +356,28 @@ def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callabl
                 is_above=visible is not None and _is_above(seen.rows),
                 is_late=environment.cuda_started(),
                 user=host.user_of(os.getpid()),
+                hours=hours_of(),
             )
             return shown
 
         yield lambda: calls.apart(look_now, show=show)
+
+
+class _OwnHours:
+    """Returns what this user has had lately, by the history; reads that once a minute at most."""
+
+    def __init__(self) -> None:
+        self._due, self._hours = 0.0, None
+
+    def __call__(self) -> Hours | None:
+        now = time.monotonic()
+        if now >= self._due and host.may_keep_history():
+            self._due = now + HOURS_EVERY_S
+            with suppress(OSError):
+                end = time.time()
+                lines = reading.since(end - LATELY_S, end, is_own=True)
+                self._hours = totals.summed(lines).total if reading.exists() else None
+        return self._hours
 
 
 def go_without() -> None:
@@ -379,12 +405,15 @@ def forget_idleness() -> None:
     session().run(session().forget_idleness)
 
 
-def before_exec(reason: str | None = None) -> None:
+def before_exec(reason: str | None = None, *, is_kernel: bool = False) -> None:
     """Leave what this process holds to the program that it becomes with its next exec.
 
-    reason: why it holds nothing, for that program to tell.
+    reason: why it holds nothing, for that program to tell. is_kernel: it is a kernel, which loads
+    this package.
     """
-    session().run(session().leave_to_next_program, reason)
+    this_session = session()
+    leave = partial(this_session.leave_to_next_program, reason, is_kernel=is_kernel)
+    this_session.run(leave)
 
 
 def join(reserved: Reserved) -> str:

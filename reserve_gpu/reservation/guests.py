@@ -55,8 +55,8 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Held:
     return Held(devices, locks, Promise(host.promise.size), guest=Guest(of, is_alone, host.name))
 
 
-def pids_of(held: Held) -> set[int]:
-    """Return the processes that have joined what this one holds, as far as they can be seen."""
+def own_pids(held: Held) -> set[int]:
+    """Return this process and those that have joined what it holds, as far as they can be seen."""
     with suppress(LockError), LockDirectory() as directory:
         holders = [
             holder
@@ -64,8 +64,8 @@ def pids_of(held: Held) -> set[int]:
             for holder in directory.listed_holders_of(device.uuid)
             if is_own_guest(holder, [held.locks[device.uuid].since])
         ]
-        return {holder.pid for holder in holders if holder.seen and holder.pid}
-    return set()
+        return {os.getpid(), *(holder.pid for holder in holders if holder.seen and holder.pid)}
+    return {os.getpid()}
 
 
 def is_left(held: Held, directory: LockDirectory) -> bool:

@@ -40,6 +40,7 @@ class Handover(NamedTuple):
     changes: to the CUDA variables. locks: what holds the devices, by UUID. promise, guest: as of
     Held.
     reason: why there is no device, if there is none and a person should be told.
+    is_noted: another process notes in the history what is used.
     """
 
     changes: Changes
@@ -48,6 +49,7 @@ class Handover(NamedTuple):
     promise: Promise = Promise()
     reason: str | None = None
     guest: Guest | None = None
+    is_noted: bool = False
 
 
 def offer(handover: Handover) -> None:
@@ -58,6 +60,7 @@ def offer(handover: Handover) -> None:
         "before": dict(handover.changes.before),
         "written": dict(handover.changes.written),
         "reason": handover.reason and handover.reason[:REASON_LIMIT],
+        "is_noted": handover.is_noted,
         **described(Held(handover.devices, handover.locks, handover.promise, guest=handover.guest)),
     }
     os.environ[host.HELD] = f"{os.getpid()} {json.dumps(fields)}"
@@ -110,7 +113,8 @@ def _checked(fields: Mapping[str, Any]) -> Handover | None:
         locks[device.uuid] = lock
     changes = Changes(_variables(fields["before"]), _variables(fields["written"]))
     promise = Record.from_dict(fields["record"]).promise
-    return Handover(changes, devices, locks, promise, _text(fields["reason"]), guest_of(fields))
+    reason, guest, is_noted = _text(fields["reason"]), guest_of(fields), fields.get("is_noted")
+    return Handover(changes, devices, locks, promise, reason, guest, is_noted is True)
 
 
 def device_of(fields: Mapping[str, Any]) -> Device:

@@ -35,6 +35,7 @@ class Held(NamedTuple):
     guest: of one that has joined the reservation of another process of this user.
     told: when the user was last told that somebody waits for the devices, and the name of that
     one's ticket.
+    is_noted_elsewhere: another process notes in the history what is used.
     reservation: what callers were answered with.
     answers: how many calls of reserve() were answered with it outside of a `with` block.
     inside: the threads that are in a `with` block of it, once for each block.
@@ -50,6 +51,7 @@ class Held(NamedTuple):
     kept_until: float | None = None
     guest: Guest | None = None
     told: tuple[float, str] | None = None
+    is_noted_elsewhere: bool = False
 
     @property
     def part_mib(self) -> float | None:

@@ -25,7 +25,7 @@ from reserve_gpu.report import ends
 from reserve_gpu.report.ends import End
 from reserve_gpu.report.faces import MAGIC, PYTHON
 from reserve_gpu.report.progress import Replaceable
-from reserve_gpu.reservation import environment, guests, schedule
+from reserve_gpu.reservation import environment, guests, schedule, use
 from reserve_gpu.reservation.process_end import ProcessEnd
 from reserve_gpu.reservation.schedule import Action, Seen, Step
 
@@ -201,6 +201,14 @@ class LeaseTimer:
                 say = partial(self._tell, is_last=True)
                 self.process_end.begin(self.is_to_end(held), say, go_on)
 
+    def note_use(self, *, is_used: bool) -> None:
+        """Take over what a look at the use of the devices has come to that was made elsewhere."""
+        if self._held and self._held.lease.idle_s is not None:
+            self._looked_at = time.time()
+            self._next_look = time.monotonic() + self._pause_s(self._held.lease.idle_s)
+            if is_used:
+                self._used = time.monotonic()
+
     # -- what is seen ------------------------------------------------------------------------------
 
     def _see(self) -> Seen:
@@ -219,10 +227,14 @@ class LeaseTimer:
         now, idle_s = time.monotonic(), held.lease.idle_s
         if idle_s is None or now < self._next_look:
             return
-        self._next_look = now + min(LONGEST_LOOK_S, idle_s / LOOKS)
+        self._next_look = now + self._pause_s(idle_s)
         since, self._looked_at = self._looked_at, time.time()
         if is_used(held, since):
             self._used = time.monotonic()  # the look may have taken long
+
+    @staticmethod
+    def _pause_s(idle_s: float) -> float:
+        return min(LONGEST_LOOK_S, idle_s / LOOKS)
 
     def _is_wanted(self, devices: Sequence[Device]) -> bool:
         """Tell whether somebody waits who could use one: who is stopped has no heartbeat."""
@@ -324,27 +336,8 @@ def is_used(held: Held, since: float) -> bool:
 
     What can't be read is never taken for idle.
     """
-    own = {os.getpid(), *guests.pids_of(held)}
-    try:
-        with Nvml(DRIVER_LIMIT_S) as gpus:
-            return any(_is_device_used(gpus, device, since, own) for device in held.devices)
-    except (DriverError, DeviceError):
-        return True
-
-
-def _is_device_used(gpus: Nvml, device: Device, since: float, own: set[int]) -> bool:
-    """Tell the same of one device: by what its own driver says of processes, else of the device.
-
-    To be on a device is not to use it: a notebook that has started CUDA stays there to its end.
-    """
-    workers = gpus.workers(device, since) if gpus.sees_all else None  # else pids mean others
-    if workers is not None:
-        return any(host.is_below(pid, own) for pid in workers)
-    usage, processes, gauges = gpus.read_all(device)
-    is_all_seen = gpus.sees_all and usage.compute is not None
-    if is_all_seen and not any(host.is_below(process.pid, own) for process in processes):
-        return False
-    return gauges.utilisation is None or gauges.utilisation > 0
+    uses = use.read(held.devices, guests.own_pids(held), since, DRIVER_LIMIT_S)
+    return any(each.is_used is not False for each in uses.values())
 
 
 def use_of_hidden(held: Held) -> tuple[bool, bool]:

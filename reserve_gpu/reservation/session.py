@@ -21,7 +21,7 @@ from reserve_gpu.cells import cells
 from reserve_gpu.errors import LockError, NoThreadError, RequestError
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.record import Record, myself
-from reserve_gpu.model import NO_LEASE, Answer, Lease, Promise, Request
+from reserve_gpu.model import NO_LEASE, Answer, End, Lease, Promise, Request
 from reserve_gpu.reservation import environment, policy
 from reserve_gpu.reservation.environment import Changes
 from reserve_gpu.reservation.held import Held
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from reserve_gpu.locks.lock import Lock
     from reserve_gpu.model import Device, Reserved
     from reserve_gpu.reservation.elsewhere import Listener
+    from reserve_gpu.reservation.journal import Journal
     from reserve_gpu.reservation.lease import LeaseTimer
     from reserve_gpu.reservation.outcome import Granted
     from reserve_gpu.reservation.restart import Left
@@ -44,6 +45,7 @@ restart = Late("reservation.restart")  # which only kernels of Jupyter need
 guests, waiters = Late("reservation.guests"), Late("reservation.waiters")
 elsewhere = Late("reservation.elsewhere")  # which only IPython needs
 lease_timer = Late("reservation.lease")  # which only what ends needs
+journal = Late("reservation.journal")  # which only a history needs
 messages = Late("report.messages")
 
 RENEW_LIMIT_S = 1.0  # for the mutex, at the end of a cell
@@ -119,6 +121,7 @@ class Session:
         self._executor = Executor(self._step)
         self._over: frozenset[Device] = frozenset()  # of which it uses more than its part
         self._timer: LeaseTimer | None = None
+        self._journal: Journal | None = None
         self._has_adopted = False
         self._has_claimed = False
         self._is_back = False  # what is held was kept over the restart, and not asked for by size
@@ -195,7 +198,10 @@ class Session:
             self.is_waiting = False
 
     def _step(self) -> float | None:
-        return self._timer.step() if self._timer else None
+        pauses = [self._note_use()]
+        if self._timer:
+            pauses.append(self._timer.step())
+        return min((pause_s for pause_s in pauses if pause_s is not None), default=None)
 
     # -- what is held ------------------------------------------------------------------------------
 
@@ -316,7 +322,7 @@ class Session:
             new = granted.lease if request.promise.lease.has_end else NO_LEASE
             promise = before.promise.changed_by(held.promise._replace(lease=new))
             held = before._replace(locks=locks, promise=promise, overdue=None)
-        self._become(held, restart=True)
+        self._become(held, restart=True, how=End.CHANGED)
 
     def release(self, reservation: Reservation | None = None) -> tuple[Device, ...]:
         """Release the reservation if it is still this one, None for any; returns its devices."""
@@ -332,9 +338,9 @@ class Session:
         if not self.held:
             self.let_go()
 
-    def let_go(self) -> None:
+    def let_go(self, how: End = End.OVER) -> None:
         """Release what is held, so that this process sees no device any more."""
-        self._become(None, environment.NO_DEVICES)
+        self._become(None, environment.NO_DEVICES, how=how)
 
     def undo(self, reservation: Reservation | None) -> None:
         """Release a reservation that nobody got to know of.
@@ -455,11 +461,13 @@ class Session:
         *,
         restart: bool = False,
         is_adopted: bool = False,
+        how: End = End.RELEASED,
     ) -> None:
         """Hold that, and nothing else: the only place where what this process holds changes.
 
         values: of the variables where nothing is held, by default those from before.
         restart: begin the lease anew. is_adopted: the variables are set already.
+        how: what the history says of the end of what was held.
         First the variables change, then the locks that are not kept
         are released: what this process starts in between finds no GPU that is somebody else's.
         """
@@ -481,6 +489,7 @@ class Session:
         self._listen(is_wanted=bool(held and cells().shell))
         if timer:
             timer.follow(held, restart=restart)
+        self._note(before, held, how)
         kept = list(held.locks.values()) if held else []
         for lock in before.locks.values() if before else ():
             if lock not in kept:
@@ -597,6 +606,30 @@ class Session:
         if held and held.lease.has_end:
             self.timer.show_in_cell()
 
+    # -- the history -------------------------------------------------------------------------------
+
+    def _note(self, before: Held | None, held: Held | None, how: End) -> None:
+        """Note what becomes of what was held, and begin to note what is held now."""
+        if self._journal is None:
+            if held is None or not host.may_keep_history():
+                return
+            self._journal = journal.Journal()
+            journal.at_exit(self._note_exit)
+        self._journal.follow(before, held, how)
+
+    def _note_use(self) -> float | None:
+        """Note what is used, if that is due; returns the seconds until then."""
+        if self._journal is None:
+            return None
+        pause_s, is_used = self._journal.step()
+        if self._timer and is_used is not None:
+            self._timer.note_use(is_used=is_used)
+        return pause_s
+
+    def _note_exit(self) -> None:
+        if self._journal:
+            self.run_within(journal.EXIT_LIMIT_S, self._journal.end, End.EXIT)
+
     # -- a guest -----------------------------------------------------------------------------------
 
     def join(self, reserved: Reserved) -> None:
@@ -642,7 +675,7 @@ class Session:
         if has_cuda or has_child:
             self._become(held)
             return Answer.CUDA if has_cuda else Answer.CHILD
-        self.let_go()
+        self.let_go(End.ASKED)
         self._notices.append(messages.released_by(held.devices, request["by"], time.time()))
         return Answer.RELEASED
 
@@ -682,12 +715,16 @@ class Session:
 
     # -- over exec ---------------------------------------------------------------------------------
 
-    def leave_to_next_program(self, reason: str | None) -> None:
-        """Leave all of it to the program that this process becomes with its next exec."""
+    def leave_to_next_program(self, reason: str | None, *, is_kernel: bool) -> None:
+        """Leave all of it to the program that this process becomes with its next exec.
+
+        is_kernel: that program loads this package, and notes by itself what it uses.
+        """
         held = self._held or Held((), {})
+        is_noted = bool(self._journal and self._journal.leave(is_kernel=is_kernel))
         handover.offer(
             handover.Handover(
-                self._changes, held.devices, held.locks, held.promise, reason, held.guest
+                self._changes, held.devices, held.locks, held.promise, reason, held.guest, is_noted
             )
         )
 
@@ -709,7 +746,7 @@ class Session:
             environ, part_mib = _set_only(given.changes.written), given.promise.part_mib
             reservation = Reservation(given.devices, environ, part_mib)
             held = Held(given.devices, given.locks, given.promise, reservation=reservation)
-            held = held._replace(guest=given.guest)
+            held = held._replace(guest=given.guest, is_noted_elsewhere=given.is_noted)
             self._become(held, is_adopted=True)
 
 

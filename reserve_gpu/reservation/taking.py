@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from reserve_gpu import host
@@ -11,7 +13,7 @@ from reserve_gpu.errors import ImpossibleError
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
-from reserve_gpu.model import Device, Holder, State
+from reserve_gpu.model import Device, End, Holder, State
 from reserve_gpu.reservation import environment, limit, policy
 from reserve_gpu.reservation.claim import Claim, attempt
 from reserve_gpu.reservation.outcome import (
@@ -26,7 +28,7 @@ from reserve_gpu.reservation.outcome import (
 from reserve_gpu.reservation.request import Deadline, idle_mib, rules
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from reserve_gpu.locks.queue import Place
     from reserve_gpu.model import Request, Row, Rules
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 # What a grant mostly never needs.
 machine, wait = Late("machine"), Late("reservation.wait")
-messages = Late("report.messages")
+messages, journal = Late("report.messages"), Late("reservation.journal")
 
 RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for the mutex
 LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
@@ -93,11 +95,24 @@ def _outcome(session: Session, claim: Claim, deadline: Deadline) -> Granted | De
         return outcome
     if not policy.may_come_free(outcome.rows, claim.request):
         return outcome
-    with session.waiting():
+    with session.waiting(), _noted_wait(claim.request) as note:
         waited: Granted | Denied = wait.wait_in_queue(
             claim, outcome, deadline, try_again, session.between
         )
+        if isinstance(waited, Granted):
+            note(End.GRANTED)
     return waited
+
+
+@contextmanager
+def _noted_wait(request: Request) -> Iterator[Callable[[End], object]]:
+    """Note in the history how long this waits, and how that ends; by default in vain."""
+    began, start, ends = time.time(), time.monotonic(), [End.GAVE_UP]
+    try:
+        yield ends.append
+    finally:
+        if host.may_keep_history():
+            journal.note_wait(messages.asked(request), began, time.monotonic() - start, ends[-1])
 
 
 def _failure(

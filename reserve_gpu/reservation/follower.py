@@ -1,0 +1,103 @@
+"""Notes in the history what a command uses that `reserve-gpu run` has become.
+
+A command knows nothing of this package, so a small process of its own looks once a minute, as a
+notebook does by itself. It holds no lock of a device, no terminal and no pipe, is no child of the
+command, and is gone as soon as nobody has the locks any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from reserve_gpu import alarm, host
+from reserve_gpu.calls import no_fork
+from reserve_gpu.errors import ReserveGPUError
+from reserve_gpu.history.book import Page
+from reserve_gpu.locks import descriptors
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.record import Record
+from reserve_gpu.model import End
+from reserve_gpu.reservation import handover
+from reserve_gpu.reservation.held import Held
+from reserve_gpu.reservation.recorder import EVERY_S, Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+# Leaves a process at once, which imports all of this only then.
+PROGRAM = (
+    "import os, sys; os.fork() or "
+    "__import__('reserve_gpu.reservation.follower', fromlist=['main']).main(sys.argv[1])"
+)
+POLL_S = 1.0  # between two looks at whether somebody has the locks, once the command has ended
+
+
+def start(noted: Recorder) -> bool:
+    """Leave the page to a follower of this very process; returns True. Raises OSError."""
+    import subprocess
+
+    page, held = noted.page, noted.held
+    with no_fork:
+        process = descriptors.remember(alarm.open_process(os.getpid()))
+    about = {
+        "pid": os.getpid(),
+        "process": process,
+        "name": noted.entries[0].name,
+        "page": (page.folder, page.descriptor, page.name),
+        "since": noted.entries[0].since,
+        "at": noted.at,
+        **handover.described(held),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(about)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        pass_fds=(page.folder, page.descriptor, process),
+        start_new_session=True,  # no Ctrl-C reaches it, nor the end of the terminal
+        check=False,
+    )
+    page.close()
+    descriptors.close(process)
+    if done.returncode:
+        raise OSError(f"the process that notes them has failed with {done.returncode}")
+    return True
+
+
+def main(text: str) -> None:
+    """Note what a command uses until nobody has the locks. text: what `start` says of it."""
+    about: dict[str, Any] = json.loads(text)
+    host.call_it(about["name"] or "")
+    folder, descriptor, name = about["page"]
+    descriptors.adopt(descriptor)
+    devices = tuple(map(handover.device_of, about["devices"]))
+    promise = Record.from_dict(about["record"]).promise
+    held = Held(devices, {}, promise, guest=handover.guest_of(about))
+    noted = Recorder(Page(folder, descriptor, name), held, about["since"], about["at"])
+    names = [os.path.basename(file) for _, file, _ in about["locks"]]
+    own: Collection[int] | None = {about["pid"]}
+    while own or _are_locked(names):
+        pause_s = _step(noted, own)
+        if own is None:
+            time.sleep(min(pause_s, POLL_S))
+        elif alarm.ends_within(about["process"], pause_s) or not _are_locked(names):
+            own = None
+    noted.end(End.EXIT)
+
+
+def _step(noted: Recorder, own: Collection[int] | None) -> float:
+    try:
+        return noted.step(own)[0]
+    except (OSError, ReserveGPUError):  # a full disk, say
+        return EVERY_S
+
+
+def _are_locked(names: Collection[str]) -> bool:
+    """Tell whether somebody has all these lock files locked, by the kernel's list."""
+    with LockDirectory() as directory:
+        return not directory.unlisted(names)

@@ -1,0 +1,75 @@
+"""What the processes of a reservation do on its devices, by what the driver says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from reserve_gpu import host
+from reserve_gpu.errors import DriverError
+from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.gpus.nvml import Nvml
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from reserve_gpu.model import Device
+
+
+class Use(NamedTuple):
+    """What they have done on one device lately; None for what can't be read.
+
+    percent: of the time in which their kernels ran. mib: of its memory that they have.
+    share: of the whole GPU that the device is, by memory.
+    """
+
+    is_used: bool | None = None
+    percent: float | None = None
+    mib: float | None = None
+    share: float | None = None
+
+
+def read(
+    devices: Sequence[Device], own: Collection[int], since: float, limit_s: float
+) -> dict[Device, Use]:
+    """Return what these processes, and those that they have started, have done since a moment.
+
+    own: their pids. since: in seconds since the epoch. limit_s: for the driver to answer a call.
+    """
+    try:
+        with Nvml(limit_s) as gpus:
+            return {device: _of_device(gpus, device, own, since) for device in devices}
+    except DriverError:
+        return {device: Use() for device in devices}
+
+
+def _of_device(gpus: Nvml, device: Device, own: Collection[int], since: float) -> Use:
+    """Return the same of one device: by what its own driver says of processes, else of the device.
+
+    To be on a device is not to use it: a notebook that has started CUDA stays there to its end.
+    """
+    try:
+        usage, processes, gauges = gpus.read_all(device)
+    except DeviceError:
+        return Use()
+    share = gpus.share(device)
+    if not gpus.sees_all:  # a pid may mean another process
+        return Use(_is_above_zero(gauges.utilisation), share=share)
+    is_listed = usage.compute is not None
+    is_own = {process.pid: host.is_below(process.pid, own) for process in processes}
+    mine = [process for process in processes if is_own[process.pid]]
+    sizes = [process.memory_mib for process in mine]
+    mib = float(sum(size or 0 for size in sizes)) if is_listed and None not in sizes else None
+    workers = gpus.workers(device, since)
+    if workers is not None:
+        shares = [
+            percent
+            for pid, percent in workers.items()
+            if (is_own[pid] if pid in is_own else host.is_below(pid, own))
+        ]
+        return Use(bool(shares), float(min(100, sum(shares))), mib, share)
+    is_used = False if is_listed and not mine else _is_above_zero(gauges.utilisation)
+    return Use(is_used, mib=mib, share=share)
+
+
+def _is_above_zero(utilisation: int | None) -> bool | None:
+    return None if utilisation is None else utilisation > 0
