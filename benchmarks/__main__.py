@@ -19,7 +19,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from benchmarks import choosing, hosts, rush, shell, table, waiting
+from benchmarks import choosing, history, hosts, rush, shell, table, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,6 +32,7 @@ GROUPS: dict[str, Callable[..., Iterator[table.Row]]] = {
     "nothing": choosing.nothing,
     "status": choosing.status,
     "hosts": hosts.hosts,
+    "history": history.history,
     "handover": waiting.handover,
     "queue": waiting.queue,
     "restart": waiting.restart,

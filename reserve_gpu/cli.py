@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from reserve_gpu.report.status import Status
 
 top, checks, kernelspec = Late("top"), Late("frameworks.check"), Late("jupyter.kernelspec")
+record = Late("record")
 reservations, hosts, remote = Late("reservations"), Late("hosts"), Late("jupyter.remote")
+accounting = Late("accounting")
 
 LAST_STANDARD = 2  # the descriptor of stderr
 DOES_NOT_FIT = 1  # exit code of `check`
@@ -55,6 +57,17 @@ exit codes: the command's own, if it was started; else
   2 the request makes no sense here     69 no NVIDIA driver, or it fails
   75 no GPU is free, or the wait ran out     78 the lock directory can't be used
   126 the command can't be run     127 it can't be found     130 interrupted
+"""
+REPORT_TEXT = """\
+It shows what was noted where `history = true` is set: your own reservations, and for root those of
+all users. A part of a GPU counts by its share of the memory.
+
+examples:
+  reserve-gpu report                             each user, in the last 7 days
+  reserve-gpu report --since Mon --by notebook   each notebook and command, since Monday 0:00
+  reserve-gpu report --since 30d --by gpu        each GPU, in the last 30 days
+  reserve-gpu report --since 2026-11-01 --format csv > november.csv
+  reserve-gpu report --hosts lab                 all machines of the group lab together
 """
 CHECK_TEXT = """\
 Asks PyTorch, TensorFlow, JAX and others, each in a process of its own; run it under `reserve-gpu
@@ -116,10 +129,25 @@ def _look(_arguments: Namespace) -> Status:
 
 
 def _look_at_hosts(arguments: Namespace) -> Hosts:
-    # What would end this at once ends ssh as well, which may wait for a host that hangs.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    _end_with_ssh()
     seen: Hosts = hosts.looking(arguments.hosts)()
     return seen
+
+
+def _end_with_ssh() -> None:
+    """Let what would end this at once end ssh as well, which may wait for a host that hangs."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
+def _report(arguments: Namespace) -> int:
+    if arguments.hosts is not None:
+        _end_with_ssh()
+    report = accounting.report(arguments)
+    if arguments.format == "text":
+        _print(report.to_text(arguments.color))
+    else:
+        _print(accounting.FORMATS[arguments.format](report), "utf-8")
+    return 0 if report.has_answers else errors.DriverError.exit_code
 
 
 def _top(arguments: Namespace) -> int:
@@ -149,6 +177,10 @@ def _release(arguments: Namespace) -> int:
     text, code = reservations.release(arguments)
     _print(text)
     return int(code)
+
+
+def _record(arguments: Namespace) -> int:
+    return int(record.record(arguments))
 
 
 def _install(arguments: Namespace) -> int:
@@ -185,7 +217,7 @@ COMMANDS = (
         "Show every GPU, who uses it and who has reserved it.",
         (
             options.FORMAT,
-            options.STATUS_JSON,
+            options.FORMAT_JSON,
             options.COLOR,
             options.ALL,
             options.WATCH,
@@ -198,6 +230,20 @@ COMMANDS = (
         "Show the same live in a terminal, each second, until q; also: status --watch.",
         (options.COLOR, options.HOSTS),
         _top,
+    ),
+    Command(
+        "report",
+        "Show who used what: GPU-hours that were reserved, used and idle.",
+        (
+            options.SINCE,
+            options.BY,
+            options.REPORT_FORMAT,
+            options.FORMAT_JSON,
+            options.COLOR,
+            options.HOSTS,
+        ),
+        _report,
+        more=REPORT_TEXT,
     ),
     Command(
         "join",
@@ -215,6 +261,12 @@ COMMANDS = (
         (options.RESERVATIONS, options.ALL_HELD, options.END_IT),
         _release,
         more=RELEASE_TEXT,
+    ),
+    Command(
+        "record",
+        "Note once who uses a GPU without a reservation, for a timer that runs each minute.",
+        (),
+        _record,
     ),
     Command(
         "check",

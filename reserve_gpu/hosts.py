@@ -19,7 +19,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from reserve_gpu import host, rules
 from reserve_gpu.errors import RequestError, shown
@@ -30,8 +30,9 @@ from reserve_gpu.report.hosts import Answer, Hosts
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+T = TypeVar("T")
 LIMIT_S = 5.0  # for a machine to answer
 BYTES_LIMIT = 4 << 20  # of an answer
 CHUNK = 1 << 16
@@ -62,7 +63,7 @@ def named(words: Sequence[str]) -> list[str]:
     if not asked:
         raise RequestError(
             "Which hosts? Name them: --hosts lab1,lab2. Or write them into "
-            f'{user_file()}:\n[hosts]\nlab = ["lab1", "lab2"]'
+            f'{host.user_file()}:\n[hosts]\nlab = ["lab1", "lab2"]'
         )
     found = [name for each in asked for name in (known[each] if each in known else expanded(each))]
     if len(found) > MOST_HOSTS:
@@ -86,34 +87,8 @@ def groups() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     file = host.config_file()
     if file and os.path.lexists(file):
-        found |= _groups(_tables(file, file, rules.owners()), file)
-    file = user_file()
-    if os.path.lexists(file):
-        # People keep their own file elsewhere, behind a link; its owner counts all the same.
-        tables = _tables(os.path.realpath(file), file, {0, os.geteuid()})
-        if unknown := [*{*tables} - {rules.HOSTS}]:
-            raise RequestError(
-                f"{shown(file, 300)}: there is no {shown(unknown[0])!r} in this file, only [hosts]."
-            )
-        found |= _groups(tables, file)
-    return found
-
-
-def _tables(path: str, file: str, owners: Collection[int]) -> dict[str, Any]:
-    """Return the tables of a file. Raises RequestError. file: what messages call it."""
-    try:
-        return rules.parsed(rules.content(path, owners), file)
-    except OSError as error:
-        text = f"{shown(file, 300)} can't be read: {error.strerror or error}."
-        raise RequestError(text) from error
-    except rules.MistakeError as error:
-        raise RequestError(f"{error}.") from error
-
-
-def user_file() -> str:
-    """Return the path of the user's own file."""
-    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    return os.path.join(folder, "reserve_gpu.toml")
+        found |= _groups(rules.tables(file, file, rules.owners()), file)
+    return found | _groups(rules.of_user(), host.user_file())
 
 
 def expanded(pattern: str) -> list[str]:
@@ -173,10 +148,27 @@ def looking(words: Sequence[str]) -> Callable[[], Hosts]:
 
 def look(names: Sequence[str]) -> Hosts:
     """Ask all of them at once how they stand. A host that does not answer is an answer too."""
-    with asked(names, LOOK) as processes:
+    found = answers(names, LOOK, reading.status).items()
+    told = (
+        Answer(name, None, each) if isinstance(each, str) else Answer(name, each)
+        for name, each in found
+    )
+    return Hosts(tuple(told), time.time(), tuple(names))
+
+
+def answers(
+    names: Sequence[str], words: Sequence[str], read: Callable[[object], T]
+) -> dict[str, T | str]:
+    """Run a command of ours on all of them at once; returns what each has said, or why nothing.
+
+    read: returns what the JSON means that the command prints, or raises FormatError.
+    """
+    with asked(names, words) as processes:
         replies = {name: (out, err) for name, out, err in heard(processes, LIMIT_S)}
-        answers = tuple(_answer(name, processes[name], replies.get(name)) for name in names)
-    return Hosts(answers, time.time(), tuple(names))
+        return {
+            name: _answer(words[1], name, processes[name], replies.get(name), read)
+            for name in names
+        }
 
 
 def run(name: str, words: Sequence[str], limit_s: float) -> tuple[int | None, str]:
@@ -269,24 +261,34 @@ def _errors(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def _answer(
-    name: str, process: subprocess.Popen[bytes], reply: tuple[bytes, bytes] | None
-) -> Answer:
+    command: str,
+    name: str,
+    process: subprocess.Popen[bytes],
+    reply: tuple[bytes, bytes] | None,
+    read: Callable[[object], T],
+) -> T | str:
     """Return what a host has said, checked. reply: its stdout and stderr, None for nothing."""
     if reply is None:
-        return Answer(name, None, said.silent(name, LIMIT_S))
+        return said.silent(name, LIMIT_S)
     out, err = reply
     if _code(process):
-        return Answer(name, None, problem(name, process, out, err))
+        return problem(name, process, out, err, command)
     try:
-        return Answer(name, reading.status(fields_in(out)))
+        return read(fields_in(out))
     except reading.FormatError as error:
-        return Answer(name, None, said.another_format(name, error.version, _text(out)))
+        return said.another_format(name, error.version, _text(out), command)
 
 
-def problem(name: str, process: subprocess.Popen[bytes], out: bytes, err: bytes) -> str:
+def problem(
+    name: str,
+    process: subprocess.Popen[bytes],
+    out: bytes,
+    err: bytes,
+    command: str = "status",
+) -> str:
     """Return what went wrong on a host, and what to do. out, err: what it has said."""
     failure = said.failed(name, _code(process), _text(err))
-    return failure or said.refused(name, f"{_text(out)}\n{_text(err)}")
+    return failure or said.refused(name, f"{_text(out)}\n{_text(err)}", command)
 
 
 def fields_in(data: bytes) -> dict[str, Any]:

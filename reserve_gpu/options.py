@@ -153,7 +153,7 @@ FORMAT = Option(
     help="text (the default), json (for programs), html (a page), "
     "prometheus (for node_exporter's textfile collector)",
 )
-STATUS_JSON = Option(
+FORMAT_JSON = Option(
     "--json", dest="format", action="store_const", const="json", help="--format json"
 )
 COLOR = Option(
@@ -161,6 +161,27 @@ COLOR = Option(
     choices=colour.CHOICES,
     default=colour.AUTO,
     help="auto (in a terminal; the default), always (as under watch --color) or never",
+)
+
+SINCE = Option(
+    "--since",
+    offers=("1d", "7d", "30d", "today", "yesterday", *DAYS),
+    default="7d",
+    metavar="TIME",
+    help="7d (the default), 12h, today, yesterday, Mon, 2026-11-01 or '2026-11-01 18:00'",
+)
+BY = Option(
+    "--by",
+    choices=("user", "notebook", "gpu", "day"),
+    default="user",
+    help="a row for each user (the default), notebook, gpu or day",
+)
+REPORT_FORMAT = Option(
+    "--format",
+    choices=("text", "json", "csv", "html"),
+    default="text",
+    help="text (the default), json (for programs), csv (for a spreadsheet), "
+    "html (a page with a chart)",
 )
 
 HOSTS = Option(

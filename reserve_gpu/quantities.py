@@ -18,7 +18,9 @@ _CLOCK = (
 )
 _MOMENT = rf"(?=.)(?:{_DATE}|{_DAY})?(?:(?:^|\s+|(?<=[0-9])t){_CLOCK})?"
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-LAST_MINUTE = "23:59"  # of a day
+FIRST_MINUTE, LAST_MINUTE = "0:00", "23:59"  # of a day
+_NEAR_DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
+_EPOCH = r"@([0-9]{1,12})"  # as `date` has it
 
 
 def parse_size(text: str | float) -> float:
@@ -64,8 +66,7 @@ def parse_moment(text: object, now: float) -> float:
     In local time. A time of day alone is the next one; a day without one lasts until 23:59.
     now: in seconds since the epoch. Raises RequestError.
     """
-    match = re.fullmatch(_MOMENT, str(text).strip(), re.IGNORECASE | re.ASCII)
-    moment = match and _moment(match["date"], match["day"], match["clock"], now)
+    moment = _moment(str(text), now)
     if moment is None:
         raise RequestError(
             f"{shown(str(text))!r} is no time. Give 18:00, 6pm, Fri, tomorrow, 2026-12-01 or "
@@ -79,27 +80,68 @@ def parse_moment(text: object, now: float) -> float:
     return moment
 
 
-def _moment(date: str | None, day: str | None, clock: str | None, now: float) -> float | None:
-    """Return the moment of these parts, None where there is no such day or time."""
+def parse_since(text: str, now: float) -> tuple[float, float | None]:
+    """Parse since when: `7d`, `2026-11-01`, `2026-11-01 18:00`, `Mon`, `yesterday`, `today`.
+
+    In local time, and from the beginning of that hour. A day begins at 0:00, and its name alone
+    means the last one. `@1793750400` is that moment in seconds since the epoch.
+    now: in seconds since the epoch. Returns such a moment, and the seconds of a duration.
+    Raises RequestError.
+    """
+    typed = text.strip()
+    if epoch := re.fullmatch(_EPOCH, typed, re.ASCII):
+        moment, lasts_s = float(epoch[1]), None
+    elif re.fullmatch(rf"{_NUMBER}|(?:{_DURATION})+", typed, re.IGNORECASE | re.ASCII):
+        lasts_s = parse_duration(typed)
+        moment = _hour_of(max(0.0, now - lasts_s))
+    elif (day := _moment(typed, now, is_past=True)) is not None:
+        moment, lasts_s = _hour_of(day), None
+    else:
+        raise RequestError(
+            f"{shown(text)!r} is no time. Give 7d, 12h, yesterday, Mon, 2026-11-01 or "
+            "'2026-11-01 18:00'."
+        )
+    if moment > now:
+        here = time.strftime("%Y-%m-%d %H:%M", time.localtime(now))
+        raise RequestError(f"{shown(text)!r} is still to come: here it is {here}.")
+    return max(0.0, moment), lasts_s
+
+
+def _hour_of(moment: float) -> float:
+    """Return when the hour began by the clock on the wall, which may be half an hour off UTC."""
+    return moment - time.localtime(moment).tm_min * 60 - moment % 60
+
+
+def _moment(text: str, now: float, *, is_past: bool = False) -> float | None:
+    """Return the next moment that is meant, or the last one; None if there is no such day or time.
+
+    is_past: the last one; a day without a time is then its beginning, else its end.
+    """
     from datetime import datetime, timedelta  # which only a moment needs
 
+    match = re.fullmatch(_MOMENT, text.strip(), re.IGNORECASE | re.ASCII)
+    if not match:
+        return None
+    date, day = match["date"], (match["day"] or "").lower()
+    hours, minutes = _clock(match["clock"] or (FIRST_MINUTE if is_past else LAST_MINUTE))
     here = datetime.fromtimestamp(now)  # noqa: DTZ006 - people mean the time of their clock
-    hours, minutes = _clock(clock or LAST_MINUTE)
     try:
         start = datetime.strptime(date, "%Y-%m-%d") if date else here  # noqa: DTZ007
         moment = start.replace(hour=hours, minute=minutes, second=0, microsecond=0)
         step = 0
-        if day and day.lower() == "tomorrow":
-            moment += timedelta(days=1)
+        if day in _NEAR_DAYS:
+            moment += timedelta(days=_NEAR_DAYS[day])
         elif day:
-            names = [number for number, name in enumerate(_DAYS) if name.startswith(day.lower())]
+            names = [number for number, name in enumerate(_DAYS) if name.startswith(day)]
             if len(names) != 1:
                 return None
             moment += timedelta(days=(names[0] - moment.weekday()) % 7)
             step = 7
         elif not date:
             step = 1
-        if moment <= here:
+        if is_past and moment > here:
+            moment -= timedelta(days=step)
+        elif not is_past and moment <= here:
             moment += timedelta(days=step)
         return moment.timestamp()
     except (ValueError, OverflowError, OSError):

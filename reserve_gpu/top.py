@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import DriverError, RequestError, shown
-from reserve_gpu.report import colour, layout, pictures, terminal
+from reserve_gpu.report import colour, columns, layout, pictures, terminal
 from reserve_gpu.report.faces import SHELL
 from reserve_gpu.report.progress import Live
 from reserve_gpu.report.status import Status
@@ -229,13 +229,13 @@ class Top:
         for y, line in enumerate(lines[self._above : self._above + room]):
             x = 0
             for part in line:
-                words, style = terminal.part(part)
+                words, style = columns.part(part)
                 self._write(y, x, words, terminal.STYLES.get(style, style))
-                x += terminal.width_of(words)
+                x += columns.width_of(words)
         keys = f"{time.strftime('%H:%M:%S')}   q quit   h help   by: n number, u user, i idle time "
         keys += f"(now {self._order})"
         more = "   arrows: more" if len(lines) > room else ""
-        self._write(height - 1, 0, terminal.cut(keys + more, width - 1), "2")
+        self._write(height - 1, 0, columns.cut(keys + more, width - 1), "2")
         self._screen.refresh()
 
     def _write(self, y: int, x: int, words: str, code: str) -> None:

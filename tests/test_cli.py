@@ -319,8 +319,8 @@ BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ..
 
 
 NO_SUCH = (
-    "no command {}. There are: run, status, top, join, list, release, check, kernel install, "
-    "kernel remove, kernel list. See"
+    "no command {}. There are: run, status, top, report, join, list, release, record, check, "
+    "kernel install, kernel remove, kernel list. See"
 )
 
 
@@ -484,7 +484,7 @@ def test_where_no_word_is_a_program(typed: CommandLine) -> None:
     "words",
     [
         "--help", "run --help", "run -h", "run --wait --help", "run --help env", "status --help",
-        "check --help", "kernel --help", "kernel install --help",
+        "check --help", "report --help", "kernel --help", "kernel install --help",
     ],
 )  # fmt: skip
 def test_help(here: Here, typed: CommandLine, words: str) -> None:
@@ -1102,11 +1102,19 @@ def test_jupyterhub(here: Here, script: str) -> None:
 
 
 COMPLETIONS = [
-    ("reserve-gpu ", {"run", "status", "top", "join", "list", "release", "check", "kernel"}),
+    (
+        "reserve-gpu ",
+        {"run", "status", "top", "report", "join", "list", "release", "record", "check", "kernel"},
+    ),
     ("reserve-gpu ker", {"kernel "}),
     ("reserve-gpu kernel ", {"install", "list", "remove"}),
     ("reserve-gpu run --mi", {"--min-memory "}),
     ("reserve-gpu status --", {"--json", "--format", "--color", "--all", "--watch", "--hosts"}),
+    (
+        "reserve-gpu report --",
+        {"--since", "--by", "--format", "--json", "--color", "--hosts"},
+    ),
+    ("reserve-gpu report --by ", {"user", "notebook", "gpu", "day"}),
 ]
 
 

@@ -21,7 +21,7 @@ from reserve_gpu.model import (
     Usage,
     Waiting,
 )
-from reserve_gpu.report import asking, html, pictures, prometheus, terminal, times, words
+from reserve_gpu.report import asking, columns, html, pictures, prometheus, terminal, times, words
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.status import Status
 from reserve_gpu.report.words import MARK
@@ -154,7 +154,7 @@ def test_it_has_room_everywhere(width: int) -> None:
     terms = until(6, HOUR_S, **WANTED)
     status = Status((row(0, with_lease(ALICE, terms)),), time=NOW, face=MAGIC)
     lines = terminal.lines(status.picture().layout, width, is_coloured=False)
-    assert all(terminal.width_of(line) <= width for line in lines)
+    assert all(columns.width_of(line) <= width for line in lines)
     text = re.sub(r"\s+", " ", " ".join(lines))
     assert "until 18:00 or after 1 h idle, longer if nobody waits" in text
 

@@ -25,6 +25,7 @@ VERSION = 1  # of the JSON; names are only ever added to it
 SSH_FAILED = 255  # ssh(1), "EXIT STATUS"
 NOT_FOUND = (126, 127)  # of a shell
 DENIED = "permission denied"
+NO_COMMAND = "There is no command"  # of an older reserve-gpu
 
 
 class Answer(NamedTuple):
@@ -174,16 +175,18 @@ def failed(name: str, code: int | None, text: str) -> str:
     return ""
 
 
-def refused(name: str, text: str) -> str:
-    """Say what reserve_gpu has said on a host that can't show its status, as without a driver."""
-    return _last(text) or f"its reserve-gpu fails. Try: ssh {name} reserve-gpu status"
+def refused(name: str, text: str, command: str = "status") -> str:
+    """Say what reserve_gpu has said on a host that can't show that, as without a driver."""
+    if NO_COMMAND in text:
+        return f"its reserve_gpu has no `reserve-gpu {command}`. Update it on {name}."
+    return _last(text) or f"its reserve-gpu fails. Try: ssh {name} reserve-gpu {command}"
 
 
-def another_format(name: str, version: int | None, text: str) -> str:
+def another_format(name: str, version: int | None, text: str, command: str = "status") -> str:
     """Say that a host's answer is not of the version that is read here."""
     if version is None:
         answer = _last(text) or "it is empty"
-        return f"its answer is no status: {answer}. Try: ssh {name} reserve-gpu status"
+        return f"its answer is no {command}: {answer}. Try: ssh {name} reserve-gpu {command}"
     older, where = ("older", f"on {name}") if version < status.VERSION else ("newer", "here")
     return f"its reserve_gpu is {older} than this one (format {version}). Update it {where}."
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reserve_gpu.report.layout import Entry, Layout
+    from reserve_gpu.report.sheets import Column, Sheet
     from reserve_gpu.report.words import Line
 
 # White text on each of them is readable (contrast 4.5:1 or more), and each can be told from a white
@@ -29,6 +30,9 @@ BACKGROUNDS = {
     State.UNKNOWN: "#8250df",
 }
 OTHER_BACKGROUND = "#6a737d"
+# Of a bar of hours: what was used, what was idle, and what is not known.
+PIECES = (BACKGROUNDS[State.FREE], BACKGROUNDS[State.RESERVED], OTHER_BACKGROUND)
+BAR_EM = 10  # how long the longest bar is
 STYLES = {
     STRONG: "font-weight:bold",
     TYPED: "font-weight:bold",
@@ -54,7 +58,9 @@ def html(layout: Layout) -> str:
     if layout.queue:
         queue = f'<div style="margin-top:6px"><b>{QUEUE_TITLE}</b></div>{_divs(layout.queue)}'
     below = "".join(f'<div style="margin-top:12px">{html(each)}</div>' for each in layout.sections)
-    return f"{_divs(layout.head)}{_table(layout.entries)}{queue}{_divs(layout.foot)}{below}"
+    sheets = "".join(map(_sheet, layout.sheets))
+    table = _table(layout.entries)
+    return f"{_divs(layout.head)}{table}{queue}{sheets}{_divs(layout.foot)}{below}"
 
 
 def table(titles: Sequence[str], rows: str) -> str:
@@ -79,6 +85,53 @@ def _table(entries: Sequence[Entry]) -> str:
         return ""
     titles = _titles(entries)
     return table(titles, "".join(_row(entry, titles) for entry in entries))
+
+
+def _sheet(sheet: Sheet) -> str:
+    """Return a table of figures, which stand to the right, each row with its bar."""
+    first, *others = sheet.columns
+    columns = [first, *([None] if sheet.bars else []), *others]
+    rows = "".join(
+        f'<tr style="{ROW}">{"".join(_sheet_cell(sheet, column, row) for column in columns)}</tr>'
+        for row in range(sheet.height)
+    )
+    titles = [
+        f'<div style="text-align:{_side(column)}">{escape(column.title)}</div>' if column else ""
+        for column in columns
+    ]
+    title = f'<div style="margin-top:12px"><b>{escape(sheet.title)}</b></div>'
+    legend = " ".join(
+        f'{_piece("1em", colour)}<span style="margin:0 1em 0 4px">{escape(word)}</span>'
+        for word, colour in zip(sheet.legend, PIECES, strict=False)
+    )
+    shown = f'<div style="overflow-x:auto">{table(titles, rows)}</div>'
+    return f"{title if sheet.title else ''}{shown}<div>{legend}</div>"
+
+
+def _sheet_cell(sheet: Sheet, column: Column | None, row: int) -> str:
+    """Return a cell. column: None for the one with the bars."""
+    if column is None:
+        shares = sheet.bars[row] if row < len(sheet.bars) else ()
+        pieces = "".join(
+            _piece(f"{share * BAR_EM:.2f}em", colour)
+            for share, colour in zip(shares, PIECES, strict=False)
+        )
+        return f'<td style="{LINE};{SHORT};min-width:{BAR_EM}em">{pieces}</td>'
+    is_total = sheet.has_total and row == sheet.height - 1
+    cell = _isolated(column.cells[row])
+    style = f"{SHORT if column.is_figure else WHO};text-align:{_side(column)}"
+    return f'<td style="{LINE};{style}">{f"<b>{cell}</b>" if is_total else cell}</td>'
+
+
+def _side(column: Column) -> str:
+    return "right" if column.is_figure else "left"
+
+
+def _piece(width: str, colour: str) -> str:
+    return (
+        f'<span style="display:inline-block;height:0.8em;width:{width};'
+        f'background-color:{colour}"></span>'
+    )
 
 
 def _titles(entries: Sequence[Entry]) -> list[str]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reserve_gpu.model import Holder, Process, Row
+    from reserve_gpu.report.sheets import Sheet
     from reserve_gpu.report.words import Line
 
 NAME_LIMIT = 40  # characters
@@ -64,6 +65,7 @@ class Layout(NamedTuple):
     """The whole picture: head lines, the devices, who waits, and below it what to do or to know.
 
     sections: more of the same below it, one for each of several machines.
+    sheets: tables of figures.
     """
 
     head: Sequence[Line]
@@ -71,6 +73,7 @@ class Layout(NamedTuple):
     queue: Sequence[Line] = ()
     foot: Sequence[Line] = ()
     sections: Sequence[Layout] = ()
+    sheets: Sequence[Sheet] = ()
 
 
 class View(NamedTuple):

@@ -36,5 +36,9 @@ h1 {{ font-size: 1.3em; margin: 0 0 0.5em }}
 
 def page(seen: Status | Hosts) -> str:
     """Return the page. It needs nothing from elsewhere: no script, no style sheet, no picture."""
-    title = escape(f"GPUs of {shown(seen.host)}")
-    return PAGE.format(title=title, picture=seen._repr_html_())
+    return titled(f"GPUs of {shown(seen.host)}", seen._repr_html_())
+
+
+def titled(title: str, picture: str) -> str:
+    """Return a page of that title. picture: in HTML."""
+    return PAGE.format(title=escape(title), picture=picture)

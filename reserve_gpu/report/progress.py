@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 from reserve_gpu.errors import DriverError
 from reserve_gpu.model import Slow
-from reserve_gpu.report import colour, messages, pictures, terminal
+from reserve_gpu.report import colour, columns, messages, pictures, terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,7 +146,7 @@ class Terminal:
             width -= 1  # some terminals wrap in the last column
             lines = terminal.lines(frame.picture.layout, width, is_coloured=self._is_coloured)
             if len(lines) >= height:
-                brief = terminal.cut(frame.picture.brief, width, "...")
+                brief = columns.cut(frame.picture.brief, width, "...")
                 lines = [brief] if brief else lines[: height - 1]
         if lines == self._lines:
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from reserve_gpu.history.totals import KEYS, UNKNOWN, Hours, Idle, is_day
 from reserve_gpu.model import (
     GRAPHICS,
     Device,
@@ -23,7 +24,8 @@ from reserve_gpu.model import (
     Ticket,
     Usage,
 )
-from reserve_gpu.report import reasons
+from reserve_gpu.report import history, reasons
+from reserve_gpu.report.history import Report
 from reserve_gpu.report.status import COMPUTE_MODES, VERSION, Status
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 TEXT_LIMIT = 300  # characters
 MOST = 256  # devices, holders or processes in one list
+MOST_HOURS = 12_000  # rows of a report
 LARGEST = 1e11  # no moment since the epoch is later, and no device has more memory in MiB
 MODES = {name: mode for mode, name in COMPUTE_MODES.items()}
 HELD = (State.RESERVED, State.FULL)
@@ -44,16 +47,41 @@ class FormatError(ValueError):
         self.version = version
 
 
+def report(fields: object) -> Report:
+    """Return the report of a history that the JSON describes. Raises FormatError."""
+    said = _Fields.of(fields, history.VERSION, "rows")
+    by = said.text("by")
+    return Report(
+        by if by in KEYS else "user",
+        dict(map(_hours, said.tables("rows", MOST_HOURS))),
+        {day: hours for day, hours in map(_hours, said.tables("days", MOST_HOURS)) if is_day(day)},
+        tuple(map(_idle, said.tables("longest_idle"))),
+        said.number("since") or 0.0,
+        said.number("until") or 0.0,
+        host=said.text("host") or "",
+        user=said.text("user"),
+        is_kept=said.truth("is_kept") is not False,
+    )
+
+
+def _hours(said: _Fields) -> tuple[str, Hours]:
+    hours = (said.number(f"{kind}_hours") or 0.0 for kind in Hours._fields)
+    return said.text("name") or UNKNOWN, Hours(*hours)
+
+
+def _idle(said: _Fields) -> Idle:
+    return Idle(
+        said.text("user") or UNKNOWN,
+        said.text("name"),
+        tuple(said.texts("gpus")),
+        said.number("since") or 0.0,
+        said.number("idle_hours") or 0.0,
+    )
+
+
 def status(fields: object) -> Status:
     """Return the status that the JSON describes. Raises FormatError."""
-    if not isinstance(fields, dict):
-        raise FormatError(None)
-    said = _Fields(fields)
-    version = said.whole("version")
-    if version != VERSION:
-        raise FormatError(version)
-    if not isinstance(fields.get("devices"), list):
-        raise FormatError(None)
+    said = _Fields.of(fields, VERSION, "devices")
     message = said.text("message")
     waiting = tuple(map(_ticket, said.tables("waiting")))
     return Status(
@@ -74,6 +102,18 @@ class _Fields:
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = fields
 
+    @classmethod
+    def of(cls, fields: object, version: int, needed: str) -> _Fields:
+        """Return the outermost table. Raises FormatError. needed: a list that it must have."""
+        if not isinstance(fields, dict):
+            raise FormatError(None)
+        said = cls(fields)
+        if (found := said.whole("version")) != version:
+            raise FormatError(found)
+        if not isinstance(fields.get(needed), list):
+            raise FormatError(None)
+        return said
+
     def text(self, name: str) -> str | None:
         value = self._fields.get(name)
         return value[:TEXT_LIMIT] if isinstance(value, str) else None
@@ -92,9 +132,9 @@ class _Fields:
         value = self._fields.get(name)
         return value if isinstance(value, bool) else None
 
-    def tables(self, name: str) -> list[_Fields]:
+    def tables(self, name: str, most: int = MOST) -> list[_Fields]:
         value = self._fields.get(name)
-        tables = value[:MOST] if isinstance(value, list) else []
+        tables = value[:most] if isinstance(value, list) else []
         return [_Fields(table) for table in tables if isinstance(table, dict)]
 
     def texts(self, name: str) -> list[str]:

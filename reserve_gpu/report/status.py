@@ -9,14 +9,15 @@ from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.model import ComputeMode, Device, Holder, Process, Row, State, Ticket
 from reserve_gpu.report import asking, colour, layout, messages, parts, reasons, times, words
 from reserve_gpu.report import rules as ruled
-from reserve_gpu.report.faces import PYTHON, Face
+from reserve_gpu.report.faces import MAGIC, PYTHON, Face
 from reserve_gpu.report.layout import Layout, View
 from reserve_gpu.report.pictures import Picture, queueing
-from reserve_gpu.report.words import MARK, STRONG, TYPED
+from reserve_gpu.report.words import FAINT, MARK, STRONG, TYPED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from reserve_gpu.history.totals import Hours
     from reserve_gpu.model import Rules
     from reserve_gpu.report.words import Line
 
@@ -46,7 +47,7 @@ class Status(NamedTuple):
     is_above: what this process may use is reserved by one that has started it.
     is_late: CUDA has started here, so that only what it sees can be reserved.
     is_all: each device has a line, also those that are alike.
-    user: who looks.
+    user: who looks. hours: what that one has had in the last seven days, None without a history.
     """
 
     rows: tuple[Row, ...]
@@ -61,6 +62,7 @@ class Status(NamedTuple):
     is_late: bool = False
     is_all: bool = False
     user: str | None = None
+    hours: Hours | None = None
 
     def __repr__(self) -> str:
         return str(self.picture())
@@ -102,6 +104,7 @@ class Status(NamedTuple):
             "problem": self.problem,
             "limit": self.limit,
             "message": self.rules.message if self.rules else None,
+            "hours": self.hours._asdict() if self.hours else None,
             "rules": _rules_dict(self.rules, self.rows) if self.rules and self.rules.file else None,
         }
 
@@ -138,7 +141,7 @@ def free(rows: Sequence[Row]) -> str:
 
 def _head(status: Status) -> list[Line]:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.time))
-    about = (f"  {shown(status.host)}, {when}", words.FAINT)
+    about = (f"  {shown(status.host)}, {when}", FAINT)
     first = ((free(status.rows), STRONG), about, *layout.common_model(status.rows, ", "))
     lines: list[Line] = [*ruled.head(status.rules), first]
     if mine := [row for row in status.rows if row.is_mine]:
@@ -153,7 +156,15 @@ def _foot(status: Status) -> list[Line]:
         if status.is_above:
             text = " was set by your own reservation, above this process: use it as it is."
         foot.append(((f"CUDA_VISIBLE_DEVICES={shown(status.limit)!r}", STRONG), text))
-    return foot + missing(status) + ruled.foot(status.rules, status.rows)
+    foot += missing(status) + ruled.foot(status.rules, status.rows)
+    return foot + ([_own_hours(status.hours, status.face)] if status.hours else [])
+
+
+def _own_hours(hours: Hours, face: Face) -> Line:
+    """Return `You: 31 GPU-hours in the last 7 days, 22 of them idle.`, and where to read more."""
+    idle = f", {words.hours(hours.idle)} of them idle" if hours.idle else ""
+    text = f"You: {words.hours(hours.reserved)} GPU-hours in the last 7 days{idle}. "
+    return (text, FAINT), ("!reserve-gpu report" if face is MAGIC else "reserve-gpu report", TYPED)
 
 
 def missing(status: Status) -> list[Line]:

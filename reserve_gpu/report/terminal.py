@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, TextIO
-from unicodedata import category, east_asian_width
 
 from reserve_gpu.model import State
-from reserve_gpu.report import colour
+from reserve_gpu.report import colour, sheets
+from reserve_gpu.report.columns import (
+    FULL,
+    GAP,
+    LIGHT,
+    MEDIUM,
+    cut,
+    part,
+    width_of,
+    width_of_line,
+    wrapped,
+)
 from reserve_gpu.report.words import FAINT, MARK, QUEUE_TITLE, STRONG, TITLES, TYPED
 from reserve_gpu.report.words import plain as text_of
 
@@ -37,10 +46,6 @@ OTHER_STATE = "1;35"
 BAR, LONGEST_BAR = 6, 20  # columns
 # Of a bar, from that load on: green, yellow, red; as a notebook's <meter> has them.
 LOADS = ((0.9, "31"), (0.5, "33"), (0.0, "32"))
-# Unicode's categories of what stands on another letter, in no column of its own.
-OVER = ("Mn", "Me")
-# Of a bar: what is in use, what is promised besides, and what is left.
-FULL, MEDIUM, LIGHT = "\N{FULL BLOCK}", "\N{MEDIUM SHADE}", "\N{LIGHT SHADE}"
 # In place of letters that not every encoding has; the others become question marks.
 ASCII = {
     FULL: "#",
@@ -53,7 +58,6 @@ HEAD = (*TITLES[:3], "", TITLES[3], "", *TITLES[4:])  # bars have no title
 STATE, NAME, BARS, MEMORY, LOAD_BARS, UTIL, TEMPERATURE, POWER = range(1, 9)
 HEAT_FROM = 119  # columns: of 120, a picture that is rewritten in place leaves one free
 LEAST_NAME = 6  # columns; where less is left for the name, another column is left out
-GAP = 2
 INDENT = 5
 PLAIN_COLUMNS = 4000  # so wide that no line is broken where there is no terminal
 
@@ -104,25 +108,6 @@ def lines(
     return [_styled(line, is_coloured=is_coloured) for line in made]
 
 
-def width_of(text: str) -> int:
-    """Return the width in columns of a terminal; some letters take two, and some none."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if category(letter) in OVER else 1 + (east_asian_width(letter) in "WF") for letter in text
-    )
-
-
-def cut(text: str, width: int, end: str = "\N{HORIZONTAL ELLIPSIS}") -> str:
-    """Return as much of the text as has room, with the end where it was cut."""
-    if width_of(text) <= width:
-        return text
-    kept = text
-    while kept and width_of(kept) > width - len(end):
-        kept = kept[:-1]
-    return f"{kept.rstrip()}{end}"
-
-
 def _in_its_letters(text: str, stream: TextIO) -> str:
     """Return the text with those letters that the stream can write."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -141,20 +126,22 @@ def rows(
     breaks_commands: as of `lines`. spare: so many lines more are no loss.
     """
     for line in layout.head:
-        yield from _wrapped(line, width)
+        yield from wrapped(line, width)
     if layout.entries:
         yield from _table(layout.entries, width, spare)
     if layout.queue:
         yield ((QUEUE_TITLE, FAINT),)
     for line in layout.queue:
-        yield from _wrapped(line, width, indent=1)
+        yield from wrapped(line, width, indent=1)
+    for sheet in layout.sheets:
+        yield from sheets.rows(sheet, width)
     for line in layout.foot:
         is_command = bool(line) and part(line[-1])[1] == TYPED
-        if breaks_commands or not is_command or _width_of_line(line) <= width:
-            yield from _wrapped(line, width)
+        if breaks_commands or not is_command or width_of_line(line) <= width:
+            yield from wrapped(line, width)
             continue
         if before := line[:-1]:
-            yield from _wrapped(before, width)
+            yield from wrapped(before, width)
         yield (line[-1],)
     for section in layout.sections:
         yield ("",)
@@ -164,18 +151,18 @@ def rows(
 def _table(entries: Sequence[Entry], width: int, spare: int) -> Iterator[Line]:
     """Yield the titles and a line for each device; people who don't fit there stand below it."""
     rows = [_cells(entry) for entry in entries]
-    widths = _widths(rows, width, [_width_of_line(entry.who) for entry in entries], spare)
+    widths = _widths(rows, width, [width_of_line(entry.who) for entry in entries], spare)
     has_room = sum(widths) + width_of(HEAD[-1]) <= width
     fitting = (cut(title, max(0, room - GAP)) for title, room in zip(HEAD, widths, strict=False))
     titles = [((title, FAINT),) for title in fitting]
     yield (*_row(titles, widths), (HEAD[-1] if has_room else "", FAINT))
     for entry, cells in zip(entries, rows, strict=True):
         who, below = entry.who, list(entry.more)
-        if who and sum(widths) + _width_of_line(who) > width:
+        if who and sum(widths) + width_of_line(who) > width:
             who, below = (), [entry.who, *below]
         yield (*_row(_styled_cells(entry, cells, widths), widths), *who)
         for line in below:
-            yield from _wrapped(line, width, indent=INDENT + 2 * entry.is_instance)
+            yield from wrapped(line, width, indent=INDENT + 2 * entry.is_instance)
 
 
 def _widths(
@@ -239,7 +226,7 @@ def _row(cells: Sequence[Line], widths: Sequence[int]) -> Line:
     line: Line = ()
     for column, (cell, column_width) in enumerate(zip(cells, widths, strict=True)):
         if column_width:
-            space = " " * (column_width - GAP - _width_of_line(cell))
+            space = " " * (column_width - GAP - width_of_line(cell))
             is_figure = column in (MEMORY, UTIL, TEMPERATURE, POWER)
             line += (space if is_figure else "", *cell, "" if is_figure else space, " " * GAP)
     return line
@@ -284,32 +271,6 @@ def _bar(share: float | None, taken: float | None, length: int) -> Line:
 def _columns(share: float, length: int) -> int:
     """Return how many columns of a bar that is; a little memory is not no memory."""
     return round(share * length) or share > 0.001
-
-
-def _wrapped(line: Line, width: int, indent: int = 0) -> Iterator[Line]:
-    """Break the line between words into as many as it takes; inside a word only if it must."""
-    letters = [(letter, style) for words, style in map(part, line) for letter in words]
-    row: Line = ()
-    used = indent
-    for match in re.finditer(r"\S+\s*|\s+", text_of(tuple(letters))):
-        word = tuple(letters[slice(*match.span())])
-        has_room = width_of(match[0].rstrip()) <= width - indent
-        for piece in [word] if has_room else [(letter,) for letter in word]:
-            if used > indent and used + width_of(text_of(piece).rstrip()) > width:
-                yield (" " * indent, *row)
-                row, used = (), indent
-            row += piece
-            used += width_of(text_of(piece))
-    yield (" " * indent, *row)
-
-
-def _width_of_line(line: Line) -> int:
-    return width_of(text_of(line))
-
-
-def part(piece: str | tuple[str, str]) -> tuple[str, str]:
-    """Return words and their style, which is empty for plain words."""
-    return (piece, "") if isinstance(piece, str) else piece
 
 
 def _styled(line: Line, *, is_coloured: bool) -> str:

@@ -23,6 +23,7 @@ Line: TypeAlias = "tuple[str | tuple[str, str], ...]"  # plain words, and words 
 TITLES = ("GPU", "state", "name", "memory", "util", "temp", "power", "who")  # of the columns
 QUEUE_TITLE = "waiting in the queue"
 
+LEAST_HOURS = 0.05  # less would be shown as 0.0
 LISTED_PROCESSES = 3
 COMMAND_LIMIT = 40  # characters
 NOTEBOOK_LIMIT = 40  # characters
@@ -52,6 +53,13 @@ def rounded_down(mib: float, unit: str) -> float:
 def room(mib: float, unit: str) -> str:
     """Return memory that can still be promised, rounded down: `6.2 GB`."""
     return size(rounded_down(mib, unit), unit)
+
+
+def hours(number: float, *, is_zero_told: bool = True) -> str:
+    """Return `31.0`, and `<0.1` for a little that would else look like nothing."""
+    if 0 < number < LEAST_HOURS:
+        return "<0.1"
+    return f"{number:.1f}" if number or is_zero_told else ""
 
 
 def listed(words: Sequence[str]) -> str:

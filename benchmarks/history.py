@@ -1,0 +1,47 @@
+"""The report of a year of a whole lab: how long it takes to read and to sum up."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.table import Row
+from reserve_gpu import host
+from reserve_gpu.history import reading, totals
+from tests.histories import DAY_S, PEOPLE, Histories, write_year, year
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIMIT_S = 1.0
+
+
+def history(*, quick: bool) -> Iterator[Row]:
+    """Measure it in this process, from files that the system has just written."""
+    now = time.time()
+    with tempfile.TemporaryDirectory() as folder:
+        histories = Histories(Path(folder) / "history")
+        lines = write_year(histories, year(now))
+        os.environ[host.HISTORY] = str(histories.folder)
+        try:
+            times_s = [_timed(now, lines) for _ in range(3 if quick else 15)]
+        finally:
+            del os.environ[host.HISTORY]
+        size = histories.size()
+    measured_s = statistics.median(times_s[1:])
+    what = f"report of a year of {PEOPLE} people, {lines:,} lines in {size / 1e6:.0f} MB"
+    yield Row(what, f"{measured_s:.2f} s", f"at most {LIMIT_S:g} s", measured_s <= LIMIT_S)
+
+
+def _timed(now: float, lines: int) -> float:
+    """Return the seconds that it takes. Raises RuntimeError if an hour is missing."""
+    start = time.perf_counter()
+    summary = totals.summed(reading.since(now - 366 * DAY_S, now))
+    took_s = time.perf_counter() - start
+    if not lines / 8 < summary.total.reserved < lines:
+        raise RuntimeError(f"{lines} lines came to {summary.total}")
+    return took_s

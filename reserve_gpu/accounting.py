@@ -1,0 +1,109 @@
+"""`reserve-gpu report`: the histories that this user may read, here and on other machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING
+
+from reserve_gpu import host, hosts, quantities
+from reserve_gpu.history import places, reading, totals
+from reserve_gpu.report import reading as said
+from reserve_gpu.report.history import Failure, Report
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Iterable, Mapping
+
+    from reserve_gpu.history.totals import Hours, Summary
+
+WORDS = ("reserve-gpu", "report", "--format", "json")
+
+
+def report(arguments: Namespace) -> Report:
+    """Return the report that these arguments ask for. Raises RequestError."""
+    now = time.time()
+    since, lasts_s = quantities.parse_since(arguments.since, now)
+    if arguments.hosts is None:
+        return _here(arguments.by, since, now)._replace(lasts_s=lasts_s)
+    names = hosts.named(arguments.hosts)
+    words = (*WORDS, "--by", arguments.by, "--since", f"@{since:.0f}")
+    answers = hosts.answers(names, words, said.report)
+    failures = [Failure(name, each) for name, each in answers.items() if isinstance(each, str)]
+    reports = {name: each for name, each in answers.items() if isinstance(each, Report)}
+    whole = merged(reports, arguments.by)
+    return whole._replace(
+        since=since,
+        until=now,
+        lasts_s=lasts_s,
+        host=", ".join(names),
+        problems=tuple(failures),
+        has_answers=bool(reports),
+    )
+
+
+def _here(by: str, since: float, now: float) -> Report:
+    """Return the report of this machine."""
+    summary = totals.summed(reading.since(since, now), by)
+    sees_all = os.geteuid() == places.ROOT and places.is_for_all(host.history_directory())
+    return Report(
+        by,
+        _labelled(summary) if by == "gpu" else summary.rows,
+        summary.days,
+        summary.idle,
+        since,
+        now,
+        host=host.machine_name(),
+        user=None if sees_all else host.user_name(os.geteuid()),
+        is_kept=reading.exists(),
+        file=host.user_file(),
+    )
+
+
+def _labelled(summary: Summary) -> Mapping[str, Hours]:
+    """Return the rows by what devices are called; of two that had one name with their UUIDs."""
+    called = [summary.labels.get(uuid, uuid) for uuid in summary.rows]
+    names = (
+        f"{label} {uuid[:12]}" if called.count(label) > 1 else label
+        for label, uuid in zip(called, summary.rows, strict=True)
+    )
+    return dict(zip(names, summary.rows.values(), strict=True))
+
+
+def merged(reports: Mapping[str, Report], by: str) -> Report:
+    """Return the reports of several hosts as one; devices are called by the host, too."""
+
+    def named(name: str, what: str) -> str:
+        return f"{name}:{what}" if by == "gpu" else what
+
+    idle = [
+        each._replace(gpus=tuple(f"{name}:{gpu}" for gpu in each.gpus))
+        for name, one in reports.items()
+        for each in one.longest_idle
+    ]
+    users = {one.user for one in reports.values()}
+    return Report(
+        by,
+        _added((named(name, what), hours) for name, one in reports.items()
+               for what, hours in one.rows.items()),
+        _added(row for one in reports.values() for row in one.days.items()),
+        tuple(sorted(idle, key=lambda each: -each.hours)[: totals.MOST_IDLE]),
+        user=users.pop() if len(users) == 1 else None,
+        is_kept=any(one.is_kept for one in reports.values()) or not reports,
+        file=host.user_file(),
+    )  # fmt: skip
+
+
+def _added(rows: Iterable[tuple[str, Hours]]) -> Mapping[str, Hours]:
+    sums: dict[str, Hours] = {}
+    for name, hours in rows:
+        sums[name] = totals.together([sums[name], hours]) if name in sums else hours
+    return sums
+
+
+FORMATS: dict[str, Callable[[Report], str]] = {
+    "json": lambda report: json.dumps(report.to_dict(), indent=2),
+    "csv": Report.to_csv,
+    "html": Report.to_page,
+}

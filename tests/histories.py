@@ -1,0 +1,142 @@
+"""Histories as reservations leave them: what was intended, and the lines that say so."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from reserve_gpu.history import book
+from reserve_gpu.history.entries import Entry, Kind
+from reserve_gpu.model import End
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+HOUR_S, DAY_S = 3600, 86400
+GPUS, PEOPLE, DAYS, HOURS_A_DAY = 8, 20, 260, 8
+FIRST_UID = 70001
+
+
+class Stay(NamedTuple):
+    """One reservation as somebody meant it.
+
+    used: for which part of the time the device was in use. unknown: for which that is not known.
+    start: in seconds since the epoch. share: of a whole GPU.
+    """
+
+    person: int
+    gpu: int
+    start: int
+    seconds: int
+    used: float = 1.0
+    unknown: float = 0.0
+    share: float = 1.0
+    how: End = End.EXIT
+
+    @property
+    def uuid(self) -> str:
+        return f"GPU-0000000{self.gpu}-0000-4000-8000-000000000000"
+
+    @property
+    def notebook(self) -> str:
+        return f"projects/person{self.person:02}.ipynb"
+
+    def lines(self) -> Iterator[Entry]:
+        """Yield its lines: one for each hour by the clock on the wall that it touches."""
+        at, end = self.start, self.start + self.seconds
+        while at < end:
+            until = min(end, at - at % HOUR_S + HOUR_S)
+            seconds = float(until - at)
+            yield Entry(
+                Kind.RESERVED,
+                f"{self.person:04x}{self.gpu:04x}{self.start % (1 << 32):08x}",
+                float(self.start), float(at), float(until), seconds,
+                used_s=seconds * self.used,
+                idle_s=seconds * (1 - self.used - self.unknown),
+                gpu=self.uuid, label=f"GPU{self.gpu}", share=self.share, mib=12345.678,
+                percent=67.123, name=self.notebook, note="for the thesis",
+                how=self.how if until == end else None,
+            )  # fmt: skip
+            at = until
+
+
+def year(now: float, people: int = PEOPLE, days: int = DAYS) -> list[Stay]:
+    """Return a year of a lab: eight hours a day on a GPU, with a handful of restarts."""
+    dice = random.Random(7)  # noqa: S311 - an example, no secret
+    midnight = int(now) - int(now) % DAY_S
+    working = [day for day in range(364, 0, -1) if day % 7 not in (0, 1)][-days:]
+    stays = []
+    for day in working:
+        for person in range(people):
+            start = midnight - day * DAY_S + 9 * HOUR_S
+            gpu = dice.randrange(GPUS)
+            cuts = sorted(dice.sample(range(60, HOURS_A_DAY * 60 - 60), 3))
+            minutes = [0, *cuts, HOURS_A_DAY * 60]
+            for first, last in pairwise(minutes):
+                used = dice.choice((0.0, 0.25, 0.75))
+                how = End.EXIT if last == minutes[-1] else End.RESTART
+                stays.append(
+                    Stay(person, gpu, start + first * 60, (last - first) * 60, used, 0.125, how=how)
+                )
+    return stays
+
+
+class Histories:
+    """A directory with the histories of all users; each folder is made as its user makes it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.folder.mkdir(mode=0o700)
+        self.folder.chmod(0o1733)
+
+    def of(self, uid: int | None = None) -> Path:
+        """Return the folder of a user, by default of who runs the tests."""
+        own = self.folder / str(os.geteuid() if uid is None else uid)
+        own.mkdir(mode=0o700, exist_ok=True)
+        return own
+
+    def write(self, entries: Iterable[Entry], uid: int | None = None) -> None:
+        """Append the lines as a process of that user does; only root can give others theirs."""
+        folder = self.of(uid)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            book.append(descriptor, [*entries])
+        finally:
+            os.close(descriptor)
+        self.give(uid)
+
+    def page(self, entries: Iterable[Entry]) -> book.Page:
+        """Write the lines as those of a reservation that lasts."""
+        page = book.Page.new(os.open(self.of(), os.O_RDONLY))
+        page.write([*entries])
+        return page
+
+    def give(self, uid: int | None) -> None:
+        """Let a folder, and what is in it, belong to that user."""
+        if uid is not None and uid != os.geteuid():
+            folder = self.of(uid)
+            for path in (*folder.iterdir(), folder):
+                os.chown(path, uid, uid)
+
+    def size(self) -> int:
+        """Return the bytes that all of it has."""
+        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+
+
+def write_year(histories: Histories, stays: Iterable[Stay]) -> int:
+    """Write what people did, for each person as a user if root runs this; returns the lines."""
+    of: dict[int, list[Entry]] = {}
+    for stay in stays:
+        of.setdefault(stay.person, []).extend(stay.lines())
+    for person, entries in of.items():
+        histories.write(entries, None if os.geteuid() else FIRST_UID + person)
+    return sum(map(len, of.values()))
+
+
+def month_file(folder: Path, at: float) -> Path:
+    """Return the file in which a user's lines of that time are."""
+    return folder / time.strftime("%Y-%m.jsonl", time.localtime(at))
