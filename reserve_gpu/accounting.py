@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu import host, hosts, quantities
+from reserve_gpu.errors import RequestError
 from reserve_gpu.history import places, reading, totals
 from reserve_gpu.report import reading as said
 from reserve_gpu.report.history import Failure, Report
+from reserve_gpu.reservation.request import rules
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -56,9 +59,16 @@ def _here(by: str, since: float, now: float) -> Report:
         now,
         host=host.machine_name(),
         user=None if sees_all else host.user_name(os.geteuid()),
-        is_kept=reading.exists(),
+        is_kept=reading.exists() or _is_on(),
         file=host.user_file(),
     )
+
+
+def _is_on() -> bool:
+    """Tell whether what this user reserves from now on is noted."""
+    with suppress(RequestError):  # a mistake in the user's own file
+        return places.path_to_write(rules()) is not None
+    return False
 
 
 def _labelled(summary: Summary) -> Mapping[str, Hours]:

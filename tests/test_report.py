@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections import defaultdict
@@ -836,6 +837,7 @@ def test_the_page_in_a_browser(tmp_path: Path, scheme: str) -> None:
 
 def test_without_a_history(kept: Histories, typed: CommandLine, here: Here) -> None:
     """Where nothing is noted a plain sentence says what switches it on, in all formats."""
+    shutil.rmtree(os.environ["RESERVE_GPU_HISTORY"])
     done = typed("report")
     assert (done.code, done.stderr) == (0, "")
     assert done.stdout.startswith("No history is kept here.\n")
@@ -844,6 +846,11 @@ def test_without_a_history(kept: Histories, typed: CommandLine, here: Here) -> N
     assert typed("report", "--format", "csv").stdout.startswith("user,reserved_hours")
     assert json.loads(typed("report", "--json").stdout)["is_kept"] is False
     assert here.calls() == []
+
+
+def test_a_history_that_has_just_begun(kept: Histories, typed: CommandLine) -> None:
+    """Where a history is switched on, and nothing is noted yet, nobody is told to switch it on."""
+    assert typed("report").stdout.startswith("No GPU was reserved in the last 7 days.\n")
 
 
 def test_nothing_in_that_time(kept: Histories, typed: CommandLine) -> None:

@@ -31,19 +31,30 @@ MADE_BY = "sudo install -d -m 1733 {}"
 def to_write(ruled: Rules | None) -> int | None:
     """Open the folder for what this user does, made if it has to be; None if nothing is kept.
 
-    The user's own word counts before the administrator's.
     ruled: what the administrator's file says. Raises HistoryError, OSError, RequestError.
+    """
+    path = path_to_write(ruled)
+    if path is None:
+        return None
+    if path == _in_home():
+        os.makedirs(host.state_directory(), OWN_MODE, exist_ok=True)
+    with suppress(FileExistsError):
+        os.mkdir(path, OWN_MODE)
+    return opened(path, os.geteuid())
+
+
+def path_to_write(ruled: Rules | None) -> str | None:
+    """Return the path of that folder, which need not be there; None if nothing is kept.
+
+    The user's own word counts before the administrator's. ruled, and errors: as of `to_write`.
     """
     own = rules.own_history()
     word = own if own is not None else ruled.history if ruled else None
     if word is False:
         return None
     if is_for_all(host.history_directory()):
-        return _made(os.path.join(host.history_directory(), str(os.geteuid())))
-    if word or os.path.isdir(host.state_directory()):
-        os.makedirs(host.state_directory(), OWN_MODE, exist_ok=True)
-        return _made(os.path.join(host.state_directory(), host.machine_name()))
-    return None
+        return os.path.join(host.history_directory(), str(os.geteuid()))
+    return _in_home() if word or os.path.isdir(host.state_directory()) else None
 
 
 def to_read() -> Iterator[tuple[int, int]]:
@@ -57,7 +68,7 @@ def to_read() -> Iterator[tuple[int, int]]:
         with suppress(OSError):
             names |= {name for name in os.listdir(above) if name.isascii() and name.isdecimal()}
     paths = [(os.path.join(above, name), int(name)) for name in sorted(names, key=int)]
-    for path, uid in [*paths, (os.path.join(host.state_directory(), host.machine_name()), own)]:
+    for path, uid in [*paths, (_in_home(), own)]:
         with suppress(OSError, HistoryError):
             yield opened(path, uid), uid
 
@@ -85,7 +96,5 @@ def opened(path: str, uid: int) -> int:
     raise HistoryError(f"{path} belongs to another user, or others may write to it")
 
 
-def _made(path: str) -> int:
-    with suppress(FileExistsError):
-        os.mkdir(path, OWN_MODE)
-    return opened(path, os.geteuid())
+def _in_home() -> str:
+    return os.path.join(host.state_directory(), host.machine_name())

@@ -157,7 +157,9 @@ def _foot(status: Status) -> list[Line]:
             text = " was set by your own reservation, above this process: use it as it is."
         foot.append(((f"CUDA_VISIBLE_DEVICES={shown(status.limit)!r}", STRONG), text))
     foot += missing(status) + ruled.foot(status.rules, status.rows)
-    return foot + ([_own_hours(status.hours, status.face)] if status.hours else [])
+    if status.hours and status.hours.reserved:
+        foot.append(_own_hours(status.hours, status.face))
+    return foot
 
 
 def _own_hours(hours: Hours, face: Face) -> Line:
