@@ -56,9 +56,14 @@ def folder_of(machine: Machine) -> Path:
 
 
 def lines(machine: Machine, pattern: str = "*.jsonl") -> list[dict[str, Any]]:
-    """Return what stands in the files of a history."""
+    """Return what stands in the files of a history, once this process has noted what it did."""
+    session().run(session().note)
     files = sorted(folder_of(machine).glob(pattern))
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+# For a child: note what it did. It does so by itself, but after its answer.
+NOTE = "from reserve_gpu.reservation.session import session\nsession().run(session().note)"
 
 
 # -- what a look adds ------------------------------------------------------------------------------
@@ -207,6 +212,7 @@ def test_a_new_note_is_noted(here: Here) -> None:
     switch_on(here)
     reserve_gpu.reserve(note="thesis")
     reserve_gpu.reserve(note="paper")
+    session().run(session().note)
     session().run(session()._journal._recorder._note)  # type: ignore[union-attr]
     assert [line["note"] for line in lines(here, "*.open")] == ["paper"]
 
@@ -254,6 +260,7 @@ def test_what_was_held_for_a_moment_is_not_noted(here: Here) -> None:
     """A reservation of less than a second leaves no line, and no page."""
     switch_on(here)
     reserve_gpu.reserve().release()
+    assert not lines(here)
     assert list(folder_of(here).iterdir()) == []
 
 
@@ -266,12 +273,40 @@ def test_the_end_of_a_process_is_noted(here: Here) -> None:
     assert not lines(here, "*.open")
 
 
+WATCH = """
+import fcntl
+seen = []
+def watch(event, arguments):
+    if event == "open" and str(arguments[0]).endswith(".new"):
+        mutex = os.open(os.environ["RESERVE_GPU_LOCK_DIR"] + "/mutex.lock", os.O_RDWR)
+        try:
+            fcntl.flock(mutex, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            seen.append("free")
+        except BlockingIOError:
+            seen.append("locked")
+        os.close(mutex)
+sys.addaudithook(watch)
+"""
+
+
+@pytest.mark.process
+def test_nobody_waits_for_a_history(here: Here) -> None:
+    """A page is made without the machine's mutex: a home that hangs keeps no other user waiting."""
+    switch_on(here)
+    with here.child() as one:
+        one.run(WATCH)
+        one.reserve()
+        one.run(NOTE)
+        assert one.run("seen").value == ["free"]
+
+
 @pytest.mark.process
 def test_a_killed_process_is_closed_by_the_next(here: Here) -> None:
     """What a killed process has left stands until the next reservation of its user ends it."""
     switch_on(here)
     with here.child() as one:
         one.reserve("note='lost'")
+        one.run(NOTE)
     assert [line["note"] for line in lines(here, "*.open")] == ["lost"]
     reserve_gpu.reserve(note="next")
     assert [(line["note"], line["how"]) for line in lines(here)] == [
@@ -286,9 +321,35 @@ def test_a_living_process_keeps_its_page(here: Here) -> None:
     switch_on(here)
     with here.child() as one:
         one.reserve("note='first'")
+        one.run(NOTE)
         reserve_gpu.reserve(note="second")
         assert {line["note"] for line in lines(here, "*.open")} == {"first", "second"}
         assert not lines(here)
+
+
+BEGIN_AND_END = """
+import os, reserve_gpu
+from reserve_gpu.history import book, places
+from reserve_gpu.history.book import Page
+lost = 0
+for _ in range(3000):
+    book.close_lost(folder := places.to_write(None))
+    page = Page.new(folder)
+    lost += not os.fstat(page.descriptor).st_nlink
+    page.remove()
+lost
+"""
+
+
+@pytest.mark.process
+def test_pages_that_begin_at_once_are_not_lost(here: Here) -> None:
+    """Processes that begin pages and end those of killed ones, at once, take none for lost."""
+    switch_on(here)
+    with here.child() as one, here.child() as other:
+        one.send(BEGIN_AND_END)
+        other.send(BEGIN_AND_END)
+        answers = one.answer(), other.answer()
+    assert [(answer.value, answer.text) for answer in answers] == [(0, ""), (0, "")]
 
 
 @pytest.mark.process
@@ -297,6 +358,7 @@ def test_a_forked_child_does_not_keep_a_page(here: Here) -> None:
     switch_on(here)
     with here.child() as one:
         one.reserve("note='lost'")
+        one.run(NOTE)
         forked = one.run("pid = os.fork()\nif not pid: import time; time.sleep(600)\npid").value
     try:
         reserve_gpu.reserve()
@@ -502,7 +564,7 @@ def test_a_look_for_the_history_serves_the_lease(here: Here) -> None:
 
     def look() -> tuple[float, float]:
         session().run(lambda: setattr(journal._recorder, "_next_look", 0.0))  # type: ignore[union-attr]
-        session().run(session()._note_use)
+        session().run(session().note)
         return timer._next_look, timer._used
 
     before = timer._next_look, timer._used
@@ -578,7 +640,7 @@ def test_a_restart_is_noted(here: Here) -> None:
         kernel.load()
         assert [line["how"] for line in lines(here)] == ["kept for a restart"]
         kernel.run("%reserve_gpu")
-        assert len(lines(here, "*.open")) == 1
+        wait_for(lambda: len(lines(here, "*.open")) == 1)
 
 
 @pytest.mark.process
@@ -588,13 +650,14 @@ def test_a_started_kernel_is_noted_by_itself(here: Here) -> None:
     code = (
         "import reserve_gpu\n"
         "from reserve_gpu.reservation.session import session\n"
-        "session(); print(session()._journal._recorder is not None, end=' ')\n"
+        "session().run(session().note); print(session()._journal._recorder is not None, end=' ')\n"
         f"import pathlib; print(len([*pathlib.Path({str(folder_of(here))!r}).glob('*.open')]))"
     )
     start = [sys.executable, "-m", "reserve_gpu", "kernel", "start", "--"]
     file = str(here.folder / "kernel.json")
     done = here.command(*start, sys.executable, "-c", code, "-f", file)
     assert done.stdout == "True 1\n", done.stderr
+    assert not [line for line in lines(here) if line["how"] != "its process ended"]
 
 
 @pytest.mark.process
@@ -603,6 +666,7 @@ def test_a_guest_is_not_counted_again(here: Here) -> None:
     switch_on(here)
     with here.child() as one:
         one.reserve()
+        one.run(NOTE)
         argv = [sys.executable, "-m", "reserve_gpu", "join", "--", "true"]
         assert here.command(*argv).returncode == 0
         assert len(lines(here, "*.open")) == 1
@@ -610,7 +674,7 @@ def test_a_guest_is_not_counted_again(here: Here) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("limit_s", "how"), [(60, "got it"), (1.2, "gave up")])
+@pytest.mark.parametrize(("limit_s", "how"), [(60, "got it"), (0.5, "gave up")])
 def test_a_wait_is_noted(here: Here, limit_s: float, how: str) -> None:
     """A wait in the queue is noted with its length and its outcome."""
     here.write("gpu")
@@ -625,7 +689,8 @@ def test_a_wait_is_noted(here: Here, limit_s: float, how: str) -> None:
         waiter.answer()
         (line,) = (line for line in lines(here) if line["kind"] == "waited")
     assert (line["how"], line["asks"]) == (how, "a GPU")
-    assert 1.0 <= line["seconds"] <= time.monotonic() - began
+    assert 0 < line["seconds"] <= time.monotonic() - began
+    assert how != "got it" or line["seconds"] > 1
 
 
 # -- what may go wrong -----------------------------------------------------------------------------
@@ -683,6 +748,7 @@ def test_a_file_that_is_not_ours_disturbs_nothing(here: Here, spoil: Any) -> Non
         assert one.run("reserve_gpu.release()").error is None
         assert one.reserve().value == "0"
         assert one.run("reserve_gpu.release()").error is None
+        one.run(NOTE)
         assert one.run("log.getvalue().count('history')").value == 1
     precious = folder_of(here) / "precious"
     assert not precious.exists() or precious.read_text() == "mine\n"
@@ -697,6 +763,7 @@ def test_a_full_disk_disturbs_nothing(here: Here) -> None:
         one.run("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))")
         for _ in range(2):
             assert one.reserve().value == "0"
+            one.run(NOTE)
             assert one.run("reserve_gpu.release()").error is None
         assert one.run("log.getvalue().count('history')").value == 1
 
@@ -746,7 +813,7 @@ def test_users_do_not_read_each_other(users: Machine) -> None:
     for user in (NOBODY, DAEMON):
         with child(users, user) as one:
             assert one.reserve(f"note='of {user}'").error is None
-            one.run("import time; time.sleep(1.1)\nreserve_gpu.release()")
+            one.run(f"import time; time.sleep(1.1)\nreserve_gpu.release()\n{NOTE}")
     uid = subprocess.run(["id", "-u", DAEMON], capture_output=True, text=True, check=True).stdout
     (file,) = (above / uid.strip()).glob("*.jsonl")
     assert json.loads(file.read_text())["note"] == f"of {DAEMON}"
@@ -770,6 +837,7 @@ def test_a_folder_of_somebody_else_is_not_used(users: Machine, mode: str) -> Non
     with child(users, DAEMON) as one:
         one.run(WARNS)
         assert one.reserve().error is None
+        one.run(NOTE)
         assert "belongs to another user" in one.run("log.getvalue()").value
     assert list((above / uid.strip()).iterdir()) == []
 
@@ -874,9 +942,10 @@ def test_the_units_of_systemd(tmp_path: Path) -> None:
 
 def test_the_status_says_what_one_has_had(here: Here) -> None:
     """The status tells a user with a history what they had in a week, and what of it lay idle."""
-    assert "You:" not in str(reserve_gpu.status())
+    assert reserve_gpu.status().hours is None
     switch_on(here)
     folder = places.to_write(None)
+    assert "You:" not in str(reserve_gpu.status())
     assert folder is not None
     now = time.time()
     for day in (1, 3, 9):

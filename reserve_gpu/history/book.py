@@ -45,10 +45,15 @@ class Page:
 
     @classmethod
     def new(cls, folder: int) -> Page:
-        """Begin a page. folder: its descriptor, which the page closes. Raises OSError."""
-        name = f"{secrets.token_hex(8)}.open"
-        descriptor = _opened(folder, name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        flock(descriptor, name)
+        """Begin a page. folder: its descriptor, which the page closes. Raises OSError, LockError.
+
+        It gets its name once it is locked: else who ends lost pages would take it for one.
+        """
+        own_id = secrets.token_hex(8)
+        first, name = f"{own_id}.new", f"{own_id}.open"
+        descriptor = _opened(folder, first, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        flock(descriptor, first)
+        os.rename(first, name, src_dir_fd=folder, dst_dir_fd=folder)
         return cls(folder, descriptor, name)
 
     @classmethod

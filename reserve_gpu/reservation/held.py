@@ -9,7 +9,7 @@ from reserve_gpu.errors import LockError
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import without_guests
 from reserve_gpu.locks.lock import Lock
-from reserve_gpu.model import Device, Holder, Lease, Promise
+from reserve_gpu.model import Device, End, Holder, Lease, Promise
 
 messages = Late("report.messages")
 
@@ -142,3 +142,16 @@ class Held(NamedTuple):
         inside = list(self.inside)
         inside.remove(thread if thread in inside else inside[-1])
         return self._replace(inside=tuple(inside))
+
+
+class Change(NamedTuple):
+    """What has become of what was held: what is held now, how the other has ended, and when.
+
+    now: in seconds since the epoch. at: the same by time.monotonic().
+    """
+
+    before: Held | None
+    held: Held | None
+    how: End
+    now: float
+    at: float

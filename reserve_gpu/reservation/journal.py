@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,13 +20,13 @@ from reserve_gpu.history.entries import Entry, Kind
 from reserve_gpu.locks.record import myself
 from reserve_gpu.model import End
 from reserve_gpu.reservation import guests
-from reserve_gpu.reservation.recorder import EVERY_S, LEAST_S, Recorder
+from reserve_gpu.reservation.recorder import EVERY_S, Recorder
 from reserve_gpu.reservation.request import rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from reserve_gpu.reservation.held import Held
+    from reserve_gpu.reservation.held import Change, Held
 
 T = TypeVar("T")
 
@@ -44,18 +43,16 @@ class Journal:
     def __init__(self) -> None:
         self._recorder: Recorder | None = None
 
-    def follow(self, before: Held | None, held: Held | None, how: End) -> None:
-        """Note what becomes of what was held, and begin to note what is held now.
-
-        how: how it has ended, if it has.
-        """
+    def follow(self, change: Change) -> None:
+        """Note what has become of what was held, and begin to note what is held now."""
+        before, held, how, _, _ = change
         if held and before and _is_same(before, held):
             if self._recorder:
                 self._recorder.held = held
             return
         self.end(End.RESTART if held and held.kept_until else how)
         if held and not (held.guest or held.kept_until or held.is_noted_elsewhere):
-            self._recorder = tried(_begun, held)
+            self._recorder = tried(_begun, held, change)
 
     def step(self) -> tuple[float | None, bool | None]:
         """Note what is due; as `Recorder.step`."""
@@ -111,14 +108,14 @@ def _is_same(before: Held, held: Held) -> bool:
     return mine == others
 
 
-def _begun(held: Held) -> Recorder | None:
+def _begun(held: Held, change: Change) -> Recorder | None:
     """Begin to note what is held; None if no history is kept. Raises OSError, ReserveGPUError."""
     folder = places.to_write(rules())
     if folder is None:
         return None
     try:
         book.close_lost(folder)
-        return Recorder(Page.new(folder), held, time.time())
+        return Recorder(Page.new(folder), held, change.now, change.at)
     except BaseException:
         os.close(folder)
         raise
@@ -126,11 +123,10 @@ def _begun(held: Held) -> Recorder | None:
 
 def note_wait(asks: str, began: float, waited_s: float, how: End) -> None:
     """Note a wait in the queue. asks: for what. began: in seconds since the epoch."""
-    if waited_s >= LEAST_S:
-        who = myself()
-        line = Entry(Kind.WAITED, f"{os.getpid()}", began, began, began + waited_s, waited_s)
-        line = line._replace(asks=asks, name=who.notebook or who.command, how=how)
-        tried(_appended, line)
+    who = myself()
+    line = Entry(Kind.WAITED, f"{os.getpid()}", began, began, began + waited_s, waited_s)
+    line = line._replace(asks=asks, name=who.notebook or who.command, how=how)
+    tried(_appended, line)
 
 
 def _appended(line: Entry) -> None:

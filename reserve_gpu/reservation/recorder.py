@@ -21,7 +21,7 @@ EVERY_S = 60.0  # between two looks
 # A look speaks for so long at most: a process that was stopped for hours has not been looked at.
 LONGEST_KNOWN_S = 2 * EVERY_S
 DRIVER_LIMIT_S = 2.0  # for the driver to answer
-LEAST_S = 1.0  # what was held for less, or waited for, is not noted
+LEAST_S = 1.0  # what was held for less is not noted
 
 
 class Recorder:

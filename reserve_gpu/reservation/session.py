@@ -24,7 +24,7 @@ from reserve_gpu.locks.record import Record, myself
 from reserve_gpu.model import NO_LEASE, Answer, End, Lease, Promise, Request
 from reserve_gpu.reservation import environment, policy
 from reserve_gpu.reservation.environment import Changes
-from reserve_gpu.reservation.held import Held
+from reserve_gpu.reservation.held import Change, Held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -122,6 +122,7 @@ class Session:
         self._over: frozenset[Device] = frozenset()  # of which it uses more than its part
         self._timer: LeaseTimer | None = None
         self._journal: Journal | None = None
+        self._changes_to_note: list[Change] = []
         self._has_adopted = False
         self._has_claimed = False
         self._is_back = False  # what is held was kept over the restart, and not asked for by size
@@ -198,7 +199,7 @@ class Session:
             self.is_waiting = False
 
     def _step(self) -> float | None:
-        pauses = [self._note_use()]
+        pauses = [self.note()]
         if self._timer:
             pauses.append(self._timer.step())
         return min((pause_s for pause_s in pauses if pause_s is not None), default=None)
@@ -489,7 +490,8 @@ class Session:
         self._listen(is_wanted=bool(held and cells().shell))
         if timer:
             timer.follow(held, restart=restart)
-        self._note(before, held, how)
+        now, at = time.time(), time.monotonic()
+        self._changes_to_note.append(Change(before, held, how, now, at))
         kept = list(held.locks.values()) if held else []
         for lock in before.locks.values() if before else ():
             if lock not in kept:
@@ -608,27 +610,31 @@ class Session:
 
     # -- the history -------------------------------------------------------------------------------
 
-    def _note(self, before: Held | None, held: Held | None, how: End) -> None:
-        """Note what becomes of what was held, and begin to note what is held now."""
-        if self._journal is None:
-            if held is None or not host.may_keep_history():
-                return
+    def note(self) -> float | None:
+        """Note what has changed, and what is used if that is due; returns the seconds until then.
+
+        Between two calls: the home of a user may hang, and nobody may have the mutex then.
+        """
+        changes, self._changes_to_note = self._changes_to_note, []
+        if changes and self._journal is None and host.may_keep_history():
             self._journal = journal.Journal()
             journal.at_exit(self._note_exit)
-        self._journal.follow(before, held, how)
-
-    def _note_use(self) -> float | None:
-        """Note what is used, if that is due; returns the seconds until then."""
         if self._journal is None:
             return None
+        for change in changes:
+            self._journal.follow(change)
         pause_s, is_used = self._journal.step()
         if self._timer and is_used is not None:
             self._timer.note_use(is_used=is_used)
         return pause_s
 
     def _note_exit(self) -> None:
+        self.run_within(journal.EXIT_LIMIT_S, self._end_journal)
+
+    def _end_journal(self) -> None:
+        self.note()
         if self._journal:
-            self.run_within(journal.EXIT_LIMIT_S, self._journal.end, End.EXIT)
+            self._journal.end(End.EXIT)
 
     # -- a guest -----------------------------------------------------------------------------------
 
@@ -721,6 +727,7 @@ class Session:
         is_kernel: that program loads this package, and notes by itself what it uses.
         """
         held = self._held or Held((), {})
+        self.note()
         is_noted = bool(self._journal and self._journal.leave(is_kernel=is_kernel))
         handover.offer(
             handover.Handover(
