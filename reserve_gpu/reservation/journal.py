@@ -58,6 +58,8 @@ class Journal:
         """Note what is due; as `Recorder.step`."""
         if self._recorder is None:
             return None, None
+        if pause_s := self._recorder.pause_s:  # who has joined is not asked for nothing
+            return pause_s, None
         own = guests.own_pids(self._recorder.held)
         return tried(self._recorder.step, own) or (EVERY_S, None)
 

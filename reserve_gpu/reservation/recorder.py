@@ -47,6 +47,11 @@ class Recorder:
         """Return the lines that stand on the page."""
         return tuple(self._entries.values())
 
+    @property
+    def pause_s(self) -> float:
+        """Return the seconds until the next look, 0 if it is due."""
+        return max(0.0, self._next_look - time.monotonic())
+
     def step(self, own: Collection[int] | None = None) -> tuple[float, bool | None]:
         """Look at the use and note it, if that is due.
 
@@ -54,9 +59,8 @@ class Recorder:
         Returns the seconds until the next look, and whether the devices were used; None if this has
         not looked.
         """
-        now = time.monotonic()
-        if now < self._next_look:
-            return self._next_look - now, None
+        if pause_s := self.pause_s:
+            return pause_s, None
         since, self._looked_at = self._looked_at, time.time()
         devices = self.held.devices
         self._uses = {} if own is None else use.read(devices, own, since, DRIVER_LIMIT_S)
