@@ -941,12 +941,21 @@ def test_the_units_of_systemd(tmp_path: Path) -> None:
 # -- the status ------------------------------------------------------------------------------------
 
 
+def test_the_status_says_nothing_of_an_empty_history(here: Here) -> None:
+    """A history in which nothing is noted yet is no line of the status."""
+    switch_on(here)
+    folder = places.to_write(None)
+    assert folder is not None
+    os.close(folder)
+    assert reserve_gpu.status().hours is not None
+    assert "You:" not in str(reserve_gpu.status())
+
+
 def test_the_status_says_what_one_has_had(here: Here) -> None:
     """The status tells a user with a history what they had in a week, and what of it lay idle."""
     assert reserve_gpu.status().hours is None
     switch_on(here)
     folder = places.to_write(None)
-    assert "You:" not in str(reserve_gpu.status())
     assert folder is not None
     now = time.time()
     for day in (1, 3, 9):

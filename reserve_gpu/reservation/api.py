@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Literal
 
 from reserve_gpu import calls, host
@@ -333,7 +333,6 @@ def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callabl
     """
     with ExitStack() as conversation:
         gpus: Nvml | None = None
-        hours_of = _OwnHours()
 
         def look_now() -> Status:
             nonlocal gpus
@@ -356,28 +355,29 @@ def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callabl
                 is_above=visible is not None and _is_above(seen.rows),
                 is_late=environment.cuda_started(),
                 user=host.user_of(os.getpid()),
-                hours=hours_of(),
+                hours=_own_hours(),
             )
             return shown
 
         yield lambda: calls.apart(look_now, show=show)
 
 
-class _OwnHours:
-    """Returns what this user has had lately, by the history; reads that once a minute at most."""
+def _own_hours() -> Hours | None:
+    """Return what this user has had lately, by the history; None where none is kept."""
+    if not host.may_keep_history():
+        return None
+    minute = int(time.monotonic() // HOURS_EVERY_S)
+    return _hours_of(minute, host.history_directory(), host.state_directory())
 
-    def __init__(self) -> None:
-        self._due, self._hours = 0.0, None
 
-    def __call__(self) -> Hours | None:
-        now = time.monotonic()
-        if now >= self._due and host.may_keep_history():
-            self._due = now + HOURS_EVERY_S
-            with suppress(OSError):
-                end = time.time()
-                lines = reading.since(end - LATELY_S, end, is_own=True)
-                self._hours = totals.summed(lines).total if reading.exists() else None
-        return self._hours
+@lru_cache(1)
+def _hours_of(_minute: int, *_places: str) -> Hours | None:
+    """Return the same, read once a minute: JupyterLab's server looks every two seconds."""
+    now, total = time.time(), None
+    with suppress(OSError):
+        if reading.exists():
+            total = totals.summed(reading.since(now - LATELY_S, now, is_own=True)).total
+    return total
 
 
 def go_without() -> None:
