@@ -163,7 +163,7 @@ def _foot(status: Status) -> list[Line]:
 
 
 def _own_hours(hours: Hours, face: Face) -> Line:
-    """Return `You: 31 GPU-hours in the last 7 days, 22 of them idle.`, and where to read more."""
+    """Return `You: 31.0 GPU-hours in the last 7 days, 22.0 of them idle.`, and what to type."""
     idle = f", {words.hours(hours.idle)} of them idle" if hours.idle else ""
     text = f"You: {words.hours(hours.reserved)} GPU-hours in the last 7 days{idle}. "
     return (text, FAINT), ("!reserve-gpu report" if face is MAGIC else "reserve-gpu report", TYPED)
