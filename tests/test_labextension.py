@@ -229,6 +229,20 @@ def test_what_is_kept_for_a_restart_is_the_kernels(on_server: Machine, server: L
         assert held(on_server) == []
 
 
+def test_who_kept_it_meanwhile_is_released(on_server: Machine, server: Lab) -> None:
+    """The pid that was shown before a restart releases what has been kept since."""
+    on_server.write(ONE)
+    with kernel(on_server, server) as (id_, client):
+        run(client, "%reserve_gpu")
+        (before,) = fresh(server)["devices"][0]["holders"]
+        ask(server, f"api/kernels/{id_}/restart", {})
+        (holder,) = fresh(server)["devices"][0]["holders"]
+        assert holder["pid"] != before["pid"]
+        done = ask(server, "reserve_gpu/release", {"pid": before["pid"]})
+        assert done["text"].startswith("Released GPU0 of ")
+        assert held(on_server) == []
+
+
 def test_release_in_a_busy_kernel(on_server: Machine, server: Lab) -> None:
     """A kernel whose cell runs releases its GPU within that cell."""
     on_server.write(ONE)

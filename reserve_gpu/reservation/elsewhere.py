@@ -95,9 +95,9 @@ def release(reserved: Reserved) -> Answer:
     pid = reserved.holder.pid or 0
     if reserved.holder.kept_until is not None:  # by its word, which `all_left` does not believe
         uid = host.uid_of(pid)
-        for left in restart.all_left(uid=uid):
-            if pid in (left.heir, left.kernel) and restart.end(left, uid):
-                return Answer.RELEASED
+        left = restart.left_by(pid, uid)
+        if left and restart.end(left, uid):
+            return Answer.RELEASED
     return _asked(reserved, "release")
 
 
