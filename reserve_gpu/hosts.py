@@ -146,9 +146,9 @@ def looking(words: Sequence[str]) -> Callable[[], Hosts]:
     return lambda: look(names)._replace(typed=tuple(words))
 
 
-def look(names: Sequence[str]) -> Hosts:
+def look(names: Sequence[str], limit_s: float = LIMIT_S) -> Hosts:
     """Ask all of them at once how they stand. A host that does not answer is an answer too."""
-    found = answers(names, LOOK, reading.status).items()
+    found = answers(names, LOOK, reading.status, limit_s).items()
     told = (
         Answer(name, None, each) if isinstance(each, str) else Answer(name, each)
         for name, each in found
@@ -157,16 +157,21 @@ def look(names: Sequence[str]) -> Hosts:
 
 
 def answers(
-    names: Sequence[str], words: Sequence[str], read: Callable[[object], T]
+    names: Sequence[str],
+    words: Sequence[str],
+    read: Callable[[object], T],
+    limit_s: float = LIMIT_S,
 ) -> dict[str, T | str]:
     """Run a command of ours on all of them at once; returns what each has said, or why nothing.
 
     read: returns what the JSON means that the command prints, or raises FormatError.
     """
     with asked(names, words) as processes:
-        replies = {name: (out, err) for name, out, err in heard(processes, LIMIT_S)}
+        replies = {name: (out, err) for name, out, err in heard(processes, limit_s)}
         return {
-            name: _answer(words[1], name, processes[name], replies.get(name), read)
+            name: _answer(words[1], name, processes[name], replies[name], read)
+            if name in replies
+            else said.silent(name, limit_s)
             for name in names
         }
 
@@ -264,12 +269,10 @@ def _answer(
     command: str,
     name: str,
     process: subprocess.Popen[bytes],
-    reply: tuple[bytes, bytes] | None,
+    reply: tuple[bytes, bytes],
     read: Callable[[object], T],
 ) -> T | str:
-    """Return what a host has said, checked. reply: its stdout and stderr, None for nothing."""
-    if reply is None:
-        return said.silent(name, LIMIT_S)
+    """Return what a host has said, checked. reply: its stdout and stderr."""
     out, err = reply
     if _code(process):
         return problem(name, process, out, err, command)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.hosts import Hosts, needs_ssh
+from tests.machine import LIMIT_S
 from tests.processes import is_running, wait_for
 
 if TYPE_CHECKING:
@@ -240,6 +241,8 @@ def test_twenty_for_six(lab: Lab) -> None:
     kernel = lab.install("--hosts", "lab[1-3]", "--name", "crowd")
     with ExitStack() as stack:
         clients = [stack.enter_context(lab.client()) for _ in range(20)]
+        for client in clients:  # what is imported at first would keep them apart
+            assert not client.run("from reserve_gpu.jupyter import provisioner").error
         for client in clients:
             client.send(f"start({kernel!r})")
         answers = [client.answer().value for client in clients]
@@ -370,22 +373,43 @@ def test_a_crash_and_then_an_end(lab: Lab) -> None:
         wait_for(lambda: {*lab.states()} == {"free"})
 
 
+@contextmanager
+def ssh_does_once(lab: Lab, words: str, what: str) -> Iterator[None]:
+    """Let ssh do something before, the first time that its words have these among them."""
+    wrapper = lab.hosts.asking.folder.parent / "bin" / "ssh"
+    once = lab.hosts.asking.folder / "once"
+    before = wrapper.read_text()
+    does = f'case "$*" in *"{words}"*) [ -e {once} ] || {{ touch {once}; {what}; }};; esac\n'
+    wrapper.write_text(before.replace("\n", f"\n{does}", 1))
+    try:
+        yield
+        assert once.exists()
+    finally:
+        wrapper.write_text(before)
+        once.unlink(missing_ok=True)
+
+
 def test_an_answer_that_is_lost_ends_no_kernel(lab: Lab) -> None:
     """If ssh fails once when it is asked for the kernel, the kernel is not taken for dead."""
     kernel = lab.install("--hosts", "lab1")
-    wrapper = lab.hosts.asking.folder.parent / "bin" / "ssh"
-    before = wrapper.read_text()
-    once = lab.hosts.asking.folder / "once"
     with lab.client() as client:
         _, pid, _ = started(client, kernel)
-        fails = f'case "$*" in *"ps -p"*) [ -e {once} ] || {{ touch {once}; exit 1; }};; esac\n'
-        wrapper.write_text(before.replace("\n", f"\n{fails}", 1))
-        try:
+        with ssh_does_once(lab, "ps -p", "exit 1"):
             assert client.run("manager.is_alive()").value is True
-        finally:
-            wrapper.write_text(before)
-        assert once.exists()
         assert client.run("where()").value[1] == pid
+        client.run("shut_down()")
+
+
+def test_a_slow_host_has_a_second_chance(lab: Lab) -> None:
+    """A host whose first answer comes too late is asked again where no other one has a GPU."""
+    kernel = lab.install("--hosts", "lab1", "lab2", "--name", "two-hosts")
+    with (
+        lab.full("lab2"),
+        lab.client() as client,
+        ssh_does_once(lab, "lab1 reserve-gpu status", f"exec sleep {LIMIT_S}"),
+    ):
+        home, _, _ = started(client, kernel)
+        assert lab.name_of(home) == "lab1"
         client.run("shut_down()")
 
 

@@ -39,10 +39,11 @@ HOLD = ("reserve-gpu", "kernel", "hold")
 KEEP = b"keep\n"
 STDIN = 0
 PLAIN_PATH = re.compile(r"[A-Za-z0-9/._+-]+")  # which no shell splits or changes
-HOLD_LIMIT_S = 10.0  # for a host to reserve at once
+SLOW_LIMIT_S = 15.0  # for a host to say how it stands, where no other one has a GPU
+HOLD_LIMIT_S = 15.0  # for a host to reserve at once
 KEEP_LIMIT_S = 10.0  # for the one who asks to say that it wants what was reserved
 KEPT_S = 60.0  # for the kernel to start
-HAS_LIMIT_S = 10.0  # for the kernel to have it, once it has started
+HAS_LIMIT_S = 20.0  # for the kernel to have it, once it has started
 LOOK_EVERY_S = 0.3
 
 
@@ -76,23 +77,27 @@ def find(
     a host that answers; empty if nothing.
     """
     arguments = options.request_of(wishes)
-    asked = _request(arguments)
-    answers = hosts.look([name for name in among if name not in failed]).answers
-    why = {**failed, **{each.host: _at_first_sight(each) for each in answers}}
-    lacking = {each.host: lack(each.host) for each in answers if each.status}
-    why |= {name: text for name, text in lacking.items() if text}
-    there = [each for each in answers if each.status and not lacking[each.host]]
-    fitting = [each for each in there if each.status and fits(each.status, asked)]
+    asked, waits = _request(arguments), arguments.wait is not None
     at_once = [*kernel, *(word for word in wishes if not word.startswith(options.WAIT.flag))]
-    for each in sorted(fitting, key=_free, reverse=True):
-        place, refused = _first_to_reserve([each.host], at_once, HOLD_LIMIT_S)
-        if place:
-            return place
-        why |= refused
-    if arguments.wait is not None and there:
+    why, there = {**failed}, list[str]()
+    silent = [name for name in among if name not in failed]
+    # A host that is only slow has a second chance; who waits has no time left for that.
+    for limit_s in (hosts.LIMIT_S,) if waits else (hosts.LIMIT_S, SLOW_LIMIT_S):
+        answers = hosts.look(silent, limit_s).answers
+        lacking = {each.host: lack(each.host) for each in answers if each.status}
+        why |= {each.host: lacking.get(each.host) or _at_first_sight(each) for each in answers}
+        ready = [each for each in answers if each.status and not lacking[each.host]]
+        fitting = [each for each in ready if each.status and fits(each.status, asked)]
+        for each in sorted(fitting, key=_free, reverse=True):
+            place, refused = _first_to_reserve([each.host], at_once, HOLD_LIMIT_S)
+            if place:
+                return place
+            why |= refused
+        there += [each.host for each in ready]
+        silent = [each.host for each in answers if not each.status]
+    if waits and there:
         limit_s = request.Deadline.after(arguments.wait).left_s + HOLD_LIMIT_S
-        names = [each.host for each in there]
-        place, refused = _first_to_reserve(names, [*kernel, *wishes], limit_s)
+        place, refused = _first_to_reserve(there, [*kernel, *wishes], limit_s)
         if place:
             return place
         why |= refused
