@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from tests.machine import Machine
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def engines(test: Any) -> Any:
     """Mark a test that needs Dask, and takes long."""

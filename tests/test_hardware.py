@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from tests.hardware import Hardware, Table
 
 
-def on_a_gpu(function: Any) -> Any:
-    """Mark what needs hardware; frameworks take their time there."""
-    return pytest.mark.gpu(pytest.mark.timeout(300)(function))
-
-
 CUDA = """
 import ctypes, json, os
 cuda, count = ctypes.CDLL('libcuda.so.1'), ctypes.c_int()
@@ -59,7 +54,7 @@ def visible(hardware: Hardware) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": str(hardware.index), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_cuda_before_and_after_its_start(hardware: Hardware, table: Table) -> None:
     """Before cuInit cuDeviceGetCount answers 3, after it 0."""
     code = f"{CUDA}before = ask(); cuda.cuInit(0); print(json.dumps([before, ask()]))"
@@ -69,7 +64,7 @@ def test_cuda_before_and_after_its_start(hardware: Hardware, table: Table) -> No
     table.confirm("cuDeviceGetCount after cuInit", after, 0)
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_cuda_in_a_forked_child(hardware: Hardware, table: Table) -> None:
     """In a child forked after cuInit, cuDeviceGetCount answers 3, as if CUDA had not started."""
     code = f"""{CUDA}
@@ -85,7 +80,7 @@ print(os.read(reading, 9).decode())
     table.confirm("cuDeviceGetCount in a child forked after cuInit", answer, 3)
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_cuda_after_a_failed_start(hardware: Hardware, table: Table) -> None:
     """An empty variable makes cuInit answer 100, and CUDA has not started then."""
     code = f"""{CUDA}
@@ -144,7 +139,7 @@ STARTS = [
 ]
 
 
-@on_a_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("module", "when", "code", "expected"), STARTS, ids=[when for _, when, _, _ in STARTS]
 )
@@ -162,7 +157,7 @@ def test_the_probe_knows_when_a_framework_starts_cuda(
     table.confirm(row, found, expected)
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_cuda_and_nvml_mean_the_same_gpu(hardware: Hardware, table: Table) -> None:
     """The UUID that CUDA has for a GPU is the one that NVML has: by it a GPU is taken back."""
     code = (
@@ -177,7 +172,7 @@ def test_cuda_and_nvml_mean_the_same_gpu(hardware: Hardware, table: Table) -> No
     table.confirm("CUDA and NVML have the same UUID for a GPU", is_same, expected=True)
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_memory_of_an_idle_gpu(hardware: Hardware, table: Table) -> None:
     """The memory in use on an idle GPU is below what counts as use, by either version."""
     one, used, reserved, total = nvml(
@@ -199,7 +194,7 @@ def state_of(hardware: Hardware) -> str:
     return next(str(d["state"]) for d in devices if d["index"] == hardware.index)
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_process_lists(hardware: Hardware, table: Table) -> None:
     """A process with a CUDA context is listed, by its own pid, and makes the GPU busy."""
     code = f"print(json.dumps([[p.pid, p.usedGpuMemory] for p in {LISTED}]))"
@@ -237,7 +232,7 @@ print(json.dumps([started, first, mode, {{name: took(code)[1] for name, code in 
 """
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_times(hardware: Hardware, table: Table) -> None:
     """Starting NVML, the first handle and each reading come to an end, in a time that is noted."""
     started, first, mode, readings = hardware.ask(TIMES, GPU=str(hardware.index))
@@ -250,7 +245,7 @@ def test_times(hardware: Hardware, table: Table) -> None:
     assert first.endswith(" ms")
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_check(hardware: Hardware, table: Table) -> None:
     """After %reserve_gpu each framework for CUDA sees the reserved GPU and no other."""
     done = hardware.ipython(f"%reserve_gpu {hardware.index}", "%reserve_gpu --check --json")
@@ -266,7 +261,7 @@ def test_check(hardware: Hardware, table: Table) -> None:
         assert row["state"] in ("fits", "fails", "not installed") or not row["is_built_for_cuda"]
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_a_second_kernel_is_refused(hardware: Hardware, table: Table) -> None:
     """While one kernel holds the GPU, another is refused, and told which process it is."""
     with hardware.kernel() as first, hardware.kernel() as second:
@@ -290,7 +285,7 @@ print(json.dumps(None if found is None else sorted(found)))
 """
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_who_has_worked(hardware: Hardware, table: Table) -> None:
     """The driver tells who computes on a GPU, and not who only has a context there."""
     gpu = str(hardware.index)
@@ -312,7 +307,7 @@ def test_who_has_worked(hardware: Hardware, table: Table) -> None:
     table.confirm(rows[1], child.pid in (working or []), expected=True)
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_free_after_kill(hardware: Hardware, table: Table) -> None:
     """After kill -9 of a process that computes on the GPU, another one can reserve it."""
     with hardware.child() as holder, hardware.child(**visible(hardware)) as next_one:
@@ -362,7 +357,7 @@ cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) or free.value >> 2
 FREE = "print(pynvml.nvmlDeviceGetMemoryInfo(handle).free >> 20)"
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_parts(hardware: Hardware, table: Table) -> None:
     """What is left beside a part can be had, and no more; what is used of it is seen by NVML."""
     index = str(hardware.index)
@@ -394,7 +389,7 @@ def test_parts(hardware: Hardware, table: Table) -> None:
     assert uses is None or uses >= 1500
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_caps(hardware: Hardware, table: Table) -> None:
     """Within a part the frameworks that read a variable have one that caps them."""
     done = hardware.ipython(
@@ -429,7 +424,7 @@ counted = getattr(torch.cuda, 'memory_reserved', int)() if {has_torch} else 0
 """
 
 
-@on_a_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("has_torch", "row"), [(False, "bare"), (True, "with PyTorch, beside what it counts")]
 )
@@ -474,7 +469,7 @@ def test_they_run_to_their_end() -> None:
     argv = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--gpu-stand-in", "-n0", __file__]
     done = subprocess.run(
         [*argv, "-p", "no:cacheprovider"],
-        env=environ, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False,
+        env=environ, cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     found = dict(line[2:-2].split(" | ", 1) for line in done.stdout.splitlines() if " | " in line)

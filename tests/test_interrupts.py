@@ -59,7 +59,6 @@ def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
 
 
 @pytest.mark.process
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("does", [INTERRUPT, RAISE])
 @pytest.mark.parametrize(
     ("action", "number"),
@@ -133,7 +132,6 @@ def test_what_cuda_uses_is_kept(machine: Machine, size: str) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", [FEW, pytest.param(MANY, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("does", "action"),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.machine import Machine
 
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture

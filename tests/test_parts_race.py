@@ -12,7 +12,6 @@ from tests.machine import ROOT
 
 
 @pytest.mark.process
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("rounds", [4, pytest.param(15, marks=pytest.mark.full)])
 def test_rounds(rounds: int) -> None:
     """Of 32 who race none is refused who fits, no more is promised than there is, or by the dead.

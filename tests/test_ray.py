@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.machine import Machine
 
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def environ() -> Iterator[dict[str, str]]:
         "RAY_TMPDIR": folder,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
-        "RAY_raylet_start_wait_time_s": "120",  # on busy cores it takes long
+        "RAY_raylet_start_wait_time_s": "300",  # on busy cores it takes long
     }
     shutil.rmtree(folder, ignore_errors=True)
 

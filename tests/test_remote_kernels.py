@@ -29,7 +29,6 @@ pytestmark = [
     pytest.mark.needs("hosts"),
     needs_ssh,
     pytest.mark.xdist_group("hosts"),
-    pytest.mark.timeout(240),
 ]
 
 NOTEBOOK = "/home/alice/my thesis/train it's.ipynb"
@@ -48,7 +47,7 @@ def start(name):
         return f"{type(error).__name__}: {error}"
     client = manager.blocking_client()
     client.start_channels()
-    client.wait_for_ready(timeout=60)
+    client.wait_for_ready(timeout=200)
 
 def run(code):
     """Run a cell; return what it has printed, and the name of the error that it came to."""
@@ -57,7 +56,7 @@ def run(code):
         content = message["content"]
         if message["msg_type"] in ("stream", "error"):
             said.append(content.get("text") or content["ename"])
-    client.execute_interactive(code, output_hook=hear, timeout=60)
+    client.execute_interactive(code, output_hook=hear, timeout=200)
     return "".join(said)
 
 def where():
@@ -67,7 +66,7 @@ def where():
 
 def restart():
     manager.restart_kernel()
-    client.wait_for_ready(timeout=60)
+    client.wait_for_ready(timeout=200)
 
 def interrupted():
     """Interrupt a cell in its midst; return what it came to."""
@@ -75,7 +74,7 @@ def interrupted():
         if message["msg_type"] == "stream":
             manager.interrupt_kernel()
     code = "import time; print('here', flush=True); time.sleep(60)"
-    reply = client.execute_interactive(code, output_hook=hear, timeout=50)
+    reply = client.execute_interactive(code, output_hook=hear, timeout=200)
     return reply["content"].get("ename")
 
 def shut_down():
@@ -245,15 +244,14 @@ def test_twenty_for_six(lab: Lab) -> None:
             assert not client.run("from reserve_gpu.jupyter import provisioner").error
         for client in clients:
             client.send(f"start({kernel!r})")
-        answers = [client.answer().value for client in clients]
-        refused = [answer for answer in answers if answer is not None]
+        answers = [client.answer() for client in clients]
+        refused = [answer for answer in answers if answer.value or answer.error]
         assert len(refused) == 14, refused
-        assert all(answer.startswith("NoHostError: No kernel was sta") for answer in refused), (
-            refused
-        )
-        winners = [c for c, answer in zip(clients, answers, strict=True) if answer is None]
-        places = [client.run("where()").value for client in winners]
-        assert len({(home, visible) for home, _, visible in places}) == 6, places
+        assert all(answer.value.startswith("NoHostError: No kernel was sta") for answer in refused)
+        winners = [c for c, answer in zip(clients, answers, strict=True) if answer not in refused]
+        places = [client.run("where()") for client in winners]
+        assert all(answer.value for answer in places), places
+        assert len({(home, visible) for home, _, visible in (p.value for p in places)}) == 6
         for client in winners:
             client.send("shut_down()")
         for client in winners:

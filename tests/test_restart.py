@@ -458,7 +458,6 @@ def test_what_is_kept_is_released(here: Here, end: list[str]) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_restarts_beside_ten_waiters(here: Here) -> None:
     """However often a kernel restarts, its GPU is its own again, and nobody who waits gets it."""
     here.write("gpu\n")
@@ -478,7 +477,6 @@ def test_restarts_beside_ten_waiters(here: Here) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("victim", ["kernel", "heir", "both"])
 def test_kill_at_any_moment_of_a_restart(here: Here, victim: str) -> None:
     """Whenever kernel, heir or both are killed, the GPU is held by one process, or by none."""
