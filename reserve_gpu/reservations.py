@@ -146,11 +146,15 @@ def _chosen(words: Sequence[str], every: Sequence[Reserved], command: str) -> li
 
 
 def _is_meant(word: str, reserved: Reserved) -> bool:
-    """Tell whether a word is a device's name, the notebook's name, or the pid of a reservation."""
+    """Tell whether a word is a device's name, the notebook's name, or the pid of a reservation.
+
+    The look that showed its pid may be of before the restart of a kernel.
+    """
     devices = [row.device for row in reserved.rows if isinstance(row.device, Device)]
     with suppress(RequestError):  # it names no device
         if any(names.matching(name, devices) for name in names.parse(word)):
             return True
     notebook, command_ = reserved.holder.notebook or "", reserved.holder.command or ""
-    names_ = {str(reserved.holder.pid), notebook, notebook.removesuffix(".ipynb")}
+    pids = map(str, elsewhere.pids_of(reserved.holder))
+    names_ = {*pids, notebook, notebook.removesuffix(".ipynb")}
     return word in {*names_, command_, *command_.split()}

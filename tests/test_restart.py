@@ -454,6 +454,17 @@ def test_what_is_kept_is_released(here: Here, end: list[str]) -> None:
         assert held(here) == []
 
 
+def test_the_pid_of_before_means_what_is_kept(here: Here) -> None:
+    """`reserve-gpu release` of the pid that a kernel had frees what is kept for its restart."""
+    with file_of(here) as file, here.child() as first:
+        first.reserve("'0'")
+        leave(first, file)
+        first.kill()
+        done = here.command(*US, "release", str(first.pid))
+        assert done.stdout.startswith("Released GPU0 of ")
+        assert held(here) == []
+
+
 # -- again and again -------------------------------------------------------------------------------
 
 

@@ -86,17 +86,12 @@ def look_elsewhere() -> dict[str, Any]:
 
 
 def release(pid: int, *, is_end: bool) -> dict[str, Any]:
-    """Have a process of this user's release what it holds, or end it; as `reserve-gpu release`.
-
-    The look that showed its pid may be of before the restart of a kernel.
-    """
+    """Have a process of this user's release what it holds, or end it; as `reserve-gpu release`."""
     every: list[Reserved] = []
     with suppress(LockError):
         every = reservations.of_user()
-    left = restart.left_by(pid)
-    pids = (left.heir, left.kernel) if left else (pid,)
     for reserved in every:
-        if reserved.holder.pid in pids:
+        if pid in elsewhere.pids_of(reserved.holder):
             answer = elsewhere.end(reserved) if is_end else elsewhere.release(reserved)
             text = said.released(reserved, answer, every)
             return {"is_done": answer in DONE, "text": text}

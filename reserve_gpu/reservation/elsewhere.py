@@ -29,7 +29,8 @@ from reserve_gpu.reservation.process_end import LONGEST_S, STOP_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from reserve_gpu.model import Reserved
+    from reserve_gpu.model import Holder, Reserved
+    from reserve_gpu.reservation.restart import Left
 
     Answerer = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -92,13 +93,27 @@ class Listener:
 
 def release(reserved: Reserved) -> Answer:
     """Have a process release what it holds, as far as nothing uses it."""
-    pid = reserved.holder.pid or 0
-    if reserved.holder.kept_until is not None:  # by its word, which `all_left` does not believe
-        uid = host.uid_of(pid)
-        left = restart.left_by(pid, uid)
-        if left and restart.end(left, uid):
-            return Answer.RELEASED
+    left = _left(reserved.holder)
+    if left and restart.end(left, host.uid_of(left.heir)):
+        return Answer.RELEASED
     return _asked(reserved, "release")
+
+
+def pids_of(holder: Holder) -> set[int | None]:
+    """Return the numbers that mean a holder: its own, and those of the kernel and the heir.
+
+    While a kernel restarts, first it and then its heir is said to be the holder.
+    """
+    left = _left(holder)
+    return {holder.pid, *((left.heir, left.kernel) if left else ())}
+
+
+def _left(holder: Holder) -> Left | None:
+    """Return what is kept for the restart of the holder's kernel; None for nothing."""
+    if holder.kept_until is None:  # by its word, which `all_left` does not believe
+        return None
+    every = restart.all_left(uid=host.uid_of(holder.pid or 0))
+    return next((left for left in every if holder.pid in (left.heir, left.kernel)), None)
 
 
 def end(reserved: Reserved, *, by_name: bool = False) -> Answer:

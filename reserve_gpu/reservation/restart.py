@@ -81,14 +81,6 @@ def all_left(connection_file: str | None = None, uid: int | None = None) -> Iter
                 yield _read(pid)
 
 
-def left_by(pid: int, uid: int | None = None) -> Left | None:
-    """Return what an heir of that number keeps, or a kernel of that number has left; else None.
-
-    While a kernel ends, it is itself said to hold what its heir keeps. uid: as of all_left.
-    """
-    return next((left for left in all_left(uid=uid) if pid in (left.heir, left.kernel)), None)
-
-
 def claim(left: Left, directory: LockDirectory) -> Held | None:
     """Take what was left, from the heir; None where it is not kept any more. Under the mutex.
 
