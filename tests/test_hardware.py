@@ -20,7 +20,6 @@ from tests.machine import ROOT
 if TYPE_CHECKING:
     from tests.hardware import Hardware, Table
 
-
 CUDA = """
 import ctypes, json, os
 cuda, count = ctypes.CDLL('libcuda.so.1'), ctypes.c_int()

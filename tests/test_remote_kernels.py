@@ -247,7 +247,8 @@ def test_twenty_for_six(lab: Lab) -> None:
         answers = [client.answer() for client in clients]
         refused = [answer for answer in answers if answer.value or answer.error]
         assert len(refused) == 14, refused
-        assert all(answer.value.startswith("NoHostError: No kernel was sta") for answer in refused)
+        texts = [str(answer.value or answer.error) for answer in refused]
+        assert all(text.startswith("NoHostError: No kernel was sta") for text in texts), texts
         winners = [c for c, answer in zip(clients, answers, strict=True) if answer not in refused]
         places = [client.run("where()") for client in winners]
         assert all(answer.value for answer in places), places

@@ -79,29 +79,38 @@ def find(
     arguments = options.request_of(wishes)
     asked, waits = _request(arguments), arguments.wait is not None
     at_once = [*kernel, *(word for word in wishes if not word.startswith(options.WAIT.flag))]
-    why, there = {**failed}, list[str]()
-    silent = [name for name in among if name not in failed]
-    # A host that is only slow has a second chance; who waits has no time left for that.
+    why = {**failed}
+    rest = [name for name in among if name not in failed]
+    # Who has not said how it stands is asked once more. For one who waits that takes too long.
     for limit_s in (hosts.LIMIT_S,) if waits else (hosts.LIMIT_S, SLOW_LIMIT_S):
-        answers = hosts.look(silent, limit_s).answers
-        lacking = {each.host: lack(each.host) for each in answers if each.status}
-        why |= {each.host: lacking.get(each.host) or _at_first_sight(each) for each in answers}
-        ready = [each for each in answers if each.status and not lacking[each.host]]
+        answers = hosts.look(rest, limit_s).answers
+        ready, reasons = _sorted_out(answers, lack)
+        why |= reasons
         fitting = [each for each in ready if each.status and fits(each.status, asked)]
         for each in sorted(fitting, key=_free, reverse=True):
             place, refused = _first_to_reserve([each.host], at_once, HOLD_LIMIT_S)
             if place:
                 return place
             why |= refused
-        there += [each.host for each in ready]
-        silent = [each.host for each in answers if not each.status]
-    if waits and there:
+        rest = [each.host for each in answers if not each.status]
+    if waits and ready:
         limit_s = request.Deadline.after(arguments.wait).left_s + HOLD_LIMIT_S
-        place, refused = _first_to_reserve(there, [*kernel, *wishes], limit_s)
+        place, refused = _first_to_reserve(
+            [each.host for each in ready], [*kernel, *wishes], limit_s
+        )
         if place:
             return place
         why |= refused
     raise NoHostError(_none(asked, among, why))
+
+
+def _sorted_out(
+    answers: Sequence[Answer], lack: Callable[[str], str]
+) -> tuple[list[Answer], dict[str, str]]:
+    """Return the hosts on which a kernel could start, and why each of all may not be chosen."""
+    lacking = {each.host: lack(each.host) for each in answers if each.status}
+    ready = [each for each in answers if each.status and not lacking[each.host]]
+    return ready, {each.host: lacking.get(each.host) or _at_first_sight(each) for each in answers}
 
 
 def fits(seen: Status, asked: Request) -> bool:
