@@ -198,6 +198,25 @@ def test_interrupted_more_than_once(here: Here, presses: int) -> None:
     assert got("0") == "0"
 
 
+def test_an_error_while_it_is_written_leaves_nothing(here: Here) -> None:
+    """An error once the variables are set leaves them, and what was held, as before."""
+
+    def fail(event: str, _: object) -> None:
+        if event == WRITING and not failed:
+            failed.append(True)
+            raise MemoryError
+
+    failed: list[bool] = []
+    with watched(fail), pytest.raises(MemoryError):
+        reserve_gpu.reserve("0")
+    assert (reserve_gpu.current(), variables(), held(here)) == (None, {}, [])
+    assert got("0") == "0"
+    failed.clear()
+    with watched(fail), pytest.raises(MemoryError):
+        reserve_gpu.reserve("0,1")
+    assert (held(here), variables()[VISIBLE]) == ([0], "0")
+
+
 # -- blocks ----------------------------------------------------------------------------------------
 
 

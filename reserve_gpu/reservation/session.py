@@ -255,7 +255,7 @@ class Session(OwnThread):
         return self.notes
 
     def hold(self, granted: Granted, request: Request) -> None:
-        """Hold what was taken, and nothing else."""
+        """Hold what was taken, and nothing else; if that fails, what was held before."""
         devices = tuple(locked.device for locked in granted.locked)
         locks = {locked.device.uuid: locked.lock for locked in granted.locked}
         held = Held(devices, locks, request.promise._replace(lease=granted.lease))
@@ -266,7 +266,12 @@ class Session(OwnThread):
             new = granted.lease if request.promise.lease.has_end else NO_LEASE
             promise = before.promise.changed_by(held.promise._replace(lease=new))
             held = before._replace(locks=locks, promise=promise, overdue=None)
-        self._become(held, restart=True, how=End.CHANGED)
+        previous = self._held
+        try:
+            self._become(held, restart=True, how=End.CHANGED)
+        except BaseException:  # what was taken is released then
+            self._become(previous)
+            raise
 
     def release(self, reservation: Reservation | None = None) -> tuple[Device, ...]:
         """Release the reservation if it is still this one, None for any; returns its devices."""
