@@ -61,15 +61,16 @@ from reserve_gpu.errors import (
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from reserve_gpu import extension as _extension
     from reserve_gpu.frameworks.check import Check, check
     from reserve_gpu.model import Device
     from reserve_gpu.report.status import Status
     from reserve_gpu.reservation.api import before_end, current, release, reserve, status
     from reserve_gpu.reservation.session import Reservation
+else:
+    _extension = Late("extension")
 
 __version__ = "2.0.0"
-
-_extension = Late("extension")
 
 __all__ = [
     "Check",

@@ -25,6 +25,7 @@ from reserve_gpu.errors import TOO_MANY_FILES, NoThreadError, ReserveGPUError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
 POLL_S = 0.1  # between two looks of a waiting thread at whether its call is given up
 NO_THREAD = (
@@ -326,6 +327,13 @@ class Late:
                 if error.errno == errno.EMFILE:
                     raise ReserveGPUError(TOO_MANY_FILES) from None
                 raise
+
+
+def load(*modules: ModuleType) -> None:
+    """Import those of the modules now that are Late ones."""
+    for module in modules:
+        if isinstance(module, Late):
+            module()
 
 
 # At import: a fork that has begun asks for no more hooks. Those of a reload do no harm.

@@ -25,14 +25,17 @@ from reserve_gpu.reservation import api
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reserve_gpu.frameworks.check import Check
+    from reserve_gpu import accounting, hosts, record, reservations, top
+    from reserve_gpu.frameworks import check as checks
+    from reserve_gpu.jupyter import kernelspec, remote
     from reserve_gpu.report.hosts import Hosts
     from reserve_gpu.report.status import Status
+else:
+    top, checks, kernelspec = Late("top"), Late("frameworks.check"), Late("jupyter.kernelspec")
+    record = Late("record")
+    reservations, hosts, remote = Late("reservations"), Late("hosts"), Late("jupyter.remote")
+    accounting = Late("accounting")
 
-top, checks, kernelspec = Late("top"), Late("frameworks.check"), Late("jupyter.kernelspec")
-record = Late("record")
-reservations, hosts, remote = Late("reservations"), Late("hosts"), Late("jupyter.remote")
-accounting = Late("accounting")
 
 LAST_STANDARD = 2  # the descriptor of stderr
 DOES_NOT_FIT = 1  # exit code of `check`
@@ -404,7 +407,7 @@ def _complete(parser: Parser) -> None:
         argcomplete.autocomplete(parser, exclude=hidden)
 
 
-def _json(result: Status | Hosts | Check) -> str:
+def _json(result: Status | Hosts | checks.Check) -> str:
     import json
 
     return json.dumps(result.to_dict(), indent=2)

@@ -22,8 +22,13 @@ from reserve_gpu.errors import RequestError, WaitInterrupted
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-magic, completion = Late("magic"), Late("jupyter.completion")
-quantities = Late("quantities")
+    from reserve_gpu import magic, quantities
+    from reserve_gpu.jupyter import completion
+    from reserve_gpu.reservation import api
+else:
+    magic, completion = Late("magic"), Late("jupyter.completion")
+    quantities, api = Late("quantities"), Late("reservation.api")
+
 
 MAGIC_NAME = "%reserve_gpu"
 MATCHER = "reserve_gpu.jupyter.completion"
@@ -183,7 +188,7 @@ def _was_given_something() -> bool:
     Asking takes over what that program held (see api.before_exec), which must not come later: a
     child that the shell starts before would inherit the locks.
     """
-    return host.held_by() == os.getpid() and bool(magic.api.start_failure() or magic.api.current())
+    return host.held_by() == os.getpid() and bool(api.start_failure() or api.current())
 
 
 def _note_cell(_result: ExecutionResult | None) -> None:

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable
 
-    from reserve_gpu.frameworks.check import Check
+    from reserve_gpu import hosts, reservations
+    from reserve_gpu.frameworks import check as checks
+    from reserve_gpu.report import pictures
     from reserve_gpu.report.hosts import Hosts
     from reserve_gpu.report.status import Status
-
-checks, pictures = Late("frameworks.check"), Late("report.pictures")
-reservations, hosts = Late("reservations"), Late("hosts")
+else:
+    checks, pictures = Late("frameworks.check"), Late("report.pictures")
+    reservations, hosts = Late("reservations"), Late("hosts")
 
 
 def run(line: str) -> None:
@@ -194,7 +196,7 @@ def _check(arguments: Namespace) -> None:
     _show(result, arguments)
 
 
-def _show(result: Status | Hosts | Check, arguments: Namespace) -> None:
+def _show(result: Status | Hosts | checks.Check, arguments: Namespace) -> None:
     if arguments.json:
         import json
 

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Collection, Sequence
 
+    from reserve_gpu import command, hosts
     from reserve_gpu.model import Row
+else:
+    command, hosts = Late("command"), Late("hosts")
 
-command, hosts = Late("command"), Late("hosts")
 
 NOT_RELEASED = 75  # EX_TEMPFAIL
 RELEASE_LIMIT_S = 60.0  # for a host: `before_end` and ten seconds after SIGTERM may pass there

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Iterator, Sequence
 
+    from reserve_gpu import hosts
     from reserve_gpu.model import Row
     from reserve_gpu.report.hosts import Hosts
     from reserve_gpu.report.words import Line
+else:
+    hosts = Late("hosts")
 
-hosts = Late("hosts")
 
 EVERY_S = 1.0
 HOSTS_EVERY_S = 5.0  # between two questions to other machines

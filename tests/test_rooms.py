@@ -148,6 +148,41 @@ def test_imports_go_downward(path: Path) -> None:
         assert other == room or FLOOR[other] > FLOOR[room], f"{name_of(path)} imports {module}"
 
 
+def test_late_names_are_what_types_take_them_for() -> None:
+    """Each name that is imported late is the very module that the type checker sees there."""
+    there = {name_of(path) for path in sources()}
+    for path in sources():
+        tree = ast.parse(path.read_text())
+        late: dict[str, str] = {}
+        typed: dict[str, str] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and is_for_types(node):
+                late.update(pair for assign in node.orelse for pair in late_names(assign))
+                for imported in node.body:
+                    if isinstance(imported, ast.ImportFrom):
+                        names = (alias.asname or alias.name for alias in imported.names)
+                        modules = (f"{imported.module}.{alias.name}" for alias in imported.names)
+                        typed.update(zip(names, modules, strict=True))
+        assert len([*filter(None, map(imported_late, ast.walk(tree)))]) == len(late), path
+        for name, module in late.items():
+            assert module in there, f"{name_of(path)}: {name}"
+            assert typed.get(name) == f"reserve_gpu.{module}", f"{name_of(path)}: {name}"
+
+
+def late_names(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield what is imported late by one assignment: names and modules."""
+    if not isinstance(node, ast.Assign):
+        return
+    target = node.targets[0]
+    for name, value in zip(
+        target.elts if isinstance(target, ast.Tuple) else [target],
+        node.value.elts if isinstance(node.value, ast.Tuple) else [node.value],
+        strict=True,
+    ):
+        if module := imported_late(value):
+            yield ast.unparse(name), module
+
+
 def test_no_circles() -> None:
     """Inside a room no module imports one that imports it, directly or by others."""
     left = {name_of(path): ours(path) for path in sources()}

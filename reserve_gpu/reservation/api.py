@@ -44,30 +44,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import TypeVar
 
+    from reserve_gpu import machine
     from reserve_gpu.gpus.names import DeviceNames
-    from reserve_gpu.history.totals import Hours
+    from reserve_gpu.history import reading, totals
     from reserve_gpu.model import News, Request, Reserved, Rules
-    from reserve_gpu.report.faces import Face
-    from reserve_gpu.report.progress import Live
+    from reserve_gpu.report import faces, messages, pictures
+    from reserve_gpu.report import progress as displays
+    from reserve_gpu.report import status as statuses
     from reserve_gpu.report.status import Status
-    from reserve_gpu.reservation.restart import Left
+    from reserve_gpu.reservation import caps, elsewhere, guests, journal, quota, restart, wait
+    from reserve_gpu.reservation import lease as lease_timer
     from reserve_gpu.reservation.session import Session
 
     F = TypeVar("F", bound=Callable[[], object])
+else:
+    # What a reservation that is granted at once never needs.
+    displays, pictures = Late("report.progress"), Late("report.pictures")
+    faces, messages = Late("report.faces"), Late("report.messages")
+    restart, elsewhere = Late("reservation.restart"), Late("reservation.elsewhere")
+    guests, journal = Late("reservation.guests"), Late("reservation.journal")
+    lease_timer, caps = Late("reservation.lease"), Late("reservation.caps")
+    wait, reading = Late("reservation.wait"), Late("history.reading")
+    totals, statuses = Late("history.totals"), Late("report.status")
+    machine, quota = Late("machine"), Late("reservation.quota")
 
-# What a reservation that is granted at once never needs.
-displays, pictures = Late("report.progress"), Late("report.pictures")
-faces, messages = Late("report.faces"), Late("report.messages")
-restart, elsewhere = Late("reservation.restart"), Late("reservation.elsewhere")
-guests = Late("reservation.guests")
-lease_timer, caps, wait = (
-    Late("reservation.lease"),
-    Late("reservation.caps"),
-    Late("reservation.wait"),
-)
-journal = Late("reservation.journal")
-reading, totals = Late("history.reading"), Late("history.totals")
-machine, quota, statuses = Late("machine"), Late("reservation.quota"), Late("report.status")
 
 LATELY_S = 7 * 86400.0  # of which a status tells what one has had
 HOURS_EVERY_S = 60.0  # between two readings of that
@@ -153,7 +153,7 @@ def ask(
     request: Request,
     deadline: Deadline,
     progress: Callable[[News], object] | Literal["auto"] | None,
-    face: Face | None = None,
+    face: faces.Face | None = None,
 ) -> tuple[Reservation, list[str], bool]:
     """Reserve for any face.
 
@@ -221,9 +221,7 @@ def _load(request: Request, deadline: Deadline) -> None:
         restart: cells().shell is not None,
         journal: host.may_keep_history(),
     }
-    for module, is_wanted in wanted.items():
-        if is_wanted:
-            module()
+    calls.load(*(module for module, is_wanted in wanted.items() if is_wanted))
 
 
 def _kernels_file() -> str | None:
@@ -240,7 +238,7 @@ def _claim(this_session: Session, connection_file: str | None) -> list[str]:
     return _cautions(left) if left else []
 
 
-def _cautions(left: Left) -> list[str]:
+def _cautions(left: restart.Left) -> list[str]:
     """Return what the driver says against devices that were kept over a restart.
 
     The kernel that has left them is not meant: the driver may take some seconds to free its memory.
@@ -318,8 +316,7 @@ def status() -> Status:
 def look(show: Callable[[News], object] = lambda _: None) -> Status:
     """Look at the machine, for any face. show: is told of a driver that takes long."""
     environment.load()
-    machine()  # as in `_load`
-    statuses()
+    calls.load(machine, statuses)  # as in `_load`
     with looking(show) as look_now:
         return look_now()
 
@@ -346,7 +343,7 @@ def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callabl
             seen = machine.look(using, idle_mib=idle_mib(), drained=drained)
             if all(row.state is not State.BROKEN for row in seen.rows):
                 gpus = using
-            shown: Status = statuses.Status(
+            return statuses.Status(
                 *seen,
                 time=time.time(),
                 host=host.machine_name(),
@@ -357,12 +354,11 @@ def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callabl
                 user=host.user_of(os.getpid()),
                 hours=_own_hours(),
             )
-            return shown
 
         yield lambda: calls.apart(look_now, show=show)
 
 
-def _own_hours() -> Hours | None:
+def _own_hours() -> totals.Hours | None:
     """Return what this user has had lately, by the history; None where none is kept."""
     if not host.may_keep_history():
         return None
@@ -371,7 +367,7 @@ def _own_hours() -> Hours | None:
 
 
 @lru_cache(1)
-def _hours_of(_minute: int, *_places: str) -> Hours | None:
+def _hours_of(_minute: int, *_places: str) -> totals.Hours | None:
     """Return the same, read once a minute: JupyterLab's server looks every two seconds."""
     now, total = time.time(), None
     with suppress(OSError):
@@ -423,7 +419,7 @@ def join(reserved: Reserved) -> str:
     TooLateError where CUDA has started here; LockError.
     """
     environment.load()
-    guests()  # as in `_load`
+    calls.load(guests)  # as in `_load`
     this_session = session()
     if this_session.devices:
         raise RequestError(messages.holds_already(this_session.devices))
@@ -569,7 +565,7 @@ def _shown(
 ) -> Iterator[Callable[[News], object]]:
     """Yield what to call while this waits: the caller's function, or that of a display."""
     with ExitStack() as stack:
-        live: Live | None = None
+        live: displays.Live | None = None
 
         def show(news: News) -> None:
             nonlocal live

@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from reserve_gpu.model import Device
+    from reserve_gpu.report import capping, faces, parts
     from reserve_gpu.reservation.held import Held
+else:
+    # Which most parts need nothing of
+    capping, faces, parts = Late("report.capping"), Late("report.faces"), Late("report.parts")
 
-# Which most parts need nothing of
-capping, faces, parts = Late("report.capping"), Late("report.faces"), Late("report.parts")
 
 # What a CUDA context takes beside what a framework counts: about 300 MB with PyTorch's kernels,
 # which are loaded at their first use since CUDA 11.7

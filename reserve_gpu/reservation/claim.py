@@ -6,7 +6,7 @@ A look before the lock proves nothing, as somebody else may take the device in b
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.calls import Late
@@ -32,7 +32,10 @@ from reserve_gpu.model import (
 from reserve_gpu.reservation import limit, parts, policy
 from reserve_gpu.reservation.outcome import Denied, Granted, Locked, Taken
 
-quota = Late("reservation.quota")  # which only rules need
+if TYPE_CHECKING:
+    from reserve_gpu.reservation import quota
+else:
+    quota = Late("reservation.quota")  # which only rules need
 
 # Others wait for the mutex meanwhile: the readings of a look have so long, all together. A GPU that
 # was touched before answers within milliseconds, unless the driver hangs.

@@ -1,7 +1,7 @@
 """What this process holds, as a value: the locks, and the calls that were answered with them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.calls import Late
@@ -11,7 +11,10 @@ from reserve_gpu.locks.holders import without_guests
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.model import Device, End, Holder, Lease, Promise
 
-messages = Late("report.messages")
+if TYPE_CHECKING:
+    from reserve_gpu.report import messages
+else:
+    messages = Late("report.messages")
 
 
 class Guest(NamedTuple):

@@ -26,11 +26,13 @@ from reserve_gpu.reservation.request import rules
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from reserve_gpu.reservation import follower
     from reserve_gpu.reservation.held import Change, Held
+else:
+    follower = Late("reservation.follower")  # which only a command needs
 
 T = TypeVar("T")
 
-follower = Late("reservation.follower")  # which only a command needs
 
 EXIT_LIMIT_S = 1.0  # for the last lines of a process that ends
 

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from reserve_gpu.gpus.nvml import Nvml
     from reserve_gpu.locks.directory import LockDirectory
     from reserve_gpu.model import Request
-
-caps = Late("reservation.caps")
+    from reserve_gpu.reservation import caps
+else:
+    caps = Late("reservation.caps")
 
 
 def candidates(

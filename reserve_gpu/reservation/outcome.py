@@ -16,9 +16,10 @@ from reserve_gpu.locks.lock import Lock
 from reserve_gpu.model import NO_LEASE, Device, Lease, Row, State, Ticket
 
 if TYPE_CHECKING:
+    from reserve_gpu.report import messages, pictures
     from reserve_gpu.report.faces import Face
-
-messages, pictures = Late("report.messages"), Late("report.pictures")
+else:
+    messages, pictures = Late("report.messages"), Late("report.pictures")
 
 
 class Locked(NamedTuple):

@@ -14,7 +14,9 @@ from reserve_gpu.errors import NoThreadError, RequestError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-messages = Late("report.messages")
+    from reserve_gpu.report import messages
+else:
+    messages = Late("report.messages")
 
 
 class OwnThread:

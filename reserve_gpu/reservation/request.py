@@ -3,7 +3,7 @@
 import os
 import time
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.calls import Late
@@ -29,7 +29,10 @@ from reserve_gpu.quantities import (
     size_and_unit,
 )
 
-administrator = Late("rules")  # with a parser, which nobody needs without such a file
+if TYPE_CHECKING:
+    from reserve_gpu import rules as administrator
+else:
+    administrator = Late("rules")  # with a parser, which nobody needs without such a file
 
 RESTART_S = 60.0
 # No GPU that runs CUDA has so little: who asks for 16 means GB, though a bare number is MiB.

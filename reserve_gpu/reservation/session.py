@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 
     from reserve_gpu.locks.lock import Lock
     from reserve_gpu.model import Device, Reserved
-    from reserve_gpu.reservation.elsewhere import Listener
-    from reserve_gpu.reservation.journal import Journal
-    from reserve_gpu.reservation.lease import LeaseTimer
+    from reserve_gpu.report import messages
+    from reserve_gpu.reservation import caps, elsewhere, guests, handover, journal, restart, waiters
+    from reserve_gpu.reservation import lease as lease_timer
     from reserve_gpu.reservation.outcome import Granted
-    from reserve_gpu.reservation.restart import Left
+else:
+    caps, handover = Late("reservation.caps"), Late("reservation.handover")
+    restart = Late("reservation.restart")  # which only kernels of Jupyter need
+    guests, waiters = Late("reservation.guests"), Late("reservation.waiters")
+    elsewhere = Late("reservation.elsewhere")  # which only IPython needs
+    lease_timer = Late("reservation.lease")  # which only what ends needs
+    journal = Late("reservation.journal")  # which only a history needs
+    messages = Late("report.messages")
 
-caps, handover = Late("reservation.caps"), Late("reservation.handover")
-restart = Late("reservation.restart")  # which only kernels of Jupyter need
-guests, waiters = Late("reservation.guests"), Late("reservation.waiters")
-elsewhere = Late("reservation.elsewhere")  # which only IPython needs
-lease_timer = Late("reservation.lease")  # which only what ends needs
-journal = Late("reservation.journal")  # which only a history needs
-messages = Late("report.messages")
 
 RENEW_LIMIT_S = 1.0  # for the mutex, at the end of a cell
 
@@ -120,13 +120,13 @@ class Session(OwnThread):
         self._held: Held | None = None
         self._changes = Changes()
         self._over: frozenset[Device] = frozenset()  # of which it uses more than its part
-        self._timer: LeaseTimer | None = None
-        self._journal: Journal | None = None
+        self._timer: lease_timer.LeaseTimer | None = None
+        self._journal: journal.Journal | None = None
         self._changes_to_note: list[Change] = []
         self._has_adopted = False
         self._has_claimed = False
         self._is_back = False  # what is held was kept over the restart, and not asked for by size
-        self._listener: Listener | None = None
+        self._listener: elsewhere.Listener | None = None
         self._told: set[tuple[str, int]] = set()  # who waits and was told of
         self._told_until = 0.0  # before which nobody is told of, by time.monotonic()
         self._notices: list[str] = []  # which the next cell is to tell, beside those of the lease
@@ -538,7 +538,7 @@ class Session(OwnThread):
     # -- the lease ---------------------------------------------------------------------------------
 
     @property
-    def timer(self) -> LeaseTimer:
+    def timer(self) -> lease_timer.LeaseTimer:
         """Return what follows the lease of what is held."""
         with no_fork:  # and no other thread makes one, too
             if self._timer is None:
@@ -647,14 +647,14 @@ class Session(OwnThread):
         restart.leave(held, connection_file, until)
         self._become(held._replace(kept_until=until))
 
-    def claim(self, connection_file: str) -> Left | None:
+    def claim(self, connection_file: str) -> restart.Left | None:
         """Hold what the kernel before this one has left; returns it, None if there is nothing.
 
         Raises LockError.
         """
         if self._held or self._has_claimed:
             return None
-        left: Left
+        left: restart.Left
         for left in restart.all_left(connection_file):
             with LockDirectory() as directory:
                 if left.directory != directory.path or environment.cuda_started():
@@ -723,9 +723,7 @@ def _is_met(held: Held, request: Request) -> bool:
     return tuple(kept or ()) == held.devices and held.part_mib == request.part_mib
 
 
-def _caps(
-    held: Held, inherited: Mapping[str, str | None]
-) -> tuple[dict[str, str | None], list[str]]:
+def _caps(held: Held, inherited: Mapping[str, str | None]) -> tuple[dict[str, str], list[str]]:
     """Return the caps to set for what is held, and what to tell the user about them."""
     if held.part_mib is None:
         return {}, []

@@ -30,13 +30,17 @@ from reserve_gpu.reservation.request import Deadline, idle_mib, rules
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from reserve_gpu import machine
     from reserve_gpu.locks.queue import Place
     from reserve_gpu.model import Request, Row, Rules
+    from reserve_gpu.report import messages
+    from reserve_gpu.reservation import journal, wait
     from reserve_gpu.reservation.session import Session
+else:
+    # What a grant mostly never needs.
+    machine, wait = Late("machine"), Late("reservation.wait")
+    messages, journal = Late("report.messages"), Late("reservation.journal")
 
-# What a grant mostly never needs.
-machine, wait = Late("machine"), Late("reservation.wait")
-messages, journal = Late("report.messages"), Late("reservation.journal")
 
 RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for the mutex
 LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
