@@ -19,13 +19,19 @@ from _queue import Empty, SimpleQueue  # as `queue` has them, which loads other 
 from _thread import start_new_thread
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from reserve_gpu.errors import TOO_MANY_FILES, NoThreadError, ReserveGPUError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
+
+    from typing_extensions import TypeVarTuple, Unpack
+
+    Ts = TypeVarTuple("Ts")
+
+T = TypeVar("T")
 
 POLL_S = 0.1  # between two looks of a waiting thread at whether its call is given up
 NO_THREAD = (
@@ -42,7 +48,7 @@ no_fork = threading.RLock()
 
 
 class _Local(threading.local):
-    call: Call | None = None  # which this thread makes
+    call: Call[Any] | None = None  # which this thread makes
 
 
 _local = _Local()
@@ -52,7 +58,7 @@ class GivenUpError(BaseException):
     """Ends a call whose caller has gone; never seen outside of its thread."""
 
 
-class Call:
+class Call(Generic[T]):
     """A function to be called on another thread, and what comes of it.
 
     caller: the thread that asked for it. thread: the one that makes it, 0 before that.
@@ -61,20 +67,21 @@ class Call:
     given_up: why nobody waits for it any more, empty as long as somebody does.
     """
 
+    answer: T  # of a call that is done
+
     def __init__(
         self,
-        function: Callable[..., Any],
-        *arguments: Any,
+        function: Callable[[Unpack[Ts]], T],
+        *arguments: Unpack[Ts],
         until: float = 0.0,
         is_awaited: bool = True,
     ) -> None:
-        self.request = function, arguments
+        self.request: tuple[Callable[..., T], tuple[object, ...]] = function, arguments
         self.caller = threading.get_ident()
         self.thread = 0
         self.until = until
         self.is_awaited = is_awaited
         self.is_done = False
-        self.answer: Any = None
         self.error: BaseException | None = None
         self.given_up = ""
         self._news: SimpleQueue[Any] = SimpleQueue()
@@ -116,7 +123,7 @@ class Call:
                 show(news)
         return True
 
-    def result(self) -> Any:
+    def result(self) -> T:
         """Return the answer, or raise the error, of a call that is done."""
         error, self.error = self.error, None
         if error is None:
@@ -139,7 +146,7 @@ class Executor:
     def __init__(self, step: Callable[[], float | None]) -> None:
         self._step = step
         self._due = 0.0  # when to call it again, by time.monotonic()
-        self._calls: deque[Call] = deque()  # the first one is being made
+        self._calls: deque[Call[Any]] = deque()  # the first one is being made
         self._is_serving = threading.Lock()
         # Open once somebody has rung it. An Event would not do: a signal handler may ring it, too.
         self._bell = threading.Lock()
@@ -155,18 +162,18 @@ class Executor:
         """Tell whether a call is being made."""
         return any(not call.is_over for call in [*self._calls])
 
-    def calls_of(self, thread: int) -> list[Call]:
+    def calls_of(self, thread: int) -> list[Call[Any]]:
         """Return the calls that a thread waits for; meanwhile it runs only signal handlers."""
         return [call for call in [*self._calls] if call.caller == thread and not call.is_over]
 
     def run(
         self,
-        function: Callable[..., Any],
-        *arguments: Any,
+        function: Callable[[Unpack[Ts]], T],
+        *arguments: Unpack[Ts],
         show: Callable[[Any], object] = lambda _: None,
         until: float = 0.0,
         undo: Callable[[], object] = int,
-    ) -> Any:
+    ) -> T:
         """Call the function on the thread; returns what it returns, raises what it raises.
 
         show: is told what the function tells of its progress. until: as of a Call.
@@ -191,7 +198,7 @@ class Executor:
             raise
         return call.result()
 
-    def post(self, call: Call) -> None:
+    def post(self, call: Call[Any]) -> None:
         """Begin a call. Raises NoThreadError where no thread can be had for it."""
         self._calls.append(call)
         self.wake()
@@ -244,7 +251,7 @@ class Executor:
         return pause_s
 
 
-def start(function: Callable[..., object], *arguments: Any) -> None:
+def start(function: Callable[[Unpack[Ts]], object], *arguments: Unpack[Ts]) -> None:
     """Call the function on a new thread. Raises NoThreadError.
 
     Not by threading.Thread: its start() takes several steps, and a signal handler that raises
@@ -257,8 +264,10 @@ def start(function: Callable[..., object], *arguments: Any) -> None:
 
 
 def apart(
-    function: Callable[..., Any], *arguments: Any, show: Callable[[Any], object] = lambda _: None
-) -> Any:
+    function: Callable[[Unpack[Ts]], T],
+    *arguments: Unpack[Ts],
+    show: Callable[[Any], object] = lambda _: None,
+) -> T:
     """Call a function on a thread of its own; as `Executor.run`.
 
     A signal handler that came while the main thread imports a module of ours waits for no other

@@ -183,7 +183,7 @@ def _release(arguments: Namespace) -> int:
 
 
 def _record(arguments: Namespace) -> int:
-    return int(record.record(arguments))
+    return record.record(arguments)
 
 
 def _install(arguments: Namespace) -> int:
@@ -202,7 +202,7 @@ def _list_kernels(arguments: Namespace) -> int:
 
 
 def _hold(arguments: Namespace) -> int:
-    return int(remote.hold(arguments))
+    return remote.hold(arguments)
 
 
 COMMANDS = (

@@ -55,7 +55,7 @@ def tell_notices() -> None:
 def note_cell() -> None:
     """Let others see after a cell that this kernel is in use, and say what went wrong."""
     _warn(api.note_cell())
-    if text := api.tell_waiters(lambda: bool(pictures.is_watched())):
+    if text := api.tell_waiters(pictures.is_watched):
         pictures.tell(pictures.of_line(text))
 
 

@@ -94,7 +94,10 @@ def test_calls_in_turn() -> None:
         log.add(f"{name} begins")
         log.add(f"{name} ends")
 
-    posted = [Call(begin.wait, LONG_S), *(Call(work, str(number)) for number in range(20))]
+    posted: list[Call[Any]] = [
+        Call(begin.wait, LONG_S),
+        *(Call(work, str(number)) for number in range(20)),
+    ]
     executor.post(posted[0])
     for call in posted[1:]:
         thread = threading.Thread(target=executor.post, args=(call,))
@@ -274,7 +277,7 @@ def test_release_by_a_finalizer(here: Here, *, is_own: bool) -> None:
     """What Python frees on a thread of ours may release: that is done after the call there."""
     reserve_gpu.reserve()
 
-    def work() -> object:
+    def work() -> tuple[object, bool]:
         return release(), reserve_gpu.current() is not None
 
     answer = session().run(work) if is_own else calls.apart(work)

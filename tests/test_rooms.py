@@ -102,7 +102,9 @@ def imported_late(node: ast.AST) -> str | None:
 def imports(tree: ast.AST, *, types: bool = True, inner: bool = True) -> Iterator[str]:
     """Yield what a module imports, in full. types: for annotations too. inner: in functions."""
     for node in ast.iter_child_nodes(tree):
-        if is_for_types(node) and not types:
+        if isinstance(node, ast.If) and is_for_types(node) and not types:
+            for other in node.orelse:
+                yield from imports(other, types=types, inner=inner)
             continue
         if not inner and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue

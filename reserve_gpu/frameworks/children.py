@@ -89,10 +89,7 @@ def run_all(
     progress: called now and then with the names of those that still run, and the seconds so far.
     Raises OSError where a process can't be started.
     """
-    ends: dict[str, End] = calls.apart(
-        _run_all, commands, environ, limit_s, show=lambda news: progress(*news)
-    )
-    return ends
+    return calls.apart(_run_all, commands, environ, limit_s, show=lambda news: progress(*news))
 
 
 def _run_all(

@@ -13,7 +13,7 @@ import warnings
 from _thread import get_ident
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import host
 from reserve_gpu.calls import no_fork
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-T = TypeVar("T")
+    from typing_extensions import Unpack
+
+    from reserve_gpu.calls import T, Ts
 
 WSL_LIBRARY = "/usr/lib/wsl/lib/libnvidia-ml.so.1"
 TEXT_LIMIT = 300  # characters of an error's text that are shown
@@ -154,7 +156,12 @@ class Bindings:
         finally:
             self._worker.end()
 
-    def run(self, reading: Callable[..., T], *arguments: Any, limit_s: float | None = None) -> T:
+    def run(
+        self,
+        reading: Callable[[Unpack[Ts]], T],
+        *arguments: Unpack[Ts],
+        limit_s: float | None = None,
+    ) -> T:
         """Do a reading, some questions in a row, on the worker thread.
 
         limit_s: seconds after which this reading counts as hanging, by default those of the
@@ -166,10 +173,9 @@ class Bindings:
         self._started()
         call = self._worker.post(reading, *arguments)
         try:
-            answer: T = self._worker.wait(call, self._limit_s if limit_s is None else limit_s)
+            return self._worker.wait(call, self._limit_s if limit_s is None else limit_s)
         except HangError as error:
             raise _hanging(error) from error
-        return answer
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """Call the NVML function of that name. Raises DeviceError, whatever the failure."""

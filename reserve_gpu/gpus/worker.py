@@ -19,6 +19,9 @@ from reserve_gpu.model import Slow
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from typing_extensions import Unpack
+
+    from reserve_gpu.calls import T, Ts
 
 SLOW_S = 2.0  # after that the caller is told what is waited for
 
@@ -36,10 +39,10 @@ class Worker:
 
     def __init__(self) -> None:
         self.doing: dict[int, str] = {}
-        self._hanging: list[Call] = []
+        self._hanging: list[Call[Any]] = []
         self._start_thread()
 
-    def post(self, function: Callable[..., Any], *arguments: Any) -> Call:
+    def post(self, function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> Call[T]:
         """Begin a call, to be waited for later; of one that hangs, that call itself."""
         call = Call(function, *arguments)
         self._forget_those_done()
@@ -49,7 +52,7 @@ class Worker:
         self._calls.put(call)
         return call
 
-    def wait(self, call: Call, limit_s: float) -> Any:
+    def wait(self, call: Call[T], limit_s: float) -> T:
         """Return what the call returns, or raise its error; HangError after limit_s seconds.
 
         The caller is told of one that takes long.
@@ -66,7 +69,7 @@ class Worker:
         except BaseException:  # its caller has gone
             self._give_up(call, "no answer yet when it was interrupted")
             raise
-        if not call.is_done:
+        if call.given_up:
             raise HangError(call.given_up)
         return call.result()
 
@@ -80,10 +83,10 @@ class Worker:
         self._calls.put(None)
 
     def _start_thread(self) -> None:
-        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._calls: SimpleQueue[Call[Any] | None] = SimpleQueue()
         calls.start(_make_calls, self._calls)
 
-    def _give_up(self, call: Call, reason: str) -> None:
+    def _give_up(self, call: Call[Any], reason: str) -> None:
         """Leave a thread that hangs to itself: it ends when its call does."""
         if call.is_done:
             return
@@ -97,7 +100,7 @@ class Worker:
         self._hanging = [call for call in self._hanging if not call.is_done]
 
 
-def _make_calls(posted: SimpleQueue[Call | None]) -> None:
+def _make_calls(posted: SimpleQueue[Call[Any] | None]) -> None:
     while call := posted.get():
         call.make()
         del call  # while this waits for the next one, nothing of the last one is kept alive

@@ -185,10 +185,7 @@ def ask(
 
     try:
         with _shown(progress) as show:
-            answer: tuple[Reservation, list[str], bool] = this_session.run(
-                meet, show=show, until=deadline.at, undo=undo
-            )
-            return answer
+            return this_session.run(meet, show=show, until=deadline.at, undo=undo)
     except NotTaken as failure:
         raise failure.error(face or faces.PYTHON) from None
     except ReserveGPUError:
@@ -344,7 +341,9 @@ def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callabl
             if all(row.state is not State.BROKEN for row in seen.rows):
                 gpus = using
             return statuses.Status(
-                *seen,
+                rows=seen.rows,
+                waiting=seen.waiting,
+                problem=seen.problem,
                 time=time.time(),
                 host=host.machine_name(),
                 limit=visible,
@@ -390,7 +389,7 @@ def go_on_after(error: ReserveGPUError) -> str:
         go_without()
     visible = environment.read()[environment.VISIBLE]
     is_above = isinstance(error, ReservedAboveError)
-    return str(messages.going_on(session().devices, visible if is_above else None))
+    return messages.going_on(session().devices, visible if is_above else None)
 
 
 def forget_idleness() -> None:
@@ -428,7 +427,7 @@ def join(reserved: Reserved) -> str:
     this_session.run(this_session.join, reserved)
     reservation = this_session.reservation
     environ = reservation.environ if reservation else {}
-    return str(messages.joined(this_session.devices, reserved.holder.name, environ))
+    return messages.joined(this_session.devices, reserved.holder.name, environ)
 
 
 def _sees_only(reserved: Reserved) -> bool:
@@ -470,7 +469,7 @@ def kept() -> str | None:
     if connection_file is None or session().devices:
         return None
     left = next(restart.all_left(connection_file), None)
-    return str(messages.kept(left.held.devices, left.until)) if left else None
+    return messages.kept(left.held.devices, left.until) if left else None
 
 
 def own_heirs() -> set[int]:

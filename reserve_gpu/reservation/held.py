@@ -29,6 +29,20 @@ class Guest(NamedTuple):
     name: str | None = None
 
 
+class Answered:
+    """What callers were answered with; as `session.Reservation`, of which this is what it knows."""
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        environ: Mapping[str, str],
+        memory_mib: float | None = None,
+    ) -> None:
+        self.devices = tuple(devices)
+        self.environ = dict(environ)
+        self.memory_mib = memory_mib
+
+
 class Held(NamedTuple):
     """Devices that are held.
 
@@ -48,7 +62,7 @@ class Held(NamedTuple):
     locks: Mapping[str, Lock]
     promise: Promise = Promise()
     overdue: float | None = None
-    reservation: Any = None
+    reservation: Answered | None = None
     answers: int = 1
     inside: tuple[int, ...] = ()
     kept_until: float | None = None

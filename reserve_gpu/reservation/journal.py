@@ -10,7 +10,7 @@ import atexit
 import logging
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import ReserveGPUError
@@ -26,13 +26,13 @@ from reserve_gpu.reservation.request import rules
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from typing_extensions import Unpack
+
+    from reserve_gpu.calls import T, Ts
     from reserve_gpu.reservation import follower
     from reserve_gpu.reservation.held import Change, Held
 else:
     follower = Late("reservation.follower")  # which only a command needs
-
-T = TypeVar("T")
-
 
 EXIT_LIMIT_S = 1.0  # for the last lines of a process that ends
 
@@ -82,7 +82,7 @@ class Journal:
         return bool(recorder and not is_kernel and tried(follower.start, recorder))
 
 
-def tried(function: Callable[..., T], *arguments: Any) -> T | None:
+def tried(function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> T | None:
     """Call the function; what goes wrong there is said once in the log, and disturbs nothing."""
     try:
         return function(*arguments)

@@ -1,25 +1,23 @@
 """What an attempt comes to: what it has locked, what it was refused, and what it releases."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import (
-    NoFreeDeviceError,
     ReservedAboveError,
     ReserveGPUError,
     TooLateError,
-    WaitTimeoutError,
 )
 from reserve_gpu.gpus import usage
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.model import NO_LEASE, Device, Lease, Row, State, Ticket
 
 if TYPE_CHECKING:
-    from reserve_gpu.report import messages, pictures
+    from reserve_gpu.report import messages
     from reserve_gpu.report.faces import Face
 else:
-    messages, pictures = Late("report.messages"), Late("report.pictures")
+    messages = Late("report.messages")
 
 
 class Locked(NamedTuple):
@@ -94,16 +92,15 @@ class ReservedAbove(NotTaken):
 
 
 class Refused(NotTaken):
-    """No device was to be had. values: the arguments of `pictures.refusal`, but for the face."""
+    """No device was to be had. made: makes the error, in the words of a face."""
 
-    def __init__(self, **values: Any) -> None:
-        super().__init__(values)
-        self.values = values
+    def __init__(self, made: "Callable[[Face], ReserveGPUError]") -> None:
+        super().__init__(made)
+        self.made = made
 
     def error(self, face: "Face") -> ReserveGPUError:
         """Return the error in the words of a face."""
-        kind = NoFreeDeviceError if self.values["waited_s"] is None else WaitTimeoutError
-        return kind(pictures.refusal(face=face, **self.values), self.values["rows"])
+        return self.made(face)
 
 
 class Taken:

@@ -14,6 +14,9 @@ from reserve_gpu.errors import NoThreadError, RequestError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from typing_extensions import Unpack
+
+    from reserve_gpu.calls import T, Ts
     from reserve_gpu.report import messages
 else:
     messages = Late("report.messages")
@@ -28,7 +31,14 @@ class OwnThread:
     def __init__(self, step: Callable[[], float | None]) -> None:
         self._executor = Executor(step)
 
-    def run(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def run(
+        self,
+        function: Callable[[Unpack[Ts]], T],
+        *arguments: Unpack[Ts],
+        show: Callable[[Any], object] = lambda _: None,
+        until: float = 0.0,
+        undo: Callable[[], object] = int,
+    ) -> T:
         """Call the function on the session's thread; as `Executor.run`.
 
         Raises RequestError in a signal handler that came in the midst of another call, and
@@ -38,9 +48,11 @@ class OwnThread:
             return function(*arguments)
         if self._is_nested:
             raise RequestError(messages.NESTED)
-        return self._executor.run(function, *arguments, **options)
+        return self._executor.run(function, *arguments, show=show, until=until, undo=undo)
 
-    def run_in_any_case(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def run_in_any_case(
+        self, function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]
+    ) -> T | None:
         """Call the function, which gives something back, on the session's thread.
 
         It is called even if an exception ends the wait for it, then perhaps twice. From a signal
@@ -73,7 +85,9 @@ class OwnThread:
         """Look at the lease now."""
         self._executor.wake()
 
-    def run_within(self, limit_s: float, function: Callable[..., Any], *arguments: Any) -> None:
+    def run_within(
+        self, limit_s: float, function: Callable[[Unpack[Ts]], object], *arguments: Unpack[Ts]
+    ) -> None:
         """Call the function on the session's thread, and wait for its end for so long at most.
 
         Raises what it raises, and NoThreadError.

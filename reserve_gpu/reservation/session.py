@@ -12,7 +12,7 @@ import os
 import time
 from contextlib import contextmanager, suppress
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from reserve_gpu import calls, host
 from reserve_gpu.calls import Late, no_fork
@@ -23,11 +23,11 @@ from reserve_gpu.locks.record import Record, myself
 from reserve_gpu.model import NO_LEASE, Answer, End, Lease, Promise, Request
 from reserve_gpu.reservation import environment, policy
 from reserve_gpu.reservation.environment import Changes
-from reserve_gpu.reservation.held import Change, Held
+from reserve_gpu.reservation.held import Answered, Change, Held
 from reserve_gpu.reservation.own_thread import OwnThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
     from typing_extensions import Self
@@ -51,23 +51,13 @@ else:
 RENEW_LIMIT_S = 1.0  # for the mutex, at the end of a cell
 
 
-class Reservation:
+class Reservation(Answered):
     """Devices that this process holds; a context manager that releases them at the end.
 
     devices: in the order in which CUDA numbers them in this process.
     environ: the variables that were set for them.
     memory_mib: the part of each that this process may use, None for all of it.
     """
-
-    def __init__(
-        self,
-        devices: Sequence[Device],
-        environ: Mapping[str, str],
-        memory_mib: float | None = None,
-    ) -> None:
-        self.devices = tuple(devices)
-        self.environ = dict(environ)
-        self.memory_mib = memory_mib
 
     @property
     def note(self) -> str | None:
@@ -96,10 +86,10 @@ class Reservation:
         session().run_in_any_case(session().leave, self)
 
     def __repr__(self) -> str:
-        return str(messages.reservation(self.devices))
+        return messages.reservation(self.devices)
 
     def __str__(self) -> str:
-        return str(messages.reserved(self.devices, self.environ))
+        return messages.reserved(self.devices, self.environ)
 
 
 class Session(OwnThread):
@@ -159,7 +149,7 @@ class Session(OwnThread):
     def reservation(self) -> Reservation | None:
         """Return the reservation of what is held."""
         held = self.held
-        return held.reservation if held else None
+        return cast("Reservation | None", held.reservation) if held else None
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -356,7 +346,7 @@ class Session(OwnThread):
         if held is None or held.guest is None:
             return False
         with LockDirectory() as directory, directory.mutex(RENEW_LIMIT_S):
-            return bool(guests.is_left(held, directory))
+            return guests.is_left(held, directory)
 
     def note_cell(self) -> list[str]:
         """Note for others that a cell has ended; returns lines that the person has to know."""
@@ -401,7 +391,7 @@ class Session(OwnThread):
             self.run(self._become, held._replace(told=(time.time(), first.name)))
         waited_s = waiters.waited_s(first)
         is_late = environment.cuda_started()
-        return str(messages.somebody_waits(first, waited_s, held.devices, is_late=is_late))
+        return messages.somebody_waits(first, waited_s, held.devices, is_late=is_late)
 
     def _become(
         self,
@@ -492,9 +482,11 @@ class Session(OwnThread):
     def _again(self, held: Held, note: str | None) -> list[str]:
         """Answer one more call with what is held; returns what was wrong and is mended."""
         self._become(held.with_promise(note=note))
-        return [*self._mend_variables(held.reservation), *self._mend_caps(held)]
+        if reservation := held.reservation:
+            return [*self._mend_variables(reservation), *self._mend_caps(held, reservation)]
+        return []
 
-    def _mend_variables(self, reservation: Reservation) -> list[str]:
+    def _mend_variables(self, reservation: Answered) -> list[str]:
         """Set the variables again if somebody changed them, as long as CUDA will read them."""
         expected = {name: reservation.environ.get(name) for name in environment.CUDA}
         values = environment.read(environment.CUDA)
@@ -506,14 +498,14 @@ class Session(OwnThread):
         visible = values[environment.VISIBLE]
         return [messages.changed(visible, reservation.devices, is_late=is_late)]
 
-    def _mend_caps(self, held: Held) -> list[str]:
+    def _mend_caps(self, held: Held, reservation: Answered) -> list[str]:
         """Set the caps again that are gone; one that somebody has changed is theirs from now on.
 
         What is said to be set is what frameworks find.
         """
         if held.part_mib is None:
             return []
-        reservation, inherited = held.reservation, self.inherited()
+        inherited = self.inherited()
         limits, notes = _caps(held, inherited | environment.inherited_caps(inherited))
         said = {name: v for name, v in reservation.environ.items() if name in environment.CAPS}
         if _set_only(limits) == said and environment.read(limits) == limits:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import host
 from reserve_gpu.calls import Late
-from reserve_gpu.errors import ImpossibleError
+from reserve_gpu.errors import ImpossibleError, NoFreeDeviceError, ReserveGPUError, WaitTimeoutError
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
@@ -33,13 +33,15 @@ if TYPE_CHECKING:
     from reserve_gpu import machine
     from reserve_gpu.locks.queue import Place
     from reserve_gpu.model import Request, Row, Rules
-    from reserve_gpu.report import messages
+    from reserve_gpu.report import messages, pictures
+    from reserve_gpu.report.faces import Face
     from reserve_gpu.reservation import journal, wait
     from reserve_gpu.reservation.session import Session
 else:
     # What a grant mostly never needs.
-    machine, wait = Late("machine"), Late("reservation.wait")
+    machine, pictures = Late("machine"), Late("report.pictures")
     messages, journal = Late("report.messages"), Late("reservation.journal")
+    wait = Late("reservation.wait")
 
 
 RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for the mutex
@@ -133,16 +135,25 @@ def _failure(
     if is_above:
         return ReservedAbove(rows, {name: claim.inherited[name] for name in environment.CUDA})
     has_waited = deadline.waits and policy.may_come_free(rows, request)
-    return Refused(
-        request=request,
-        rows=rows,
-        kept=session.devices,
-        limit=visible,
-        waited_s=deadline.limit_s if has_waited else None,
-        user=host.user_of(os.getpid()),
-        problems=claim.rules.problems if claim.rules else (),
-        free=_free_others(claim, rows),
-    )
+    waited_s = deadline.limit_s if has_waited else None
+    kept, free, user = session.devices, _free_others(claim, rows), host.user_of(os.getpid())
+    problems = claim.rules.problems if claim.rules else ()
+
+    def refusal(face: Face) -> ReserveGPUError:
+        picture = pictures.refusal(
+            request,
+            rows,
+            face,
+            kept=kept,
+            limit=visible,
+            waited_s=waited_s,
+            user=user,
+            problems=problems,
+            free=free,
+        )
+        return (NoFreeDeviceError if waited_s is None else WaitTimeoutError)(picture, rows)
+
+    return Refused(refusal)
 
 
 def _free_others(claim: Claim, rows: Sequence[Row]) -> list[Row]:
