@@ -133,8 +133,7 @@ def _look(_arguments: Namespace) -> Status:
 
 def _look_at_hosts(arguments: Namespace) -> Hosts:
     _end_with_ssh()
-    seen: Hosts = hosts.looking(arguments.hosts)()
-    return seen
+    return hosts.looking(arguments.hosts)()
 
 
 def _end_with_ssh() -> None:
@@ -154,8 +153,7 @@ def _report(arguments: Namespace) -> int:
 
 
 def _top(arguments: Namespace) -> int:
-    code: int = top.run(arguments)
-    return code
+    return top.run(arguments)
 
 
 def _check(arguments: Namespace) -> int:

@@ -287,8 +287,7 @@ def release() -> tuple[Device, ...]:
     The variables get back the values that they had before, also where a failure had emptied
     `CUDA_VISIBLE_DEVICES`.
     """
-    released: tuple[Device, ...] = session().run_in_any_case(session().release) or ()
-    return released or _end_heir()
+    return session().run_in_any_case(session().release) or _end_heir()
 
 
 def _end_heir() -> tuple[Device, ...]:
@@ -296,8 +295,7 @@ def _end_heir() -> tuple[Device, ...]:
     connection_file = _kernels_file()
     for left in restart.all_left(connection_file) if connection_file else ():
         if restart.end(left):
-            devices: tuple[Device, ...] = left.held.devices
-            return devices
+            return left.held.devices
     return ()
 
 
@@ -442,8 +440,7 @@ def claim(connection_file: str | None) -> list[str]:
 
     connection_file: of the kernel that this process is, or becomes.
     """
-    lines: list[str] = session().run(_claim, session(), connection_file)
-    return lines
+    return session().run(_claim, session(), connection_file)
 
 
 def leave_to_restart() -> None:

@@ -191,10 +191,7 @@ def _begun(claim: Claim, lease: Lease, granted: Granted) -> Lease:
     lease = lease.begun(time.time())
     if claim.rules is None:
         return lease
-    counted: Lease = quota.counted(
-        lease, claim.rules, min(each.lock.since for each in granted.locked)
-    )
-    return counted
+    return quota.counted(lease, claim.rules, min(each.lock.since for each in granted.locked))
 
 
 def _locked(claim: Claim, device: Device | Fault, queue: Place, limit_s: float) -> Locked | Row:

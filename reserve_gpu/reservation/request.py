@@ -142,10 +142,7 @@ def restart_s() -> float:
 def rules() -> Rules | None:
     """Return what the administrator's file says now to this user, None if there is none."""
     file = host.config_file()
-    if file is None:
-        return None
-    found: Rules = administrator.read(file)
-    return found
+    return administrator.read(file) if file is not None else None
 
 
 def _memory(keyword: str, size: str | float) -> Size:

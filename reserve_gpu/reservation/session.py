@@ -523,7 +523,6 @@ class Session(OwnThread):
         held = self._held  # another thread may release it
         if held is None:
             return []
-        lines: list[str]
         self._over, lines = caps.exceeded(held, self._changes.written, uses, self._over)
         return lines
 
@@ -599,8 +598,7 @@ class Session(OwnThread):
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Do what this user, or root, asks for from elsewhere; returns the answer."""
-        answer: Answer = self.run(self._obey, request)
-        return {"answer": answer.name}
+        return {"answer": self.run(self._obey, request).name}
 
     def _obey(self, request: dict[str, Any]) -> Answer:
         held = self.held
@@ -646,7 +644,6 @@ class Session(OwnThread):
         """
         if self._held or self._has_claimed:
             return None
-        left: restart.Left
         for left in restart.all_left(connection_file):
             with LockDirectory() as directory:
                 if left.directory != directory.path or environment.cuda_started():

@@ -102,9 +102,7 @@ def _outcome(session: Session, claim: Claim, deadline: Deadline) -> Granted | De
     if not policy.may_come_free(outcome.rows, claim.request):
         return outcome
     with session.waiting(), _noted_wait(claim.request) as note:
-        waited: Granted | Denied = wait.wait_in_queue(
-            claim, outcome, deadline, try_again, session.between
-        )
+        waited = wait.wait_in_queue(claim, outcome, deadline, try_again, session.between)
         if isinstance(waited, Granted):
             note(End.GRANTED)
     return waited
