@@ -330,8 +330,6 @@ class Holder(NamedTuple):
     guest_of: float | None = None  # since when the holder that it has joined has the device
     is_alone: bool = False  # a guest of one who shares the device with nobody
     beside: str | None = None  # the holder that it has joined, in a word; None where that has gone
-    told: float | None = None  # when it was last told that somebody waits
-    told_of: str | None = None  # and of whom: the name of the ticket
     # Whose process it is, by the kernel's word; of a sharer whose file it is.
     uid: int | None = None
     seen: bool = False
@@ -509,7 +507,7 @@ class End(Enum):
 class Waiting(NamedTuple):
     """How a wait stands.
 
-    first: who is first in the queue, if that is somebody else. ticket: the name of its own ticket.
+    first: who is first in the queue, if that is somebody else.
     """
 
     request: Request
@@ -518,7 +516,6 @@ class Waiting(NamedTuple):
     rows: tuple[Row, ...]  # why no device can be had yet
     limit_s: float = math.inf
     first: Ticket | None = None
-    ticket: str = ""
 
 
 class Slow(NamedTuple):

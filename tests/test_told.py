@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from reserve_gpu.reservation.session import session
-from tests.processes import own_name, wait_for
+from tests.processes import own_name
 from tests.waiters import Waiter
 
 if TYPE_CHECKING:
@@ -83,26 +83,6 @@ def test_a_program_that_reads_the_output(here: Here) -> None:
         unattended = kernel.client.execute("pass", allow_stdin=False, stop_on_error=False)
         assert "has waited" not in kernel.finish(unattended).all
         assert "has waited" in kernel.run("pass").all
-
-
-def test_the_waiter_reads_it(here: Here) -> None:
-    """Who waits reads whom it was told, and when."""
-    here.write(IDLE)
-    shell = here.shell(is_notebook=True)
-    shell.run("%reserve_gpu")
-    with here.child() as child:
-        picture = here.folder / "picture"
-        child.run(
-            "from reserve_gpu.report import pictures\n"
-            "def look(waiting):\n"
-            f" with open({str(picture)!r}, 'w') as file: file.write(str(pictures.wait(waiting)))"
-        )
-        child.send("reserve_gpu.reserve(wait=60, progress=look).environ['CUDA_VISIBLE_DEVICES']")
-        wait_for(picture.exists)
-        assert "has waited" in shell.run("pass").shown
-        wait_for(lambda: " was told at " in picture.read_text())
-        shell.run("%reserve_gpu --release")
-        assert child.answer().value == "0"
 
 
 def test_files_of_the_queue_are_no_waiters(here: Here) -> None:

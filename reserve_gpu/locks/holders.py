@@ -181,8 +181,6 @@ def named(record: Record, pid: int | None, changed: float = 0.0) -> Holder:
         overdue=record.overdue,
         kept_until=record.kept_until,
         guest_of=record.guest_of,
-        told=record.told,
-        told_of=record.told_of,
         is_alone=record.guest_of is not None and record.is_alone is True,
         seen=pid is not None,
         confirmed=pid is not None and pid == who.pid,

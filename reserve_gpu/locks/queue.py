@@ -79,11 +79,6 @@ class Place:
             self._lock.release()
 
     @property
-    def ticket(self) -> str:
-        """Return the name of the ticket, empty for who has none."""
-        return self._lock.name if self._lock else ""
-
-    @property
     def has_joined(self) -> bool:
         """Tell whether this process has been in the queue."""
         return self._lock is not None

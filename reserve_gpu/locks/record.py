@@ -44,7 +44,6 @@ class Record(NamedTuple):
     kept_until: for how long it is kept for the restart of its kernel.
     guest_of: of a guest, since when the holder that it has joined has the device.
     is_alone: that holder shares it with nobody.
-    told, told_of: when it was last told that somebody waits, and the name of that one's ticket.
     """
 
     who: Who = Who()
@@ -59,8 +58,6 @@ class Record(NamedTuple):
     kept_until: float | None = None
     guest_of: float | None = None
     is_alone: bool | None = None
-    told: float | None = None
-    told_of: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON takes it, without what is not known."""
@@ -111,8 +108,6 @@ class Record(NamedTuple):
             kept_until=get("kept_until", _moment),
             guest_of=get("guest_of", _moment),
             is_alone=fields.get("is_alone") is True or None,
-            told=get("told", _moment),
-            told_of=get("told_of", _text),
         )
 
 
@@ -137,7 +132,7 @@ def myself() -> Who:
 
 _OF_THE_LOCK = (
     *("since", "written", "label", "index", "visible", "overdue", "kept_until"),
-    *("guest_of", "is_alone", "told", "told_of"),
+    *("guest_of", "is_alone"),
 )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus.usage import is_usable
-from reserve_gpu.model import Reserved, State
+from reserve_gpu.model import State
 from reserve_gpu.report import (
     asking,
     colour,
@@ -288,23 +288,11 @@ def wait(waiting: Waiting) -> Picture:
         people = words.person(ticket.holder)
         foot.append(("Number 1 in the queue is ", (people, STRONG), f", who waits for {asks}."))
     foot += [("Likeliest to come free: ", *first)] if first else []
-    foot += _told(rows, now, now - waiting.waited_s, waiting.ticket)
     unit = waiting.request.promise.part_unit
     holders = ", ".join(f"{row.label} {_who(row, unit, now)}" for row in rows)
     first_line: Line = ((head, STRONG), *layout.common_model(rows))
     picture = Layout([first_line], layout.entries(rows, View(now, unit=unit)), (), foot)
     return Picture(picture, f"{head} {holders}".rstrip())
-
-
-def _told(rows: Sequence[Row], now: float, since: float, ticket: str) -> list[Line]:
-    """Return which holders were told since then of the one who has that ticket."""
-    holders = [each.holder for each in Reserved.among(rows)]
-    told = [(holder, holder.told) for holder in holders if holder.told]
-    return [
-        ((words.person(holder), STRONG), f" was told at {times.moment(at, now)} that you wait.")
-        for holder, at in told[: words.NAMED_IDLE]
-        if since <= at <= now and holder.told_of == ticket
-    ]
 
 
 def awaited(waiting: Waiting) -> str:

@@ -50,8 +50,6 @@ class Held(NamedTuple):
     overdue: since when it should have ended, where it has not.
     kept_until: for how long it is kept for the restart of this kernel, which ends now.
     guest: of one that has joined the reservation of another process of this user.
-    told: when the user was last told that somebody waits for the devices, and the name of that
-    one's ticket.
     is_noted_elsewhere: another process notes in the history what is used.
     reservation: what callers were answered with.
     answers: how many calls of reserve() were answered with it outside of a `with` block.
@@ -67,7 +65,6 @@ class Held(NamedTuple):
     inside: tuple[int, ...] = ()
     kept_until: float | None = None
     guest: Guest | None = None
-    told: tuple[float, str] | None = None
     is_noted_elsewhere: bool = False
 
     @property

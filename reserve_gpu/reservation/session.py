@@ -387,8 +387,6 @@ class Session(OwnThread):
             return None
         self._told_until = now + waiters.EVERY_S
         self._told.add(waiters.key(first))
-        with suppress(NoThreadError):  # then nobody reads that it was told
-            self.run(self._become, held._replace(told=(time.time(), first.name)))
         waited_s = waiters.waited_s(first)
         is_late = environment.cuda_started()
         return messages.somebody_waits(first, waited_s, held.devices, is_late=is_late)
@@ -459,8 +457,6 @@ class Session(OwnThread):
             visible=visible,
             overdue=held.overdue,
             kept_until=held.kept_until,
-            told=held.told[0] if held.told else None,
-            told_of=held.told[1] if held.told else None,
             is_alone=held.guest.is_alone if held.guest else None,
         )
         joined = held.guest.of if held.guest else [None] * len(held.devices)

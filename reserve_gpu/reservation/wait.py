@@ -71,9 +71,7 @@ def wait_in_queue(
             rows = tuple(map(explain, outcome.rows))
             first = explain.ticket(ahead[0]) if ahead else None
             limit_s = deadline.limit_s or 0.0
-            calls.tell(
-                Waiting(claim.request, 1 + len(ahead), waited_s, rows, limit_s, first, place.ticket)
-            )
+            calls.tell(Waiting(claim.request, 1 + len(ahead), waited_s, rows, limit_s, first))
             next_second = start + waited_s - waited_s % SECOND_S + SECOND_S
             if wakeups.wait(min(due, deadline.at, next_second), news, between):
                 # Whoever is next looks first: all at once would keep it from the mutex.
