@@ -38,7 +38,7 @@ EXTRAS = {
 }
 
 
-ALL_BUT_FULL = "not full"
+BY_DEFAULT = "not full and (promise or not process)"  # as pyproject.toml says
 HOME = pytest.StashKey[Path]()
 # What says where programs keep their files; below the home of the session.
 FOLDERS = {
@@ -103,11 +103,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def layers(expression: str, arguments: list[str]) -> str:
     """Return the layers to run, as an expression of markers: never `full` unless that is asked for.
 
+    Of files that are named also `process` runs, and single tests run whatever their layer is.
     expression: of the option -m; by default that of pyproject.toml, and empty for all layers.
     arguments: the paths, or tests, that pytest was given.
     """
-    if expression == ALL_BUT_FULL and are_named(arguments):
+    if expression == BY_DEFAULT and are_named(arguments):
         return ""
+    if expression == BY_DEFAULT and all(".py" in argument for argument in arguments):
+        return "not full"
     return expression if "full" in expression or not expression else f"({expression}) and not full"
 
 

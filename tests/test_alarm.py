@@ -125,6 +125,7 @@ def running(machine: Machine, *words: str) -> Iterator[subprocess.Popen[bytes]]:
 # -- the command's own end -------------------------------------------------------------------------
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(("line", "code"), [("exit 3", 3), ("kill -SEGV $$", -signal.SIGSEGV)])
 def test_the_exit_code_is_the_commands(machine: Machine, line: str, code: int) -> None:
     """A command that ends before its time ends as it would without one, also by a signal."""
@@ -135,6 +136,7 @@ def test_the_exit_code_is_the_commands(machine: Machine, line: str, code: int) -
     )
 
 
+@pytest.mark.promise
 def test_nothing_is_left_when_the_command_is_killed(here: Here) -> None:
     """After a kill -9 of the command there is neither a watching process nor a reservation."""
     with running(here, "--for", "4h", "--", "sh", "-c", "echo; exec sleep 60") as process:
@@ -168,6 +170,7 @@ def test_an_end_that_was_not_asked_for(machine: Machine, more: tuple[str, ...], 
 # -- the end of its time ---------------------------------------------------------------------------
 
 
+@pytest.mark.promise
 def test_it_ends_with_its_time(here: Here) -> None:
     """At the end of its time a command gets SIGTERM, and its GPU is free."""
     done = here.command(*US, "run", "--for", "1s", "--", "sleep", "60")

@@ -376,6 +376,7 @@ def test_a_cell_ends_without_a_thread(here: Here) -> None:
     assert reserve_gpu.current()
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_released_at_exit(machine: Machine) -> None:
     """What is called at the end of Python can release, also where no thread can be started then."""

@@ -108,6 +108,7 @@ def packages(here: Here, monkeypatch: pytest.MonkeyPatch) -> Any:
 # -- what fits -------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise
 @probing
 def test_every_framework_fits(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each framework on the reserved GPU has a row: its version, what it was built for, fits."""

@@ -105,6 +105,7 @@ def script(here: Here) -> str:
 # -- the command is the process ------------------------------------------------------------------
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_the_command_is_the_process(here: Here) -> None:
     """The command has the pid that was started, our own as its parent, and nothing beside it."""
@@ -118,6 +119,7 @@ def test_the_command_is_the_process(here: Here) -> None:
         assert held(here) == []
 
 
+@pytest.mark.promise
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["reserve-gpu", "python -m reserve_gpu"])
 def test_stdout_is_the_commands_own(here: Here, script: str, name: str) -> None:
@@ -216,6 +218,7 @@ def test_a_script_that_uses_low_descriptors_keeps_the_gpu(here: Here) -> None:
     assert of_gpu(done.stderr).startswith("reserved: ")
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_a_job_in_the_background_keeps_the_gpu(here: Here, typed: CommandLine) -> None:
     """What a command leaves running keeps its GPU, and is named as the holder, until it ends.
@@ -676,6 +679,7 @@ def test_a_wait_on_a_terminal(here: Here) -> None:
     assert "\x1b" not in after
 
 
+@pytest.mark.promise
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("number", "code"), [("SIGINT", 130), ("SIGTERM", -signal.SIGTERM), ("SIGHUP", -signal.SIGHUP)]
@@ -719,6 +723,7 @@ def test_nobody_reads(here: Here, words: str, closed: str, code: int) -> None:
 # -- the reservation goes on in the command -------------------------------------------------------
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_a_python_command_has_the_reservation(here: Here) -> None:
     """A Python command holds what it was started with: asking says so again, release frees it."""
@@ -805,6 +810,7 @@ def test_a_deleted_lock_file_is_locked_anew(here: Here, look: str) -> None:
         assert held(here) == [0]
 
 
+@pytest.mark.promise
 @pytest.mark.process
 @pytest.mark.ipython
 def test_ipython_has_the_reservation(here: Here) -> None:
@@ -997,6 +1003,7 @@ def test_ranks_each_take_one(here: Here) -> None:
     assert sorted(lines) == ["0\n", "1\n", "2\n", "3\n"]
 
 
+@pytest.mark.promise
 @pytest.mark.process
 @pytest.mark.skipif(not program("make"), reason="there is no make")
 def test_in_a_makefile(here: Here, script: str) -> None:

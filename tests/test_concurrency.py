@@ -97,6 +97,7 @@ def test_a_task_that_waits_in_a_thread(here: Here) -> None:
     assert held(here) == []
 
 
+@pytest.mark.promise
 @pytest.mark.process
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_see_the_gpu_and_hold_nothing(machine: Machine, method: str) -> None:

@@ -933,6 +933,7 @@ def run_driver(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_command_line() -> None:
     """A command runs on a scenario's machine; its exit status is its own."""

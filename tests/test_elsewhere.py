@@ -38,6 +38,7 @@ def reserve_gpu(machine: Machine, *words: str) -> CompletedProcess[str]:
     return machine.command(sys.executable, "-m", "reserve_gpu", *words)
 
 
+@pytest.mark.promise
 def test_release(two: Two) -> None:
     """A notebook releases its GPU when its user asks from a shell, and its next cell says so."""
     two.first.run("%reserve_gpu 1 --note thesis")
@@ -141,6 +142,7 @@ def test_one_that_waits(two: Two) -> None:
     assert "CUDA_VISIBLE_DEVICES = '0,1'" in two.first.finish(message).stdout
 
 
+@pytest.mark.promise
 def test_cuda_and_the_end(here: Here) -> None:
     """Once CUDA has started only the end of the process helps: before_end() first, then the end."""
     with here.kernel() as kernel:
@@ -243,6 +245,7 @@ def users() -> Iterator[Machine]:
         yield machine
 
 
+@pytest.mark.promise
 @pytest.mark.xdist_group("users")
 def test_a_stranger_is_not_heard(users: Machine) -> None:
     """What another user asks for is not even read; the same user and root are answered."""

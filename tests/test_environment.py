@@ -286,6 +286,7 @@ def asking(here: Here, forker: Forker) -> Asking:
 RESTART = "estart the process and run reserve_gpu.reserve() before anything that uses a GPU."
 
 
+@pytest.mark.promise
 @pytest.mark.process
 @pytest.mark.parametrize("wishes", ["", "devices='1'", "count=2", "share=True", "wait=True"])
 def test_too_late(asking: Asking, wishes: str) -> None:
@@ -471,6 +472,7 @@ def test_a_changed_variable_comes_late(asking: Asking) -> None:
     assert "CUDA has started; this kernel holds GPU1" in warning
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_release_after_the_start(asking: Asking) -> None:
     """A release after CUDA has started gives the GPU back to others, and the variables."""

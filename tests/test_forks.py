@@ -121,6 +121,7 @@ def other(processes: tuple[Child, Child]) -> Iterator[Child]:
     processes[1].run("reserve_gpu.release()")
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("kind", CHILDREN)
 def test_a_living_child_does_not_keep_the_lock_of_a_killed_holder(
     shared: Machine, other: Child, kind: str
@@ -221,6 +222,7 @@ locks = list(session()._held.locks.values())
 """
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     "code",
     [
@@ -275,6 +277,7 @@ def test_the_end_of_a_forked_child_does_not_free_its_parents_gpu(machine: Machin
     assert done.stdout == "True True\n", done.stderr
 
 
+@pytest.mark.promise
 def test_a_forked_child_holds_nothing(holder: Child) -> None:
     """A forked child has no reservation of its own, and its parent still has it."""
     holder.reserve()
@@ -292,6 +295,7 @@ def test_a_forked_child_that_reserves_is_told_who_holds_it(holder: Child) -> Non
     assert holder.visible() == "0"
 
 
+@pytest.mark.promise
 def test_a_forked_child_can_reserve_for_itself(holder: Child, other: Child) -> None:
     """A fork of a process that holds nothing holds what it reserves, until it ends."""
     holder.reserve()
@@ -560,6 +564,7 @@ sorted(set(answers))
 """
 
 
+@pytest.mark.promise
 def test_a_fork_in_one_thread_while_another_reserves(machine: Machine) -> None:
     """A child forked in the middle of a reservation can make its own."""
     with machine.child() as child:

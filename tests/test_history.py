@@ -264,6 +264,7 @@ def test_what_was_held_for_a_moment_is_not_noted(here: Here) -> None:
     assert list(folder_of(here).iterdir()) == []
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_the_end_of_a_process_is_noted(here: Here) -> None:
     """A script that ends by itself, also by an error, ends its line."""
@@ -579,6 +580,7 @@ def test_a_look_for_the_history_serves_the_lease(here: Here) -> None:
 # -- commands and kernels --------------------------------------------------------------------------
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_a_command_is_noted(here: Here) -> None:
     """A command is noted from its begin to its end, by its own name."""
@@ -804,6 +806,7 @@ def users() -> Iterator[Machine]:
         yield machine
 
 
+@pytest.mark.promise
 @pytest.mark.process
 @pytest.mark.xdist_group("users")
 def test_users_do_not_read_each_other(users: Machine) -> None:

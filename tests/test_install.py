@@ -238,6 +238,7 @@ def other(pythons: tuple[Path, Path], env: dict[str, str]) -> dict[str, str]:
 # --- what a user sees first ----------------------------------------------------------------------
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_install_and_uninstall(home: Home, env: dict[str, str], python: Path) -> None:
     """It says what it did and what to type; again is the same; uninstalling leaves no file."""

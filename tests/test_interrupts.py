@@ -79,6 +79,7 @@ def test_interrupted_anywhere(children: Children, action: str, does: str, number
     try_all(children, action, does, number)
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_an_interrupted_reserve_holds_nothing(children: Children) -> None:
     """Who is interrupted while it reserves holds nothing that nobody knows of."""

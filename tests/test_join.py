@@ -48,6 +48,7 @@ def guest(machine: Machine, which: str = "") -> Iterator[Child]:
         yield child
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     ("scenario", "wish"),
     [
@@ -103,6 +104,7 @@ def test_several_reservations(here: Here) -> None:
         assert done.stdout == "1\n"
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("wish", ["'0'", "'0', memory='1GB'"])
 def test_taken_while_either_lives(here: Here, wish: str) -> None:
     """The GPU is taken until both the holder and the guest have ended, whichever goes first."""

@@ -75,6 +75,7 @@ def status_of(kernel: Kernel, code: str) -> str:
 together = pytest.mark.xdist_group("two kernels")
 
 
+@pytest.mark.promise
 @together
 def test_kernel_and_its_children_see_the_variables(two: Two) -> None:
     """What is reserved is in the kernel's environment, in C's, and in that of what it starts."""
@@ -91,6 +92,7 @@ def test_kernel_and_its_children_see_the_variables(two: Two) -> None:
     assert kernel.run(f"{getenv}; print(c(b'CUDA_VISIBLE_DEVICES'))").stdout == "b'1'\n"
 
 
+@pytest.mark.promise
 @together
 def test_two_kernels_at_the_same_moment(two: Two) -> None:
     """Two kernels that run the cell at the same moment never get the same GPU, in any round."""
@@ -104,6 +106,7 @@ def test_two_kernels_at_the_same_moment(two: Two) -> None:
         assert [kernel.finish(cell).error for kernel, cell in cells] == [None, None]
 
 
+@pytest.mark.promise
 @together
 def test_failure_shows_who_has_it(two: Two) -> None:
     """A GPU that another kernel holds is said to be, with that kernel's notebook and pid."""
@@ -116,6 +119,7 @@ def test_failure_shows_who_has_it(two: Two) -> None:
     assert f"train.ipynb (pid {two.first.pid})" in of_gpu(cell.shown)
 
 
+@pytest.mark.promise
 @together
 @pytest.mark.parametrize(
     "code",
@@ -133,6 +137,7 @@ def test_who_runs_the_cell_is_told_that_it_failed(two: Two, code: str) -> None:
     assert status_of(two.second, "%reserve_gpu --release") == "ok"
 
 
+@pytest.mark.promise
 @together
 @pytest.mark.parametrize("code", ["%reserve_gpu --stat", "x = 1\nreserve_gpu --stat"])
 def test_tab(two: Two, code: str) -> None:
@@ -193,6 +198,7 @@ def test_a_wait_that_nobody_watches(two: Two) -> None:
     assert reserved
 
 
+@pytest.mark.promise
 @together
 def test_interrupting_a_cell_that_waits(two: Two) -> None:
     """Interrupting a waiting cell prints one line; nothing is held, nobody in the queue.
@@ -335,6 +341,7 @@ def plain(tmp_path: Path) -> Here:
     return Here(tmp_path)
 
 
+@pytest.mark.promise
 def test_gpu_is_free_when_the_kernel_ends(plain: Here) -> None:
     """A kernel that crashes or is shut down frees its GPU at once; its restart keeps it."""
     with plain.kernel() as kernel:
@@ -349,6 +356,7 @@ def test_gpu_is_free_when_the_kernel_ends(plain: Here) -> None:
         assert held(plain) == []
 
 
+@pytest.mark.promise
 def test_gpu_is_free_when_children_outlive_the_kernel(plain: Here) -> None:
     """A kernel that is killed with -9 frees its GPU although processes that it started live on."""
     start_children = """
@@ -412,6 +420,7 @@ def test_a_driver_that_hangs_is_told(plain: Here, line: str) -> None:
 # -- notebooks -------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise
 @pytest.mark.xdist_group("nbclient")  # nbformat takes seconds to load where JupyterLab is, too
 def test_notebook_runs_with_its_gpu_up_to_a_failure(here: Here) -> None:
     """A notebook that reserves a GPU is run with it by nbclient, up to a cell that gets none."""

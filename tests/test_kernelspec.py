@@ -204,6 +204,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
 together = pytest.mark.xdist_group("a kernel with its GPU")
 
 
+@pytest.mark.promise
 @together
 @pytest.mark.process
 def test_a_kernel_has_its_gpu_before_its_first_line(started: Started) -> None:
@@ -230,6 +231,7 @@ def test_the_name_that_vs_code_tells_the_kernel(started: Started) -> None:
         assert asker.run(look).value == [["train.ipynb", kernel, started.kernel.pid]]
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_its_life(here: Here, typed: CommandLine) -> None:
     """Interrupt, restart and kill do what they do to every kernel; a restart keeps its GPU."""

@@ -645,6 +645,7 @@ def test_an_overdue_script_is_told_in_its_log(busy: Machine) -> None:
     assert done.stderr.count("GPU0 is overdue since") == 1
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_cuda_that_is_starting_keeps_it(busy: Machine) -> None:
     """A cuInit that has read the variables before the end gets what it has read."""
@@ -715,6 +716,7 @@ def test_a_child_that_may_come_is_named(machine: Machine) -> None:
     assert re.search(r"started from here: python\S* -c input\(\) \(pid [0-9]+\)\.", done.stderr)
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_nothing_is_visible_before_it_is_released(machine: Machine) -> None:
     """At the end the variable is empty before the lock goes, and has no other value after."""
@@ -785,6 +787,7 @@ def test_killed_in_the_midst(busy: Machine, wishes: str, code: str, sign: str) -
         assert "Both GPUs are free" in busy.command(*US, "status").stdout
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_end_of_a_script(busy: Machine) -> None:
     """With end_kernel a program that uses CUDA is ended by SIGTERM, after what it wanted called."""
@@ -991,6 +994,7 @@ def test_a_release_is_shown(machine: Machine) -> None:
         assert "was released" in kernel.run("%reserve_gpu --release").all
 
 
+@pytest.mark.promise
 @pytest.mark.ipython
 @pytest.mark.process
 def test_overdue(busy: Machine) -> None:
@@ -1010,6 +1014,7 @@ def test_overdue(busy: Machine) -> None:
         assert "overdue" not in busy.command(*US, "status").stdout
 
 
+@pytest.mark.promise
 @pytest.mark.ipython
 @pytest.mark.process
 def test_end_of_a_kernel(busy: Machine) -> None:

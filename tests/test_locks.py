@@ -162,6 +162,7 @@ def test_a_file_that_somebody_makes_meanwhile(machine: Machine) -> None:
         assert child.run(MADE_MEANWHILE).value is True
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_the_file_of_a_killed_holder_is_used_again(two: Here) -> None:
     """What a holder that was killed has left is taken by the next one, under the same name."""
@@ -881,6 +882,7 @@ def test_who_is_late_waits_a_second_for_the_mutex(two: Here) -> None:
         timer.join()
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_the_mutex_of_a_killed_process_is_free(machine: Machine) -> None:
     """Who waits for the mutex gets it when its holder is killed with -9."""

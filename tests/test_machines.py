@@ -109,6 +109,7 @@ for ordinal in range(count.value):
 # -- containers ------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_in_a_container_memory_decides(machine: Machine) -> None:
     """Where others' processes can't be seen, a GPU whose memory is in use is busy anyway."""
@@ -147,6 +148,7 @@ def test_a_container_without_a_reading(machine: Machine) -> None:
         assert "CUDA_DEVICE_MEMORY" not in variables_in(child)
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_a_holder_in_a_container_is_seen_from_outside(machine: Machine) -> None:
     """Outside, the holder is named by the pid that it has there, not by the one that it knows."""
@@ -321,6 +323,7 @@ LIMITS: list[tuple[str, str, str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.promise
 @pytest.mark.process
 @pytest.mark.parametrize(("scenario", "value", "order", "wishes", "expected"), LIMITS)
 def test_a_fence(
@@ -399,6 +402,7 @@ INSTANCES: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 
+@pytest.mark.promise
 @pytest.mark.process
 @pytest.mark.parametrize(("scenario", "wishes", "expected", "words"), INSTANCES)
 def test_instances(

@@ -552,6 +552,7 @@ def test_the_environment_prevails_over_a_configuration(here: Here) -> None:
 # -- loading, unloading, and what stays untouched --------------------------------------------------
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_ext_gives_the_magic_and_a_failure_stops_ipython(machine: Machine) -> None:
     """After `ipython --ext`, a cell that gets no GPU ends `-c` with 1; nothing after it runs."""
@@ -596,6 +597,7 @@ def test_loading_again_tells_nothing_twice(here: Here) -> None:
         assert run(shell, "1").stderr == ""
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_loading_is_light(machine: Machine) -> None:
     """Loading the extension loads no more than it needs, and asks no driver; Tab's part waits."""

@@ -493,6 +493,7 @@ def check_no_driver_in(child: Child, words: str) -> None:
     assert child.run("str(os.environ)").value == before
 
 
+@pytest.mark.promise
 @pytest.mark.process
 @pytest.mark.skipif(
     ctypes.util.find_library("nvidia-ml") is not None, reason="there is an NVIDIA driver here"

@@ -78,6 +78,7 @@ def records(folder: Path) -> dict[int, float]:
 # -- what is used ----------------------------------------------------------------------------------
 
 
+@pytest.mark.promise
 @on_a_host
 @pytest.mark.parametrize("use_mib", [None, 1, 3700, 5000], ids=["none", "little", "all", "over"])
 def test_the_greater_of_promise_and_use_counts(one: Here, use_mib: int | None) -> None:
@@ -151,6 +152,7 @@ def test_cuda_without_a_reservation(one: Here) -> None:
 # -- kill -9 ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise
 def test_kill_frees_a_promise_at_once(one: Here) -> None:
     """What a process was promised, and what it used, can be promised as soon as it is killed."""
     with sharer(one, 4000, 1000) as child, sharer(one, 5000) as other:
@@ -188,6 +190,7 @@ def test_a_fork_has_no_part_of_its_own(one: Here) -> None:
 # -- exec ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise
 def test_a_command_has_the_part(machine: Machine) -> None:
     """What `reserve-gpu run --memory` becomes keeps the part, and others count it."""
     machine.write(ONE)

@@ -98,6 +98,7 @@ def record(machine: Here, number: str) -> dict[str, Any]:
 # -- by kernels ------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise
 @pytest.mark.ipython
 def test_a_restart_keeps_the_gpu(here: Here) -> None:
     """A kernel that restarts has its GPU again before one who waits, with its note and lease."""
@@ -130,6 +131,7 @@ def child_picture(machine: Machine) -> str:
     return machine.python("import reserve_gpu; print(reserve_gpu.status())").stdout
 
 
+@pytest.mark.promise
 @pytest.mark.ipython
 @pytest.mark.parametrize("how", ["shutdown", "kill -9"])
 def test_whatever_is_no_restart_frees_the_gpu(here: Here, how: str) -> None:

@@ -251,6 +251,7 @@ print(*{name.split('.')[0] for name in set(sys.modules) - before})
 """
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_nothing_happens_at_import(machine: Machine) -> None:
     """Importing all that can be imported here opens no file but modules, and starts nothing."""
@@ -285,6 +286,7 @@ NOT_AT_FIRST |= {
 NOT_AT_FIRST |= {"reserve_gpu.machine", "reserve_gpu.rules", "tomllib"}
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_a_reservation_loads_what_it_needs(machine: Machine) -> None:
     """Who gets a GPU at once does not wait for modules that others need: scripts start soon."""

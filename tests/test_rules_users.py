@@ -56,6 +56,7 @@ gpus = 4
 """
 
 
+@pytest.mark.promise
 def test_three_users_and_two_groups(machine: Machine) -> None:
     """Each user has what their own table says, or the most generous of their groups'."""
     machine.write(FOUR)

@@ -225,6 +225,7 @@ def test_one_of_several_goes_from_shared_to_whole(here: Here) -> None:
 # -- how each is known -----------------------------------------------------------------------------
 
 
+@pytest.mark.promise
 @pytest.mark.process
 def test_each_sharer_has_a_record_and_a_pid(machine: Machine) -> None:
     """Every sharer is listed with its own pid and note; one that is killed takes no other along."""

@@ -173,6 +173,7 @@ def test_an_exclusive_gpu_is_said_to_be_exclusive(here: Here) -> None:
 # -- who has what ----------------------------------------------------------------------------------
 
 
+@pytest.mark.promise
 @on_a_host
 @pytest.mark.process
 def test_who_holds_and_who_uses(here: Here) -> None:

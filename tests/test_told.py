@@ -26,6 +26,7 @@ def _nobody_was_told(here: Here) -> None:
     own._told_until = 0.0
 
 
+@pytest.mark.promise
 def test_who_waits_is_told_once(here: Here) -> None:
     """One line says who waits and what to type; it comes once, and not while the GPU is used."""
     here.write(IDLE)

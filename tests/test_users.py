@@ -122,6 +122,7 @@ def users(three: Users) -> Users:
     return three
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
 @pytest.mark.parametrize(("holder", "other"), [(ROOT, NOBODY), (NOBODY, ROOT), (NOBODY, DAEMON)])
 def test_another_users_kernel_is_named_with_its_user(
@@ -140,6 +141,7 @@ def test_another_users_kernel_is_named_with_its_user(
     assert second.reserve("0").value == "0"
 
 
+@pytest.mark.promise
 def test_users_share(users: Users) -> None:
     """Users who share a GPU have a file of their own each, and each is listed with its user."""
     for user in (NOBODY, ROOT, DAEMON):
@@ -303,6 +305,7 @@ def lock_of(users: Users, *, share: bool) -> Path:
     return users.locks / name
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_no_user_can_free_anothers_gpu(users: Users, attack: str, *, share: bool) -> None:

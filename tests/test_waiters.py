@@ -49,6 +49,7 @@ def one(machine: Machine) -> Machine:
     return machine
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("is_several", [False, True], ids=["one user", "three users"])
 def test_first_come_first_served(request: pytest.FixtureRequest, *, is_several: bool) -> None:
     """A GPU that is released, or whose holder dies, goes to those in the queue in their order."""
@@ -71,6 +72,7 @@ def test_first_come_first_served(request: pytest.FixtureRequest, *, is_several: 
         assert queued(machine) == []
 
 
+@pytest.mark.promise
 def test_a_killed_waiter_leaves_no_trace(one: Machine) -> None:
     """Who is killed with -9 while waiting is out of the queue, and the next one is served."""
     with one.child() as holder, one.child() as a, one.child() as b:
@@ -126,6 +128,7 @@ def test_who_is_stopped_is_passed_over(one: Machine) -> None:
         assert first.answer().value == "0"
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize("when", ["in its sleep", "while the driver starts"])
 def test_interrupt(one: Machine, when: str) -> None:
     """Ctrl-C ends a wait with no GPU visible, out of the queue, also before it has begun."""
@@ -143,6 +146,7 @@ def test_interrupt(one: Machine, when: str) -> None:
         assert child.visible() == ""
 
 
+@pytest.mark.promise
 @pytest.mark.parametrize(
     ("end", "place"),
     [
