@@ -62,10 +62,11 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from reserve_gpu import extension as _extension
+    from reserve_gpu.api import before_end, current, release, reserve
     from reserve_gpu.frameworks.check import Check, check
+    from reserve_gpu.looking import status
     from reserve_gpu.model import Device
     from reserve_gpu.report.status import Status
-    from reserve_gpu.reservation.api import before_end, current, release, reserve, status
     from reserve_gpu.reservation.session import Reservation
 else:
     _extension = Late("extension")
@@ -106,12 +107,12 @@ _HOMES = {
     "Device": "model",
     "Reservation": "reservation.session",
     "Status": "report.status",
-    "before_end": "reservation.api",
+    "before_end": "api",
     "check": "frameworks.check",
-    "current": "reservation.api",
-    "release": "reservation.api",
-    "reserve": "reservation.api",
-    "status": "reservation.api",
+    "current": "api",
+    "release": "api",
+    "reserve": "api",
+    "status": "looking",
 }
 
 

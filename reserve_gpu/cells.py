@@ -100,6 +100,11 @@ class Cells:
             self.last = time.monotonic()
 
 
+def kernels_file() -> str | None:
+    """Return the connection file of the kernel that this very process is, None if it is none."""
+    return host.connection_file() if cells().shell else None
+
+
 def cells() -> Cells:
     """Return the cells of this very process: a forked child runs none."""
     known: dict[int, Cells] = host.survive_reload("cells", dict)

@@ -13,14 +13,13 @@ from argparse import Namespace, RawDescriptionHelpFormatter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from reserve_gpu import command, errors, options, spelling
+from reserve_gpu import command, errors, looking, options, spelling
 from reserve_gpu.calls import Late
 from reserve_gpu.gpus import names
 from reserve_gpu.options import Option, Parser
 from reserve_gpu.report import page, prometheus
 from reserve_gpu.report.faces import SHELL, shell
 from reserve_gpu.report.progress import Live
-from reserve_gpu.reservation import api
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -128,7 +127,7 @@ def _status(arguments: Namespace) -> int:
 
 def _look(_arguments: Namespace) -> Status:
     with Live(sys.stderr) as live:
-        return api.look(live.show)._replace(face=SHELL)
+        return looking.look(live.show)._replace(face=SHELL)
 
 
 def _look_at_hosts(arguments: Namespace) -> Hosts:

@@ -15,13 +15,12 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from reserve_gpu import alarm, errors, host, options
+from reserve_gpu import alarm, api, errors, host, options
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import NO_LEASE
 from reserve_gpu.report import faces, messages
 from reserve_gpu.report.progress import Live
-from reserve_gpu.reservation import api
 from reserve_gpu.spelling import LINE_LIMIT, suggestion
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def start_kernel(arguments: Namespace) -> NoReturn:
         with suppress(ValueError):  # a name that no variable can have
             os.environ["JPY_SESSION_NAME"] = started.get("notebook", "")
     try:
-        for text in api.claim(host.connection_file(arguments.command)):
+        for text in api.take_over(host.connection_file(arguments.command)):
             say(f"Warning: {text}")
         if not started:
             _reserve(arguments, faces.MAGIC)

@@ -14,10 +14,10 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import host, options
+from reserve_gpu import api, host, options
 from reserve_gpu.errors import RequestError, ReservedAboveError, ReserveGPUError, TooLateError
 from reserve_gpu.quantities import parse_duration
-from reserve_gpu.reservation import api, request
+from reserve_gpu.reservation import request
 
 try:
     import click

@@ -22,12 +22,11 @@ from reserve_gpu.errors import RequestError, WaitInterrupted
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-    from reserve_gpu import magic, quantities
+    from reserve_gpu import api, between_cells, magic, quantities
     from reserve_gpu.jupyter import completion
-    from reserve_gpu.reservation import api
 else:
     magic, completion = Late("magic"), Late("jupyter.completion")
-    quantities, api = Late("quantities"), Late("reservation.api")
+    quantities, api, between_cells = Late("quantities"), Late("api"), Late("between_cells")
 
 
 MAGIC_NAME = "%reserve_gpu"
@@ -188,7 +187,7 @@ def _was_given_something() -> bool:
     Asking takes over what that program held (see api.before_exec), which must not come later: a
     child that the shell starts before would inherit the locks.
     """
-    return host.held_by() == os.getpid() and bool(api.start_failure() or api.current())
+    return host.held_by() == os.getpid() and bool(between_cells.start_failure() or api.current())
 
 
 def _note_cell(_result: ExecutionResult | None) -> None:

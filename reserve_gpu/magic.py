@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 
-from reserve_gpu import errors, host, options
+from reserve_gpu import api, between_cells, errors, host, looking, options
 from reserve_gpu.calls import Late
 from reserve_gpu.report import messages, words
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.progress import Live, watch
-from reserve_gpu.reservation import api, environment
+from reserve_gpu.reservation import environment
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -49,33 +49,33 @@ def manual() -> str:
 
 def tell_notices() -> None:
     """Say before a cell what has become of a reservation that ends."""
-    _warn(api.lease_notices())
+    _warn(between_cells.lease_notices())
 
 
 def note_cell() -> None:
     """Let others see after a cell that this kernel is in use, and say what went wrong."""
-    _warn(api.note_cell())
-    if text := api.tell_waiters(pictures.is_watched):
+    _warn(between_cells.end_cell())
+    if text := between_cells.tell_waiters(pictures.is_watched):
         pictures.tell(pictures.of_line(text))
 
 
 def tell_kept() -> None:
     """Say what is kept for this kernel, which has restarted and not asked for it yet."""
-    if text := api.kept():
+    if text := between_cells.kept():
         pictures.tell(pictures.of_line(text))
 
 
 def leave_to_restart() -> None:
     """Leave what this kernel holds to the next one, which comes as this one restarts."""
-    api.leave_to_restart()
+    between_cells.leave_to_restart()
 
 
 def tell_start() -> None:
     """Say which GPU the kernel was started with; or why with none, and how the machine stands."""
-    if reason := api.start_failure():
+    if reason := between_cells.start_failure():
         told = pictures.of_line(reason)
         with suppress(errors.DriverError):  # that is the reason, and is told
-            told = api.status()._replace(face=MAGIC).picture()
+            told = looking.status()._replace(face=MAGIC).picture()
             told = told.below(reason.splitlines())
         pictures.tell(told)
     elif held := api.current():
@@ -84,7 +84,7 @@ def tell_start() -> None:
         ]
         place = f"runs on {errors.shown(host.machine_name())} and " if host.origin() else ""
         pictures.tell(f"This kernel {place}has {words.listed(devices)}.")
-        api.show_lease()
+        between_cells.show_lease()
 
 
 def _warn(warnings: list[str]) -> None:
@@ -163,7 +163,7 @@ def _look(arguments: Namespace) -> Status | Hosts:
     if arguments.hosts is not None:
         return _hosts(arguments)()
     with Live() as live:
-        return api.look(live.show)._replace(face=MAGIC, is_all=arguments.all)
+        return looking.look(live.show)._replace(face=MAGIC, is_all=arguments.all)
 
 
 def _hosts(arguments: Namespace) -> Callable[[], Hosts]:
@@ -210,14 +210,14 @@ def _show(result: Status | Hosts | checks.Check, arguments: Namespace) -> None:
 def _reserve(arguments: Namespace) -> None:
     before = api.current()
     outcome = _ask(arguments)
-    _warn(outcome.warnings + (api.device_faults() if before else []))
+    _warn(outcome.warnings + (between_cells.device_faults() if before else []))
     if isinstance(outcome.excused, errors.NoFreeDeviceError) and outcome.excused.picture:
         outcome.excused.picture.show()
     elif outcome.excused:
         print(outcome.excused)
     print(outcome.text)
     if not outcome.excused:
-        api.show_lease()
+        between_cells.show_lease()
 
 
 def _ask(arguments: Namespace) -> options.Outcome:

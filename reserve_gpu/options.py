@@ -9,13 +9,12 @@ from __future__ import annotations
 from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from reserve_gpu import spelling
+from reserve_gpu import api, spelling
 from reserve_gpu.errors import EXCUSED, RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Waiting
 from reserve_gpu.report import colour
 from reserve_gpu.report.times import duration
-from reserve_gpu.reservation import api
 from reserve_gpu.reservation.request import Deadline, parse
 
 if TYPE_CHECKING:

@@ -11,14 +11,13 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import host
+from reserve_gpu import host, looking
 from reserve_gpu.errors import HistoryError
 from reserve_gpu.history import places
 from reserve_gpu.history.book import MACHINE, Page
 from reserve_gpu.history.entries import Entry, Kind
 from reserve_gpu.history.totals import UNKNOWN
 from reserve_gpu.model import Device, State
-from reserve_gpu.reservation import api
 from reserve_gpu.reservation.recorder import is_over
 from reserve_gpu.reservation.request import rules
 
@@ -53,7 +52,7 @@ def record(_arguments: Namespace) -> int:
             raise HistoryError(_not_kept())
         with closing(Page.of_machine(folder)) as page:
             last = page.written_at()
-            seen, now = samples(api.status().rows), time.time()
+            seen, now = samples(looking.status().rows), time.time()
             lines = merged(page.read(), seen, last, now)
             if lines and is_over(lines[0]):
                 page.turn(lines)

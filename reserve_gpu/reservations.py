@@ -7,13 +7,13 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from reserve_gpu import host, machine, options
+from reserve_gpu import api, between_cells, host, looking, machine, options
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import DriverError, RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Answer, Device, Reserved
 from reserve_gpu.report import reservations as said
-from reserve_gpu.reservation import api, elsewhere
+from reserve_gpu.reservation import elsewhere
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -58,7 +58,7 @@ def chosen(words: Sequence[str], typed: str = "reserve-gpu join") -> Reserved:
 
     typed: what stands before its name. Raises RequestError.
     """
-    own = {os.getpid(), *api.own_heirs()}
+    own = {os.getpid(), *between_cells.own_heirs()}
     every = [each for each in of_user() if each.holder.pid not in own and not each.holder.beside]
     (reserved,) = _chosen(words[:1], every, typed)
     return reserved
@@ -126,7 +126,7 @@ def _of_anybody() -> list[Reserved]:
 def _rows() -> tuple[Row, ...]:
     """Return the devices that somebody has reserved, also where the driver does not answer."""
     try:
-        return api.status().rows
+        return looking.status().rows
     except DriverError:
         return machine.reserved_without_driver()
 

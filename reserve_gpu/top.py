@@ -12,6 +12,7 @@ from functools import partial
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from reserve_gpu import looking
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import DriverError, RequestError, shown
 from reserve_gpu.report import colour, columns, layout, pictures, terminal
@@ -19,7 +20,6 @@ from reserve_gpu.report.faces import SHELL
 from reserve_gpu.report.progress import Live
 from reserve_gpu.report.status import Status
 from reserve_gpu.report.words import COMMAND_LIMIT, FAINT, gib
-from reserve_gpu.reservation import api
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -68,8 +68,8 @@ def run(arguments: Namespace) -> int:
     is_coloured = colour.is_coloured(arguments.color, os.environ, is_terminal=True)
     before = signal.signal(signal.SIGTERM, _end)  # so that the terminal is left as it was
     try:
-        looking = api.looking if arguments.hosts is None else partial(_looking, arguments.hosts)
-        with Live(sys.stderr) as live, looking(live.show) as look, suppress(KeyboardInterrupt):
+        look_at = looking.looking if arguments.hosts is None else partial(_looking, arguments.hosts)
+        with Live(sys.stderr) as live, look_at(live.show) as look, suppress(KeyboardInterrupt):
             first = look()  # what is wrong from the start is said as by any other command
             live.clear()  # before the screen is another one
             curses.wrapper(lambda screen: Top(screen, look, is_coloured=is_coloured).run(first))

@@ -14,7 +14,7 @@ import pytest
 import reserve_gpu
 from reserve_gpu import errors
 from reserve_gpu.model import MIB, Device
-from reserve_gpu.report import capping
+from reserve_gpu.report import messages
 from reserve_gpu.reservation import caps, environment
 from reserve_gpu.reservation.environment import (
     CUPY_LIMIT,
@@ -204,12 +204,12 @@ def test_mps_where_its_daemon_runs(
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     packages()
     assert MPS_LIMIT not in caps.variables([BIG], PART_MIB, NO_CAPS)
-    assert capping.MPS_OF_SEVERAL not in lines([BIG, BIG], {})
+    assert "MPS" not in lines([BIG, BIG], {})
     (tmp_path / "nvidia-cuda-mps-control.pid").write_text("17")
     assert caps.variables([BIG], PART_MIB, NO_CAPS)[MPS_LIMIT] == "0=10240M"
-    assert capping.MPS_OF_SEVERAL not in lines([BIG], {})
+    assert "MPS" not in lines([BIG], {})
     assert MPS_LIMIT not in caps.variables([BIG, BIG], PART_MIB, NO_CAPS)
-    assert capping.MPS_OF_SEVERAL in lines([BIG, BIG], {})
+    assert "MPS" in lines([BIG, BIG], {})
     inherited = {**NO_CAPS, MPS_LIMIT: "0=1G"}
     assert MPS_LIMIT not in caps.variables([BIG], PART_MIB, inherited)
     assert caps.capped_by(inherited) == {caps.DRIVER: MPS_LIMIT}
@@ -341,14 +341,21 @@ TENSORFLOW_LINE = (
 )
 
 
+LATE = (
+    "CUDA runs already: JAX, TensorFlow and CuPy keep the limit that they started with until a "
+    "restart."
+)
+
+
 def lines(
     devices: list[Device], inherited: dict[str, str] | None = None, *, is_late: bool = False
 ) -> list[str]:
     """Return the notes of a part of these devices; of those with a line to type, the line alone."""
     values = {**NO_CAPS, **(inherited or {})}
     written = caps.variables(devices, PART_MIB, values)
-    told = caps.notes(devices, PART_MIB, values, written, is_late=is_late)
-    return [note.partition("\n")[2] or note for note in told]
+    capped = caps.notes(devices, PART_MIB, values, written, is_late=is_late)
+    head = messages.say(capped._replace(to_type={}))
+    return [*head.splitlines(), *capped.to_type.values()]
 
 
 @pytest.mark.parametrize(
@@ -424,11 +431,11 @@ def test_no_fraction_without_a_size(packages: Any) -> None:
 def test_once_cuda_runs(packages: Any) -> None:
     """What runs reads no variable any more: that is said, and what to type for any PyTorch."""
     packages(TORCH)
-    assert lines([BIG], is_late=True) == [capping.LATE, TORCH_LINE]
+    assert lines([BIG], is_late=True) == [LATE, TORCH_LINE]
     (stands, late) = lines(
         [BIG], {TORCH_ALLOCATOR: "per_process_memory_fraction:0.5"}, is_late=True
     )
-    assert (stands.split()[0], late) == (TORCH_ALLOCATOR, capping.LATE)
+    assert (stands.split()[0], late) == (TORCH_ALLOCATOR, LATE)
 
 
 GROW = """
@@ -448,8 +455,8 @@ def test_a_part_that_grows_once_cuda_runs(machine: Machine) -> None:
     """A part that is changed after CUDA has started comes with the word that little follows it."""
     with machine.child() as child:
         before, after = child.run(GROW).value
-    assert capping.LATE not in before
-    assert capping.LATE in after
+    assert LATE not in before
+    assert LATE in after
 
 
 @pytest.mark.ipython

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import reserve_gpu
+from reserve_gpu import between_cells
 from reserve_gpu.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.lock import Lock
-from reserve_gpu.reservation import api
 from tests.locked import held, texts
 from tests.reserving import got, refused
 
@@ -74,12 +74,12 @@ def test_closed_locks(here: Here, first: str, then: str, left: list[int], *, sha
 def test_closed_lock_at_the_end_of_a_cell(here: Here) -> None:
     """At the end of a cell what was closed is locked anew, and a line says so, once."""
     reservation = reserve_gpu.reserve("0")
-    assert api.note_cell() == []
+    assert between_cells.end_cell() == []
     close_locks(here)
-    (line,) = api.note_cell()
+    (line,) = between_cells.end_cell()
     assert line.startswith(ANEW.format(0))
     assert (held(here), reserve_gpu.current()) == ([0], reservation)
-    assert api.note_cell() == []
+    assert between_cells.end_cell() == []
 
 
 @pytest.mark.ipython
@@ -101,7 +101,7 @@ def test_closed_lock_that_another_has_now(here: Here) -> None:
     with here.rival("0"):
         with pytest.raises(LockError, match="GPU0, and the device is now reserved by"):
             reserve_gpu.reserve("0")
-        (line,) = api.note_cell()
+        (line,) = between_cells.end_cell()
         assert "the device is now reserved by" in line
         assert reserve_gpu.current() is None
     assert held(here) == []
@@ -117,7 +117,7 @@ def test_number_of_another_file_that_is_signed(here: Here) -> None:
         if file.fileno() != number:
             os.dup2(file.fileno(), number)
         os.environ["JPY_SESSION_NAME"] = "/home/me/thesis.ipynb"
-        api.note_cell()
+        between_cells.end_cell()
         assert letter.read_text() == "dear all"
         if file.fileno() != number:
             os.close(number)
@@ -134,8 +134,8 @@ def test_all_closed(here: Here) -> None:
         assert held(here) == [0]
         assert "reserved" in refused("0")
         child.run(CLOSE_ALL)
-        child.run("from reserve_gpu.reservation import api")
-        (line,) = child.run("api.note_cell()").value
+        child.run("from reserve_gpu import api")
+        (line,) = child.run("between_cells.end_cell()").value
         assert line.startswith(ANEW.format(0))
         assert held(here) == [0]
 

@@ -23,6 +23,7 @@ from reserve_gpu.model import (
     State,
     Usage,
 )
+from reserve_gpu.notices import Refused
 from reserve_gpu.report import faces, pictures, words
 from reserve_gpu.reservation.request import parse
 
@@ -116,7 +117,7 @@ THERE = Row(GPU0, State.FREE, Usage(compute=0, mps=0), would_be_taken=True)
 def test_each_way_out_is_what_it_says(face: Face) -> None:
     """The queue asks for the same, the smaller request for what is free, the name for that GPU."""
     request = parse(None, count=2, name="A100", note="a b")
-    foot = pictures.refusal(request, (THERE, BUSY), face, user="alice").layout.foot
+    foot = pictures.refusal(Refused(request, (THERE, BUSY), user="alice"), face).layout.foot
     lines = [words.plain(line).split(": ", 1) for line in foot]
     (text, queue), (less, smaller), (_, named) = lines[:3]
     assert (text, less) == ("Wait in the queue", "1 can be had now")
@@ -147,7 +148,7 @@ def test_what_only_oneself_uses_may_be_named(
 ) -> None:
     """A busy GPU is offered by name only where nobody else can be on it, or waits for it."""
     row = BUSY._replace(usage=usage, processes=tuple(processes), awaited_by=awaited_by)
-    foot = pictures.refusal(parse(None), (row,), faces.MAGIC, user="alice").layout.foot
+    foot = pictures.refusal(Refused(parse(None), (row,), user="alice"), faces.MAGIC).layout.foot
     assert any("name it" in words.plain(line) for line in foot) is is_offered
 
 
@@ -169,7 +170,7 @@ def test_what_would_fit_does_fit(face: Face, unit: str, promisable_mib: float) -
     full = Row(GPU0, State.FULL, promisable_mib=promisable_mib)
     (line,) = [
         words.plain(line)
-        for line in pictures.refusal(request, (full, BUSY), face).layout.foot
+        for line in pictures.refusal(Refused(request, (full, BUSY)), face).layout.foot
         if "can be had now: " in words.plain(line)
     ]
     typed = read(line.split(": ", 1)[1])[0]

@@ -57,13 +57,13 @@ def folder_of(machine: Machine) -> Path:
 
 def lines(machine: Machine, pattern: str = "*.jsonl") -> list[dict[str, Any]]:
     """Return what stands in the files of a history, once this process has noted what it did."""
-    session().run(session().note)
+    session().run(session().log)
     files = sorted(folder_of(machine).glob(pattern))
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
 # For a child: note what it did. It does so by itself, but after its answer.
-NOTE = "from reserve_gpu.reservation.session import session\nsession().run(session().note)"
+NOTE = "from reserve_gpu.reservation.session import session\nsession().run(session().log)"
 
 
 # -- what a look adds ------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_a_new_note_is_noted(here: Here) -> None:
     switch_on(here)
     reserve_gpu.reserve(note="thesis")
     reserve_gpu.reserve(note="paper")
-    session().run(session().note)
+    session().run(session().log)
     session().run(session()._journal._recorder._note)  # type: ignore[union-attr]
     assert [line["note"] for line in lines(here, "*.open")] == ["paper"]
 
@@ -566,7 +566,7 @@ def test_a_look_for_the_history_serves_the_lease(here: Here) -> None:
 
     def look() -> tuple[float, float]:
         session().run(lambda: setattr(journal._recorder, "_next_look", 0.0))  # type: ignore[union-attr]
-        session().run(session().note)
+        session().run(session().log)
         return timer._next_look, timer._used
 
     before = timer._next_look, timer._used
@@ -653,7 +653,7 @@ def test_a_started_kernel_is_noted_by_itself(here: Here) -> None:
     code = (
         "import reserve_gpu\n"
         "from reserve_gpu.reservation.session import session\n"
-        "session().run(session().note); print(session()._journal._recorder is not None, end=' ')\n"
+        "session().run(session().log); print(session()._journal._recorder is not None, end=' ')\n"
         f"import pathlib; print(len([*pathlib.Path({str(folder_of(here))!r}).glob('*.open')]))"
     )
     start = [sys.executable, "-m", "reserve_gpu", "kernel", "start", "--"]

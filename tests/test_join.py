@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.process]
 
 JOIN = (
-    "from reserve_gpu import reservations\nfrom reserve_gpu.reservation import api\n"
+    "from reserve_gpu import reservations\nfrom reserve_gpu import api\n"
     "api.join(reservations.chosen([{}]))"
 )
 SESSION = "from reserve_gpu.reservation.session import session\n"

@@ -745,7 +745,7 @@ def test_what_was_left_to_the_next_program_ends(machine: Machine) -> None:
     program = "import reserve_gpu, time\nwhile reserve_gpu.current(): time.sleep(0.01)"
     done = machine.python(
         "import os, sys, reserve_gpu\n"
-        "from reserve_gpu.reservation import api\n"
+        "from reserve_gpu import api\n"
         "reserve_gpu.reserve(for_=2)\n"
         "api.before_exec()\n"
         f"os.execv(sys.executable, [sys.executable, '-c', {program!r}])"

@@ -25,6 +25,7 @@ from reserve_gpu.locks.holders import _keeper
 from reserve_gpu.locks.lock import kernel_device
 from reserve_gpu.locks.record import Record
 from reserve_gpu.model import Promise, State
+from reserve_gpu.notices import LockedAnew
 from reserve_gpu.report import messages
 from tests.locked import (
     OBSTACLES,
@@ -966,7 +967,7 @@ def test_a_lock_that_other_code_has_closed(two: Here) -> None:
     assert held(two) == []
     with pytest.warns(reserve_gpu.ReserveGPUWarning) as caught:
         assert reserve_gpu.reserve() is reservation
-    assert texts(caught) == [messages.locked_anew(reservation.devices[0], None)]
+    assert texts(caught) == [messages.say(LockedAnew(reservation.devices[0], None))]
     assert held(two) == [0]
     close_the_lock(two)
     with two.rival("0"), pytest.raises(LockError, match="the device is now reserved by"):

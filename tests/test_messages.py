@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reserve_gpu import machine
+from reserve_gpu import machine, notices
 from reserve_gpu.model import (
     ComputeMode,
     Device,
@@ -27,9 +27,25 @@ from reserve_gpu.model import (
     Usage,
     Waiting,
 )
-from reserve_gpu.report import faces, messages, parts, pictures, times, words
+from reserve_gpu.notices import (
+    Caution,
+    Changed,
+    Exceeded,
+    Impossible,
+    LockedAnew,
+    Lost,
+    Private,
+    Refused,
+    ReservedAbove,
+    Stays,
+    TooLate,
+)
+from reserve_gpu.report import faces, messages, pictures, times, words
 from reserve_gpu.report.faces import MAGIC, SHELL
 from reserve_gpu.report.status import Status
+from reserve_gpu.reservation import caps
+from reserve_gpu.reservation.held import Held
+from reserve_gpu.reservation.session import Reservation
 
 if TYPE_CHECKING:
     from reserve_gpu.report.faces import Face
@@ -145,7 +161,7 @@ def test_reserved() -> None:
     device = Device(
         2, "GPU-c", "GeForce GTX 1050 Ti", "0000:03:00.0", 4038, "86.07.22.00.A8", link_width=16
     )
-    assert messages.reserved([device], ENVIRON) == (
+    assert str(Reservation([device], ENVIRON)) == (
         "Reserving GPU2: 0000:03:00.0 16x GeForce GTX 1050 Ti (VBIOS 86.07.22.00.A8)\n"
         "CUDA_DEVICE_MEMORY = '4038'\n"
         "CUDA_DEVICE_ORDER = 'PCI_BUS_ID'\n"
@@ -155,12 +171,12 @@ def test_reserved() -> None:
 
 def test_reserved_without_what_is_not_reported() -> None:
     """What the driver does not say is left out; each device has a line."""
-    assert messages.reserved([GPU2, PART], {"CUDA_VISIBLE_DEVICES": "2,MIG-d"}) == (
+    assert str(Reservation([GPU2, PART], {"CUDA_VISIBLE_DEVICES": "2,MIG-d"})) == (
         "Reserving GPU2: \n"
         "Reserving GPU3:0: NVIDIA A100 MIG 1g.5gb\n"
         "CUDA_VISIBLE_DEVICES = '2,MIG-d'"
     )
-    assert messages.reservation([GPU1, GPU2]) == "<Reservation of GPU1 and GPU2>"
+    assert repr(Reservation([GPU1, GPU2], {})) == "<Reservation of GPU1 and GPU2>"
 
 
 NOTHING_SET: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": None}
@@ -399,7 +415,7 @@ def test_whatever_others_wrote_is_fit_to_print(device: Device | Fault, state: St
 
 
 def refused(*rows: Row, request: Request = ANY, face: Face = MAGIC, **more: Any) -> Picture:
-    return pictures.refusal(request, rows, face, **more)
+    return pictures.refusal(Refused(request, rows, **more), face)
 
 
 def headline(picture: Picture) -> str:
@@ -953,7 +969,7 @@ def test_no_refusal_advises_to_take_what_others_have(
 )
 def test_impossible(rows: list[Row], request_: Request, limit: str | None, expected: str) -> None:
     """What no state of the machine could satisfy is said with what there is."""
-    assert messages.impossible(request_, rows, limit) == expected
+    assert messages.say(Impossible(request_, rows, limit)) == expected
 
 
 @pytest.mark.parametrize(
@@ -965,7 +981,7 @@ def test_above(devices: list[Device], head: str) -> None:
     rows = [Row(device, State.RESERVED, holders=(ALICE,)) for device in devices]
     rows.append(Row(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN))
     visible = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": None}
-    lines = messages.above(rows, visible, MAGIC).splitlines()
+    lines = messages.above(ReservedAbove(rows, visible), MAGIC).splitlines()
     assert lines == [
         f"{head}, by a process that has started this one, and so for this one too:",
         *(f"  {device.label}: reserved by alice, train.ipynb (pid 4321000)" for device in devices),
@@ -1007,12 +1023,12 @@ RESTART = "estart the kernel and run %reserve_gpu before anything that uses a GP
 )
 def test_too_late(held: list[Device], seen: list[Device], expected: str) -> None:
     """Once CUDA has started it is said what is kept, what can be taken back, and what to do."""
-    assert messages.too_late(held, seen, MAGIC) == TOO_LATE + expected
+    assert messages.too_late(TooLate(held, seen), MAGIC) == TOO_LATE + expected
 
 
 def test_too_late_in_python() -> None:
     """A program is told the call that takes its GPU back, and to start again itself."""
-    text = messages.too_late([], [PART, GPU1], PYTHON_CODE)
+    text = messages.too_late(TooLate([], [PART, GPU1]), PYTHON_CODE)
     assert "started in this process" in text
     assert (
         "with reserve_gpu.reserve('3:0,1'). For another GPU, restart the process and run " in text
@@ -1021,9 +1037,9 @@ def test_too_late_in_python() -> None:
 
 def test_programs_are_told_in_their_words() -> None:
     """What only programs get to know is said in one sentence each."""
-    assert "This process is reserving, releasing or looking already" in messages.NESTED
-    assert messages.HAS_ENDED == "This reservation has been released; ask for another one."
-    assert "waits in the queue" in messages.ANOTHER_THREAD_WAITS
+    assert "This process is reserving, releasing or looking already" in notices.NESTED
+    assert notices.HAS_ENDED == "This reservation has been released; ask for another one."
+    assert "waits in the queue" in notices.ANOTHER_THREAD_WAITS
 
 
 # -- warnings --------------------------------------------------------------------------------------
@@ -1062,7 +1078,7 @@ def test_programs_are_told_in_their_words() -> None:
 )
 def test_caution(caution: Row, request_: Request, expected: str) -> None:
     """A warning says what was asked for, who uses it and who shares it."""
-    assert messages.caution(caution, request_) == expected
+    assert messages.say(Caution(caution, request_)) == expected
 
 
 GOES_ON = "CUDA has started in this kernel and goes on using what it saw then, so "
@@ -1072,48 +1088,48 @@ CHANGED = "CUDA_VISIBLE_DEVICES was"
 @pytest.mark.parametrize(
     ("warning", "expected"),
     [
-        (messages.stays([GPU0], is_late=True), f"{GOES_ON}GPU0 stays reserved as well."),
+        (messages.say(Stays([GPU0], is_late=True)), f"{GOES_ON}GPU0 stays reserved as well."),
         (
-            messages.stays([GPU0, GPU1], is_late=False),
+            messages.say(Stays([GPU0, GPU1], is_late=False)),
             (
                 "The `with` block around this has asked for more, so GPU0 and GPU1 stay "
                 "reserved as well."
             ),
         ),
         (
-            messages.locked_anew(GPU0, None),
+            messages.say(LockedAnew(GPU0, None)),
             (
                 "Other code in this process had closed the lock of GPU0. It is locked anew, and "
                 "GPU0 is still reserved for this kernel."
             ),
         ),
         (
-            messages.changed(None, [GPU0], is_late=False),
+            messages.say(Changed(None, [GPU0], is_late=False)),
             f"{CHANGED} unset after the reservation; the variables are set for GPU0 again",
         ),
         (
-            messages.changed("7\n", [GPU0, GPU1], is_late=False),
+            messages.say(Changed("7\n", [GPU0, GPU1], is_late=False)),
             (
                 f"{CHANGED} set to '7\ufffd' after the reservation; the variables are set for GPU0 "
                 "and GPU1 again"
             ),
         ),
         (
-            messages.changed("", [GPU0], is_late=True),
+            messages.say(Changed("", [GPU0], is_late=True)),
             (
                 f"{CHANGED} set to '' after the reservation, and CUDA has started; this kernel "
                 "holds GPU0"
             ),
         ),
         (
-            messages.locked_anew(GPU0, "/run/lock/a.lock"),
+            messages.say(LockedAnew(GPU0, "/run/lock/a.lock")),
             (
                 "Somebody deleted or replaced /run/lock/a.lock, the lock of GPU0. It is locked "
                 "anew, and GPU0 is still reserved for this kernel."
             ),
         ),
         (
-            messages.lost(GPU0, "/run/lock/a.lock", [BOB]),
+            messages.say(Lost(GPU0, "/run/lock/a.lock", [BOB])),
             (
                 "Somebody deleted /run/lock/a.lock, the lock of GPU0, and the device is now "
                 "reserved by bob, /home/bob (pid 9876). Nothing was changed: agree with them, or "
@@ -1121,7 +1137,7 @@ CHANGED = "CUDA_VISIBLE_DEVICES was"
             ),
         ),
         (
-            messages.private("/run/lock/reserve_gpu"),
+            messages.say(Private("/run/lock/reserve_gpu")),
             (
                 "this container sees only the reservations made inside of it (in "
                 "/run/lock/reserve_gpu). To share them with the whole machine, mount one directory "
@@ -1244,7 +1260,7 @@ def test_strangers_on_a_full_gpu(used_mib: float | None) -> None:
 def test_a_warning_of_strangers_beside_a_part() -> None:
     """Who gets a part where others compute without a reservation is told that they may use more."""
     caution = Row(GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON,), use=State.BUSY)
-    assert messages.caution(caution, TEN_GB) == (
+    assert messages.say(Caution(caution, TEN_GB)) == (
         "You have 10 GB of GPU0, which others use without a reservation: busy, alice, python (pid "
         "4321000). What they use now is not in your part, but they may use more"
     )
@@ -1265,11 +1281,13 @@ def test_who_is_over(
     uses: dict[Device, float | None], before: tuple[Device, ...], expected: tuple[Device, ...]
 ) -> None:
     """A device is over with more than its part; where that can't be read it is as it was before."""
-    assert parts.over(uses, 10.0, before) == set(expected)
+    held = Held((GPU0, GPU1), {}, Promise(Size(10.0)))
+    over, _ = caps.exceeded(held, {}, uses, frozenset(before))
+    assert over == set(expected)
 
 
 @pytest.mark.parametrize(
-    ("caps", "expected"),
+    ("names", "expected"),
     [
         ((), ""),
         (
@@ -1279,10 +1297,10 @@ def test_who_is_over(
         (("A", "B", "C"), " It is capped by A, B and C, which not every program reads."),
     ],
 )
-def test_what_is_said_to_who_is_over(caps: tuple[str, ...], expected: str) -> None:
+def test_what_is_said_to_who_is_over(names: tuple[str, ...], expected: str) -> None:
     """Who is over reads how much, what caps it if that is known, and the line to type."""
     request = TEN_GB._replace(devices=("0",), promise=TEN_GB.promise._replace(note="x"))
-    assert parts.warning(GPU0, 11540.0, request, caps, MAGIC) == (
+    assert messages.say(Exceeded(GPU0, 11540.0, request, names)) == (
         f"This kernel uses 12.1 GB of GPU0, of which it has reserved 10 GB: others may run out of "
         f"memory.{expected} Free memory (a restart frees all of it), or ask for more:\n"
         "%reserve_gpu 0 --memory 13GB"

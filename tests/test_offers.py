@@ -18,7 +18,7 @@ from reserve_gpu.locks.queue import Place
 from reserve_gpu.locks.record import Record
 from reserve_gpu.model import State
 from reserve_gpu.reservation import environment
-from reserve_gpu.reservation.claim import Claim, attempt
+from reserve_gpu.reservation.attempt import Asking, attempt
 from reserve_gpu.reservation.outcome import Denied, Granted
 from reserve_gpu.reservation.request import parse
 from tests.locked import have, held, needs_root
@@ -165,7 +165,7 @@ def attempts(here: Here, waiters: Waiters) -> Iterator[Granted | Denied]:
     place = waiters.join()
     with Nvml() as gpus:
         inherited = dict.fromkeys(environment.VARIABLES)
-        claim = Claim(parse("0"), gpus, waiters.directory, inherited, {})
+        claim = Asking(parse("0"), gpus, waiters.directory, inherited, {})
         for _ in range(LOOKS):
             waiters.heartbeat()
             outcome = attempt(claim, place=place)

@@ -341,7 +341,9 @@ def test_only_who_has_a_part_asks_the_driver_after_a_cell(
     with machine.child() as child:
         assert child.run(f"reserve_gpu.reserve(memory={memory})").error is None
         before = machine.calls()
-        assert child.run("from reserve_gpu.reservation import api; api.note_cell()").value == []
+        assert (
+            child.run("from reserve_gpu import between_cells; between_cells.end_cell()").value == []
+        )
         assert (machine.calls() != before) is asks
 
 

@@ -19,7 +19,7 @@ from reserve_gpu.locks.queue import Place
 from reserve_gpu.locks.record import MOST_MIB, Record
 from reserve_gpu.model import Device, Holder, Promise, Size, State, Usage
 from reserve_gpu.reservation import environment
-from reserve_gpu.reservation.claim import Claim, attempt
+from reserve_gpu.reservation.attempt import Asking, attempt
 from reserve_gpu.reservation.outcome import Denied, Granted
 from reserve_gpu.reservation.parts import Leaving, Own, delays, room
 from reserve_gpu.reservation.request import parse
@@ -253,7 +253,7 @@ def outcomes(here: Here, mib: float | None, *ahead: Place) -> Iterator[Granted |
         Nvml() as gpus,
         LockDirectory(str(here.locks)) as directory,
     ):
-        claim = Claim(request, gpus, directory, inherited, {})
+        claim = Asking(request, gpus, directory, inherited, {})
         end = time.monotonic() + 5 * STOPPED_S
         while time.monotonic() < end:
             time.sleep(TICK_S)

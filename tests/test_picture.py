@@ -23,6 +23,7 @@ from reserve_gpu.model import (
     Usage,
     Waiting,
 )
+from reserve_gpu.notices import Refused
 from reserve_gpu.report import html, pictures, terminal
 from reserve_gpu.report.faces import MAGIC, SHELL
 from reserve_gpu.report.status import Status
@@ -115,16 +116,18 @@ TEN_GB = Request(share=True, promise=Promise(Size(1e10 / 2**20, "GB")))
 PICTURES = {
     "eight": status(*EIGHT),
     "parts": status(held(0, "carol"), IN_PARTS),
-    "full": pictures.refusal(TEN_GB, [FULL, FULL._replace(device=device(2))], MAGIC),
+    "full": pictures.refusal(Refused(TEN_GB, [FULL, FULL._replace(device=device(2))]), MAGIC),
     "wait for a part": pictures.wait(Waiting(TEN_GB, 2, 61.0, (FULL,))),
     "odd": status(*ODD, waiting=(TICKET,), problem="the lock directory can't be read by you"),
     "refusal": pictures.refusal(
-        Request(count=2, promise=Promise(note="a b")),
-        [
-            LEFT_ALONE,
-            Row(device(1), State.AWAITED, usage(0), awaited_by=held(1, "bob").holders[0]),
-            Row(device(2), State.FREE, usage(0), would_be_taken=True),
-        ],
+        Refused(
+            Request(count=2, promise=Promise(note="a b")),
+            [
+                LEFT_ALONE,
+                Row(device(1), State.AWAITED, usage(0), awaited_by=held(1, "bob").holders[0]),
+                Row(device(2), State.FREE, usage(0), would_be_taken=True),
+            ],
+        ),
         SHELL,
     ),
     "wait": pictures.wait(Waiting(Request(), 3, 61.0, (LEFT_ALONE,), 600.0)),
@@ -138,7 +141,7 @@ def test_a_command_is_never_broken(width: int) -> None:
     """What can be typed stands in one piece, whatever has no room beside it."""
     note = "until Friday evening, if nobody else has to have it before"
     request = Request(count=2, promise=Promise(note=note))
-    picture = pictures.refusal(request, [LEFT_ALONE], SHELL)
+    picture = pictures.refusal(Refused(request, [LEFT_ALONE]), SHELL)
     shown = terminal.lines(picture.layout, width, is_coloured=False, breaks_commands=False)
     assert f"reserve-gpu run -n 2 --note '{note}' --wait -- COMMAND ..." in shown
 
@@ -580,7 +583,7 @@ def hostile_picture() -> dict[str, Picture]:
     request = Request(promise=Promise(note=HOSTILE))
     return {
         "status": status(*rows, waiting=(ticket,), problem=FOREIGN, host=FOREIGN, limit=FOREIGN),
-        "refusal": pictures.refusal(request, rows, MAGIC, limit=FOREIGN),
+        "refusal": pictures.refusal(Refused(request, rows, limit=FOREIGN), MAGIC),
         "wait": pictures.wait(Waiting(Request(model=FOREIGN), 1, 0.0, rows)),
     }
 

@@ -13,6 +13,7 @@ from reserve_gpu.model import (
     Promise,
     Request,
     Row,
+    Size,
     State,
     Unfit,
     Usage,
@@ -65,37 +66,32 @@ def test_unfit(
 
 
 IDLE = Usage(compute=0, mps=0, used_mib=0)
+PART = Request(share=True, promise=Promise(Size(1024.0)))
 EXCLUSIVE = Usage(compute=1, mode=ComputeMode.EXCLUSIVE_PROCESS)
 
 
 @pytest.mark.parametrize(
-    ("request_", "state", "reading", "is_shared", "expected"),
+    ("request_", "state", "reading", "expected"),
     [
-        (Request(), State.IDLE, IDLE, False, True),
-        (Request(("0",)), State.IDLE, IDLE, False, True),
-        (Request(share=True), State.IDLE, IDLE, False, True),
-        (Request(share=True), State.IDLE, IDLE, True, True),
-        (Request(), State.BUSY, Usage(compute=1), False, False),
-        (Request(), State.UNKNOWN, Usage(), False, False),
-        (Request(("0",)), State.BUSY, Usage(compute=1), False, True),
-        (Request(("0",)), State.UNKNOWN, Usage(), False, True),
-        (Request(("0",)), State.BUSY, EXCLUSIVE, False, False),
-        (Request(("0",)), State.PROHIBITED, Usage(mode=ComputeMode.PROHIBITED), False, False),
-        # Whose processes they are can't be told, but with sharers there they are expected.
-        (Request(share=True), State.BUSY, Usage(compute=1), True, True),
-        (Request(share=True), State.BUSY, EXCLUSIVE, True, False),
-        # Nobody who is on it has agreed to share it.
-        (Request(share=True), State.BUSY, Usage(compute=1), False, False),
-        (Request(share=True), State.UNKNOWN, Usage(), False, False),
-        (Request(share=True), State.UNKNOWN, Usage(), True, False),
-        (Request(("0",), share=True), State.BUSY, Usage(compute=1), False, True),
+        (Request(), State.IDLE, IDLE, True),
+        (Request(("0",)), State.IDLE, IDLE, True),
+        (PART, State.IDLE, IDLE, True),
+        (Request(), State.BUSY, Usage(compute=1), False),
+        (Request(), State.UNKNOWN, Usage(), False),
+        (Request(("0",)), State.BUSY, Usage(compute=1), True),
+        (Request(("0",)), State.UNKNOWN, Usage(), True),
+        (Request(("0",)), State.BUSY, EXCLUSIVE, False),
+        (Request(("0",)), State.PROHIBITED, Usage(mode=ComputeMode.PROHIBITED), False),
+        # Whose processes they are can't be told, but for a part what others use is counted.
+        (PART, State.BUSY, Usage(compute=1), True),
+        (PART, State.BUSY, EXCLUSIVE, False),
+        (PART, State.UNKNOWN, Usage(), False),
+        (PART._replace(devices=("0",)), State.BUSY, Usage(compute=1), True),
     ],
 )
-def test_is_to_be_taken(
-    request_: Request, state: State, reading: Usage, *, is_shared: bool, expected: bool
-) -> None:
-    """What is in use is taken by name, or by sharers together; never where CUDA lets nobody on."""
-    assert policy.is_to_be_taken(request_, state, reading, is_shared=is_shared) is expected
+def test_is_to_be_taken(request_: Request, state: State, reading: Usage, *, expected: bool) -> None:
+    """What is in use is taken by name, or for a part; never where CUDA lets nobody on."""
+    assert policy.is_to_be_taken(request_, state, reading) is expected
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def leave(child: Child, file: Path, seconds: float = 60) -> None:
 
 def claim(child: Child, file: Path) -> Any:
     """Ask for what was left; the CUDA_VISIBLE_DEVICES that come of it, and what is said."""
-    code = f"from reserve_gpu.reservation import api\nsaid = api.claim({str(file)!r})"
+    code = f"from reserve_gpu import api\nsaid = api.take_over({str(file)!r})"
     assert child.run(code).error is None
     return child.visible(), child.run("said").value
 
@@ -279,7 +279,7 @@ def test_two_that_claim_the_same(here: Here) -> None:
         first.reserve("'0'")
         leave(first, file)
         first.kill()
-        code = f"from reserve_gpu.reservation import api\napi.claim({str(file)!r})"
+        code = f"from reserve_gpu import api\napi.take_over({str(file)!r})"
         for child in (a, b):
             child.send(code)
         for child in (a, b):
@@ -374,7 +374,7 @@ def test_what_another_user_has_left(users: Machine) -> None:
 def test_a_setting_that_is_no_number(here: Here) -> None:
     """A setting that is no number of seconds is said at the next reservation of a kernel."""
     with file_of(here) as file, here.child(RESERVE_GPU_RESTART="1h") as child:
-        code = f"from reserve_gpu.reservation import api\napi.claim({str(file)!r})"
+        code = f"from reserve_gpu import api\napi.take_over({str(file)!r})"
         answer = child.run(code)
         assert answer.error == "RequestError"
         assert answer.text.startswith("RESERVE_GPU_RESTART='1h' must be a number of seconds")
@@ -406,7 +406,7 @@ def test_a_busy_mutex_loses_nothing(here: Here) -> None:
         first.kill()
         with here.child() as other:
             other.run(TAKE_THE_MUTEX)
-            second.send(f"from reserve_gpu.reservation import api\napi.claim({str(file)!r})")
+            second.send(f"from reserve_gpu import api\napi.take_over({str(file)!r})")
             wait_for(lambda: second_waits(here, second))
             second.process.send_signal(signal.SIGINT)
             assert second.answer().error == "KeyboardInterrupt"

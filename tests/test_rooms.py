@@ -30,7 +30,7 @@ ROOMS = [
     {"command", "top", "record"},
     {"jupyter", "frameworks"},
     {"options"},
-    {"spelling"},
+    {"spelling", "api", "between_cells", "looking"},
     {"reservation", "hosts"},
     {"machine", "report"},
     {"history"},
@@ -41,6 +41,7 @@ ROOMS = [
     {"alarm", "heir"},
     {"calls"},
     {"errors"},
+    {"notices"},
     {"model"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
@@ -293,7 +294,7 @@ def test_a_reservation_loads_what_it_needs(machine: Machine) -> None:
     done = machine.python(FIRST)
     assert done.stderr == ""
     modules = set(done.stdout.split())
-    assert "reserve_gpu.reservation.claim" in modules
+    assert "reserve_gpu.reservation.attempt" in modules
     assert not modules & NOT_AT_FIRST
 
 

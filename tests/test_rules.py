@@ -14,6 +14,8 @@ import pytest
 import reserve_gpu
 from reserve_gpu import ImpossibleError, NoFreeDeviceError, RequestError, ReserveGPUWarning, rules
 from reserve_gpu.model import MIB, NO_LEASE, Device, Holder, Rules, State
+from reserve_gpu.notices import Failure
+from reserve_gpu.report.messages import say
 from reserve_gpu.reservation import quota
 from reserve_gpu.reservation.request import parse
 from tests.machine import ROOT
@@ -565,8 +567,9 @@ def test_prolonging_ends_where_the_rule_counts_from_the_start(here: Here) -> Non
         assert allowed.promise.lease.until == last
         assert allowed.promise.lease.idle_s == 7200
         assert bool(texts) is (since < now)
-    with pytest.raises(RequestError, match="can't be prolonged"):
+    with pytest.raises(Failure) as caught:
         quota.allowed(request, found, NO_LEASE, now - 90000, now)
+    assert "can't be prolonged" in say(caught.value.reason)
     allowed, texts = quota.allowed(parse(None, idle="1h"), found, NO_LEASE, now - 36000, now)
     assert (allowed.promise.lease.until, allowed.promise.lease.idle_s, texts) == (
         now + 50400,

@@ -15,8 +15,8 @@ import pynvml
 import pytest
 
 import reserve_gpu
+from reserve_gpu import api, between_cells
 from reserve_gpu.host import HELD
-from reserve_gpu.reservation import api
 from reserve_gpu.reservation.session import _sessions, session
 from tests.locked import held, watched
 from tests.processes import wait_for
@@ -333,7 +333,7 @@ def test_adopt_once(here: Here) -> None:
     with next_program():
         assert reserve_gpu.current() is None
         os.environ[HELD] = left()
-        assert (reserve_gpu.current(), api.start_failure()) == (None, None)
+        assert (reserve_gpu.current(), between_cells.start_failure()) == (None, None)
         assert got("0") == "0"
         reserve_gpu.release()
     assert held(here) == []
@@ -369,7 +369,7 @@ def test_forged_changes(here: Here, before: dict[str, Any], written: dict[str, A
     path = os.environ["PATH"]
     with next_program():
         assert reserve_gpu.current() is None
-        assert api.start_failure() == REASON
+        assert between_cells.start_failure() == REASON
         assert got("0") == "0"
         assert held(here) == [0]
         reserve_gpu.release()

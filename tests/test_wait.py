@@ -26,7 +26,7 @@ from reserve_gpu.locks.record import Record
 from reserve_gpu.model import Device, Fault, Holder, Request, Row, State, Waiting
 from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import environment, policy
-from reserve_gpu.reservation.claim import Claim, attempt
+from reserve_gpu.reservation.attempt import Asking, attempt
 from reserve_gpu.reservation.outcome import Denied, Granted
 from reserve_gpu.reservation.request import parse
 from reserve_gpu.reservation.wait import Explainer, News
@@ -71,7 +71,7 @@ class Other:
         gpus = self._stack.enter_context(Nvml())
         locks = self._stack.enter_context(LockDirectory(str(self._here.locks)))
         inherited, driver = dict.fromkeys(environment.VARIABLES), gpus.driver_version()
-        self.claim = Claim(self._request, gpus, locks, inherited, {}, driver=driver)
+        self.claim = Asking(self._request, gpus, locks, inherited, {}, driver=driver)
         outcome = attempt(self.claim)
         assert isinstance(outcome, Denied)
         self.denied = outcome

@@ -7,13 +7,22 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu import DriverError, LockError, RequestError, host, hosts, machine, reservations
+from reserve_gpu import (
+    DriverError,
+    LockError,
+    RequestError,
+    host,
+    hosts,
+    looking,
+    machine,
+    reservations,
+)
 from reserve_gpu.locks.holders import is_sharers
 from reserve_gpu.model import Answer
 from reserve_gpu.report import reservations as said
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.status import Status
-from reserve_gpu.reservation import api, elsewhere, restart
+from reserve_gpu.reservation import elsewhere, restart
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -59,7 +68,7 @@ def look(kernels: Iterable[Kernel]) -> dict[str, Any]:
     """
     failure = None
     try:
-        status = api.status()._replace(face=MAGIC)
+        status = looking.status()._replace(face=MAGIC)
     except DriverError as error:
         failure = str(error)
         status = Status(_reserved(), time=time.time(), host=host.machine_name(), face=MAGIC)

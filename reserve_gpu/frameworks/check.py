@@ -11,16 +11,16 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu import host
+from reserve_gpu import api, host, looking
 from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, shown
 from reserve_gpu.frameworks import children, probes, verdict
 from reserve_gpu.frameworks.verdict import Finding, Verdict
 from reserve_gpu.model import Device, Promise, State
-from reserve_gpu.report import capping, html, messages
+from reserve_gpu.report import html, messages
 from reserve_gpu.report.faces import PYTHON, Face
 from reserve_gpu.report.times import duration
 from reserve_gpu.report.words import escape, labels, listed, size
-from reserve_gpu.reservation import api, caps, environment
+from reserve_gpu.reservation import caps, environment
 from reserve_gpu.reservation.session import session
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ VALUE_LIMIT = 100  # likewise of a variable
 DRIVER = caps.DRIVER
 NAMES = {
     DRIVER: "CUDA driver",
-    **capping.NAMES,
+    **messages.FRAMEWORKS,
     "jax": "JAX",
     "cupy": "CuPy",
     "numba": "Numba",
@@ -144,7 +144,7 @@ def check(
         raise ImpossibleError("A check starts Python, and sys.executable is empty here.")
     reservation = api.current()
     try:
-        rows = api.look(slow).rows
+        rows = looking.look(slow).rows
     except DriverError:
         rows = ()
     reserved, promise = _inherited(rows)
@@ -244,7 +244,7 @@ def _below(check: Check) -> list[str]:
     """Return the lines below the table: what is not installed, and what can be typed."""
     names = [row.name for row in check.rows if row.verdict is Verdict.ABSENT]
     absent = [f"Not installed: {listed(names)}."] if names else []
-    texts = [capping.to_type(row.name, row.to_type) for row in check.rows if row.to_type]
+    texts = [messages.cap_to_type(row.name, row.to_type) for row in check.rows if row.to_type]
     return [*absent, *(line for text in texts for line in text.splitlines())]
 
 

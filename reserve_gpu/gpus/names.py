@@ -261,3 +261,14 @@ def _match(pattern: str, text: str) -> re.Match[str] | None:
 
 def _described(fault: Fault) -> str:
     return f"{fault.label} can't be used: {shown(fault.reason, REASON_LIMIT)}"
+
+
+def described(device: Device) -> str:
+    """Return `0000:03:00.0 16x GeForce GTX 1050 Ti (VBIOS 86.07.22.00.A8)`, as far as known."""
+    parts = [
+        device.bus_id,
+        device.link_width and f"{device.link_width}x",
+        device.name,
+        device.vbios and f"(VBIOS {device.vbios})",
+    ]
+    return " ".join(shown(part) for part in parts if part)

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import errors, host, hosts, options
+from reserve_gpu import api, errors, host, hosts, options
 from reserve_gpu.errors import ReserveGPUError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.jupyter import kernelspec
@@ -24,7 +24,7 @@ from reserve_gpu.model import Device, State, Waiting
 from reserve_gpu.report import faces, layout, messages, words
 from reserve_gpu.report import hosts as said
 from reserve_gpu.report import status as statuses
-from reserve_gpu.reservation import api, policy, request
+from reserve_gpu.reservation import policy, request
 
 if TYPE_CHECKING:
     import subprocess

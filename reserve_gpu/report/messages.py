@@ -5,43 +5,65 @@ Values in, text out. What is said of one device is in `words.py`.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
+from functools import singledispatch
 from typing import TYPE_CHECKING
 
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.names import gpu_index
-from reserve_gpu.model import Device, Fault, Request, State, Unfit
+from reserve_gpu.model import MIB, UNITS, Device, Fault, Promise, Request, Size, State, Unfit
+from reserve_gpu.notices import (
+    CannotProlong,
+    Capped,
+    Caution,
+    Changed,
+    EndsAnyway,
+    Exceeded,
+    HoldsAlready,
+    Impossible,
+    IsGuest,
+    KeptButUsed,
+    LeftAlone,
+    LockedAnew,
+    Lost,
+    Private,
+    ReleasedBy,
+    Shortened,
+    SomebodyWaits,
+    Stays,
+    TooLong,
+    TooMany,
+    Unusable,
+)
 from reserve_gpu.report import reasons, times, words
-from reserve_gpu.report.words import labels, listed
+from reserve_gpu.report.faces import MAGIC
+from reserve_gpu.report.words import labels, listed, named
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from reserve_gpu.model import Holder, Row, Slow, Ticket
+    from reserve_gpu.model import Row, Slow
+    from reserve_gpu.notices import Notice, Reason, ReservedAbove, TooLate
     from reserve_gpu.report.faces import Face
 
 ANY = Request()  # a GPU, whichever
-# What only programs get to know.
-NESTED = (  # a handler of a signal makes a call while another call runs
-    "This process is reserving, releasing or looking already, and a handler of a signal has "
-    "interrupted that. Try again when it is done."
-)
-PART_STAYS = "The `with` block around this has asked for a larger part, which stays reserved."
-HAS_ENDED = "This reservation has been released; ask for another one."
-HAS_GONE = "This reservation has just been released. Look again: reserve-gpu list"
-ANOTHER_THREAD_WAITS = (
-    "Another thread of this process waits in the queue for a GPU. To get the same GPU, wait as "
-    "well: wait=True."
-)
+FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
+
+
+@singledispatch
+def say(notice: Notice | Reason) -> str:
+    """Return what a person reads."""
+    return str(notice)
+
+
+def said(notices: Iterable[Notice]) -> list[str]:
+    """Return the sentences of the notices that have one."""
+    return list(filter(None, map(say, notices)))
+
 
 # -- what was done ---------------------------------------------------------------------------------
-
-
-def reserved(devices: Sequence[Device], environ: Mapping[str, str]) -> str:
-    """Return what a reservation prints: the devices, then the variables."""
-    lines = [f"Reserving {device.label}: {words.described(device)}" for device in devices]
-    return "\n".join([*lines, *variables(environ)])
 
 
 def variables(environ: Mapping[str, str | None]) -> list[str]:
@@ -52,11 +74,6 @@ def variables(environ: Mapping[str, str | None]) -> list[str]:
 def command_ends(until: float, now: float) -> str:
     """Say when a command will be ended."""
     return f"The command gets SIGTERM at {times.moment(until, now)}, and SIGKILL a minute later."
-
-
-def reservation(devices: Sequence[Device]) -> str:
-    """Return the repr of a reservation: `<Reservation of GPU1 and GPU3>`."""
-    return f"<Reservation of {labels(devices)}>"
 
 
 def released(devices: Sequence[Device], environ: Mapping[str, str | None], *, started: bool) -> str:
@@ -96,11 +113,10 @@ def going_on(held: Sequence[Device], visible: str | None = None) -> str:
 # -- why there is no reservation -------------------------------------------------------------------
 
 
-def impossible(request: Request, rows: Sequence[Row], limit: str | None) -> str:
-    """Return why no state of this machine could satisfy the request.
-
-    rows: of all devices that this process may use and the request does not exclude.
-    """
+@say.register
+def impossible(reason: Impossible) -> str:
+    """Return why no state of this machine could satisfy the request."""
+    request, rows, limit = reason
     if not rows:
         return "Every GPU that this process may use is excluded."
     if request.needed > len(rows):
@@ -161,8 +177,9 @@ def _unfit(request: Request, group: Sequence[Row], total: int) -> str:
     return "; ".join(f"{row.label} {reasons.reason(row)}" for row in group)
 
 
-def above(rows: Sequence[Row], environ: Mapping[str, str | None], face: Face) -> str:
+def above(reason: ReservedAbove, face: Face) -> str:
     """Say that a process above this one has reserved every GPU that this one may use."""
+    rows, environ = reason
     held = [row for row in rows if row.holders]
     head = (
         f"{labels(held)} {words.be(len(held))} reserved already, by a process that has started "
@@ -174,11 +191,9 @@ def above(rows: Sequence[Row], environ: Mapping[str, str | None], face: Face) ->
     return "\n".join([head, *lines, way_out, *variables(environ)])
 
 
-def too_late(held: Sequence[Device], seen: Sequence[Device], face: Face) -> str:
-    """Say why a process that has started CUDA can't get another GPU.
-
-    seen: what CUDA sees here and this process may reserve.
-    """
+def too_late(reason: TooLate, face: Face) -> str:
+    """Say why a process that has started CUDA can't get another GPU."""
+    held, seen = reason
     keeps = "Nothing was reserved or changed."
     if held:
         keeps = f"This {face.place} keeps {labels(held)}."
@@ -199,8 +214,10 @@ def too_late(held: Sequence[Device], seen: Sequence[Device], face: Face) -> str:
 # -- warnings --------------------------------------------------------------------------------------
 
 
-def caution(row: Row, request: Request) -> str:
+@say.register
+def caution(notice: Caution) -> str:
     """Say why the user of a reserved device should take care: others use it, or it is shared."""
+    row, request = notice
     if request.part_mib is not None:  # what others use is counted, but nothing stops its growth
         part = words.size(request.part_mib, request.promise.part_unit)
         return (
@@ -214,8 +231,10 @@ def caution(row: Row, request: Request) -> str:
     )
 
 
-def unusable(device: Device, reason: str) -> str:
-    """Tell the holder of a device that the driver can't use it now. reason: the driver's."""
+@say.register
+def unusable(notice: Unusable) -> str:
+    """Tell the holder of a device that the driver can't use it now."""
+    device, reason = notice
     return (
         f"The NVIDIA driver can't use {device.label} now, which this kernel holds: "
         f"{shown(reason, REASON_LIMIT)}. Restart the kernel to get another GPU; for "
@@ -224,19 +243,24 @@ def unusable(device: Device, reason: str) -> str:
     )
 
 
-def released_by(devices: Sequence[Device], user: str, now: float) -> str:
-    """Say that devices were released because somebody asked for it. user: this one, or root."""
+@say.register
+def released_by(notice: ReleasedBy) -> str:
+    """Say that devices were released because somebody asked for it."""
+    devices, user, at = notice
     return (
         f"{labels(devices)} {'was' if len(devices) == 1 else 'were'} released at "
-        f"{times.moment(now, now)}: {shown(user)} asked for it with reserve-gpu release. "
+        f"{times.moment(at, at)}: {shown(user)} asked for it with reserve-gpu release. "
         "%reserve_gpu gets another one."
     )
 
 
-def holds_already(devices: Sequence[Device]) -> str:
+@say.register
+def holds_already(reason: HoldsAlready) -> str:
     """Say why a process that holds something can't join another reservation."""
-    what = "it" if len(devices) == 1 else "them"
-    return f"This kernel holds {labels(devices)}. Release {what} first: %reserve_gpu --release"
+    what = "it" if len(reason.devices) == 1 else "them"
+    return (
+        f"This kernel holds {labels(reason.devices)}. Release {what} first: %reserve_gpu --release"
+    )
 
 
 def joined(devices: Sequence[Device], name: str | None, environ: Mapping[str, str]) -> str:
@@ -245,8 +269,10 @@ def joined(devices: Sequence[Device], name: str | None, environ: Mapping[str, st
     return "\n".join([f"Joined {where} on {labels(devices)}.", *variables(environ)])
 
 
-def is_guest(devices: Sequence[Device], name: str | None) -> str:
+@say.register
+def is_guest(reason: IsGuest) -> str:
     """Say why a guest can't have something else."""
+    devices, name = reason
     where = shown(name or "another process", words.NOTEBOOK_LIMIT)
     what = "it" if len(devices) == 1 else "them"
     return (
@@ -255,8 +281,10 @@ def is_guest(devices: Sequence[Device], name: str | None) -> str:
     )
 
 
-def left_alone(devices: Sequence[Device], name: str | None) -> str:
+@say.register
+def left_alone(notice: LeftAlone) -> str:
     """Tell a guest that the holder that it has joined has gone."""
+    devices, name = notice
     what = "it" if len(devices) == 1 else "them"
     return (
         f"{shown(name or 'The process', words.NOTEBOOK_LIMIT)} has released {labels(devices)}, "
@@ -265,10 +293,10 @@ def left_alone(devices: Sequence[Device], name: str | None) -> str:
     )
 
 
-def somebody_waits(
-    ticket: Ticket, waited_s: float, devices: Sequence[Device], *, is_late: bool
-) -> str:
-    """Tell the holder of idle devices who waits for one. is_late: CUDA has started here."""
+@say.register
+def somebody_waits(notice: SomebodyWaits) -> str:
+    """Tell the holder of idle devices who waits for one."""
+    ticket, waited_s, devices, is_late = notice
     who = shown(ticket.holder.user or "Somebody")
     note = f' ("{shown(ticket.holder.note)}")' if ticket.holder.note else ""
     what = shown(ticket.asks or "a GPU")
@@ -289,16 +317,17 @@ def kept(devices: Sequence[Device], until: float) -> str:
     )
 
 
-def kept_but_used(row: Row) -> str:
+@say.register
+def kept_but_used(notice: KeptButUsed) -> str:
     """Warn that somebody else uses a device that was kept over a restart."""
+    (row,) = notice
     return f"{row.label} was kept over the restart, but others use it: {reasons.use(row)}"
 
 
-def stays(devices: Sequence[Device], *, is_late: bool) -> str:
-    """Say why a smaller request leaves more reserved than it asks for.
-
-    is_late: CUDA has started; else it was made inside of a `with` block that has more.
-    """
+@say.register
+def stays(notice: Stays) -> str:
+    """Say why a smaller request leaves more reserved than it asks for."""
+    devices, is_late = notice
     why = "The `with` block around this has asked for more"
     if is_late:
         why = "CUDA has started in this kernel and goes on using what it saw then"
@@ -306,11 +335,10 @@ def stays(devices: Sequence[Device], *, is_late: bool) -> str:
     return f"{why}, so {labels(devices)} {stay} reserved as well."
 
 
-def changed(visible: str | None, held: Sequence[Device], *, is_late: bool) -> str:
-    """Say that something has changed CUDA_VISIBLE_DEVICES during a reservation.
-
-    is_late: CUDA has started, so setting it right would change nothing.
-    """
+@say.register
+def changed(notice: Changed) -> str:
+    """Say that something has changed CUDA_VISIBLE_DEVICES during a reservation."""
+    visible, held, is_late = notice
     how = "unset" if visible is None else f"set to {shown(visible)!r}"
     what = f"CUDA_VISIBLE_DEVICES was {how} after the reservation"
     if is_late:
@@ -318,19 +346,20 @@ def changed(visible: str | None, held: Sequence[Device], *, is_late: bool) -> st
     return f"{what}; the variables are set for {labels(held)} again"
 
 
-def locked_anew(device: Device, path: str | None) -> str:
-    """Say that a lock was lost and taken again, as nobody else had taken the device.
-
-    path: of the lock file that somebody deleted, None if other code has closed the descriptor.
-    """
+@say.register
+def locked_anew(notice: LockedAnew) -> str:
+    """Say that a lock was lost and taken again, as nobody else had taken the device."""
+    device, path = notice
     what = f"Other code in this process had closed the lock of {device.label}"
     if path is not None:
         what = f"Somebody deleted or replaced {path}, the lock of {device.label}"
     return f"{what}. It is locked anew, and {device.label} is still reserved for this kernel."
 
 
-def lost(device: Device, path: str | None, holders: Sequence[Holder]) -> str:
-    """Say that a reservation was lost, and who has the device now. path: as above."""
+@say.register
+def lost(reason: Lost) -> str:
+    """Say that a reservation was lost, and who has the device now."""
+    device, path, holders = reason
     what = f"Other code in this process had closed the lock of {device.label}"
     if path is not None:
         what = f"Somebody deleted {path}, the lock of {device.label}"
@@ -340,12 +369,109 @@ def lost(device: Device, path: str | None, holders: Sequence[Holder]) -> str:
     )
 
 
-def private(path: str) -> str:
+@say.register
+def private(notice: Private) -> str:
     """Warn that this container has a lock directory of its own."""
     return (
-        f"this container sees only the reservations made inside of it (in {path}). To share them "
-        "with the whole machine, mount one directory into all containers and set "
+        f"this container sees only the reservations made inside of it (in {notice.path}). To share "
+        "them with the whole machine, mount one directory into all containers and set "
         "RESERVE_GPU_LOCK_DIR to it."
+    )
+
+
+@say.register
+def capped(notice: Capped) -> str:
+    """Say which caps of the user's stand, and how to cap what reads no variable."""
+    lines = []
+    if notice.stand:
+        keep = "keeps its value" if len(notice.stand) == 1 else "keep their values"
+        are = words.be(len(notice.stand))
+        lines.append(f"{listed(notice.stand)} {are} set already and {keep}, as the cap there.")
+    if notice.is_late:
+        lines.append(
+            "CUDA runs already: JAX, TensorFlow and CuPy keep the limit that they started with "
+            "until a restart."
+        )
+    for framework, line in notice.to_type.items():
+        name = FRAMEWORKS[framework]
+        lines.append(f"To keep {name} within the part, run this right after its import:\n{line}")
+    return "\n".join(lines)
+
+
+def cap_to_type(framework: str, line: str) -> str:
+    """Return how the user can cap a framework that reads no variable."""
+    return f"To keep {framework} within the part, run this right after its import:\n{line}"
+
+
+@say.register
+def exceeded(notice: Exceeded) -> str:
+    """Warn a process that uses more of a device than its part."""
+    device, used_mib, request, caps = notice
+    unit = request.promise.part_unit
+    part = words.size(request.part_mib or 0.0, unit)
+    used = words.size(used_mib, unit)
+    more = Request(
+        request.devices, share=True, promise=Promise(Size(_rounded_up(used_mib, unit), unit))
+    )
+    capped = f" It is capped by {listed(caps)}, which not every program reads." if caps else ""
+    return (
+        f"This kernel uses {used} of {device.label}, of which it has reserved {part}: others may "
+        f"run out of memory.{capped} Free memory (a restart frees all of it), or ask "
+        f"for more:\n{MAGIC.typed(more)}"
+    )
+
+
+def _rounded_up(mib: float, unit: str) -> float:
+    """Round up to a whole number of that unit, for TB and TiB of GiB."""
+    step = UNITS[unit] / MIB if UNITS[unit] <= UNITS["GiB"] else UNITS["GiB"] / MIB
+    return math.ceil(mib / step) * step
+
+
+# -- limits of the administrator -------------------------------------------------------------------
+
+
+@say.register
+def too_many(reason: TooMany) -> str:
+    """Say that a rule never allows so many GPUs."""
+    rule, request = reason
+    count = request.needed
+    return f"You asked for {count} GPU{'' if count == 1 else 's'}. The limit is {named(rule)}."
+
+
+@say.register
+def too_long(reason: TooLong) -> str:
+    """Say that a rule allows no reservation for so long."""
+    rule, asked_s = reason
+    most = times.duration(rule.value)
+    return (
+        f"You asked for {times.duration(asked_s)}. The limit is {named(rule)}. Ask for {most} or "
+        f"less; {most} is also the default."
+    )
+
+
+@say.register
+def ends_anyway(reason: EndsAnyway) -> str:
+    """Say that a rule ends the reservation, so that `if_wanted` can't hold."""
+    return (
+        f"The limit {named(reason.rule)} ends a reservation even if nobody waits for it. Leave out "
+        "if_wanted (--if-wanted)."
+    )
+
+
+@say.register
+def shortened(notice: Shortened) -> str:
+    """Say that a reservation can't be prolonged for as long as was asked."""
+    until, rule = times.moment(notice.last, time.time()), notice.rule
+    return f"The reservation lasts until {until}: {named(rule)} counts from its start"
+
+
+@say.register
+def cannot_prolong(reason: CannotProlong) -> str:
+    """Say that a reservation can't be prolonged at all."""
+    rule, last = reason
+    return (
+        f"The reservation can't be prolonged: {named(rule)} counts from its start, and was reached "
+        f"at {times.moment(last, time.time())}. Release it, and reserve again."
     )
 
 

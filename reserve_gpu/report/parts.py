@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-from reserve_gpu.model import MIB, UNITS, Promise, Request, Size, State
+from reserve_gpu.model import Promise, Request, Size, State
 from reserve_gpu.report import words
-from reserve_gpu.report.words import TYPED, listed
+from reserve_gpu.report.words import TYPED
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Sequence
 
-    from reserve_gpu.model import Device, Row
+    from reserve_gpu.model import Row
     from reserve_gpu.report.faces import Face
     from reserve_gpu.report.words import Line
 
@@ -77,43 +76,6 @@ def smaller(request: Request, rows: Sequence[Row]) -> Request | None:
     return _with_part(request, part_mib) if is_offered else None
 
 
-def over(
-    uses: Mapping[Device, float | None], part_mib: float, before: Collection[Device]
-) -> frozenset[Device]:
-    """Return the devices on which this process uses more than it was promised.
-
-    uses: in MiB, by this process and its children; None if it can't be read: then the device
-    stays as it was before. part_mib: promised of each. before: those over at the last look.
-    """
-    return frozenset(
-        device
-        for device, used_mib in uses.items()
-        if (device in before if used_mib is None else used_mib > part_mib)
-    )
-
-
-def warning(
-    device: Device, used_mib: float, request: Request, caps: Sequence[str], face: Face
-) -> str:
-    """Warn a process that uses more of a device than its part.
-
-    request: what it has reserved. caps: names of the variables and calls that limit its use;
-        empty if that is not known.
-    """
-    unit = request.promise.part_unit
-    part = words.size(request.part_mib or 0.0, unit)
-    used = words.size(used_mib, unit)
-    more = Request(
-        request.devices, share=True, promise=Promise(Size(_rounded_up(used_mib, unit), unit))
-    )
-    capped = f" It is capped by {listed(caps)}, which not every program reads." if caps else ""
-    return (
-        f"{face.here.capitalize()} uses {used} of {device.label}, of which it has reserved {part}: "
-        f"others may run out of memory.{capped} Free memory (a restart frees all of it), or ask "
-        f"for more:\n{face.typed(more)}"
-    )
-
-
 def _with_part(request: Request, part_mib: float) -> Request:
     promise = request.promise
     return request._replace(promise=promise._replace(size=Size(part_mib, promise.part_unit)))
@@ -123,9 +85,3 @@ def _promisable_mib(row: Row, part_mib: float) -> float:
     if row.would_be_taken:
         return part_mib
     return row.promisable_mib or 0.0 if row.state is State.FULL else 0.0
-
-
-def _rounded_up(mib: float, unit: str) -> float:
-    """Round up to a whole number of that unit, for TB and TiB of GiB."""
-    step = UNITS[unit] / MIB if UNITS[unit] <= UNITS["GiB"] else UNITS["GiB"] / MIB
-    return math.ceil(mib / step) * step

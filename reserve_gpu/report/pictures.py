@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, TextIO
 
-    from reserve_gpu.model import Device, Request, Row, Waiting
+    from reserve_gpu.model import Request, Row, Waiting
+    from reserve_gpu.notices import Refused
     from reserve_gpu.report.faces import Face
     from reserve_gpu.report.words import Line
 
@@ -132,25 +133,12 @@ def tell(what: Picture | str) -> None:
 # -- why nothing was reserved ----------------------------------------------------------------------
 
 
-def refusal(  # noqa: PLR0913 - the last ones are keywords
-    request: Request,
-    rows: Sequence[Row],
-    face: Face,
-    *,
-    kept: Sequence[Device] = (),
-    limit: str | None = None,
-    waited_s: float | None = None,
-    user: str | None = None,
-    problems: Sequence[str] = (),
-    free: Sequence[Row] = (),
-) -> Picture:
+def refusal(reason: Refused, face: Face) -> Picture:
     """Show why nothing was reserved, device by device, and what can be done.
 
-    kept: what stays reserved. limit: the inherited CUDA_VISIBLE_DEVICES, if there is one.
-    waited_s: the time in seconds that was allowed for waiting, None if nobody waited.
-    user: who asks; a GPU that only this user's own processes use may be taken by name.
-    problems: what is wrong in the administrator's file. free: others than those that were named.
+    A GPU that only this user's own processes use may be taken by name.
     """
+    request, rows, kept, limit, waited_s, user, problems, free = reason
     now = time.time()
     waited = f"Waited for {times.time_limit(waited_s)}. " if waited_s else ""
     headline = waited + _none_free(request, rows, now)

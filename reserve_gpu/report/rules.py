@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from reserve_gpu.errors import REASON_LIMIT, shown
@@ -14,7 +13,7 @@ from reserve_gpu.report.words import MARK, STRONG, listed, named
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import Holder, Request, Row, Rule, Rules
+    from reserve_gpu.model import Holder, Row, Rules
     from reserve_gpu.report.words import Line
 
 MESSAGE_LIMIT = 300  # characters
@@ -89,49 +88,3 @@ def _held(holder: Holder) -> str:
     if not name:
         return f"{what} ({pid})" if pid else what
     return f"{what} in {shown(name, words.NOTEBOOK_LIMIT)}{f' ({pid})' if pid else ''}"
-
-
-def too_many(rule: Rule, request: Request) -> str:
-    """Say that a rule never allows so many GPUs."""
-    count = request.needed
-    return f"You asked for {count} GPU{'' if count == 1 else 's'}. The limit is {named(rule)}."
-
-
-def too_large(rule: Rule, request: Request) -> str:
-    """Say that a rule never allows parts of that size."""
-    size = words.size(request.needed * (request.part_mib or 0.0), request.promise.part_unit)
-    return f"You asked for {size} in all. The limit is {named(rule)}."
-
-
-# -- for how long ----------------------------------------------------------------------------------
-
-
-def too_long(rule: Rule, asked_s: float) -> str:
-    """Say that a rule allows no reservation for so long."""
-    most = times.duration(rule.value)
-    return (
-        f"You asked for {times.duration(asked_s)}. The limit is {named(rule)}. Ask for {most} or "
-        f"less; {most} is also the default."
-    )
-
-
-def ends_anyway(rule: Rule) -> str:
-    """Say that a rule ends the reservation, so that `if_wanted` can't hold."""
-    return (
-        f"The limit {named(rule)} ends a reservation even if nobody waits for it. Leave out "
-        "if_wanted (--if-wanted)."
-    )
-
-
-def ends(rule: Rule, last: float) -> str:
-    """Say that a reservation can't be prolonged for as long as was asked."""
-    until = times.moment(last, time.time())
-    return f"The reservation lasts until {until}: {named(rule)} counts from its start"
-
-
-def is_over(rule: Rule, last: float) -> str:
-    """Say that a reservation can't be prolonged at all."""
-    return (
-        f"The reservation can't be prolonged: {named(rule)} counts from its start, and was reached "
-        f"at {times.moment(last, time.time())}. Release it, and reserve again."
-    )

@@ -104,17 +104,6 @@ def escape(text: str) -> str:
     return html.escape(text)
 
 
-def described(device: Device) -> str:
-    """Return `0000:03:00.0 16x GeForce GTX 1050 Ti (VBIOS 86.07.22.00.A8)`, as far as known."""
-    parts = [
-        device.bus_id,
-        device.link_width and f"{device.link_width}x",
-        device.name,
-        device.vbios and f"(VBIOS {device.vbios})",
-    ]
-    return " ".join(shown(part) for part in parts if part)
-
-
 def holder(holder: Holder, what: str = "reserved") -> str:
     """Return `reserved by alice, train.ipynb (pid 4321) for 2 h, until 18:00`, as far as known."""
     return plain(holder_line(holder, time.time(), f"{what} by "))

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import host
-from reserve_gpu.calls import Late
 from reserve_gpu.model import MIB, Promise, Request
+from reserve_gpu.notices import Capped, Exceeded
 from reserve_gpu.reservation.environment import (
     CUPY_LIMIT,
     MPS_LIMIT,
@@ -34,12 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from reserve_gpu.model import Device
-    from reserve_gpu.report import capping, faces, parts
+    from reserve_gpu.notices import Notice
     from reserve_gpu.reservation.held import Held
-else:
-    # Which most parts need nothing of
-    capping, faces, parts = Late("report.capping"), Late("report.faces"), Late("report.parts")
-
 
 # What a CUDA context takes beside what a framework counts: about 300 MB with PyTorch's kernels,
 # which are loaded at their first use since CUDA 11.7
@@ -168,7 +164,7 @@ def notes(
     written: Mapping[str, str | None],
     *,
     is_late: bool,
-) -> list[str]:
+) -> Capped:
     """Return what to tell the user about the caps of a part of each of these devices.
 
     inherited: the variables without our changes. written: the caps that are set. is_late: CUDA runs
@@ -176,16 +172,12 @@ def notes(
     """
     theirs, capped = capped_by(inherited), capped_by({**inherited, **written})
     found = {} if DRIVER in capped else installed()
-    lines = [
-        capping.to_type(capping.NAMES[key], line)
+    lines = {
+        key: line
         for key, line in to_type(devices, part_mib).items()
         if key in found and key not in (theirs if is_late else capped)
-    ]
-    late = [capping.LATE] if is_late else []
-    if mps_runs() and DRIVER not in capped:
-        late.append(capping.MPS_OF_SEVERAL)
-    stand = [capping.stand([*theirs.values()])] if theirs else []
-    return [*stand, *_uneven(devices, part_mib, written), *late, *lines]
+    }
+    return Capped([*theirs.values()], is_late, lines)
 
 
 def exceeded(
@@ -193,22 +185,25 @@ def exceeded(
     written: Mapping[str, str | None],
     uses: Mapping[Device, float | None],
     before: frozenset[Device],
-) -> tuple[frozenset[Device], list[str]]:
-    """Return the devices of which more than the part is used, and a warning for each new one.
+) -> tuple[frozenset[Device], list[Notice]]:
+    """Return the devices of which more than the part is used, and a notice for each new one.
 
     written: the variables that are set for the part. uses: by this process and its children, in
-    MiB, None where it can't be seen. before: what was returned after the last cell.
+    MiB, None where it can't be seen: then the device stays as it was. before: what was returned
+    after the last cell.
     """
-    if held.part_mib is None:
+    part_mib = held.part_mib
+    if part_mib is None:
         return frozenset(), []
-    over = parts.over(uses, held.part_mib, before)
-    request = Request(share=True, promise=Promise(held.promise.size))
+    over = frozenset(
+        device
+        for device, used_mib in uses.items()
+        if (device in before if used_mib is None else used_mib > part_mib)
+    )
+    request = Request(promise=Promise(held.promise.size))
     names = sorted(capped_by(written).values())
     new = [device for device in held.devices if device in over - before]
-    texts = [
-        parts.warning(device, uses[device] or 0.0, request, names, faces.MAGIC) for device in new
-    ]
-    return over, texts
+    return over, [Exceeded(device, uses[device] or 0.0, request, names) for device in new]
 
 
 def context_mib() -> float:
@@ -251,15 +246,6 @@ def mps_runs() -> bool:
         is_file = stat.S_ISREG(found[1].st_mode)
         return is_file and {each.st_uid for each in found} <= {0, os.geteuid()}
     return False
-
-
-def _uneven(
-    devices: Sequence[Device], part_mib: float, written: Mapping[str, str | None]
-) -> list[str]:
-    """Return what to say where one fraction was set for devices of different sizes."""
-    names = [name for name in (*XLA_NAMES, *TORCH_NAMES) if name in written]
-    is_uneven = len({*cap(devices, part_mib).fractions}) > 1
-    return [capping.uneven(names)] if names and is_uneven else []
 
 
 def _torch_words(values: Mapping[str, str | None]) -> str:

@@ -15,7 +15,7 @@ from reserve_gpu.errors import LockError, RequestError
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import is_own_guest, is_sharers
 from reserve_gpu.model import Device, Promise
-from reserve_gpu.report import messages
+from reserve_gpu.notices import HAS_GONE
 from reserve_gpu.reservation import environment
 from reserve_gpu.reservation.held import Guest, Held
 
@@ -38,7 +38,7 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Held:
     for device, host in host_of.items():
         there = directory.holders_of(device.uuid)
         if not any((each.since, each.pid) == (host.since, host.pid) for each in there):
-            raise RequestError(messages.HAS_GONE)
+            raise RequestError(HAS_GONE)
     # A guest's guest has joined the same as that one.
     since = {device: host.guest_of or host.since or 0.0 for device, host in host_of.items()}
     with ExitStack() as stack:  # all of them or none

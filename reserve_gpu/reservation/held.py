@@ -1,20 +1,14 @@
 """What this process holds, as a value: the locks, and the calls that were answered with them."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from reserve_gpu import host
-from reserve_gpu.calls import Late
-from reserve_gpu.errors import LockError
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import without_guests
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.model import Device, End, Holder, Lease, Promise
-
-if TYPE_CHECKING:
-    from reserve_gpu.report import messages
-else:
-    messages = Late("report.messages")
+from reserve_gpu.notices import Failure, LockedAnew, Lost
 
 
 class Guest(NamedTuple):
@@ -111,10 +105,10 @@ class Held(NamedTuple):
             if not (self.locks[device.uuid].held() and self.locks[device.uuid].stands())
         ]
 
-    def relocked(self, device: Device, directory: LockDirectory) -> "tuple[Held, str]":
-        """Lock the device anew; returns what is held then, and what to say of it. Under the mutex.
+    def relocked(self, device: Device, directory: LockDirectory) -> "tuple[Held, LockedAnew]":
+        """Lock the device anew; returns what is held then, and what to tell of it. Under the mutex.
 
-        Raises LockError if others have the device now, or so much of it that the part has no room.
+        Raises Failure if others have the device now, or so much of it that the part has no room.
         """
         old = self.locks[device.uuid]
         new: Lock | Holder
@@ -124,13 +118,13 @@ class Held(NamedTuple):
             new = directory.lock_device(device.uuid, share=old.shared, since=old.since)
         path = old.path if old.held() else None
         if not isinstance(new, Lock):
-            raise LockError(messages.lost(device, path, [host.with_user(new)]))
+            raise Failure(Lost(device, path, [host.with_user(new)]))
         sharers = without_guests(directory.sharers_of(device.uuid, [new.name]), [old.since])
         if not self._has_room(device, sharers):
             new.release()
-            raise LockError(messages.lost(device, path, list(map(host.with_user, sharers))))
+            raise Failure(Lost(device, path, list(map(host.with_user, sharers))))
         held = self._replace(locks={**self.locks, device.uuid: new})
-        return held, messages.locked_anew(device, path)
+        return held, LockedAnew(device, path)
 
     def _has_room(self, device: Device, sharers: Sequence[Holder]) -> bool:
         """Tell whether the part of it fits beside the parts of those who share the device."""

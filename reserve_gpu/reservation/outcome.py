@@ -1,23 +1,11 @@
 """What an attempt comes to: what it has locked, what it was refused, and what it releases."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from reserve_gpu.calls import Late
-from reserve_gpu.errors import (
-    ReservedAboveError,
-    ReserveGPUError,
-    TooLateError,
-)
 from reserve_gpu.gpus import usage
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.model import NO_LEASE, Device, Lease, Row, State, Ticket
-
-if TYPE_CHECKING:
-    from reserve_gpu.report import messages
-    from reserve_gpu.report.faces import Face
-else:
-    messages = Late("report.messages")
 
 
 class Locked(NamedTuple):
@@ -54,53 +42,6 @@ class Denied(NamedTuple):
 
     rows: tuple[Row, ...]
     ahead: tuple[Ticket, ...] = ()
-
-
-class NotTaken(Exception):  # noqa: N818 - the error is made of it where people asked
-    """Nothing could be taken: the values, which each face puts into its own words."""
-
-    def error(self, face: "Face") -> ReserveGPUError:
-        """Return the error in the words of a face."""
-        raise NotImplementedError
-
-
-class TooLate(NotTaken):
-    """CUDA has started, and can't use what is asked for.
-
-    held: what this process keeps. seen: what CUDA sees and this process may reserve.
-    """
-
-    def __init__(self, held: Sequence[Device], seen: Sequence[Device] = ()) -> None:
-        super().__init__(held, seen)
-        self.held, self.seen = held, seen
-
-    def error(self, face: "Face") -> ReserveGPUError:
-        """Return the error in the words of a face."""
-        return TooLateError(messages.too_late(self.held, self.seen, face))
-
-
-class ReservedAbove(NotTaken):
-    """An ancestor has reserved all that this process may use. environ: the CUDA variables."""
-
-    def __init__(self, rows: Sequence[Row], environ: Mapping[str, str | None]) -> None:
-        super().__init__(rows, environ)
-        self.rows, self.environ = rows, environ
-
-    def error(self, face: "Face") -> ReserveGPUError:
-        """Return the error in the words of a face."""
-        return ReservedAboveError(messages.above(self.rows, self.environ, face), self.rows)
-
-
-class Refused(NotTaken):
-    """No device was to be had. made: makes the error, in the words of a face."""
-
-    def __init__(self, made: "Callable[[Face], ReserveGPUError]") -> None:
-        super().__init__(made)
-        self.made = made
-
-    def error(self, face: "Face") -> ReserveGPUError:
-        """Return the error in the words of a face."""
-        return self.made(face)
 
 
 class Taken:
@@ -141,6 +82,6 @@ def _spare(row: Row) -> Row:
     state, is_part = row.state, row.promisable_mib is not None
     if row.is_mine or (row.holders and not is_part):
         state = State.RESERVED
-    elif is_part or row.use is State.IDLE:  # of a part: as much as is asked for
-        state = State.FREE
+    elif not is_part and row.use is not State.IDLE:  # of a part there is as much as is asked for
+        state = row.use or state
     return row._replace(state=state, would_be_taken=True)

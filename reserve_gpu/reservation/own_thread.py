@@ -7,9 +7,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import calls
-from reserve_gpu.calls import Call, Executor, Late, no_fork
+from reserve_gpu.calls import Call, Executor, no_fork
 from reserve_gpu.cells import cells
 from reserve_gpu.errors import NoThreadError, RequestError
+from reserve_gpu.notices import NESTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from reserve_gpu.calls import T, Ts
-    from reserve_gpu.report import messages
-else:
-    messages = Late("report.messages")
 
 
 class OwnThread:
@@ -47,7 +45,7 @@ class OwnThread:
         if self._executor.is_own_thread:
             return function(*arguments)
         if self._is_nested:
-            raise RequestError(messages.NESTED)
+            raise RequestError(NESTED)
         return self._executor.run(function, *arguments, show=show, until=until, undo=undo)
 
     def run_in_any_case(

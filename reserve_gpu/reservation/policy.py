@@ -47,17 +47,17 @@ def unfit(device: Device | Fault, request: Request, driver: str | None = None) -
     return None
 
 
-def is_to_be_taken(request: Request, state: State, reading: Usage, *, is_shared: bool) -> bool:
+def is_to_be_taken(request: Request, state: State, reading: Usage) -> bool:
     """Tell whether to take a device that nobody else has reserved for themselves or waits for.
 
-    state: of its use. is_shared: others share it, with whom the request is willing to share.
+    state: of its use.
     A name says that the person knows better; it can't help where CUDA would let nobody on. For a
     part what others use is counted, so it need not be idle.
     """
     if state is State.IDLE:
         return True
-    is_counted = is_shared or request.part_mib is not None
-    is_expected = bool(request.devices) or (is_counted and state is State.BUSY)
+    is_part = request.part_mib is not None
+    is_expected = bool(request.devices) or (is_part and state is State.BUSY)
     return is_expected and usage.is_usable(reading)
 
 

@@ -8,11 +8,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from reserve_gpu.errors import ImpossibleError, RequestError
 from reserve_gpu.gpus import names
 from reserve_gpu.locks.directory import device_of, lock_name
 from reserve_gpu.model import Device, Row, State
-from reserve_gpu.report import rules as said
+from reserve_gpu.notices import (
+    CannotProlong,
+    EndsAnyway,
+    Failure,
+    Shortened,
+    TooLong,
+    TooMany,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,12 +28,12 @@ if TYPE_CHECKING:
 
 def allowed(
     request: Request, ruled: Rules, held: Lease, since: float | None, at: float
-) -> tuple[Request, list[str]]:
+) -> tuple[Request, list[Shortened]]:
     """Return the request as the rules allow it, and what to say about that.
 
     held, since: the lease of what is asked for and when it was reserved, None for what is not held
     yet. at: this moment.
-    Raises RequestError for what they never let anybody of this user have.
+    Raises Failure for what they never let anybody of this user have.
     """
     _require_lease(request.promise.lease, ruled, at)
     if since is None or not request.promise.lease.has_end:
@@ -39,8 +45,8 @@ def allowed(
     if not ruled.time or stays or last == ends:
         return _with_lease(request, ends), []
     if last.until is None or last.until <= at:
-        raise RequestError(said.is_over(ruled.time, since + ruled.time.value))
-    return _with_lease(request, last), [said.ends(ruled.time, last.until)] if is_asked else []
+        raise Failure(CannotProlong(ruled.time, since + ruled.time.value))
+    return _with_lease(request, last), [Shortened(ruled.time, last.until)] if is_asked else []
 
 
 def counted(ends: Lease, ruled: Rules, since: float) -> Lease:
@@ -111,21 +117,19 @@ def _with_lease(request: Request, lease: Lease) -> Request:
 
 
 def _require_lease(asked: Lease, ruled: Rules, at: float) -> None:
-    """Raise RequestError for a lease that is longer than the rules allow."""
+    """Raise Failure for a lease that is longer than the rules allow."""
     if asked.if_wanted and (rule := ruled.time or ruled.idle):
-        raise RequestError(said.ends_anyway(rule))
+        raise Failure(EndsAnyway(rule))
     lasts_s = asked.lasts_s if asked.until is None else asked.until - at
     for rule, asked_s in ((ruled.time, lasts_s), (ruled.idle, asked.idle_s)):
         if rule and asked_s is not None and asked_s > rule.value:
-            raise RequestError(said.too_long(rule, asked_s))
+            raise Failure(TooLong(rule, asked_s))
 
 
 def require_amount(request: Request, ruled: Rules) -> None:
-    """Raise ImpossibleError for more than the rules allow even to who holds nothing."""
+    """Raise Failure for more than the rules allow even to who holds nothing."""
     if ruled.gpus and request.needed > ruled.gpus.value:
-        raise ImpossibleError(said.too_many(ruled.gpus, request))
-    if ruled.memory and request.needed * (request.part_mib or 0.0) > ruled.memory.value:
-        raise ImpossibleError(said.too_large(ruled.memory, request))
+        raise Failure(TooMany(ruled.gpus, request))
 
 
 def _promised_mib(holder: Holder, known: Mapping[str, Device]) -> float:

@@ -40,10 +40,14 @@ _LEAST_BARE_MIB = 1000
 
 
 class Deadline(NamedTuple):
-    """Until when somebody waits. limit_s: None for not at all. at: by time.monotonic()."""
+    """Until when somebody waits.
+
+    limit_s: None for not at all. at: by time.monotonic(). asks: for what, in words.
+    """
 
     limit_s: float | None
     at: float
+    asks: str = ""
 
     @classmethod
     def after(cls, wait: object) -> "Deadline":
@@ -125,6 +129,12 @@ def setting_mib(variable: str) -> float | None:
         return parse_size(size)
     except RequestError as error:
         raise RequestError(f"{variable}: {error}") from error
+
+
+def require_settings(request: Request) -> None:
+    """Raise RequestError for a setting that is no size, before it matters."""
+    if request.part_mib is not None:
+        setting_mib(host.CONTEXT_MEMORY)
 
 
 def restart_s() -> float:

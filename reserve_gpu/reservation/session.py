@@ -18,9 +18,21 @@ from reserve_gpu import calls, host
 from reserve_gpu.calls import Late, no_fork
 from reserve_gpu.cells import cells
 from reserve_gpu.errors import LockError, NoThreadError, RequestError
+from reserve_gpu.gpus import names
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.record import Record, myself
 from reserve_gpu.model import NO_LEASE, Answer, End, Lease, Promise, Request
+from reserve_gpu.notices import (
+    HAS_ENDED,
+    PART_STAYS,
+    Changed,
+    Failure,
+    IsGuest,
+    LeftAlone,
+    ReleasedBy,
+    SomebodyWaits,
+    Stays,
+)
 from reserve_gpu.reservation import environment, policy
 from reserve_gpu.reservation.environment import Changes
 from reserve_gpu.reservation.held import Answered, Change, Held
@@ -34,7 +46,7 @@ if TYPE_CHECKING:
 
     from reserve_gpu.locks.lock import Lock
     from reserve_gpu.model import Device, Reserved
-    from reserve_gpu.report import messages
+    from reserve_gpu.notices import Notice
     from reserve_gpu.reservation import caps, elsewhere, guests, handover, journal, restart, waiters
     from reserve_gpu.reservation import lease as lease_timer
     from reserve_gpu.reservation.outcome import Granted
@@ -45,7 +57,6 @@ else:
     elsewhere = Late("reservation.elsewhere")  # which only IPython needs
     lease_timer = Late("reservation.lease")  # which only what ends needs
     journal = Late("reservation.journal")  # which only a history needs
-    messages = Late("report.messages")
 
 
 RENEW_LIMIT_S = 1.0  # for the mutex, at the end of a cell
@@ -86,10 +97,12 @@ class Reservation(Answered):
         session().run_in_any_case(session().leave, self)
 
     def __repr__(self) -> str:
-        return messages.reservation(self.devices)
+        return f"<Reservation of {' and '.join(device.label for device in self.devices)}>"
 
     def __str__(self) -> str:
-        return messages.reserved(self.devices, self.environ)
+        lines = [f"Reserving {device.label}: {names.described(device)}" for device in self.devices]
+        values = [f"{name} = {value!r}" for name, value in sorted(self.environ.items())]
+        return "\n".join([*lines, *values])
 
 
 class Session(OwnThread):
@@ -98,28 +111,28 @@ class Session(OwnThread):
     Properties may be read on any thread. Whatever changes something is called through `run`.
 
     reason: why the program before this one, in the same process, has left it no device.
-    notes: what there is to say of the caps that keep frameworks within a part.
+    notes: what there is to tell of the caps that keep frameworks within a part.
     is_waiting: a call waits in the queue for a device.
     """
 
     def __init__(self) -> None:
         super().__init__(self._step)
         self.reason: str | None = None
-        self.notes: list[str] = []
+        self.notes: list[Notice] = []
         self.is_waiting = False
         self._held: Held | None = None
         self._changes = Changes()
         self._over: frozenset[Device] = frozenset()  # of which it uses more than its part
         self._timer: lease_timer.LeaseTimer | None = None
         self._journal: journal.Journal | None = None
-        self._changes_to_note: list[Change] = []
+        self._changes_to_log: list[Change] = []
         self._has_adopted = False
-        self._has_claimed = False
+        self._has_taken_over = False
         self._is_back = False  # what is held was kept over the restart, and not asked for by size
         self._listener: elsewhere.Listener | None = None
         self._told: set[tuple[str, int]] = set()  # who waits and was told of
         self._told_until = 0.0  # before which nobody is told of, by time.monotonic()
-        self._notices: list[str] = []  # which the next cell is to tell, beside those of the lease
+        self._notices: list[Notice] = []  # for the next cell, beside those of the lease
         environment.remember_over_fork()
 
     @contextmanager
@@ -132,7 +145,7 @@ class Session(OwnThread):
             self.is_waiting = False
 
     def _step(self) -> float | None:
-        pauses = [self.note()]
+        pauses = [self.log()]
         if self._timer:
             pauses.append(self._timer.step())
         return min((pause_s for pause_s in pauses if pause_s is not None), default=None)
@@ -156,6 +169,12 @@ class Session(OwnThread):
         """Return the devices that are held."""
         held = self.held
         return held.devices if held else ()
+
+    @property
+    def lease(self) -> Lease:
+        """Return until when what is held is held."""
+        held = self.held
+        return held.lease if held else NO_LEASE
 
     @property
     def part_mib(self) -> float | None:
@@ -213,14 +232,14 @@ class Session(OwnThread):
 
     # -- changes of what is held -------------------------------------------------------------------
 
-    def met_by(self, request: Request) -> list[str] | None:
+    def met_by(self, request: Request) -> list[Notice] | None:
         """Answer a request with what is held already; returns what to say, None if it won't do.
 
         Where less is asked for than is held, release the rest, as long as CUDA has not started.
         """
         held = None if self._is_left() else self.held  # a guest that is left reserves anew
         if held and held.guest and not _is_met(held, request):
-            raise RequestError(messages.is_guest(held.devices, held.guest.name))
+            raise Failure(IsGuest(held.devices, held.guest.name))
         devices = held and policy.kept(held.devices, request, is_shared=held.is_shared)
         if not (held and devices) or not policy.is_enough(held.part_mib, request.part_mib):
             return None
@@ -232,9 +251,9 @@ class Session(OwnThread):
         held = self._prolong(held, request.promise.lease).answered(calls.caller())
         note = held.promise.note if request.promise.note is None else request.promise.note
         if held.inside and request.part_mib != held.part_mib:
-            return [*self._again(held, note), messages.PART_STAYS]
+            return [*self._again(held, note), PART_STAYS]
         if rest and (is_late or held.inside):
-            return [*self._again(held, note), messages.stays(rest, is_late=is_late)]
+            return [*self._again(held, note), Stays(rest, is_late)]
         if is_same and held.part_mib == request.part_mib:
             return self._again(held, note)
         locks = {device.uuid: held.locks[device.uuid] for device in devices}
@@ -311,7 +330,7 @@ class Session(OwnThread):
         """Begin a `with` block. Raises RequestError if the reservation has ended."""
         held = self.held
         if held is None or held.reservation is not reservation:
-            raise RequestError(messages.HAS_ENDED)
+            raise RequestError(HAS_ENDED)
         self._become(held.entered(calls.caller()))
 
     def leave(self, reservation: Reservation) -> None:
@@ -322,23 +341,23 @@ class Session(OwnThread):
         held = held.left(calls.caller())
         self._become(None if held.is_over else held)
 
-    def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[str]:
+    def renew(self, limit_s: float = MUTEX_LIMIT_S) -> list[Notice]:
         """Lock again what others don't respect any more; returns what to say of it.
 
         Somebody deleted the lock file, and others look at a new one; or other code in this process
         has closed all descriptors.
-        limit_s: for the mutex. Raises LockError if another process has the device now.
+        limit_s: for the mutex. Raises Failure if another process has the device now, LockError.
         """
         held = self._held
         if held is None or not (devices := held.unprotected()):
             return []
-        texts = []
+        notices: list[Notice] = []
         with LockDirectory() as directory, directory.mutex(limit_s):
             for device in devices:
-                held, text = held.relocked(device, directory)
+                held, notice = held.relocked(device, directory)
                 self._become(held)
-                texts.append(text)
-        return texts
+                notices.append(notice)
+        return notices
 
     def _is_left(self) -> bool:
         """Tell whether this is a guest, and the holder that it has joined has gone."""
@@ -348,29 +367,30 @@ class Session(OwnThread):
         with LockDirectory() as directory, directory.mutex(RENEW_LIMIT_S):
             return guests.is_left(held, directory)
 
-    def note_cell(self) -> list[str]:
-        """Note for others that a cell has ended; returns lines that the person has to know."""
-        lines: list[str] = []
+    def end_cell(self) -> list[Notice]:
+        """Let others see that a cell has ended; returns what the person has to know."""
+        notices: list[Notice] = []
         if self._held and not self._executor.is_busy:
             with suppress(NoThreadError):  # later is soon enough
-                lines = self.run(self._note_cell)
-        return lines
+                notices = self.run(self._end_cell)
+        return notices
 
-    def _note_cell(self) -> list[str]:
+    def _end_cell(self) -> list[Notice]:
+        notices: list[Notice] = []
         try:
-            lines = self.renew(RENEW_LIMIT_S)
+            notices = self.renew(RENEW_LIMIT_S)
             if self._held and self._is_left():
                 name = self._held.guest.name if self._held.guest else None
-                lines.append(messages.left_alone(self._held.devices, name))
-        except LockError as error:
-            lines = [str(error)]
+                notices.append(LeftAlone(self._held.devices, name))
+        except (LockError, Failure) as error:
+            notices = [error.reason if isinstance(error, Failure) else str(error)]
         if self._held:
             self._become(self._held)  # VS Code names the notebook only after the kernel has started
             for lock in self._held.locks.values():
                 lock.stamp()
-        return lines
+        return notices
 
-    def tell_waiters(self, is_watched: Callable[[], bool]) -> str | None:
+    def tell_waiters(self, is_watched: Callable[[], bool]) -> SomebodyWaits | None:
         """Return what to tell at the end of a cell of those who wait for what lies idle here.
 
         Each of them is told of once, and not more often than every ten minutes.
@@ -387,9 +407,8 @@ class Session(OwnThread):
             return None
         self._told_until = now + waiters.EVERY_S
         self._told.add(waiters.key(first))
-        waited_s = waiters.waited_s(first)
-        is_late = environment.cuda_started()
-        return messages.somebody_waits(first, waited_s, held.devices, is_late=is_late)
+        waited_s, is_late = waiters.waited_s(first), environment.cuda_started()
+        return SomebodyWaits(first, waited_s, held.devices, is_late)
 
     def _become(
         self,
@@ -427,7 +446,7 @@ class Session(OwnThread):
         if timer:
             timer.follow(held, restart=restart)
         now, at = time.time(), time.monotonic()
-        self._changes_to_note.append(Change(before, held, how, now, at))
+        self._changes_to_log.append(Change(before, held, how, now, at))
         kept = list(held.locks.values()) if held else []
         for lock in before.locks.values() if before else ():
             if lock not in kept:
@@ -475,14 +494,14 @@ class Session(OwnThread):
             self._become(held, restart=True)
         return held
 
-    def _again(self, held: Held, note: str | None) -> list[str]:
+    def _again(self, held: Held, note: str | None) -> list[Notice]:
         """Answer one more call with what is held; returns what was wrong and is mended."""
         self._become(held.with_promise(note=note))
         if reservation := held.reservation:
             return [*self._mend_variables(reservation), *self._mend_caps(held, reservation)]
         return []
 
-    def _mend_variables(self, reservation: Answered) -> list[str]:
+    def _mend_variables(self, reservation: Answered) -> list[Notice]:
         """Set the variables again if somebody changed them, as long as CUDA will read them."""
         expected = {name: reservation.environ.get(name) for name in environment.CUDA}
         values = environment.read(environment.CUDA)
@@ -492,9 +511,9 @@ class Session(OwnThread):
         if not is_late:
             environment.write(expected)
         visible = values[environment.VISIBLE]
-        return [messages.changed(visible, reservation.devices, is_late=is_late)]
+        return [Changed(visible, reservation.devices, is_late)]
 
-    def _mend_caps(self, held: Held, reservation: Answered) -> list[str]:
+    def _mend_caps(self, held: Held, reservation: Answered) -> list[Notice]:
         """Set the caps again that are gone; one that somebody has changed is theirs from now on.
 
         What is said to be set is what frameworks find.
@@ -511,16 +530,16 @@ class Session(OwnThread):
         reservation.environ = _set_only(values)
         return notes
 
-    def note_use(self, uses: Mapping[Device, float | None]) -> list[str]:
-        """Note what this process uses of its parts; returns what to say of those that it exceeds.
+    def exceeded(self, uses: Mapping[Device, float | None]) -> list[Notice]:
+        """Take in what this process uses of its parts; returns which of them it exceeds now.
 
         uses: in MiB, None where it can't be seen.
         """
         held = self._held  # another thread may release it
         if held is None:
             return []
-        self._over, lines = caps.exceeded(held, self._changes.written, uses, self._over)
-        return lines
+        self._over, notices = caps.exceeded(held, self._changes.written, uses, self._over)
+        return notices
 
     # -- the lease ---------------------------------------------------------------------------------
 
@@ -532,7 +551,7 @@ class Session(OwnThread):
                 self._timer = lease_timer.LeaseTimer(self)
             return self._timer
 
-    def notices(self) -> list[str]:
+    def notices(self) -> list[Notice]:
         """Return what a cell that begins has to tell of the lease, mostly nothing."""
         own, self._notices = self._notices, []
         return [*own, *(self._timer.take_notices() if self._timer else [])]
@@ -545,15 +564,15 @@ class Session(OwnThread):
 
     # -- the history -------------------------------------------------------------------------------
 
-    def note(self) -> float | None:
-        """Note what has changed, and what is used if that is due; returns the seconds until then.
+    def log(self) -> float | None:
+        """Write what has changed, or is used, into the history; returns the seconds until the next.
 
         Between two calls: the home of a user may hang, and nobody may have the mutex then.
         """
-        changes, self._changes_to_note = self._changes_to_note, []
+        changes, self._changes_to_log = self._changes_to_log, []
         if changes and self._journal is None and host.may_keep_history():
             self._journal = journal.Journal()
-            journal.at_exit(self._note_exit)
+            journal.at_exit(self._log_exit)
         if self._journal is None:
             return None
         for change in changes:
@@ -563,11 +582,11 @@ class Session(OwnThread):
             self._timer.note_use(is_used=is_used)
         return pause_s
 
-    def _note_exit(self) -> None:
+    def _log_exit(self) -> None:
         self.run_within(journal.EXIT_LIMIT_S, self._end_journal)
 
     def _end_journal(self) -> None:
-        self.note()
+        self.log()
         if self._journal:
             self._journal.end(End.EXIT)
 
@@ -616,7 +635,7 @@ class Session(OwnThread):
             self._become(held)
             return Answer.CUDA if has_cuda else Answer.CHILD
         self.let_go(End.ASKED)
-        self._notices.append(messages.released_by(held.devices, request["by"], time.time()))
+        self._notices.append(ReleasedBy(held.devices, request["by"], time.time()))
         return Answer.RELEASED
 
     # -- over a restart of the kernel --------------------------------------------------------------
@@ -633,12 +652,12 @@ class Session(OwnThread):
         restart.leave(held, connection_file, until)
         self._become(held._replace(kept_until=until))
 
-    def claim(self, connection_file: str) -> restart.Left | None:
+    def take_over(self, connection_file: str) -> restart.Left | None:
         """Hold what the kernel before this one has left; returns it, None if there is nothing.
 
         Raises LockError.
         """
-        if self._held or self._has_claimed:
+        if self._held or self._has_taken_over:
             return None
         for left in restart.all_left(connection_file):
             with LockDirectory() as directory:
@@ -649,7 +668,7 @@ class Session(OwnThread):
                         self._become(held, restart=True)
                         self._is_back = True
                         return left
-        self._has_claimed = True
+        self._has_taken_over = True
         return None
 
     # -- over exec ---------------------------------------------------------------------------------
@@ -660,7 +679,7 @@ class Session(OwnThread):
         is_kernel: that program loads this package, and notes by itself what it uses.
         """
         held = self._held or Held((), {})
-        self.note()
+        self.log()
         is_noted = bool(self._journal and self._journal.leave(is_kernel=is_kernel))
         handover.offer(
             handover.Handover(
@@ -708,13 +727,13 @@ def _is_met(held: Held, request: Request) -> bool:
     return tuple(kept or ()) == held.devices and held.part_mib == request.part_mib
 
 
-def _caps(held: Held, inherited: Mapping[str, str | None]) -> tuple[dict[str, str], list[str]]:
-    """Return the caps to set for what is held, and what to tell the user about them."""
+def _caps(held: Held, inherited: Mapping[str, str | None]) -> tuple[dict[str, str], list[Notice]]:
+    """Return the caps to set for what is held, and what to tell of them."""
     if held.part_mib is None:
         return {}, []
     values = caps.marked(held.devices, held.part_mib, inherited)
     is_late = environment.cuda_started()
-    return values, caps.notes(held.devices, held.part_mib, inherited, values, is_late=is_late)
+    return values, [caps.notes(held.devices, held.part_mib, inherited, values, is_late=is_late)]
 
 
 def _set_only(values: Mapping[str, str | None]) -> dict[str, str]:

@@ -11,7 +11,6 @@ from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.locks.queue import Place, Wakeups
 from reserve_gpu.locks.record import Asks, Record, myself
 from reserve_gpu.model import NO_LEASE, Device, State, Waiting
-from reserve_gpu.report import messages
 from reserve_gpu.reservation import policy
 from reserve_gpu.reservation.outcome import Denied, Granted
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from reserve_gpu.model import Row, Ticket
-    from reserve_gpu.reservation.claim import Claim
+    from reserve_gpu.reservation.attempt import Asking
     from reserve_gpu.reservation.request import Deadline
 
 SECOND_S = 1.0  # what counts seconds is shown anew each second
@@ -27,10 +26,10 @@ EXPLAIN_EVERY_S = 5.0  # so often a waiter asks again who is on a device that is
 
 
 def wait_in_queue(
-    claim: Claim,
+    asking: Asking,
     denied: Denied,
     deadline: Deadline,
-    attempt: Callable[[Claim, Place], Granted | Denied],
+    attempt: Callable[[Place], Granted | Denied],
     between: Callable[[], object],
 ) -> Granted | Denied:
     """Wait in the queue until what is asked for can be taken, or the time is over.
@@ -38,23 +37,22 @@ def wait_in_queue(
     denied: what came of the first attempt. attempt: makes another one. between: called again and
     again while this waits. Each second, and after each look, the caller is told how it stands.
     """
-    claim = claim._replace(candidates=[row.device for row in denied.rows])
     fitting = _fitting(denied)
-    request = claim.request
+    request = asking.request
     promise = request.promise._replace(lease=NO_LEASE)
-    record = Record(myself(), promise, Asks(messages.asked(request), request.needed))
-    explain = Explainer(claim)
+    record = Record(myself(), promise, Asks(deadline.asks, request.needed))
+    explain = Explainer(asking)
     outcome: Granted | Denied = denied
     start = due = time.monotonic()
     lively_until = 0.0
     with (
-        Place(claim.locks, policy.wanted(denied.rows), record) as place,
-        Wakeups(claim.locks) as wakeups,
+        Place(asking.locks, policy.wanted(denied.rows), record) as place,
+        Wakeups(asking.locks) as wakeups,
     ):
-        news = News(claim)
+        news = News(asking)
         while isinstance(outcome, Denied):
             if time.monotonic() >= min(due, deadline.at) or not place.stands():
-                outcome = _try_again(claim, outcome, place, wakeups, attempt)
+                outcome = _try_again(asking, outcome, place, wakeups, attempt)
                 if isinstance(outcome, Granted):
                     break
                 news.forget(outcome)
@@ -71,7 +69,7 @@ def wait_in_queue(
             rows = tuple(map(explain, outcome.rows))
             first = explain.ticket(ahead[0]) if ahead else None
             limit_s = deadline.limit_s or 0.0
-            calls.tell(Waiting(claim.request, 1 + len(ahead), waited_s, rows, limit_s, first))
+            calls.tell(Waiting(request, 1 + len(ahead), waited_s, rows, limit_s, first))
             next_second = start + waited_s - waited_s % SECOND_S + SECOND_S
             if wakeups.wait(min(due, deadline.at, next_second), news, between):
                 # Whoever is next looks first: all at once would keep it from the mutex.
@@ -84,8 +82,8 @@ def wait_in_queue(
 class News:
     """Tells whether somebody may have released a device, or left the queue, since a look."""
 
-    def __init__(self, claim: Claim) -> None:
-        self._locks = claim.locks
+    def __init__(self, asking: Asking) -> None:
+        self._locks = asking.locks
         self._names: list[str] = []
         self._missing: set[str] = set()
 
@@ -106,8 +104,8 @@ class News:
 class Explainer:
     """Explains rows, and asks again about the same device only now and then."""
 
-    def __init__(self, claim: Claim) -> None:
-        self._claim = claim
+    def __init__(self, asking: Asking) -> None:
+        self._asking = asking
         self._known: dict[str, tuple[object, float, Row]] = {}
         self._first: tuple[str, Ticket] | None = None
 
@@ -123,26 +121,26 @@ class Explainer:
         before, asked_at, answer = self._known.get(row.label, (None, 0.0, row))
         is_due = time.monotonic() - asked_at >= EXPLAIN_EVERY_S
         if is_due or before != (row.state, people):
-            answer = machine.explained(self._claim.gpus, row, self._claim.idle_mib)
+            answer = machine.explained(self._asking.gpus, row, self._asking.idle_mib)
             self._known[row.label] = (row.state, people), time.monotonic(), answer
         return answer
 
 
 def _try_again(
-    claim: Claim,
+    asking: Asking,
     denied: Denied,
     place: Place,
     wakeups: Wakeups,
-    attempt: Callable[[Claim, Place], Granted | Denied],
+    attempt: Callable[[Place], Granted | Denied],
 ) -> Granted | Denied:
     """Try once more. A fault that may pass does not end the wait of one who is in the queue.
 
     Raises LockError where this process can't even join the queue.
     """
     try:
-        if claim.locks.follow():
+        if asking.locks.follow():
             wakeups.watch()
-        return attempt(claim, place)
+        return attempt(place)
     except MutexHeldError:  # by one whose driver hangs, perhaps not for ever
         return denied
     except LockError:  # a full disk, say

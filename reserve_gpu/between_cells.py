@@ -1,0 +1,116 @@
+"""What the extension asks for beside a reservation: before and after a cell, and at a restart."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from reserve_gpu import host
+from reserve_gpu.calls import Late
+from reserve_gpu.cells import kernels_file
+from reserve_gpu.errors import DriverError
+from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.notices import Unusable
+from reserve_gpu.report import messages
+from reserve_gpu.reservation.request import restart_s
+from reserve_gpu.reservation.reserving import HELD_LIMIT_S
+from reserve_gpu.reservation.session import session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from reserve_gpu.model import Device
+    from reserve_gpu.reservation import restart
+else:
+    restart = Late("reservation.restart")  # which only kernels of Jupyter need
+
+LEAVE_LIMIT_S = 2.0  # a client kills a kernel that does not end within 5 s
+
+
+def leave_to_restart() -> None:
+    """Leave what this kernel holds to the next one, which comes as this one restarts.
+
+    Raises what keeps it from that.
+    """
+    connection_file, seconds = kernels_file(), restart_s()
+    if connection_file and seconds:
+        this_session = session()
+        leave = this_session.leave_to_restart
+        this_session.run_within(LEAVE_LIMIT_S, leave, connection_file, seconds)
+
+
+def kept() -> str | None:
+    """Return what is kept for this kernel, which has not asked for it yet, and until when."""
+    connection_file = kernels_file()
+    if connection_file is None or session().devices:
+        return None
+    left = next(restart.all_left(connection_file), None)
+    return messages.kept(left.held.devices, left.until) if left else None
+
+
+def own_heirs() -> set[int]:
+    """Return the processes that keep something for this kernel, which has restarted."""
+    connection_file = kernels_file()
+    return {left.heir for left in restart.all_left(connection_file)} if connection_file else set()
+
+
+def start_failure() -> str | None:
+    """Return why the program before this one, in the same process, has left it no GPU."""
+    return session().reason
+
+
+def device_faults() -> list[str]:
+    """Return a line for each held device that the driver can't use any more.
+
+    A driver that does not start says nothing of a device: CUDA may go on using it.
+    """
+    lines = []
+    with suppress(DriverError), Nvml(HELD_LIMIT_S) as gpus:
+        for device in session().devices:
+            try:
+                gpus.usage(device)
+            except DeviceError as error:  # noqa: PERF203 - each device may have one
+                lines.append(messages.say(Unusable(device, str(error))))
+    return lines
+
+
+def lease_notices() -> list[str]:
+    """Return what a cell that begins has to tell of the end of a reservation, mostly nothing."""
+    notices = session().notices()
+    return messages.said(notices) if notices else []
+
+
+def show_lease() -> None:
+    """Show a cell that has reserved something until when that is, if it ends; the line changes."""
+    session().show_lease()
+
+
+def end_cell() -> list[str]:
+    """Let others see that a cell of this kernel has ended; returns lines to show, mostly none."""
+    this_session = session()
+    notices = this_session.end_cell()
+    if this_session.part_mib:
+        notices += this_session.exceeded(_uses(this_session.devices))
+    return messages.said(notices)
+
+
+def tell_waiters(is_watched: Callable[[], bool]) -> str | None:
+    """Return what to tell at the end of a cell of those who wait for what lies idle here, if any.
+
+    is_watched: tells whether a person reads it.
+    """
+    if os.environ.get(host.TELL_WAITERS) == "0":
+        return None
+    notice = session().tell_waiters(is_watched)
+    return messages.say(notice) if notice else None
+
+
+def _uses(devices: Sequence[Device]) -> dict[Device, float | None]:
+    """Return what this process and its children use of each device, in MiB, where it is seen."""
+    pid = os.getpid()
+    with suppress(DriverError), Nvml(HELD_LIMIT_S) as gpus:
+        if gpus.sees_all:  # else a pid may be another process's in our PID namespace
+            return {d: host.uses(gpus.processes(d), {pid})[pid] for d in devices}
+    return {}

@@ -1,0 +1,108 @@
+"""A look at the machine, as a status: for the magic, the command line, JupyterLab and Python."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from reserve_gpu import calls, host, machine
+from reserve_gpu.calls import Late
+from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.model import State
+from reserve_gpu.report.status import Status
+from reserve_gpu.reservation import environment
+from reserve_gpu.reservation.request import idle_mib, rules
+from reserve_gpu.reservation.session import session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from reserve_gpu.history import reading, totals
+    from reserve_gpu.history.totals import Hours
+    from reserve_gpu.model import News, Row
+else:
+    reading, totals = Late("history.reading"), Late("history.totals")
+
+LATELY_S = 7 * 86400.0  # of which a status tells what one has had
+HOURS_EVERY_S = 60.0  # between two readings of that
+
+
+def status() -> Status:
+    """Look at every device of this machine that the driver shows.
+
+    Raises DriverError where there is no driver. Where the lock directory can't be used the devices
+    are there anyway, and `problem` says why nothing is known of reservations.
+    """
+    return look()
+
+
+def look(show: Callable[[News], object] = lambda _: None) -> Status:
+    """Look at the machine, for any face. show: is told of a driver that takes long."""
+    with looking(show) as look_now:
+        return look_now()
+
+
+@contextmanager
+def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callable[[], Status]]:
+    """Yield a function that looks at the machine, in one conversation with the driver.
+
+    show: as of `look`. After a look that failed, or found a broken device, it begins another one:
+    that may be over.
+    """
+    with ExitStack() as conversation:
+        gpus: Nvml | None = None
+
+        def look_now() -> Status:
+            nonlocal gpus
+            visible = session().inherited()[environment.VISIBLE]
+            if gpus is None:
+                conversation.close()
+                gpus = conversation.enter_context(Nvml())
+            using, gpus = gpus, None
+            ruled = rules()
+            drained = ruled.drained if ruled else ()
+            seen = machine.look(using, idle_mib=idle_mib(), drained=drained)
+            if all(row.state is not State.BROKEN for row in seen.rows):
+                gpus = using
+            return Status(
+                seen.rows,
+                seen.waiting,
+                seen.problem,
+                time=time.time(),
+                host=host.machine_name(),
+                limit=visible,
+                rules=ruled,
+                is_above=visible is not None and _is_above(seen.rows),
+                is_late=environment.cuda_started(),
+                user=host.user_of(os.getpid()),
+                hours=_own_hours(),
+            )
+
+        yield lambda: calls.apart(look_now, show=show)
+
+
+def _own_hours() -> Hours | None:
+    """Return what this user has had lately, by the history; None where none is kept."""
+    if not host.may_keep_history():
+        return None
+    minute = int(time.monotonic() // HOURS_EVERY_S)
+    return _hours_of(minute, host.history_directory(), host.state_directory())
+
+
+@lru_cache(1)
+def _hours_of(_minute: int, *_places: str) -> Hours | None:
+    """Return the same, read once a minute: JupyterLab's server looks every two seconds."""
+    now, total = time.time(), None
+    with suppress(OSError):
+        if reading.exists():
+            total = totals.summed(reading.since(now - LATELY_S, now, is_own=True)).total
+    return total
+
+
+def _is_above(rows: Sequence[Row]) -> bool:
+    """Tell whether an ancestor of this process has reserved one of the devices."""
+    pids = {h.pid for row in rows if not row.is_mine for h in row.holders if h.seen}
+    return bool(pids) and not pids.isdisjoint(host.ancestors())

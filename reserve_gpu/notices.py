@@ -1,0 +1,244 @@
+"""What the work has to tell a person: values, which `report/messages.py` puts into words.
+
+A notice goes beside an answer. A failure is raised in place of one, and becomes an error in the
+words of the place where it is read.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from reserve_gpu.model import Device, Holder, Request, Row, Rule, Ticket
+
+# A handler of a signal makes a call while another call runs.
+NESTED = (
+    "This process is reserving, releasing or looking already, and a handler of a signal has "
+    "interrupted that. Try again when it is done."
+)
+PART_STAYS = "The `with` block around this has asked for a larger part, which stays reserved."
+HAS_ENDED = "This reservation has been released; ask for another one."
+HAS_GONE = "This reservation has just been released. Look again: reserve-gpu list"
+ANOTHER_THREAD_WAITS = (
+    "Another thread of this process waits in the queue for a GPU. To get the same GPU, wait as "
+    "well: wait=True."
+)
+
+# -- beside an answer ------------------------------------------------------------------------------
+
+
+class Caution(NamedTuple):
+    """Others use a device that was reserved."""
+
+    row: Row
+    request: Request
+
+
+class Private(NamedTuple):
+    """A container has a lock directory of its own."""
+
+    path: str
+
+
+class Unusable(NamedTuple):
+    """The driver can't use a held device now. reason: the driver's."""
+
+    device: Device
+    reason: str
+
+
+class KeptButUsed(NamedTuple):
+    """Others use a device that was kept over a restart."""
+
+    row: Row
+
+
+class Stays(NamedTuple):
+    """A smaller request leaves these reserved. is_late: for CUDA; else for a `with` block."""
+
+    devices: Sequence[Device]
+    is_late: bool
+
+
+class Changed(NamedTuple):
+    """Something has changed CUDA_VISIBLE_DEVICES. is_late: CUDA has started with that."""
+
+    visible: str | None
+    held: Sequence[Device]
+    is_late: bool
+
+
+class LockedAnew(NamedTuple):
+    """A lock was lost and taken again.
+
+    path: of the lock file that somebody deleted, None if other code has closed the descriptor.
+    """
+
+    device: Device
+    path: str | None
+
+
+class LeftAlone(NamedTuple):
+    """The holder that this guest has joined has gone. name: what that was, in a word."""
+
+    devices: Sequence[Device]
+    name: str | None
+
+
+class ReleasedBy(NamedTuple):
+    """A user, this one or root, has had devices released. at: in seconds since the epoch."""
+
+    devices: Sequence[Device]
+    user: str
+    at: float
+
+
+class SomebodyWaits(NamedTuple):
+    """The first in the queue could use what lies idle here. is_late: CUDA has started here."""
+
+    ticket: Ticket
+    waited_s: float
+    devices: Sequence[Device]
+    is_late: bool
+
+
+class Shortened(NamedTuple):
+    """A rule's time counts from the start. last: until when that is."""
+
+    rule: Rule
+    last: float
+
+
+class Capped(NamedTuple):
+    """What is capped within a part, and how.
+
+    stand: caps of the user's, which stay. is_late: CUDA has started. to_type: a line by framework.
+    """
+
+    stand: Sequence[str] = ()
+    is_late: bool = False
+    to_type: Mapping[str, str] = {}
+
+
+class Exceeded(NamedTuple):
+    """This process uses more of a device than its part. caps: names of what limits it."""
+
+    device: Device
+    used_mib: float
+    request: Request
+    caps: Sequence[str]
+
+
+Notice: TypeAlias = (
+    "str | Caution | Private | Unusable | KeptButUsed | Stays | Changed | LockedAnew"
+    " | LeftAlone | ReleasedBy | SomebodyWaits"
+    " | Shortened | Capped | Exceeded | Reason"
+)
+
+# -- in place of one -------------------------------------------------------------------------------
+
+
+class Lost(NamedTuple):
+    """A lock was lost, and others have the device now. path: as in LockedAnew."""
+
+    device: Device
+    path: str | None
+    holders: Sequence[Holder]
+
+
+class TooLate(NamedTuple):
+    """CUDA has started, and can't use what is asked for.
+
+    held: what this process keeps. seen: what CUDA sees and this process may reserve.
+    """
+
+    held: Sequence[Device]
+    seen: Sequence[Device] = ()
+
+
+class ReservedAbove(NamedTuple):
+    """An ancestor has reserved all that this process may use. environ: the CUDA variables."""
+
+    rows: Sequence[Row]
+    environ: Mapping[str, str | None]
+
+
+class Refused(NamedTuple):
+    """No device was to be had.
+
+    kept: what stays reserved. limit: the inherited CUDA_VISIBLE_DEVICES, if there is one.
+    waited_s: the time that was allowed for waiting, None if nobody waited. user: who asks.
+    problems: what is wrong in the administrator's file. free: others than those that were named.
+    """
+
+    request: Request
+    rows: Sequence[Row]
+    kept: Sequence[Device] = ()
+    limit: str | None = None
+    waited_s: float | None = None
+    user: str | None = None
+    problems: Sequence[str] = ()
+    free: Sequence[Row] = ()
+
+
+class Impossible(NamedTuple):
+    """No state of this machine could satisfy the request.
+
+    rows: of all devices that this process may use. limit: as in Refused.
+    """
+
+    request: Request
+    rows: Sequence[Row]
+    limit: str | None
+
+
+class IsGuest(NamedTuple):
+    """A guest can't have something else. name: what the holder is, in a word."""
+
+    devices: Sequence[Device]
+    name: str | None
+
+
+class HoldsAlready(NamedTuple):
+    """A process that holds something can't join another reservation."""
+
+    devices: Sequence[Device]
+
+
+class TooMany(NamedTuple):
+    """A rule never allows so many GPUs."""
+
+    rule: Rule
+    request: Request
+
+
+class TooLong(NamedTuple):
+    """A rule allows no reservation for so long."""
+
+    rule: Rule
+    asked_s: float
+
+
+class EndsAnyway(NamedTuple):
+    """A rule ends the reservation, so that `if_wanted` can't hold."""
+
+    rule: Rule
+
+
+class CannotProlong(NamedTuple):
+    """A rule's time counts from the start, and was reached. last: when that was."""
+
+    rule: Rule
+    last: float
+
+
+Reason: TypeAlias = (
+    "Lost | TooLate | ReservedAbove | Refused | Impossible | IsGuest | HoldsAlready | TooMany"
+    " | TooLong | EndsAnyway | CannotProlong"
+)
+
+
+class Failure(Exception):  # noqa: N818 - a face makes the error
+    """Nothing was reserved or changed: each face makes an error of the reason."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -1,0 +1,353 @@
+"""One attempt to take what a request asks for: lock first, then look; all of it or nothing.
+
+A look before the lock proves nothing, as somebody else may take the device in between.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from reserve_gpu import host
+from reserve_gpu.calls import Late
+from reserve_gpu.errors import TOO_MANY_FILES, LockError
+from reserve_gpu.gpus import usage
+from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.gpus.nvml import Link, Nvml
+from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, device_of
+from reserve_gpu.locks.holders import is_sharers, without_guests
+from reserve_gpu.locks.lock import Lock
+from reserve_gpu.locks.queue import Place
+from reserve_gpu.model import Device, Fault, Holder, Request, Row, Rules, State, Ticket
+from reserve_gpu.reservation import limit, parts, policy
+from reserve_gpu.reservation.outcome import Denied, Granted, Locked, Taken
+from reserve_gpu.reservation.request import idle_mib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from reserve_gpu.reservation import quota
+    from reserve_gpu.reservation.session import Session
+else:
+    quota = Late("reservation.quota")  # which only rules need
+
+# Others wait for the mutex meanwhile: the readings of a look have so long, all together. A GPU that
+# was touched before answers within milliseconds, unless the driver hangs.
+READINGS_LIMIT_S = 2.0
+LEAST_LIMIT_S = 0.1  # for each reading
+TOUCH_S = 0.02  # GPUs are touched for so long before the mutex is taken for a look at all of them
+
+
+class Asking(NamedTuple):
+    """Who asks for what, and where: all that an attempt is given.
+
+    inherited: the CUDA variables without our changes. held: locks that this process has
+    already, by UUID. part_mib: of each of them what it was promised, if that is a part.
+    idle_mib: memory in use up to which a device is idle, None for the default.
+    driver: its version, where that matters. rules: the administrator's, where there are some.
+    is_taking_back: CUDA has started, so this process itself may be on the devices.
+    """
+
+    request: Request
+    gpus: Nvml
+    locks: LockDirectory
+    inherited: Mapping[str, str | None]
+    held: Mapping[str, Lock]
+    part_mib: float | None = None
+    idle_mib: float | None = None
+    driver: str | None = None
+    rules: Rules | None = None
+    is_taking_back: bool = False
+
+    @classmethod
+    def of(  # noqa: PLR0913 - it is all that an attempt is given
+        cls,
+        session: Session,
+        request: Request,
+        gpus: Nvml,
+        locks: LockDirectory,
+        rules: Rules | None,
+        *,
+        is_taking_back: bool,
+    ) -> Asking:
+        """Return what a process asks for that may hold something already."""
+        return cls(
+            request,
+            gpus,
+            locks,
+            session.inherited(),
+            session.locks_in(locks.path),
+            session.part_mib,
+            idle_mib(),
+            gpus.driver_version() if request.needed > 1 else None,
+            rules,
+            is_taking_back,
+        )
+
+
+def attempt(
+    asking: Asking,
+    hold: Callable[[Granted, Request], object] = lambda *_: None,
+    place: Place | None = None,
+    mutex_limit_s: float = MUTEX_LIMIT_S,
+    candidates: Sequence[Device | Fault] | None = None,
+) -> Granted | Denied:
+    """Take what is asked for, or say of each device why it could not be had.
+
+    hold: is given what was taken, under the mutex; if it raises, all of that is released.
+    place: in the queue, of one who waits; who does not wait comes after all who do.
+    mutex_limit_s: for how long to wait for the mutex.
+    candidates: the devices to try, None where that has still to be found out.
+    Raises LockError, and RequestError for a name that means no device.
+    """
+    rows: list[Row] = []
+    ahead: list[Ticket] = []
+    queue = place or Place(asking.locks)
+    # Rules count what this user has of any device.
+    everything = tuple(asking.gpus.walk()) if asking.rules else ()
+    for devices in _batches(asking, candidates):
+        with asking.locks.mutex(mutex_limit_s), Taken(asking.held) as taken:
+            if place and not place.stands():
+                place.join()
+            ahead = queue.ahead()
+            by_rules = asking.rules and _by_rules(asking, asking.rules, devices, everything)
+            if chosen := Look(asking, queue, by_rules).choose(devices, taken):
+                granted = _with_lease(asking, taken.granted(chosen))
+                hold(granted, asking.request)
+                taken.keep(granted)
+                return granted
+            if place:
+                place.want(policy.wanted(taken.rows))
+        rows += taken.rows
+    return Denied(tuple(rows), tuple(ahead))
+
+
+def _batches(
+    asking: Asking, candidates: Sequence[Device | Fault] | None
+) -> Iterator[list[Device | Fault]]:
+    """Yield the devices to try, in parts that are looked at together.
+
+    A GPU that is reached here is touched, which may take seconds, so this is done outside of the
+    mutex. Where the first free one will do no GPU is touched needlessly: the first part is one GPU,
+    the others what can be touched in an instant, as taking the mutex for each of many takes longer.
+    """
+    if candidates is not None:
+        yield [_refreshed(asking.gpus, device) for device in candidates]
+        return
+    devices = limit.candidates(asking.gpus, asking.request, asking.inherited)
+    if not policy.first_will_do(asking.request):
+        yield list(devices)
+        return
+    part: list[Device | Fault] = []
+    touch_until = 0.0
+    for device in devices:
+        part.append(device)
+        if time.monotonic() >= touch_until:
+            yield part
+            part, touch_until = [], time.monotonic() + TOUCH_S
+    if part:
+        yield part
+
+
+def _refreshed(gpus: Nvml, device: Device | Fault) -> Device | Fault:
+    """Return the same device read anew; what could not be used before may have come back."""
+    if isinstance(device, Device):
+        return device
+    there = gpus.devices(device.index)
+    return next((place for place in there if place.instance == device.instance), device)
+
+
+def _by_rules(
+    asking: Asking,
+    rules: Rules,
+    devices: Sequence[Device | Fault],
+    everything: Sequence[Device | Fault],
+) -> Callable[[Device], Row | None]:
+    """Return what tells why the rules forbid this user a device; under the mutex.
+
+    What this process has already does not count: what it asks for comes in its place.
+    """
+    names = [lock.name for lock in asking.held.values()]
+    uuids = [device.uuid for device in everything if isinstance(device, Device)]
+    since = [lock.since for lock in asking.held.values()]
+    found: dict[str, list[Holder]] = {}
+    for holder in asking.locks.holders_by(os.geteuid(), uuids, names):
+        found.setdefault(device_of(holder.file or ""), []).append(holder)
+    # A guest counts with its holder, which has the same device.
+    elsewhere = [each for those in found.values() for each in without_guests(those, since)]
+    return quota.judge(rules, asking.request, devices, asking.held, elsewhere, everything)
+
+
+def _with_lease(asking: Asking, granted: Granted) -> Granted:
+    """Return what is granted from now on; some of it this process may have had already."""
+    lease = asking.request.promise.lease
+    if asking.rules is None:
+        return granted._replace(lease=lease.begun(time.time()))
+    lease = quota.lease(lease, asking.rules).begun(time.time())
+    since = min(locked.lock.since for locked in granted.locked)
+    return granted._replace(lease=quota.counted(lease, asking.rules, since))
+
+
+class Look:
+    """One look at devices under the mutex: each is locked first, and kept only if it will do.
+
+    by_rules: returns why this user may not have a device, None for one that is allowed.
+    """
+
+    def __init__(
+        self, asking: Asking, queue: Place, by_rules: Callable[[Device], Row | None] | None
+    ) -> None:
+        self._asking, self._request = asking, asking.request
+        self._queue = queue
+        self._by_rules = by_rules
+        self._readings_until = time.monotonic() + READINGS_LIMIT_S
+
+    def choose(self, devices: Sequence[Device | Fault], taken: Taken) -> list[Device] | None:
+        """Return the devices that will do best, all of them locked; None if they are too few."""
+        first_will_do = policy.first_will_do(self._request)
+        for device in devices:
+            taken.add(self._locked(device))
+            if first_will_do and (chosen := self._best(taken)):
+                return chosen
+        return None if first_will_do else self._best(taken)
+
+    def _best(self, taken: Taken) -> list[Device] | None:
+        rank = {uuid: locked.rank for uuid, locked in taken.locked.items()}
+        there = [locked.device for locked in taken.locked.values()]
+        return policy.choose(there, self._request, rank, self._link)
+
+    def _link(self, one: Device, other: Device) -> int:
+        left_s = self._readings_until - time.monotonic()
+        return self._asking.gpus.link(one, other, left_s) if left_s > 0 else Link.SYSTEM
+
+    def _locked(self, device: Device | Fault) -> Locked | Row:
+        """Lock one device, look at it, and keep the lock only if it will do."""
+        asking, request = self._asking, self._request
+        reason = device.reason if isinstance(device, Fault) else None
+        if unfit := policy.unfit(device, request, asking.driver):
+            return Row(device, State.UNFIT, reason=reason, unfit=unfit)
+        if isinstance(device, Fault):
+            return Row(device, device.state, reason=reason)
+        if self._by_rules and (row := self._by_rules(device)):
+            return row
+        held, is_part = asking.held.get(device.uuid), request.part_mib is not None
+        if held and held.shared == is_part:
+            return self._judged(device, held) if is_part else self._kept(device, held)
+        lock = self._lock(device, held)
+        if isinstance(lock, Row):
+            return lock
+        if held and not is_part:  # from a part to the whole
+            return self._kept(device, lock)
+        answer: Locked | Row | None = None
+        try:
+            answer = self._judged(device, lock)
+            return answer
+        finally:
+            if not isinstance(answer, Locked):
+                lock.release()
+
+    def _lock(self, device: Device, held: Lock | None) -> Lock | Row:
+        """Lock one device as it is asked for."""
+        locks, is_part = self._asking.locks, self._request.part_mib is not None
+        since = held.since if held else None
+        try:
+            lock = locks.lock_device(device.uuid, share=is_part, held=held, since=since)
+        except LockError as error:
+            if str(error) == TOO_MANY_FILES:  # which is no fault of the device
+                raise
+            return Row(device, State.UNKNOWN, reason=str(error))
+        if isinstance(lock, Lock):
+            return lock
+        sharers = locks.sharers_of(device.uuid, [held.name] if held else ())
+        holders = sharers or (lock,) if is_sharers(lock.file or "") else (lock, *sharers)
+        return Row(device, State.RESERVED, holders=holders)
+
+    def _kept(self, device: Device, lock: Lock) -> Locked:
+        """Return a device that this process has already as one that will do."""
+        holders = self._this_process(device)
+        return Locked(device, lock, Row(device, State.RESERVED, holders=holders, is_mine=True))
+
+    def _this_process(self, device: Device) -> tuple[Holder, ...]:
+        """Return this process as others see it, if it has the device."""
+        lock = self._asking.held.get(device.uuid)
+        return (self._asking.locks.holders.of(lock.name),) if lock else ()
+
+    def _judged(self, device: Device, lock: Lock) -> Locked | Row:
+        """Tell whether a device that is locked now will do."""
+        limit_s = max(LEAST_LIMIT_S, self._readings_until - time.monotonic())
+        try:
+            if self._request.part_mib is None:
+                row = self._whole(device, limit_s)
+            else:
+                row = self._part(device, lock, self._request.part_mib, limit_s)
+        except DeviceError as error:
+            return Row(device, error.state, reason=str(error))
+        return Locked(device, lock, row) if row.state is State.FREE else row
+
+    def _whole(self, device: Device, limit_s: float) -> Row:
+        """Look at a device that is to be had alone. Raises DeviceError."""
+        row, is_open = self._read(device, limit_s)
+        if self._asking.is_taking_back:
+            return row
+        return self._behind(device, row, lambda _: is_open)
+
+    def _part(self, device: Device, lock: Lock, part_mib: float, limit_s: float) -> Row:
+        """Look at a device of which a part is to be had. Raises DeviceError."""
+        # Read before the memory: what a sharer takes in between is counted twice, never missed.
+        sharers, own = self._shares(device, lock)
+        row, is_open = self._read(device, limit_s)
+        if any(sharer.is_alone for sharer in sharers):  # a guest whose holder has gone
+            return row._replace(state=State.RESERVED, holders=tuple(sharers))
+        room = row.usage and parts.room(device, row.usage, sharers, own)
+        if room is None:
+            return row._replace(state=State.UNKNOWN, use=State.UNKNOWN)
+        mine, is_whole_free = self._this_process(device), row.use is State.IDLE and not sharers
+        row = row._replace(
+            holders=(*mine, *sharers), is_mine=bool(mine), promisable_mib=room.most_mib
+        )
+        if not is_open:
+            return row
+        if room.most_mib < part_mib:
+            return row._replace(state=State.FULL)
+
+        def is_free(ahead: Ticket) -> bool:
+            size_mib = ahead.part_mib
+            return is_whole_free if size_mib is None else size_mib <= room.free_mib
+
+        return self._behind(device, row, is_free)
+
+    def _read(self, device: Device, limit_s: float) -> tuple[Row, bool]:
+        """Return how a device is used, and whether it can be had if nobody else comes first."""
+        reading = self._asking.gpus.usage(device, limit_s)
+        use = usage.judge(reading, self._asking.idle_mib)
+        is_open = policy.is_to_be_taken(self._request, use, reading)
+        is_open = is_open or self._asking.is_taking_back  # this process itself may be on it
+        return Row(device, State.FREE if is_open else use, reading, use=use), is_open
+
+    def _behind(self, device: Device, row: Row, is_free: Callable[[Ticket], bool]) -> Row:
+        """Return the row of a device for which somebody in the queue may come first.
+
+        is_free: tells whether that one could have it now.
+        """
+        first = self._queue.first_for(device.uuid, is_free=is_free)
+        if first is None:
+            return row
+        state = State.AWAITED if row.state is State.FREE else row.state
+        return row._replace(state=state, awaited_by=first.holder)
+
+    def _shares(self, device: Device, lock: Lock) -> tuple[list[Holder], parts.Own]:
+        """Return the sharers of the device, with what they use of it, and this process."""
+        asking = self._asking
+        held = asking.held.get(device.uuid)
+        sharers = asking.locks.sharers_of(device.uuid, [lock.name])
+        promised_mib = (asking.part_mib or 0.0) if held else 0.0
+        if not sharers and not asking.held and not asking.is_taking_back:
+            return [], parts.Own()
+        if not asking.gpus.sees_all:  # a pid may be another process's in our PID namespace
+            since = [lock.since for lock in asking.held.values()]
+            return without_guests(sharers, since), parts.Own(promised_mib, None)
+        own = Holder(os.getpid(), since=held.since if held else None, seen=True, uid=os.geteuid())
+        everybody = host.with_uses((own, *sharers), asking.gpus.processes(device))
+        this_process, *known = without_guests(everybody)
+        return known, parts.Own(promised_mib, this_process.used_mib)

@@ -1,0 +1,271 @@
+"""The road of one reservation: from a request to what is held, or to the reason why it is not."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from reserve_gpu import host
+from reserve_gpu.calls import Late
+from reserve_gpu.cells import kernels_file
+from reserve_gpu.errors import DriverError, NoFreeDeviceError
+from reserve_gpu.gpus import names
+from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
+from reserve_gpu.model import Device, End, Holder, Row, State
+from reserve_gpu.notices import (
+    ANOTHER_THREAD_WAITS,
+    Caution,
+    Failure,
+    Impossible,
+    KeptButUsed,
+    Private,
+    Refused,
+    ReservedAbove,
+    TooLate,
+    Unusable,
+)
+from reserve_gpu.reservation import environment, limit, policy
+from reserve_gpu.reservation.attempt import Asking, attempt
+from reserve_gpu.reservation.outcome import Denied, Granted, Locked
+from reserve_gpu.reservation.request import require_settings, restart_s, rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from reserve_gpu import machine
+    from reserve_gpu.locks.queue import Place
+    from reserve_gpu.model import Request
+    from reserve_gpu.notices import Notice
+    from reserve_gpu.reservation import journal, quota, wait
+    from reserve_gpu.reservation.request import Deadline
+    from reserve_gpu.reservation.session import Reservation, Session
+else:  # what a grant mostly never needs
+    machine, wait = Late("machine"), Late("reservation.wait")
+    journal, quota = Late("reservation.journal"), Late("reservation.quota")
+
+RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for the mutex
+LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
+HELD_LIMIT_S = 5.0  # for the driver to answer about what is held: a first touch takes up to 3 s
+
+
+def reserve(
+    session: Session, request: Request, deadline: Deadline, before: list[Reservation | None]
+) -> list[Notice]:
+    """Hold what is asked for, on the session's thread; returns what there is to tell of it.
+
+    before: gets what was held, once that is known. Raises Failure, RequestError, NoFreeDeviceError,
+    DriverError, LockError.
+    """
+    if session.is_waiting:  # another thread's call, which goes on
+        session.go_without()
+        raise NoFreeDeviceError(ANOTHER_THREAD_WAITS)
+    notices = session.renew() + take_over(session, kernels_file())
+    before.append(session.reservation)
+    require_settings(request)
+    limit.require_absolute(request, session.inherited())
+    if ruled := rules():
+        request, more = quota.allowed(
+            request, ruled, session.lease, session.since_of(request), time.time()
+        )
+        notices += [*ruled.problems, *more]
+    request = session.as_held(request)
+    # Held already: say so again, and change nothing.
+    if (met := session.met_by(request)) is not None:
+        return notices + met
+    if ruled:
+        quota.require_amount(request, ruled)
+    # Too late: CUDA has started, and reads no variable any more.
+    if (is_late := environment.cuda_started()) and not environment.cuda_uuids():
+        raise Failure(TooLate(session.devices))
+    with Nvml() as gpus:
+        gpus.count()  # without a driver nothing is made
+        request = session.in_place(request)
+        if is_late:
+            request = _only_what_cuda_sees(session, request, gpus)
+        with LockDirectory() as locks:
+            if not is_late:
+                limit.inherit(gpus, locks)
+            asking = Asking.of(session, request, gpus, locks, ruled, is_taking_back=is_late)
+            # Walk the GPUs in their order: lock one, then look at it. Hold all that was asked for,
+            # which sets the variables, or nothing.
+            outcome = attempt(asking, session.hold, mutex_limit_s=_mutex_limit_s(deadline))
+            if isinstance(outcome, Denied) and _may_wait(session, asking, outcome, deadline):
+                outcome = _wait(session, asking, outcome, deadline)
+            if isinstance(outcome, Denied):
+                raise _failure(session, asking, outcome, deadline)
+            return [*notices, *_cautions(asking, outcome), *session.notes]
+
+
+def take_over(session: Session, connection_file: str | None) -> list[Notice]:
+    """Hold what the kernel before this one has left for its restart; returns what to tell of it.
+
+    connection_file: of the kernel that this process is, or becomes.
+    The kernel that has left them is no stranger: the driver may take seconds to free its memory.
+    """
+    if connection_file is None:
+        return []
+    restart_s()  # a setting that is no number is said first
+    left = session.take_over(connection_file)
+    notices: list[Notice] = []
+    if left is None:
+        return notices
+    with suppress(DriverError), Nvml(HELD_LIMIT_S) as gpus:
+        for device in left.held.devices:
+            try:
+                reading, listed = gpus.usage(device), gpus.processes(device)
+            except DeviceError as error:
+                notices.append(Unusable(device, str(error)))
+                continue
+            there = [process for process in listed if process.pid != left.kernel]
+            if left.held.is_shared or not gpus.sees_all:  # whose they are can't be told
+                there = []
+            known = machine.identified(gpus, there, [Holder(os.getpid(), seen=True)])
+            if others := tuple(process for process in known if not process.has_reserved):
+                row = Row(device, State.RESERVED, reading, processes=others, use=State.BUSY)
+                notices.append(KeptButUsed(row))
+    return notices
+
+
+def _mutex_limit_s(deadline: Deadline) -> float:
+    # Who waits anyway waits for one who is stopped while it has the mutex, too.
+    return max(LEAST_WAIT_S, deadline.left_s) if deadline.waits else MUTEX_LIMIT_S
+
+
+def _may_wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> bool:
+    is_possible = policy.may_come_free(denied.rows, asking.request)
+    return deadline.waits and is_possible and not _is_above(session, asking, denied)
+
+
+def _wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> Granted | Denied:
+    """Wait in the queue; attempt it again whenever something has come free."""
+    candidates = [row.device for row in denied.rows]
+
+    def try_again(place: Place) -> Granted | Denied:
+        # Meanwhile the rules may have changed, and the lease of what is held may have ended.
+        held = session.locks_in(asking.locks.path)
+        now = asking._replace(held=held, part_mib=session.part_mib, rules=rules())
+        return attempt(now, session.hold, place, RETRY_MUTEX_LIMIT_S, candidates)
+
+    with session.waiting(), _logged_wait(deadline.asks) as log:
+        outcome = wait.wait_in_queue(asking, denied, deadline, try_again, session.between)
+        if isinstance(outcome, Granted):
+            log(End.GRANTED)
+    return outcome
+
+
+@contextmanager
+def _logged_wait(asks: str) -> Iterator[Callable[[End], object]]:
+    """Write into the history how long this waits, and how that ends; by default in vain."""
+    began, start, ends = time.time(), time.monotonic(), [End.GAVE_UP]
+    try:
+        yield ends.append
+    finally:
+        if host.may_keep_history():
+            journal.note_wait(asks, began, time.monotonic() - start, ends[-1])
+
+
+def _failure(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> Failure:
+    """Return why nothing was taken. Unless the request is wrong, no GPU is visible from now on."""
+    request, visible = asking.request, asking.inherited[environment.VISIBLE]
+    if policy.is_impossible(denied.rows, request):
+        return Failure(Impossible(request, denied.rows, visible))
+    is_above = _is_above(session, asking, denied)
+    if not is_above:
+        session.go_without()  # first: what follows may take long, and be interrupted
+    rows = [machine.explained(asking.gpus, row, asking.idle_mib) for row in denied.rows]
+    if is_above:
+        environ = {name: asking.inherited[name] for name in environment.CUDA}
+        return Failure(ReservedAbove(rows, environ))
+    has_waited = deadline.waits and policy.may_come_free(rows, request)
+    return Failure(
+        Refused(
+            request,
+            rows,
+            kept=session.devices,
+            limit=visible,
+            waited_s=deadline.limit_s if has_waited else None,
+            user=host.user_of(os.getpid()),
+            problems=asking.rules.problems if asking.rules else (),
+            free=_free_others(asking, rows),
+        )
+    )
+
+
+def _free_others(asking: Asking, rows: Sequence[Row]) -> list[Row]:
+    """Return what is free in place of the named devices; rows: of these, and why they can't be had.
+
+    Nothing if an inherited limit or a rule keeps others from this process, or CUDA has started.
+    """
+    request, ruled = asking.request, asking.rules
+    is_limited = asking.inherited[environment.VISIBLE] is not None or asking.is_taking_back
+    if not request.devices or is_limited or any(row.state is State.LIMITED for row in rows):
+        return []
+    drained = ruled.drained if ruled else ()
+    look = machine.look(asking.gpus, idle_mib=asking.idle_mib, drained=drained)
+    return [
+        row
+        for row in look.rows
+        if row.state is State.FREE
+        and not row.awaited_by
+        and not policy.unfit(row.device, request, asking.driver)
+    ]
+
+
+def _is_above(session: Session, asking: Asking, denied: Denied) -> bool:
+    """Tell whether an ancestor has reserved all that this process may use."""
+    if session.devices or not asking.inherited[environment.VISIBLE]:
+        return False
+    is_held = any(row.holders for row in denied.rows)
+    return is_held and policy.is_above(denied.rows, host.ancestors())
+
+
+def _only_what_cuda_sees(session: Session, request: Request, gpus: Nvml) -> Request:
+    """Return the request by the names of the devices that CUDA sees. Raises Failure.
+
+    CUDA has started, so nothing else can be reserved; but this process may have released these.
+    """
+    everything = [device for device in gpus.walk() if isinstance(device, Device)]
+    by_uuid = {names.bare_uuid(device.uuid): device for device in everything}
+    visible = [by_uuid[uuid] for uuid in environment.cuda_uuids() if uuid in by_uuid]
+    if narrowed := policy.reclaim(request, visible):
+        return narrowed
+    # Who never reserved anything sees all GPUs: to reserve them all is no advice to give.
+    is_limited = len(visible) < len(everything) or len(everything) == 1
+    held = {device.uuid for device in session.devices}
+    is_held = all(device.uuid in held for device in visible)
+    raise Failure(TooLate(session.devices, visible if is_limited and not is_held else ()))
+
+
+def _cautions(asking: Asking, granted: Granted) -> list[Notice]:
+    """Return what is to be said against the devices that were taken."""
+    rows = [_caution(asking, locked) for locked in granted.locked if not locked.row.is_mine]
+    cautions: list[Notice] = [
+        Caution(row, asking.request) for row in rows if row.use is not State.IDLE or row.holders
+    ]
+    return (
+        [*cautions, Private(asking.locks.path)] if host.is_private(asking.locks.path) else cautions
+    )
+
+
+def _caution(asking: Asking, locked: Locked) -> Row:
+    """Return what others do on the device; of what this process has there nobody is warned.
+
+    Nor of what those do who share it by parts: that was counted.
+    """
+    row, is_part = locked.row, asking.request.part_mib is not None
+    holders = () if is_part else tuple(map(host.with_user, row.holders))
+    if row.usage is None or (row.use is State.IDLE and not (is_part and row.holders)):
+        return row._replace(holders=holders)
+    known = (Holder(os.getpid(), seen=True), *(row.holders if is_part else ()))
+    on_it = machine.identified(asking.gpus, asking.gpus.processes(locked.device), known)
+    # In a container whose they are can't be seen: a sharer's, perhaps.
+    strange = (False,) if is_part else (False, None)
+    others = tuple(process for process in on_it if process.has_reserved in strange)
+    is_all_seen = len(on_it) >= max(1, (row.usage.compute or 0) + (row.usage.mps or 0))
+    is_own = not others and (is_part or is_all_seen)
+    use = State.IDLE if is_own else State.BUSY if is_part else row.use
+    return row._replace(use=use, processes=others, holders=holders)
