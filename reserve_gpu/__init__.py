@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from reserve_gpu.api import before_end, current, release, reserve
     from reserve_gpu.frameworks.check import Check, check
     from reserve_gpu.looking import status
-    from reserve_gpu.model import Device
+    from reserve_gpu.model import Device, Waiting
     from reserve_gpu.report.status import Status
     from reserve_gpu.reservation.session import Reservation
 else:
@@ -90,6 +90,7 @@ __all__ = [
     "Status",
     "TooLateError",
     "WaitTimeoutError",
+    "Waiting",
     "before_end",
     "check",
     "current",
@@ -107,6 +108,7 @@ _HOMES = {
     "Device": "model",
     "Reservation": "reservation.session",
     "Status": "report.status",
+    "Waiting": "model",
     "before_end": "api",
     "check": "frameworks.check",
     "current": "api",
@@ -126,10 +128,12 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     _extension.unload(shell)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(Late(_HOMES[name]), name)
+if not TYPE_CHECKING:  # to which every name would be one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(Late(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, overload
 
 from reserve_gpu.calls import Late
 from reserve_gpu.cells import kernels_file
@@ -263,15 +263,22 @@ def leave_to_kernel(name: str, seconds: float) -> None:
     session().run(session().leave_to_restart, name, seconds)
 
 
-def before_end(function: F, *, limit: float | str = "5m") -> F:
+@overload
+def before_end(function: F, *, limit: float | str = "5m") -> F: ...
+@overload
+def before_end(*, limit: float | str = "5m") -> Callable[[F], F]: ...
+def before_end(function: F | None = None, *, limit: float | str = "5m") -> F | Callable[[F], F]:
     """Have a function called before a reservation with `end_kernel` ends this process.
 
     function: takes nothing; it can save a checkpoint. It is called on a thread of its own, in the
         order in which they were given, and may be called again where the end was put off. One of
         the same name replaces the earlier one, as where its cell is run again.
     limit: for how long to wait for it; for all of them together it is at most 10 minutes.
-    Returns the function, so that this can be used as a decorator. Raises RequestError.
+    Returns the function, so that this is a decorator: `@before_end`, or `@before_end(limit=30)`.
+    Raises RequestError.
     """
+    if function is None:
+        return partial(before_end, limit=limit)
     if not callable(function):
         raise RequestError(f"before_end() takes a function, not {shown(repr(function))}.")
     session().timer.process_end.call_before(function, parse_duration(limit))

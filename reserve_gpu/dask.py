@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from reserve_gpu import api, host, options
 from reserve_gpu.errors import RequestError, ReservedAboveError, ReserveGPUError, TooLateError
@@ -33,6 +33,8 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from typing_extensions import Unpack
+
     from reserve_gpu.gpus.names import DeviceNames
     from reserve_gpu.model import Waiting
     from reserve_gpu.reservation.session import Reservation
@@ -48,6 +50,23 @@ Release it there (%reserve_gpu --release), then client.restart().
 CUDA_VISIBLE_DEVICES = ''"""
 
 logger = logging.getLogger("distributed.worker.reserve_gpu")  # so client.get_worker_logs() has it
+
+
+class Wishes(TypedDict, total=False):
+    """What a plugin takes besides, as reserve()."""
+
+    count: int | None
+    min_memory: float | str | None
+    name: str | None
+    exclude: DeviceNames
+    share: bool
+    memory: float | str | None
+    note: str | None
+    for_: float | str | None
+    until: str | None
+    idle: float | str | None
+    if_wanted: bool
+    end_kernel: bool
 
 
 class ReserveGPU(WorkerPlugin):
@@ -68,8 +87,10 @@ class ReserveGPU(WorkerPlugin):
         *,
         wait: float | str | None = WAIT_S,
         required: bool = False,
-        **wishes: Any,
+        **wishes: Unpack[Wishes],
     ) -> None:
+        if unknown := wishes.keys() - Wishes.__annotations__.keys():
+            raise TypeError(f"ReserveGPU() takes no {', '.join(sorted(unknown))}.")
         parsed = request.parse(devices, **wishes)
         if wait is not None:
             parse_duration(wait)

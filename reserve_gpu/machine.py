@@ -137,12 +137,12 @@ def identified(
         return tuple(processes)
     pids = {holder.pid for holder in holders if holder.seen and holder.pid}
     not_found = False if is_complete and all(holder.seen for holder in holders) else None
-    names = {h.user: h.name or "a process" for h in reversed(holders) if h.seen and not h.beside}
+    by_user = {h.user: h.name or "a process" for h in reversed(holders) if h.seen and not h.beside}
     known = []
     for each in processes:
         has_reserved = host.is_below(each.pid, pids) or not_found
         process = host.identified(each)._replace(has_reserved=has_reserved)
-        beside = names.get(process.user) if process.user and not has_reserved else None
+        beside = by_user.get(process.user) if process.user and not has_reserved else None
         known.append(process._replace(beside=beside))
     return tuple(known)
 

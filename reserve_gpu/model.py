@@ -505,15 +505,17 @@ class End(Enum):
 
 
 class Waiting(NamedTuple):
-    """How a wait stands.
+    """How a wait stands: what `reserve(progress=...)` calls your function with.
 
+    place: in the queue, 1 is next. waited_s: so far. limit_s: for how long at most.
+    rows: why no device can be had yet, one for each.
     first: who is first in the queue, if that is somebody else.
     """
 
     request: Request
-    place: int  # in the queue, 1 is next
+    place: int
     waited_s: float
-    rows: tuple[Row, ...]  # why no device can be had yet
+    rows: tuple[Row, ...]
     limit_s: float = math.inf
     first: Ticket | None = None
 

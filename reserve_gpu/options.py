@@ -285,11 +285,6 @@ class Parser(ArgumentParser):
 
     command: Sequence[str] = ()
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        # One way to write an option: what is like one is answered with what may be meant.
-        settings["allow_abbrev"] = False
-        super().__init__(*arguments, **settings)
-
     def parse_known_args(  # type: ignore[override] # with these two argparse calls it
         self, args: Sequence[str], namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
@@ -297,6 +292,8 @@ class Parser(ArgumentParser):
 
         Raises RequestError, with what may be meant, for a word that is unknown.
         """
+        # One way to write an option: what is like one is answered with what may be meant.
+        self.allow_abbrev = False
         actions = self._option_string_actions
         arguments, unknown = super().parse_known_args(args, namespace)
         line = [*self.prog.split(), *args, *(["--", *self.command] if self.command else [])]

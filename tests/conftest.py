@@ -35,6 +35,7 @@ EXTRAS = {
     "frameworks": ("jax", "numba", "torch"),
     "build": ("build", "twine"),
     "benchmarks": ("gpustat", "nvitop"),
+    "lint": ("mypy",),
 }
 
 

@@ -454,16 +454,29 @@ def test_interrupting_a_wait(machine: Machine) -> None:
 def test_request_is_checked_where_it_is_made(machine: Machine) -> None:
     """A plugin that makes no sense is refused in the notebook, before it reaches a worker."""
     code = """
-for arguments in ({"count": 0}, {"devices": "x"}, {"wait": "soon"}):
+for arguments in ({"count": 0}, {"devices": "x"}, {"wait": "soon"}, {"nonsense": 3}):
     try:
         ReserveGPU(**arguments)
-    except reserve_gpu.RequestError as error:
+    except (reserve_gpu.RequestError, TypeError) as error:
         say(str(error))
 """
-    count, name, wait = said(script(machine, code).stdout)
+    count, name, wait, unknown = said(script(machine, code).stdout)
     assert count == "The number of GPUs must be 1 or more, not 0."
     assert name.startswith("'x' names no GPU.")
     assert wait.startswith("'soon' is no duration.")
+    assert unknown == "ReserveGPU() takes no nonsense."
+
+
+@engines
+def test_a_plugin_takes_what_reserve_takes(machine: Machine) -> None:
+    """A plugin has the keywords of reserve(), but for the one that shows a wait."""
+    code = """
+import inspect
+from reserve_gpu.dask import Wishes
+taken = {*inspect.signature(ReserveGPU).parameters, *Wishes.__annotations__}
+say(sorted(taken ^ {*inspect.signature(reserve_gpu.reserve).parameters}))
+"""
+    assert said(script(machine, code).stdout) == [["progress", "required", "wishes"]]
 
 
 def test_without_dask(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,75 @@
+"""What a type checker sees: of ours, every wrong call; of a user's, every wrong use of ours."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import misspelling
+from tests.machine import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.full, pytest.mark.needs("lint")]
+
+# Each line with a comment is wrong, and no other one; the comment is what mypy calls it.
+USER = """\
+import reserve_gpu
+from reserve_gpu.dask import ReserveGPU
+
+
+def show(waiting: reserve_gpu.Waiting) -> None:
+    print(waiting.place, waiting.waited_s, waiting.rows[0].device)
+    print(waiting.plaice)  # attr-defined
+
+
+@reserve_gpu.before_end
+def save() -> None: ...
+
+
+@reserve_gpu.before_end(limit=30)
+def save_too() -> int:
+    return 0
+
+
+with reserve_gpu.reserve(count=1, progress=show) as held:
+    print(held.devices[0].name, held.lease.until)
+    print(held.device)  # attr-defined
+reserve_gpu.before_end(save, limits=30)  # call-overload
+number: int = save_too()
+text: str = save_too()  # assignment
+reserve_gpu.resreve()  # attr-defined
+reserve_gpu.Waitingg  # attr-defined
+reserve_gpu.reserve(counts=1)  # call-arg
+reserve_gpu.status().rowss  # attr-defined
+ReserveGPU(wait="1h", count=2)
+ReserveGPU(nonsense=3)  # call-arg
+ReserveGPU(count="two")  # arg-type
+"""
+
+
+def test_a_users_mistakes(tmp_path: Path) -> None:
+    """With mypy --strict a misspelt name, or a wrong argument, of a public name is an error."""
+    (tmp_path / "user.py").write_text(USER)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "user.py"],
+        cwd=tmp_path,
+        env={"MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    seen = re.findall(r"^user\.py:(\d+): error: .*\[([a-z-]+)\]$", done.stdout, re.MULTILINE)
+    lines = enumerate(USER.splitlines(), 1)
+    wrong = [(str(number), line.split("# ")[1]) for number, line in lines if "# " in line]
+    assert list(dict.fromkeys(seen)) == wrong, done.stdout + done.stderr
+
+
+def test_misspelt_calls_of_ours() -> None:
+    """Each call into our own modules that is misspelt, or has an argument too many, is an error."""
+    assert misspelling.unseen(misspelling.chosen(seed=1)) == []
