@@ -212,13 +212,13 @@ def test_files_made_by_root(here: Here, capsys: pytest.CaptureFixture[str]) -> N
 NAMED = re.compile(r"`(?:tests/)?(test_\w+\.py)(?:::(\w+))?")
 
 
-@pytest.mark.parametrize("document", PROVING, ids=lambda path: path.name)
-def test_named_tests_exist(document: Path) -> None:
+def test_named_tests_exist() -> None:
     """Each test, or file of tests, that a document gives as the proof of a sentence is there."""
-    for name, test in NAMED.findall(document.read_text()):
-        path = ROOT / "tests" / name
-        assert path.exists(), name
-        assert not test or test in functions(path), f"{name}::{test}"
+    for document in PROVING:
+        for name, test in NAMED.findall(document.read_text()):
+            path = ROOT / "tests" / name
+            assert path.exists(), name
+            assert not test or test in functions(path), f"{name}::{test}"
 
 
 @cache
@@ -228,16 +228,16 @@ def functions(path: Path) -> set[str]:
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links(document: Path) -> None:
+def test_links() -> None:
     """Each link of a document to another file, or to a heading, leads somewhere."""
-    for link in LINK.findall(document.read_text()):
-        if "://" in link:
-            continue
-        name, _, anchor = link.partition("#")
-        target = document.parent / name if name else document
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
+    for document in DOCUMENTS:
+        for link in LINK.findall(document.read_text()):
+            if "://" in link:
+                continue
+            name, _, anchor = link.partition("#")
+            target = document.parent / name if name else document
+            assert target.exists(), (document, link)
+            assert not anchor or anchor in anchors(target), (document, link)
 
 
 def anchors(document: Path) -> set[str]:

@@ -397,14 +397,13 @@ def test_many_processes() -> None:
     assert words.users(processes) == "pid 1; pid 2; pid 3; 2 more"
 
 
-@pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("device", [GPU0, GPU2, PART, LOST], ids=str)
-def test_whatever_others_wrote_is_fit_to_print(device: Device | Fault, state: State) -> None:
+def test_whatever_others_wrote_is_fit_to_print(device: Device | Fault) -> None:
     """Whatever the state, and however long and hostile the foreign text, each line is short."""
     holder = Holder(1, HOSTILE, LONG, since=0.0, promise=Promise(note=LONG), last_cell=1.0)
     processes = tuple(Process(pid, 1, LONG, HOSTILE) for pid in range(1, 9))
     readings = (None, EMPTY, COMPUTED_ON, FULL, PROHIBITED, Usage())
-    for reading, reason in product(readings, (None, LONG, HOSTILE)):
+    for state, reading, reason in product(State, readings, (None, LONG, HOSTILE)):
         row = Row(device, state, reading, None, processes, (holder,), reason, awaited_by=holder)
         for line in str(refused(row)).splitlines():
             assert line.isprintable()
@@ -833,16 +832,13 @@ def test_naming_is_advised_once() -> None:
 STATES = [state for state in State if state is not State.FREE]
 
 
-@pytest.mark.parametrize("face", [MAGIC, SHELL, PYTHON_CODE], ids=["magic", "shell", "Python"])
-@pytest.mark.parametrize("state", STATES, ids=str)
 @pytest.mark.parametrize("reading", [None, EMPTY, COMPUTED_ON, FULL, EXCLUSIVE], ids=str)
-def test_no_refusal_advises_to_take_what_others_have(
-    state: State, reading: Usage | None, face: Face
-) -> None:
+def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> None:
     """Nothing that is said of another person's GPU tells to share, to name or to take it."""
     bobs = PYTHON._replace(user="bob")
-    named = face.typed(Request(("0",)))
-    for processes, waited_s, count in product([None, (bobs,), (PYTHON, bobs)], [None, 5.0], [1, 2]):
+    for face, state, processes, waited_s, count in product(
+        [MAGIC, SHELL, PYTHON_CODE], STATES, [None, (bobs,), (PYTHON, bobs)], [None, 5.0], [1, 2]
+    ):
         if state is State.UNKNOWN or (state is State.BUSY and processes is None):
             continue  # nobody is known to have it
         row = Row(GPU0, state, reading, None, processes or (), (BOB,), is_unreserved_use=True)
@@ -851,7 +847,7 @@ def test_no_refusal_advises_to_take_what_others_have(
         text = str(picture).lower()
         assert "share" not in text
         assert "anyway" not in text
-        assert named not in text
+        assert face.typed(Request(("0",))) not in text
 
 
 # -- what can't be had -----------------------------------------------------------------------------

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from tests.here import Here
     from tests.shell import Shell
 
+pytestmark = pytest.mark.full
+
 settings.register_profile(
     "ours",
     deadline=None,
@@ -67,7 +69,6 @@ def shell(here: Here) -> Shell:
     return here.shell()
 
 
-@pytest.mark.ipython
 @given(st.lists(WORDS, max_size=5).map(" ".join) | TYPED)
 @example("-n " + "9" * 5000)
 @example("--min-memory " + "9" * 5000)

@@ -240,6 +240,7 @@ def test_the_longest_idle(kept: Histories) -> None:
     assert len(longest) == totals.MOST_IDLE
 
 
+@pytest.mark.full
 def test_a_million_of_names_are_bounded() -> None:
     """However many names and reservations there are, few are kept, and no hour is lost."""
     count = 3 * totals.MOST_RESERVATIONS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -75,10 +76,17 @@ LATE |= {"jupyter_core", "subprocess"}
 LATE_OURS = {"top", "frameworks", "jupyter", "extension", "magic", "cli", "command"}
 
 
+@cache
 def sources() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py"))
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def name_of(path: Path) -> str:
     """Return the module's name: `locks.lock`, `magic`, `locks` for its `__init__`."""
     parts = [*path.relative_to(PACKAGE).with_suffix("").parts]
@@ -125,7 +133,7 @@ def ours(path: Path, *, types: bool = True, inner: bool = True) -> set[str]:
     """Return the names of our modules that a file imports."""
     modules = {name_of(source) for source in sources()}
     found = set()
-    for name in imports(ast.parse(path.read_text()), types=types, inner=inner):
+    for name in imports(tree_of(path), types=types, inner=inner):
         first, _, rest = name.partition(".")
         if first != "reserve_gpu":
             continue
@@ -137,25 +145,24 @@ def ours(path: Path, *, types: bool = True, inner: bool = True) -> set[str]:
 
 def tops(path: Path, *, types: bool = True, inner: bool = True) -> set[str]:
     """Return the packages that a file imports."""
-    tree = ast.parse(path.read_text())
-    return {name.split(".")[0] for name in imports(tree, types=types, inner=inner)}
+    return {name.split(".")[0] for name in imports(tree_of(path), types=types, inner=inner)}
 
 
-@pytest.mark.parametrize("path", sources(), ids=name_of)
-def test_imports_go_downward(path: Path) -> None:
+def test_imports_go_downward() -> None:
     """A module imports from its own room and from lower ones, for its types as well."""
-    room = name_of(path).split(".")[0]
-    assert room in FLOOR, "give the new room its floor here and in CONTRIBUTING.md"
-    for module in ours(path):
-        other = module.split(".")[0]
-        assert other == room or FLOOR[other] > FLOOR[room], f"{name_of(path)} imports {module}"
+    for path in sources():
+        room = name_of(path).split(".")[0]
+        assert room in FLOOR, "give the new room its floor here and in CONTRIBUTING.md"
+        for module in ours(path):
+            other = module.split(".")[0]
+            assert other == room or FLOOR[other] > FLOOR[room], f"{name_of(path)} imports {module}"
 
 
 def test_late_names_are_what_types_take_them_for() -> None:
     """Each name that is imported late is the very module that the type checker sees there."""
     there = {name_of(path) for path in sources()}
     for path in sources():
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         late: dict[str, str] = {}
         typed: dict[str, str] = {}
         for node in ast.walk(tree):
@@ -195,27 +202,29 @@ def test_no_circles() -> None:
         left = {name: needed for name, needed in left.items() if name not in free}
 
 
-@pytest.mark.parametrize("path", sources(), ids=name_of)
-def test_owners(path: Path) -> None:
+def test_owners() -> None:
     """IPython, NVML's bindings, flock and psutil are each imported by their owners alone."""
-    for top in tops(path, types=False):
-        assert name_of(path) in OWNERS.get(top, {name_of(path)}), f"imports {top}"
+    for path in sources():
+        for top in tops(path, types=False):
+            assert name_of(path) in OWNERS.get(top, {name_of(path)}), (
+                f"{name_of(path)} imports {top}"
+            )
 
 
-@pytest.mark.parametrize("path", sources(), ids=name_of)
-def test_what_is_slow_is_imported_late(path: Path) -> None:
+def test_what_is_slow_is_imported_late() -> None:
     """What takes long to load, or is seldom needed, is imported inside of functions alone."""
-    assert not tops(path, types=False, inner=False) & LATE
-    if name_of(path) not in ("__main__", "cli"):
-        rooms = {name.split(".")[0] for name in ours(path, types=False, inner=False)}
-        assert not rooms & LATE_OURS - {name_of(path).split(".")[0]}
+    for path in sources():
+        assert not tops(path, types=False, inner=False) & LATE, name_of(path)
+        if name_of(path) not in ("__main__", "cli"):
+            rooms = {name.split(".")[0] for name in ours(path, types=False, inner=False)}
+            assert not rooms & LATE_OURS - {name_of(path).split(".")[0]}, name_of(path)
 
 
-@pytest.mark.parametrize("path", sources(), ids=name_of)
-def test_dependencies_are_declared(path: Path) -> None:
+def test_dependencies_are_declared() -> None:
     """Whatever is imported is the standard library's, ours, or has an owner and is declared."""
-    for top in tops(path, types=False):
-        assert top in sys.stdlib_module_names | OWNERS.keys() | {"reserve_gpu"}, top
+    for path in sources():
+        for top in tops(path, types=False):
+            assert top in sys.stdlib_module_names | OWNERS.keys() | {"reserve_gpu"}, (path, top)
 
 
 def test_no_room_is_an_exported_name() -> None:
