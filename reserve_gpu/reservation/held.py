@@ -1,7 +1,7 @@
 """What this process holds, as a value: the locks, and the calls that were answered with them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.locks.directory import LockDirectory
@@ -132,10 +132,6 @@ class Held(NamedTuple):
             return True
         promised_mib = sum(sharer.part_mib or 0.0 for sharer in sharers)
         return promised_mib + self.part_mib <= device.usable_mib
-
-    def with_promise(self, **changes: Any) -> "Held":
-        """Return the same with another promise."""
-        return self._replace(promise=self.promise._replace(**changes))
 
     def answered(self, thread: int) -> "Held":
         """Count one more call of reserve(), unless it is inside of a `with` block."""

@@ -258,7 +258,7 @@ class Session(OwnThread):
             return self._again(held, note)
         locks = {device.uuid: held.locks[device.uuid] for device in devices}
         now = held._replace(devices=tuple(devices), locks=locks)
-        now = now.with_promise(size=request.promise.size, note=note)
+        now = now._replace(promise=now.promise._replace(size=request.promise.size, note=note))
         is_other = not now.is_another_part_of(held)
         self._become(now._replace(reservation=None) if is_other else now)
         return self.notes
@@ -324,7 +324,8 @@ class Session(OwnThread):
         """End no reservation for idleness: the program that comes can't know it."""
         if self._held and self._held.lease.idle_s is not None:
             lease = self._held.lease._replace(idle_s=None)
-            self._become(self._held.with_promise(lease=lease), restart=True)
+            promise = self._held.promise._replace(lease=lease)
+            self._become(self._held._replace(promise=promise), restart=True)
 
     def enter(self, reservation: Reservation) -> None:
         """Begin a `with` block. Raises RequestError if the reservation has ended."""
@@ -490,13 +491,14 @@ class Session(OwnThread):
         """Hold what is held by this lease too, if it says anything."""
         if lease.has_end:
             lease = held.lease.changed_by(lease.begun(time.time()))
-            held = held.with_promise(lease=lease)._replace(overdue=None)
+            promise = held.promise._replace(lease=lease)
+            held = held._replace(promise=promise, overdue=None)
             self._become(held, restart=True)
         return held
 
     def _again(self, held: Held, note: str | None) -> list[Notice]:
         """Answer one more call with what is held; returns what was wrong and is mended."""
-        self._become(held.with_promise(note=note))
+        self._become(held._replace(promise=held.promise._replace(note=note)))
         if reservation := held.reservation:
             return [*self._mend_variables(reservation), *self._mend_caps(held, reservation)]
         return []
