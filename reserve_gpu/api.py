@@ -50,7 +50,6 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     count: int | None = None,
     min_memory: float | str | None = None,
     name: str | None = None,
-    exclude: DeviceNames = (),
     wait: float | str | None = None,
     share: bool = False,
     memory: float | str | None = None,
@@ -69,7 +68,6 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     count: how many, where none are named; 1 by default.
     min_memory: total memory of each, as `16GB`, `16GiB`, or in MiB, which is 1000 or more.
     name: text that the name of each must contain, in upper or lower case.
-    exclude: devices that will not do.
     wait: for how long to wait in the queue, in seconds or as `90s`, `10m`, `2h`; True for ever.
     share: together with others who share; who has reserved a GPU without it shares it with nobody.
     memory: a part of each alone: the most device memory that this process and all that it starts
@@ -95,7 +93,6 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         count=count,
         min_memory=min_memory,
         name=name,
-        exclude=exclude,
         share=share,
         memory=memory,
         note=note,

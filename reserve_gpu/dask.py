@@ -58,7 +58,6 @@ class Wishes(TypedDict, total=False):
     count: int | None
     min_memory: float | str | None
     name: str | None
-    exclude: DeviceNames
     share: bool
     memory: float | str | None
     note: str | None
@@ -95,8 +94,7 @@ class ReserveGPU(WorkerPlugin):
         if wait is not None:
             parse_duration(wait)
         # An iterator could be read once only, and the plugin is sent to every worker.
-        names = {"devices": parsed.devices or None, "exclude": parsed.exclude}
-        self.arguments = {"wait": wait, **wishes, **names}
+        self.arguments = {"wait": wait, **wishes, "devices": parsed.devices or None}
         self.required = required
 
     async def setup(self, worker: Worker) -> None:

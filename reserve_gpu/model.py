@@ -399,7 +399,6 @@ class Request(NamedTuple):
     min_memory_mib: float = 0.0  # total memory of each
     memory_unit: str = "GiB"  # in which that was asked for
     model: str = ""  # text that the name of each must contain
-    exclude: tuple[str, ...] = ()  # as typed
     share: bool = False  # together with others who share
     promise: Promise = Promise()  # of each; who asks for a part of a device shares it
 

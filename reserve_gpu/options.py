@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from reserve_gpu.report.faces import Face
 
 MESSAGE_LIMIT = 200  # characters of argparse's message, which repeats what was typed
+# What is no option any more, and what to type.
+REMOVED = {
+    "--exclude": "name the GPUs you want instead: %reserve_gpu 0,2",
+}
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
@@ -74,9 +78,6 @@ MIN_MEMORY = Option(
     help="total memory of each: 16GB, 16GiB, 16000 (MiB)",
 )
 NAME = Option("--name", metavar="TEXT", help="only GPUs with this text in their name")
-EXCLUDE = Option(
-    "--exclude", nargs="+", action="extend", default=[], metavar="DEVICE", help="never these"
-)
 WAIT = Option(
     "--wait",
     offers=("10m", "1h", "8h", "1d"),
@@ -127,7 +128,7 @@ END_KERNEL = Option(
 )
 OPTIONAL = Option("--optional", action="store_true", help="if no GPU can be had, go on without one")
 
-WHICH = (DEVICES, COUNT, MIN_MEMORY, NAME, EXCLUDE)
+WHICH = (DEVICES, COUNT, MIN_MEMORY, NAME)
 HOW = (MEMORY, WAIT, SHARE, NOTE, OPTIONAL)
 WHEN = (FOR, UNTIL, IDLE, IF_WANTED, END_KERNEL)
 REQUEST = (*WHICH, *HOW, *WHEN)
@@ -304,6 +305,8 @@ class Parser(ArgumentParser):
                     f"{flag} is for kernels and Python, as nobody can see here what a command "
                     "does. Give --for or --until."
                 )
+            if (flag := word.partition("=")[0]) in REMOVED:
+                raise RequestError(f"There is no {flag} any more; {REMOVED[flag]}")
             if word.startswith("-"):
                 taken = {action.dest for action in self._actions}
                 guess = _by_another_name(line, word, taken)

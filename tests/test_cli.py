@@ -450,7 +450,7 @@ def test_values_of_several_words(here: Here, typed: CommandLine) -> None:
         ("env", "env"),
         ("env -n 2 --wait", "env -n 2 --wait"),
         ("env 1", "env 1"),
-        ("--exclude 1 -- env 0", "env 0"),
+        ("--name GTX -- env 0", "env 0"),
     ],
 )
 def test_where_the_command_begins(typed: CommandLine, words: str, argv: str) -> None:
@@ -465,7 +465,7 @@ def test_where_the_command_begins(typed: CommandLine, words: str, argv: str) -> 
     "words",
     [
         "0 env", "1:0 env", "1,3 env", "GPU-8f2a env", "0000:01:00.0 env", "-n 1 env", "-n1 env",
-        "--note=0 env", "--share env", "--wait env", "--exclude 0 env", "--nonsense env",
+        "--note=0 env", "--share env", "--wait env", "--nonsense env",
     ],
 )  # fmt: skip
 def test_a_command_after_options_or_devices_needs_a_sign(
@@ -511,8 +511,7 @@ def test_version(typed: CommandLine) -> None:
 
 
 OLD_KERNEL = (
-    "kernel start 0 1:0 --count=2 --min-memory=16GB --name=A100 --exclude=3 --exclude=4 "
-    "--wait=10s --share --note=mine --"
+    "kernel start 0 1:0 --count=2 --min-memory=16GB --name=A100 --wait=10s --share --note=mine --"
 )
 KERNEL = ("python", "-m", "ipykernel_launcher", "-f", "{connection_file}", "--ext", "reserve_gpu")
 

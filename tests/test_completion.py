@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.ipython
 
 OPTIONS = [
-    *("--count", "--min-memory", "--name", "--exclude", "--memory", "--wait", "--share", "--note"),
+    *("--count", "--min-memory", "--name", "--memory", "--wait", "--share", "--note"),
     *("--optional", "--for", "--until", "--idle", "--if-wanted", "--end-kernel"),
     *("--status", "--check", "--json", "--all", "--watch", "--hosts", "--release"),
     *("--join", "--help"),
@@ -61,7 +61,7 @@ CASES = [
     ("%reserve_gpu -n ", ["1", "2", "4", "8"]),
     ("%reserve_gpu -n 2 ", OPTIONS[1:]),
     ("%reserve_gpu --share --wait 1h --", [f for f in OPTIONS if f not in ("--share", "--wait")]),
-    ("%reserve_gpu --exclude 0 --ex", []),
+    ("%reserve_gpu --name 0 --na", []),
     ("%reserve_gpu --note pri", []),
     ("%reserve_gpu --note ", []),
     ("%reserve_gpu --note=", []),

@@ -384,7 +384,7 @@ with cluster(3, processes=False) as local, Client(local) as client:
     client.register_plugin(ReserveGPU())
     say(seen(client))
     say([device.label for device in reserve_gpu.current().devices])
-    client.register_plugin(ReserveGPU(exclude=range(4), wait=None))
+    client.register_plugin(ReserveGPU(name='none', wait=None))
     say(seen(client))
 say(visible())
 """

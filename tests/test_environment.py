@@ -314,7 +314,6 @@ def test_too_late(asking: Asking, wishes: str) -> None:
         ("count=2", "devices=[0, 1]", "0,1"),
         ("devices='1'", "devices='0'", None),
         ("devices='1'", "count=2", None),
-        ("devices='1'", "exclude='1'", None),
         ("devices='1'", "name='H100'", None),
         ("devices='2,0'", "", None),
         ("devices='2,0'", "devices='2'", None),
@@ -426,7 +425,6 @@ open({str(asking.here.locks)!r} + '/{asking.here.uuid("1")}.lock', 'r+')
     [
         ("devices='2'", "1,2", "GPU1 stays"),
         ("count=1", "1,2", "GPU2 stays"),
-        ("exclude='2'", "1,2", "GPU2 stays"),
         ("", "1,2", None),
         ("devices='1,2'", "1,2", None),
     ],

@@ -123,8 +123,7 @@ KINDS = {
     "any": Kind(),
     "two": Kind({"count": 2}, serves="03"),
     "filtered": Kind(
-        {"min_memory": "30GB", "name": "a100", "exclude": "1"},
-        considers="023",
+        {"min_memory": "30GB", "name": "a100"},
         needs=("nvmlDeviceGetName",),
     ),
     "index": Kind({"devices": "0"}, may="0", considers="0"),

@@ -386,7 +386,6 @@ def test_numbers_on_a_machine_where_one_model_is_split(
 INSTANCES: list[tuple[str, dict[str, Any], str, str]] = [
     ("mig", {}, "GPU0", ""),
     ("mig", {"devices": "1:2"}, "GPU1:2", ""),
-    ("mig", {"exclude": 0}, "GPU1:0", ""),
     ("mig", {"min_memory": "18GB", "name": "MIG"}, "GPU1:5", ""),
     ("mig", {"devices": ["1:0", "1:2"]}, "ImpossibleError", "can use only one"),
     ("mig", {"count": 2}, "NoFreeDeviceError", "can use only one"),  # GPU2 may be made whole again
@@ -845,25 +844,18 @@ def test_optional(
 
 CHOICES: list[tuple[str, dict[str, Any], str]] = [
     ("eight", {"count": 2}, "0,1"),
-    ("eight", {"count": 3, "exclude": "GPU1 GPU2"}, "0,4,5"),
     ("mixed", {"min_memory": "9GB"}, "1"),
     ("mixed", {"min_memory": "12GiB"}, "3"),
     ("mixed", {"name": "rtx"}, "1"),
-    ("mixed", {"name": "RTX", "exclude": 1}, "3"),
-    ("mixed", {"exclude": [0, 1]}, "2"),
     ("mixed", {"count": 2, "name": "GeForce", "min_memory": "10000"}, "1,3"),
 ]
 
 
 @pytest.mark.parametrize(("scenario", "wishes", "visible"), CHOICES)
 def test_choosing(here: Here, scenario: str, wishes: dict[str, Any], visible: str) -> None:
-    """A GPU is had by number, memory, text in the name, and what it must not be."""
+    """A GPU is had by number, memory, and text in the name."""
     here.use(scenario)
-    chosen = got(**wishes)
-    if wishes.get("exclude") == "GPU1 GPU2":  # any three of which two are a pair
-        assert not {"1", "2"} & set(chosen.split(","))
-    else:
-        assert chosen == visible
+    assert got(**wishes) == visible
 
 
 def test_two_of_eight_are_a_pair(here: Here) -> None:
@@ -873,23 +865,12 @@ def test_two_of_eight_are_a_pair(here: Here) -> None:
         assert got(count=2) == "4,5"
 
 
-def test_an_excluded_index_is_not_touched(here: Here) -> None:
-    """Not one call is made about a GPU that is excluded by its index."""
-    here.use("eight")
-    assert got(exclude="0,1") == "2"
-    assert {call.partition(" ")[2] for call in here.calls()} == {"", "2"}
-
-
 # What can never be had, and what must be said of it.
 IMPOSSIBLE: list[tuple[str, dict[str, Any], list[str]]] = [
     ("eight", {"count": 9}, ["There are 8 GPUs here; you asked for 9"]),
     ("mixed", {"min_memory": "80GB"}, ["none has 80 GB; the largest has 25.76 GB"]),
     ("mixed", {"name": "H100"}, ["H100", "1 GeForce RTX 2080 Ti"]),
     ("mixed", {"count": 3, "min_memory": "10GB"}, ["3 GPUs", "GPU1 and GPU3 will do"]),
-    ("two", {"count": 2, "exclude": 0}, ["is 1 GPU here, less what is excluded; you asked for 2"]),
-    ("two", {"exclude": [0, 1]}, ["exclude"]),
-    ("two", {"exclude": 7}, ["GPU7"]),
-    ("two", {"devices": 0, "exclude": 0}, ["GPU0"]),
 ]
 
 

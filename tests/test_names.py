@@ -70,22 +70,21 @@ def test_parse_refuses(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "of", "whole"),
+    ("name", "of"),
     [
-        ("2", 2, 2),
-        ("GPU02", 2, 2),
-        ("gpu2", 2, 2),
-        ("cuda:2", 2, 2),
-        ("2:0", 2, None),
-        ("GPU2:3", 2, None),
-        ("GPU-2", None, None),
-        ("02:00.0", None, None),
+        ("2", 2),
+        ("GPU02", 2),
+        ("gpu2", 2),
+        ("cuda:2", 2),
+        ("2:0", 2),
+        ("GPU2:3", 2),
+        ("GPU-2", None),
+        ("02:00.0", None),
     ],
 )
-def test_index(name: str, of: int | None, whole: int | None) -> None:
+def test_index(name: str, of: int | None) -> None:
     """An index names a GPU, an instance's name says of which GPU it is, others say neither."""
     assert names.gpu_index(name) == of
-    assert names.whole_index(name) == whole
 
 
 MATCHING: list[tuple[str, list[Device]]] = [

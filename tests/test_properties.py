@@ -52,9 +52,7 @@ NAMES = st.one_of(INDICES, INDICES.map("GPU{}".format), INSTANCES, UUIDS, BUS_ID
 SEPARATORS = st.sampled_from([",", " ", ", ", " ,\t", ",,", "\n"])
 
 TYPED = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=12)
-OPTIONS = (
-    "-n --count --min-memory --name --exclude --share --note --optional --release --rel --wait -- -"
-)
+OPTIONS = "-n --count --min-memory --name --share --note --optional --release --rel --wait -- -"
 WORDS = st.one_of(
     st.sampled_from(["0", "1", "0,1", "GPU-", "GPU0", "0000:01:00.0", "7", "0:0", "16GB", "1MiB"]),
     st.sampled_from(OPTIONS.split()),
@@ -101,25 +99,21 @@ def unless_refused(function: Callable[..., Any], *arguments: Any) -> Any:
     devices=st.lists(NAMES, max_size=4),
     count=st.none() | st.integers(-5, 99),
     texts=st.dictionaries(st.sampled_from(["min-memory", "name", "note", "wait"]), st.text()),
-    exclude=st.lists(NAMES, min_size=1, max_size=3) | st.none(),
     flags=st.sets(st.sampled_from(["share", "optional", "release"])),
 )
 def test_what_is_quoted_arrives(
     devices: list[str],
     count: int | None,
     texts: dict[str, str],
-    exclude: list[str] | None,
     flags: set[str],
 ) -> None:
     """Words that `shlex.join` quotes come out of the parser as they went in."""
     words = devices + [f"--{name}={text}" for name, text in texts.items()]
     words += [f"--{flag}" for flag in flags] + ([] if count is None else [f"--count={count}"])
-    words += ["--exclude", *exclude] if exclude else []
     typed = vars(magic._parse(shlex.join(words)))
     assert typed == typed | {
         "devices": devices,
         "count": count,
-        "exclude": exclude or [],
         **{
             name.replace("-", "_"): texts.get(name)
             for name in ("min-memory", "name", "note", "wait")

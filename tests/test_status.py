@@ -627,14 +627,14 @@ def test_a_limit_from_outside_is_said(here: Here, monkeypatch: pytest.MonkeyPatc
 def test_the_queue_says_who_waits_for_what(here: Here) -> None:
     """Each waiter is listed with its request in words; what it could use is no longer just free."""
     here.write("gpu\n memory 20000\ngpu\n memory 20000\ngpu")
-    request = "count=2, min_memory='16GiB', name='nvidia', exclude='2', note='thesis'"
+    request = "count=2, min_memory='16GiB', name='nvidia', note='thesis'"
     with here.rival("1"), here.child() as child:
         child.send(f"reserve_gpu.reserve({request}, wait=60)")
         wait_for(lambda: reserve_gpu.status().waiting)
         status = reserve_gpu.status()
     found, text = status.to_dict(), str(status)
     (ticket,) = found["waiting"]
-    asks = "2 GPUs of 16 GiB or more with 'nvidia' in the name, not GPU2"
+    asks = "2 GPUs of 16 GiB or more with 'nvidia' in the name"
     assert (ticket["pid"], ticket["note"], ticket["asks"]) == (child.pid, "thesis", asks)
     assert ticket["wants"] == sorted(device["uuid"] for device in found["devices"][:2])
     assert [device["next_in_line"] for device in found["devices"]] == [1, 1, None]

@@ -173,7 +173,6 @@ def test_who_wants_two_is_not_starved(here: Here) -> None:
     [
         (TWO, {"devices": "0"}, {}, "1"),
         (TWO, {"devices": "0"}, {"devices": "1"}, "1"),
-        (TWO, {"exclude": "1"}, {}, "1"),
         (TWO, {"name": "T4"}, {}, "1"),
         (TWO.replace("15360", "81920"), {"min_memory": "64GiB"}, {}, "1"),
         (TWO, {"devices": "0"}, {"min_memory": "32GiB"}, "1"),
@@ -515,7 +514,6 @@ def test_a_thread_beside_one_that_waits(here: Here) -> None:
         ({"count": 9}, None, reserve_gpu.ImpossibleError),
         ({"name": "H100"}, None, reserve_gpu.ImpossibleError),
         ({"min_memory": "1TB"}, None, reserve_gpu.ImpossibleError),
-        ({"exclude": "0 1"}, None, reserve_gpu.ImpossibleError),
         ({"devices": "7"}, None, reserve_gpu.ImpossibleError),
         ({"count": 2}, "1", reserve_gpu.ImpossibleError),
         ({}, "", NoFreeDeviceError),

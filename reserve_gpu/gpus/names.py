@@ -60,12 +60,6 @@ def gpu_index(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def whole_index(name: str) -> int | None:
-    """Return the index of the GPU that a name means as a whole: 2 of `GPU2`, none of `2:0`."""
-    match = _match(_INDEX, name)
-    return int(match[1]) if match else None
-
-
 def pick(name: str, devices: Sequence[Device | Fault]) -> Device | Fault:
     """Return the device that a name means. Raises RequestError if it is none, or several."""
     usable = [device for device in devices if isinstance(device, Device)]
@@ -100,13 +94,10 @@ def matching(name: str, devices: Iterable[Device]) -> list[Device]:
 
 def is_one_of(device: Device | Fault, names: Iterable[str]) -> bool:
     """Tell whether one of the names means the device, or the GPU that it is an instance of."""
-    meant = [device]
-    if isinstance(device, Device) and device.gpu_uuid:
-        meant.append(device._replace(instance=None, uuid=device.gpu_uuid))
-    return any(
-        whole_index(name) == device.index or any(_is_meant(name, each) for each in meant)
-        for name in names
-    )
+    whole = device._replace(instance=None)
+    if isinstance(whole, Device) and whole.gpu_uuid:
+        whole = whole._replace(uuid=whole.gpu_uuid)
+    return any(_is_meant(name, each) for name in names for each in (device, whole))
 
 
 def bare_uuid(uuid: str) -> str:

@@ -120,14 +120,10 @@ class Nvml:
             return str(self._driver.run(self._driver.ask, "nvmlSystemGetDriverVersion"))
         return None
 
-    def walk(self, skipped: frozenset[int] = frozenset()) -> Iterator[Device | Fault]:
-        """Yield all devices in PCI bus order, each GPU touched only when it is reached.
-
-        skipped: the indices of GPUs that are not to be touched at all.
-        """
+    def walk(self) -> Iterator[Device | Fault]:
+        """Yield all devices in PCI bus order, each GPU touched only when it is reached."""
         for index in range(self.count()):
-            if index not in skipped:
-                yield from self.devices(index)
+            yield from self.devices(index)
 
     def devices(self, index: int) -> list[Device | Fault]:
         """Return the devices of the GPU with that index: itself, or its MIG instances.

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import api, errors, host, hosts, options
 from reserve_gpu.errors import ReserveGPUError, shown
-from reserve_gpu.gpus import names
 from reserve_gpu.jupyter import kernelspec
 from reserve_gpu.model import Device, State, Waiting
 from reserve_gpu.report import faces, layout, messages, words
@@ -122,8 +121,6 @@ def fits(seen: Status, asked: Request) -> bool:
 
 def _fits(row: Row, asked: Request) -> bool:
     if not isinstance(row.device, Device) or row.awaited_by or policy.unfit(row.device, asked):
-        return False
-    if names.is_one_of(row.device, asked.exclude):
         return False
     if row.state is State.FREE:
         return True

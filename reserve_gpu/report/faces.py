@@ -62,8 +62,6 @@ def _words(request: Request) -> Iterator[str]:
             yield from map(_quoted, value)
         elif keyword == "count":
             yield f"-n {value}"
-        elif keyword == "exclude":
-            yield f"{flag} {' '.join(map(_quoted, value))}"
         elif value is True:
             yield flag
         elif value.isprintable():  # a note may have line breaks
@@ -85,7 +83,6 @@ def _wishes(request: Request) -> dict[str, Any]:
         "count": None if request.devices else request.count,
         "min_memory": request.min_memory_mib and _size(request.min_memory_mib, request.memory_unit),
         "name": request.model,
-        "exclude": request.exclude,
         "memory": promise.size and _size(*promise.size),
         "share": request.share and not promise.size,
         "note": promise.note,

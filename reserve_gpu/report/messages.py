@@ -117,13 +117,10 @@ def going_on(held: Sequence[Device], visible: str | None = None) -> str:
 def impossible(reason: Impossible) -> str:
     """Return why no state of this machine could satisfy the request."""
     request, rows, limit = reason
-    if not rows:
-        return "Every GPU that this process may use is excluded."
     if request.needed > len(rows):
         what = "device" if any(row.device.instance is not None for row in rows) else "GPU"
         here = f"is 1 {what}" if len(rows) == 1 else f"are {len(rows)} {what}s"
-        here += " here, less what is excluded" if request.exclude else " here"
-        text = f"There {here}; you asked for {request.needed}."
+        text = f"There {here} here; you asked for {request.needed}."
         return text if limit is None else f"{text} {limit_line(limit, len(rows))}"
     lost = [row.device for row in rows if isinstance(row.device, Fault)]
     known = [row for row in rows if isinstance(row.device, Device)]
@@ -134,7 +131,7 @@ def impossible(reason: Impossible) -> str:
     of = "Of 1 GPU" if len(rows) == 1 else f"Of {len(rows)} GPUs"
     says_all = [group[0].unfit for group in groups] in ([Unfit.MEMORY], [Unfit.PART], [Unfit.MODEL])
     if fitting or not says_all:
-        what = asked(request._replace(devices=(), exclude=(), share=False))
+        what = asked(request._replace(devices=(), share=False))
         of = f"{what.replace('a GPU', '1 GPU', 1)} can't be had here. {of}"
         against.insert(0, f"{labels(fitting) if fitting else 'none'} will do")
     if 0 < len(instances) < len(fitting):
@@ -479,7 +476,7 @@ def cannot_prolong(reason: CannotProlong) -> str:
 
 
 def asked(request: Request) -> str:
-    """Return the request in words: `GPU0 and GPU1:0`, `2 GPUs of 16 GiB or more, not GPU3`."""
+    """Return the request in words: `GPU0 and GPU1:0`, `2 GPUs of 16 GiB or more`."""
     what = "a GPU" if request.needed == 1 else f"{request.needed} GPUs"
     if request.devices:
         what = listed([_label(name) for name in request.devices])
@@ -487,8 +484,6 @@ def asked(request: Request) -> str:
         what += f" of {words.size(request.min_memory_mib, request.memory_unit)} or more"
     if request.model:
         what += f" with {shown(request.model)!r} in the name"
-    if request.exclude:
-        what += f", not {listed([_label(name) for name in request.exclude])}"
     if request.part_mib is not None:
         of = "of each of" if request.needed > 1 else "of"
         return f"{words.size(request.part_mib, request.promise.part_unit)} {of} {what}"

@@ -29,7 +29,7 @@ else:
 def candidates(
     gpus: Nvml, request: Request, inherited: Mapping[str, str | None]
 ) -> Iterator[Device | Fault]:
-    """Return the devices to try for the request: those that it names, or all but the excluded.
+    """Return the devices to try for the request: those that it names, or all.
 
     Each GPU is touched only when it is reached: that can take seconds.
     inherited: the CUDA variables as they were before this process reserved anything.
@@ -37,11 +37,7 @@ def candidates(
     """
     if request.devices:
         return iter(_named(gpus, request, inherited))
-    whole = {index for name in request.exclude if (index := names.whole_index(name)) is not None}
-    for name in request.exclude:
-        _check_name(gpus, name)
-    devices = inside(gpus, inherited, frozenset(whole))
-    return (device for device in devices if not names.is_one_of(device, request.exclude))
+    return inside(gpus, inherited)
 
 
 def require_absolute(request: Request, inherited: Mapping[str, str | None]) -> None:
@@ -52,7 +48,7 @@ def require_absolute(request: Request, inherited: Mapping[str, str | None]) -> N
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars
     """
     value = inherited[environment.VISIBLE]
-    for name in (*request.devices, *request.exclude):
+    for name in request.devices:
         number = names.cuda_number(name)
         if value is not None and number is not None:
             listed = names.entries(value)
@@ -90,28 +86,24 @@ def inherit(gpus: Nvml, locks: LockDirectory) -> None:
     environment.write(values)
 
 
-def inside(
-    gpus: Nvml, inherited: Mapping[str, str | None], skipped: frozenset[int] = frozenset()
-) -> Iterator[Device | Fault]:
+def inside(gpus: Nvml, inherited: Mapping[str, str | None]) -> Iterator[Device | Fault]:
     """Return the devices that this process may use, in PCI bus order, each touched when reached.
 
-    skipped: the indices of GPUs that need not be touched.
     Raises RequestError where only CUDA knows which devices are meant.
     """
     value = inherited[environment.VISIBLE]
     if value is None:
-        return gpus.walk(skipped)
+        return gpus.walk()
     listed = names.entries(value)
     numbers = [entry for entry in listed if isinstance(entry, int)]
     in_bus_order = inherited[environment.ORDER] == "PCI_BUS_ID"
     if in_bus_order and len(numbers) == len(listed):
         indices = names.numbers_within(numbers, gpus.count())
-        return (d for index in indices if index not in skipped for d in gpus.devices(index))
+        return (d for index in indices for d in gpus.devices(index))
     everything = list(gpus.walk())
     if numbers and not in_bus_order:
         _require_one_model(value, everything)
-    visible = names.visible(listed, everything)
-    return (device for device in visible if device.index not in skipped)
+    return iter(names.visible(listed, everything))
 
 
 def _named(
@@ -124,8 +116,6 @@ def _named(
     value = inherited[environment.VISIBLE]
     allowed = devices if value is None else list(inside(gpus, inherited))
     for device in devices:
-        if names.is_one_of(device, request.exclude):
-            raise RequestError(f"{device.label} is both named and excluded.")
         if device not in allowed:
             left = ", ".join(other.label for other in allowed) or "no GPU"
             raise RequestError(
@@ -141,15 +131,6 @@ def _meant(gpus: Nvml, name: str) -> Device | Fault:
         return names.pick(name, list(gpus.walk()))
     _check_index(gpus, index)
     return names.pick(name, gpus.devices(index))
-
-
-def _check_name(gpus: Nvml, name: str) -> None:
-    """Raise RequestError if the name means no device; a whole GPU's index touches none for that."""
-    index = names.whole_index(name)
-    if index is None:
-        _meant(gpus, name)
-    else:
-        _check_index(gpus, index)
 
 
 def _check_index(gpus: Nvml, index: int) -> None:

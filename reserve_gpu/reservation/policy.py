@@ -121,11 +121,7 @@ def kept(held: Sequence[Device], request: Request, *, is_shared: bool) -> list[D
     """
     if not held or is_shared != request.share:
         return None
-    fitting = [
-        device
-        for device in held
-        if not unfit(device, request) and not names.is_one_of(device, request.exclude)
-    ]
+    fitting = [device for device in held if not unfit(device, request)]
     if request.devices:
         meant = [names.matching(name, fitting) for name in request.devices]
         devices = [matches[0] for matches in meant if len(matches) == 1]
@@ -154,17 +150,17 @@ def reclaim(request: Request, seen: Sequence[Device]) -> Request | None:
     if not request.devices and request.needed != len(seen):
         return None
     numbers = tuple(device.number for device in seen)
-    return request._replace(devices=numbers, count=None, exclude=())
+    return request._replace(devices=numbers, count=None)
 
 
 def is_impossible(rows: Sequence[Row], request: Request) -> bool:
     """Tell whether no state of this machine could satisfy the request.
 
-    rows: of all devices that this process may use and the request does not exclude. What can't be
-    read may come back, but nobody knows that it would do where all the others never will.
+    rows: of all devices that this process may use. What can't be read may come back, but nobody
+    knows that it would do where all the others never will.
     """
     if not rows:
-        return bool(request.exclude)
+        return False
     devices = [row.device for row in rows if row.state is not State.UNFIT]
     if len(devices) < len(rows) and all(isinstance(device, Fault) for device in devices):
         return True

@@ -74,7 +74,6 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
     count: int | None = None,
     min_memory: float | str | None = None,
     name: str | None = None,
-    exclude: DeviceNames | None = (),
     share: bool = False,
     memory: float | str | None = None,
     note: str | None = None,
@@ -85,7 +84,7 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
     end_kernel: bool = False,
 ) -> Request:
     """Make a request of the arguments of reserve(). Raises RequestError."""
-    named, excluded = _names(devices), _names(exclude)
+    named = _names(devices)
     if devices is not None and not named:
         raise RequestError("No GPU is named. Leave the name out to get the first free one.")
     if count is not None and (type(count) is not int or count < 1):
@@ -107,7 +106,6 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
         min_memory_mib=least.mib,
         memory_unit=least.unit,
         model=name or "",
-        exclude=excluded,
         share=share or size is not None,
         promise=Promise(
             size, _lease(for_, until, idle, if_wanted=if_wanted, end_kernel=end_kernel), note

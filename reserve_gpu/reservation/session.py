@@ -228,7 +228,7 @@ class Session(OwnThread):
         devices = policy.kept(self.devices, request, is_shared=request.share) if is_part else None
         if not devices or request.devices:
             return request
-        return request._replace(devices=tuple(d.number for d in devices), count=None, exclude=())
+        return request._replace(devices=tuple(d.number for d in devices), count=None)
 
     # -- changes of what is held -------------------------------------------------------------------
 
