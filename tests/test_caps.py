@@ -459,7 +459,6 @@ def test_a_part_that_grows_once_cuda_runs(machine: Machine) -> None:
     assert LATE in after
 
 
-@pytest.mark.ipython
 @pytest.mark.parametrize("is_notebook", [True, False], ids=["notebook", "terminal"])
 def test_a_line_to_type_is_shown(here: Here, packages: Any, *, is_notebook: bool) -> None:
     """What is to be typed stands on a line of its own, in a notebook and in a terminal."""

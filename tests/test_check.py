@@ -544,7 +544,6 @@ def test_the_end_of_a_framework_is_not_waited_for(
 
 
 @probing
-@pytest.mark.ipython
 def test_interrupted(here: Here, monkeypatch: pytest.MonkeyPatch, ready: pathlib.Path) -> None:
     """Ctrl-C ends a check in one line and leaves no process behind; the shell goes on."""
     installed(monkeypatch, torch="hangs")
@@ -584,7 +583,6 @@ def test_killed(machine: Machine) -> None:
 
 
 @probing
-@pytest.mark.ipython
 def test_three_ways_say_the_same(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook shows a table, text and JSON that agree; what is foreign stays text.
 
@@ -618,7 +616,6 @@ def test_three_ways_say_the_same(here: Here, monkeypatch: pytest.MonkeyPatch) ->
     assert "\x1b" not in shown["text/plain"] + shown["text/html"]
 
 
-@pytest.mark.ipython
 def test_takes_no_names(here: Here) -> None:
     """--check takes no names of GPUs, and says so in one line."""
     cell = here.shell().run("%reserve_gpu --check 1")

@@ -811,7 +811,6 @@ def test_a_deleted_lock_file_is_locked_anew(here: Here, look: str) -> None:
 
 @pytest.mark.promise
 @pytest.mark.process
-@pytest.mark.ipython
 def test_ipython_has_the_reservation(here: Here) -> None:
     """%reserve_gpu in a shell that was started with a GPU prints the same GPU again."""
     lines = "%reserve_gpu\nseen = !echo $CUDA_VISIBLE_DEVICES\nprint(seen)\n%reserve_gpu --release"
@@ -823,7 +822,6 @@ def test_ipython_has_the_reservation(here: Here) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.ipython
 def test_loading_the_extension_adopts(here: Here) -> None:
     """A shell that loads the extension keeps the GPU to itself before it starts its first child."""
     with started(here) as child:

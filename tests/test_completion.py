@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tests.here import Here
     from tests.shell import Shell
 
-pytestmark = pytest.mark.ipython
-
 OPTIONS = [
     *("--count", "--min-memory", "--name", "--memory", "--wait", "--share", "--note"),
     *("--optional", "--for", "--until", "--idle", "--if-wanted", "--end-kernel"),
@@ -83,6 +81,7 @@ CASES = [
 ]
 
 
+@pytest.mark.ipython
 @pytest.mark.skipif(
     IS_OLD, reason="IPython before 8.6 mixes Python's own names into what it offers"
 )
@@ -104,6 +103,7 @@ def test_kinds(here: Here) -> None:
         assert {each.type for each in found} == {kind}
 
 
+@pytest.mark.ipython
 @pytest.mark.skipif(IS_OLD, reason="the matchers of IPython from 8.6 on")
 def test_nothing_else_is_offered(here: Here) -> None:
     """Jedi, files and Python's names are not even asked on the magic's line."""
@@ -115,6 +115,7 @@ def test_nothing_else_is_offered(here: Here) -> None:
         assert offered(shell, line) == [line]
 
 
+@pytest.mark.ipython
 @pytest.mark.skipif(not IS_OLD, reason="the way of IPython before 8.6")
 def test_values_in_an_old_shell(here: Here) -> None:
     """An old IPython offers values too, beside Python's own names."""
@@ -153,6 +154,7 @@ def test_loading_again_offers_nothing_twice(here: Here) -> None:
     assert offered(shell, "%reserve_gpu --stat").count("%reserve_gpu --status") == 1
 
 
+@pytest.mark.ipython
 def test_tab_touches_nothing(here: Here) -> None:
     """Tab asks no driver and takes no lock, so it answers at once where the driver hangs."""
     here.add("delay nvmlInitWithFlags * 3600")

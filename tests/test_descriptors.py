@@ -82,7 +82,6 @@ def test_closed_lock_at_the_end_of_a_cell(here: Here) -> None:
     assert between_cells.end_cell() == []
 
 
-@pytest.mark.ipython
 def test_closed_lock_in_a_notebook(here: Here) -> None:
     """After the cell that closed the locks a line says that they were closed; then none does."""
     shell = here.shell()

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tests.here import Here
     from tests.machine import Child, Machine
 
+pytestmark = pytest.mark.full
+
 SCENARIOS = sorted(path.stem for path in driver.SCENARIOS.glob("*.txt"))
 
 
@@ -80,7 +82,6 @@ def computing(handle: Any) -> list[int]:
 # ---- the machine ---------------------------------------------------------------------------
 
 
-@pytest.mark.process
 def test_without_a_scenario_there_is_no_driver(forker: Forker) -> None:
     """Without a scenario NVML answers that no driver is loaded and CUDA that there is no device."""
     codes = forker.ask("[ctypes.CDLL('libnvidia-ml.so.1').nvmlInit_v2(), cuda.cuInit(0)]", {})
@@ -134,7 +135,6 @@ def test_threads_survive_a_changing_scenario(nvml: Here) -> None:
     assert names == {"A" * 60, "B" * 60}
 
 
-@pytest.mark.full
 def test_calls_do_not_use_up_memory(machine: Machine) -> None:
     """Ten thousand calls and re-reads leave the process as big as it was."""
     machine.write("gpu\n  compute 1 1")
@@ -170,7 +170,6 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(("text", "message"), MISTAKES)
 def test_mistake_ends_the_process(
     machine: Machine, forker: Forker, text: str, message: str
@@ -312,7 +311,6 @@ def test_memory_of_a_process_may_be_unknown(nvml: Here) -> None:
     assert (process.pid, process.usedGpuMemory) == (12, None)
 
 
-@pytest.mark.process
 def test_process_until_dead(nvml: Here) -> None:
     """A process marked `until-dead` is listed, and its memory counted, while it lives."""
     guest = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
@@ -424,7 +422,6 @@ def test_failures(nvml: Here) -> None:
     assert code(pynvml.nvmlInit) == 18
 
 
-@pytest.mark.process
 def test_delay_is_not_cut_short(machine: Machine, forker: Forker) -> None:
     """A delayed call takes its time, whatever signals arrive."""
     machine.write("gpu\ndelay nvmlInitWithFlags * 0.2")
@@ -467,7 +464,6 @@ def test_first_delay_is_once_for_each_device(nvml: Here) -> None:
     assert gpu(0)
 
 
-@pytest.mark.process
 def test_missing_function(machine: Machine) -> None:
     """A missing function is not in the library, its other versions are."""
     machine.write("gpu\nmissing nvmlDeviceGetComputeRunningProcesses_v3")
@@ -485,7 +481,6 @@ def test_function_that_does_not_exist(machine: Machine) -> None:
         driver.environment(machine.scenario)
 
 
-@pytest.mark.process
 def test_log(machine: Machine, forker: Forker) -> None:
     """The log has the process, the function and the device of every call."""
     machine.write("gpu\n mig on\n instance 0")
@@ -541,7 +536,6 @@ def ask_cuda(forker: Forker, machine: Machine, code: str, **extra: str) -> Any:
     return forker.ask(f"{CUDA}\n{dedent(code)}", machine.environ(**extra))
 
 
-@pytest.mark.process
 def test_before_init(machine: Machine, forker: Forker) -> None:
     """Before cuInit every call but that for the version answers 3."""
     machine.write("cuda 12080\ngpu")
@@ -550,7 +544,6 @@ def test_before_init(machine: Machine, forker: Forker) -> None:
     assert (version, started) == (12080, 0)
 
 
-@pytest.mark.process
 def test_failed_init_can_be_tried_again(machine: Machine, forker: Forker) -> None:
     """A failed cuInit leaves CUDA uninitialised and reads afresh next time; a good one is final."""
     code = """
@@ -564,7 +557,6 @@ def test_failed_init_can_be_tried_again(machine: Machine, forker: Forker) -> Non
     assert answers == [[100, 3], [0, 1], [0, 1]]
 
 
-@pytest.mark.process
 def test_forked_child(machine: Machine, forker: Forker) -> None:
     """The forked child of a process that has started CUDA gets 3 from everything, cuInit too."""
     code = """
@@ -614,7 +606,6 @@ cuda.cuInit(0) or [device(ordinal) for ordinal in range(ask("cuDeviceGetCount"))
 """
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("kind", "visible", "expected"),
     [
@@ -663,7 +654,6 @@ def test_visible_devices(
     assert ask_cuda(forker, machine, VISIBLE, **extra) == (expected or 100)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("order", "expected"),
     [
@@ -681,7 +671,6 @@ def test_device_order(
     assert ask_cuda(forker, machine, VISIBLE, **extra) == expected
 
 
-@pytest.mark.process
 def test_cuda_devices_are_those_of_nvml(machine: Machine, forker: Forker) -> None:
     """Name, UUID and memory are the same through CUDA and through NVML."""
     code = """
@@ -699,7 +688,6 @@ def test_cuda_devices_are_those_of_nvml(machine: Machine, forker: Forker) -> Non
     assert ask_cuda(forker, machine, code) == ["GeForce GTX 1050 Ti", True, 4038, [6, 1, 2]]
 
 
-@pytest.mark.process
 def test_memory_round_trip(machine: Machine, forker: Forker) -> None:
     """What is copied to the device and back is the same; more than there is can't be had."""
     machine.write("gpu\n memory 400")
@@ -735,7 +723,6 @@ def start_cuda(child: Child) -> None:
     assert child.run("cuda.cuInit(0)").value == 0
 
 
-@pytest.mark.process
 def test_contexts_are_seen_by_everybody(nvml: Here) -> None:
     """A process with a CUDA context shows in NVML with its memory until it dies, if by kill -9."""
     (nvml.folder / "contexts").mkdir()
@@ -752,7 +739,6 @@ def test_contexts_are_seen_by_everybody(nvml: Here) -> None:
     assert listed(gpu(1)) == []
 
 
-@pytest.mark.process
 def test_released_context_is_gone(nvml: Here) -> None:
     """A context that is released is no longer listed, and a primary one counts its users."""
     nvml.write(f"contexts {nvml.folder}\ngpu")
@@ -776,7 +762,6 @@ def open_context(child: Child) -> int | None:
     return code
 
 
-@pytest.mark.process
 def test_memory_is_shared_by_all_processes(nvml: Here) -> None:
     """What one process has allocated another can't have, and NVML and cuMemGetInfo say the same."""
     nvml.write(
@@ -800,7 +785,6 @@ def test_memory_is_shared_by_all_processes(nvml: Here) -> None:
         assert sorted(listed(gpu(0))) == sorted([(4321000, 20), (one.pid, 300), (two.pid, 401)])
 
 
-@pytest.mark.process
 def test_memory_of_a_killed_process_is_there_at_once(nvml: Here) -> None:
     """What a process has allocated can be had by others as soon as it is killed with -9."""
     nvml.write(f"contexts {nvml.folder}\ngpu\n memory 1000")
@@ -814,7 +798,6 @@ def test_memory_of_a_killed_process_is_there_at_once(nvml: Here) -> None:
         assert mib(pynvml.nvmlDeviceGetMemoryInfo(gpu(0)), "free") == [0]
 
 
-@pytest.mark.process
 def test_a_context_needs_memory(nvml: Here) -> None:
     """Where too little is left for a CUDA context there is none, and what it holds is released."""
     nvml.write(f"contexts {nvml.folder}\ngpu\n memory 500")
@@ -825,7 +808,6 @@ def test_a_context_needs_memory(nvml: Here) -> None:
         assert two.run("cuda.cuCtxCreate_v2(byref(c_void_p()), 0, 0)").value == 0
 
 
-@pytest.mark.process
 def test_memory_of_instances(nvml: Here) -> None:
     """A MIG instance's memory is its own, and counts as its GPU's in NVML."""
     nvml.write(
@@ -842,7 +824,6 @@ def test_memory_of_instances(nvml: Here) -> None:
         assert mib(pynvml.nvmlDeviceGetMemoryInfo(gpu(0)), "used") == [1800]
 
 
-@pytest.mark.process
 def test_memory_goes_to_one_of_those_who_want_it_at_once(nvml: Here) -> None:
     """Of processes that allocate at the same moment no more get it than there is memory for."""
     nvml.write(f"contexts {nvml.folder}\ngpu\n memory 3000")
@@ -888,7 +869,6 @@ def test_loaded_library_is_found_by_name(soname: str) -> None:
     assert python(code, str(driver.build() / soname), soname) == "True\n"
 
 
-@pytest.mark.full
 def test_several_may_build_at_once(tmp_path: Path) -> None:
     """Builders that start together end with the same whole libraries, and leave nothing else."""
     code = """
@@ -906,7 +886,6 @@ def test_several_may_build_at_once(tmp_path: Path) -> None:
     assert {path.name for path in built.glob("*.so.1")} == set(driver.LIBRARIES)
 
 
-@pytest.mark.full
 @pytest.mark.needs("compiler")
 def test_build_without_a_compiler_of_the_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -933,8 +912,6 @@ def run_driver(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.promise
-@pytest.mark.process
 def test_command_line() -> None:
     """A command runs on a scenario's machine; its exit status is its own."""
     result = run_driver("two", "--", "sh", "-c", "echo $STAND_IN_SCENARIO; exit 7")
@@ -942,7 +919,6 @@ def test_command_line() -> None:
     assert result.stdout == f"{driver.SCENARIOS / 'two.txt'}\n"
 
 
-@pytest.mark.process
 def test_command_line_lists_scenarios() -> None:
     """Without arguments the scenarios are listed, each with its first comment."""
     listing = run_driver().stdout
@@ -951,7 +927,6 @@ def test_command_line_lists_scenarios() -> None:
     assert "Two GTX 1050 Ti, both idle." in listing
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -981,7 +956,6 @@ def other_tool(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
-@pytest.mark.full
 @pytest.mark.needs("benchmarks")
 def test_gpustat_sees_the_machine() -> None:
     """Gpustat shows the processes, and a lost card as one."""
@@ -993,7 +967,6 @@ def test_gpustat_sees_the_machine() -> None:
     assert "GPU is lost" in lost.stdout
 
 
-@pytest.mark.full
 @pytest.mark.needs("benchmarks")
 def test_nvitop_sees_the_machine() -> None:
     """Nvitop shows GPUs, instances and processes without a complaint."""

@@ -152,7 +152,6 @@ def test_uuid(here: Here, name: str) -> None:
 # ---- shells ------------------------------------------------------------------------------------
 
 
-@pytest.mark.ipython
 def test_shell_shows(here: Here) -> None:
     """A cell's output is what it printed, displayed, warned of and raised."""
     shell = here.shell()
@@ -171,7 +170,6 @@ def test_shell_shows(here: Here) -> None:
     assert "%reserve_gpu" in shell.complete("%reserve_g")
 
 
-@pytest.mark.ipython
 def test_two_shells(here: Here) -> None:
     """Each of two shells is the one that IPython knows while it runs a cell."""
     shells = here.shell(), here.shell()
@@ -180,7 +178,6 @@ def test_two_shells(here: Here) -> None:
         assert shell.run(code).values == [{"text/plain": "True"}]
 
 
-@pytest.mark.ipython
 def test_shell_leaves_nothing(tmp_path: Path) -> None:
     """After its machine no shell is left: IPython knows of none, and Python is as it was."""
     import IPython

@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -59,19 +60,15 @@ def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("does", [INTERRUPT, RAISE])
 @pytest.mark.parametrize(
-    ("action", "number"),
+    ("action", "does", "number"),
     [
-        *[(action, FEW) for action in (*ACTIONS, *IN_VAIN)],
-        *[
-            pytest.param(
-                action,
-                ALL if action in SHORT else MANY,
-                marks=pytest.mark.full,
-            )
-            for action in (*ACTIONS, *IN_VAIN)
-        ],
+        param
+        for action, does in zip((*ACTIONS, *IN_VAIN), cycle([INTERRUPT, RAISE]))
+        for param in (
+            (action, does, FEW),
+            pytest.param(action, does, ALL if action in SHORT else MANY, marks=pytest.mark.full),
+        )
     ],
 )
 def test_interrupted_anywhere(children: Children, action: str, does: str, number: int) -> None:

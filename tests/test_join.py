@@ -209,7 +209,6 @@ def test_too_late(here: Here) -> None:
         assert late.run(JOIN.format("'0'")).error == "TooLateError"
 
 
-@pytest.mark.ipython
 def test_in_a_notebook(here: Here) -> None:
     """A second notebook joins; it is told when the first has gone, and can reserve the GPU then."""
     pytest.importorskip("ipykernel.kernelspec")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Here, as old ones set an environment variable when jupyter_client first imports them.
 pytest.importorskip("ipykernel.kernelspec")
 
-pytestmark = [pytest.mark.ipython, pytest.mark.process]
+pytestmark = [pytest.mark.process]
 
 START_CUDA = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 LONG_S = 1000  # than any test takes
@@ -75,6 +75,7 @@ def status_of(kernel: Kernel, code: str) -> str:
 together = pytest.mark.xdist_group("two kernels")
 
 
+@pytest.mark.ipython
 @pytest.mark.promise
 @together
 def test_kernel_and_its_children_see_the_variables(two: Two) -> None:
@@ -106,6 +107,7 @@ def test_two_kernels_at_the_same_moment(two: Two) -> None:
         assert [kernel.finish(cell).error for kernel, cell in cells] == [None, None]
 
 
+@pytest.mark.ipython
 @pytest.mark.promise
 @together
 def test_failure_shows_who_has_it(two: Two) -> None:
@@ -137,6 +139,7 @@ def test_who_runs_the_cell_is_told_that_it_failed(two: Two, code: str) -> None:
     assert status_of(two.second, "%reserve_gpu --release") == "ok"
 
 
+@pytest.mark.ipython
 @pytest.mark.promise
 @together
 @pytest.mark.parametrize("code", ["%reserve_gpu --stat", "x = 1\nreserve_gpu --stat"])
@@ -198,6 +201,7 @@ def test_a_wait_that_nobody_watches(two: Two) -> None:
     assert reserved
 
 
+@pytest.mark.ipython
 @pytest.mark.promise
 @together
 def test_interrupting_a_cell_that_waits(two: Two) -> None:
@@ -341,6 +345,7 @@ def plain(tmp_path: Path) -> Here:
     return Here(tmp_path)
 
 
+@pytest.mark.ipython
 @pytest.mark.promise
 def test_gpu_is_free_when_the_kernel_ends(plain: Here) -> None:
     """A kernel that crashes or is shut down frees its GPU at once; its restart keeps it."""
@@ -420,6 +425,7 @@ def test_a_driver_that_hangs_is_told(plain: Here, line: str) -> None:
 # -- notebooks -------------------------------------------------------------------------------------
 
 
+@pytest.mark.ipython
 @pytest.mark.promise
 @pytest.mark.xdist_group("nbclient")  # nbformat takes seconds to load where JupyterLab is, too
 def test_notebook_runs_with_its_gpu_up_to_a_failure(here: Here) -> None:

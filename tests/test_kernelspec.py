@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 # Here, as old ones set an environment variable when jupyter_client first imports them.
 pytest.importorskip("ipykernel.kernelspec")
 
-pytestmark = pytest.mark.ipython
-
 VISIBLE = "import os; print([os.environ.get('CUDA_VISIBLE_DEVICES')])"
 # Short naps: a signal in the instant before a nap begins is noticed only at its end.
 NAPS = "import time; print('on', flush=True)\nwhile True: time.sleep(0.05)"
@@ -231,6 +229,7 @@ def test_the_name_that_vs_code_tells_the_kernel(started: Started) -> None:
         assert asker.run(look).value == [["train.ipynb", kernel, started.kernel.pid]]
 
 
+@pytest.mark.ipython
 @pytest.mark.promise
 @pytest.mark.process
 def test_its_life(here: Here, typed: CommandLine) -> None:
@@ -357,6 +356,7 @@ def test_a_notebook_beside_modules_of_any_name(machine: Machine) -> None:
 # -- installing -----------------------------------------------------------------------------------
 
 
+@pytest.mark.ipython
 def test_the_kernelspec(here: Here, typed: CommandLine) -> None:
     """The kernelspec is the stock one with its logos and metadata, started by this Python."""
     from ipykernel.kernelspec import RESOURCES, get_kernel_dict

@@ -910,7 +910,6 @@ def test_one_that_ignores_the_end_is_killed(busy: Machine) -> None:
 # -- kernels --------------------------------------------------------------------------------------
 
 
-@pytest.mark.ipython
 @pytest.mark.process
 @pytest.mark.full
 def test_the_display_is_replaced(machine: Machine) -> None:
@@ -921,7 +920,6 @@ def test_the_display_is_replaced(machine: Machine) -> None:
         assert visible(kernel) == ""
 
 
-@pytest.mark.ipython
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("line", "last"),
@@ -944,7 +942,6 @@ def test_the_last_word_of_a_cell_stays(machine: Machine, line: str, last: str, t
         assert kernel.run("%reserve_gpu --release").shown.count("was released") == bool(then)
 
 
-@pytest.mark.ipython
 @pytest.mark.process
 def test_each_cell_that_has_reserved_tells_the_end(machine: Machine) -> None:
     """What prolongs a reservation, or asks for it again, shows the same line; one replaces all."""
@@ -987,7 +984,6 @@ def test_run_unattended(machine: Machine) -> None:
     assert "sees []" in told
 
 
-@pytest.mark.ipython
 @pytest.mark.process
 def test_a_release_is_shown(machine: Machine) -> None:
     """The cell that has reserved says no more until when that was."""
@@ -996,7 +992,6 @@ def test_a_release_is_shown(machine: Machine) -> None:
 
 
 @pytest.mark.promise
-@pytest.mark.ipython
 @pytest.mark.process
 def test_overdue(busy: Machine) -> None:
     """With CUDA it stays reserved; all see that it is overdue, until it is prolonged."""
@@ -1016,7 +1011,6 @@ def test_overdue(busy: Machine) -> None:
 
 
 @pytest.mark.promise
-@pytest.mark.ipython
 @pytest.mark.process
 def test_end_of_a_kernel(busy: Machine) -> None:
     """With --end-kernel it ends as a kernel does, after what it wanted called, and all is free."""

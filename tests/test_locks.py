@@ -98,7 +98,6 @@ def test_an_obstacle_in_place_of_the_mutex_is_an_error(two: Here, obstacle: str)
     assert variables() == {}
 
 
-@pytest.mark.ipython
 @pytest.mark.parametrize(("name", "error"), [(GPU0, "NoFreeDeviceError"), (MUTEX, "LockError")])
 def test_the_magic_shows_no_traceback(two: Here, name: str, error: str) -> None:
     """In a notebook each obstacle in place of a lock or of the mutex is a short message."""
@@ -583,7 +582,6 @@ def test_a_deleted_lock_frees_nothing(two: Here, gone: str, *, share: bool) -> N
     assert held(two) == []
 
 
-@pytest.mark.ipython
 @SHARED
 def test_a_deleted_lock_is_locked_anew_by_the_next_cell(two: Here, *, share: bool) -> None:
     """At the end of any cell a lock whose file was deleted is locked anew, and a line says so."""
@@ -658,7 +656,6 @@ def test_what_another_has_locked_meanwhile_is_lost(two: Here, other: str, *, sha
     assert held(two) == []
 
 
-@pytest.mark.ipython
 def test_a_lost_lock_is_said_after_a_cell(two: Here) -> None:
     """Whose lock another process has by now is told at the end of the next cell."""
     shell = two.shell()

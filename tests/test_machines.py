@@ -217,7 +217,6 @@ def test_a_host_is_not_told_of_containers(here: Here) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.ipython
 def test_the_magic_tells_a_container_in_one_line(machine: Machine) -> None:
     """In a notebook the warning is one line on stderr, beside the usual output."""
     with behind(machine, *CONTAINER) as child:
@@ -636,7 +635,6 @@ def elsewhere(machine: Machine, system: str, **extra: str) -> dict[str, tuple[st
 
 
 @pytest.mark.process
-@pytest.mark.ipython
 @pytest.mark.parametrize(
     ("system", "has_driver"), [("win32", False), ("win32", True), ("darwin", False)]
 )
@@ -813,7 +811,6 @@ OPTIONAL: dict[str, tuple[str, dict[str, str], str | dict[str, str], str]] = {
 }
 
 
-@pytest.mark.ipython
 @pytest.mark.parametrize(
     ("scenario", "extra", "expected", "words"), OPTIONAL.values(), ids=OPTIONAL.keys()
 )

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tests.machine import Cell, Machine
     from tests.shell import Shell
 
-pytestmark = pytest.mark.ipython
-
 # Two GPUs whose UUIDs begin alike, with a letter in a bus id, and two that need nothing said.
 FOUR = """
 gpu
@@ -88,6 +86,7 @@ def ipython(machine: Machine, *arguments: str, **extra: str) -> subprocess.Compl
 # -- what is printed -------------------------------------------------------------------------------
 
 
+@pytest.mark.ipython
 def test_load_ext_gives_the_magic(here: Here) -> None:
     """After %load_ext, %reserve_gpu prints the device and its variables to the letter."""
     shell = here.shell()
@@ -181,6 +180,7 @@ def test_a_lost_gpu_is_told_to_its_holder(here: Here) -> None:
 # -- what a request changes ------------------------------------------------------------------------
 
 
+@pytest.mark.ipython
 def test_fails_closed_and_recovers(here: Here) -> None:
     """Nothing free: no GPU is visible, until one can be had or --release undoes the failure."""
     before = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_MEMORY": "7"}
@@ -264,6 +264,7 @@ def test_the_end_of_a_cell_mends_a_deleted_lock(here: Here) -> None:
     assert run(shell, "1").stderr == ""
 
 
+@pytest.mark.ipython
 def test_the_end_of_a_cell_tells_of_a_lost_lock(here: Here) -> None:
     """Where another process took the GPU after its lock was deleted, each cell's end says whose."""
     shell = here.shell()
@@ -461,6 +462,7 @@ def test_the_manual_page_says_that_sharing_takes_two(here: Here) -> None:
 # -- settings --------------------------------------------------------------------------------------
 
 
+@pytest.mark.ipython
 def test_config_shows_and_changes_the_settings(here: Here) -> None:
     """`%config ReserveGPU` shows both settings, and what it sets holds for the next reservation."""
     here.write("gpu\n memory 4096\n used 700")
@@ -516,6 +518,7 @@ def test_a_bad_threshold_outside_is_no_traceback(here: Here, where: str) -> None
     assert "'lots'" in cell.stderr
 
 
+@pytest.mark.ipython
 @pytest.mark.process
 def test_example_configuration_gives_the_magic(machine: Machine) -> None:
     """With the repository's ipython_config.py in the profile, magic and settings are there."""
@@ -549,6 +552,7 @@ def test_the_environment_prevails_over_a_configuration(here: Here) -> None:
 # -- loading, unloading, and what stays untouched --------------------------------------------------
 
 
+@pytest.mark.ipython
 @pytest.mark.promise
 @pytest.mark.process
 def test_ext_gives_the_magic_and_a_failure_stops_ipython(machine: Machine) -> None:
@@ -566,6 +570,7 @@ def test_ext_gives_the_magic_and_a_failure_stops_ipython(machine: Machine) -> No
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.ipython
 def test_unload_and_reload_keep_the_reservation(here: Here) -> None:
     """Unloading takes magic and settings away, reloading brings both back; the GPU is kept."""
     shell = here.shell()

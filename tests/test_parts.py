@@ -333,7 +333,6 @@ def test_other_wishes(here: Here) -> None:
 WISHED = [("T4", 10_000), ("T4", 16_000), ("A100", 40_000)]
 
 
-@pytest.mark.ipython
 def test_optional(one: Here) -> None:
     """With --optional a cell goes on without a part where there is no room."""
     shell = one.shell()
@@ -382,7 +381,6 @@ def test_a_lock_file_that_somebody_has_made_huge(one: Here, size: int) -> None:
 # -- after a cell ----------------------------------------------------------------------------------
 
 
-@pytest.mark.ipython
 def test_who_is_over_is_told_after_a_cell(one: Here) -> None:
     """A kernel that uses more than its part is told so after the cell, once for each time."""
     shell = one.shell()

@@ -12,7 +12,7 @@ from tests.machine import ROOT
 if TYPE_CHECKING:
     from tests.machine import Machine
 
-pytestmark = [pytest.mark.process, pytest.mark.ipython]
+pytestmark = [pytest.mark.process]
 
 CHANGE_ALL = """
 import os, pathlib, reserve_gpu

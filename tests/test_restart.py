@@ -98,8 +98,8 @@ def record(machine: Here, number: str) -> dict[str, Any]:
 # -- by kernels ------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise
 @pytest.mark.ipython
+@pytest.mark.promise
 def test_a_restart_keeps_the_gpu(here: Here) -> None:
     """A kernel that restarts has its GPU again before one who waits, with its note and lease."""
     with here.kernel() as kernel, here.child() as child:
@@ -132,7 +132,6 @@ def child_picture(machine: Machine) -> str:
 
 
 @pytest.mark.promise
-@pytest.mark.ipython
 @pytest.mark.parametrize("how", ["shutdown", "kill -9"])
 def test_whatever_is_no_restart_frees_the_gpu(here: Here, how: str) -> None:
     """A kernel that is shut down or killed leaves no heir: whoever waits has the GPU at once."""

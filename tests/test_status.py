@@ -463,7 +463,6 @@ os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @pytest.mark.process
-@pytest.mark.ipython
 def test_a_fork_of_a_kernel_notes_no_cells(machine: Machine) -> None:
     """What a child runs that was forked from a kernel is no cell of that kernel."""
     with machine.child() as child:
@@ -598,7 +597,6 @@ def test_a_lock_that_cannot_be_opened(here: Here) -> None:
     assert "is not a regular file" in rows[3]["reason"]
 
 
-@pytest.mark.ipython
 def test_without_a_driver(here: Here) -> None:
     """Without a driver the magic says so in one line and stops nothing; status() raises."""
     here.add("fail nvmlInitWithFlags * 12")
@@ -924,11 +922,10 @@ def test_in_a_terminal(
     assert re.search(rf"^0 +reserved +{name}( |$)", bare, re.MULTILINE)
     assert re.search(r"^  1:2 +free", bare, re.MULTILINE)
     assert str(os.getpid()) in re.sub(r"\n *", "", bare)
-    assert (f"(pid {os.getpid()}) for 0 s" in bare) or columns < 80
+    assert (f"(pid {os.getpid()}) for " in bare) or columns < 80
 
 
 @pytest.mark.process
-@pytest.mark.ipython
 def test_in_ipython_in_a_terminal(machine: Machine) -> None:
     """IPython in a real terminal shows the status in its colours and its width."""
     machine.use("mig")
@@ -960,7 +957,6 @@ def screen(machine: Machine, columns: int, *lines: str) -> str:
     return text.decode().replace("\r\n", "\n")
 
 
-@pytest.mark.ipython
 def test_where_there_is_no_terminal(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a log each fact is one line without colours; print and an expression say the same."""
     here.use("busy")
@@ -998,7 +994,6 @@ def test_where_letters_are_few(
 
 
 @pytest.mark.process
-@pytest.mark.ipython
 def test_in_ipython_where_letters_are_few(machine: Machine) -> None:
     """IPython shows the status also where its output is not UTF-8."""
     machine.use("busy")
@@ -1028,7 +1023,6 @@ def test_the_shape_is_the_documented_one(here: Here) -> None:
     assert repr(shape(found)) == repr(shape(json.loads(example)))
 
 
-@pytest.mark.ipython
 def test_json_goes_with_status(here: Here) -> None:
     """--json alone is refused in one line."""
     cell = here.shell().run("%reserve_gpu --json")

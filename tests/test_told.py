@@ -74,7 +74,6 @@ def test_who_is_not_told(here: Here, how: str) -> None:
         assert "has waited" not in shell.run("pass").all
 
 
-@pytest.mark.ipython
 def test_a_program_that_reads_the_output(here: Here) -> None:
     """A notebook that runs unattended is told nothing."""
     pytest.importorskip("ipykernel.kernelspec")

@@ -572,11 +572,11 @@ def test_users_and_processes_are_asked_for_now_and_then(here: Here) -> None:
 
 
 def test_who_uses_a_gpu_is_asked_anew(here: Here) -> None:
-    """A waiter learns within seconds who uses a GPU that was in use by somebody else before."""
+    """A waiter learns in time who uses a GPU that was in use by somebody else before."""
     here.write(BUSY)
     with Other(here) as other:
         (row,) = other.denied.rows
-        explain = Explainer(other.claim)
+        explain = Explainer(other.claim, every_s=0.1)
         assert [process.pid for process in explain(row).processes] == [4321000]
         here.write(BUSY.replace("4321000", "4321001"))
         wait_for(lambda: [process.pid for process in explain(row).processes] == [4321001])
@@ -786,7 +786,6 @@ def test_a_log_gets_a_line_only_on_news(here: Here) -> None:
     assert not re.search("[\r\x1b]", log.getvalue())
 
 
-@pytest.mark.ipython
 @pytest.mark.parametrize(("options", "error"), [("", "WaitTimeoutError"), (" --optional", None)])
 def test_where_the_limit_runs_out_only_optional_goes_on(
     here: Here, options: str, error: str | None

@@ -219,7 +219,6 @@ def shown(kernel: Kernel, message: str) -> list[tuple[str, dict[str, Any]]]:
                 parts.append((part["msg_type"], content))
 
 
-@pytest.mark.ipython
 def test_a_notebook_shows_one_line_that_changes(one: Machine) -> None:
     """A cell that waits has one display, updated in place and empty at the end, then the output."""
     pytest.importorskip("ipykernel.kernelspec")
@@ -243,7 +242,6 @@ def test_a_notebook_shows_one_line_that_changes(one: Machine) -> None:
     assert last[1]["text"].startswith("Reserving GPU0: ")
 
 
-@pytest.mark.ipython
 def test_interrupting_a_cell_that_waits(one: Machine) -> None:
     """Interrupting a waiting cell shows one line; the kernel holds nothing and is not queued."""
     pytest.importorskip("ipykernel.kernelspec")

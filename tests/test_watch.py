@@ -45,7 +45,6 @@ def typed(here: Here, capsys: pytest.CaptureFixture[str]) -> CommandLine:
 
 
 @pytest.mark.process
-@pytest.mark.ipython
 def test_in_a_notebook(machine: Machine) -> None:
     """A notebook has one display, which follows what happens; interrupting it is no error."""
     pytest.importorskip("ipykernel.kernelspec")
@@ -71,7 +70,6 @@ def test_in_a_notebook(machine: Machine) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.ipython
 def test_where_nobody_watches(machine: Machine) -> None:
     """A cell that is run unattended shows the status once and ends; so does IPython in a pipe."""
     pytest.importorskip("ipykernel.kernelspec")

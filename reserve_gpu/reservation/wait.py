@@ -104,8 +104,8 @@ class News:
 class Explainer:
     """Explains rows, and asks again about the same device only now and then."""
 
-    def __init__(self, asking: Asking) -> None:
-        self._asking = asking
+    def __init__(self, asking: Asking, every_s: float = EXPLAIN_EVERY_S) -> None:
+        self._asking, self._every_s = asking, every_s
         self._known: dict[str, tuple[object, float, Row]] = {}
         self._first: tuple[str, Ticket] | None = None
 
@@ -119,7 +119,7 @@ class Explainer:
         """Return the row with what runs on the device and whose it is."""
         people = [(h.pid, h.part_mib) for h in (*row.holders, row.awaited_by) if h]
         before, asked_at, answer = self._known.get(row.label, (None, 0.0, row))
-        is_due = time.monotonic() - asked_at >= EXPLAIN_EVERY_S
+        is_due = time.monotonic() - asked_at >= self._every_s
         if is_due or before != (row.state, people):
             answer = machine.explained(self._asking.gpus, row, self._asking.idle_mib)
             self._known[row.label] = (row.state, people), time.monotonic(), answer
