@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from reserve_gpu.gpus.names import DeviceNames
     from reserve_gpu.model import News, Request, Reserved
+    from reserve_gpu.notices import Notice
     from reserve_gpu.report import failures, messages
     from reserve_gpu.report import progress as displays
     from reserve_gpu.report.faces import Face
@@ -138,19 +139,15 @@ def ask(
             if before[0] or deadline.waits:
                 this_session.go_without()
 
+    def meet() -> tuple[Reservation, list[Notice]]:
+        notices = reserving.reserve(this_session, request, deadline, before)
+        if reservation := this_session.reservation:
+            return reservation, notices
+        raise RequestError(HAS_ENDED)  # other code of this process has closed its locks
+
     try:
         with _shown(progress) as show:
-            notices = this_session.run(
-                reserving.reserve,
-                this_session,
-                request,
-                deadline,
-                before,
-                show=show,
-                until=deadline.at,
-                undo=undo,
-            )
-            reservation = this_session.reservation
+            reservation, notices = this_session.run(meet, show=show, until=deadline.at, undo=undo)
     except Failure as failure:
         raise failures.error(failure.reason, face) from None
     except ReserveGPUError:
@@ -158,8 +155,6 @@ def ask(
     except BaseException:  # what a signal handler has raised
         this_session.run_in_any_case(undo)
         raise
-    if reservation is None:  # other code of this process has closed its locks
-        raise RequestError(HAS_ENDED)
     return reservation, messages.said(notices) if notices else [], reservation is not before[0]
 
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 import errno
 import math
 import os
+import sys
 import threading
 import time
 from _queue import Empty, SimpleQueue  # as `queue` has them, which loads other kinds besides
 from _thread import start_new_thread
 from collections import deque
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from reserve_gpu.errors import TOO_MANY_FILES, NoThreadError, ReserveGPUError
@@ -56,6 +57,27 @@ _local = _Local()
 
 class GivenUpError(BaseException):
     """Ends a call whose caller has gone; never seen outside of its thread."""
+
+
+class Errand:
+    """An import, made on the thread that waits for the call which needs the module."""
+
+    def __init__(self, name: str, *, is_guarded: bool) -> None:
+        self._name, self._is_guarded = name, is_guarded
+        self.is_done = threading.Lock()
+        self.is_done.acquire()
+        self.module: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Import the module; no fork begins meanwhile."""
+        try:
+            with nullcontext() if self._is_guarded else no_fork:
+                self.module = __import__(self._name, fromlist=["*"])
+        except BaseException as error:  # noqa: BLE001 - raised again where the module is needed
+            self.error = error
+        with suppress(RuntimeError):  # both sides have run it
+            self.is_done.release()
 
 
 class Call(Generic[T]):
@@ -119,9 +141,20 @@ class Call(Generic[T]):
                 news = self._news.get(timeout=limit_s)
             except Empty:
                 return self.is_done
-            if news is not DONE:
+            if isinstance(news, Errand):
+                news.run()
+            elif news is not DONE:
                 show(news)
         return True
+
+    def send(self, errand: Errand) -> None:
+        """Have the caller run an errand, and wait for its end; raises GivenUpError without one."""
+        self._news.put(errand)
+        while not errand.is_done.acquire(timeout=POLL_S):
+            if self.given_up:
+                raise GivenUpError(self.given_up)
+            if not self.is_awaited:
+                errand.run()
 
     def result(self) -> T:
         """Return the answer, or raise the error, of a call that is done."""
@@ -329,13 +362,31 @@ class Late:
 
     def __call__(self) -> Any:
         """Import the module now; returns it."""
-        with no_fork:
-            try:
-                return __import__(f"reserve_gpu.{self._name}", fromlist=["*"])
-            except OSError as error:
-                if error.errno == errno.EMFILE:
-                    raise ReserveGPUError(TOO_MANY_FILES) from None
-                raise
+        try:
+            return imported(f"reserve_gpu.{self._name}")
+        except OSError as error:
+            if error.errno == errno.EMFILE:
+                raise ReserveGPUError(TOO_MANY_FILES) from None
+            raise
+
+
+def imported(name: str) -> Any:
+    """Import a module, by the thread that waits for the call that this thread makes.
+
+    A signal handler that raises in the midst of an import leaves Python's locks for imports with
+    its thread. That thread can import all the same; any other one would wait for it for ever.
+    """
+    module = sys.modules.get(name)
+    if module and not getattr(module.__spec__, "_initializing", False):
+        return module
+    call, errand = _local.call, Errand(name, is_guarded=is_mine(no_fork))
+    if call and call.is_awaited and call.caller != threading.get_ident():
+        call.send(errand)
+    else:
+        errand.run()
+    if errand.error:
+        raise errand.error
+    return errand.module
 
 
 def load(*modules: ModuleType) -> None:

@@ -22,6 +22,7 @@ import json
 import os
 import stat
 import sys
+from codecs import BOM_UTF8
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -319,7 +320,7 @@ def parsed(data: bytes, file: str) -> dict[str, Any]:
     """Return the tables of a file. Raises MistakeError for one with a mistake in its form."""
     try:
         # Some editors begin a file with a byte order mark.
-        tables: dict[str, Any] = tomllib.loads(data.decode("utf-8-sig"))
+        tables: dict[str, Any] = tomllib.loads(data.removeprefix(BOM_UTF8).decode())
     except (ValueError, RecursionError) as error:  # tomllib names the line
         raise MistakeError(f"{_path(file)}: {shown(str(error), REASON_LIMIT)}") from error
     return tables

@@ -392,6 +392,9 @@ def test_released_at_exit(machine: Machine) -> None:
     assert done.stderr == ""
 
 
+LOCK_IMPORTS = "import _imp\n_imp.acquire_lock()"  # as a handler that raises in an import does
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("wishes", "rules"),
@@ -408,6 +411,26 @@ def test_the_import_lock_that_a_signal_has_left(machine: Machine, wishes: str, r
     """A handler that has raised in an import leaves Python's lock: a reservation goes on."""
     machine.rules.write_text(rules)
     with machine.child() as child:
-        child.run("import _imp\n_imp.acquire_lock()")
+        child.run(LOCK_IMPORTS)
         assert child.reserve(wishes).error is None
         assert child.run("reserve_gpu.release()\nstr(reserve_gpu.current())").value == "None"
+
+
+@pytest.mark.process
+def test_a_refusal_needs_no_lock_of_imports(machine: Machine) -> None:
+    """With that lock left to the main thread a refusal answers, at once and after a wait."""
+    with machine.child() as holder, machine.child() as child:
+        holder.reserve("count=2")
+        child.run(LOCK_IMPORTS)
+        assert child.reserve("").error == "NoFreeDeviceError"
+        assert child.reserve("wait=0.3").error == "WaitTimeoutError"
+
+
+@pytest.mark.process
+def test_the_end_of_a_lease_needs_no_lock_of_imports(machine: Machine) -> None:
+    """With that lock left to the main thread a lease ends: the GPU is free, the variables empty."""
+    with machine.child() as child:
+        child.run(LOCK_IMPORTS)
+        assert child.reserve("for_=0.5").error is None
+        wait_for(lambda: child.run("str(reserve_gpu.current())").value == "None")
+        assert child.run("os.environ['CUDA_VISIBLE_DEVICES']").value == ""

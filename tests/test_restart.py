@@ -522,3 +522,13 @@ def first_answered(waiters: list[Waiter]) -> Waiter:
     streams: dict[Any, Waiter] = {waiter.child.process.stdout: waiter for waiter in waiters}
     ready, _, _ = select.select(list(streams), [], [], LONG_S)
     return streams[ready[0]]
+
+
+def test_the_lock_of_imports_is_not_needed(here: Here) -> None:
+    """With Python's lock for imports left to the main thread a restart gets its GPU back."""
+    with file_of(here) as file, here.child() as first, here.child() as second:
+        first.reserve("'1'")
+        leave(first, file)
+        first.kill()
+        second.run("import _imp\n_imp.acquire_lock()")
+        assert claim(second, file)[0] == "1"

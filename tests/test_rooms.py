@@ -71,7 +71,7 @@ OWNERS = {
     "distributed": {"dask"},
 }
 # Imported inside functions only; so is what is ours and seldom needed.
-LATE = {"pynvml", "psutil", "ctypes", "argcomplete", "ipykernel", "jupyter_client"}
+LATE = {"pynvml", "psutil", "argcomplete", "ipykernel", "jupyter_client"}
 LATE |= {"jupyter_core", "subprocess"}
 LATE_OURS = {"top", "frameworks", "jupyter", "extension", "magic", "cli", "command"}
 

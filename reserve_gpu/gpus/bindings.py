@@ -7,6 +7,7 @@ Ctrl-C works while one of them hangs.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import warnings
@@ -15,8 +16,7 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import host
-from reserve_gpu.calls import no_fork
+from reserve_gpu import calls, host
 from reserve_gpu.errors import (
     TOO_MANY_FILES,
     DriverError,
@@ -288,8 +288,6 @@ class Bindings:
         return answer
 
     def _count_processes(self, handle: Any, name: str) -> int:
-        import ctypes
-
         for variant in (f"{name}_v3", f"{name}_v2", name):
             try:
                 function = self._pynvml._nvmlGetFunctionPointer(variant)  # noqa: SLF001 - no public way
@@ -313,8 +311,7 @@ def import_pynvml() -> ModuleType:
         with warnings.catch_warnings():
             # PyPI's package pynvml only wraps the official bindings, and warns that it does.
             warnings.simplefilter("ignore")
-            with no_fork:
-                import pynvml
+            pynvml = calls.imported("pynvml")
     except SyntaxError:  # written for Python 2
         raise _wrong_bindings() from None
     except Exception as error:  # a broken module may raise anything
@@ -347,8 +344,6 @@ def _free_in_children(lock: Any) -> None:
 def _preload_wsl_library() -> None:
     """Load the driver's library from where it is under WSL2; the bindings then find it by name."""
     if os.path.exists(WSL_LIBRARY):
-        import ctypes
-
         with suppress(OSError):
             ctypes.CDLL(WSL_LIBRARY)
 

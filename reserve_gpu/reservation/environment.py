@@ -3,12 +3,13 @@
 CUDA reads `CUDA_VISIBLE_DEVICES` once, in cuInit; what is set later changes nothing, in silence.
 """
 
+import ctypes
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from reserve_gpu.calls import no_fork
 from reserve_gpu.model import Device
 
 MEMORY, ORDER, VISIBLE = "CUDA_DEVICE_MEMORY", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
@@ -63,14 +64,6 @@ class Changes(NamedTuple):
         return Changes(inherited, dict(values))
 
 
-def load() -> None:
-    """Import what the functions below need."""
-    with no_fork:
-        import ctypes
-
-    del ctypes
-
-
 def variables(devices: Sequence[Device], part_mib: float | None = None) -> dict[str, str | None]:
     """Return CUDA's variables for these devices; None for one that must not be set.
 
@@ -86,8 +79,6 @@ def variables(devices: Sequence[Device], part_mib: float | None = None) -> dict[
 
 def own_caps(values: Mapping[str, str | None], inherited: Mapping[str, str | None]) -> str:
     """Return what tells child processes which caps we set, and what stood there before."""
-    with no_fork:
-        import json
     return json.dumps({n: (v, inherited.get(n)) for n, v in values.items() if n in CAPS})
 
 
@@ -99,8 +90,6 @@ def inherited_caps(inherited: Mapping[str, str | None]) -> dict[str, str | None]
     """
     if not inherited.get(OWN_CAPS):
         return {}
-    with no_fork:
-        import json
     with suppress(ValueError, TypeError, AttributeError, RecursionError):
         caps = json.loads(inherited[OWN_CAPS] or "").items()
         return {
@@ -157,11 +146,6 @@ def cuda_uuids() -> list[str]:
 
     Empty where CUDA has not started, or can't be asked, as in a fork.
     """
-    import ctypes
-
-    with no_fork:
-        import uuid
-
     cuda = _cuda()
     if cuda is None:
         return []
@@ -174,7 +158,9 @@ def cuda_uuids() -> list[str]:
         for number in range(count.value):
             if cuda.cuDeviceGet(ctypes.byref(device), number) or ask(ctypes.byref(data), device):
                 return []
-            uuids.append(str(uuid.UUID(bytes=bytes(data))))
+            digits = bytes(data).hex()
+            places = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
+            uuids.append("-".join(places))
     return uuids
 
 
@@ -196,8 +182,6 @@ def _cuda() -> Any:
     library = _library()
     if library is None:
         return None
-    import ctypes
-
     count = ctypes.c_int()
     with suppress(AttributeError):  # a library that lacks it may have been initialised
         if library.cuDeviceGetCount(ctypes.byref(count)) == NOT_INITIALIZED:
@@ -209,9 +193,6 @@ def _library() -> Any:
     """Return the CUDA driver library, if this process has loaded it."""
     if not hasattr(os, "RTLD_NOLOAD"):
         return None
-    with no_fork:
-        import ctypes
-
     try:
         return ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:

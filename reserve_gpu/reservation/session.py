@@ -429,7 +429,9 @@ class Session(OwnThread):
         are released: what this process starts in between finds no GPU that is somebody else's.
         """
         before = self._held
-        # Its import may fail, so it comes before any change.
+        # What the steps need is imported in this call, and before any change, as it may fail.
+        if host.may_keep_history():
+            calls.load(journal)
         timer = self.timer if self._timer or (held and held.lease.has_end) else None
         self._is_back = self._is_back and bool(
             held and before and held.devices == before.devices and held.part_mib == before.part_mib
@@ -610,6 +612,7 @@ class Session(OwnThread):
             self._listener.stop()
             self._listener = None
         elif is_wanted and not self._listener:
+            calls.load(lease_timer)  # which an answer needs, when no thread may import
             self._listener = elsewhere.Listener(self._answer)
             self._listener.start()
 
