@@ -5,6 +5,7 @@ The only module that imports `psutil`, and only when another process has to be d
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import sys
@@ -13,6 +14,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
+from reserve_gpu import foreign
 from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import TOO_MANY_FILES, ReserveGPUError, shown
 
@@ -219,8 +221,7 @@ def with_user(holder: Holder) -> Holder:
 
     Asked late, as looking up a user can take long where users come from a server.
     """
-    user = user_of(holder.pid) if holder.seen and holder.pid else None
-    return holder._replace(user=user or holder.user)
+    return holder._replace(owner=user_of(holder.listed_pid) if holder.listed_pid else None)
 
 
 def own_processes(
@@ -339,7 +340,7 @@ def with_uses(holders: Sequence[Holder], processes: Sequence[Process]) -> tuple[
 
     processes: all on the device.
     """
-    pids = [holder.pid if holder.seen else None for holder in holders]
+    pids = [holder.listed_pid for holder in holders]
     used = uses(processes, {pid for pid in pids if pid})
     return tuple(
         holder._replace(used_mib=used[pid] if pid else None)
@@ -476,11 +477,8 @@ def started() -> dict[str, str]:
     text = os.environ.get(STARTED)
     if not text:
         return {}
-    with no_fork:
-        import json
-
-    with suppress(ValueError, RecursionError):
-        fields = json.loads(bytes.fromhex(text))
+    with suppress(ValueError):
+        fields = foreign.parsed(bytes.fromhex(text))
         if isinstance(fields, dict) and fields.get("pid") in (None, str(os.getpid())):
             return {name: value for name, value in fields.items() if isinstance(value, str)}
     return {}
@@ -488,9 +486,6 @@ def started() -> dict[str, str]:
 
 def as_started(fields: Mapping[str, str]) -> str:
     """Return the variable that says so of a kernel."""
-    with no_fork:
-        import json
-
     return json.dumps(dict(fields)).encode().hex()
 
 

@@ -104,5 +104,5 @@ def _hours_of(_minute: int, *_places: str) -> Hours | None:
 
 def _is_above(rows: Sequence[Row]) -> bool:
     """Tell whether an ancestor of this process has reserved one of the devices."""
-    pids = {h.pid for row in rows if not row.is_mine for h in row.holders if h.seen}
+    pids = {h.listed_pid for row in rows if not row.is_mine for h in row.holders if h.listed_pid}
     return bool(pids) and not pids.isdisjoint(host.ancestors())

@@ -86,7 +86,7 @@ def reserved_without_driver() -> tuple[Row, ...]:
         holders = directory.holders_besides(())
     known: dict[int, list[Holder]] = {}
     for holder in holders:
-        known.setdefault(holder.index or 0, []).append(host.with_user(holder))
+        known.setdefault(holder.record.index or 0, []).append(host.with_user(holder))
     return tuple(
         Row(Fault(index, NO_DRIVER), State.RESERVED, holders=with_hosts(those))
         for index, those in sorted(known.items())
@@ -95,7 +95,7 @@ def reserved_without_driver() -> tuple[Row, ...]:
 
 def is_own(holder: Holder) -> bool:
     """Tell whether the kernel says that a holder is a process of this user's."""
-    return bool(holder.seen and holder.pid and host.uid_of(holder.pid) == os.geteuid())
+    return bool(holder.listed_pid and host.uid_of(holder.listed_pid) == os.geteuid())
 
 
 def explained(nvml: Nvml, row: Row, idle_mib: float | None = None) -> Row:
@@ -135,7 +135,7 @@ def identified(
     """
     if not nvml.sees_all:  # a pid may be another process's in our PID namespace
         return tuple(processes)
-    pids = {holder.pid for holder in holders if holder.seen and holder.pid}
+    pids = {holder.listed_pid for holder in holders if holder.listed_pid}
     not_found = False if is_complete and all(holder.seen for holder in holders) else None
     by_user = {h.user: h.name or "a process" for h in reversed(holders) if h.seen and not h.beside}
     known = []
@@ -232,7 +232,7 @@ def _row(
 def _has(holder: Holder, fault: Fault) -> bool:
     """Tell whether a holder has noted that it has this unusable device, or an instance of it."""
     is_whole = fault.instance is None
-    return holder.label == fault.label or (is_whole and holder.index == fault.index)
+    return holder.record.label == fault.label or (is_whole and holder.record.index == fault.index)
 
 
 def _held(row: Row, holders: Sequence[Holder]) -> Row:
@@ -244,7 +244,7 @@ def _held(row: Row, holders: Sequence[Holder]) -> Row:
 
 def _is_another(holder: Holder) -> bool:
     """Tell whether the holder is another process than this one, or may be."""
-    return not (holder.seen and holder.pid == os.getpid())
+    return holder.listed_pid != os.getpid()
 
 
 def _used(nvml: Nvml, row: Row, listed: Sequence[Process], *, is_complete: bool = True) -> Row:

@@ -6,11 +6,14 @@ unless a name says otherwise.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+from reserve_gpu import foreign
 
 MIB = 2**20
+MOST_WANTED = 1024  # devices that a waiter names
 LONGEST_RESTART_S = 3600.0  # for which devices are kept over the restart of a kernel
 # Bytes in the units of memory that people give sizes in.
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -264,13 +267,82 @@ class Who(NamedTuple):
     origin: the machine from which its kernel was started, where that is another one.
     """
 
+    pid: int | None = None
     user: str | None = None
     notebook: str | None = None
     command: str | None = None
     cwd: str | None = None
-    pid: int | None = None
-    namespace: int | None = None
     origin: str | None = None
+    namespace: int | None = None
+
+
+class Asks(NamedTuple):
+    """What somebody waits for.
+
+    text: in words. needs: how many devices at once.
+    wants: UUIDs of the devices that would do, None for any.
+    """
+
+    text: str | None = None
+    needs: int = 1
+    wants: frozenset[str] | None = None
+
+
+class Record(NamedTuple):
+    """What a holder or a waiter says of itself in its lock file.
+
+    since: when it took the lock. written: when it wrote this. Both in seconds since the epoch.
+    label, index: of the device: once a GPU is lost nobody can read its UUID.
+    visible: its CUDA_VISIBLE_DEVICES.
+    overdue: since when its reservation should have ended, where it has not.
+    kept_until: for how long it is kept for the restart of its kernel.
+    guest_of: of a guest, since when the holder that it has joined has the device.
+    is_alone: that holder shares it with nobody.
+    """
+
+    who: Who = Who()
+    promise: Promise = Promise()
+    asks: Asks | None = None
+    since: float | None = None
+    written: float | None = None
+    label: str | None = None
+    index: int | None = None  # type: ignore[assignment] # a tuple has a method of that name
+    visible: str | None = None
+    overdue: float | None = None
+    kept_until: float | None = None
+    guest_of: float | None = None
+    is_alone: bool | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as JSON takes it, without what is not known."""
+        (size, lease, note), asks = self.promise, self.asks
+        fields = {
+            **self.who._asdict(),
+            "note": note,
+            **({"part_mib": size.mib, "part_unit": size.unit} if size else {}),
+            **(lease._asdict() if lease.has_end else {}),
+            **({"asks": asks.text, "needs": asks.needs} if asks else {}),
+            **({"wants": sorted(asks.wants)} if asks and asks.wants is not None else {}),
+            **dict(zip(self._fields[3:], self[3:], strict=True)),
+        }
+        limit = foreign.TEXT_LIMIT
+        texts = {k: v[:limit] if isinstance(v, str) else v for k, v in fields.items()}
+        return {name: value for name, value in texts.items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> "Record":
+        """Return what somebody wrote, as far as it makes sense."""
+        said = foreign.Fields(fields)
+        part_mib, unit, wants = said.number("part_mib"), said.text("part_unit"), None
+        size = Size(part_mib, unit if unit in UNITS else "GiB") if part_mib else None
+        if isinstance(fields.get("wants"), list):
+            wants = frozenset(said.texts("wants", MOST_WANTED))
+        return cls(
+            Who(**foreign.fields_of(Who, fields)),
+            Promise(size, Lease(**foreign.fields_of(Lease, fields)), said.text("note")),
+            Asks(said.text("asks"), said.integer("needs") or 1, wants),
+            **foreign.fields_of(cls, fields),
+        )
 
 
 class Rule(NamedTuple):
@@ -313,57 +385,89 @@ class Rules(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """The process that has a lock, and its record.
+    """The process that has a lock: what the system says of it, beside its record.
 
-    If `seen`, the kernel's list of locks names the pid, and the user is that process's. The rest
-    is from the record, which another process than the holder may have written. It is shown, made
-    fit to print, and never decides anything.
+    record: another process than the holder may have written it. It is shown, made fit to print,
+    and never decides anything.
+    listed_pid: by the kernel's list of locks, None where that does not show it.
+    owner: the user whose process that is, by the system. uid: the same; of a sharer whose file it
+    is.
+    elsewhere: the pid is of another PID namespace; here it means another process.
+    last_cell: when it last ended a cell, after it took the lock.
+    file: the name of its lock file.
+    used_mib: of one who shares, with its children, None if that can't be seen.
+    beside: the holder that it has joined, in a word, None where that has gone.
     """
 
-    pid: int | None = None
-    user: str | None = None
-    notebook: str | None = None  # its file's name
-    since: float | None = None  # when it took the lock
-    promise: Promise = Promise()
-    overdue: float | None = None  # since when it should have ended
-    kept_until: float | None = None  # for the restart of its kernel
-    guest_of: float | None = None  # since when the holder that it has joined has the device
-    is_alone: bool = False  # a guest of one who shares the device with nobody
-    beside: str | None = None  # the holder that it has joined, in a word; None where that has gone
-    # Whose process it is, by the kernel's word; of a sharer whose file it is.
+    record: Record = Record()
+    listed_pid: int | None = None
+    owner: str | None = None
     uid: int | None = None
-    seen: bool = False
-    confirmed: bool = False  # the record names the same pid as the kernel
-    elsewhere: bool = False  # the pid is of another PID namespace; here it means another process
-    last_cell: float | None = None  # when it last ended a cell, after it took the lock
-    # The device, as the holder has noted it: once a GPU is lost nobody can read its UUID.
-    label: str | None = None
-    index: int | None = None  # type: ignore[assignment]
-    visible: str | None = None  # its CUDA_VISIBLE_DEVICES
-    command: str | None = None  # in short, as `python train.py`; an engine by its number
-    cwd: str | None = None  # its working directory when it took the lock
-    file: str | None = None  # the name of its lock file
-    used_mib: float | None = None  # of one who shares, with its children; None: can't be seen
-    origin: str | None = None  # the machine from which its kernel was started, by ssh
+    elsewhere: bool = False
+    last_cell: float | None = None
+    file: str | None = None
+    used_mib: float | None = None
+    beside: str | None = None
 
     @property
-    def part_mib(self) -> float | None:
-        """Return the most memory of the device that it was promised, None for all of it."""
-        return self.promise.part_mib
+    def seen(self) -> bool:
+        """Tell whether the pid is the kernel's word."""
+        return self.listed_pid is not None
 
     @property
-    def note(self) -> str | None:
-        """Return its line for others to read."""
-        return self.promise.note
+    def confirmed(self) -> bool:
+        """Tell whether the record names the same pid as the kernel."""
+        return self.listed_pid is not None and self.listed_pid == self.record.who.pid
+
+    @property
+    def pid(self) -> int | None:
+        """Return its pid by the kernel's word, else by its own."""
+        return self.listed_pid or self.record.who.pid
+
+    @property
+    def user(self) -> str | None:
+        """Return its user by the system's word, else by its own."""
+        return self.owner or self.record.who.user
+
+    @property
+    def notebook(self) -> str | None:
+        """Return the name of its notebook's file."""
+        return self.record.who.notebook
 
     @property
     def name(self) -> str | None:
         """Return what it is, in a word: its notebook, or its command."""
-        return self.notebook or self.command
+        return self.record.who.notebook or self.record.who.command
+
+    @property
+    def since(self) -> float | None:
+        """Return when it took the lock."""
+        return self.record.since
+
+    @property
+    def lease(self) -> Lease:
+        """Return until when it has the device."""
+        return self.record.promise.lease
+
+    @property
+    def note(self) -> str | None:
+        """Return its line for others to read."""
+        return self.record.promise.note
+
+    @property
+    def part_mib(self) -> float | None:
+        """Return the most memory of the device that it was promised, None for all of it."""
+        return self.record.promise.part_mib
 
     def is_kept(self, now: float) -> bool:
         """Tell whether its kernel has ended, and what it had is kept for its restart."""
-        return self.kept_until is not None and now < self.kept_until <= now + LONGEST_RESTART_S
+        until = self.record.kept_until
+        return until is not None and now < until <= now + LONGEST_RESTART_S
+
+    @property
+    def is_alone(self) -> bool:
+        """Tell whether it is a guest of one who shares the device with nobody."""
+        return self.record.guest_of is not None and self.record.is_alone is True
 
     @property
     def is_over(self) -> bool:

@@ -156,7 +156,8 @@ def _is_meant(word: str, reserved: Reserved) -> bool:
     with suppress(RequestError):  # it names no device
         if any(names.matching(name, devices) for name in names.parse(word)):
             return True
-    notebook, command_ = reserved.holder.notebook or "", reserved.holder.command or ""
+    who = reserved.holder.record.who
+    notebook, command_ = who.notebook or "", who.command or ""
     pids = map(str, elsewhere.pids_of(reserved.holder))
     names_ = {*pids, notebook, notebook.removesuffix(".ipynb")}
     return word in {*names_, command_, *command_.split()}

@@ -899,8 +899,8 @@ def test_what_is_true_is_adopted(here: Here) -> None:
     with forged(here, TRUE):
         given = handover.received()
         assert given
-        assert [device.uuid for device in given.devices] == ["GPU-x"]
-        given.locks["GPU-x"].release()
+        assert [device.uuid for device in given.held.devices] == ["GPU-x"]
+        given.held.locks["GPU-x"].release()
 
 
 @pytest.mark.parametrize("name", FORGERIES)

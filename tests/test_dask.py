@@ -75,7 +75,7 @@ shown = []
 warnings.showwarning = lambda message, *_: shown.append(str(message))
 say(seen(client))
 holders = [h for r in reserve_gpu.status().rows for h in r.holders]
-say(sorted((h.command, h.notebook, h.note) for h in holders))
+say(sorted((h.record.who.command, h.notebook, h.note) for h in holders))
 say(client.scheduler.address)
 
 client.restart()

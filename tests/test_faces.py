@@ -26,6 +26,7 @@ from reserve_gpu.model import (
 from reserve_gpu.notices import Refused
 from reserve_gpu.report import faces, pictures, words
 from reserve_gpu.reservation.request import parse
+from tests.holders import a_holder
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -136,7 +137,7 @@ OWN, ANOTHERS = Process(1, user="alice"), Process(2, user="bob")
         (Usage(compute=0, mps=0, used_mib=9000), [], None, False),  # by whom can't be seen
         (Usage(compute=1, mps=1), [OWN], None, False),  # the other one can't be seen
         (Usage(compute=2, mps=0), [OWN, ANOTHERS], None, False),
-        (Usage(compute=1, mps=0), [OWN], Holder(3, user="bob"), False),
+        (Usage(compute=1, mps=0), [OWN], a_holder(3, user="bob"), False),
         (Usage(compute=1, mps=0, mode=ComputeMode.EXCLUSIVE_PROCESS), [OWN], None, False),
         (None, [OWN], None, False),
     ],

@@ -215,7 +215,7 @@ def in_fork(child: Child, code: str) -> str:
 
 
 HOLD = """
-from reserve_gpu.locks.record import Record
+from reserve_gpu.model import Record
 from reserve_gpu.reservation.session import session
 held = reserve_gpu.reserve(0)
 locks = list(session()._held.locks.values())

@@ -22,6 +22,7 @@ from reserve_gpu.report.progress import Frame, Terminal
 from reserve_gpu.report.status import Status
 from reserve_gpu.report.words import STRONG
 from tests.commandline import CommandLine
+from tests.holders import a_holder, changed
 
 if TYPE_CHECKING:
     from tests.here import Here
@@ -211,13 +212,13 @@ def test_metrics_of_parts(here: Here) -> None:
 def test_metrics_of_parts_that_are_not_known(here: Here) -> None:
     """Of a user of whom one process's use or size is not known there is no sum."""
     holders = (
-        Holder(1, "alice", promise=Promise(Size(9.0))),
-        Holder(2, "alice", used_mib=7.0),
-        Holder(3, "bob"),
+        a_holder(1, "alice", promise=Promise(Size(9.0))),
+        a_holder(2, "alice", used_mib=7.0),
+        a_holder(3, "bob"),
     )
-    row = Row(Device(0, "GPU-a"), State.RESERVED, Usage(), holders=(*holders, Holder(4)))
+    row = Row(Device(0, "GPU-a"), State.RESERVED, Usage(), holders=(*holders, a_holder(4)))
     row = row._replace(
-        holders=(*row.holders, Holder(5, "\n}x", promise=Promise(Size(2.0)), used_mib=1.0))
+        holders=(*row.holders, a_holder(5, "\n}x", promise=Promise(Size(2.0)), used_mib=1.0))
     )
     series = metrics(prometheus.text(Status((row,))))
     for name, mib in (("user_memory_promised_bytes", 2), ("user_memory_used_bytes", 1)):
@@ -245,7 +246,7 @@ def test_metrics_of_what_is_not_known(here: Here) -> None:
 NOW = 1_000_000.0
 GPU = Device(0, "GPU-0", name='a "good"\\GPU', memory_mib=1024)
 IDLE = Usage(compute=0, mps=0, used_mib=0)
-ALICE, BOB = Holder(pid=1, user="alice", since=NOW - 500), Holder(pid=2, user="bob")
+ALICE, BOB = a_holder(pid=1, user="alice", since=NOW - 500), a_holder(pid=2, user="bob")
 
 
 def status_of(*rows: Row, waiting: tuple[Ticket, ...] = (), host: str = "box") -> Status:
@@ -254,7 +255,7 @@ def status_of(*rows: Row, waiting: tuple[Ticket, ...] = (), host: str = "box") -
 
 def test_metrics_of_several_who_share() -> None:
     """Processes of one user are counted, and who else shares a GPU has a sample too."""
-    row = Row(GPU, State.RESERVED, IDLE, holders=(ALICE, ALICE._replace(pid=3), BOB))
+    row = Row(GPU, State.RESERVED, IDLE, holders=(ALICE, changed(ALICE, pid=3), BOB))
     waiting = (Ticket(1, "a", None, ALICE), Ticket(2, "b", None, ALICE), Ticket(3, "c", None, BOB))
     series = metrics(prometheus.text(status_of(row, waiting=waiting)))
     assert values(series, "reserved", "username") == {("alice",): 2, ("bob",): 1}
@@ -268,7 +269,7 @@ def test_metrics_of_several_who_share() -> None:
         (True, ALICE._replace(last_cell=NOW - 60), 60),
         (False, ALICE, 0),
         (None, ALICE, None),
-        (True, ALICE._replace(since=None), None),
+        (True, changed(ALICE, since=None), None),
     ],
 )
 def test_idle_seconds(*, is_unused: bool | None, holder: Holder, seconds: float | None) -> None:
@@ -292,7 +293,7 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE)
 def test_metrics_are_escaped(text: str) -> None:
     """Whatever a user, a GPU or a host is called, it is one short label and no line of its own."""
-    row = Row(GPU._replace(name=text), State.RESERVED, IDLE, holders=(Holder(user=text),))
+    row = Row(GPU._replace(name=text), State.RESERVED, IDLE, holders=(a_holder(user=text),))
     series = metrics(prometheus.text(status_of(row, host=text)))
     ((host, name),) = values(series, "info", "hostname", "devicename")
     ((user,),) = values(series, "reserved", "username")
@@ -341,7 +342,7 @@ def test_page_is_escaped() -> None:
     """What others have written becomes no element of the page, and what is long is cut."""
     hostile = "</title></style><script>alert(1)</script>{reload_s}" + "x" * 5000
     row = Row(
-        GPU, State.RESERVED, IDLE, holders=(Holder(user=hostile, promise=Promise(note=hostile)),)
+        GPU, State.RESERVED, IDLE, holders=(a_holder(user=hostile, promise=Promise(note=hostile)),)
     )
     text = page.page(status_of(row, host=hostile))
     assert "script" not in dict(Tags(text).elements)

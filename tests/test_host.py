@@ -12,8 +12,7 @@ import pytest
 import reserve_gpu
 from reserve_gpu import host
 from reserve_gpu.locks import holders
-from reserve_gpu.locks.record import Record
-from reserve_gpu.model import Holder
+from reserve_gpu.model import Holder, Record
 from reserve_gpu.report import words
 from tests.machine import Child
 
@@ -96,8 +95,8 @@ def test_what_run_has_started(here: Here) -> None:
     finally:
         child.kill()
     assert holder.notebook is None
-    assert holder.command == f"{os.path.basename(sys.executable)} child.py"
-    assert f", {holder.command} (pid {child.pid})" in words.holder(holder)
+    assert holder.record.who.command == f"{os.path.basename(sys.executable)} child.py"
+    assert f", {holder.record.who.command} (pid {child.pid})" in words.holder(holder)
 
 
 @pytest.mark.process
@@ -115,8 +114,8 @@ def test_a_notebook(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["/bin/python", "/bin/jupyter", "run"])
     reserve_gpu.reserve("0")
     (holder,) = reserve_gpu.status().rows[0].holders
-    assert (holder.notebook, holder.command) == ("train.ipynb", "jupyter run")
-    assert holder.cwd == str(here.folder)
+    assert (holder.notebook, holder.record.who.command) == ("train.ipynb", "jupyter run")
+    assert holder.record.who.cwd == str(here.folder)
     assert ", train.ipynb (pid" in words.holder(holder)
     assert words.person(holder).endswith(" (train.ipynb)")
 
@@ -125,7 +124,11 @@ def test_a_record_of_an_older_version(here: Here) -> None:
     """A record that has the directory for a notebook, and nothing else, is read as it is."""
     with here.rival(notebook="~/thesis"):
         (holder,) = reserve_gpu.status().rows[0].holders
-    assert (holder.notebook, holder.command, holder.cwd) == ("~/thesis", None, None)
+    assert (holder.notebook, holder.record.who.command, holder.record.who.cwd) == (
+        "~/thesis",
+        None,
+        None,
+    )
     assert ", ~/thesis (pid" in words.holder(holder)
 
 

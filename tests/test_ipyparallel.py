@@ -84,7 +84,7 @@ rc = ipp.Cluster(n=5, log_level=30).start_and_connect_sync(activate=True)
 v = rc[:]
 say(sorted(v.apply_sync(visible)))
 import reserve_gpu
-say([(h.notebook, h.command) for r in reserve_gpu.status().rows for h in r.holders])
+say([(h.notebook, h.record.who.command) for r in reserve_gpu.status().rows for h in r.holders])
 say(rc.cluster.cluster_id)
 logs = [open(path).read() for path in glob.glob(os.path.expanduser(
     "~/.ipython/profile_default/log/ipengine-*.log"))]

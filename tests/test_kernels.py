@@ -232,7 +232,7 @@ def test_the_name_that_vs_code_tells_the_kernel(two: Two) -> None:
     kernel.run("%reserve_gpu")
     look = (
         "import reserve_gpu; "
-        "print([(h.notebook, h.cwd) for h in reserve_gpu.status().rows[0].holders])"
+        "print([(h.notebook, h.record.who.cwd) for h in reserve_gpu.status().rows[0].holders])"
     )
     assert two.first.run(look).stdout == f"{[(None, str(two.machine.folder))]}\n"
     told = "__vsc_ipynb_file__ = '/home/bob/tune.ipynb'"

@@ -220,7 +220,8 @@ def test_a_kernel_has_its_gpu_before_its_first_line(started: Started) -> None:
 @pytest.mark.process
 def test_the_name_that_vs_code_tells_the_kernel(started: Started) -> None:
     """A notebook's name that such a kernel is told later, as by VS Code, stands beside its GPU."""
-    look = "[(h.notebook, h.command, h.pid) for r in reserve_gpu.status().rows for h in r.holders]"
+    rows = "reserve_gpu.status().rows"
+    look = f"[(h.notebook, h.record.who.command, h.pid) for r in {rows} for h in r.holders]"
     with started.machine.child() as asker:
         kernel = f"kernel in {started.machine.folder}"
         assert asker.run(look).value == [[None, kernel, started.kernel.pid]]
@@ -578,7 +579,9 @@ def test_what_is_held_is_left_to_the_kernel(machine: Machine, holding: Any) -> N
     assert json.loads(out) == {"kept": True}
     told = {"id": "ssh-1", "notebook": "/home/a/it's far.ipynb", "machine": "laptop"}
     code = "import os, reserve_gpu; rows = reserve_gpu.status().rows\n"
-    code += "print([(h.notebook, h.origin, h.note) for row in rows for h in row.holders])"
+    code += (
+        "print([(h.notebook, h.record.who.origin, h.note) for row in rows for h in row.holders])"
+    )
     with machine.child() as rival:
         assert "kept" in rival.reserve().text
         start = [*US, "kernel", "start", "--", sys.executable, "-c", code, "-f", "x.json"]

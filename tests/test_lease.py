@@ -278,9 +278,9 @@ def test_a_larger_part_ends_as_before(here: Here) -> None:
     first = reserve_gpu.reserve(memory="2GiB", for_="1h")
     until = first.lease.until
     assert reserve_gpu.reserve(memory="3GiB").lease.until == until
-    assert reserve_gpu.status().rows[0].holders[0].promise.lease.until == until
+    assert reserve_gpu.status().rows[0].holders[0].lease.until == until
     assert reserve_gpu.reserve(memory="1GiB").lease.until == until
-    assert reserve_gpu.status().rows[0].holders[0].promise.lease.until == until
+    assert reserve_gpu.status().rows[0].holders[0].lease.until == until
 
 
 def test_a_rule_gives_no_more_time_to_who_grows(here: Here) -> None:

@@ -25,6 +25,7 @@ from reserve_gpu.report import asking, columns, html, pictures, prometheus, term
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.status import Status
 from reserve_gpu.report.words import MARK
+from tests.holders import a_holder, changed
 
 if TYPE_CHECKING:
     from tests.here import Here
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 HOUR_S, DAY_S = 3600.0, 86400.0
 # A Friday, at noon where the tests run.
 NOW = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
-ALICE = Holder(4321000, "alice", "train.ipynb", since=NOW - 2 * HOUR_S, seen=True)
-ALICE = ALICE._replace(promise=Promise(note="thesis"))
-BOB = ALICE._replace(pid=4410, user="bob", notebook="fit.ipynb", promise=Promise())
+ALICE = a_holder(4321000, "alice", "train.ipynb", since=NOW - 2 * HOUR_S, seen=True)
+ALICE = changed(ALICE, promise=Promise(note="thesis"))
+BOB = changed(ALICE, pid=4410, user="bob", notebook="fit.ipynb", promise=Promise())
 GPUS = [Device(index, f"GPU-{index}", memory_mib=40960) for index in range(4)]
 EMPTY = Usage(compute=0, mps=0, total_mib=40960, used_mib=0)
 COMPUTED_ON = EMPTY._replace(compute=1, used_mib=3500)
@@ -46,7 +47,7 @@ def until(at: float | None = None, idle_s: float | None = None, **more: bool) ->
 
 
 def with_lease(holder: Holder, lease: Lease, **changes: Any) -> Holder:
-    return holder._replace(promise=holder.promise._replace(lease=lease), **changes)
+    return changed(holder, promise=holder.record.promise._replace(lease=lease), **changes)
 
 
 def row(number: int, *holders: Holder, is_unused: bool = False) -> Row:

@@ -23,8 +23,7 @@ from reserve_gpu.locks import record as records
 from reserve_gpu.locks.directory import MUTEX, LockDirectory, _mutex_message
 from reserve_gpu.locks.holders import _keeper
 from reserve_gpu.locks.lock import kernel_device
-from reserve_gpu.locks.record import Record
-from reserve_gpu.model import Promise, State
+from reserve_gpu.model import Promise, Record, State
 from reserve_gpu.notices import LockedAnew
 from reserve_gpu.report import messages
 from tests.locked import (

@@ -46,6 +46,7 @@ from reserve_gpu.report.status import Status
 from reserve_gpu.reservation import caps
 from reserve_gpu.reservation.held import Held
 from reserve_gpu.reservation.session import Reservation
+from tests.holders import a_holder, changed
 
 if TYPE_CHECKING:
     from reserve_gpu.report.faces import Face
@@ -57,9 +58,9 @@ GPU2 = Device(2, "GPU-c")
 PART = Device(3, "MIG-d", "NVIDIA A100 MIG 1g.5gb", memory_mib=4864, instance=0)
 LOST = Fault(4, "GPU is lost")
 
-ALICE = Holder(4321000, "alice", "train.ipynb", seen=True, confirmed=True)
-BOB = Holder(9876, "bob", "/home/bob", seen=True, confirmed=True)
-NOTED = ALICE._replace(promise=Promise(note="till noon, call 123"))
+ALICE = a_holder(4321000, "alice", "train.ipynb", seen=True)
+BOB = a_holder(9876, "bob", "/home/bob", seen=True)
+NOTED = changed(ALICE, promise=Promise(note="till noon, call 123"))
 
 EMPTY = Usage(compute=0, mps=0, total_mib=40960, used_mib=0)
 COMPUTED_ON = EMPTY._replace(compute=1, used_mib=3500)
@@ -247,11 +248,11 @@ def said(row: Row) -> str:
         ),
         (Row(GPU0, State.RESERVED, holders=(Holder(),)), "reserved: somebody"),
         (
-            Row(GPU0, State.RESERVED, holders=(Holder(17, "bob"),)),
+            Row(GPU0, State.RESERVED, holders=(a_holder(17, "bob"),)),
             "reserved: bob (pid 17, unverified)",
         ),
         (
-            Row(GPU0, State.RESERVED, holders=(Holder(17, "bob", elsewhere=True),)),
+            Row(GPU0, State.RESERVED, holders=(a_holder(17, "bob", elsewhere=True),)),
             "reserved: bob (pid 17 of another container, unverified)",
         ),
         (
@@ -259,7 +260,7 @@ def said(row: Row) -> str:
             'reserved: alice, train.ipynb (pid 4321000): "till noon, call 123"',
         ),
         (
-            Row(GPU0, State.RESERVED, holders=(Holder(notebook=HOSTILE, user=""),)),
+            Row(GPU0, State.RESERVED, holders=(a_holder(notebook=HOSTILE, user=""),)),
             f"reserved: somebody, {HARMLESS} (unverified)",
         ),
         (
@@ -359,7 +360,7 @@ def test_for_how_long(seconds_ago: float, expected: str) -> None:
 
     Less than a minute ahead is a clock that is set a little differently.
     """
-    holder = ALICE._replace(since=time.time() - seconds_ago, promise=Promise(note="x"))
+    holder = changed(ALICE, since=time.time() - seconds_ago, promise=Promise(note="x"))
     assert words.holder(holder) == f'reserved by alice, train.ipynb (pid 4321000){expected}: "x"'
 
 
@@ -400,7 +401,7 @@ def test_many_processes() -> None:
 @pytest.mark.parametrize("device", [GPU0, GPU2, PART, LOST], ids=str)
 def test_whatever_others_wrote_is_fit_to_print(device: Device | Fault) -> None:
     """Whatever the state, and however long and hostile the foreign text, each line is short."""
-    holder = Holder(1, HOSTILE, LONG, since=0.0, promise=Promise(note=LONG), last_cell=1.0)
+    holder = a_holder(1, HOSTILE, LONG, since=0.0, promise=Promise(note=LONG), last_cell=1.0)
     processes = tuple(Process(pid, 1, LONG, HOSTILE) for pid in range(1, 9))
     readings = (None, EMPTY, COMPUTED_ON, FULL, PROHIBITED, Usage())
     for state, reading, reason in product(State, readings, (None, LONG, HOSTILE)):
@@ -675,7 +676,7 @@ def idle(
         device,
         State.RESERVED,
         EMPTY,
-        holders=(holder._replace(since=since, last_cell=cell),),
+        holders=(changed(holder, since=since, last_cell=cell),),
         is_unused=True,
     )
 
@@ -683,7 +684,7 @@ def idle(
 def test_the_longest_idle_is_asked_first() -> None:
     """Whom to ask is said for what is reserved but idle, by its last sign of life, oldest first."""
     now = time.time()
-    carol = Holder(5, "carol", seen=True, confirmed=True)
+    carol = a_holder(5, "carol", seen=True)
     picture = refused(
         idle(GPU0, ALICE, since=now - 9000, cell=now - 1800),
         idle(GPU1, BOB, since=now - 7200),
@@ -713,7 +714,7 @@ def test_only_a_few_are_asked() -> None:
 
 def test_all_who_share_are_asked() -> None:
     """Of those who share an idle device the first three are named; since when is not clear."""
-    holders = tuple(Holder(i, name, since=1.0) for i, name in enumerate("abcd", 1))
+    holders = tuple(a_holder(i, name, since=1.0) for i, name in enumerate("abcd", 1))
     row = Row(GPU0, State.RESERVED, EMPTY, holders=holders, is_unused=True)
     line, _ = Status((row,), face=MAGIC).picture().layout.foot
     assert words.plain(line) == "Ask a, b and c for GPU0, idle."
@@ -1144,7 +1145,7 @@ def test_warnings(warning: str, expected: str) -> None:
 # -- parts -----------------------------------------------------------------------------------------
 
 TEN_GB = Request(share=True, promise=Promise(Size(1e10 / 2**20, "GB")))
-A_PART = ALICE._replace(promise=Promise(Size(4e10 / 2**20, "GB")))
+A_PART = changed(ALICE, promise=Promise(Size(4e10 / 2**20, "GB")))
 FULL_GPU = Row(GPU0, State.FULL, COMPUTED_ON, holders=(A_PART, BOB), promisable_mib=5999.0)
 
 
@@ -1218,7 +1219,7 @@ def test_a_smaller_part_is_offered(rows: list[Row], count: int, expected: str | 
 
 def test_a_larger_part_beside_the_own_one() -> None:
     """Who has a part and wants a larger one is told how much there would be in all."""
-    own = A_PART._replace(pid=17)
+    own = changed(A_PART, pid=17)
     row = FULL_GPU._replace(holders=(own, BOB), is_mine=True)
     picture = refused(row, request=TEN_GB, kept=[GPU0])
     assert "this kernel: alice, train.ipynb (pid 17) up to 40 GB\n" in str(picture)
@@ -1385,7 +1386,7 @@ def test_what_is_likeliest_to_come_free() -> None:
     ("row", "expected"),
     [
         (RESERVED, "alice"),
-        (Row(GPU0, State.RESERVED, holders=(Holder(user=HOSTILE),)), HARMLESS),
+        (Row(GPU0, State.RESERVED, holders=(a_holder(user=HOSTILE),)), HARMLESS),
         (Row(GPU0, State.RESERVED, holders=(Holder(),)), "reserved"),
         (Row(GPU0, State.AWAITED, awaited_by=BOB), "awaited"),
         (Row(LOST, State.BROKEN), "broken"),

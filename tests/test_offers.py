@@ -15,8 +15,7 @@ import reserve_gpu
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MOST_OF_ONE_USER, LockDirectory
 from reserve_gpu.locks.queue import Place
-from reserve_gpu.locks.record import Record
-from reserve_gpu.model import State
+from reserve_gpu.model import Record, State
 from reserve_gpu.reservation import environment
 from reserve_gpu.reservation.attempt import Asking, attempt
 from reserve_gpu.reservation.outcome import Denied, Granted

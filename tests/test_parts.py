@@ -371,7 +371,7 @@ def test_a_lock_file_that_somebody_has_made_huge(one: Here, size: int) -> None:
     os.truncate(path, size)
     reserve_gpu.reserve(note="mine")
     (holder,) = reserve_gpu.status().rows[0].holders
-    assert holder.promise.note == "mine"
+    assert holder.note == "mine"
     reserve_gpu.release()
     os.truncate(path, size)
     assert got(note="again") == "0"

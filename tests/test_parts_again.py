@@ -64,7 +64,7 @@ def test_a_larger_one_grows_in_place(one: Here) -> None:
         assert variables()["CUDA_DEVICE_MEMORY"] == "7000"
         assert 7000 in records(one)
     (row, _) = reserve_gpu.status().rows
-    assert [holder.promise.note for holder in row.holders] == ["until Friday"]
+    assert [holder.note for holder in row.holders] == ["until Friday"]
 
 
 def test_a_part_that_can_not_grow_is_offered_elsewhere(one: Here) -> None:

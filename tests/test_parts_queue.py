@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 import reserve_gpu
+from reserve_gpu.foreign import MOST_MIB
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place
-from reserve_gpu.locks.record import MOST_MIB, Record
-from reserve_gpu.model import Device, Holder, Promise, Size, State, Usage
+from reserve_gpu.model import Device, Promise, Record, Size, State, Usage
 from reserve_gpu.reservation import environment
 from reserve_gpu.reservation.attempt import Asking, attempt
 from reserve_gpu.reservation.outcome import Denied, Granted
 from reserve_gpu.reservation.parts import Leaving, Own, delays, room
 from reserve_gpu.reservation.request import parse
+from tests.holders import a_holder
 from tests.processes import own_name, wait_for
 from tests.reserving import got, of_gpu, refused
 from tests.test_machines import on_a_host
@@ -132,7 +133,7 @@ def test_promises_beyond_the_gpu_cost_nothing() -> None:
     It comes to that where who asks uses more than its part: the rest is promised many times over.
     """
     device = Device(0, "GPU-a", memory_mib=81920)
-    sharers = [Holder(promise=Promise(Size(MOST_MIB - 1)), used_mib=0.0)] * 64
+    sharers = [a_holder(promise=Promise(Size(MOST_MIB - 1)), used_mib=0.0)] * 64
     reading = Usage(used_mib=2000, total_mib=81920)
     found = room(device, reading, sharers, Own(1000.0, 2000.0))
     assert found

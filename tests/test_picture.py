@@ -27,6 +27,7 @@ from reserve_gpu.notices import Refused
 from reserve_gpu.report import html, pictures, terminal
 from reserve_gpu.report.faces import MAGIC, SHELL
 from reserve_gpu.report.status import Status
+from tests.holders import a_holder, changed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,9 +52,8 @@ def free(index: int, name: str = "NVIDIA A100-SXM4-80GB") -> Row:
 
 
 def held(index: int, user: str, notebook: str = "train.ipynb", note: str | None = None) -> Row:
-    holder = Holder(
-        4000 + index, user, notebook, NOW - 3600.0 * index, Promise(note=note), seen=True
-    )
+    since = NOW - 3600.0 * index
+    holder = a_holder(4000 + index, user, notebook, since=since, note=note, seen=True)
     row = Row(device(index), State.RESERVED, usage(41000), 97, holders=(holder,))
     return row._replace(temperature_c=60 + index, power_w=240.0)
 
@@ -70,7 +70,7 @@ def at(picture: Picture, width: int) -> list[str]:
 def part(holder: Holder, part_mib: float | None, used_mib: float | None) -> Holder:
     """Return the same holder as one who shares the device."""
     size = None if part_mib is None else Size(part_mib)
-    return holder._replace(promise=holder.promise._replace(size=size), used_mib=used_mib)
+    return changed(holder, promise=holder.record.promise._replace(size=size), used_mib=used_mib)
 
 
 # Six of eight GPUs are reserved, one is used without a reservation.
@@ -99,7 +99,9 @@ ODD = (
     Row(Fault(10, "x"), State.EMPTY, reason="MIG is on, but it has no MIG instances"),
     free(11, "NVIDIA Quadro RTX 8000 with Max-Q Design"),
 )
-TICKET = Ticket(1, "queue-1-0.lock", None, Holder(99, "erin", since=NOW - 720), "2 GPUs of 16 GiB")
+TICKET = Ticket(
+    1, "queue-1-0.lock", None, a_holder(99, "erin", since=NOW - 720), "2 GPUs of 16 GiB"
+)
 # One who uses more than was promised, one whose use can't be seen; and one GPU that is full.
 SHARERS = (
     part(held(1, "alice", note="until Friday").holders[0], 10240.0, 12390.4),
@@ -566,8 +568,8 @@ FOREIGN = HOSTILE + "x" * 5000
 
 def hostile_picture() -> dict[str, Picture]:
     """Make pictures in which all that somebody else can write is hostile."""
-    holder = Holder(1, FOREIGN, FOREIGN, NOW, label=FOREIGN, command=FOREIGN, cwd=FOREIGN)
-    holder = holder._replace(promise=Promise(note=FOREIGN))
+    holder = a_holder(1, FOREIGN, FOREIGN, since=NOW, label=FOREIGN, command=FOREIGN, cwd=FOREIGN)
+    holder = changed(holder, note=FOREIGN)
     sharer = part(holder, 1e9, 1e9 + 1)
     process = Process(5, 300, FOREIGN, FOREIGN, has_reserved=False)
     gpu = Device(0, "GPU-0", FOREIGN, FOREIGN, 81920, FOREIGN)

@@ -9,7 +9,6 @@ from reserve_gpu.model import (
     ComputeMode,
     Device,
     Fault,
-    Holder,
     Promise,
     Request,
     Row,
@@ -19,6 +18,7 @@ from reserve_gpu.model import (
     Usage,
 )
 from reserve_gpu.reservation import policy
+from tests.holders import a_holder
 
 A100 = Device(0, "GPU-a", name="NVIDIA A100-SXM4-40GB", bus_id="0000:01:00.0", memory_mib=40960)
 T4 = Device(1, "GPU-b", name="Tesla T4", bus_id="0000:02:00.0", memory_mib=15360)
@@ -159,7 +159,7 @@ def test_impossible(
     assert policy.may_come_free(given, request_) is may_come_free
 
 
-HELD_BY_7 = Row(A100, RESERVED, holders=(Holder(7, seen=True),))
+HELD_BY_7 = Row(A100, RESERVED, holders=(a_holder(7, seen=True),))
 
 
 @pytest.mark.parametrize(
@@ -167,11 +167,11 @@ HELD_BY_7 = Row(A100, RESERVED, holders=(Holder(7, seen=True),))
     [
         ([HELD_BY_7], True),
         ([HELD_BY_7, Row(T4, UNFIT)], True),
-        ([HELD_BY_7, Row(T4, RESERVED, holders=(Holder(8, seen=True),))], True),
-        ([HELD_BY_7, Row(T4, RESERVED, holders=(Holder(9, seen=True),))], False),
+        ([HELD_BY_7, Row(T4, RESERVED, holders=(a_holder(8, seen=True),))], True),
+        ([HELD_BY_7, Row(T4, RESERVED, holders=(a_holder(9, seen=True),))], False),
         ([HELD_BY_7, Row(T4, BUSY)], False),
-        ([Row(A100, RESERVED, holders=(Holder(7),))], False),  # by the record's word alone
-        ([HELD_BY_7._replace(holders=(Holder(9, seen=True), Holder(7, seen=True)))], True),
+        ([Row(A100, RESERVED, holders=(a_holder(7),))], False),  # by the record's word alone
+        ([HELD_BY_7._replace(holders=(a_holder(9, seen=True), a_holder(7, seen=True)))], True),
         ([HELD_BY_7._replace(state=State.FULL)], False),  # others may make room
         ([Row(T4, UNFIT)], False),
         ([], False),

@@ -26,6 +26,7 @@ import pytest
 from reserve_gpu.model import Device, Holder, Promise, Row, Size, State, Ticket, Usage
 from reserve_gpu.report import prometheus
 from reserve_gpu.report.status import Status
+from tests.holders import a_holder
 from tests.hosts import free_port
 from tests.machine import LIMIT_S, program
 
@@ -131,7 +132,7 @@ def status(host: str, minute: int, start: float) -> Status:
     now = start + 60 * minute
     rows = tuple(row(host, gpu, minute, start) for gpu in MEMORY_MIB[host])
     waiting = tuple(
-        Ticket(number, f"{number}", None, Holder(number, each.user))
+        Ticket(number, f"{number}", None, a_holder(number, each.user))
         for number, each in enumerate(active(WAITS, host, minute))
     )
     return Status(rows, waiting, time=now, host=host)
@@ -155,7 +156,7 @@ def row(host: str, gpu: str, minute: int, start: float) -> Row:
 
 
 def holder(pid: int, hold: Hold, start: float) -> Holder:
-    return Holder(
+    return a_holder(
         pid, hold.user, since=start + 60 * hold.first - 20,
         promise=Promise(Size(hold.part_mib) if hold.part_mib else None), used_mib=hold.used_mib,
         last_cell=None if hold.idle_from == NEVER else start + 60 * hold.idle_from - 20,

@@ -17,7 +17,7 @@ from reserve_gpu.errors import LockError
 from reserve_gpu.locks import files
 from reserve_gpu.locks.directory import MOST_OF_ONE_USER, LockDirectory
 from reserve_gpu.locks.queue import PAUSE_S, STOPPED_S, Place, Wakeups
-from reserve_gpu.locks.record import Record
+from reserve_gpu.model import Record
 from tests.locked import have, needs_root, obstacles, obstructed
 
 if TYPE_CHECKING:

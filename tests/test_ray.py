@@ -100,7 +100,7 @@ say(sorted(first))
 say(sorted(ray.get([one.__ray_call__.remote(lambda self: look()[1]) for one in actors])))
 holders = [row.holders[0].pid for row in reserve_gpu.status().rows]
 say(holders == [pid for _, pid in sorted(zip(first, old))])
-say([row.holders[0].command for row in reserve_gpu.status().rows])
+say([row.holders[0].name for row in reserve_gpu.status().rows])
 os.kill(old[1], signal.SIGKILL)
 say(gpus() == first)
 say([one == other for one, other in zip(old, pids())])

@@ -507,7 +507,7 @@ def test_who_holds_is_for_programs(here: Here) -> None:
     (row,) = caught.value.rows
     assert (row.label, row.state) == ("GPU0", State.RESERVED)
     (holder,) = row.holders
-    assert (holder.pid, holder.promise.note) == (os.getpid(), "long")
+    assert (holder.pid, holder.note) == (os.getpid(), "long")
     assert row.usage
     assert row.usage.compute == 1
 

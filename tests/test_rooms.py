@@ -44,6 +44,7 @@ ROOMS = [
     {"errors"},
     {"notices"},
     {"model"},
+    {"foreign"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 

@@ -13,11 +13,12 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import ImpossibleError, NoFreeDeviceError, RequestError, ReserveGPUWarning, rules
-from reserve_gpu.model import MIB, NO_LEASE, Device, Holder, Rules, State
+from reserve_gpu.model import MIB, NO_LEASE, Device, Rules, State
 from reserve_gpu.notices import Failure
 from reserve_gpu.report.messages import say
 from reserve_gpu.reservation import quota
 from reserve_gpu.reservation.request import parse
+from tests.holders import a_holder
 from tests.machine import ROOT
 from tests.processes import US
 from tests.reserving import got, of_gpu, refused
@@ -358,7 +359,7 @@ def test_a_share_of_a_gpu_of_unknown_size_is_all_that_a_user_may_have() -> None:
     """Where the memory of a shared GPU can't be read nobody knows that there is more to have."""
     shared, other = Device(0, "GPU-a"), Device(1, "GPU-b", memory_mib=81920)
     ruled = said('[limits]\nmemory = "40GiB"')
-    elsewhere = [Holder(pid=17, file="GPU-a.share-0-0.lock")]
+    elsewhere = [a_holder(pid=17, file="GPU-a.share-0-0.lock")]
     judged = quota.judge(ruled, parse(None, memory="1GiB"), [other], [], elsewhere, [shared, other])
     row = judged(other)
     assert row
@@ -586,7 +587,7 @@ def test_prolonging_where_no_rule_ends_it(here: Here) -> None:
     here.rules.write_text("[limits]\ngpus = 2\n")
     at = time.time()
     reserve_gpu.reserve("0", for_="20h")
-    until = reserve_gpu.status().rows[0].holders[0].promise.lease.until
+    until = reserve_gpu.status().rows[0].holders[0].lease.until
     assert until == pytest.approx(at + 72000, abs=60)
 
 

@@ -15,7 +15,7 @@ import reserve_gpu
 from reserve_gpu.locks.directory import MOST_OF_ONE_USER, LockDirectory
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import Place
-from reserve_gpu.locks.record import Record
+from reserve_gpu.model import Record
 from tests.locked import have, held, locked, needs_root, obstacles, obstructed, texts
 from tests.reserving import got, of_gpu, refused, variables
 
@@ -249,11 +249,11 @@ def test_the_note_of_each(one: Here) -> None:
     with one.rival("0", share=True, note="theirs"):
         shared()
         reserve_gpu.reserve(share=True, note="mine")
-        notes = [holder.promise.note for holder in reserve_gpu.status().rows[0].holders]
+        notes = [holder.note for holder in reserve_gpu.status().rows[0].holders]
         assert notes == ["theirs", "mine"]
         reserve_gpu.release()
         (holder,) = reserve_gpu.status().rows[0].holders
-        assert holder.promise.note == "theirs"
+        assert holder.note == "theirs"
 
 
 def test_files_of_sharers_are_their_own(one: Here) -> None:

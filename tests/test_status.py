@@ -22,13 +22,13 @@ import pytest
 import reserve_gpu
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place
-from reserve_gpu.locks.record import Record
 from reserve_gpu.model import (
     Device,
     Fault,
     Holder,
     Process,
     Promise,
+    Record,
     Row,
     Size,
     State,
@@ -39,6 +39,7 @@ from reserve_gpu.report import faces, reasons, words
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.pictures import Picture
 from reserve_gpu.report.status import Status
+from tests.holders import a_holder, changed
 from tests.locked import have
 from tests.machine import CHILD, LIMIT_S, ROOT, TAKE_THE_MUTEX, Machine
 from tests.processes import own_name, wait_for
@@ -665,15 +666,15 @@ def test_hostile_tickets(here: Here) -> None:
 NOW = 1_795_000_000.0
 GPUS = [Device(index, f"GPU-{index}", "Tesla T4", memory_mib=15360) for index in range(3)]
 READ = Usage(compute=0, mps=0, total_mib=15360, used_mib=5120)
-ALICE = Holder(4321000, "alice", "train.ipynb", since=NOW - 7800, seen=True, confirmed=True)
-CAROL = Holder(99, "carol", "sweep.ipynb", since=NOW - 720, seen=True, confirmed=True)
+ALICE = a_holder(4321000, "alice", "train.ipynb", since=NOW - 7800, seen=True)
+CAROL = a_holder(99, "carol", "sweep.ipynb", since=NOW - 720, seen=True)
 TICKET = Ticket(1, "queue-1-0.lock", None, CAROL, "2 GPUs")
 FREE = [Row(device, State.FREE, READ, 3) for device in GPUS]
 RESERVED = [row._replace(state=State.RESERVED, holders=(ALICE,)) for row in FREE]
 AWAITED = [row._replace(awaited_by=CAROL) for row in FREE]
 UNUSED = [row._replace(is_unused=True) for row in RESERVED]
 IN_PARTS = RESERVED[1]._replace(
-    holders=(ALICE._replace(promise=Promise(Size(2048.0))),), promisable_mib=12000.0
+    holders=(changed(ALICE, promise=Promise(Size(2048.0))),), promisable_mib=12000.0
 )
 PART = Device(1, "MIG-1", "Tesla T4 MIG 1g.5gb", memory_mib=4864, instance=2)
 
@@ -779,7 +780,7 @@ def test_what_the_rows_say() -> None:
     lines = picture(
         RESERVED[0]._replace(processes=(other, mine), utilisation=97, is_unreserved_use=True),
         UNUSED[1]._replace(
-            holders=(ALICE._replace(promise=Promise(note="till noon"), last_cell=NOW - 3600),)
+            holders=(changed(ALICE, promise=Promise(note="till noon"), last_cell=NOW - 3600),)
         ),
         Row(GPUS[2], State.BUSY, READ, 0, (other,), is_unreserved_use=True),
         Row(GPUS[0], State.BUSY, READ, None, (unseen,), is_unreserved_use=None),
@@ -817,7 +818,7 @@ def test_a_split_gpu_stands_above_its_instances() -> None:
 
 def test_who_is_only_half_known() -> None:
     """Of a holder whose pid only the record names it is said that all is unverified."""
-    unknown, elsewhere = Holder(), ALICE._replace(elsewhere=True, seen=False, confirmed=False)
+    unknown, elsewhere = Holder(), ALICE._replace(elsewhere=True, listed_pid=None)
     first, second = picture(RESERVED[0]._replace(holders=(unknown, elsewhere)))[2:4]
     assert first.endswith(" %  somebody")
     assert second.endswith("(pid 4321000 of another container, unverified) for 2 h 10 min")

@@ -12,10 +12,11 @@ import pytest
 
 from reserve_gpu import top
 from reserve_gpu.cli import main
-from reserve_gpu.model import Device, Holder, Process, Row, State
+from reserve_gpu.model import Device, Process, Row, State
 from reserve_gpu.report.hosts import Answer, Hosts
 from reserve_gpu.report.status import Status
 from reserve_gpu.report.words import plain
+from tests.holders import a_holder
 from tests.machine import LIMIT_S
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ LEFT = "\x1b[?1049l"  # back from the screen that programs have for themselves (
 
 def row(index: int, user: str | None = None, idle_s: float | None = None, **more: int) -> Row:
     since = None if idle_s is None else NOW - idle_s
-    holders = (Holder(1, user, since=since),) if user else ()
+    holders = (a_holder(1, user, since=since),) if user else ()
     device = Device(index, f"GPU-{index}", **more)  # type: ignore[arg-type]
     state = State.RESERVED if user else State.FREE
     return Row(device, state, holders=holders, is_unused=idle_s is not None)

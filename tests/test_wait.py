@@ -22,14 +22,14 @@ from reserve_gpu import NoFreeDeviceError, WaitTimeoutError, machine
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MOST_OF_ONE_USER, LockDirectory
 from reserve_gpu.locks.queue import Place, Wakeups
-from reserve_gpu.locks.record import Record
-from reserve_gpu.model import Device, Fault, Holder, Request, Row, State, Waiting
+from reserve_gpu.model import Device, Fault, Record, Request, Row, State, Waiting
 from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import environment, policy
 from reserve_gpu.reservation.attempt import Asking, attempt
 from reserve_gpu.reservation.outcome import Denied, Granted
 from reserve_gpu.reservation.request import parse
 from reserve_gpu.reservation.wait import Explainer, News
+from tests.holders import a_holder
 from tests.locked import locked
 from tests.processes import own_name, wait_for
 from tests.reserving import got, of_gpu, refused
@@ -565,7 +565,7 @@ def test_users_and_processes_are_asked_for_now_and_then(here: Here) -> None:
         assert explain(row) == answer
         assert len(here.calls()) == asked
         explain(row._replace(state=State.UNKNOWN))
-        for holder in (Holder(4321000), Holder(4321001)):
+        for holder in (a_holder(4321000), a_holder(4321001)):
             asked = len(here.calls())
             explain(held._replace(holders=(holder,)))
             assert len(here.calls()) > asked
@@ -741,7 +741,7 @@ def test_where_the_picture_is_too_high(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "71")
     monkeypatch.setenv("LINES", "3")
     monkeypatch.setenv("TERM", "vt100")
-    holder, terminal = Holder(4321000, "\N{CJK UNIFIED IDEOGRAPH-4E2D}" * 20), Terminal()
+    holder, terminal = a_holder(4321000, "\N{CJK UNIFIED IDEOGRAPH-4E2D}" * 20), Terminal()
     row = Row(Device(0, "GPU-a"), State.RESERVED, holders=(holder,))
     with Live(terminal) as live:
         live.show(Waiting(Request(), 1, 0.0, (row,)))
@@ -755,7 +755,7 @@ def test_where_the_terminal_shows_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("COLUMNS", "71")
     monkeypatch.setenv("LINES", "24")
     monkeypatch.setenv("TERM", "vt100")
-    row = Row(Device(0, "GPU-a"), State.RESERVED, holders=(Holder(4321000, "alice"),))
+    row = Row(Device(0, "GPU-a"), State.RESERVED, holders=(a_holder(4321000, "alice"),))
     terminal = Terminal()
     with Live(terminal) as live:
         live.show(Waiting(Request(), 1, 0.0, (row,)))

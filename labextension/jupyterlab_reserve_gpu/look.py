@@ -119,12 +119,12 @@ class _Finder:
         return {
             "is_own": is_own,
             "is_sharer": is_sharers(holder.file or ""),
-            "unit": holder.promise.part_unit if holder.part_mib else None,
+            "unit": holder.record.promise.part_unit if holder.part_mib else None,
             "kernel": self._kernel(holder) if is_own else None,
         }
 
     def _kernel(self, holder: Holder) -> str | None:
-        if holder.kept_until is not None:  # the kernel that had it has ended
+        if holder.record.kept_until is not None:  # the kernel that had it has ended
             for file, kernel in self._files.items():
                 for left in restart.all_left(file):
                     if holder.pid in (left.heir, left.kernel):

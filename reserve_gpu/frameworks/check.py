@@ -208,11 +208,11 @@ def _inherited(rows: Sequence[Row]) -> tuple[tuple[Device, ...], Promise]:
     """Return what an ancestor has reserved for this process, in CUDA's order, and its promise."""
     ancestors = host.ancestors()
     held = {
-        row.device: holder.promise
+        row.device: holder.record.promise
         for row in rows
         if isinstance(row.device, Device)
         for holder in row.holders
-        if holder.seen and holder.pid in ancestors
+        if holder.listed_pid in ancestors
     }
     promises = [*held.values()]
     devices = environment.in_order(held, os.environ.get(environment.VISIBLE, ""))

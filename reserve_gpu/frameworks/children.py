@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu import calls
+from reserve_gpu import calls, foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -117,6 +116,6 @@ def _merged(answers: bytes) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for line in answers.splitlines():
         with suppress(ValueError):
-            news = json.loads(line)
+            news = foreign.parsed(line)
             merged |= news if isinstance(news, dict) else {}
     return merged

@@ -1,7 +1,7 @@
 """One line of a history: what a reservation of one device came to in an hour, or a wait.
 
-The only place that writes or reads that JSON. A user's lines are that user's word, and may be cut,
-binary, huge or forged: what makes no sense is no line.
+The only place that writes or reads that JSON. A user's lines are that user's word: what makes no
+sense is no line.
 """
 
 import json
@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
+from reserve_gpu import foreign
+from reserve_gpu.foreign import LATEST_S, MOST_MIB, number, text
 from reserve_gpu.model import End
 
 LINE_LIMIT = 4096  # bytes; what is longer was not written by us
-TEXT_LIMIT = 200  # characters of each text
+TEXT_LIMIT = 200  # characters of each text that is written
 LONGEST_S = 32 * 86400.0  # of one line: an hour, unless its process was stopped for long
-LATEST_S = 1e11  # no time since the epoch is later
-MOST_MIB = 1e9  # no device has more memory than that
-_DECODE = json.JSONDecoder().raw_decode  # json.loads looks for UTF-16 first, in each line
 
 
 class Kind(Enum):
@@ -85,14 +84,10 @@ def month(at: float) -> str:
 
 def parsed(line: bytes) -> Entry | None:
     """Return what a line says; None if it is none of ours."""
-    if len(line) > LINE_LIMIT:
-        return None
     try:
-        text = line.decode()
-        fields, end = _DECODE(text)
-        is_ours = isinstance(fields, dict) and not text[end:].strip()
-        return _entry(fields) if is_ours else None
-    except (ValueError, TypeError, KeyError, RecursionError):
+        fields = foreign.parsed(line, LINE_LIMIT)
+        return _entry(fields) if isinstance(fields, dict) else None
+    except (ValueError, TypeError, KeyError):
         return None
 
 
@@ -102,28 +97,28 @@ def _entry(fields: Mapping[str, Any]) -> Entry | None:
     longest_s = LATEST_S if kind is Kind.WAITED else LONGEST_S
     return Entry(
         kind,
-        _text(fields["id"]),
-        _number(fields["since"], LATEST_S),
-        _number(fields["start"], LATEST_S),
-        _number(fields["end"], LATEST_S),
-        seconds := _number(fields["seconds"], longest_s),
+        text(fields["id"]),
+        number(fields["since"]),
+        number(fields["start"]),
+        number(fields["end"]),
+        seconds := number(fields["seconds"], longest_s),
         # Asked here, as a call takes longer, and a year has 100,000 lines.
-        None if (used_s := get("used_s")) is None else _number(used_s, seconds),
-        None if (idle_s := get("idle_s")) is None else _number(idle_s, seconds),
-        None if (over_s := get("over_s")) is None else _number(over_s, seconds),
-        None if (gpu := get("gpu")) is None else _text(gpu),
-        None if (label := get("label")) is None else _text(label),
-        _number(get("share", 1.0), 1.0),
-        None if (mib := get("mib")) is None else _number(mib, MOST_MIB),
-        None if (percent := get("percent")) is None else _number(percent, 100.0),
-        None if (name := get("name")) is None else _text(name),
-        None if (note := get("note")) is None else _text(note),
-        None if (asks := get("asks")) is None else _text(asks),
-        None if (part_mib := get("part_mib")) is None else _number(part_mib, MOST_MIB),
-        None if (until := get("until")) is None else _number(until, LATEST_S),
-        None if (idle_limit_s := get("idle_limit_s")) is None else _number(idle_limit_s, LATEST_S),
+        None if (used_s := get("used_s")) is None else number(used_s, seconds),
+        None if (idle_s := get("idle_s")) is None else number(idle_s, seconds),
+        None if (over_s := get("over_s")) is None else number(over_s, seconds),
+        None if (gpu := get("gpu")) is None else text(gpu),
+        None if (label := get("label")) is None else text(label),
+        number(get("share", 1.0), 1.0),
+        None if (mib := get("mib")) is None else number(mib, MOST_MIB),
+        None if (percent := get("percent")) is None else number(percent, 100.0),
+        None if (name := get("name")) is None else text(name),
+        None if (note := get("note")) is None else text(note),
+        None if (asks := get("asks")) is None else text(asks),
+        None if (part_mib := get("part_mib")) is None else number(part_mib, MOST_MIB),
+        None if (until := get("until")) is None else number(until),
+        None if (idle_limit_s := get("idle_limit_s")) is None else number(idle_limit_s),
         None if (how := get("how")) is None else _ENDS[how],
-        None if (user := get("user")) is None else _text(user),
+        None if (user := get("user")) is None else text(user),
     )
 
 
@@ -135,16 +130,3 @@ def _plain(value: object) -> object:
     if isinstance(value, float):
         return round(value, 3)
     return value
-
-
-def _number(value: Any, limit: float) -> float:
-    """Return the number. Raises ValueError for one that can't be; True is none, and NaN neither."""
-    if (type(value) is float or type(value) is int) and 0 <= value <= limit:
-        return value
-    raise ValueError(value)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return value[:TEXT_LIMIT]
-    raise TypeError(value)

@@ -255,7 +255,8 @@ class LockDirectory:
                 return None
             holders = Holders(self.path, self.descriptor, self._device)  # it may have missed one
         holder = holders.of(name)
-        is_own = holder.seen and holder.pid is not None and host.uid_of(holder.pid) == uid
+        pid = holder.listed_pid
+        is_own = pid is not None and host.uid_of(pid) == uid
         return holder if is_own else None
 
     def unlisted(self, names: Collection[str]) -> set[str]:

@@ -15,8 +15,7 @@ from reserve_gpu import host
 from reserve_gpu.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
-from reserve_gpu.locks.record import Asks, Record
-from reserve_gpu.model import Holder, Ticket
+from reserve_gpu.model import Asks, Holder, Record, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -58,14 +57,13 @@ class Holders:
     def of(self, name: str) -> Holder:
         """Return the holder of a file that is known to be locked, as far as it can be seen."""
         record, status = self._record(name)
-        holder = Holder() if status is None else self._holder(record, status)
         if not is_sharers(name):  # anybody may write into the file of a whole device
-            promise = holder.promise._replace(size=None)
-            holder = holder._replace(promise=promise, guest_of=None, is_alone=False)
+            record = _of_nothing_shared(record)
+        holder = Holder() if status is None else self._holder(record, status)
         if status is not None and is_sharers(name):
             holder = holder._replace(uid=status.st_uid)
-        elif holder.seen and holder.pid:
-            holder = holder._replace(uid=host.uid_of(holder.pid))
+        elif holder.listed_pid:
+            holder = holder._replace(uid=host.uid_of(holder.listed_pid))
         return holder._replace(file=name)
 
     def ticket(self, name: str) -> Ticket:
@@ -73,18 +71,17 @@ class Holders:
         record, status = self._record(name)
         if status is None:
             return Ticket(0, name, None, Holder())
-        asks, size = record.asks or Asks(), record.promise.size
-        holder = self._holder(record, status)  # who waits holds nothing, and runs no cell
-        holder = holder._replace(last_cell=None, promise=holder.promise._replace(size=None))
+        asks = record.asks or Asks()
+        holder = self._holder(_of_nothing_shared(record), status)  # who waits holds nothing
         return Ticket(
             number=status.st_mtime_ns,  # see queue.Place
             name=name,
             wants=asks.wants,
-            holder=holder,
+            holder=holder._replace(last_cell=None),  # and runs no cell
             asks=asks.text,
             heartbeat=status.st_ctime_ns,
             needs=max(1, asks.needs),
-            part_mib=size and size.mib,
+            part_mib=record.promise.part_mib,
         )
 
     def lists(self, name: str) -> bool:
@@ -122,7 +119,7 @@ def with_hosts(holders: Sequence[Holder]) -> tuple[Holder, ...]:
 
     What guests use is counted as used by that one, too.
     """
-    hosts = [holder for holder in holders if holder.guest_of is None]
+    hosts = [holder for holder in holders if holder.record.guest_of is None]
     places = [_host_of(holder, hosts) for holder in holders]
     for guest, at in zip(holders, places, strict=True):
         if at is not None:
@@ -132,7 +129,7 @@ def with_hosts(holders: Sequence[Holder]) -> tuple[Holder, ...]:
     counted = iter(hosts)
     return tuple(
         next(counted)
-        if holder.guest_of is None
+        if holder.record.guest_of is None
         else holder._replace(beside=None if at is None else hosts[at].name or "a process")
         for holder, at in zip(holders, places, strict=True)
     )
@@ -150,48 +147,35 @@ def without_guests(holders: Sequence[Holder], since: Collection[float] = ()) -> 
 
 def is_own_guest(holder: Holder, since: Collection[float]) -> bool:
     """Tell whether it is a guest of this user's, of what was taken at one of these moments."""
-    return holder.guest_of in since and holder.uid == os.geteuid()
+    return holder.record.guest_of in since and holder.uid == os.geteuid()
 
 
 def _host_of(guest: Holder, hosts: Sequence[Holder]) -> int | None:
     """Return which of these it is that a guest has joined; None for no guest, or if it has gone."""
-    if guest.guest_of is None:
+    if guest.record.guest_of is None:
         return None
     for at, host_ in enumerate(hosts):
         is_same_user = guest.uid is not None and guest.uid == host_.uid
-        if host_.since == guest.guest_of and is_same_user:
+        if host_.since == guest.record.guest_of and is_same_user:
             return at
     return None
 
 
 def named(record: Record, pid: int | None, changed: float = 0.0) -> Holder:
-    """Return what is known of a holder: the kernel says which pid, the record says the rest.
+    """Return what is known of a holder by its record and the pid that the kernel lists.
 
     changed: the time stamp of the record's file, which the extension renews after each cell.
     """
-    who, written = record.who, record.written
-    is_renewed = written is not None and written < changed - WRITING_S
-    return Holder(
-        pid=pid or who.pid,
-        user=who.user,
-        notebook=who.notebook,
-        origin=who.origin,
-        since=record.since,
-        promise=record.promise,
-        overdue=record.overdue,
-        kept_until=record.kept_until,
-        guest_of=record.guest_of,
-        is_alone=record.guest_of is not None and record.is_alone is True,
-        seen=pid is not None,
-        confirmed=pid is not None and pid == who.pid,
-        elsewhere=pid is None and who.namespace not in (None, host.pid_namespace()),
-        last_cell=changed if is_renewed else None,
-        label=record.label,
-        index=record.index,
-        visible=record.visible,
-        command=who.command,
-        cwd=who.cwd,
-    )
+    is_renewed = record.written is not None and record.written < changed - WRITING_S
+    is_elsewhere = pid is None and record.who.namespace not in (None, host.pid_namespace())
+    last_cell = changed if is_renewed else None
+    return Holder(record, pid, elsewhere=is_elsewhere, last_cell=last_cell)
+
+
+def _of_nothing_shared(record: Record) -> Record:
+    """Return the record without what only a sharer may say of itself."""
+    promise = record.promise._replace(size=None)
+    return record._replace(promise=promise, guest_of=None, is_alone=None)
 
 
 def _locking_pids() -> dict[str, int]:

@@ -18,7 +18,7 @@ from reserve_gpu.locks import record as records
 from reserve_gpu.locks.descriptors import NONE
 
 if TYPE_CHECKING:
-    from reserve_gpu.locks.record import Record
+    from reserve_gpu.model import Record
 
 with suppress(ImportError):  # Windows, where nothing can be reserved
     import fcntl

@@ -18,7 +18,7 @@ from reserve_gpu.calls import POLL_S, no_fork
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.descriptors import NONE
 from reserve_gpu.locks.directory import QUEUE
-from reserve_gpu.locks.record import Asks, Record
+from reserve_gpu.model import Asks, Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

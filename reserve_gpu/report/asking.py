@@ -76,7 +76,7 @@ def likeliest(rows: Sequence[Row], now: float) -> Line:
         return (_seen(row, now), *words.lease_end(holder, now))
     if at == times.end(holder, now):
         return (f"{row.label}, reserved until {times.moment(at, now)}",)
-    idle = times.time_limit(holder.promise.lease.idle_s or 0.0)
+    idle = times.time_limit(holder.lease.idle_s or 0.0)
     return (f"{_seen(row, now)}, released after {idle} idle",)
 
 
@@ -92,8 +92,8 @@ def last_end(row: Row, now: float) -> tuple[float, Holder] | None:
 
 def _end(holder: Holder, row: Row, now: float) -> float | None:
     """Return when a holder's reservation ends: at its set time, or after its idle limit."""
-    moments = [times.end(holder, now), holder.kept_until if holder.is_kept(now) else None]
-    idle_s, limit_s = layout.idle_s(row, now), holder.promise.lease.idle_s
+    moments = [times.end(holder, now), holder.record.kept_until if holder.is_kept(now) else None]
+    idle_s, limit_s = layout.idle_s(row, now), holder.lease.idle_s
     if idle_s is not None and limit_s is not None:
         moments.append(now - idle_s + limit_s)
     return min((at for at in moments if at is not None), default=None)

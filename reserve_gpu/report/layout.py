@@ -256,7 +256,7 @@ def _holder(row: Row, holder: Holder, view: View) -> Line:
     """Return `this kernel: alice, train.ipynb (pid 4321) for 2 h, idle for 1 h: a note`."""
     what: Line = ()
     if not isinstance(row.device, Device):  # only the record says that it is this one
-        what = (f"reserved as {shown(holder.label or row.label)} by ",)
+        what = (f"reserved as {shown(holder.record.label or row.label)} by ",)
     idle: Line = ()
     seconds = idle_s(row, view.now)
     is_new = row.is_mine and (seconds is None or seconds < NEW_S)

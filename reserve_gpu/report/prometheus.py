@@ -109,7 +109,7 @@ def _of_users(rows: Sequence[tuple[Labels, Row, Status]]) -> Iterator[str]:
     yield family("until_timestamp_seconds", "When the last reservation of a user of it is to end.",
                  times.end, max)  # fmt: skip
     yield family("kept_until_timestamp_seconds", "Until when it is kept for a kernel's restart.",
-                 lambda holder, now: holder.kept_until if holder.is_kept(now) else None,
+                 lambda holder, now: holder.record.kept_until if holder.is_kept(now) else None,
                  max)  # fmt: skip
     yield family("overdue_seconds", "For how long a user has had it past that end; 0 before.",
                  _overdue_s, max)  # fmt: skip

@@ -80,10 +80,10 @@ def limited(rows: Sequence[Row]) -> str:
 
 def _held(holder: Holder) -> str:
     """Return `GPU0 in train.ipynb (pid 4321)`: what one process of this user has."""
-    what = shown(holder.label or "a GPU")
+    what = shown(holder.record.label or "a GPU")
     if holder.part_mib is not None:
-        what = f"{words.size(holder.part_mib, holder.promise.part_unit)} of {what}"
-    name = holder.notebook or holder.command
+        what = f"{words.size(holder.part_mib, holder.record.promise.part_unit)} of {what}"
+    name = holder.name
     pid = f"pid {holder.pid}" if holder.pid else ""
     if not name:
         return f"{what} ({pid})" if pid else what

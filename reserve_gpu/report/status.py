@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.errors import REASON_LIMIT, shown
-from reserve_gpu.model import ComputeMode, Device, Holder, Process, Row, State, Ticket
+from reserve_gpu.model import ComputeMode, Device, Holder, Row, State, Ticket
 from reserve_gpu.report import asking, colour, layout, messages, parts, reasons, times, words
 from reserve_gpu.report import rules as ruled
 from reserve_gpu.report.faces import MAGIC, PYTHON, Face
@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     from reserve_gpu.report.words import Line
 
 VERSION = 1  # of the JSON; names are only ever added to it
-PROCESS_FIELDS = ("pid", "user", "command", "memory_mib", "has_reserved", "kind", "beside")
-HOLDER_FIELDS = (
-    "pid", "user", "notebook", "command", "cwd", "note", "since", "last_cell", "confirmed",
-    "elsewhere", "origin",
-)  # fmt: skip
+# Of a record: what is shown in another way, or not at all.
+NOT_SHOWN = {"who", "promise", "asks", "written", "label", "index", "visible"}
+NOT_SHOWN |= {"guest_of", "is_alone"}
 COMPUTE_MODES: dict[int | None, str] = {
     ComputeMode.DEFAULT: "default",
     ComputeMode.EXCLUSIVE_THREAD: "exclusive_thread",
@@ -228,7 +226,7 @@ def _row_dict(row: Row, status: Status) -> dict[str, Any]:
         "power_w": row.power_w,
         "power_limit_w": row.power_limit_w,
         "compute_mode": COMPUTE_MODES.get(row.usage.mode) if row.usage else None,
-        "processes": [_named(process, PROCESS_FIELDS) for process in row.processes + row.graphics],
+        "processes": [process._asdict() for process in row.processes + row.graphics],
         "holders": [_holder_dict(holder, status.time) for holder in row.holders],
         "is_this_process": row.is_mine,
         "is_reserved_but_idle": row.is_unused,
@@ -257,28 +255,34 @@ def _rules_dict(rules: Rules, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _holder_dict(holder: Holder, now: float) -> dict[str, Any]:
-    is_known = holder.part_mib is None or holder.used_mib is not None
+    lease, is_known = holder.lease, holder.part_mib is None or holder.used_mib is not None
+    facts = holder.record._asdict().items()
     return {
-        **_named(holder, HOLDER_FIELDS),
+        **_about(holder),
+        **{name: value for name, value in facts if name not in NOT_SHOWN},
+        "last_cell": holder.last_cell,
         "memory_promised_mib": holder.part_mib,
         "memory_used_mib": holder.used_mib,
         "is_over": holder.is_over if is_known else None,
-        "until": holder.promise.lease.until,
-        "idle_s": holder.promise.lease.idle_s,
-        "if_wanted": holder.promise.lease.if_wanted,
+        "until": lease.until,
+        "idle_s": lease.idle_s,
+        "if_wanted": lease.if_wanted,
         "overdue": times.overdue_since(holder, now),
-        "kept_until": holder.kept_until if holder.is_kept(now) else None,
-        "is_guest": holder.guest_of is not None,
+        "kept_until": holder.record.kept_until if holder.is_kept(now) else None,
+        "is_guest": holder.record.guest_of is not None,
         "beside": holder.beside,
     }
 
 
 def _ticket_dict(ticket: Ticket, every_uuid: set[str]) -> dict[str, Any]:
     """Return a waiter for programs. every_uuid: written where any device would do."""
-    about = _named(ticket.holder, [name for name in HOLDER_FIELDS if name != "last_cell"])
     wants = every_uuid if ticket.wants is None else ticket.wants
-    return {**about, "asks": ticket.asks, "wants": sorted(wants)}
+    return {**_about(ticket.holder), "asks": ticket.asks, "wants": sorted(wants)}
 
 
-def _named(value: Holder | Process, names: Sequence[str]) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in names}
+def _about(holder: Holder) -> dict[str, Any]:
+    """Return what a holder and a waiter have in common."""
+    who = holder.record.who._replace(pid=holder.pid, user=holder.user)._asdict()
+    del who["namespace"]
+    ours = {"note": holder.note, "since": holder.since}
+    return {**who, **ours, "confirmed": holder.confirmed, "elsewhere": holder.elsewhere}

@@ -52,7 +52,7 @@ def end(holder: Holder, now: float) -> float | None:
     """
     if holder.since is None:
         return None
-    moments = (holder.overdue, holder.promise.lease.until)
+    moments = (holder.record.overdue, holder.lease.until)
     return next((at for at in moments if at and holder.since <= at <= now + LONGEST_S), None)
 
 
@@ -60,7 +60,7 @@ def overdue_since(holder: Holder, now: float) -> float | None:
     """Return since when a holder is overdue, as it has noted; None if it is not."""
     at = end(holder, now)
     is_over = at is not None and at < now
-    return at if is_over and (holder.overdue or not holder.promise.lease.if_wanted) else None
+    return at if is_over and (holder.record.overdue or not holder.lease.if_wanted) else None
 
 
 def time_limit(seconds: float) -> str:

@@ -127,10 +127,10 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
     if this_process:
         line += (this_process, MARK), ": "
     line += ((shown(holder.user or "somebody"), STRONG),)
-    if name := holder.notebook or holder.command:
+    if name := holder.name:
         line += ", ", (shown(name, NOTEBOOK_LIMIT), STRONG)
-    if holder.origin:
-        line += (" from ", FAINT), (shown(holder.origin, NOTEBOOK_LIMIT), STRONG)
+    if origin := holder.record.who.origin:
+        line += (" from ", FAINT), (shown(origin, NOTEBOOK_LIMIT), STRONG)
     if process := _process_of(holder):
         line += (f" ({process})",)
     if holder.beside:
@@ -152,14 +152,16 @@ def lease_end(holder: Holder, now: float, *, is_own: bool = False) -> Line:
 
     is_own: the holder is this process, which is told how much time is left.
     """
-    if holder.kept_until is not None and holder.is_kept(now):
-        kept = f"kept for its restart, {times.left(holder.kept_until - now)}"
-        return (", ", (kept, MARK), *lease_end(holder._replace(kept_until=None), now))
-    if holder.guest_of is not None and not holder.beside:
+    kept_until = holder.record.kept_until
+    if kept_until is not None and holder.is_kept(now):
+        kept = f"kept for its restart, {times.left(kept_until - now)}"
+        record = holder.record._replace(kept_until=None)
+        return (", ", (kept, MARK), *lease_end(holder._replace(record=record), now))
+    if holder.record.guest_of is not None and not holder.beside:
         return ", ", ("overdue: it has joined what has been released", MARK)
     if (since := times.overdue_since(holder, now)) is not None:
         return ", ", (f"overdue since {times.moment(since, now)}", MARK)
-    at, lease = times.end(holder, now), holder.promise.lease
+    at, lease = times.end(holder, now), holder.lease
     if at is not None and at < now:
         past = f"past {times.moment(at, now)}"
         if is_own:
@@ -183,19 +185,19 @@ def plain(line: Line) -> str:
 
 def person(holder: Holder) -> str:
     """Return whom to talk to: `alice (train.ipynb)`."""
-    user, name = shown(holder.user or "somebody"), holder.notebook or holder.command
+    user, name = shown(holder.user or "somebody"), holder.name
     return f"{user} ({shown(name)})" if name else user
 
 
 def name_of(holder: Holder) -> str:
     """Return which process it is: `train.ipynb (pid 4321)`, as far as known."""
-    name = shown(holder.notebook or holder.command or "a process", NOTEBOOK_LIMIT)
+    name = shown(holder.name or "a process", NOTEBOOK_LIMIT)
     return f"{name} (pid {holder.pid})" if holder.pid else name
 
 
 def note(holder: Holder) -> Line:
     """Return what somebody has written for others to read, in quotation marks."""
-    return (": ", (f'"{shown(holder.promise.note)}"', STRONG)) if holder.promise.note else ()
+    return (": ", (f'"{shown(holder.note)}"', STRONG)) if holder.note else ()
 
 
 def users(processes: Sequence[Process]) -> str:
@@ -229,7 +231,7 @@ def _part(holder: Holder) -> Line:
     """
     if holder.part_mib is None:
         return ()
-    unit = holder.promise.part_unit
+    unit = holder.record.promise.part_unit
     promised = size(holder.part_mib, unit)
     if holder.used_mib is None:
         return (f" up to {promised}",)

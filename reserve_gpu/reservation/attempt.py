@@ -19,7 +19,7 @@ from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, device_of
 from reserve_gpu.locks.holders import is_sharers, without_guests
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import Place
-from reserve_gpu.model import Device, Fault, Holder, Request, Row, Rules, State, Ticket
+from reserve_gpu.model import Device, Fault, Holder, Record, Request, Row, Rules, State, Ticket
 from reserve_gpu.reservation import limit, parts, policy
 from reserve_gpu.reservation.outcome import Denied, Granted, Locked, Taken
 from reserve_gpu.reservation.request import idle_mib
@@ -347,7 +347,7 @@ class Look:
         if not asking.gpus.sees_all:  # a pid may be another process's in our PID namespace
             since = [lock.since for lock in asking.held.values()]
             return without_guests(sharers, since), parts.Own(promised_mib, None)
-        own = Holder(os.getpid(), since=held.since if held else None, seen=True, uid=os.geteuid())
+        own = Holder(Record(since=held.since if held else None), os.getpid(), uid=os.geteuid())
         everybody = host.with_uses((own, *sharers), asking.gpus.processes(device))
         this_process, *known = without_guests(everybody)
         return known, parts.Own(promised_mib, this_process.used_mib)

@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import alarm, calls, host
+from reserve_gpu import alarm, calls, foreign, host
 from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import NoThreadError
 from reserve_gpu.locks import descriptors
@@ -85,7 +85,7 @@ class Listener:
                     time.sleep(STRANGER_S)
                     continue
                 connection.settimeout(HEARD_S)
-                request = json.loads(connection.recv(LIMIT))
+                request = foreign.parsed(connection.recv(LIMIT))
                 answer = self._answer({**request, "by": host.user_name(uid)})
                 connection.sendall(json.dumps(answer).encode())
         descriptors.close(own.detach())
@@ -110,7 +110,7 @@ def pids_of(holder: Holder) -> set[int | None]:
 
 def _left(holder: Holder) -> Left | None:
     """Return what is kept for the restart of the holder's kernel; None for nothing."""
-    if holder.kept_until is None:  # by its word, which `all_left` does not believe
+    if holder.record.kept_until is None:  # by its word, which `all_left` does not believe
         return None
     every = restart.all_left(uid=host.uid_of(holder.pid or 0))
     return next((left for left in every if holder.pid in (left.heir, left.kernel)), None)
@@ -122,7 +122,7 @@ def end(reserved: Reserved, *, by_name: bool = False) -> Answer:
     by_name: it was chosen by its notebook's name, which another user may have written: only a
     process that answers is ended.
     """
-    if reserved.holder.kept_until is not None:  # its kernel has ended already
+    if reserved.holder.record.kept_until is not None:  # its kernel has ended already
         return release(reserved)
     pid = reserved.holder.pid or 0
     try:
@@ -194,10 +194,10 @@ def ask(pid: int, request: dict[str, Any]) -> dict[str, Any] | None:
                 if _peer(connection)[0] != pid:
                     continue
                 connection.sendall(json.dumps(request).encode())
-                answer = json.loads(connection.recv(LIMIT))
+                answer = foreign.parsed(connection.recv(LIMIT))
             except TimeoutError:
                 raise
-            except (OSError, ValueError, RecursionError):
+            except (OSError, ValueError):
                 continue
             if isinstance(answer, dict):
                 return answer

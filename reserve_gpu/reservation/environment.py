@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from reserve_gpu import foreign
 from reserve_gpu.model import Device
 
 MEMORY, ORDER, VISIBLE = "CUDA_DEVICE_MEMORY", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
@@ -90,8 +91,8 @@ def inherited_caps(inherited: Mapping[str, str | None]) -> dict[str, str | None]
     """
     if not inherited.get(OWN_CAPS):
         return {}
-    with suppress(ValueError, TypeError, AttributeError, RecursionError):
-        caps = json.loads(inherited[OWN_CAPS] or "").items()
+    with suppress(ValueError, TypeError, AttributeError):
+        caps = foreign.parsed(inherited[OWN_CAPS] or "").items()
         return {
             name: before
             for name, (value, before) in caps

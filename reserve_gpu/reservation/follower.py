@@ -19,10 +19,8 @@ from reserve_gpu.errors import ReserveGPUError
 from reserve_gpu.history.book import Page
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.locks.record import Record
 from reserve_gpu.model import End
 from reserve_gpu.reservation import handover
-from reserve_gpu.reservation.held import Held
 from reserve_gpu.reservation.recorder import EVERY_S, Recorder
 
 if TYPE_CHECKING:
@@ -75,10 +73,8 @@ def main(text: str) -> None:
     host.call_it(about["name"] or "")
     folder, descriptor, name = about["page"]
     descriptors.adopt(descriptor)
-    devices = tuple(map(handover.device_of, about["devices"]))
-    promise = Record.from_dict(about["record"]).promise
-    held = Held(devices, {}, promise, guest=handover.guest_of(about))
-    noted = Recorder(Page(folder, descriptor, name), held, about["since"], about["at"])
+    held, page = handover.held_of(about), Page(folder, descriptor, name)
+    noted = Recorder(page, held, about["since"], about["at"])
     names = [os.path.basename(file) for _, file, _ in about["locks"]]
     own: Collection[int] | None = {about["pid"]}
     while own or _are_locked(names):

@@ -40,7 +40,7 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Held:
         if not any((each.since, each.pid) == (host.since, host.pid) for each in there):
             raise RequestError(HAS_GONE)
     # A guest's guest has joined the same as that one.
-    since = {device: host.guest_of or host.since or 0.0 for device, host in host_of.items()}
+    since = {device: host.record.guest_of or host.since or 0.0 for device, host in host_of.items()}
     with ExitStack() as stack:  # all of them or none
         locks = {}
         for device in host_of:
@@ -50,9 +50,11 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Held:
         stack.pop_all()
     host = reserved.holder
     is_alone = host.is_alone or not is_sharers(host.file or "")
-    devices = environment.in_order(host_of, host.visible or "")
+    devices = environment.in_order(host_of, host.record.visible or "")
     of = tuple(since[device] for device in devices)
-    return Held(devices, locks, Promise(host.promise.size), guest=Guest(of, is_alone, host.name))
+    return Held(
+        devices, locks, Promise(host.record.promise.size), guest=Guest(of, is_alone, host.name)
+    )
 
 
 def own_pids(held: Held) -> set[int]:
@@ -64,7 +66,7 @@ def own_pids(held: Held) -> set[int]:
             for holder in directory.listed_holders_of(device.uuid)
             if is_own_guest(holder, [held.locks[device.uuid].since])
         ]
-        return {os.getpid(), *(holder.pid for holder in holders if holder.seen and holder.pid)}
+        return {os.getpid(), *(holder.listed_pid for holder in holders if holder.listed_pid)}
     return {os.getpid()}
 
 
@@ -74,7 +76,7 @@ def is_left(held: Held, directory: LockDirectory) -> bool:
         return False
     return not all(
         any(
-            holder.guest_of is None and holder.since == since and holder.uid == os.geteuid()
+            holder.record.guest_of is None and holder.since == since and holder.uid == os.geteuid()
             for holder in directory.holders_of(device.uuid)
         )
         for device, since in zip(held.devices, held.guest.of, strict=True)

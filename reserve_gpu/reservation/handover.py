@@ -11,57 +11,46 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from reserve_gpu import host
+from reserve_gpu import foreign, host
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks import record as records
 from reserve_gpu.locks.directory import default_path
 from reserve_gpu.locks.lock import Lock, kernel_device
-from reserve_gpu.locks.record import Record
-from reserve_gpu.model import Device, Promise
+from reserve_gpu.model import Device, Record
 from reserve_gpu.reservation import environment
 from reserve_gpu.reservation.environment import Changes
 from reserve_gpu.reservation.held import Guest, Held
 
+ERRORS = (ValueError, TypeError, KeyError, AttributeError)
 LIMIT = 100_000  # characters; the kernel's own limit for one variable is 128 KiB
 REASON_LIMIT = 5_000  # characters, each of up to 12 in JSON
-NUMBERS = {
-    "index",
-    "memory_mib",
-    "reserve_mib",
-    "link_width",
-    "instance",
-}  # of a device; the rest is text
 
 
 class Handover(NamedTuple):
     """What one program leaves to the next in the same process.
 
-    changes: to the CUDA variables. locks: what holds the devices, by UUID. promise, guest: as of
-    Held.
+    changes: to the CUDA variables.
     reason: why there is no device, if there is none and a person should be told.
     is_noted: another process notes in the history what is used.
     """
 
     changes: Changes
-    devices: tuple[Device, ...] = ()
-    locks: Mapping[str, Lock] = {}
-    promise: Promise = Promise()
+    held: Held
     reason: str | None = None
-    guest: Guest | None = None
     is_noted: bool = False
 
 
 def offer(handover: Handover) -> None:
     """Leave it to the program that this process becomes with its next exec."""
-    for lock in handover.locks.values():
+    for lock in handover.held.locks.values():
         lock.keep_over_exec()
     fields = {
         "before": dict(handover.changes.before),
         "written": dict(handover.changes.written),
         "reason": handover.reason and handover.reason[:REASON_LIMIT],
         "is_noted": handover.is_noted,
-        **described(Held(handover.devices, handover.locks, handover.promise, guest=handover.guest)),
+        **described(handover.held),
     }
     os.environ[host.HELD] = f"{os.getpid()} {json.dumps(fields)}"
 
@@ -77,24 +66,27 @@ def described(held: Held) -> dict[str, Any]:
     }
 
 
-def guest_of(fields: Mapping[str, Any]) -> Guest | None:
-    """Return what makes it a guest's, if that was written down. Raises TypeError, ValueError."""
-    if fields.get("guest") is None:
-        return None
-    of, is_alone, name = fields["guest"]
-    return Guest(tuple(map(float, of)), is_alone is True, _text(name))
+def held_of(fields: Mapping[str, Any]) -> Held:
+    """Return what was described, without its locks. Raises ERRORS for what makes no sense."""
+    guest = fields.get("guest")
+    if guest is not None:
+        of, is_alone, name = guest
+        name = None if name is None else foreign.text(name)
+        guest = Guest(tuple(map(foreign.number, of)), is_alone is True, name)
+    promise = Record.from_dict(fields["record"]).promise
+    return Held(tuple(map(_device, fields["devices"])), {}, promise, guest=guest)
 
 
 def received() -> Handover | None:
     """Return what this process was given; None if there is nothing, or it is not true any more."""
     value = os.environ.get(host.HELD, "")
-    if host.held_by() != os.getpid() or len(value) > LIMIT:
+    if host.held_by() != os.getpid():
         return None
     try:
-        handover = _checked(json.loads(value.partition(" ")[2]))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, LockError):
+        handover = _checked(foreign.parsed(value.partition(" ")[2], LIMIT))
+    except (*ERRORS, LockError):
         return None
-    if handover and handover.devices:
+    if handover and handover.held.devices:
         os.environ[host.HELD] = str(os.getpid())  # processes below need know no more
     elif handover:
         del os.environ[host.HELD]
@@ -102,9 +94,9 @@ def received() -> Handover | None:
 
 
 def _checked(fields: Mapping[str, Any]) -> Handover | None:
-    devices = tuple(map(device_of, fields["devices"]))
+    held = held_of(fields)
     locks: dict[str, Lock] = {}
-    for device, (descriptor, name, shared) in zip(devices, fields["locks"], strict=True):
+    for device, (descriptor, name, shared) in zip(held.devices, fields["locks"], strict=True):
         lock = _adopted(descriptor, str(name), shared=shared is True)
         if lock is None:
             for adopted in locks.values():
@@ -112,19 +104,15 @@ def _checked(fields: Mapping[str, Any]) -> Handover | None:
             return None
         locks[device.uuid] = lock
     changes = Changes(_variables(fields["before"]), _variables(fields["written"]))
-    promise = Record.from_dict(fields["record"]).promise
-    reason, guest, is_noted = _text(fields["reason"]), guest_of(fields), fields.get("is_noted")
-    return Handover(changes, devices, locks, promise, reason, guest, is_noted is True)
+    reason, is_noted = _text(fields["reason"]), fields.get("is_noted") is True
+    return Handover(changes, held._replace(locks=locks), reason, is_noted)
 
 
-def device_of(fields: Mapping[str, Any]) -> Device:
-    """Return the device that was written down. Raises TypeError for what can't be one."""
-    for name, value in fields.items():
-        if value is None and name not in ("index", "uuid"):
-            continue
-        if type(value) is not (int if name in NUMBERS else str):
-            raise TypeError(name)
-    return Device(**fields)
+def _device(fields: Mapping[str, Any]) -> Device:
+    device = Device(**foreign.fields_of(Device, fields))
+    if fields.items() <= device._asdict().items():
+        return device
+    raise ValueError(fields)
 
 
 def _variables(values: Mapping[str, Any]) -> dict[str, str | None]:
@@ -132,9 +120,7 @@ def _variables(values: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def _text(value: object) -> str | None:
-    if not isinstance(value, str | None):
-        raise TypeError(value)
-    return value
+    return None if value is None else foreign.text(value, LIMIT)
 
 
 def _adopted(descriptor: int, name: str, *, shared: bool) -> Lock | None:

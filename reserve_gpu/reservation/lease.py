@@ -379,6 +379,6 @@ def waiters_for(devices: Sequence[Device]) -> dict[str, int]:
     return {
         ticket.name: ticket.heartbeat
         for ticket in tickets
-        if not (ticket.holder.seen and ticket.holder.pid == os.getpid())
+        if ticket.holder.listed_pid != os.getpid()
         and any(ticket.could_use(device.uuid) for device in devices)
     }

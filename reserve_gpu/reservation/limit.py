@@ -74,9 +74,9 @@ def inherit(gpus: Nvml, locks: LockDirectory) -> None:
     for device in gpus.walk():
         if isinstance(device, Device):
             holders = locks.listed_holders_of(device.uuid)
-            if own := next((h for h in holders if h.seen and h.pid == parent), None):
+            if own := next((h for h in holders if h.listed_pid == parent), None):
                 devices.append(device)
-                visible, part_mib = own.visible or "", own.part_mib
+                visible, part_mib = own.record.visible or "", own.part_mib
     if not devices:
         return
     ordered = environment.in_order(devices, visible)

@@ -191,7 +191,7 @@ def is_above(rows: Sequence[Row], ancestors: Collection[int]) -> bool:
     """
     fitting = [row for row in rows if row.state is not State.UNFIT]
     return bool(fitting) and all(
-        row.state is State.RESERVED and any(h.seen and h.pid in ancestors for h in row.holders)
+        row.state is State.RESERVED and any(h.listed_pid in ancestors for h in row.holders)
         for row in fitting
     )
 

@@ -149,7 +149,8 @@ def _is_sharer(holder: Holder) -> bool:
 def _labelled(holder: Holder, known: Mapping[str, Device]) -> Holder:
     """Return the holder with the label of its device, where that is known."""
     device = known.get(device_of(holder.file or ""))
-    return holder._replace(label=device.label) if device else holder
+    label = device.label if device else holder.record.label
+    return holder._replace(record=holder.record._replace(label=label))
 
 
 def _by_place(devices: Iterable[Device | Fault]) -> dict[str, Device]:

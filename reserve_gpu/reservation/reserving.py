@@ -123,7 +123,7 @@ def take_over(session: Session, connection_file: str | None) -> list[Notice]:
             there = [process for process in listed if process.pid != left.kernel]
             if left.held.is_shared or not gpus.sees_all:  # whose they are can't be told
                 there = []
-            known = machine.identified(gpus, there, [Holder(os.getpid(), seen=True)])
+            known = machine.identified(gpus, there, [Holder(listed_pid=os.getpid())])
             if others := tuple(process for process in known if not process.has_reserved):
                 row = Row(device, State.RESERVED, reading, processes=others, use=State.BUSY)
                 notices.append(KeptButUsed(row))
@@ -260,7 +260,7 @@ def _caution(asking: Asking, locked: Locked) -> Row:
     holders = () if is_part else tuple(map(host.with_user, row.holders))
     if row.usage is None or (row.use is State.IDLE and not (is_part and row.holders)):
         return row._replace(holders=holders)
-    known = (Holder(os.getpid(), seen=True), *(row.holders if is_part else ()))
+    known = (Holder(listed_pid=os.getpid()), *(row.holders if is_part else ()))
     on_it = machine.identified(asking.gpus, asking.gpus.processes(locked.device), known)
     # In a container whose they are can't be seen: a sharer's, perhaps.
     strange = (False,) if is_part else (False, None)

@@ -16,19 +16,18 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import alarm, heir, host
+from reserve_gpu import alarm, foreign, heir, host
 from reserve_gpu.calls import no_fork
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.directory import OTHERS_MODE, OWN_MODE
-from reserve_gpu.locks.record import Record
 from reserve_gpu.reservation import handover
-from reserve_gpu.reservation.held import Held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from reserve_gpu.locks.directory import LockDirectory
     from reserve_gpu.locks.lock import Lock
+    from reserve_gpu.reservation.held import Held
 
 LIMIT = 200_000  # bytes of what was left
 ENDS_S = 2.0  # for a process that was killed, and for the kernel that has left its locks to it
@@ -77,7 +76,7 @@ def all_left(connection_file: str | None = None, uid: int | None = None) -> Iter
     for pid, arguments in host.own_processes(heir.PROGRAM, uid=uid):
         if arguments and connection_file in (None, arguments[0]):
             # It may have ended, or be another program that was given the same file.
-            with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            with suppress(OSError, *handover.ERRORS):
                 yield _read(pid)
 
 
@@ -143,16 +142,14 @@ def _read(pid: int) -> Left:
     with open(f"/proc/{pid}/environ", "rb") as environ:
         variables = environ.read(LIMIT).split(b"\0")
     (left,) = (variable for variable in variables if variable.startswith(mark))
-    fields = json.loads(left[len(mark) :])
-    devices = tuple(map(handover.device_of, fields["devices"]))
+    fields = foreign.parsed(left[len(mark) :])
     names = [(os.path.basename(name), shared is True) for _, name, shared in fields["locks"]]
-    since = [float(moment) for moment in fields["since"]]
-    promise = Record.from_dict(fields["record"]).promise
+    since = map(foreign.number, fields["since"])
     return Left(
         heir=pid,
-        kernel=int(fields["kernel"]),
-        until=float(fields["until"]),
-        directory=str(fields["directory"]),
+        kernel=foreign.pid(fields["kernel"]),
+        until=foreign.number(fields["until"]),
+        directory=foreign.text(fields["directory"], LIMIT),
         names=tuple((*name, at) for name, at in zip(names, since, strict=True)),
-        held=Held(devices, {}, promise, guest=handover.guest_of(fields)),
+        held=handover.held_of(fields),
     )

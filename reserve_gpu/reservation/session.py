@@ -20,8 +20,8 @@ from reserve_gpu.cells import cells
 from reserve_gpu.errors import LockError, NoThreadError, RequestError
 from reserve_gpu.gpus import names
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
-from reserve_gpu.locks.record import Record, myself
-from reserve_gpu.model import NO_LEASE, Answer, End, Lease, Promise, Request
+from reserve_gpu.locks.record import myself
+from reserve_gpu.model import NO_LEASE, Answer, End, Lease, Promise, Record, Request
 from reserve_gpu.notices import (
     HAS_ENDED,
     PART_STAYS,
@@ -686,11 +686,7 @@ class Session(OwnThread):
         held = self._held or Held((), {})
         self.log()
         is_noted = bool(self._journal and self._journal.leave(is_kernel=is_kernel))
-        handover.offer(
-            handover.Handover(
-                self._changes, held.devices, held.locks, held.promise, reason, held.guest, is_noted
-            )
-        )
+        handover.offer(handover.Handover(self._changes, held, reason, is_noted))
 
     def adopt(self) -> None:
         """Take over, once, what this process held before exec made it this program."""
@@ -706,11 +702,10 @@ class Session(OwnThread):
         if given is None:
             return
         self.reason, self._changes = given.reason, given.changes
-        if given.devices:
-            environ, part_mib = _set_only(given.changes.written), given.promise.part_mib
-            reservation = Reservation(given.devices, environ, part_mib)
-            held = Held(given.devices, given.locks, given.promise, reservation=reservation)
-            held = held._replace(guest=given.guest, is_noted_elsewhere=given.is_noted)
+        if (held := given.held).devices:
+            environ = _set_only(given.changes.written)
+            reservation = Reservation(held.devices, environ, held.part_mib)
+            held = held._replace(reservation=reservation, is_noted_elsewhere=given.is_noted)
             self._become(held, is_adopted=True)
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from reserve_gpu import calls, host, machine
 from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.locks.queue import Place, Wakeups
-from reserve_gpu.locks.record import Asks, Record, myself
-from reserve_gpu.model import NO_LEASE, Device, State, Waiting
+from reserve_gpu.locks.record import myself
+from reserve_gpu.model import NO_LEASE, Asks, Device, Record, State, Waiting
 from reserve_gpu.reservation import policy
 from reserve_gpu.reservation.outcome import Denied, Granted
 

@@ -30,7 +30,7 @@ def first_of(devices: Sequence[Device], told: Collection[tuple[str, int]]) -> Ti
         if not any(name.startswith(QUEUE) for name in directory.holders.names):
             return None
         for ticket in _tickets(directory):
-            is_own = ticket.holder.seen and ticket.holder.pid == os.getpid()
+            is_own = ticket.holder.listed_pid == os.getpid()
             could_use = any(ticket.could_use(device.uuid) for device in devices)
             if could_use and not is_own and key(ticket) not in told:
                 return ticket._replace(holder=host.with_user(ticket.holder))

@@ -1,0 +1,126 @@
+"""Read what other processes have written, with suspicion: it may be cut, binary, huge or forged.
+
+A function raises ValueError for what makes no sense; what `Fields`, `known` and `fields_of` return
+is without that.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, get_args
+
+T = TypeVar("T")
+
+SIZE_LIMIT = 1 << 20  # bytes or characters of all of it
+TEXT_LIMIT = 300  # characters of each text
+LIST_LIMIT = 256  # devices, holders or processes in one list
+LATEST_S = 1e11  # no time since the epoch is later
+MOST_MIB = 1e9  # no device has more memory than that
+PIDS = 1 << 31
+
+
+def parsed(data: str | bytes, limit: int = SIZE_LIMIT) -> Any:
+    """Return what JSON of no more than so many bytes or characters says."""
+    if len(data) > limit:
+        raise ValueError(data[:20])
+    try:
+        # json.loads would look for UTF-16 first.
+        return json.loads(data if isinstance(data, str) else data.decode())
+    except RecursionError as error:
+        raise ValueError(data[:20]) from error
+
+
+def text(value: Any, limit: int = TEXT_LIMIT) -> str:
+    """Return a text, cut off where it is too long."""
+    if isinstance(value, str):
+        return value[:limit]
+    raise ValueError(value)
+
+
+def number(value: Any, limit: float = LATEST_S) -> float:
+    """Return a number from 0 to the limit; True is none, and NaN neither."""
+    if (type(value) is float or type(value) is int) and 0 <= value <= limit:
+        return value
+    raise ValueError(value)
+
+
+def integer(value: Any, limit: float = LATEST_S) -> int:
+    """Return a whole number from 0 to the limit."""
+    if type(value) is int and 0 <= value <= limit:
+        return value
+    raise ValueError(value)
+
+
+def pid(value: Any) -> int:
+    """Return a number that a process can have."""
+    if type(value) is int and 0 < value < PIDS:
+        return value
+    raise ValueError(value)
+
+
+def boolean(value: Any) -> bool:
+    """Return True or False."""
+    if isinstance(value, bool):
+        return value
+    raise ValueError(value)
+
+
+def known(read: Callable[[Any], T], value: Any) -> T | None:
+    """Return what one of these functions reads, None for what makes no sense."""
+    try:
+        return read(value)
+    except ValueError:
+        return None
+
+
+class Fields:
+    """A table; each method returns the value of a name, None or no items if it makes no sense."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self.fields = fields
+
+    def text(self, name: str) -> str | None:
+        """Return a text."""
+        return known(text, self.fields.get(name))
+
+    def number(self, name: str) -> float | None:
+        """Return a number."""
+        return known(number, self.fields.get(name))
+
+    def integer(self, name: str) -> int | None:
+        """Return a whole number."""
+        return known(integer, self.fields.get(name))
+
+    def boolean(self, name: str) -> bool | None:
+        """Return True or False."""
+        return known(boolean, self.fields.get(name))
+
+    def texts(self, name: str, limit: int = LIST_LIMIT) -> list[str]:
+        """Return the texts in a list."""
+        return [value[:TEXT_LIMIT] for value in self._items(name, limit) if isinstance(value, str)]
+
+    def tables(self, name: str, limit: int = LIST_LIMIT) -> "list[Fields]":
+        """Return the tables in a list."""
+        return [Fields(value) for value in self._items(name, limit) if isinstance(value, dict)]
+
+    def _items(self, name: str, limit: int) -> list[Any]:
+        value = self.fields.get(name)
+        return value[:limit] if isinstance(value, list) else []
+
+
+def fields_of(kind: type, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of such a tuple, as far as each has the type that it should have."""
+    readers = _readers(kind).items()
+    values = {name: known(read, fields[name]) for name, read in readers if name in fields}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@functools.cache
+def _readers(kind: type) -> dict[str, Callable[[Any], Any]]:
+    """Return how to read each field: by its name, or by its type."""
+    by_type: dict[Any, Callable[[Any], Any]]
+    by_type = {str: text, int: integer, float: number, bool: boolean}
+    types = {name: (get_args(of) or (of,))[0] for name, of in kind.__annotations__.items()}
+    return {
+        name: pid if name == "pid" else by_type[of] for name, of in types.items() if of in by_type
+    }
