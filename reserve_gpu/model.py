@@ -349,22 +349,20 @@ class Rule(NamedTuple):
     """One line of the administrator's file that applies to a user.
 
     text: the line, `time = "24h"`. table: its table, `[users.alice]`. file: its path.
-    value: a number, MiB, seconds, or 1 for `after_cuda = "warn"`; a larger one is more generous.
-    unit: of a size of memory.
+    value: a number, seconds, or 1 for `after_cuda = "warn"`; a larger one is more generous.
     """
 
     text: str
     table: str
     file: str
     value: float
-    unit: str = "GiB"
 
 
 class Rules(NamedTuple):
     """The rules of the administrator's file for one user; None for each rule that it does not have.
 
     message: for all to read. history: whether it is noted who used what, None for "if there is a
-    directory for it". gpus, memory, time, idle, after_cuda: the limits, as docs/rules.md has
+    directory for it". gpus, time, idle, after_cuda: the limits, as docs/rules.md has
     them. drain, drained: the rule that devices are not handed out, and their names. problems: what
     is wrong in the file, a line for each. unknown: a line for each group that is not known here.
     """
@@ -373,7 +371,6 @@ class Rules(NamedTuple):
     user: str
     message: str | None = None
     gpus: Rule | None = None
-    memory: Rule | None = None
     time: Rule | None = None
     idle: Rule | None = None
     after_cuda: Rule | None = None

@@ -4,7 +4,6 @@
     history = true           # note who used what
     [limits]                 # of each user; also [groups.NAME] and [users.NAME]
     gpus = 2
-    memory = "40GiB"
     time = "24h"
     idle = "2h"
     after_cuda = "warn"
@@ -29,8 +28,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from reserve_gpu import host
 from reserve_gpu.errors import REASON_LIMIT, RequestError, shown
 from reserve_gpu.gpus import names
-from reserve_gpu.model import MIB, UNITS, Rule, Rules
-from reserve_gpu.quantities import LONGEST_S, parse_duration, size_and_unit
+from reserve_gpu.model import Rule, Rules
+from reserve_gpu.quantities import LONGEST_S, parse_duration
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -104,13 +103,12 @@ def for_user(  # noqa: PLR0913, PLR0917 - who asks, and what
                 return max(rules, key=lambda rule: rule.value)
         return None
 
-    gpus, memory, time, idle, after_cuda = map(limit, KEYS)
+    gpus, time, idle, after_cuda = map(limit, KEYS)
     return Rules(
         file,
         user,
         document.message,
         gpus,
-        memory,
         time,
         idle,
         after_cuda,
@@ -180,10 +178,10 @@ class _Reader:
         for key, value in table.items():
             text = f"{key} = {_value(value)}"
             try:
-                number, unit = KEYS[key](value)
+                number = KEYS[key](value)
             except ValueError as error:
                 raise self.mistake(place, f"{text}: {str(error).rstrip('.')}") from error
-            rules[key] = Rule(text, _table(place), self._file, number, unit)
+            rules[key] = Rule(text, _table(place), self._file, number)
         return rules
 
     def limits_of_each(self, tables: Mapping[str, Any], kind: str) -> dict[str, Table]:
@@ -211,37 +209,29 @@ class _Reader:
         return Rule("drain", _table(DEVICES), self._file, 0), tuple(drained)
 
 
-def _count(value: object) -> tuple[float, str]:
+def _count(value: object) -> float:
     if type(value) is not int or not 0 <= value <= MOST_GPUS:
         raise ValueError("give a number of GPUs, 0 or more")
-    return value, ""
+    return value
 
 
-def _size(value: object) -> tuple[float, str]:
-    number, unit = size_and_unit(value) if isinstance(value, str) else (0.0, None)
-    if unit is None:
-        raise ValueError('give a size as "40GiB"')
-    return number * UNITS[unit] / MIB, unit
-
-
-def _duration(value: object) -> tuple[float, str]:
+def _duration(value: object) -> float:
     has_unit = isinstance(value, str) and not value.strip()[-1:].isdecimal()
     duration_s = parse_duration(value) if has_unit else 0.0  # 24 s are not what "24" means
     if not 0 < duration_s < LONGEST_S:
         raise ValueError('give a time as "30m", "4h" or "2d"')
-    return duration_s, ""
+    return duration_s
 
 
-def _ending(value: object) -> tuple[float, str]:
+def _ending(value: object) -> float:
     if value not in ("warn", "end"):
         raise ValueError('give "warn" or "end"')
-    return float(value == "warn"), ""
+    return float(value == "warn")
 
 
-# What a table of limits may say, in the order of Rules; each makes a number of it, and its unit.
-KEYS: dict[str, Callable[[object], tuple[float, str]]] = {
+# What a table of limits may say, in the order of Rules; each makes a number of it.
+KEYS: dict[str, Callable[[object], float]] = {
     "gpus": _count,
-    "memory": _size,
     "time": _duration,
     "idle": _duration,
     "after_cuda": _ending,

@@ -13,12 +13,11 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import ImpossibleError, NoFreeDeviceError, RequestError, ReserveGPUWarning, rules
-from reserve_gpu.model import MIB, NO_LEASE, Device, Rules, State
+from reserve_gpu.model import NO_LEASE, Rules, State
 from reserve_gpu.notices import Failure
 from reserve_gpu.report.messages import say
 from reserve_gpu.reservation import quota
 from reserve_gpu.reservation.request import parse
-from tests.holders import a_holder
 from tests.machine import ROOT
 from tests.processes import US
 from tests.reserving import got, of_gpu, refused
@@ -107,9 +106,6 @@ def test_a_user_and_a_group_may_be_numbers(here: Here) -> None:
         ("[limits]\ngpus = 1.0", "[limits]: gpus = 1.0: give a number"),
         ("[limits]\ngpus = 9999999999", "[limits]: gpus = 9999999999: give a number"),
         ('[limits]\ngpus = "2"', '[limits]: gpus = "2": give a number'),
-        ("[limits]\nmemory = 40", '[limits]: memory = 40: give a size as "40GiB".'),
-        ('[limits]\nmemory = "40"', '[limits]: memory = "40": give a size as "40GiB".'),
-        ('[limits]\nmemory = "-1GB"', "[limits]: memory = \"-1GB\": '-1GB' is no size"),
         ("[limits]\ntime = true", '[limits]: time = true: give a time as "30m", "4h" or "2d".'),
         ("[limits]\ntime = inf", "[limits]: time = Infinity: give a time"),
         ('[limits]\ntime = "0h"', '[limits]: time = "0h": give a time'),
@@ -120,7 +116,11 @@ def test_a_user_and_a_group_may_be_numbers(here: Here) -> None:
         ("[limits]\nafter_cuda = []", 'after_cuda = []: give "warn" or "end".'),
         (
             "[limits]\ngpu = 1",
-            "[limits]: 'gpu' means nothing here; there are gpus, memory, time, idle, after_cuda.",
+            "[limits]: 'gpu' means nothing here; there are gpus, time, idle, after_cuda.",
+        ),
+        (
+            '[limits]\nmemory = "40GiB"',
+            "[limits]: 'memory' means nothing here; there are gpus, time",
         ),
         (
             "[limit]\ngpus = 1",
@@ -259,7 +259,7 @@ def test_the_documented_file_is_right() -> None:
     )
     found = said(text, "students")
     assert found.problems == ()
-    assert (found.gpus and found.gpus.value, found.memory and found.memory.value) == (4, 40 * 1024)
+    assert (found.gpus and found.gpus.value) == 4
     assert said(text, "students", called="bob").gpus
     assert (found.message, found.drained) == ("Maintenance on Friday at 17:00", ("GPU-8f2a",))
 
@@ -306,18 +306,13 @@ def test_an_idle_time_is_none_of_a_command(machine: Machine) -> None:
 def test_more_than_a_rule_ever_allows_is_impossible(here: Here) -> None:
     """What no state of the machine allows names the rule at once, also to who would wait."""
     here.write(FOUR)
-    here.rules.write_text('[limits]\ngpus = 2\nmemory = "10GiB"')
-    too_much: dict[str, list[dict[str, Any]]] = {
-        "gpus = 2": [{"count": 3}, {"devices": "0-2"}],
-        'memory = "10GiB"': [{"memory": "11GiB"}, {"memory": "6GiB", "count": 2}],
-    }
-    for rule, requests in too_much.items():
-        for wishes in requests:
-            with pytest.raises(ImpossibleError) as caught:
-                reserve_gpu.reserve(**wishes, wait=30)
-            assert f"{rule} ([limits] in {here.rules})" in str(caught.value)
+    here.rules.write_text("[limits]\ngpus = 2")
+    too_much: list[dict[str, Any]] = [{"count": 3}, {"devices": "0-2"}]
+    for wishes in too_much:
+        with pytest.raises(ImpossibleError) as caught:
+            reserve_gpu.reserve(**wishes, wait=30)
+        assert f"gpus = 2 ([limits] in {here.rules})" in str(caught.value)
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
-    assert got(memory="10GiB") == "0"
 
 
 def test_a_second_part_of_a_gpu_is_no_second_gpu(here: Here) -> None:
@@ -329,41 +324,6 @@ def test_a_second_part_of_a_gpu_is_no_second_gpu(here: Here) -> None:
         assert got("2", memory="3GiB") == "2"
         assert "limited" in refused("1", memory="2GiB")
         assert "limited" in refused()
-
-
-def test_the_sum_of_parts_is_limited(here: Here) -> None:
-    """Parts of this user's other processes count, whatever GPU they are of; whole GPUs don't."""
-    here.write(FOUR)
-    here.rules.write_text('[limits]\nmemory = "10GiB"\n')
-    with here.rival("3"), here.rival("2", share=True, part_mib=6 * 1024):
-        assert got("0", memory="4GiB") == "0"
-        assert got("0", memory="3GiB") == "0"
-        text = refused("0", memory="4.1GiB")
-        assert f'memory = "10GiB" ([limits] in {here.rules}). You have 6 GiB of GPU2' in text
-        assert "limited" in refused("0,1", memory="2.5GiB")
-        assert got("0,1") == "0,1"  # no parts
-    with here.rival("2", share=True):  # without a size: all of it
-        assert "limited" in refused(memory="1GiB")
-
-
-def test_a_share_without_a_size_counts_as_its_whole_gpu(here: Here) -> None:
-    """It counts with that GPU's memory, also to who asks for another GPU alone."""
-    here.write(FOUR)
-    here.rules.write_text('[limits]\nmemory = "20GiB"\n')  # a GPU has 15.6 GiB
-    with here.rival("2", share=True):
-        assert "limited" in refused("0", memory="5GiB")
-        assert got("0", memory="4GiB") == "0"
-
-
-def test_a_share_of_a_gpu_of_unknown_size_is_all_that_a_user_may_have() -> None:
-    """Where the memory of a shared GPU can't be read nobody knows that there is more to have."""
-    shared, other = Device(0, "GPU-a"), Device(1, "GPU-b", memory_mib=81920)
-    ruled = said('[limits]\nmemory = "40GiB"')
-    elsewhere = [a_holder(pid=17, file="GPU-a.share-0-0.lock")]
-    judged = quota.judge(ruled, parse(None, memory="1GiB"), [other], [], elsewhere, [shared, other])
-    row = judged(other)
-    assert row
-    assert row.state is State.LIMITED
 
 
 def test_what_a_file_says_of_its_owner_decides_nothing(here: Here) -> None:
@@ -556,9 +516,6 @@ def test_what_else_lies_there_counts_for_nobody(here: Here) -> None:
 
 def test_prolonging_ends_where_the_rule_counts_from_the_start(here: Here) -> None:
     """Who asks again later gets no more than the rule's time from when it was reserved."""
-    from reserve_gpu.reservation import quota
-    from reserve_gpu.reservation.request import parse
-
     here.rules.write_text(ENDS)
     found = rules.read(str(here.rules))
     now = 1_800_000_000.0
@@ -618,13 +575,13 @@ def test_the_status_shows_message_and_rules(here: Here) -> None:
     """The message stands above all, escaped; the rules for who looks below, in one line."""
     here.rules.write_text(
         'message = "Maintenance\\u001b[31m on\\nFriday"\n'
-        f'{ENDS}gpus = 1\nmemory = "40GB"\nafter_cuda = "end"\n[groups.no-such-group]\n'
+        f'{ENDS}gpus = 1\nafter_cuda = "end"\n[groups.no-such-group]\n'
     )
     lines = str(reserve_gpu.status()).splitlines()
     assert lines[0] == "Maintenance\N{REPLACEMENT CHARACTER}[31m on\N{REPLACEMENT CHARACTER}Friday"
     (line,) = (line for line in lines if line.startswith("Rules for "))
     assert line == (
-        f"Rules for {reserve_gpu.status().rules.user} ({here.rules}): 1 GPU, 40 GB in parts, 1 d, "  # type: ignore[union-attr]
+        f"Rules for {reserve_gpu.status().rules.user} ({here.rules}): 1 GPU, 1 d, "  # type: ignore[union-attr]
         "idle 2 h, then the process is ended."
     )
     assert lines[-1].endswith("no group here is called 'no-such-group'.")
@@ -634,7 +591,6 @@ def test_the_status_shows_message_and_rules(here: Here) -> None:
         "file": str(here.rules),
         "user": reserve_gpu.status().rules.user,  # type: ignore[union-attr]
         "gpus": 1,
-        "memory_mib": 40 * 10**9 / MIB,
         "time_s": 86400,
         "idle_s": 7200,
         "after_cuda": "end",

@@ -106,25 +106,21 @@ def test_only_ones_own_processes_count(machine: Machine) -> None:
 
 
 def test_parts_count_by_the_owner_of_their_files(machine: Machine) -> None:
-    """The parts of a user's processes add up; a file under the user's number by another doesn't."""
+    """A part counts for its user; a file under that user's number by another user does not."""
     machine.write(FOUR)
-    machine.rules.write_text('[limits]\nmemory = "6GiB"\n')
-    with (
-        child(machine, NOBODY) as holder,
-        child(machine, NOBODY) as second,
-        child(machine, DAEMON) as other,
-    ):
+    machine.rules.write_text("[limits]\ngpus = 1\n")
+    with child(machine, NOBODY) as holder, child(machine, DAEMON) as other:
         assert holder.reserve("0, memory='4GiB'").value == "0"
+        holder.run("reserve_gpu.release()")
         forged = machine.locks / "GPU-00000001-0000-4000-8000-000000000000.share-65534-0.lock"
         other.run(
             f"import fcntl; file = open({str(forged)!r}, 'w'); fcntl.flock(file, fcntl.LOCK_EX); "
             "file.write('{\"part_mib\": 6000}'); file.flush()"
         )
-        assert second.reserve("0, memory='2.1GiB'").error == "NoFreeDeviceError"
-        assert second.reserve("0, memory='2GiB'").value == "0"
+        assert holder.reserve("0, memory='4GiB'").value == "0"
         refused = other.reserve("0, memory='1GiB'")  # whose own file that is, by whatever name
         assert refused.error == "NoFreeDeviceError"
-        assert 'memory = "6GiB" ([limits]' in refused.text
+        assert "gpus = 1 ([limits]" in refused.text
         other.run("file.close()")
         assert other.reserve("0, memory='1GiB'").value == "0"
 

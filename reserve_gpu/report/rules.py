@@ -54,12 +54,11 @@ def unmatched(rules: Rules, rows: Sequence[Row]) -> list[str]:
 
 
 def _limits(rules: Rules) -> list[str]:
-    """Return `2 GPUs`, `40 GiB in parts`, `1 d`, `idle 2 h`; an empty text for each missing one."""
-    gpus, memory = rules.gpus, rules.memory
+    """Return `2 GPUs`, `1 d`, `idle 2 h`; an empty text for each missing one."""
+    gpus = rules.gpus
     ends = rules.after_cuda is not None and not rules.after_cuda.value
     return [
         f"{gpus.value:.0f} GPU{'' if gpus.value == 1 else 's'}" if gpus else "",
-        f"{words.size(memory.value, memory.unit)} in parts" if memory else "",
         times.duration(rules.time.value) if rules.time else "",
         f"idle {times.duration(rules.idle.value)}" if rules.idle else "",
         "then the process is ended" if ends and (rules.time or rules.idle) else "",

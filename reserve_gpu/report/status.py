@@ -238,7 +238,6 @@ def _row_dict(row: Row, status: Status) -> dict[str, Any]:
 def _rules_dict(rules: Rules, rows: Sequence[Row]) -> dict[str, Any]:
     limits = {
         "gpus": rules.gpus,
-        "memory_mib": rules.memory,
         "time_s": rules.time,
         "idle_s": rules.idle,
     }

@@ -5,7 +5,6 @@ What a user holds is counted by the caller, under the mutex, by what the kernel 
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus import names
@@ -92,21 +91,14 @@ def judge(  # noqa: PLR0913, PLR0917 - who asks for what, and what there is
     held = {device_of(holder.file or "") for holder in elsewhere}
     known = _by_place(everything)
     asked = len(_by_place(devices).keys() - held) if request.devices else request.needed
-    memory = None if request.part_mib is None else ruled.memory  # the rule that counts here
-    elsewhere = [_labelled(holder, known) for holder in elsewhere]
-    promised_mib = sum(_promised_mib(holder, known) for holder in elsewhere)
-    part_mib = request.part_mib or 0.0
+    counted = tuple(_labelled(holder, known) for holder in elsewhere)
     is_full = ruled.gpus is not None and len(held) + asked > ruled.gpus.value
-    is_too_large = memory is not None and promised_mib + request.needed * part_mib > memory.value
 
     def judged(device: Device) -> Row | None:
         if device.uuid not in own and names.is_one_of(device, ruled.drained):
             return Row(device, State.DRAINED, rule=ruled.drain)
-        if is_too_large:
-            sharers = tuple(holder for holder in elsewhere if _is_sharer(holder))
-            return Row(device, State.LIMITED, rule=memory, counted=sharers)
         if is_full and device.uuid not in own and _place(device) not in held:
-            return Row(device, State.LIMITED, rule=ruled.gpus, counted=tuple(elsewhere))
+            return Row(device, State.LIMITED, rule=ruled.gpus, counted=counted)
         return None
 
     return judged
@@ -130,20 +122,6 @@ def require_amount(request: Request, ruled: Rules) -> None:
     """Raise Failure for more than the rules allow even to who holds nothing."""
     if ruled.gpus and request.needed > ruled.gpus.value:
         raise Failure(TooMany(ruled.gpus, request))
-
-
-def _promised_mib(holder: Holder, known: Mapping[str, Device]) -> float:
-    """Return what a process was promised: its part, or all of the device if it gave no size."""
-    if not _is_sharer(holder):
-        return 0.0
-    if holder.part_mib is not None:
-        return holder.part_mib
-    device = known.get(device_of(holder.file or ""))
-    return (device and device.memory_mib) or math.inf
-
-
-def _is_sharer(holder: Holder) -> bool:
-    return device_of(holder.file or "") != (holder.file or "").removesuffix(".lock")
 
 
 def _labelled(holder: Holder, known: Mapping[str, Device]) -> Holder:
