@@ -364,7 +364,7 @@ class Rules(NamedTuple):
     message: for all to read. history: whether it is noted who used what, None for "if there is a
     directory for it". gpus, time, idle, after_cuda: the limits, as docs/rules.md has
     them. drain, drained: the rule that devices are not handed out, and their names. problems: what
-    is wrong in the file, a line for each. unknown: a line for each group that is not known here.
+    is wrong in the file, a line for each.
     """
 
     file: str
@@ -378,7 +378,6 @@ class Rules(NamedTuple):
     drained: tuple[str, ...] = ()
     history: bool | None = None
     problems: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
 
 
 class Holder(NamedTuple):

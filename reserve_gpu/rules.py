@@ -73,23 +73,17 @@ def read(file: str) -> Rules:
         return Rules(file, user, problems=(f"{_path(file)} is ignored: {reason}.",))
     except MistakeError as error:
         return Rules(file, user, problems=(f"{error}. Until this is fixed, no rule applies.",))
-    groups, unknown = _groups(document.groups)
-    return for_user(document, file, user, {user, str(os.geteuid())}, groups, unknown)
+    groups = _groups(document.groups)
+    return for_user(document, file, user, {user, str(os.geteuid())}, groups)
 
 
-def for_user(  # noqa: PLR0913, PLR0917 - who asks, and what
-    document: Document,
-    file: str,
-    user: str,
-    called: Collection[str],
-    groups: Collection[str],
-    unknown: Collection[str] = (),
+def for_user(
+    document: Document, file: str, user: str, called: Collection[str], groups: Collection[str]
 ) -> Rules:
     """Return what a document says to a user: each limit from the narrowest table that has it.
 
     Of several groups the most generous stands.
     called: what the user may be called in the file. groups: of those that it names.
-    unknown: those of them that are none here.
     """
     tables = (
         [table for name, table in document.users.items() if name in called],
@@ -115,8 +109,6 @@ def for_user(  # noqa: PLR0913, PLR0917 - who asks, and what
         document.drain,
         document.drained,
         document.history,
-        (),
-        tuple(f"{_path(file)}: no group here is called {shown(name)!r}." for name in unknown),
     )
 
 
@@ -316,8 +308,8 @@ def parsed(data: bytes, file: str) -> dict[str, Any]:
     return tables
 
 
-def _groups(listed: Iterable[str]) -> tuple[set[str], list[str]]:
-    """Return the groups that the user of this process is in, and those that don't exist here.
+def _groups(listed: Iterable[str]) -> set[str]:
+    """Return those of the groups that the user of this process is in.
 
     Those of the system's database and those of the process: a login is older than a change, and a
     container has groups without names.
@@ -325,14 +317,12 @@ def _groups(listed: Iterable[str]) -> tuple[set[str], list[str]]:
     import pwd
 
     if not listed:
-        return set(), []
+        return set()
     numbers = {os.getegid(), *os.getgroups()}
     with suppress(KeyError, OSError):
         entry = pwd.getpwuid(os.geteuid())
         numbers |= set(os.getgrouplist(entry.pw_name, entry.pw_gid))
-    by_name = {name: _group_number(name) for name in listed}
-    unknown = [name for name, number in by_name.items() if number is None]
-    return {name for name, number in by_name.items() if number in numbers}, unknown
+    return {name for name in listed if _group_number(name) in numbers}
 
 
 def _group_number(name: str) -> int | None:

@@ -91,7 +91,6 @@ def test_a_user_and_a_group_may_be_numbers(here: Here) -> None:
     assert found.gpus.value == 0
     assert found.time
     assert found.time.value == 3600
-    assert found.unknown == ()
 
 
 # -- what is wrong in it ---------------------------------------------------------------------------
@@ -584,7 +583,6 @@ def test_the_status_shows_message_and_rules(here: Here) -> None:
         f"Rules for {reserve_gpu.status().rules.user} ({here.rules}): 1 GPU, 1 d, "  # type: ignore[union-attr]
         "idle 2 h, then the process is ended."
     )
-    assert lines[-1].endswith("no group here is called 'no-such-group'.")
     found = reserve_gpu.status().to_dict()
     assert found["message"] == "Maintenance\x1b[31m on\nFriday"
     assert found["rules"] == {
@@ -596,7 +594,7 @@ def test_the_status_shows_message_and_rules(here: Here) -> None:
         "after_cuda": "end",
         "drain": [],
         "drain_unmatched": [],
-        "problems": [f"{here.rules}: no group here is called 'no-such-group'."],
+        "problems": [],
     }
 
 

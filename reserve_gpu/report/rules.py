@@ -39,7 +39,7 @@ def foot(rules: Rules | None, rows: Sequence[Row]) -> list[Line]:
         f"{file}, [devices]: drain: {shown(name)!r} means no GPU here, or several."
         for name in unmatched(rules, rows)
     ]
-    problems = [*rules.problems, *rules.unknown, *drained]
+    problems = [*rules.problems, *drained]
     return [*lines, *((("Warning: ", MARK), problem) for problem in problems)]
 
 

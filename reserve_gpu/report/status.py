@@ -249,7 +249,7 @@ def _rules_dict(rules: Rules, rows: Sequence[Row]) -> dict[str, Any]:
         "after_cuda": None if ending is None else "warn" if ending.value else "end",
         "drain": list(rules.drained),
         "drain_unmatched": ruled.unmatched(rules, rows),
-        "problems": [*rules.problems, *rules.unknown],
+        "problems": list(rules.problems),
     }
 
 
