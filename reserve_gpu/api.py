@@ -20,7 +20,7 @@ from reserve_gpu.errors import (
 )
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Device, Waiting
-from reserve_gpu.notices import HAS_ENDED, Failure, HoldsAlready, TooLate
+from reserve_gpu.notices import Failure, HoldsAlready, TooLate
 from reserve_gpu.quantities import parse_duration
 from reserve_gpu.report.faces import MAGIC, PYTHON
 from reserve_gpu.reservation import environment, reserving
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from reserve_gpu.gpus.names import DeviceNames
     from reserve_gpu.model import News, Request, Reserved
-    from reserve_gpu.notices import Notice
     from reserve_gpu.report import failures, messages
     from reserve_gpu.report import progress as displays
     from reserve_gpu.report.faces import Face
@@ -139,15 +138,14 @@ def ask(
             if before[0] or deadline.waits:
                 this_session.go_without()
 
-    def meet() -> tuple[Reservation, list[Notice]]:
-        notices = reserving.reserve(this_session, request, deadline, before)
-        if reservation := this_session.reservation:
-            return reservation, notices
-        raise RequestError(HAS_ENDED)  # other code of this process has closed its locks
-
     try:
         with _shown(progress) as show:
-            reservation, notices = this_session.run(meet, show=show, until=deadline.at, undo=undo)
+            reservation, notices = this_session.run(
+                partial(reserving.reserve, this_session, request, deadline, before),
+                show=show,
+                until=deadline.at,
+                undo=undo,
+            )
     except Failure as failure:
         raise failures.error(failure.reason, face) from None
     except ReserveGPUError:

@@ -22,7 +22,7 @@ from collections import deque
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from reserve_gpu.errors import TOO_MANY_FILES, NoThreadError, ReserveGPUError
+from reserve_gpu.errors import TOO_MANY_FILES, NoThreadError, RequestError, ReserveGPUError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +38,11 @@ POLL_S = 0.1  # between two looks of a waiting thread at whether its call is giv
 NO_THREAD = (
     "No thread can be started in this process, so nothing was changed. Look at its limits: "
     "ulimit -u, and pids.max of its control group."
+)
+# A handler of a signal makes a call while another call runs.
+NESTED = (
+    "This process is reserving, releasing or looking already, and a handler of a signal has "
+    "interrupted that. Try again when it is done."
 )
 DONE = object()
 
@@ -195,7 +200,16 @@ class Executor:
         """Tell whether a call is being made."""
         return any(not call.is_over for call in [*self._calls])
 
-    def calls_of(self, thread: int) -> list[Call[Any]]:
+    @property
+    def is_nested(self) -> bool:
+        """Tell whether a signal handler has come in the midst of what the thread may wait for.
+
+        That is a call of this package, an import, or a fork.
+        """
+        under_way = self._calls_of(threading.get_ident())
+        return any(call.is_awaited for call in under_way) or is_mine(no_fork)
+
+    def _calls_of(self, thread: int) -> list[Call[Any]]:
         """Return the calls that a thread waits for; meanwhile it runs only signal handlers."""
         return [call for call in [*self._calls] if call.caller == thread and not call.is_over]
 
@@ -212,13 +226,18 @@ class Executor:
         show: is told what the function tells of its progress. until: as of a Call.
         undo: is called on the thread after a call that is given up.
         Where an exception ends the wait for the answer, the call is given up, and has ended.
-        Raises NoThreadError, before the function is called.
+        Raises NoThreadError, before the function is called, and RequestError in a signal handler
+        that came in the midst of another call.
         """
+        if self.is_own_thread:
+            return function(*arguments)
+        if self.is_nested:
+            raise RequestError(NESTED)
         call = Call(function, *arguments, until=until)
         try:
             self.post(call)
             call.wait(show)
-            for later in self.calls_of(call.caller):  # of signal handlers meanwhile
+            for later in self._calls_of(call.caller):  # of signal handlers meanwhile
                 later.wait()
             if call.error is None:
                 return call.answer
@@ -230,6 +249,36 @@ class Executor:
                 end.wait()
             raise
         return call.result()
+
+    def run_in_any_case(
+        self, function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]
+    ) -> T | None:
+        """Call the function, which gives something back, on the thread.
+
+        It is called even if an exception ends the wait for it, then perhaps twice. From a signal
+        handler, or a finalizer, in the midst of a call it is called at the end of that. Where no
+        thread can be had, as at the end of Python 3.12, it is called on this one.
+        """
+        if self.is_nested or self.is_own_thread or _local.call:
+            self.post(Call(function, *arguments, until=math.inf, is_awaited=False))
+            return None
+        try:
+            return self.run(function, *arguments, undo=lambda: function(*arguments))
+        except NoThreadError:
+            return function(*arguments)
+
+    def run_within(
+        self, limit_s: float, function: Callable[[Unpack[Ts]], object], *arguments: Unpack[Ts]
+    ) -> None:
+        """Call the function on the thread, and wait for its end for so long at most.
+
+        Raises what it raises, and NoThreadError.
+        """
+        call = Call(function, *arguments)
+        self.post(call)
+        if call.wait(limit_s=limit_s):
+            call.result()
+        call.is_awaited = False
 
     def post(self, call: Call[Any]) -> None:
         """Begin a call. Raises NoThreadError where no thread can be had for it."""
@@ -259,24 +308,19 @@ class Executor:
 
     def _serve(self) -> None:
         while self._calls and self._is_serving.acquire(blocking=False):
+            self._thread = threading.get_ident()
+            pause_s: float | None = 0.0
             try:
-                self._thread = threading.get_ident()
-                self._make_calls()
+                while pause_s is not None:
+                    self._bell.acquire(timeout=max(0.0, min(pause_s, threading.TIMEOUT_MAX)))
+                    while self._calls:
+                        if not self._calls[0].is_done:
+                            self._calls[0].make()
+                        self._calls.popleft()
+                    pause_s = self._take_step()
             finally:
                 self._thread = 0
                 self._is_serving.release()
-
-    def _make_calls(self) -> None:
-        while True:
-            self._bell.acquire(blocking=False)  # what it was rung for is seen now
-            while self._calls:
-                if not self._calls[0].is_done:
-                    self._calls[0].make()
-                self._calls.popleft()
-            pause_s = self._take_step()
-            if pause_s is None:
-                return
-            self._bell.acquire(timeout=max(0.0, min(pause_s, threading.TIMEOUT_MAX)))
 
     def _take_step(self) -> float | None:
         pause_s = self._step()
@@ -320,11 +364,6 @@ def tell(progress: Any) -> None:
 def caller() -> int:
     """Return the thread for which this code works: of a call the one that asked for it."""
     return _local.call.caller if _local.call else threading.get_ident()
-
-
-def is_made_here() -> bool:
-    """Tell whether this thread is in the midst of making a call."""
-    return _local.call is not None
 
 
 def is_mine(lock: Any) -> bool:

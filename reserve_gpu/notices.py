@@ -9,11 +9,6 @@ from typing import NamedTuple, TypeAlias
 
 from reserve_gpu.model import Device, Holder, Request, Row, Rule, Ticket
 
-# A handler of a signal makes a call while another call runs.
-NESTED = (
-    "This process is reserving, releasing or looking already, and a handler of a signal has "
-    "interrupted that. Try again when it is done."
-)
 PART_STAYS = "The `with` block around this has asked for a larger part, which stays reserved."
 HAS_ENDED = "This reservation has been released; ask for another one."
 HAS_GONE = "This reservation has just been released. Look again: reserve-gpu list"

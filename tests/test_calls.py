@@ -338,7 +338,7 @@ def test_no_thread(here: Here, held: str | None) -> None:
     """Where no thread can be started that is said, and nothing changes; a release still works."""
     if held:
         got(held)
-    wait_for(lambda: not session()._executor._is_serving.locked())  # that thread would be enough
+    wait_for(lambda: not session()._is_serving.locked())  # that thread would be enough
     before = reserve_gpu.current(), locked(here.locks), variables()
     with no_threads():
         with pytest.raises(reserve_gpu.ReserveGPUError, match="No thread can be started") as caught:

@@ -105,7 +105,7 @@ def wait_for_notice() -> None:
 
 def threads() -> list[int]:
     """Return the session's thread, if it lives."""
-    return [thread for thread in [session()._executor._thread] if thread]
+    return [thread for thread in [session()._thread] if thread]
 
 
 def is_free(machine: Machine, number: int = 0) -> bool:

@@ -173,7 +173,7 @@ def test_interrupted_while_asking_for_less(here: Here) -> None:
 @pytest.mark.parametrize("presses", [1, 2, 3])
 def test_interrupted_more_than_once(here: Here, presses: int) -> None:
     """Ctrl-C in a reservation, and again while that is cleaned up, ends it and leaves nothing."""
-    executor = session()._executor
+    executor = session()
     main, raised = threading.get_ident(), []
 
     def handler(*_: object) -> None:

@@ -136,10 +136,11 @@ def _open(directory: int, name: str, path: str, flags: int, mode: int | None = N
     with no_fork:
         descriptor = os.open(name, flags, mode or 0, dir_fd=directory)
         try:
-            _require_plain(descriptor, path)
+            status = os.fstat(descriptor)
+            _require_plain(status, path)
             if mode is not None:
-                _finish(descriptor, mode)
-            return descriptors.remember(descriptor)
+                _finish(descriptor, status, mode)
+            return descriptors.remember(descriptor, (status.st_dev, status.st_ino))
         except BaseException:
             os.close(descriptor)
             raise
@@ -147,24 +148,22 @@ def _open(directory: int, name: str, path: str, flags: int, mode: int | None = N
 
 def _require_own_files(directory: int, path: str) -> None:
     """Raise LockError for a directory in which anybody can delete the files of others."""
-    mode = os.fstat(directory).st_mode
-    if mode & stat.S_ISVTX:  # else somebody made it for another purpose, or for himself
-        _finish(directory, DIRECTORY_MODE)
-    elif mode & stat.S_IWOTH:
+    status = os.fstat(directory)
+    if status.st_mode & stat.S_ISVTX:  # else somebody made it for another purpose, or for himself
+        _finish(directory, status, DIRECTORY_MODE)
+    elif status.st_mode & stat.S_IWOTH:
         raise LockError(f"In {path} anybody can delete anybody's locks. Run: chmod 1777 {path}")
 
 
-def _finish(descriptor: int, mode: int) -> None:
+def _finish(descriptor: int, status: os.stat_result, mode: int) -> None:
     """Give what this user made the mode that it is meant to have: the umask took away from it."""
-    status = os.fstat(descriptor)
     opened_to_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     missing = mode & ~stat.S_IMODE(status.st_mode)
     if status.st_uid == os.geteuid() and not opened_to_others and missing:
         os.chmod(f"/proc/self/fd/{descriptor}", mode)  # works for O_PATH, as fchmod does not
 
 
-def _require_plain(descriptor: int, path: str) -> None:
-    status = os.fstat(descriptor)
+def _require_plain(status: os.stat_result, path: str) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, path)
     if not stat.S_ISREG(status.st_mode):

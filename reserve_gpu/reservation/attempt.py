@@ -27,6 +27,7 @@ from reserve_gpu.reservation.request import idle_mib
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from reserve_gpu.model import Usage
     from reserve_gpu.reservation import quota
     from reserve_gpu.reservation.session import Session
 else:
@@ -207,7 +208,11 @@ class Look:
         """Return the devices that will do best, all of them locked; None if they are too few."""
         first_will_do = policy.first_will_do(self._request)
         for device in devices:
-            taken.add(self._locked(device))
+            unfit = self._unfit(device)
+            if unfit is None and isinstance(device, Device):
+                taken.add(self._locked(device))
+            elif unfit:
+                taken.add(unfit)
             if first_will_do and (chosen := self._best(taken)):
                 return chosen
         return None if first_will_do else self._best(taken)
@@ -221,109 +226,100 @@ class Look:
         left_s = self._readings_until - time.monotonic()
         return self._asking.gpus.link(one, other, left_s) if left_s > 0 else Link.SYSTEM
 
-    def _locked(self, device: Device | Fault) -> Locked | Row:
-        """Lock one device, look at it, and keep the lock only if it will do."""
-        asking, request = self._asking, self._request
+    def _unfit(self, device: Device | Fault) -> Row | None:
+        """Return why a device will not do, whoever has it; None for one that will."""
         reason = device.reason if isinstance(device, Fault) else None
-        if unfit := policy.unfit(device, request, asking.driver):
+        if unfit := policy.unfit(device, self._request, self._asking.driver):
             return Row(device, State.UNFIT, reason=reason, unfit=unfit)
         if isinstance(device, Fault):
             return Row(device, device.state, reason=reason)
-        if self._by_rules and (row := self._by_rules(device)):
-            return row
-        held, is_part = asking.held.get(device.uuid), request.part_mib is not None
-        if held and held.shared == is_part:
-            return self._judged(device, held) if is_part else self._kept(device, held)
-        lock = self._lock(device, held)
-        if isinstance(lock, Row):
-            return lock
-        if held and not is_part:  # from a part to the whole
-            return self._kept(device, lock)
-        answer: Locked | Row | None = None
-        try:
-            answer = self._judged(device, lock)
-            return answer
-        finally:
-            if not isinstance(answer, Locked):
-                lock.release()
+        return self._by_rules(device) if self._by_rules else None
 
-    def _lock(self, device: Device, held: Lock | None) -> Lock | Row:
-        """Lock one device as it is asked for."""
-        locks, is_part = self._asking.locks, self._request.part_mib is not None
-        since = held.since if held else None
+    def _locked(self, device: Device) -> Locked | Row:
+        """Lock one device, look at it, and keep the lock only if it will do."""
+        held, part_mib = self._asking.held.get(device.uuid), self._request.part_mib
+        is_part = part_mib is not None
+        lock: Lock | Holder | None = held
+        is_kept = False
         try:
-            lock = locks.lock_device(device.uuid, share=is_part, held=held, since=since)
+            if held is None or held.shared != is_part:
+                since = held.since if held else None
+                locks = self._asking.locks
+                lock = locks.lock_device(device.uuid, share=is_part, held=held, since=since)
+            if not isinstance(lock, Lock):
+                return self._of_others(device, lock, held)
+            if part_mib is not None:
+                row = self._part(device, lock, part_mib)
+            elif held:  # it is this process's already, or a part of it
+                row = Row(device, State.FREE, holders=self._this_process(device), is_mine=True)
+            else:
+                row = self._whole(device)
+            is_kept = row.state is State.FREE
+        except DeviceError as error:
+            return Row(device, error.state, reason=str(error))
         except LockError as error:
             if str(error) == TOO_MANY_FILES:  # which is no fault of the device
                 raise
             return Row(device, State.UNKNOWN, reason=str(error))
-        if isinstance(lock, Lock):
-            return lock
-        sharers = locks.sharers_of(device.uuid, [held.name] if held else ())
-        holders = sharers or (lock,) if is_sharers(lock.file or "") else (lock, *sharers)
-        return Row(device, State.RESERVED, holders=holders)
+        finally:
+            if isinstance(lock, Lock) and lock is not held and not is_kept:
+                lock.release()
+        return Locked(device, lock, row) if is_kept else row
 
-    def _kept(self, device: Device, lock: Lock) -> Locked:
-        """Return a device that this process has already as one that will do."""
-        holders = self._this_process(device)
-        return Locked(device, lock, Row(device, State.RESERVED, holders=holders, is_mine=True))
+    def _of_others(self, device: Device, whole: Holder | None, held: Lock | None) -> Row:
+        """Return a device that others have: one the whole of it, or several parts."""
+        sharers = self._asking.locks.sharers_of(device.uuid, [held.name] if held else ())
+        if whole and not (is_sharers(whole.file or "") and sharers):
+            sharers = (whole, *sharers)
+        return Row(device, State.RESERVED, holders=sharers)
 
     def _this_process(self, device: Device) -> tuple[Holder, ...]:
         """Return this process as others see it, if it has the device."""
         lock = self._asking.held.get(device.uuid)
         return (self._asking.locks.holders.of(lock.name),) if lock else ()
 
-    def _judged(self, device: Device, lock: Lock) -> Locked | Row:
-        """Tell whether a device that is locked now will do."""
-        limit_s = max(LEAST_LIMIT_S, self._readings_until - time.monotonic())
-        try:
-            if self._request.part_mib is None:
-                row = self._whole(device, limit_s)
-            else:
-                row = self._part(device, lock, self._request.part_mib, limit_s)
-        except DeviceError as error:
-            return Row(device, error.state, reason=str(error))
-        return Locked(device, lock, row) if row.state is State.FREE else row
-
-    def _whole(self, device: Device, limit_s: float) -> Row:
+    def _whole(self, device: Device) -> Row:
         """Look at a device that is to be had alone. Raises DeviceError."""
-        row, is_open = self._read(device, limit_s)
-        if self._asking.is_taking_back:
-            return row
-        return self._behind(device, row, lambda _: is_open)
+        row = self._row(device, self._asking.gpus.usage(device, self._limit_s))
+        is_open = row.state is State.FREE
+        return row if self._asking.is_taking_back else self._behind(device, row, lambda _: is_open)
 
-    def _part(self, device: Device, lock: Lock, part_mib: float, limit_s: float) -> Row:
+    def _part(self, device: Device, lock: Lock, part_mib: float) -> Row:
         """Look at a device of which a part is to be had. Raises DeviceError."""
         # Read before the memory: what a sharer takes in between is counted twice, never missed.
         sharers, own = self._shares(device, lock)
-        row, is_open = self._read(device, limit_s)
+        reading = self._asking.gpus.usage(device, self._limit_s)
+        row = self._row(device, reading)
         if any(sharer.is_alone for sharer in sharers):  # a guest whose holder has gone
             return row._replace(state=State.RESERVED, holders=tuple(sharers))
-        room = row.usage and parts.room(device, row.usage, sharers, own)
+        room = parts.room(device, reading, sharers, own)
         if room is None:
             return row._replace(state=State.UNKNOWN, use=State.UNKNOWN)
-        mine, is_whole_free = self._this_process(device), row.use is State.IDLE and not sharers
+        is_whole_free = row.use is State.IDLE and not sharers
+        mine = self._this_process(device)
         row = row._replace(
             holders=(*mine, *sharers), is_mine=bool(mine), promisable_mib=room.most_mib
         )
-        if not is_open:
+        if row.state is not State.FREE:
             return row
         if room.most_mib < part_mib:
             return row._replace(state=State.FULL)
 
         def is_free(ahead: Ticket) -> bool:
-            size_mib = ahead.part_mib
-            return is_whole_free if size_mib is None else size_mib <= room.free_mib
+            return is_whole_free if ahead.part_mib is None else ahead.part_mib <= room.free_mib
 
         return self._behind(device, row, is_free)
 
-    def _read(self, device: Device, limit_s: float) -> tuple[Row, bool]:
-        """Return how a device is used, and whether it can be had if nobody else comes first."""
-        reading = self._asking.gpus.usage(device, limit_s)
+    @property
+    def _limit_s(self) -> float:
+        return max(LEAST_LIMIT_S, self._readings_until - time.monotonic())
+
+    def _row(self, device: Device, reading: Usage) -> Row:
+        """Return how a device is used: free, if it can be had where nobody else comes first."""
         use = usage.judge(reading, self._asking.idle_mib)
         is_open = policy.is_to_be_taken(self._request, use, reading)
         is_open = is_open or self._asking.is_taking_back  # this process itself may be on it
-        return Row(device, State.FREE if is_open else use, reading, use=use), is_open
+        return Row(device, State.FREE if is_open else use, reading, use=use)
 
     def _behind(self, device: Device, row: Row, is_free: Callable[[Ticket], bool]) -> Row:
         """Return the row of a device for which somebody in the queue may come first.

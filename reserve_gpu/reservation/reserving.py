@@ -54,8 +54,8 @@ HELD_LIMIT_S = 5.0  # for the driver to answer about what is held: a first touch
 
 def reserve(
     session: Session, request: Request, deadline: Deadline, before: list[Reservation | None]
-) -> list[Notice]:
-    """Hold what is asked for, on the session's thread; returns what there is to tell of it.
+) -> tuple[Reservation, list[Notice]]:
+    """Hold what is asked for, on the session's thread; returns that, and what to tell of it.
 
     before: gets what was held, once that is known. Raises Failure, RequestError, NoFreeDeviceError,
     DriverError, LockError.
@@ -75,7 +75,7 @@ def reserve(
     request = session.as_held(request)
     # Held already: say so again, and change nothing.
     if (met := session.met_by(request)) is not None:
-        return notices + met
+        return session.answer(notices + met)
     if ruled:
         quota.require_amount(request, ruled)
     # Too late: CUDA has started, and reads no variable any more.
@@ -97,7 +97,7 @@ def reserve(
                 outcome = _wait(session, asking, outcome, deadline)
             if isinstance(outcome, Denied):
                 raise _failure(session, asking, outcome, deadline)
-            return [*notices, *_cautions(asking, outcome), *session.notes]
+            return session.answer([*notices, *_cautions(asking, outcome), *session.notes])
 
 
 def take_over(session: Session, connection_file: str | None) -> list[Notice]:

@@ -15,7 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from reserve_gpu import calls, host
-from reserve_gpu.calls import Late, no_fork
+from reserve_gpu.calls import Executor, Late, no_fork
 from reserve_gpu.cells import cells
 from reserve_gpu.errors import LockError, NoThreadError, RequestError
 from reserve_gpu.gpus import names
@@ -36,7 +36,6 @@ from reserve_gpu.notices import (
 from reserve_gpu.reservation import environment, policy
 from reserve_gpu.reservation.environment import Changes
 from reserve_gpu.reservation.held import Answered, Change, Held
-from reserve_gpu.reservation.own_thread import OwnThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -105,7 +104,7 @@ class Reservation(Answered):
         return "\n".join([*lines, *values])
 
 
-class Session(OwnThread):
+class Session(Executor):
     """What this process holds, and what it did to its environment.
 
     Properties may be read on any thread. Whatever changes something is called through `run`.
@@ -134,6 +133,11 @@ class Session(OwnThread):
         self._told_until = 0.0  # before which nobody is told of, by time.monotonic()
         self._notices: list[Notice] = []  # for the next cell, beside those of the lease
         environment.remember_over_fork()
+
+    @property
+    def is_nested(self) -> bool:
+        """Tell whether a signal handler has come in the midst of a call, or as a cell begins."""
+        return super().is_nested or calls.is_mine(cells().quiet)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -263,6 +267,12 @@ class Session(OwnThread):
         self._become(now._replace(reservation=None) if is_other else now)
         return self.notes
 
+    def answer(self, notices: list[Notice]) -> tuple[Reservation, list[Notice]]:
+        """Return the reservation of what is held, and what to tell of it. Raises RequestError."""
+        if reservation := self.reservation:
+            return reservation, notices
+        raise RequestError(HAS_ENDED)  # other code of this process has closed its locks
+
     def hold(self, granted: Granted, request: Request) -> None:
         """Hold what was taken, and nothing else; if that fails, what was held before."""
         devices = tuple(locked.device for locked in granted.locked)
@@ -371,7 +381,7 @@ class Session(OwnThread):
     def end_cell(self) -> list[Notice]:
         """Let others see that a cell has ended; returns what the person has to know."""
         notices: list[Notice] = []
-        if self._held and not self._executor.is_busy:
+        if self._held and not self.is_busy:
             with suppress(NoThreadError):  # later is soon enough
                 notices = self.run(self._end_cell)
         return notices
@@ -398,7 +408,7 @@ class Session(OwnThread):
         is_watched: tells whether a person reads it.
         """
         now, held = time.monotonic(), self.held
-        if held is None or self._executor.is_busy or now < self._told_until:
+        if held is None or self.is_busy or now < self._told_until:
             return None
         if not (first := waiters.first_of(held.devices, self._told)) or not is_watched():
             return None
