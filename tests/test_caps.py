@@ -18,7 +18,6 @@ from reserve_gpu.report import messages
 from reserve_gpu.reservation import caps, environment
 from reserve_gpu.reservation.environment import (
     CUPY_LIMIT,
-    MPS_LIMIT,
     OLD_TORCH_ALLOCATOR,
     OLD_XLA_FRACTION,
     TF_GROWTH,
@@ -52,13 +51,13 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             (folder / name).mkdir()
         monkeypatch.setattr(sys, "path", [str(folder)])
 
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "none"))
     monkeypatch.delenv("RESERVE_GPU_CONTEXT_MEMORY", raising=False)
     return install
 
 
 TORCH, OLD_TORCH = "torch-2.10.0.dist-info", "torch-2.9.1+cu128.dist-info"
 TENSORFLOW = "tensorflow-2.19.0.dist-info"
+SEGMENTS = "expandable_segments:True"
 
 
 # -- the variables ---------------------------------------------------------------------------------
@@ -166,69 +165,21 @@ def test_what_the_user_set_stays(
     assert [*caps.capped_by(inherited).values()] == stands
 
 
-@pytest.mark.parametrize(
-    ("version", "name"),
-    [
-        (None, XLA_FRACTION),
-        ("0.4.31", OLD_XLA_FRACTION),
-        ("0.4.32", XLA_FRACTION),
-        ("0.10.2", XLA_FRACTION),
-    ],
-)
-def test_the_name_that_jax_documents(packages: Any, version: str | None, name: str) -> None:
-    """What the user sets later, as JAX's page says, takes the place of what was set here."""
-    packages(*([f"jaxlib-{version}.dist-info"] if version else []))
-    assert name in caps.variables([BIG], PART_MIB, NO_CAPS)
-
-
-@pytest.mark.parametrize(
-    "theirs",
-    [
-        {TORCH_ALLOCATOR: "expandable_segments:True,"},
-        {OLD_TORCH_ALLOCATOR: "expandable_segments:True"},
-        {OLD_TORCH_ALLOCATOR: "expandable_segments:True", TORCH_ALLOCATOR: "ignored:1"},
-    ],
-)
-def test_pytorchs_other_words_stay(packages: Any, theirs: dict[str, str]) -> None:
-    """The fraction is appended to what PyTorch would have read, whichever name that had."""
+def test_pytorchs_other_words_stay(packages: Any) -> None:
+    """The fraction is appended to what PyTorch would have read."""
     packages(TORCH)
+    written = caps.variables([BIG], PART_MIB, {**NO_CAPS, TORCH_ALLOCATOR: f"{SEGMENTS},"})
+    assert written[TORCH_ALLOCATOR] == f"{SEGMENTS},per_process_memory_fraction:0.125000"
+
+
+@pytest.mark.parametrize("beside", [{}, {TORCH_ALLOCATOR: "ignored:1"}])
+def test_pytorchs_older_name_stands(packages: Any, beside: dict[str, str]) -> None:
+    """Where the user has set the name that PyTorch reads first, the line to type is left."""
+    packages(TORCH)
+    theirs = {OLD_TORCH_ALLOCATOR: SEGMENTS, **beside}
     written = caps.variables([BIG], PART_MIB, {**NO_CAPS, **theirs})
-    value = written[next(name for name in (OLD_TORCH_ALLOCATOR, TORCH_ALLOCATOR) if name in theirs)]
-    assert value == "expandable_segments:True,per_process_memory_fraction:0.125000"
-
-
-def test_mps_where_its_daemon_runs(
-    packages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a control daemon the driver is told too; of several devices nothing, which is said."""
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    packages()
-    assert MPS_LIMIT not in caps.variables([BIG], PART_MIB, NO_CAPS)
-    assert "MPS" not in lines([BIG, BIG], {})
-    (tmp_path / "nvidia-cuda-mps-control.pid").write_text("17")
-    assert caps.variables([BIG], PART_MIB, NO_CAPS)[MPS_LIMIT] == "0=10240M"
-    assert "MPS" not in lines([BIG], {})
-    assert MPS_LIMIT not in caps.variables([BIG, BIG], PART_MIB, NO_CAPS)
-    assert "MPS" in lines([BIG, BIG], {})
-    inherited = {**NO_CAPS, MPS_LIMIT: "0=1G"}
-    assert MPS_LIMIT not in caps.variables([BIG], PART_MIB, inherited)
-    assert caps.capped_by(inherited) == {caps.DRIVER: MPS_LIMIT}
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to somebody else")
-@pytest.mark.parametrize("whose", ["folder", "file"])
-def test_mps_of_a_stranger(
-    packages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
-) -> None:
-    """A directory, or a file in it, that another user made says nothing of MPS."""
-    folder = tmp_path / "mps"
-    folder.mkdir()
-    file = folder / "nvidia-cuda-mps-control.pid"
-    file.write_text("17")
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(folder))
-    assert caps.mps_runs()
-    os.chown({"folder": folder, "file": file}[whose], 12345, 12345)
-    assert not caps.mps_runs()
+    assert written.keys() == {XLA_FRACTION, CUPY_LIMIT, TF_GROWTH}
+    assert lines([BIG], theirs) == [TORCH_LINE]
 
 
 def test_the_allowance_can_be_set(packages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,14 +209,11 @@ def test_set_and_given_back(here: Here, monkeypatch: pytest.MonkeyPatch) -> None
     assert _set() == before
 
 
-def test_one_fraction_for_gpus_of_different_sizes_is_said(here: Here) -> None:
-    """Where one number has to do for several GPUs it is that of the largest, and that is said."""
-    here.write("gpu\n memory 8192\ngpu\n memory 16384\ngpu\n memory 16384")
-    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="one fraction for all: that"):
-        reserve_gpu.reserve("0,1", memory="4608MiB")
+def test_one_fraction_for_gpus_of_different_sizes(here: Here) -> None:
+    """Where one number has to do for several GPUs it is that of the largest."""
+    here.write("gpu\n memory 8192\ngpu\n memory 16384\n")
+    reserve_gpu.reserve("0,1", memory="4608MiB")
     assert os.environ[XLA_FRACTION] == "0.250000"
-    reserve_gpu.release()
-    reserve_gpu.reserve("1,2", memory="4608MiB")
 
 
 def test_a_users_cap_is_said(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,10 +325,8 @@ def test_a_line_to_type(packages: Any, names: list[str], typed: list[str]) -> No
 def test_lines_for_several_gpus(packages: Any) -> None:
     """What is typed caps each of several GPUs, PyTorch by the fraction of the largest."""
     packages(OLD_TORCH, TENSORFLOW)
-    told = lines([BIG, SMALL])
-    assert told[0].startswith("These GPUs differ in memory")
     line = "for n in range(2): torch.cuda.set_per_process_memory_fraction(0.125000, n)"
-    assert told[1:] == [TENSORFLOW_LINE, line]
+    assert lines([BIG, SMALL]) == [TENSORFLOW_LINE, line]
 
 
 def test_what_is_typed_caps(packages: Any) -> None:
@@ -412,14 +358,6 @@ def test_no_line_beside_a_cap_of_the_users(packages: Any) -> None:
     packages(OLD_TORCH)
     (told,) = lines([BIG], {OLD_TORCH_ALLOCATOR: "per_process_memory_fraction:0.5"})
     assert told.startswith(f"{OLD_TORCH_ALLOCATOR} is set already and keeps its value")
-
-
-def test_no_line_with_mps(packages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where MPS keeps every framework to its part there is nothing to type."""
-    packages(OLD_TORCH, TENSORFLOW)
-    (tmp_path / "nvidia-cuda-mps-control.pid").write_text("17")
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    assert lines([BIG]) == []
 
 
 def test_no_fraction_without_a_size(packages: Any) -> None:
@@ -586,13 +524,13 @@ def test_a_process_below_has_caps_of_its_own(
     command = ("sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", BELOW, memory)
     done = machine.command(
         sys.executable, "-m", "reserve_gpu", "run", "--memory", "2GiB", "0", "--",
-        *command, PYTORCH_CUDA_ALLOC_CONF="backend:native",
+        *command, PYTORCH_ALLOC_CONF="backend:native",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "set already" not in done.stderr
     expected = {CUPY_LIMIT: limit, TF_GROWTH: "true"} if limit else {}
     said = ast.literal_eval(done.stdout.splitlines()[-1])
-    words = said.pop(OLD_TORCH_ALLOCATOR).split(",")
+    words = said.pop(TORCH_ALLOCATOR).split(",")
     assert said == expected
     assert words[0] == "backend:native"
     assert len(words) <= (2 if limit else 1)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LIMIT_S = 120.0  # importing a framework from a slow disk alone can take a minute
 PATH_LIMIT = 500  # characters of a path that are shown
 VALUE_LIMIT = 100  # likewise of a variable
-DRIVER = caps.DRIVER
+DRIVER = "driver"
 NAMES = {
     DRIVER: "CUDA driver",
     **messages.FRAMEWORKS,
@@ -175,7 +175,7 @@ def _with_cap(
     if part_mib is None:
         return finding
     names = caps.kept_by(os.environ)
-    if name := names.get(key, names.get(DRIVER)):
+    if name := names.get(key):
         return finding._replace(cap=f"{name}={shown(os.environ[name], VALUE_LIMIT)}")
     return finding._replace(to_type=caps.to_type(devices, part_mib).get(key))
 

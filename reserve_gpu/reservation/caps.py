@@ -1,14 +1,13 @@
 """The variables that keep frameworks within a part of a GPU, and what the user is told about them.
 
-A cap is for who means well: only MPS is enforced by the driver. A value that the user has set is
-never replaced. Where a framework reads no variable, the user gets the line to type.
+A cap is for who means well. A value that the user has set is never replaced. Where a framework
+reads no variable, the user gets the line to type.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import stat
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,14 +17,12 @@ from reserve_gpu.model import MIB, Promise, Request
 from reserve_gpu.notices import Capped, Exceeded
 from reserve_gpu.reservation.environment import (
     CUPY_LIMIT,
-    MPS_LIMIT,
+    OLD_TORCH_ALLOCATOR,
     OLD_XLA_FRACTION,
     OWN_CAPS,
     TF_GROWTH,
     TORCH_ALLOCATOR,
-    TORCH_NAMES,
     XLA_FRACTION,
-    XLA_NAMES,
     own_caps,
 )
 from reserve_gpu.reservation.request import setting_mib
@@ -45,34 +42,30 @@ DEFAULT_CONTEXT_MIB = 512.0
 # In PYTORCH_ALLOC_CONF since this version; older ones raise on a word that they don't know
 # (https://github.com/pytorch/pytorch/blob/v2.10.0/c10/cuda/CUDAAllocatorConfig.cpp).
 FRACTION_WORD, FRACTION_SINCE = "per_process_memory_fraction", (2, 10)
-# https://docs.nvidia.com/deploy/mps/appendix-tools-and-interface-reference.html
-MPS_DIRECTORY, MPS_PID = "/tmp/nvidia-mps", "nvidia-cuda-mps-control.pid"  # noqa: S108
 # Beside an installed package stands a folder that names its version
 # (https://packaging.python.org/en/latest/specifications/recording-installed-packages/); Conda
 # and Debian have some that end with .egg-info.
-MODULES, INSTALLED = ("torch", "tensorflow", "jaxlib"), (".dist-info", ".egg-info")
-# Since this jaxlib its xla_client.py reads the newer name (seen in the wheels 0.4.31 and 0.4.32).
-NEW_XLA_NAME_SINCE = (0, 4, 32)
+MODULES, INSTALLED = ("torch", "tensorflow"), (".dist-info", ".egg-info")
 UNLIMITED = ("platform", "cuda_async")  # of JAX's allocators
-DRIVER = "driver"  # beside the modules of frameworks: MPS keeps all of them to a limit
 
 
 class Cap(NamedTuple):
-    """What frameworks are kept to. fractions: of each device's memory, none where it is not known.
+    """What frameworks are kept to.
 
-    room_mib: of each device, what is left of the part beside the CUDA context.
+    room_mib: of each device, what is left of the part beside the CUDA context. fraction: the same
+    of the memory of the largest, empty where that is not known.
     """
 
     room_mib: float
-    fractions: tuple[float, ...]
+    fraction: str
 
 
 def cap(devices: Sequence[Device], part_mib: float) -> Cap:
     """Return the limits of frameworks with this part of each device."""
     room_mib = part_mib - min(context_mib(), part_mib / 2)
-    totals = [device.memory_mib for device in devices if device.memory_mib]
-    fractions = [_rounded_down(room_mib / total) for total in totals]
-    return Cap(room_mib, tuple(fractions) if len(totals) == len(devices) else ())
+    totals = [device.memory_mib or 0 for device in devices]
+    fraction = int(room_mib / max(totals) * 1e6) / 1e6 if all(totals) else 0.0  # rounded down
+    return Cap(room_mib, f"{fraction:.6f}" if fraction else "")
 
 
 def variables(
@@ -80,31 +73,26 @@ def variables(
 ) -> dict[str, str]:
     """Return what to set for a part of each of these devices.
 
-    JAX reads its fraction when it first uses a device, and takes it of the total; it raises where
-    both of its names are set (jaxlib's xla_client.py, generate_pjrt_gpu_plugin_options). So the one
-    that its documents name is set, unless the installed one is too old to know it. CuPy reads
-    its limit at the first allocation on a device (cupy/cuda/memory.pyx, SingleDeviceMemoryPool).
+    JAX reads its fraction when it first uses a device, and takes it of the total. CuPy reads its
+    limit at the first allocation on a device (cupy/cuda/memory.pyx, SingleDeviceMemoryPool).
     PyTorch reads its own when CUDA starts (c10/cuda/CUDACachingAllocator.cpp,
-    DeviceCachingAllocator), by its older name if that is set. A fraction is one number for all
-    devices: the smallest.
+    DeviceCachingAllocator), by its older name if that is set: then nothing is set beside it. JAX
+    raises where both of its names are set (jaxlib's xla_client.py,
+    generate_pjrt_gpu_plugin_options).
 
     inherited: the variables without our changes.
     """
-    room_mib, fractions = cap(devices, part_mib)
-    ours = {"cupy": (CUPY_LIMIT, str(int(room_mib * MIB)))}
-    if fractions:
-        fraction, versions = f"{min(fractions):.6f}", installed()
-        is_old = "jaxlib" in versions and not _is_since(versions["jaxlib"], NEW_XLA_NAME_SINCE)
-        ours["jax"] = OLD_XLA_FRACTION if is_old else XLA_FRACTION, fraction
-        if knows_fraction(versions.get("torch")):
-            words = filter(None, (_torch_words(inherited), f"{FRACTION_WORD}:{fraction}"))
-            ours["torch"] = _first(inherited, *TORCH_NAMES) or TORCH_ALLOCATOR, ",".join(words)
-    # It goes by the numbers that a process has for its devices. One that names a device that a
-    # process below does not see makes it drop all limits, so it is set where there is only one.
-    if mps_runs() and len(devices) == 1:
-        ours[DRIVER] = MPS_LIMIT, f"0={int(room_mib)}M"
+    room_mib, fraction = cap(devices, part_mib)
     theirs = capped_by(inherited)
-    values = dict(pair for key, pair in ours.items() if key not in theirs)
+    values = {}
+    if "cupy" not in theirs:
+        values[CUPY_LIMIT] = str(int(room_mib * MIB))
+    if fraction and "jax" not in theirs:
+        values[XLA_FRACTION] = fraction
+    has_word = knows_fraction(installed().get("torch")) and not inherited.get(OLD_TORCH_ALLOCATOR)
+    if fraction and has_word and "torch" not in theirs:
+        words = filter(None, (_torch_words(inherited), f"{FRACTION_WORD}:{fraction}"))
+        values[TORCH_ALLOCATOR] = ",".join(words)
     return values if inherited.get(TF_GROWTH) else {**values, TF_GROWTH: "true"}
 
 
@@ -119,10 +107,9 @@ def marked(
 def capped_by(values: Mapping[str, str | None]) -> dict[str, str]:
     """Return the name of the variable that caps each framework, by the framework's module."""
     names = {
-        "torch": _first(values, *TORCH_NAMES) if FRACTION_WORD in _torch_words(values) else None,
-        "jax": _first(values, *XLA_NAMES),
+        "torch": _torch_name(values) if FRACTION_WORD in _torch_words(values) else None,
+        "jax": _first(values, OLD_XLA_FRACTION, XLA_FRACTION),
         "cupy": _first(values, CUPY_LIMIT),
-        DRIVER: _first(values, MPS_LIMIT) if mps_runs() else None,
     }
     return {key: name for key, name in names.items() if name}
 
@@ -144,14 +131,14 @@ def to_type(devices: Sequence[Device], part_mib: float) -> dict[str, str]:
     https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.set_per_process_memory_fraction.html
     https://www.tensorflow.org/api_docs/python/tf/config/set_logical_device_configuration
     """
-    room_mib, fractions = cap(devices, part_mib)
+    room_mib, fraction = cap(devices, part_mib)
     limit = f"tf.config.LogicalDeviceConfiguration(memory_limit={int(room_mib)})"
     lines = {
         "tensorflow": 'for gpu in tf.config.list_physical_devices("GPU"): '
         f"tf.config.set_logical_device_configuration(gpu, [{limit}])"
     }
-    if fractions:
-        call = f"torch.cuda.set_per_process_memory_fraction({min(fractions):.6f}"
+    if fraction:
+        call = f"torch.cuda.set_per_process_memory_fraction({fraction}"
         is_one = len(devices) == 1
         lines["torch"] = f"{call})" if is_one else f"for n in range({len(devices)}): {call}, n)"
     return lines
@@ -171,7 +158,7 @@ def notes(
     in this process, and what has started reads no variable any more.
     """
     theirs, capped = capped_by(inherited), capped_by({**inherited, **written})
-    found = {} if DRIVER in capped else installed()
+    found = installed()
     lines = {
         key: line
         for key, line in to_type(devices, part_mib).items()
@@ -234,23 +221,13 @@ def knows_fraction(version: str | None) -> bool:
     return _is_since(version or "", FRACTION_SINCE)
 
 
-def mps_runs() -> bool:
-    """Tell whether an MPS control daemon runs that this process would use.
-
-    It has its pid in a file in its directory, as long as it runs. Anybody may make such a
-    directory, so it is believed only of root's and of this user's.
-    """
-    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_DIRECTORY
-    with suppress(OSError):
-        found = [os.stat(folder), os.lstat(os.path.join(folder, MPS_PID))]
-        is_file = stat.S_ISREG(found[1].st_mode)
-        return is_file and {each.st_uid for each in found} <= {0, os.geteuid()}
-    return False
+def _torch_name(values: Mapping[str, str | None]) -> str | None:
+    """Return the name that PyTorch reads: the first that is set."""
+    return _first(values, OLD_TORCH_ALLOCATOR, TORCH_ALLOCATOR)
 
 
 def _torch_words(values: Mapping[str, str | None]) -> str:
-    """Return what PyTorch would read: the first of its names that is set."""
-    name = _first(values, *TORCH_NAMES)
+    name = _torch_name(values)
     return ((name and values[name]) or "").strip(", ")
 
 
@@ -263,7 +240,3 @@ def _is_since(version: str, first: tuple[int, ...]) -> bool:
 def _first(values: Mapping[str, str | None], *names: str) -> str | None:
     """Return the first of these names with a value that is not empty."""
     return next((name for name in names if values.get(name)), None)
-
-
-def _rounded_down(fraction: float) -> float:
-    return int(fraction * 1e6) / 1e6

@@ -18,11 +18,12 @@ CUDA = (MEMORY, ORDER, VISIBLE)
 # What caps a framework's memory; caps.py says which is set when.
 XLA_FRACTION, CUPY_LIMIT = "XLA_CLIENT_MEM_FRACTION", "CUPY_GPU_MEMORY_LIMIT"
 TORCH_ALLOCATOR, TF_GROWTH = "PYTORCH_ALLOC_CONF", "TF_FORCE_GPU_ALLOW_GROWTH"
-MPS_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-# The older names of two of them, which a user may have set too. PyTorch reads its older one first.
+# The older names of two of them, which a user may have set: they are read, and never written.
 OLD_XLA_FRACTION, OLD_TORCH_ALLOCATOR = "XLA_PYTHON_CLIENT_MEM_FRACTION", "PYTORCH_CUDA_ALLOC_CONF"
-XLA_NAMES, TORCH_NAMES = (OLD_XLA_FRACTION, XLA_FRACTION), (OLD_TORCH_ALLOCATOR, TORCH_ALLOCATOR)
-CAPS = (*XLA_NAMES, *TORCH_NAMES, CUPY_LIMIT, TF_GROWTH, MPS_LIMIT)
+CAPS = (
+    *(XLA_FRACTION, OLD_XLA_FRACTION, TORCH_ALLOCATOR, OLD_TORCH_ALLOCATOR),
+    *(CUPY_LIMIT, TF_GROWTH),
+)
 # Which caps were set here, and what they were before: a process below takes them for nobody's own.
 OWN_CAPS = "RESERVE_GPU_CAPS"
 WITH_PARTS = (*CAPS, OWN_CAPS)
