@@ -13,9 +13,8 @@ from argparse import Namespace, RawDescriptionHelpFormatter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from reserve_gpu import command, errors, looking, options, spelling
+from reserve_gpu import command, errors, looking, options
 from reserve_gpu.calls import Late
-from reserve_gpu.gpus import names
 from reserve_gpu.options import Option, Parser
 from reserve_gpu.report import page, prometheus
 from reserve_gpu.report.faces import SHELL, shell
@@ -39,7 +38,6 @@ else:
 LAST_STANDARD = 2  # the descriptor of stderr
 DOES_NOT_FIT = 1  # exit code of `check`
 OPTIONS = ("-h", "--help", "--version")
-PROGRAMS = ("python", "python3", "sh", "bash")  # which a line with a command begins with
 
 TEXT = "Reserve GPUs for a command, for as long as it runs."
 RUN_TEXT = """\
@@ -326,7 +324,7 @@ def _start(words: list[str]) -> int:
             length = len(subcommand.words.split())
             own, to_run = subcommand.split(words[:length], words[length:])
     parser = _parser(typed or COMMANDS, to_run or ())
-    arguments = parser.parse_args(own, Namespace(command=to_run, own=own))
+    arguments = parser.parse_args(own, Namespace(command=to_run))
     if arguments.version:
         _print(_version())
         return 0
@@ -338,35 +336,19 @@ def _start(words: list[str]) -> int:
 
 
 def _require_command(words: list[str]) -> None:
-    """Raise RequestError, with what may be meant, for words that begin no subcommand.
-
-    Nothing that is only like a subcommand, or a program, is taken for one: `kill 3` kills nothing.
-    """
-    first, *rest = words
+    """Raise RequestError for words that begin no subcommand, and are no options of their own."""
+    first = words[0]
     known = [each.words for each in COMMANDS if each.text]
-    group = [each.partition(" ")[2] for each in known if each.startswith(f"{first} ")]
-    if group and rest and not rest[0].startswith("-"):
-        meant = [f"{first} {name}" for name in spelling.near(rest[0], group)]
-        _no_command(f"{first} {rest[0]}", [f"{first} {name}" for name in group], meant, rest[1:])
-    elif not group and first not in OPTIONS:
-        flag = first.partition("=")[0]
-        is_request = any(flag in option.flags for option in options.REQUEST)
-        if names.is_name(first) or is_request:
-            _no_command(first, known, ["run"], words)
-        if first in PROGRAMS or os.path.isfile(first):
-            _no_command(first, known, ["run --"], words)
-        _no_command(first, known, spelling.near(first, known), rest)
-
-
-def _no_command(
-    wrong: str, known: Sequence[str], meant: Sequence[str], rest: Sequence[str]
-) -> NoReturn:
-    """Raise RequestError. meant: subcommands that may be meant. rest: the words behind it."""
-    text = f"There is no command {errors.shown(wrong)}."
-    if len(meant) == 1:
-        guess = spelling.suggestion(["reserve-gpu", *meant[0].split(), *rest])
-        raise errors.RequestError(f"{text}{guess}")
-    raise errors.RequestError(f"{text} There are: {', '.join(known)}. See reserve-gpu --help")
+    is_group = any(each.startswith(f"{first} ") for each in known)
+    if first in OPTIONS or (is_group and (len(words) == 1 or words[1].startswith("-"))):
+        return
+    wrong = " ".join(words[: 1 + is_group])
+    if wrong in options.REMOVED:
+        raise errors.RequestError(f"There is no {wrong} any more; {options.REMOVED[wrong]}")
+    raise errors.RequestError(
+        f"There is no command {errors.shown(wrong)}. There are: {', '.join(known)}. "
+        "See reserve-gpu --help"
+    )
 
 
 def _parser(commands: Sequence[Command], to_run: Sequence[str] = ()) -> Parser:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import shutil
 import signal
 import sys
@@ -21,15 +20,11 @@ from reserve_gpu.gpus import names
 from reserve_gpu.model import NO_LEASE
 from reserve_gpu.report import faces, messages
 from reserve_gpu.report.progress import Live
-from reserve_gpu.spelling import LINE_LIMIT, suggestion
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Sequence
 
 SYNOPSIS = "reserve-gpu run [options] [DEVICE ...] -- COMMAND ..."
-# By the ending of a script, what runs it; the first that is there.
-INTERPRETERS = {".py": ("python", "python3"), ".sh": ("sh",)}
 CANNOT_RUN, NOT_FOUND, INTERRUPTED = 126, 127, 130  # as shells have it
 
 
@@ -43,7 +38,7 @@ class CommandError(errors.ReserveGPUError):
 
 def run(arguments: Namespace) -> NoReturn:
     """Reserve what was asked for and become the command, which ends when its time is over."""
-    program = find(arguments.command, arguments.own)
+    program = find(arguments.command)
     is_timed = arguments.for_ is not None or arguments.until is not None
     if is_timed:
         _require_alarm()
@@ -126,10 +121,7 @@ def split(own: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
     if not rest or {"-h", "--help"} & set(rest):
         return own + rest, []
     if rest[0].startswith("-") or names.is_name(rest[0]):
-        line = _with_sign(rest)
-        meant = f"Put -- before the command: {shlex.join(['reserve-gpu', *own, *line])}"
-        as_in = f"Put -- before the command, as in: {SYNOPSIS}"
-        raise errors.RequestError(shown(meant, LINE_LIMIT) if line else as_in)
+        raise errors.RequestError(f"Put -- before the command, as in: {SYNOPSIS}")
     return own, rest
 
 
@@ -139,29 +131,8 @@ def split_at_sign(own: list[str], rest: list[str]) -> tuple[list[str], list[str]
     return own + rest[:at], rest[at + 1 :]
 
 
-def _with_sign(rest: list[str]) -> list[str]:
-    """Return the words with `--` before the first one that may be a program; none if none may be.
-
-    What follows an option with a value is that value.
-    """
-    valued = [
-        flag
-        for option in options.REQUEST_OF_COMMAND
-        for flag in option.flags
-        if "action" not in option.settings and "nargs" not in option.settings
-    ]
-    for at, word in enumerate(rest):
-        is_own = word.startswith("-") or names.is_name(word) or (at and rest[at - 1] in valued)
-        if not is_own and (shutil.which(word) or os.path.isfile(word)):
-            return [*rest[:at], "--", *rest[at:]]
-    return []
-
-
-def find(command: list[str], own: Sequence[str] = ("run",)) -> str:
-    """Return the path of the program. Raises CommandError, before anything is reserved.
-
-    own: the words before the command, for the line that may be meant.
-    """
+def find(command: list[str]) -> str:
+    """Return the path of the program. Raises CommandError, before anything is reserved."""
     if not command:
         raise errors.RequestError(f"There is no command to run: {SYNOPSIS}")
     name = command[0]
@@ -169,23 +140,9 @@ def find(command: list[str], own: Sequence[str] = ("run",)) -> str:
         return path
     if os.path.dirname(name) and os.path.isdir(name):
         raise CommandError(f"{shown(name)} is a directory.")
-    guess = _with_interpreter(command, own) if os.path.isfile(name) else ""
     if shutil.which(name, os.F_OK):
-        raise CommandError(f"{shown(name)} may not be executed by this user.{guess}")
-    raise CommandError(f"There is no command {shown(name)}.{guess}", NOT_FOUND)
-
-
-def _with_interpreter(command: list[str], own: Sequence[str]) -> str:
-    """Return the line that may be meant by somebody who gave a script for a command."""
-    name = command[0]
-    programs = INTERPRETERS.get(os.path.splitext(name)[1], ())
-    if program := next(filter(shutil.which, programs), None):
-        words = [program, *command]
-    elif os.access(name, os.X_OK):
-        words = [f"./{name}", *command[1:]]
-    else:
-        return ""
-    return suggestion(["reserve-gpu", *own, "--", *words])
+        raise CommandError(f"{shown(name)} may not be executed by this user.")
+    raise CommandError(f"There is no command {shown(name)}.", NOT_FOUND)
 
 
 def become(program: str, command: list[str], reason: str | None = None) -> NoReturn:

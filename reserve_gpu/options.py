@@ -9,7 +9,7 @@ from __future__ import annotations
 from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from reserve_gpu import api, spelling
+from reserve_gpu import api
 from reserve_gpu.errors import EXCUSED, RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Waiting
@@ -19,7 +19,7 @@ from reserve_gpu.reservation.request import Deadline, parse
 
 if TYPE_CHECKING:
     from argparse import Namespace, _ActionsContainer
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from reserve_gpu.errors import ReserveGPUError
     from reserve_gpu.model import News
@@ -37,17 +37,11 @@ class Option:
     """One argument, as argparse takes it.
 
     flags: its names, the long one last. settings: argparse's keyword arguments.
-    offers: values that Tab offers. also: what other programs call it, for a hint.
+    offers: values that Tab offers.
     """
 
-    def __init__(
-        self,
-        *flags: str,
-        offers: Sequence[str] = (),
-        also: Sequence[str] = (),
-        **settings: Any,
-    ) -> None:
-        self.flags, self.settings, self.offers, self.also = flags, settings, offers, also
+    def __init__(self, *flags: str, offers: Sequence[str] = (), **settings: Any) -> None:
+        self.flags, self.settings, self.offers = flags, settings, offers
         self.flag = flags[-1]  # `--min-memory`; `devices` for the names of devices
         # What the parser calls its value, and reserve() its keyword.
         self.attribute = settings.get("dest") or self.flag.lstrip("-").replace("-", "_")
@@ -55,7 +49,6 @@ class Option:
 
 DEVICES = Option(
     "devices",
-    also=("--gpu", "--device", "--devices", "--id"),
     nargs="*",
     metavar="DEVICE",
     help="GPUs to take: an index (2, GPU2 or cuda:2), several (1,3 or 1 3, order kept), a range "
@@ -65,7 +58,6 @@ DEVICES = Option(
 COUNT = Option(
     "-n",
     "--count",
-    also=("--gpus", "--num-gpus", "--ngpus"),
     offers=("1", "2", "4", "8"),
     type=int,
     metavar="COUNT",
@@ -100,7 +92,6 @@ MEMORY = Option(
 NOTE = Option("--note", metavar="TEXT", help="a line for others to read beside your reservation")
 FOR = Option(
     "--for",
-    also=("--time", "--duration", "--timeout", "--hours", "-t"),
     offers=("1h", "4h", "8h", "1d"),
     dest="for_",
     metavar="DURATION",
@@ -291,39 +282,35 @@ class Parser(ArgumentParser):
     ) -> tuple[Namespace, list[str]]:
         """Parse the words; a subcommand's parser gets its own ones from argparse.
 
-        Raises RequestError, with what may be meant, for a word that is unknown.
+        Raises RequestError for a word that is unknown.
         """
-        # One way to write an option: what is like one is answered with what may be meant.
+        # One way to write an option: what is like one is answered with the nearest.
         self.allow_abbrev = False
-        actions = self._option_string_actions
         arguments, unknown = super().parse_known_args(args, namespace)
-        line = [*self.prog.split(), *args, *(["--", *self.command] if self.command else [])]
-        flags = [flag for flag in actions if flag.startswith("--")]
         for word in unknown:
-            if self.command and (flag := word.partition("=")[0]) in FOR_KERNELS:
+            flag = word.partition("=")[0]
+            if self.command and flag in FOR_KERNELS:
                 raise RequestError(
                     f"{flag} is for kernels and Python, as nobody can see here what a command "
                     "does. Give --for or --until."
                 )
-            if (flag := word.partition("=")[0]) in REMOVED:
+            if flag in REMOVED:
                 raise RequestError(f"There is no {flag} any more; {REMOVED[flag]}")
-            if word.startswith("-"):
-                taken = {action.dest for action in self._actions}
-                guess = _by_another_name(line, word, taken)
-                if guess := guess or spelling.did_you_mean(line, word, flags):
-                    raise RequestError(f"There is no option {shown(word)}.{guess}")
-        devices = getattr(arguments, "devices", ())
-        valued = [flag for flag in flags if actions[flag].nargs in (None, "?")]
-        for word in (*unknown, *devices):
-            if word.startswith("-") or names.is_name(word):
-                continue
-            guess = spelling.in_quotes(args, word, valued)
-            if guess := guess or spelling.did_you_mean(line, word, flags):
-                raise RequestError(f"{shown(word)!r} names no GPU.{guess}")
+            if flag.startswith("-") and flag != "--":
+                raise RequestError(f"There is no option {shown(flag)}. {self._nearest(flag)}")
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        names.parse(devices)
+        names.parse(getattr(arguments, "devices", ()))
         return arguments, unknown
+
+    def _nearest(self, flag: str) -> str:
+        """Return a sentence with the option that may be meant, or with all that there are."""
+        from difflib import get_close_matches
+
+        known = [each for each in self._option_string_actions if each.startswith("--")]
+        # Without the hyphens, which are alike in all of them.
+        near = get_close_matches(flag.lstrip("-"), [each[2:] for each in known], 1)
+        return f"Did you mean --{near[0]}?" if near else f"There are: {', '.join(known)}."
 
     def error(self, message: str) -> NoReturn:
         """Raise RequestError with argparse's message, and where to read more, if there is help."""
@@ -331,22 +318,6 @@ class Parser(ArgumentParser):
         if self.prog.startswith("%"):
             more = f" See {self.prog}?"
         raise RequestError(f"{shown(message, MESSAGE_LIMIT)}.{more}")
-
-
-def _by_another_name(line: Sequence[str], wrong: str, taken: Collection[str]) -> str:
-    """Return the sentence with the line as it may be meant by somebody who knows another program.
-
-    taken: what this parser knows. Names of devices stand alone, without a flag.
-    """
-    typed, equals, value = wrong.partition("=")
-    for option in REQUEST:
-        if typed in option.also and option.attribute in taken:
-            right = [f"{option.flag}{equals}{value}"]
-            if option is DEVICES:
-                right = [value] if value else []
-            at = line.index(wrong)
-            return spelling.suggestion([*line[:at], *right, *line[at + 1 :]])
-    return ""
 
 
 class Outcome(NamedTuple):

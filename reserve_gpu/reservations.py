@@ -44,9 +44,9 @@ def join(arguments: Namespace) -> NoReturn:
     Raises RequestError where it is not clear which is meant; CommandError.
     """
     if len(arguments.which) > 1:
-        raise RequestError(said.with_sign(arguments.which))
+        raise RequestError(said.WITHOUT_SIGN)
     words = arguments.command or [host.shell()]
-    program = command.find(words, arguments.own)
+    program = command.find(words)
     host.call_it(host.command(words) or "")
     command.say(api.join(chosen(arguments.which)))
     command.become(program, words)

@@ -31,7 +31,7 @@ ROOMS = [
     {"command", "top", "record"},
     {"jupyter", "frameworks"},
     {"options"},
-    {"spelling", "api", "between_cells", "looking"},
+    {"api", "between_cells", "looking"},
     {"reservation", "hosts"},
     {"machine", "report"},
     {"history"},

@@ -229,10 +229,6 @@ def _meant_by_word(word: str) -> list[str]:
             return [str(index) for index in range(first, last + 1)]
     if any(_match(pattern, word) for pattern in (_INDEX, _INSTANCE, _BUS_ID, _UUID)):
         return [word]
-    if word.lower() == "all":
-        raise RequestError("'all' names no GPU. Give a range, as 0-3, or their number, as -n 4.")
-    if word.lower() in ("any", "free", "auto", "idle"):
-        raise RequestError(f"{word!r} names no GPU. Without a name you get the first free one.")
     raise RequestError(
         f"{shown(word)!r} names no GPU. Give an index (2, GPU2 or cuda:2), several (1,3), a range "
         "(0-3), a UUID or its start (GPU-8f2a), a MIG instance (1:0) or a PCI bus id "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from reserve_gpu.errors import shown
 from reserve_gpu.model import Answer
 from reserve_gpu.report import layout, times, words
 from reserve_gpu.report.words import MARK, labels
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from reserve_gpu.report.words import Line
 
 NONE = "You hold no GPU on this machine."
-LINE_LIMIT = 200  # characters of a line that is shown again
+WITHOUT_SIGN = "Put -- before the command, as in: reserve-gpu join [WHICH] -- COMMAND ..."
 SIMPLE = r"[A-Za-z_][\w.-]*"  # a name that a shell takes as it is
 
 
@@ -56,14 +55,6 @@ def no_such(word: str, every: Sequence[Reserved], now: float) -> str:
     return "\n".join(
         [f"You hold no GPU by the name {word}. There are:", *there] if there else [NONE]
     )
-
-
-def with_sign(words_: Sequence[str]) -> str:
-    """Return the line that may be meant by somebody who gave a command without a sign before it."""
-    import shlex
-
-    line = shlex.join(["reserve-gpu", "join", words_[0], "--", *words_[1:]])
-    return f"Put -- before the command: {shown(line, LINE_LIMIT)}"
 
 
 def still_there(done: Sequence[Reserved], rows: Sequence[Row]) -> list[str]:
