@@ -133,7 +133,7 @@ def test_all_closed(here: Here) -> None:
         assert held(here) == [0]
         assert "reserved" in refused("0")
         child.run(CLOSE_ALL)
-        child.run("from reserve_gpu import api")
+        child.run("from reserve_gpu import between_cells")
         (line,) = child.run("between_cells.end_cell()").value
         assert line.startswith(ANEW.format(0))
         assert held(here) == [0]

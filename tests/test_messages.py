@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from reserve_gpu import machine, notices
+from reserve_gpu.calls import NESTED
 from reserve_gpu.model import (
     ComputeMode,
     Device,

@@ -3,10 +3,9 @@
 A look before the lock proves nothing, as somebody else may take the device in between.
 """
 
-from __future__ import annotations
-
 import os
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import host
@@ -19,15 +18,23 @@ from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, device_of
 from reserve_gpu.locks.holders import is_sharers, without_guests
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import Place
-from reserve_gpu.model import Device, Fault, Holder, Record, Request, Row, Rules, State, Ticket
+from reserve_gpu.model import (
+    Device,
+    Fault,
+    Holder,
+    Record,
+    Request,
+    Row,
+    Rules,
+    State,
+    Ticket,
+    Usage,
+)
 from reserve_gpu.reservation import limit, parts, policy
 from reserve_gpu.reservation.outcome import Denied, Granted, Locked, Taken
 from reserve_gpu.reservation.request import idle_mib
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from reserve_gpu.model import Usage
     from reserve_gpu.reservation import quota
     from reserve_gpu.reservation.session import Session
 else:
@@ -64,14 +71,14 @@ class Asking(NamedTuple):
     @classmethod
     def of(  # noqa: PLR0913 - it is all that an attempt is given
         cls,
-        session: Session,
+        session: "Session",
         request: Request,
         gpus: Nvml,
         locks: LockDirectory,
         rules: Rules | None,
         *,
         is_taking_back: bool,
-    ) -> Asking:
+    ) -> "Asking":
         """Return what a process asks for that may hold something already."""
         return cls(
             request,
