@@ -23,14 +23,13 @@ from reserve_gpu.report.progress import Live
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reserve_gpu import accounting, hosts, record, reservations, top
+    from reserve_gpu import accounting, hosts, reservations, top
     from reserve_gpu.frameworks import check as checks
     from reserve_gpu.jupyter import kernelspec, remote
     from reserve_gpu.report.hosts import Hosts
     from reserve_gpu.report.status import Status
 else:
     top, checks, kernelspec = Late("top"), Late("frameworks.check"), Late("jupyter.kernelspec")
-    record = Late("record")
     reservations, hosts, remote = Late("reservations"), Late("hosts"), Late("jupyter.remote")
     accounting = Late("accounting")
 
@@ -177,10 +176,6 @@ def _release(arguments: Namespace) -> int:
     return int(code)
 
 
-def _record(arguments: Namespace) -> int:
-    return record.record(arguments)
-
-
 def _install(arguments: Namespace) -> int:
     _print(kernelspec.install(arguments))
     return 0
@@ -259,12 +254,6 @@ COMMANDS = (
         (options.RESERVATIONS, options.ALL_HELD, options.END_IT),
         _release,
         more=RELEASE_TEXT,
-    ),
-    Command(
-        "record",
-        "Note once who uses a GPU without a reservation, for a timer that runs each minute.",
-        (),
-        _record,
     ),
     Command(
         "check",

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from reserve_gpu.report.faces import Face
 
 MESSAGE_LIMIT = 200  # characters of argparse's message, which repeats what was typed
-# What is no option any more, and what to type.
+# What is no option or command any more, and what to type.
 REMOVED = {
+    "record": "use without a reservation is a metric of: reserve-gpu status --format prometheus",
     "--exclude": "name the GPUs you want instead: %reserve_gpu 0,2",
 }
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")

@@ -322,7 +322,7 @@ BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ..
 
 
 NO_SUCH = (
-    "no command {}. There are: run, status, top, report, join, list, release, record, check, "
+    "no command {}. There are: run, status, top, report, join, list, release, check, "
     "kernel install, kernel remove, kernel list. See"
 )
 
@@ -1061,7 +1061,7 @@ def test_jupyterhub(here: Here, script: str) -> None:
 COMPLETIONS = [
     (
         "reserve-gpu ",
-        {"run", "status", "top", "report", "join", "list", "release", "record", "check", "kernel"},
+        {"run", "status", "top", "report", "join", "list", "release", "check", "kernel"},
     ),
     ("reserve-gpu ker", {"kernel "}),
     ("reserve-gpu kernel ", {"install", "list", "remove"}),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,19 +15,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu import record
-from reserve_gpu.errors import HistoryError
 from reserve_gpu.history import book, places
 from reserve_gpu.history.book import Page
 from reserve_gpu.history.entries import Entry, Kind, parsed
-from reserve_gpu.model import Device, End, Process, Row, Rules, State
-from reserve_gpu.record import Sample
+from reserve_gpu.model import Device, End, Rules
 from reserve_gpu.reservation import recorder
 from reserve_gpu.reservation.recorder import Recorder, Seen
 from reserve_gpu.reservation.session import session
 from reserve_gpu.reservation.use import Use
 from tests.locked import held
-from tests.machine import ROOT
 from tests.processes import queue, wait_for
 from tests.test_cli import run
 from tests.test_users import DAEMON, NOBODY, as_user, child, for_users
@@ -844,101 +839,6 @@ def test_a_folder_of_somebody_else_is_not_used(users: Machine, mode: str) -> Non
         one.run(NOTE)
         assert "belongs to another user" in one.run("log.getvalue()").value
     assert list((above / uid.strip()).iterdir()) == []
-
-
-# -- samples of the machine ------------------------------------------------------------------------
-
-
-def row(state: State, *processes: Process, **about: Any) -> Row:
-    return Row(DEVICE, state, processes=processes, **about)
-
-
-@pytest.mark.parametrize(
-    ("seen", "expected"),
-    [
-        (row(State.FREE), [(Kind.FREE, None, 1.0)]),
-        (row(State.RESERVED, Process(1, user="bob", has_reserved=True)), []),
-        (row(State.BROKEN), []),
-        (
-            row(State.BUSY, Process(1, user="bob", has_reserved=False), is_unreserved_use=True),
-            [(Kind.UNRESERVED, "bob", 1.0)],
-        ),
-        (
-            row(
-                State.RESERVED,
-                Process(1, user="ann", has_reserved=True),
-                Process(2, user="bob", has_reserved=False),
-                Process(3, user="bob", has_reserved=False),
-                Process(4, user="eve", has_reserved=False),
-                Process(5, user="ann", has_reserved=False, beside="train.ipynb"),
-                is_unreserved_use=True,
-            ),
-            [(Kind.UNRESERVED, "bob", 0.5), (Kind.UNRESERVED, "eve", 0.5)],
-        ),
-        (row(State.BUSY, is_unreserved_use=True), [(Kind.UNRESERVED, "?", 1.0)]),
-    ],
-    ids=["free", "reserved", "broken", "a stranger", "strangers beside", "unseen"],
-)
-def test_a_sample(seen: Row, expected: list[tuple[Kind, str | None, float]]) -> None:
-    """A sample tells which GPUs are free, and who uses one without a reservation."""
-    assert [(s.kind, s.user, s.share) for s in record.samples([seen])] == expected
-
-
-@pytest.mark.parametrize(
-    ("pause_s", "expected"), [(60, 60.0), (300, 300.0), (301, 0.0), (-3600, 0.0)]
-)
-def test_a_sample_speaks_for_the_time_since_the_last(pause_s: float, expected: float) -> None:
-    """A sample adds the time since the last one, unless that is long ago or the clock was set."""
-    before = Entry(Kind.FREE, "machine", NOW, NOW, NOW, 10.0, gpu=DEVICE.uuid)
-    (line,) = record.merged([before], [Sample(Kind.FREE, DEVICE)], NOW, NOW + pause_s)
-    assert (line.seconds, line.end) == (10 + expected, NOW + pause_s)
-
-
-@pytest.mark.process
-def test_record(here: Here) -> None:
-    """`reserve-gpu record` adds up what it sees, on one page, in the folder of who calls it."""
-    switch_on(here)
-    here.write("gpu\ngpu\ncompute 4000000 900")
-    argv = [sys.executable, "-m", "reserve_gpu", "record"]
-    for _ in range(2):
-        done = here.command(*argv)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    one, other = sorted(lines(here, "machine.open"), key=lambda line: line["label"])
-    assert (one["kind"], other["kind"], other["user"]) == ("free", "unreserved", "?")
-    assert one["seconds"] == other["seconds"] > 0
-    reserve_gpu.reserve(0)  # which closes the pages of those that were killed
-    assert len(lines(here, "machine.open")) == 2
-
-
-@pytest.mark.process
-def test_record_where_nothing_is_kept(here: Here) -> None:
-    """Without a history `record` is one line with what to type, and another exit code than 0."""
-    done = here.command(sys.executable, "-m", "reserve_gpu", "record")
-    assert done.returncode == HistoryError.exit_code
-    line = "install -d -m 1733" if os.geteuid() == 0 else "history = true"
-    assert line in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_the_units_of_systemd(tmp_path: Path) -> None:
-    """The units that the page gives are accepted by systemd."""
-    analyze = shutil.which("systemd-analyze")
-    if analyze is None:
-        pytest.skip("needs systemd-analyze")
-    text = (ROOT / "docs" / "history.md").read_text()
-    names = ("reserve-gpu-record.service", "reserve-gpu-record.timer")
-    for name in names:
-        unit = text.split(f"/etc/systemd/system/{name} <<'EOF'\n")[1].split("\nEOF\n")[0]
-        program = tmp_path / "reserve-gpu"
-        program.write_text("#!/bin/sh\n")
-        program.chmod(0o755)
-        path = tmp_path / name
-        path.write_text(unit.replace("/usr/local/bin/reserve-gpu", str(program)))
-    done = subprocess.run(
-        [analyze, "verify", *(str(tmp_path / name) for name in names)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 # -- the status ------------------------------------------------------------------------------------

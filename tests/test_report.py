@@ -167,14 +167,6 @@ CASES: list[tuple[str, list[Entry], str, dict[str, Hours]]] = [
         {},
     ),
     (
-        "used without a reservation",
-        [line(kind=Kind.UNRESERVED, user="carol", id="u")],
-        "user",
-        {"carol": Hours(unreserved=1)},
-    ),
-    ("free", [line(kind=Kind.FREE)], "gpu", {"GPU-1": Hours(free=1)}),
-    ("free for nobody", [line(kind=Kind.FREE)], "user", {}),
-    (
         "a clock that was set back",
         [line(start=AT + HOUR_S, end=AT + 600, seconds=600.0, used_s=600.0, idle_s=0.0), line()],
         "gpu",
@@ -354,15 +346,16 @@ def test_a_folder_under_another_name_is_not_read(kept: Histories) -> None:
     assert sums().rows == {}
 
 
-@needs_root
-@pytest.mark.parametrize("kind", [Kind.UNRESERVED, Kind.FREE])
-def test_nobody_is_accused_by_another_user(kept: Histories, kind: Kind) -> None:
-    """Root believes what others note of their own reservations alone."""
-    forged = line(kind=kind, user="carol", seconds=3600.0)
-    kept.write([forged, line()], FIRST_UID)
+@pytest.mark.parametrize("kind", ["unreserved", "free"])
+def test_kinds_that_are_noted_no_more(kept: Histories, kind: str) -> None:
+    """Older lines on free GPUs, and on use without a reservation, are no mistake and count not."""
+    kept.write([line()])
+    own = kept.of()
+    old = line(id="machine").to_json().replace('"reserved"', f'"{kind}"')
+    for path in (month_file(own, AT), own / "machine.open"):
+        with path.open("a") as file:
+            file.write(f'{old[:-1]},"user":"carol"}}\n')
     assert sums("gpu").total == Hours(1, 0.5, 0.5)
-    kept.write([forged])
-    assert sums("gpu").total.unreserved + sums("gpu").total.free == 1
 
 
 WRITE = """
@@ -475,12 +468,12 @@ def test_since_what_makes_no_sense(text: str, said: str) -> None:
 HOSTILE = "\x1b[31m<b>=1\u202e\n" * 20
 ROWS = {
     "alice": Hours(31, 9, 22, 0.5, 1.25),
-    "bob": Hours(22.5, 20, 0.03, unreserved=3.2),
+    "bob": Hours(22.5, 20, 0.03),
     "\u540d\u524d" * 20: Hours(12, 2, 6),
     HOSTILE: Hours(0.02, 0.01, 0.01),
-    "\u0627\u0644": Hours(free=2.0),
+    "\u0627\u0644": Hours(),
 }
-DAYS = {"2026-11-18": Hours(40, 20, 15, 0.5, 1.25, 3.2), "2026-11-21": Hours(25.52, 11, 13, free=2)}
+DAYS = {"2026-11-18": Hours(40, 20, 15, 0.5, 1.25), "2026-11-21": Hours(25.52, 11, 13)}
 IDLE = (
     Idle("alice", "train.ipynb", ("GPU0", "GPU1", "GPU2"), TUESDAY - DAY_S, 22.0),
     Idle(HOSTILE, HOSTILE, (HOSTILE,), TUESDAY - 9 * DAY_S, 9.0),
@@ -513,10 +506,10 @@ def test_it_fits_a_terminal(width: int) -> None:
 def test_what_is_left_out_in_a_narrow_terminal() -> None:
     """Where there is little room bars go first, then names are cut, then columns of less worth."""
     short = REPORT._replace(rows={"alice": ROWS["alice"], "bob": ROWS["bob"]})
-    figures = ["reserved", "used", "idle", "over", "waited", "unreserved"]
+    figures = ["reserved", "used", "idle", "over", "waited"]
     assert titles(short, 100) == ["bars", "user", *figures]
-    assert titles(short, 60) == ["user", *figures]
-    assert titles(short, 50) == ["user", "reserved", "used", "idle", "waited", "unreserved"]
+    assert titles(short, 45) == ["user", *figures]
+    assert titles(short, 38) == ["user", "reserved", "used", "idle", "waited"]
     assert titles(short, 30) == ["user", "reserved", "used", "idle"]
     assert titles(short, 20) == ["user", "reserved"]
 
@@ -611,11 +604,6 @@ NOTHING = "No GPU was reserved in the last 7 days."
         (TOTAL, None, "31.0 GPU-hours reserved since 2026-11-17 16:15, 22.0 of them idle."),
         (Hours(1, 1), 7 * DAY_S, "1.0 GPU-hours reserved in the last 7 days, none of them idle."),
         (Hours(), 7 * DAY_S, NOTHING),
-        (
-            Hours(unreserved=3),
-            7 * DAY_S,
-            f"{NOTHING} 3.0 GPU-hours were used without a reservation.",
-        ),
     ],
 )
 def test_the_first_line(total: Hours, lasts_s: float | None, sentence: str) -> None:
@@ -677,7 +665,7 @@ def test_csv() -> None:
     """The table for spreadsheets has a row for each row, and all columns."""
     head, first, *rest = csv.reader(StringIO(REPORT.to_csv()))
     assert head == ["user", *(f"{kind}_hours" for kind in Hours._fields)]
-    assert first == ["alice", "31", "9", "22", "0.5", "1.25", "0.0", "0.0"]
+    assert first == ["alice", "31", "9", "22", "0.5", "1.25"]
     assert len(rest) == len(ROWS) - 1
     assert "\x1b" not in REPORT.to_csv()
 
@@ -864,13 +852,12 @@ def test_nothing_in_that_time(kept: Histories, typed: CommandLine) -> None:
 
 @pytest.mark.parametrize("by", ["user", "notebook", "gpu", "day"])
 def test_by(kept: Histories, typed: CommandLine, by: str) -> None:
-    """Rows are by user, notebook, GPU or day; free hours show by GPU and day alone."""
+    """Rows are by user, notebook, GPU or day."""
     now = time.time()
-    kept.write([line(start=now - 90), line(start=now - 60, kind=Kind.FREE)])
+    kept.write([line(start=now - 90)])
     done = typed("report", "--by", by)
     title = next(each for each in done.stdout.splitlines() if "reserved  used" in each)
     assert title.split()[0] == by.replace("gpu", "GPU")
-    assert ("free" in title.split()) == (by in ("gpu", "day"))
 
 
 @pytest.mark.parametrize(
@@ -880,7 +867,7 @@ def test_by(kept: Histories, typed: CommandLine, by: str) -> None:
         ("--since tomorrow", "still to come"),
         ("--by gpus", "invalid choice: 'gpus'"),
         ("--format xml", "invalid choice: 'xml'"),
-        ("--sinse 7d", "--since 7d"),
+        ("--sinse 7d", "Did you mean --since?"),
     ],
 )
 def test_mistakes(typed: CommandLine, words: str, said: str) -> None:
@@ -898,7 +885,7 @@ def test_on_a_terminal(kept: Histories, here: Here, columns: int) -> None:
     now = time.time()
     for number in range(3):
         name = f"{'long/' * number}train.ipynb"
-        kept.write([line(start=now - 60, id=name, name=name), line(start=now - 9, kind=Kind.FREE)])
+        kept.write([line(start=now - 60, id=name, name=name)])
     text, code = pexpect.run(
         f"{sys.executable} -m reserve_gpu report --by notebook", withexitstatus=True,
         env=here.environ(TERM="xterm", NO_COLOR="", RESERVE_GPU_HISTORY=str(kept.folder)),

@@ -28,7 +28,7 @@ ROOMS = [
     {"extension"},
     {"magic", "cli", "dask"},
     {"reservations", "accounting"},
-    {"command", "top", "record"},
+    {"command", "top"},
     {"jupyter", "frameworks"},
     {"options"},
     {"api", "between_cells", "looking"},

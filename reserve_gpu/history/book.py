@@ -25,9 +25,7 @@ from reserve_gpu.model import End
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MACHINE = "machine"  # what `reserve-gpu record` sees
-OF_RESERVATION = re.compile(r"[0-9a-f]{16}\.open")
-PAGE = re.compile(rf"(?:[0-9a-f]{{16}}|{MACHINE})\.open")
+PAGE = re.compile(r"[0-9a-f]{16}\.open")
 MONTH = re.compile(r"[0-9]{4}-[0-9]{2}\.jsonl")
 KEPT_MONTHS = 13  # this one and those of a year before
 PAGE_LIMIT = 1 << 20  # bytes
@@ -56,26 +54,10 @@ class Page:
         os.rename(first, name, src_dir_fd=folder, dst_dir_fd=folder)
         return cls(folder, descriptor, name)
 
-    @classmethod
-    def of_machine(cls, folder: int) -> Page:
-        """Go on with the page of what `reserve-gpu record` sees, or begin it.
-
-        folder: as of `new`. Raises OSError, and HistoryError while another process writes on it.
-        """
-        name = f"{MACHINE}.open"
-        descriptor = _opened(folder, name, os.O_RDWR | os.O_CREAT)
-        if not flock(descriptor, name):
-            raise HistoryError("Another reserve-gpu record runs just now.")
-        return cls(folder, descriptor, name)
-
     @property
     def id(self) -> str:
         """Return what tells this reservation from all others."""
         return self.name.partition(".")[0]
-
-    def written_at(self) -> float:
-        """Return when lines were last written, in seconds since the epoch."""
-        return os.fstat(self.descriptor).st_mtime
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Write these lines in place of those that are there. Raises OSError."""
@@ -84,17 +66,13 @@ class Page:
         os.ftruncate(self.descriptor, len(data))
         os.utime(self.descriptor)
 
-    def read(self) -> list[Entry]:
-        """Return the lines that are there. Raises OSError."""
-        return _entries(os.pread(self.descriptor, PAGE_LIMIT, 0))
-
     def turn(self, entries: Sequence[Entry]) -> None:
         """Let these lines stand, and begin anew. Raises OSError."""
         append(self.folder, entries)
         os.ftruncate(self.descriptor, 0)
 
     def close(self) -> None:
-        """Close the file, which another process may go on with."""
+        """Close the file, with which another process may go on."""
         descriptors.close(self.descriptor)
         os.close(self.folder)
 
@@ -126,7 +104,7 @@ def append(folder: int, entries: Sequence[Entry]) -> None:
 
 def close_lost(folder: int) -> None:
     """End what processes of this user have left that were killed. Raises OSError."""
-    for name in filter(OF_RESERVATION.fullmatch, os.listdir(folder)):
+    for name in filter(PAGE.fullmatch, os.listdir(folder)):
         with suppress(OSError, HistoryError):
             file = _opened(folder, name, os.O_RDWR)
             try:

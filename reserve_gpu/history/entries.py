@@ -23,8 +23,6 @@ class Kind(Enum):
     """What a line is about."""
 
     RESERVED = "reserved"  # a device
-    UNRESERVED = "unreserved"  # a device that somebody used without a reservation
-    FREE = "free"  # a device, which nobody had reserved or used
     WAITED = "waited"  # in the queue
 
 
@@ -44,7 +42,6 @@ class Entry(NamedTuple):
     mib: the most memory that its own processes used. percent: their mean utilisation.
     name: the notebook, or the command. asks: of a wait, for what.
     until, idle_limit_s: of the lease. how: how it has ended, if this is its last line.
-    user: who used a device without a reservation; else a history's owner is meant.
     """
 
     kind: Kind
@@ -68,7 +65,6 @@ class Entry(NamedTuple):
     until: float | None = None
     idle_limit_s: float | None = None
     how: End | None = None
-    user: str | None = None
 
     def to_json(self) -> str:
         """Return the line, without what is not known."""
@@ -118,7 +114,6 @@ def _entry(fields: Mapping[str, Any]) -> Entry | None:
         None if (until := get("until")) is None else number(until),
         None if (idle_limit_s := get("idle_limit_s")) is None else number(idle_limit_s),
         None if (how := get("how")) is None else _ENDS[how],
-        None if (user := get("user")) is None else text(user),
     )
 
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 from reserve_gpu import host
 from reserve_gpu.history import places
 from reserve_gpu.history.book import MONTH, PAGE, PAGE_LIMIT
-from reserve_gpu.history.entries import LINE_LIMIT, Entry, Kind, month, parsed
+from reserve_gpu.history.entries import LINE_LIMIT, Entry, month, parsed
 from reserve_gpu.history.totals import Noted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-OF_OTHERS = (Kind.UNRESERVED, Kind.FREE)  # which only a user's own `record`, or root's, tells of
 FILE_LIMIT = 1 << 30  # bytes
 AHEAD_S = 86400.0  # a clock may have been wrong by so much, and its time zone another
 MOST_ON_PAGES = 100_000  # lines of reservations that last, of one user
@@ -46,26 +45,21 @@ def since(moment: float, now: float, *, is_own: bool = False) -> Iterator[Noted]
 
 
 def _of_folder(folder: int, uid: int, moment: float, now: float) -> Iterator[Noted]:
-    user, is_trusted = host.user_name(uid), uid in (places.ROOT, os.geteuid())
+    user, latest = host.user_name(uid), now + AHEAD_S
     names = sorted(os.listdir(folder))
     last: set[tuple[str, str | None, float]] = set()  # lines of pages, which may be appended by now
     pages = _lines(folder, uid, filter(PAGE.fullmatch, names), PAGE_LIMIT)
     for entry in islice(pages, MOST_ON_PAGES):
         last.add((entry.id, entry.gpu, entry.start))
-        if _counts(entry, moment, now, is_trusted=is_trusted):
+        if moment <= entry.start <= latest:
             yield Noted(user, entry)
     first = month(max(0.0, moment - AHEAD_S))
     months = (name for name in filter(MONTH.fullmatch, names) if name[:7] >= first)
     for entry in _lines(folder, uid, months):
-        if _counts(entry, moment, now, is_trusted=is_trusted) and not (
+        if moment <= entry.start <= latest and not (
             last and (entry.id, entry.gpu, entry.start) in last
         ):
             yield Noted(user, entry)
-
-
-def _counts(entry: Entry, moment: float, now: float, *, is_trusted: bool) -> bool:
-    is_allowed = is_trusted or entry.kind not in OF_OTHERS
-    return is_allowed and moment <= entry.start <= now + AHEAD_S
 
 
 def _lines(folder: int, uid: int, names: Iterator[str], limit: int = FILE_LIMIT) -> Iterator[Entry]:

@@ -32,7 +32,7 @@ class Hours(NamedTuple):
     """Sums in GPU-hours; a part of a GPU counts by its share of the memory. waited is in hours.
 
     used, idle: of the reserved ones; the rest could not be read. over: used more than was promised,
-    or for longer. unreserved: used without a reservation. free: neither reserved nor used.
+    or for longer.
     """
 
     reserved: float = 0.0
@@ -40,8 +40,6 @@ class Hours(NamedTuple):
     idle: float = 0.0
     over: float = 0.0
     waited: float = 0.0
-    unreserved: float = 0.0
-    free: float = 0.0
 
     @property
     def unknown(self) -> float:
@@ -76,23 +74,17 @@ def hours(entry: Entry) -> Hours:
             idle_s * whole if idle_s else 0.0,
             over_s * whole if over_s else 0.0,
         )
-    if entry.kind is Kind.WAITED:
-        return Hours(waited=entry.seconds / HOUR_S)
-    if entry.kind is Kind.UNRESERVED:
-        return Hours(unreserved=entry.seconds * whole)
-    return Hours(free=entry.seconds * whole)
+    return Hours(waited=entry.seconds / HOUR_S)
 
 
-def by_user(noted: Noted) -> str | None:
-    """Return the user that a line counts for; None for nobody."""
-    if noted.entry.kind is Kind.FREE:
-        return None
-    return noted.entry.user or noted.user if noted.entry.kind is Kind.UNRESERVED else noted.user
+def by_user(noted: Noted) -> str:
+    """Return the user that a line counts for."""
+    return noted.user
 
 
-def by_notebook(noted: Noted) -> str | None:
+def by_notebook(noted: Noted) -> str:
     """Return the notebook, or the command, that a line counts for."""
-    return None if noted.entry.kind is Kind.FREE else noted.entry.name or UNKNOWN
+    return noted.entry.name or UNKNOWN
 
 
 def by_gpu(noted: Noted) -> str | None:
@@ -177,14 +169,12 @@ class _Sums:
         if before is None:
             known = name if len(self._sums) < MOST_NAMES else OTHERS
             before = self._sums.setdefault(known, [0.0] * len(added))
-        reserved, used, idle, over, waited, unreserved, free = added
+        reserved, used, idle, over, waited = added
         before[0] += reserved
         before[1] += used
         before[2] += idle
         before[3] += over
         before[4] += waited
-        before[5] += unreserved
-        before[6] += free
 
     def all(self) -> dict[str, Hours]:
         return {name: Hours(*each) for name, each in self._sums.items()}

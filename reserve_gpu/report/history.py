@@ -36,8 +36,6 @@ COLUMNS = {
     "idle": (8, ""),
     "over": (4, "more than was promised, or for longer"),
     "waited": (5, "hours in the queue"),
-    "unreserved": (6, "used without a reservation"),
-    "free": (3, "neither reserved nor used"),
 }
 ALWAYS = ("reserved", "used", "idle")  # of which a zero is told
 SWITCH = ("history = true", TYPED)
@@ -165,13 +163,10 @@ def _head(report: Report) -> Iterator[Line]:
 def _sentence(report: Report) -> str:
     """Return `31.0 GPU-hours reserved in the last 7 days, 22.0 of them idle.`."""
     total, since = report.total, _period(report)
-    unreserved = f"{words.hours(total.unreserved)} GPU-hours were used without a reservation"
     if not total.reserved:
-        more = f" {unreserved}." if total.unreserved else ""
-        return f"No GPU was reserved {since}.{more}"
+        return f"No GPU was reserved {since}."
     idle = f"{words.hours(total.idle) if total.idle else 'none'} of them idle"
-    more = f" {unreserved}." if total.unreserved else ""
-    return f"{words.hours(total.reserved)} GPU-hours reserved {since}, {idle}.{more}"
+    return f"{words.hours(total.reserved)} GPU-hours reserved {since}, {idle}."
 
 
 def _period(report: Report) -> str:
@@ -255,7 +250,7 @@ def _sorted(report: Report) -> list[tuple[str, Hours]]:
         return sorted(rows)
     if report.by == "gpu":
         return sorted(rows, key=lambda row: _by_number(row[0]))
-    return sorted(rows, key=lambda row: (-row[1].reserved - row[1].unreserved, row[0]))
+    return sorted(rows, key=lambda row: (-row[1].reserved, row[0]))
 
 
 def _by_number(label: str) -> list[tuple[bool, int, str]]:
