@@ -1,0 +1,84 @@
+"""What the project may cost its readers: lines of code, and the depth of a reservation."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.machine import ROOT
+
+if TYPE_CHECKING:
+    from tests.machine import Machine
+
+MOST_LINES = 12_800  # whoever adds takes away first
+MOST_CALLS = 12
+NO_CODE = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}  # fmt: skip
+WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def lines_of_code(text: str) -> int:
+    """Count the lines with a token of code: no blank lines, no comments, no docstrings."""
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in NO_CODE:
+            code |= {*range(token.start[0], token.end[0] + 1)}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, WITH_DOCSTRING) and ast.get_docstring(node) is not None:
+            code -= {*range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)}
+    return len(code)
+
+
+def test_lines_of_code() -> None:
+    """The package has no more lines of code than its budget."""
+    counts = {path: lines_of_code(path.read_text()) for path in ROOT.glob("reserve_gpu/**/*.py")}
+    assert len(counts) > 50
+    assert sum(counts.values()) <= MOST_LINES
+
+
+DEEPEST = """
+import _thread, os, sys, threading
+import reserve_gpu
+FOLDER = os.path.dirname(reserve_gpu.__file__)
+deepest = {}
+
+def watch(frame, event, _):
+    if event == 'call':
+        names = []
+        while frame:
+            code = frame.f_code
+            if code.co_filename.startswith(FOLDER) and code.co_name != '<module>':
+                names.append(code.co_name)
+            frame = frame.f_back
+        thread = threading.get_ident()
+        deepest[thread] = max(deepest.get(thread, []), names, key=len)
+
+def start(function, arguments):
+    def watched():
+        sys.setprofile(watch)
+        function(*arguments)
+    return real_start(watched, ())
+
+from reserve_gpu import api, calls
+real_start, calls.start_new_thread = calls.start_new_thread, start
+sys.setprofile(watch)
+reserve_gpu.reserve()
+sys.setprofile(None)
+for names in deepest.values():
+    print(len(names), *names)
+"""
+
+
+@pytest.mark.process
+def test_the_road_of_a_bare_reservation_is_short(machine: Machine) -> None:
+    """On no thread are more than twelve of our own calls under way at once."""
+    done = machine.python(DEEPEST)
+    threads = done.stdout.splitlines()
+    assert len(threads) >= 3, done  # the caller's, the session's, and the driver's
+    assert [line for line in threads if int(line.split()[0]) > MOST_CALLS] == []
