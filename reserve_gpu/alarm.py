@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
 # Linux numbers these alike for all processors that CUDA runs on (scripts/syscall.tbl). Python's own
 # os.pidfd_open is missing where it was built for old systems, as conda's and uv's are:
@@ -44,21 +44,34 @@ def start(until: float, kill_after_s: float = KILL_AFTER_S) -> None:
 
     until: in seconds since the epoch. kill_after_s: so long after SIGTERM it gets SIGKILL.
     """
+    arguments = ["-I", "-S", os.path.abspath(__file__), str(os.getpid()), repr(until)]
+    leave([*arguments, repr(kill_after_s)])
+
+
+def leave(
+    arguments: Sequence[str],
+    descriptors: Sequence[int] = (),
+    environ: Mapping[str, str] | None = None,
+) -> None:
+    """Have Python start a process that leaves another one, without a terminal and a folder.
+
+    Raises OSError where it fails.
+    """
     import subprocess
 
-    own = [sys.executable, "-I", "-S", os.path.abspath(__file__)]
     done = subprocess.run(
-        [*own, str(os.getpid()), repr(until), repr(kill_after_s)],
+        [sys.executable, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         cwd="/",
+        env=environ,
+        pass_fds=descriptors,
         start_new_session=True,  # no Ctrl-C reaches it, nor the end of the terminal
-        text=True,
         check=False,
     )
     if done.returncode:
-        raise OSError(done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")
+        raise OSError(f"a process for that has failed with {done.returncode}")
 
 
 def watch(command: int, until: float, kill_after_s: float) -> None:
@@ -119,9 +132,6 @@ def _main() -> None:
     command = open_process(pid)
     if os.getppid() != pid or os.fork():  # it has ended already, and the number is another's
         return
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for standard in range(3):
-        os.dup2(nowhere, standard)
     watch(command, until, kill_after_s)
 
 

@@ -13,38 +13,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PROGRAM = os.path.abspath(__file__)
 LEFT = "RESERVE_GPU_LEFT"  # in its environment: what the kernel has left, for the next one
 POLL_S = 0.5  # between two looks at whether the connection file is still there
-
-
-def start(connection_file: str, seconds: float, locks: Sequence[int], left: str) -> None:
-    """Leave the locks to an heir. Raises OSError.
-
-    connection_file: the kernel's; without it no kernel comes. For a kernel that is started by ssh
-        its name, which is no path. seconds: for how long to wait.
-    locks: descriptors. left: what the next kernel is to know.
-    """
-    import subprocess
-
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", PROGRAM, connection_file, repr(seconds)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        env={LEFT: left},
-        pass_fds=tuple(locks),
-        start_new_session=True,  # no signal to the kernel's group reaches it
-        check=False,
-    )
-    if done.returncode:
-        raise OSError(f"the process that keeps them has failed with {done.returncode}")
 
 
 def keep(connection_file: str, seconds: float) -> None:

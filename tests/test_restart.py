@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from reserve_gpu import heir
+from reserve_gpu import alarm, heir
 from tests.locked import held, locked
 from tests.machine import TAKE_THE_MUTEX
 from tests.processes import US, is_running, queue, wait_for
@@ -335,7 +335,7 @@ def test_what_an_heir_may_say(here: Here) -> None:
     ]
     with file_of(here) as file, here.child() as child:
         for left in nonsense:
-            heir.start(str(file), 60, [], left)
+            alarm.leave(["-I", "-S", heir.PROGRAM, str(file), "60"], (), {heir.LEFT: left})
         assert len(heirs(file)) == len(nonsense)
         assert claim(child, file) == (None, [])
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +35,6 @@ POLL_S = 1.0  # between two looks at whether somebody has the locks, once the co
 
 def start(noted: Recorder) -> bool:
     """Leave the page to a follower of this very process; returns True. Raises OSError."""
-    import subprocess
-
     page, held = noted.page, noted.held
     with no_fork:
         process = descriptors.remember(alarm.open_process(os.getpid()))
@@ -50,20 +47,11 @@ def start(noted: Recorder) -> bool:
         "at": noted.at,
         **handover.described(held),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(about)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        pass_fds=(page.folder, page.descriptor, process),
-        start_new_session=True,  # no Ctrl-C reaches it, nor the end of the terminal
-        check=False,
-    )
-    page.close()
-    descriptors.close(process)
-    if done.returncode:
-        raise OSError(f"the process that notes them has failed with {done.returncode}")
+    try:
+        alarm.leave(["-c", PROGRAM, json.dumps(about)], (page.folder, page.descriptor, process))
+    finally:
+        page.close()
+        descriptors.close(process)
     return True
 
 

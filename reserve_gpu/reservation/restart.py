@@ -54,6 +54,8 @@ class Left(NamedTuple):
 def leave(held: Held, connection_file: str, until: float) -> None:
     """Leave what is held to the next kernel with that connection file. Raises OSError.
 
+    connection_file: without it no kernel comes. For a kernel that is started by ssh its name, which
+        is no path.
     until: for how long to keep it, in seconds since the epoch.
     """
     locks = [held.locks[device.uuid] for device in held.devices]
@@ -65,7 +67,9 @@ def leave(held: Held, connection_file: str, until: float) -> None:
         **handover.described(held),
     }
     numbers = [lock.descriptor for lock in locks]
-    heir.start(connection_file, until - time.time(), numbers, json.dumps(left))
+    seconds = repr(until - time.time())
+    words = ["-I", "-S", heir.PROGRAM, connection_file, seconds]
+    alarm.leave(words, numbers, {heir.LEFT: json.dumps(left)})
 
 
 def all_left(connection_file: str | None = None, uid: int | None = None) -> Iterator[Left]:
