@@ -51,7 +51,6 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     min_memory: float | str | None = None,
     name: str | None = None,
     wait: float | str | None = None,
-    share: bool = False,
     memory: float | str | None = None,
     note: str | None = None,
     for_: float | str | None = None,
@@ -69,7 +68,6 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     min_memory: total memory of each, as `16GB`, `16GiB`, or in MiB, which is 1000 or more.
     name: text that the name of each must contain, in upper or lower case.
     wait: for how long to wait in the queue, in seconds or as `90s`, `10m`, `2h`; True for ever.
-    share: together with others who share; who has reserved a GPU without it shares it with nobody.
     memory: a part of each alone: the most device memory that this process and all that it starts
         will use, the CUDA context included, as `min_memory`. The rest is for others who share.
     note: a line for others to read.
@@ -93,7 +91,6 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         count=count,
         min_memory=min_memory,
         name=name,
-        share=share,
         memory=memory,
         note=note,
         for_=for_,

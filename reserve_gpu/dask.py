@@ -58,7 +58,6 @@ class Wishes(TypedDict, total=False):
     count: int | None
     min_memory: float | str | None
     name: str | None
-    share: bool
     memory: float | str | None
     note: str | None
     for_: float | str | None

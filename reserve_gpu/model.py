@@ -499,8 +499,7 @@ class Request(NamedTuple):
     min_memory_mib: float = 0.0  # total memory of each
     memory_unit: str = "GiB"  # in which that was asked for
     model: str = ""  # text that the name of each must contain
-    share: bool = False  # together with others who share
-    promise: Promise = Promise()  # of each; who asks for a part of a device shares it
+    promise: Promise = Promise()  # of each
 
     @property
     def part_mib(self) -> float | None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MESSAGE_LIMIT = 200  # characters of argparse's message, which repeats what was typed
 # What is no option or command any more, and what to type.
 REMOVED = {
+    "--share": "for a part of a GPU say how much you will use: --memory 10GB, or --memory 50%",
     "record": "use without a reservation is a metric of: reserve-gpu status --format prometheus",
     "--exclude": "name the GPUs you want instead: %reserve_gpu 0,2",
 }
@@ -79,11 +80,6 @@ WAIT = Option(
     metavar="DURATION",
     help="wait in the queue until there is one, for DURATION (90s, 10m, 2h, 1h30m) or for ever",
 )
-SHARE = Option(
-    "--share",
-    action="store_true",
-    help="together with others who share it (a GPU reserved without --share is shared with nobody)",
-)
 MEMORY = Option(
     "--memory",
     offers=("4GB", "10GB", "20GB", "40GB"),
@@ -121,7 +117,7 @@ END_KERNEL = Option(
 OPTIONAL = Option("--optional", action="store_true", help="if no GPU can be had, go on without one")
 
 WHICH = (DEVICES, COUNT, MIN_MEMORY, NAME)
-HOW = (MEMORY, WAIT, SHARE, NOTE, OPTIONAL)
+HOW = (MEMORY, WAIT, NOTE, OPTIONAL)
 WHEN = (FOR, UNTIL, IDLE, IF_WANTED, END_KERNEL)
 REQUEST = (*WHICH, *HOW, *WHEN)
 # A command ends by itself, or at that moment: nobody knows whether it is idle.

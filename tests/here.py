@@ -85,15 +85,14 @@ class Here(Machine):
         return shell
 
     @contextmanager
-    def rival(
-        self, number: str = "0", *, share: bool = False, note: str | None = None, **record: Any
-    ) -> Iterator[None]:
+    def rival(self, number: str = "0", *, note: str | None = None, **record: Any) -> Iterator[None]:
         """Let somebody else reserve a device meanwhile.
 
         In this process, as flock excludes by open file, not by process. The kernel names this very
         process as the holder; what must have another pid needs `child`.
 
-        number: of the device, as `0` or `1:0`. record: what the lock file says besides.
+        number: of the device, as `0` or `1:0`. record: what the lock file says besides; with
+        `part_mib` it is a sharer's.
         """
         from reserve_gpu.host import pid_namespace
         from reserve_gpu.locks.directory import LockDirectory
@@ -101,7 +100,7 @@ class Here(Machine):
 
         with LockDirectory(str(self.locks)) as directory:
             with directory.mutex():
-                lock = directory.lock_device(self.uuid(number), share=share)
+                lock = directory.lock_device(self.uuid(number), share="part_mib" in record)
             assert isinstance(lock, Lock), lock
             try:
                 own: dict[str, Any] = {

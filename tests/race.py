@@ -105,7 +105,7 @@ class Worker:
         count = self.dice.choice([1, 1, 1, 2, 3])
         named = self.dice.random() < 0.25
         names = ",".join(map(str, self.dice.sample(range(len(UUIDS)), count))) if named else None
-        wishes: dict[str, Any] = {"share": self.dice.random() < 0.25}
+        wishes: dict[str, Any] = {"memory": "100MiB"} if self.dice.random() < 0.25 else {}
         wishes["wait"] = self.dice.choice([None, None, None, 0.02])
         try:
             held = reserve_gpu.reserve(names, count=None if named else count, **wishes)

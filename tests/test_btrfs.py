@@ -97,7 +97,7 @@ def test_sharers(start: Start) -> None:
     """Sharers share, whoever wants the whole GPU is refused, and each sharer is seen."""
     with start() as one, start() as two, start() as other:
         for sharer in (one, two):
-            assert sharer.reserve("0, share=True").value == "0"
+            assert sharer.reserve("0, memory='1GB'").value == "0"
         assert other.reserve("0").error == "NoFreeDeviceError"
         (row, _) = other.run(ROWS.format("reserve_gpu.status().rows")).value
         assert sorted(row[2]) == sorted([sharer.pid, True, True] for sharer in (one, two))

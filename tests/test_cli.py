@@ -424,7 +424,7 @@ def test_where_the_command_begins(typed: CommandLine, words: str, argv: str) -> 
     "words",
     [
         "0 env", "1:0 env", "1,3 env", "GPU-8f2a env", "0000:01:00.0 env", "-n 1 env", "-n1 env",
-        "--note=0 env", "--share env", "--wait env", "--nonsense env",
+        "--note=0 env", "--wait env", "--nonsense env",
     ],
 )  # fmt: skip
 def test_a_command_after_options_or_devices_needs_a_sign(
@@ -463,9 +463,7 @@ def test_version(typed: CommandLine) -> None:
     assert done.stdout.count("\n") == 1
 
 
-OLD_KERNEL = (
-    "kernel start 0 1:0 --count=2 --min-memory=16GB --name=A100 --wait=10s --share --note=mine --"
-)
+OLD_KERNEL = "kernel start 0 1:0 --count=2 --min-memory=16GB --name=A100 --wait=10s --note=mine --"
 KERNEL = ("python", "-m", "ipykernel_launcher", "-f", "{connection_file}", "--ext", "reserve_gpu")
 
 
@@ -507,7 +505,6 @@ def test_nothing_free(here: Here, typed: CommandLine) -> None:
     held = f"You hold GPU0 and GPU1 yourself, in {name}, idle: reserve-gpu release rival.ipynb"
     assert ask == held
     assert wait == "Or wait in the queue: reserve-gpu run --wait -- echo ran"
-    assert "--share" not in done.stderr
 
 
 def test_the_wait_ran_out(here: Here, typed: CommandLine) -> None:
@@ -741,9 +738,10 @@ def test_children_of_an_adopting_command_do_not_keep_the_gpu(here: Here, start: 
 @pytest.mark.process
 def test_sharing_goes_on(here: Here) -> None:
     """Two commands that share a GPU both hold it, each for as long as it runs."""
-    with started(here, "--share", "0") as first, started(here, "--share", "0") as second:
+    part = "--memory=1GB"
+    with started(here, part, "0") as first, started(here, part, "0") as second:
         for child in (first, second):
-            assert child.reserve("0, share=True").value == "0"
+            assert child.reserve("0, memory='1GB'").value == "0"
         first.kill()
         assert held(here) == [0]
         second.run("reserve_gpu.release()")
@@ -915,20 +913,19 @@ def test_below_a_command_that_holds_it(here: Here) -> None:
     assert f"(pid {pid})" in told[1]
     assert "leave out reserve() here" in told[2]
     assert "leave out reserve-gpu run here" in done.stderr
-    assert "--share" not in done.stdout + done.stderr
     assert (visible, code) == ("0", "75")
 
 
 @pytest.mark.process
-def test_below_with_optional_and_share(here: Here) -> None:
-    """Below a command `--optional` goes on with what is set; sharing takes both."""
+def test_below_with_optional_and_a_part(here: Here) -> None:
+    """Below a command `--optional` goes on with what is set; a part beside it takes one of both."""
     ours = " ".join(US)
-    show = "printenv CUDA_VISIBLE_DEVICES"
-    shell = f"{ours} run --optional -- {show}\n{ours} run --share -- {show}; echo $?"
+    show, part = "printenv CUDA_VISIBLE_DEVICES", "--memory=1GB"
+    shell = f"{ours} run --optional -- {show}\n{ours} run {part} -- {show}; echo $?"
     done = run(here, "1", "--", "sh", "-c", shell)
     assert done.stdout == "1\n75\n", done.stderr
     assert "Going on with CUDA_VISIBLE_DEVICES = '1'" in done.stderr
-    done = run(here, "--share", "1", "--", "sh", "-c", f"{ours} run --share -- {show}")
+    done = run(here, part, "1", "--", "sh", "-c", f"{ours} run {part} -- {show}")
     assert done.stdout == "1\n", done.stderr
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.shell import Shell
 
 OPTIONS = [
-    *("--count", "--min-memory", "--name", "--memory", "--wait", "--share", "--note"),
+    *("--count", "--min-memory", "--name", "--memory", "--wait", "--note"),
     *("--optional", "--for", "--until", "--idle", "--if-wanted", "--end-kernel"),
     *("--status", "--check", "--json", "--all", "--watch", "--hosts", "--release"),
     *("--join", "--help"),
@@ -58,7 +58,7 @@ CASES = [
     ("%reserve_gpu 1 -", OPTIONS),
     ("%reserve_gpu -n ", ["1", "2", "4", "8"]),
     ("%reserve_gpu -n 2 ", OPTIONS[1:]),
-    ("%reserve_gpu --share --wait 1h --", [f for f in OPTIONS if f not in ("--share", "--wait")]),
+    ("%reserve_gpu --note x --wait 1h --", [f for f in OPTIONS if f not in ("--note", "--wait")]),
     ("%reserve_gpu --name 0 --na", []),
     ("%reserve_gpu --note pri", []),
     ("%reserve_gpu --note ", []),
@@ -77,7 +77,7 @@ CASES = [
     ("%reserve_gpu --until f", ["Fri"]),
     ("%reserve_gpu --idle ", ["30m", "1h", "2h"]),
     ("%reserve_gpu --status --js", ["--json"]),
-    ("x = 1\n%reserve_gpu --sh", ["--share"]),
+    ("x = 1\n%reserve_gpu --rel", ["--release"]),
 ]
 
 

@@ -50,19 +50,21 @@ def close_locks(here: Here) -> list[int]:
 # -- closed ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
+@pytest.mark.parametrize("memory", [None, "1GB"], ids=["whole", "shared"])
 @pytest.mark.parametrize(
     ("first", "then", "left"),
     [("0", "0", [0]), ("0", "0,1", [0, 1]), ("0,1", "1", [1]), ("0", "1", [1])],
     ids=["the same", "more", "less", "another"],
 )
-def test_closed_locks(here: Here, first: str, then: str, left: list[int], *, share: bool) -> None:
+def test_closed_locks(
+    here: Here, first: str, then: str, left: list[int], *, memory: str | None
+) -> None:
     """What is asked for after other code closed the locks is locked, and nothing else is."""
-    reserve_gpu.reserve(first, share=share)
+    reserve_gpu.reserve(first, memory=memory)
     close_locks(here)
     assert (held(here), reserve_gpu.current()) == ([], None)
     with pytest.warns(reserve_gpu.ReserveGPUWarning) as caught:
-        again = reserve_gpu.reserve(then, share=share)
+        again = reserve_gpu.reserve(then, memory=memory)
     assert [text[: len(ANEW) - 1] for text in texts(caught)] == [
         ANEW.format(number) for number in first.split(",")
     ]
@@ -200,7 +202,7 @@ def test_no_descriptor_is_left(machine: Machine, before: str, options: str) -> N
 def test_no_descriptor_to_see_a_sharer(here: Here) -> None:
     """With however few free descriptors a device that somebody shares is never locked whole."""
     uuid, outcomes = here.uuid("0"), []
-    with here.rival("0", share=True):
+    with here.rival("0", part_mib=1024):
         for number in range(ROOM):
             with free_descriptors(number):
                 outcomes.append(taken_whole(here, uuid))

@@ -196,7 +196,7 @@ def test_files_made_by_root(here: Here, capsys: pytest.CaptureFixture[str]) -> N
     names = {path.rpartition("/")[2] for kind, path, *_ in made if kind == "f"}
     reserve_gpu.reserve([0, 1])
     with (
-        here.rival("2", share=True),
+        here.rival("2", part_mib=1024),
         here.rival("3"),
         LockDirectory(str(here.locks)) as directory,
         Place(directory, [here.uuid("3")]) as place,

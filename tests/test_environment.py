@@ -288,7 +288,7 @@ RESTART = "estart the process and run reserve_gpu.reserve() before anything that
 
 @pytest.mark.promise
 @pytest.mark.process
-@pytest.mark.parametrize("wishes", ["", "devices='1'", "count=2", "share=True", "wait=True"])
+@pytest.mark.parametrize("wishes", ["", "devices='1'", "count=2", "memory='1GB'", "wait=True"])
 def test_too_late(asking: Asking, wishes: str) -> None:
     """Who never reserved anything can't after CUDA has started, is told why, nothing is changed."""
     (_, refused, visible), warnings = asking(START, f"ask({wishes})", VARIABLE)
@@ -307,8 +307,8 @@ def test_too_late(asking: Asking, wishes: str) -> None:
         ("devices='1'", "devices='GPU1'", "1"),
         ("devices='1'", "count=1", "1"),
         ("devices='1'", "min_memory='1GiB', note='x'", "1"),
-        ("devices='1'", "share=True", "1"),
-        ("devices='1', share=True", "devices='1'", "1"),
+        ("devices='1'", "memory='1GB'", "1"),
+        ("devices='1', memory='1GB'", "devices='1'", "1"),
         ("devices='2,0'", "devices='2,0'", "2,0"),
         ("devices='2,0'", "count=2", "2,0"),
         ("count=2", "devices=[0, 1]", "0,1"),
@@ -363,13 +363,13 @@ def test_what_a_shell_has_set_can_be_reserved_late(asking: Asking) -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif(not host.sees_all_processes(), reason="in a container pids tell nothing")
-@pytest.mark.parametrize("share", ["False", "True"])
+@pytest.mark.parametrize("memory", [None, "1GB"])
 @pytest.mark.parametrize("mode", ["default", "exclusive_process"])
-def test_its_own_use_is_no_obstacle(asking: Asking, mode: str, share: str) -> None:
+def test_its_own_use_is_no_obstacle(asking: Asking, mode: str, memory: str | None) -> None:
     """The process's own context, which makes the GPU busy, neither hinders it nor is warned of."""
     (asking.here.folder / "contexts").mkdir()
     asking.here.write(f"contexts contexts\ngpu\ngpu\n  mode {mode}\ngpu")
-    wishes = f"devices='1', share={share}"
+    wishes = f"devices='1', memory={memory!r}"
     answers, warnings = asking(
         f"ask({wishes})",
         START,
@@ -377,7 +377,7 @@ def test_its_own_use_is_no_obstacle(asking: Asking, mode: str, share: str) -> No
         RELEASE,
         "reserve_gpu.status().rows[1].state.value",
         f"ask({wishes})",
-        "ask()" if share == "False" else "ask(share=True)",
+        f"ask(memory={memory!r})",
     )
     assert answers[4] == "busy"
     assert answers[5:] == ["1", "1"]
@@ -441,7 +441,7 @@ def test_a_smaller_wish_comes_late(asking: Asking, then: str, kept: str, stays: 
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("then", ["devices='0'", "count=3", "devices='2,1'", "share=True"])
+@pytest.mark.parametrize("then", ["devices='0'", "count=3", "devices='2,1'", "memory='1GB'"])
 def test_another_wish_comes_late(asking: Asking, then: str) -> None:
     """After CUDA has started nothing else can be reserved; what is held stays, and is named."""
     answers, warnings = asking(
@@ -456,7 +456,7 @@ def test_another_wish_comes_late(asking: Asking, then: str) -> None:
 @pytest.mark.process
 def test_another_way_of_holding_comes_late(asking: Asking) -> None:
     """After CUDA has started others can still be let in to share what is held, or be shut out."""
-    steps = "ask(devices='1')", START, "ask(share=True)", "ask(devices='1')"
+    steps = "ask(devices='1')", START, "ask(memory='1GB')", "ask(devices='1')"
     assert asking(*steps) == (["1", None, "1", "1"], [])
 
 

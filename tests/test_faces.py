@@ -40,7 +40,7 @@ WISHES: list[dict[str, Any]] = [
     {},
     {"devices": "2"},
     {"devices": "1,0:3,GPU-8f2a"},
-    {"devices": "0000:01:00.0", "share": True},
+    {"devices": "0000:01:00.0"},
     {"count": 2},
     {"min_memory": "16GB"},
     {"min_memory": "16GiB"},
@@ -57,7 +57,6 @@ WISHES: list[dict[str, Any]] = [
         "count": 2,
         "min_memory": "16GB",
         "name": "A100",
-        "share": True,
         "note": "a b",
     },
 ]
@@ -165,7 +164,7 @@ def test_what_would_fit_does_fit(face: Face) -> None:
     """The size that a refusal offers is what there is room for, or a little less, never more."""
     for unit in ["MiB", "GB", "GiB", "TB"]:
         for promisable_mib in ROOMS:
-            request = Request(share=True, promise=Promise(Size(80000.0, unit)))
+            request = Request(promise=Promise(Size(80000.0, unit)))
             full = Row(GPU0, State.FULL, promisable_mib=promisable_mib)
             (line,) = [
                 words.plain(line)

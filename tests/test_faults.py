@@ -128,7 +128,6 @@ KINDS = {
     ),
     "index": Kind({"devices": "0"}, may="0", considers="0"),
     "uuid": Kind({"devices": "GPU-a"}, may="0", considers="0"),
-    "share": Kind({"share": True}),
     "nothing free": Kind(scenario=FULL, serves="", may=""),
     "old driver": Kind(scenario=OLD + WHOLE),
     "limit": Kind(environ=UUIDS),
@@ -317,7 +316,7 @@ def test_errors_are_ours(matrix: Matrix) -> None:
 
 
 def test_never_what_others_have(matrix: Matrix) -> None:
-    """Whatever fails, a device that is busy or reserved is not chosen, unless to be shared."""
+    """Whatever fails, a device that is busy or reserved is not chosen."""
     may = set(matrix.kind.labels(matrix.kind.may))
     check(matrix.cases, lambda case: may >= set(case.devices))
 

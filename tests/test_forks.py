@@ -472,7 +472,11 @@ sys.addaudithook(hook)
 {calls}
 [file for file in loaded if file != "<told>"]
 """
-CALLS = ("reserve_gpu.status()", "in_vain(share=True)\nreserve_gpu.release()", "in_vain(wait=0.1)")
+CALLS = (
+    "reserve_gpu.status()",
+    "in_vain(memory='1GB')\nreserve_gpu.release()",
+    "in_vain(wait=0.1)",
+)
 
 
 @pytest.mark.parametrize("scenario", ["two", "busy"])

@@ -198,7 +198,7 @@ def test_metrics_of_instances(here: Here) -> None:
 def test_metrics_of_parts(here: Here) -> None:
     """Promises and uses are sums of each user's, what is left is the device's; in bytes."""
     here.write(f"gpu\n memory 40960\n compute {os.getpid()} 300\ngpu\n memory 40960")
-    with here.rival(share=True, part_mib=1024), here.rival(share=True, part_mib=3072):
+    with here.rival(part_mib=1024), here.rival(part_mib=3072):
         series = metrics(prometheus.text(reserve_gpu.status()))
     ((_, user),) = values(series, "user_memory_promised_bytes", "index", "username")
     assert values(series, "user_memory_promised_bytes", "index") == {("0",): 4 << 30}

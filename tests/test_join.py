@@ -54,7 +54,7 @@ def guest(machine: Machine, which: str = "") -> Iterator[Child]:
     [
         ("eight", "'5,2'"),
         ("eight", "'3', memory='10GB'"),
-        pytest.param("eight", "'3', share=True", marks=pytest.mark.full),
+        pytest.param("eight", "'3', memory='1GB'", marks=pytest.mark.full),
         pytest.param("mig570", "'1:1'", marks=pytest.mark.full),
     ],
 )
@@ -120,7 +120,7 @@ def test_taken_while_either_lives(here: Here, wish: str) -> None:
         assert held(here) == []
 
 
-@pytest.mark.parametrize("wishes", [{}, {"share": True}, {"memory": "1GB"}])
+@pytest.mark.parametrize("wishes", [{}, {"memory": "1GB"}])
 def test_nobody_shares_what_a_guest_is_left_with(here: Here, wishes: dict[str, Any]) -> None:
     """The guest of one who shared with nobody shares with nobody either, when that one has gone."""
     with here.child() as holder:
@@ -234,7 +234,7 @@ def test_a_guest_asks_for_something_else(here: Here) -> None:
         holder.reserve("'0'")
         with guest(here) as other:
             assert other.reserve().value == "0"
-            for wish in ("share=True", "memory='1GB'", "'1'", "count=2"):
+            for wish in ("memory='1GB'", "'1'", "count=2"):
                 answer = other.reserve(wish)
                 assert answer.error == "RequestError"
                 assert answer.text.startswith(f"This kernel has joined {CHILD} on GPU0.")

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 UUIDS = [f"GPU-0000000{number}-0000-4000-8000-000000000000" for number in range(2)]
 SCENARIO = "\n".join(f"gpu\n  uuid {uuid}" for uuid in UUIDS)
 GPU0 = f"{UUIDS[0]}.lock"
-SHARED = pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
+SHARER: dict[str, Any] = {"part_mib": 1024}
+SHARED = pytest.mark.parametrize("memory", [None, "1GB"], ids=["whole", "shared"])
 
 
 @pytest.fixture
@@ -120,7 +121,7 @@ def test_files_are_for_all_whatever_the_umask(two: Here, umask: int) -> None:
     before = os.umask(umask)
     try:
         assert got(count=2) == "0,1"
-        assert got("0", share=True) == "0"
+        assert got("0", memory="1GB") == "0"
     finally:
         os.umask(before)
     assert stat.S_IMODE(two.locks.stat().st_mode) == 0o1777
@@ -440,8 +441,8 @@ device = f"{os.major(number):02x}:{os.minor(number):02x}"
 [[(h.pid, h.seen) for h in holders], list(missing), called, device]
 """
     with locks_in(mounted, "overlay"):
-        for share in (False, True):
-            assert mounted.reserve(f"0, share={share}").value == "0"
+        for memory in (None, "1GB"):
+            assert mounted.reserve(f"0, memory={memory!r}").value == "0"
             holders, missing, called, number = mounted.run(look).value
             assert called != number
             assert missing == ["mutex.lock"]
@@ -538,9 +539,9 @@ def test_the_default_directory_is_where_all_may_write(machine: Machine) -> None:
 # -- files that somebody deletes or replaces ------------------------------------------------------
 
 
-def the_file(here: Here, *, share: bool) -> Path:
+def the_file(here: Here, *, memory: str | None) -> Path:
     """Return the file that the holder of GPU 0 has locked."""
-    return here.locks / (f"{UUIDS[0]}.share-{os.geteuid()}-0.lock" if share else GPU0)
+    return here.locks / (f"{UUIDS[0]}.share-{os.geteuid()}-0.lock" if memory else GPU0)
 
 
 def replace(path: Path) -> None:
@@ -560,13 +561,13 @@ ANEW = "Somebody deleted or replaced {path}, the lock of GPU0. It is locked anew
 
 @pytest.mark.parametrize("gone", GONE)
 @SHARED
-def test_a_deleted_lock_frees_nothing(two: Here, gone: str, *, share: bool) -> None:
+def test_a_deleted_lock_frees_nothing(two: Here, gone: str, *, memory: str | None) -> None:
     """Whose lock file was deleted or replaced locks the new one at its next call, and says so."""
-    reservation = reserve_gpu.reserve("0", share=share, note="mine")
-    path = the_file(two, share=share)
+    reservation = reserve_gpu.reserve("0", memory=memory, note="mine")
+    path = the_file(two, memory=memory)
     GONE[gone](path)
     with pytest.warns(reserve_gpu.ReserveGPUWarning) as caught:
-        assert reserve_gpu.reserve("0", share=share) is reservation
+        assert reserve_gpu.reserve("0", memory=memory) is reservation
     assert texts(caught) == [
         f"{ANEW.format(path=path)}, and GPU0 is still reserved for this kernel."
     ]
@@ -576,17 +577,17 @@ def test_a_deleted_lock_frees_nothing(two: Here, gone: str, *, share: bool) -> N
     with pytest.raises(AssertionError), two.rival("0"):
         pass
     assert (reserve_gpu.current(), variables()["CUDA_VISIBLE_DEVICES"]) == (reservation, "0")
-    reserve_gpu.reserve("0", share=share)  # it is said once
+    reserve_gpu.reserve("0", memory=memory)  # it is said once
     reserve_gpu.release()
     assert held(two) == []
 
 
 @SHARED
-def test_a_deleted_lock_is_locked_anew_by_the_next_cell(two: Here, *, share: bool) -> None:
+def test_a_deleted_lock_is_locked_anew_by_the_next_cell(two: Here, *, memory: str | None) -> None:
     """At the end of any cell a lock whose file was deleted is locked anew, and a line says so."""
     shell = two.shell()
-    shell.run(f"%reserve_gpu 0 {'--share' if share else ''}")
-    path = the_file(two, share=share)
+    shell.run(f"%reserve_gpu 0 {'--memory 1GB' if memory else ''}")
+    path = the_file(two, memory=memory)
     with opened(MUTEX) as times:
         assert shell.run("1").stdout == shell.run("1").stderr == ""
     assert times == []  # as long as nothing is amiss nobody else is held up
@@ -624,27 +625,33 @@ def test_asking_for_more_locks_anew_as_well(two: Here) -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "other"),
+    ("memory", "other"),
     [
-        (False, "holder"),
-        (False, "sharer"),
-        (False, "stranger"),
-        (True, "holder"),
-        (True, "stranger"),
+        (None, "holder"),
+        (None, "sharer"),
+        (None, "stranger"),
+        ("1GB", "holder"),
+        ("1GB", "stranger"),
     ],
 )
-def test_what_another_has_locked_meanwhile_is_lost(two: Here, other: str, *, share: bool) -> None:
+def test_what_another_has_locked_meanwhile_is_lost(
+    two: Here, other: str, *, memory: str | None
+) -> None:
     """Who has the new file of a deleted lock has the GPU: its old holder is told who that is."""
-    reservation = reserve_gpu.reserve("0", share=share)
+    reservation = reserve_gpu.reserve("0", memory=memory)
     before = variables()
-    path = the_file(two, share=share)
+    path = the_file(two, memory=memory)
     path.unlink()
     whole = two.locks / GPU0
-    taken = have(whole) if other == "stranger" else two.rival("0", share=other == "sharer")
+    taken = (
+        have(whole)
+        if other == "stranger"
+        else two.rival("0", **SHARER if other == "sharer" else {})
+    )
     with taken:
         for devices in (None, "0", "0,1"):
             with pytest.raises(LockError) as caught:
-                reserve_gpu.reserve(devices, share=share)
+                reserve_gpu.reserve(devices, memory=memory)
             text = str(caught.value)
             assert f"Somebody deleted {path}, the lock of GPU0, and the device is now" in text
             assert f"(pid {os.getpid()})" in text
@@ -716,7 +723,7 @@ def test_a_file_replaced_again_and_again_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @SHARED
-def test_what_the_list_of_locks_says_decides_nothing(two: Here, *, share: bool) -> None:
+def test_what_the_list_of_locks_says_decides_nothing(two: Here, *, memory: str | None) -> None:
     """Who has a GPU is asked of its lock, whatever the kernel's list leaves out or still names.
 
     The list is no snapshot: while others lock and unlock it may miss some. A child sees ours.
@@ -729,7 +736,7 @@ def test_what_the_list_of_locks_says_decides_nothing(two: Here, *, share: bool) 
     look = "[(row.state.value, len(row.holders)) for row in reserve_gpu.status().rows]"
     try:
         assert child.run("open('/proc/locks').read()").value == ""
-        with two.rival("0", share=share):
+        with two.rival("0", **SHARER if memory else {}):
             assert child.reserve("0").error == "NoFreeDeviceError"
             assert child.run(look).value == [["reserved", 1], ["free", 0]]
             assert child.reserve().value == "1"
@@ -744,17 +751,17 @@ def test_what_the_list_of_locks_says_decides_nothing(two: Here, *, share: bool) 
 
 @pytest.mark.process
 @SHARED
-def test_a_lock_that_the_list_of_locks_does_not_show(two: Here, *, share: bool) -> None:
+def test_a_lock_that_the_list_of_locks_does_not_show(two: Here, *, memory: str | None) -> None:
     """In a container, where the list shows no lock from outside, a GPU that is held is not free."""
     container = ("unshare", "--pid", "--mount-proc", "--kill-child")
     if os.geteuid() or subprocess.run([*container, "true"], check=False).returncode:
         pytest.skip("namespaces need root, and a system that allows them")
-    with two.rival("0", share=share):
+    with two.rival("0", **SHARER if memory else {}):
         child = Child(two.environ(), two.folder, *container)
         try:
             assert child.reserve("0").error == "NoFreeDeviceError"
             assert child.reserve().value == "1"
-            with pytest.raises(AssertionError), two.rival("1", share=share):
+            with pytest.raises(AssertionError), two.rival("1", **SHARER if memory else {}):
                 pass
         finally:
             child.kill()
@@ -793,9 +800,11 @@ RECORDS = {
 
 @pytest.mark.parametrize("name", RECORDS)
 @SHARED
-def test_a_record_is_shown_safely_and_changes_nothing(two: Here, name: str, *, share: bool) -> None:
+def test_a_record_is_shown_safely_and_changes_nothing(
+    two: Here, name: str, *, memory: str | None
+) -> None:
     """Whatever a record says, the pid is the kernel's and the text a plain, short line."""
-    path = the_file(two, share=share)
+    path = the_file(two, memory=memory)
     with have(path, RECORDS[name]):
         text = refused("0")
         assert got() == "1"
@@ -827,9 +836,9 @@ def test_the_user_of_a_process_is_whom_the_system_names(two: Here) -> None:
 
 
 @SHARED
-def test_a_record_without_a_lock_is_a_free_gpu(two: Here, *, share: bool) -> None:
+def test_a_record_without_a_lock_is_a_free_gpu(two: Here, *, memory: str | None) -> None:
     """What a dead holder left written, or somebody else wrote, reserves nothing."""
-    the_file(two, share=share).write_bytes(record(pid=os.getppid()))
+    the_file(two, memory=memory).write_bytes(record(pid=os.getppid()))
     assert got() == "0"
 
 

@@ -394,7 +394,6 @@ INSTANCES: list[tuple[str, dict[str, Any], str, str]] = [
     ("mig570", {"devices": ["1:4", "1:1"]}, "GPU1:4 GPU1:1", ""),
     ("mig570", {"count": 2}, "GPU1:1 GPU1:3", ""),
     ("mig570", {"count": 3}, "GPU1:1 GPU1:3 GPU1:4", ""),
-    ("mig570", {"count": 2, "share": True}, "GPU1:1 GPU1:3", ""),
     ("mig570", {"devices": [0, "1:1"]}, "RequestError", "GPU1:1 a MIG instance"),
     ("mig570", {"count": 4}, "ImpossibleError", "MIG"),  # four are free, but not four of a kind
 ]
@@ -611,7 +610,7 @@ if sys.platform == "win32":
     sys.modules.update(dict.fromkeys(["fcntl", "pwd", "grp", "resource"]))
 import json, reserve_gpu
 answers = []
-for cell in ("%load_ext reserve_gpu", "%reserve_gpu?", "%reserve_gpu", "%reserve_gpu 0 --share",
+for cell in ("%load_ext reserve_gpu", "%reserve_gpu?", "%reserve_gpu", "%reserve_gpu 0 --memory=1G",
              "%reserve_gpu --optional", "%reserve_gpu --release", "%reserve_gpu --status",
              "%reserve_gpu --status --json", "%reserve_gpu --check", "%unload_ext reserve_gpu",
              "import reserve_gpu; reserve_gpu.reserve()", "reserve_gpu.current()",
@@ -650,7 +649,7 @@ def test_other_systems(machine: Machine, system: str, *, has_driver: bool) -> No
     answers = elsewhere(machine, system, **windows)
     ours = {"NoDriverError", "DriverError", "LockError"}
     for cell, (error, text) in answers.items():
-        if "reserve()" in cell or cell in ("%reserve_gpu", "%reserve_gpu 0 --share"):
+        if "reserve()" in cell or cell in ("%reserve_gpu", "%reserve_gpu 0 --memory=1G"):
             assert error in ours, (cell, error, text)
             assert "\n" not in text
             assert "Linux" in text, (cell, text)
@@ -893,27 +892,6 @@ def test_the_possible_that_is_not_free_is_not_impossible(here: Here) -> None:
         text = refused(count=2, min_memory="10GB")
     assert "rival.ipynb" in of_gpu(text, "3")
     assert of_gpu(text, "0") == "unfit: has 8.0 GiB"
-
-
-def test_sharing_prefers_the_free_then_the_emptiest(here: Here) -> None:
-    """Who shares any GPU gets a free one; if there is none, of the shared that with least memory.
-
-    A GPU that is in use by somebody who does not share it is never picked.
-    """
-    here.write("gpu\n compute 1 50\ngpu\n compute 2 3000\ngpu\n used 10\ngpu\n used 200")
-    with here.rival("1", share=True):
-        assert got(share=True) == "2"
-        reserve_gpu.release()
-        with here.rival("2", share=True):
-            assert got(share=True) == "3"
-            reserve_gpu.release()
-            with here.rival("3"), pytest.warns(reserve_gpu.ReserveGPUWarning, match="GPU2"):
-                assert got(share=True) == "2"
-            reserve_gpu.release()
-        with here.rival("2"), here.rival("3"):
-            with pytest.warns(reserve_gpu.ReserveGPUWarning, match="GPU1: it is busy"):
-                assert got(share=True) == "1"
-            reserve_gpu.release()
 
 
 # -- the page --------------------------------------------------------------------------------------

@@ -122,21 +122,6 @@ def test_a_named_busy_device_warns_on_stderr(here: Here) -> None:
     assert "4321000" in warning
 
 
-def test_who_shares_is_told_of_the_others(here: Here) -> None:
-    """--share warns of those who share the GPU that was taken, and of no other GPU's holders."""
-    shell = here.shell()
-    with here.rival("0", share=True, note="the thesis"):
-        assert run(shell, "%reserve_gpu --share").stderr == ""  # one that is free comes first
-        shell.run("%reserve_gpu --release")
-        with here.rival("1"):
-            cell = run(shell, "%reserve_gpu --share")
-    assert visible() == "0"
-    (warning,) = cell.stderr.splitlines()
-    assert warning.startswith("Warning: You share GPU0: it is ")
-    assert "rival.ipynb" in warning
-    assert "the thesis" in warning
-
-
 def test_nothing_free(here: Here) -> None:
     """Where nothing is free the cell fails with the reason for each device, and no traceback."""
     here.use("busy")
@@ -373,6 +358,7 @@ RUBBISH = [
     ("--min-memory 1TB", "none has 1 TB"),
     ("--name Voodoo", "Voodoo"),
     ("--exclude 1", "There is no --exclude any more; name the GPUs you want"),
+    ("--share", "There is no --share any more; for a part of a GPU say how much you will use: "),
     ("x" * 3000, "names no GPU"),
 ]
 
@@ -446,15 +432,6 @@ def test_the_manual_page(here: Here) -> None:
         magic_parser().parse_args(example.split())
     assert max(map(len, page.splitlines())) < 100
     assert held(here) == []
-
-
-def test_the_manual_page_says_that_sharing_takes_two(here: Here) -> None:
-    """The help of --share says that a GPU reserved without it is shared with nobody."""
-    page = here.shell().run("%reserve_gpu --help").stdout
-    (text,) = re.findall(r"^  --share(.*?)^  -", page, re.MULTILINE | re.DOTALL)
-    assert " ".join(text.split()) == (
-        "together with others who share it (a GPU reserved without --share is shared with nobody)"
-    )
 
 
 # -- settings --------------------------------------------------------------------------------------

@@ -338,10 +338,6 @@ def said(row: Row) -> str:
             "busy: you would get it, as you named it",
         ),
         (
-            Row(GPU0, State.RESERVED, EMPTY, holders=(ALICE,), would_be_taken=True),
-            "reserved: alice, train.ipynb (pid 4321000); you would share it",
-        ),
-        (
             Row(GPU0, State.RESERVED, holders=(ALICE,), is_mine=True, would_be_taken=True),
             "reserved: this kernel: alice, train.ipynb (pid 4321000)",
         ),
@@ -924,13 +920,13 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
         ),
         (
             [Row(GPU0._replace(reserve_mib=600), State.UNFIT, unfit=Unfit.PART)],
-            Request(share=True, promise=Promise(Size(40959.0, "MiB")), min_memory_mib=1024.0),
+            Request(promise=Promise(Size(40959.0, "MiB")), min_memory_mib=1024.0),
             None,
             "Of 1 GPU none has 40959 MiB; the largest has 40360 MiB.",
         ),
         (
             [Row(GPU, State.UNFIT, unfit=Unfit.PART) for GPU in (GPU0, GPU1)],
-            Request(share=True, promise=Promise(Size(95367.4, "GB"))),
+            Request(promise=Promise(Size(95367.4, "GB"))),
             None,
             "Of 2 GPUs none has 100 GB; the largest has 42.9 GB.",
         ),
@@ -940,7 +936,7 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
                 Row(GPU1, State.UNFIT, unfit=Unfit.PART),
                 Row(GPU2, State.UNFIT, unfit=Unfit.MEMORY_UNKNOWN),
             ],
-            Request(count=2, share=True, promise=Promise(Size(20480.0))),
+            Request(count=2, promise=Promise(Size(20480.0))),
             None,
             (
                 "20 GiB of each of 2 GPUs can't be had here. Of 3 GPUs GPU0 will do; GPU1 has 15 "
@@ -953,7 +949,7 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
                 Row(GPU1, State.UNFIT, unfit=Unfit.PART),
                 Row(LOST, State.BROKEN),
             ],
-            Request(share=True, promise=Promise(Size(95367.4, "GB"))),
+            Request(promise=Promise(Size(95367.4, "GB"))),
             None,
             "Of 3 GPUs none has 100 GB; the largest has 42.9 GB; GPU4 can't be read: GPU is lost.",
         ),
@@ -1051,25 +1047,14 @@ def test_programs_are_told_in_their_words() -> None:
             "You asked for GPU0: it is unknown: neither its processes nor its memory can be read",
         ),
         (
-            Row(PART, State.IDLE, EMPTY, holders=(ALICE, BOB), use=State.IDLE),
-            Request(share=True),
-            (
-                "You share GPU3:0: it is reserved by alice, train.ipynb (pid 4321000); reserved by "
-                "bob, /home/bob (pid 9876)"
-            ),
-        ),
-        (
-            Row(GPU0, State.BUSY, FULL, holders=(ALICE,), use=State.BUSY),
-            Request(share=True),
-            (
-                "You share GPU0: it is busy, 10.2 GiB in use by no visible process; "
-                "reserved by alice, train.ipynb (pid 4321000)"
-            ),
+            Row(GPU0, State.BUSY, FULL, use=State.BUSY),
+            Request(("0",)),
+            "You asked for GPU0: it is busy, 10.2 GiB in use by no visible process",
         ),
     ],
 )
 def test_caution(caution: Row, request_: Request, expected: str) -> None:
-    """A warning says what was asked for, who uses it and who shares it."""
+    """A warning says what was asked for, and who uses it."""
     assert messages.say(Caution(caution, request_)) == expected
 
 
@@ -1145,7 +1130,7 @@ def test_warnings(warning: str, expected: str) -> None:
 
 # -- parts -----------------------------------------------------------------------------------------
 
-TEN_GB = Request(share=True, promise=Promise(Size(1e10 / 2**20, "GB")))
+TEN_GB = Request(promise=Promise(Size(1e10 / 2**20, "GB")))
 A_PART = changed(ALICE, promise=Promise(Size(4e10 / 2**20, "GB")))
 FULL_GPU = Row(GPU0, State.FULL, COMPUTED_ON, holders=(A_PART, BOB), promisable_mib=5999.0)
 
@@ -1154,7 +1139,7 @@ FULL_GPU = Row(GPU0, State.FULL, COMPUTED_ON, holders=(A_PART, BOB), promisable_
     ("row", "expected"),
     [
         (FULL_GPU, "6.2 GB can still be promised"),
-        (FULL_GPU._replace(promisable_mib=0.0), "nothing can be promised: bob gave no size"),
+        (FULL_GPU._replace(promisable_mib=0.0), "nothing can be promised"),
         (FULL_GPU._replace(promisable_mib=0.2, holders=(A_PART,)), "nothing can be promised"),
         (FULL_GPU._replace(promisable_mib=50.0), "0.052 GB can still be promised"),
         (FULL_GPU._replace(is_mine=True), "your part can grow to 6.2 GB"),
@@ -1315,19 +1300,18 @@ def test_what_is_said_to_who_is_over(names: tuple[str, ...], expected: str) -> N
         (Request(min_memory_mib=16000, memory_unit="MiB"), "a GPU of 16000 MiB or more"),
         (Request(("cuda:1", "3")), "GPU1 and GPU3"),
         (Request(model="a100\x07"), "a GPU with 'a100\ufffd' in the name"),
-        (Request(share=True), "a GPU, also shared"),
-        (Request(share=True, promise=Promise(Size(10240))), "10 GiB of a GPU"),
+        (Request(promise=Promise(Size(10240))), "10 GiB of a GPU"),
         (
-            Request(share=True, promise=Promise(Size(9536.743, "GB")), count=2),
+            Request(promise=Promise(Size(9536.743, "GB")), count=2),
             "10 GB of each of 2 GPUs",
         ),
         (
-            Request(("0",), share=True, promise=Promise(Size(2048)), min_memory_mib=4096),
+            Request(("0",), promise=Promise(Size(2048)), min_memory_mib=4096),
             "2 GiB of GPU0 of 4 GiB or more",
         ),
         (
-            Request(count=2, min_memory_mib=16384, model="T4", share=True),
-            "2 GPUs of 16 GiB or more with 'T4' in the name, also shared",
+            Request(count=2, min_memory_mib=16384, model="T4"),
+            "2 GPUs of 16 GiB or more with 'T4' in the name",
         ),
     ],
 )

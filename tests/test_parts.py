@@ -39,7 +39,7 @@ def promised(here: Here, **parts: list[object]) -> Iterator[None]:
         for gpu, sizes in parts.items():
             number = gpu.removeprefix("gpu").replace("_", ":")
             for size in sizes:
-                stack.enter_context(here.rival(number, share=True, part_mib=size))
+                stack.enter_context(here.rival(number, part_mib=size))
         yield
 
 
@@ -161,15 +161,6 @@ def test_whole_and_part_exclude_each_other(one: Here, devices: str | None) -> No
         (row,) = refused.value.rows
         assert [sharer.part_mib for sharer in row.holders] == [1, 2000]
         assert str(refused.value).count(" 0 of ") == 2
-
-
-def test_sharers_without_a_size_leave_no_room(one: Here) -> None:
-    """Beside one who shares without a size no part can be had; such a one may come to parts."""
-    with promised(one, gpu0=[1000]):
-        with one.rival("0", share=True):
-            assert room(1000) == 0
-        with pytest.warns(reserve_gpu.ReserveGPUWarning, match="You share GPU0"):
-            assert got(share=True) == "0"
 
 
 @pytest.mark.parametrize("mode", ["prohibited", "exclusive_process"])

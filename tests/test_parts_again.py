@@ -112,15 +112,6 @@ def test_growing_counts_what_it_has_once(one: Here) -> None:
     assert reserve_gpu.current()
 
 
-def test_growing_beside_one_without_a_size(one: Here) -> None:
-    """Beside one who shares without a size nobody grows, and who has a part keeps it."""
-    assert part(4000) == "0"
-    with one.rival("0", share=True):
-        assert room(4001) == 4000
-        assert part(3000) == "0"
-    assert records(one) == [3000]
-
-
 def test_from_part_to_whole(one: Here) -> None:
     """Who alone has a part can have the GPU whole; beside others the part stays."""
     assert part(4000) == "0"
@@ -140,14 +131,6 @@ def test_from_whole_to_part(one: Here) -> None:
     with promised(one, gpu0=[6000]):
         assert records(one) == [4000, 6000]
     assert variables()["CUDA_DEVICE_MEMORY"] == "4000"
-
-
-def test_a_size_for_who_shares_without_one(one: Here) -> None:
-    """Who shares without a size can say one, and then there is room for others."""
-    assert got(share=True) == "0"
-    assert records(one) == [None]
-    assert part(4000) == "0"
-    assert records(one) == [4000]
 
 
 def test_a_part_of_other_gpus(here: Here) -> None:

@@ -114,7 +114,7 @@ FULL = Row(
 LEFT_ALONE = Row(
     device(0), State.RESERVED, usage(0), holders=held(0, "alice").holders, is_unused=True
 )
-TEN_GB = Request(share=True, promise=Promise(Size(1e10 / 2**20, "GB")))
+TEN_GB = Request(promise=Promise(Size(1e10 / 2**20, "GB")))
 PICTURES = {
     "eight": status(*EIGHT),
     "parts": status(held(0, "carol"), IN_PARTS),

@@ -66,7 +66,7 @@ def test_unfit(
 
 
 IDLE = Usage(compute=0, mps=0, used_mib=0)
-PART = Request(share=True, promise=Promise(Size(1024.0)))
+PART = Request(promise=Promise(Size(1024.0)))
 EXCLUSIVE = Usage(compute=1, mode=ComputeMode.EXCLUSIVE_PROCESS)
 
 
@@ -102,7 +102,7 @@ def test_is_to_be_taken(request_: Request, state: State, reading: Usage, *, expe
         (Request(min_memory_mib=1, model="x"), True),
         (Request(count=2), False),
         (Request(("0",)), False),
-        (Request(share=True), False),
+        (PART, False),
     ],
 )
 def test_first_will_do(request_: Request, *, expected: bool) -> None:
@@ -243,14 +243,7 @@ def test_next_look(states: list[State], *, is_lively: bool, is_told: bool, secon
 )
 def test_kept(held: list[Device], request_: Request, kept: list[Device] | None) -> None:
     """Of what is held what is named, in that order, else the first that fit, else all that do."""
-    for share in (False, True):
-        assert policy.kept(held, request_._replace(share=share), is_shared=share) == kept
-
-
-@pytest.mark.parametrize("is_shared", [False, True])
-def test_another_way_of_holding(*, is_shared: bool) -> None:
-    """What is held together with others will not do for who wants it alone, nor the reverse."""
-    assert policy.kept([A100], Request(share=not is_shared), is_shared=is_shared) is None
+    assert policy.kept(held, request_) == kept
 
 
 @pytest.mark.parametrize(
@@ -263,7 +256,7 @@ def test_another_way_of_holding(*, is_shared: bool) -> None:
         ([A100, T4], Request(("0", "1")), ("0", "1")),
         ([A100, T4], Request(count=2), ("0", "1")),
         ([T4, A100], Request(("1", "0")), ("1", "0")),
-        ([A100], Request(share=True, promise=Promise(note="x")), ("0",)),
+        ([A100], Request(promise=Promise(note="x")), ("0",)),
         ([A100], Request(("1",)), None),
         ([A100], Request(model="t4"), None),
         ([A100], Request(count=2), None),
@@ -280,7 +273,7 @@ def test_reclaim(seen: list[Device], request_: Request, numbers: tuple[str, ...]
     narrowed = policy.reclaim(request_, seen)
     assert (narrowed and narrowed.devices) == numbers
     if narrowed:
-        assert (narrowed.share, narrowed.promise.note) == (request_.share, request_.promise.note)
+        assert narrowed.promise == request_.promise
         assert narrowed.needed == len(seen)
 
 
@@ -349,10 +342,10 @@ CROWD = {
         ([T4], Request(("1", "0")), None),
         ([A100, T4], Request(), [A100]),
         ([], Request(), None),
-        ([A100, T4, NAMELESS], Request(share=True), [NAMELESS]),
-        ([A100, T4], Request(share=True), [T4]),
-        ([A100], Request(share=True), [A100]),
-        ([A100, T4, NAMELESS], Request(count=2, share=True), [NAMELESS, T4]),
+        ([A100, T4, NAMELESS], PART, [NAMELESS]),
+        ([A100, T4], PART, [T4]),
+        ([A100], PART, [A100]),
+        ([A100, T4, NAMELESS], PART._replace(count=2), [NAMELESS, T4]),
         ([A100, INSTANCE], Request(count=2), None),
         ([A100, INSTANCE, SECOND], Request(count=2), [INSTANCE, SECOND]),
         ([A100, INSTANCE, T4, SECOND], Request(count=2), [A100, T4]),

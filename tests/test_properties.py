@@ -52,7 +52,7 @@ NAMES = st.one_of(INDICES, INDICES.map("GPU{}".format), INSTANCES, UUIDS, BUS_ID
 SEPARATORS = st.sampled_from([",", " ", ", ", " ,\t", ",,", "\n"])
 
 TYPED = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=12)
-OPTIONS = "-n --count --min-memory --name --share --note --optional --release --rel --wait -- -"
+OPTIONS = "-n --count --min-memory --name --note --optional --release --rel --wait -- -"
 WORDS = st.one_of(
     st.sampled_from(["0", "1", "0,1", "GPU-", "GPU0", "0000:01:00.0", "7", "0:0", "16GB", "1MiB"]),
     st.sampled_from(OPTIONS.split()),
@@ -99,7 +99,7 @@ def unless_refused(function: Callable[..., Any], *arguments: Any) -> Any:
     devices=st.lists(NAMES, max_size=4),
     count=st.none() | st.integers(-5, 99),
     texts=st.dictionaries(st.sampled_from(["min-memory", "name", "note", "wait"]), st.text()),
-    flags=st.sets(st.sampled_from(["share", "optional", "release"])),
+    flags=st.sets(st.sampled_from(["optional", "release"])),
 )
 def test_what_is_quoted_arrives(
     devices: list[str],
@@ -118,7 +118,7 @@ def test_what_is_quoted_arrives(
             name.replace("-", "_"): texts.get(name)
             for name in ("min-memory", "name", "note", "wait")
         },
-        **{flag: flag in flags for flag in ("share", "optional", "release")},
+        **{flag: flag in flags for flag in ("optional", "release")},
     }
 
 

@@ -35,8 +35,8 @@ from reserve_gpu.reservation.request import Deadline
         ({"devices": None, "min_memory": 0}, Request((), None, 0, "MiB"), 1),
         ({"devices": None, "name": "a100"}, Request(model="a100"), 1),
         (
-            {"devices": None, "share": True, "note": "x"},
-            Request(share=True, promise=Promise(note="x")),
+            {"devices": None, "note": "x"},
+            Request(promise=Promise(note="x")),
             1,
         ),
     ],

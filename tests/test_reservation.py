@@ -164,7 +164,7 @@ def test_reserving_often_leaves_nothing(here: Here) -> None:
 
     def often(times: int) -> tuple[int, int, int]:
         for _ in range(times):
-            with reserve_gpu.reserve(share=True):
+            with reserve_gpu.reserve(memory="1GB"):
                 reserve_gpu.reserve([0, 1])
             with pytest.raises(reserve_gpu.ImpossibleError):
                 reserve_gpu.reserve(count=9)
@@ -456,11 +456,10 @@ def test_what_is_free_in_place_of_a_named_gpu(here: Here) -> None:
 
 
 def test_a_named_gpu_in_use_is_not_called_free(here: Here) -> None:
-    """What would be taken as it was named, or as it is shared, is said as it is, not as free."""
+    """What would be taken as it was named is said as it is, not as free."""
     here.write("gpu\n compute 5000001 29000\ngpu\ngpu\n")
-    with here.rival("1"), here.rival("2", share=True):
+    with here.rival("1"):
         named = refused("0,1")
-        shared = refused("1,2", share=True)
         with pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
             reserve_gpu.reserve("0,1")
     head = "No free GPU devices: 1 of 2 busy, 1 reserved.  2 x Stand-in"
@@ -468,9 +467,6 @@ def test_a_named_gpu_in_use_is_not_called_free(here: Here) -> None:
     line = of_gpu(named)
     assert line.startswith("busy: no reservation: pid 5000001, ")
     assert line.endswith(", you would get it, as you named it")
-    line = of_gpu(shared, "2")
-    assert line.startswith("reserved: ")
-    assert line.endswith(", you would share it")
     assert [row.would_be_taken for row in caught.value.rows] == [True, False]
 
 

@@ -155,7 +155,7 @@ def test_whatever_is_no_restart_frees_the_gpu(here: Here, how: str) -> None:
     [
         ("eight", "'5,2'", "5,2"),
         ("eight", "'3', memory='10GB'", "3"),
-        pytest.param("eight", "'3', share=True", "3", marks=pytest.mark.full),
+        pytest.param("eight", "'3', memory='1GB'", "3", marks=pytest.mark.full),
         pytest.param("mig570", "'1:1'", "MIG-", marks=pytest.mark.full),
     ],
 )
@@ -391,7 +391,7 @@ def test_what_the_heir_has_lost(here: Here, how: str) -> None:
             lock(here, "0").unlink()
         first.kill()
         with here.child() as third:
-            assert third.reserve("'0', share=True").value == "0"
+            assert third.reserve("'0', memory='1GB'").value == "0"
             assert claim(second, file) == (None, [])
             assert not heirs(file)
             assert second.reserve("'0'").error == "NoFreeDeviceError"

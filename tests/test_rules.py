@@ -318,7 +318,7 @@ def test_a_second_part_of_a_gpu_is_no_second_gpu(here: Here) -> None:
     """Several parts of one GPU count as one GPU, by name as well; another GPU is one more."""
     here.write(FOUR)
     here.rules.write_text("[limits]\ngpus = 1\n")
-    with here.rival("2", share=True, part_mib=1000):
+    with here.rival("2", part_mib=1000):
         assert got(memory="2GiB") == "2"
         assert got("2", memory="3GiB") == "2"
         assert "limited" in refused("1", memory="2GiB")
@@ -637,7 +637,7 @@ def test_a_guest_of_another_device_counts(here: Here) -> None:
     here.use("eight")
     with here.child() as one, here.child() as two, here.child() as three:
         one.reserve("'0'")
-        two.reserve("'1', share=True")
+        two.reserve("'1', memory='1GB'")
         since = json.loads((here.locks / f"{here.uuid('0')}.lock").read_bytes())["since"]
         (path,) = here.locks.glob(f"{here.uuid('1')}.share-*")
         path.write_text(json.dumps(json.loads(path.read_bytes()) | {"guest_of": since}))

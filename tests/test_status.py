@@ -226,9 +226,8 @@ def test_all_who_share_are_named(here: Here) -> None:
         for notebook, note in notebooks.items():
             child = stack.enter_context(here.child(JPY_SESSION_NAME=f"/home/{notebook}"))
             child.run("import warnings; warnings.simplefilter('ignore')")
-            assert child.reserve(f"0, share=True, note={note!r}").value == "0"
-        with pytest.warns(reserve_gpu.ReserveGPUWarning):
-            reserve_gpu.reserve("0", share=True)
+            assert child.reserve(f"0, memory='1GB', note={note!r}").value == "0"
+        reserve_gpu.reserve("0", memory="1GB")
         holders = devices()[0]["holders"]
         text = str(reserve_gpu.status())
         assert states() == {"GPU0": "reserved", "GPU1": "free"}
@@ -269,14 +268,14 @@ LOST = "fail nvmlDeviceGetHandleByIndex_v2 1 15"
 
 @on_a_host
 @pytest.mark.process
-@pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
-def test_a_lost_gpu_keeps_its_holder(here: Here, *, share: bool) -> None:
+@pytest.mark.parametrize("memory", [None, "1GB"], ids=["whole", "shared"])
+def test_a_lost_gpu_keeps_its_holder(here: Here, *, memory: str | None) -> None:
     """Who holds a GPU that is lost is named until they let go, by the number in their record."""
     with here.child() as holder:
-        assert holder.reserve(f"'1', share={share}").value == "1"
+        assert holder.reserve(f"'1', memory={memory!r}").value == "1"
         here.add(LOST)
         assert devices()[1]["holders"][0]["pid"] == holder.pid
-        holder.reserve(f"note='until Friday', share={share}")
+        holder.reserve(f"note='until Friday', memory={memory!r}")
         first, lost = devices()
         text = str(reserve_gpu.status())
         is_its_own = devices_of(holder)[1]["is_this_process"]
@@ -324,7 +323,7 @@ def test_records_of_what_is_not_lost(here: Here) -> None:
     ]
     with ExitStack() as stack:
         stack.enter_context(here.rival("0", **about))
-        stack.enter_context(here.rival("2", share=True, **about))
+        stack.enter_context(here.rival("2", part_mib=1024, **about))
         stack.enter_context(waiter(here, [here.uuid("0")], **about))
         (here.locks / "GPU-old.lock").write_text(json.dumps(about))
         (here.locks / "GPU-link.lock").symlink_to("GPU-old.lock")
@@ -545,7 +544,7 @@ def test_while_the_mutex_is_held(here: Here) -> None:
     here.add("compute 4321000 5000")
     with (
         here.rival("1", note="mine"),
-        here.rival("2", share=True),
+        here.rival("2", part_mib=1024),
         waiter(here, [here.uuid("0")], asks="GPU0"),
         LockDirectory(str(here.locks)) as directory,
         directory.mutex(),

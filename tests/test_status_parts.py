@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
+from tests.locked import have
 from tests.processes import own_name
 from tests.reserving import of_gpu, refused
 from tests.test_machines import CONTAINER, behind
@@ -31,7 +32,7 @@ def numbers(device: dict[str, Any]) -> list[tuple[float | None, float | None, bo
 def test_parts_and_what_is_left(here: Here) -> None:
     """Each sharer has its promise and its use; what is left is less the greater of the two."""
     here.write("gpu\n memory 40960\n reserved 500\ngpu\n memory 40960\n used 1000")
-    with here.rival(share=True, part_mib=10240):
+    with here.rival(part_mib=10240):
         first, second = devices()
         assert numbers(first) == [(10240, 0, False)]
         assert first["memory_promisable_mib"] == 40960 - 500 - 10240
@@ -51,35 +52,31 @@ def test_parts_and_what_is_left(here: Here) -> None:
 )
 def test_a_promise_is_told_in_the_unit_of_its_holder(here: Here, unit: object, part: str) -> None:
     """Who asked for 10GB is shown with 10 GB; a unit that is none is not shown."""
-    with here.rival(share=True, part_mib=1e10 / 2**20, part_unit=unit):
+    with here.rival(part_mib=1e10 / 2**20, part_unit=unit):
         assert f" 0 of {part} for " in str(reserve_gpu.status())
 
 
 def test_who_uses_a_part_without_a_reservation(here: Here) -> None:
     """What strangers use of a GPU in parts is not left to promise, and is no sharer's."""
     here.write("gpu\n memory 40960\n compute 4321000 3000")
-    with here.rival(share=True, part_mib=10240):
+    with here.rival(part_mib=10240):
         (device,) = devices()
     assert numbers(device) == [(10240, 0, False)]
     assert device["memory_promisable_mib"] == 40960 - 10240 - 3000
     assert device["is_used_without_reservation"] is True
 
 
-@pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
-def test_who_gave_no_size(here: Here, *, share: bool) -> None:
-    """Of a GPU that somebody may use all of nothing can be promised; what they use is known."""
+@pytest.mark.parametrize("about", [{}, {"part_mib": None}], ids=["whole", "an older version"])
+def test_who_gave_no_size(here: Here, about: dict[str, Any]) -> None:
+    """Of a GPU that somebody may use all of nothing can be promised; what they use is known.
+
+    Older versions write lock files of sharers without a size.
+    """
     here.write(f"gpu\n compute {os.getpid()} 300")
-    with here.rival(share=share):
+    with here.rival(**about):
         (device,) = devices()
     assert numbers(device) == [(None, 300, False)]
     assert device["memory_promisable_mib"] == 0
-
-
-def test_one_who_gave_no_size_is_named(here: Here) -> None:
-    """Where one of several sharers leaves nothing to promise, that one is named."""
-    with here.rival(share=True, part_mib=1024), here.rival(share=True):
-        text = str(reserve_gpu.status())
-    assert re.search(rf"^ +nothing can be promised: {ME} gave no size$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +87,7 @@ def test_one_who_gave_no_size_is_named(here: Here) -> None:
 def test_hostile_promises(here: Here, part_mib: object) -> None:
     """Whatever size a record claims, one device has one row, and nothing below zero is promised."""
     here.write("gpu\ngpu")
-    with here.rival(share=True, part_mib=part_mib):
+    with here.rival(part_mib=part_mib):
         status = reserve_gpu.status()
         device, other = status.to_dict()["devices"]
         assert 0 <= device["memory_promisable_mib"] <= 8192
@@ -104,7 +101,7 @@ def test_hostile_promises(here: Here, part_mib: object) -> None:
 def test_parts_where_memory_can_not_be_read(here: Here) -> None:
     """Where a GPU does not say how much memory is in use, what is left to promise is not known."""
     here.write("gpu\n memory none")
-    with here.rival(share=True, part_mib=1024):
+    with here.rival(part_mib=1024):
         (device,) = devices()
         assert " 0 of 1 GiB for " in str(reserve_gpu.status())
     assert device["memory_promisable_mib"] is None
@@ -114,7 +111,7 @@ def test_parts_where_memory_can_not_be_read(here: Here) -> None:
 def test_a_size_in_the_lock_of_a_whole_gpu(here: Here, part_mib: float) -> None:
     """Who has the whole GPU has no part to exceed, whatever anybody wrote into that lock's file."""
     here.write(f"gpu\n compute {os.getpid()} 300")
-    with here.rival(part_mib=part_mib):
+    with have(here.locks / f"{here.uuid('0')}.lock", b'{"part_mib": %d}' % part_mib):
         (device,) = devices()
     assert numbers(device) == [(None, 300, False)]
     assert device["memory_promisable_mib"] == 0
@@ -123,7 +120,7 @@ def test_a_size_in_the_lock_of_a_whole_gpu(here: Here, part_mib: float) -> None:
 def test_a_refusal_names_who_has_parts(here: Here) -> None:
     """Where a GPU is full the system's word for its sharers is told, and who else uses it."""
     here.write("gpu\n memory 40960\n compute 5000001 3000")
-    with here.rival(share=True, part_mib=30720):
+    with here.rival(part_mib=30720):
         text = refused(memory="20GiB")
     assert text.startswith("No GPU has room for 20 GiB: the most is 7 GiB on GPU0.\n")
     assert re.match(rf"full: {ME}, rival.ipynb \(pid {os.getpid()}\) 0 of 30 GiB ", of_gpu(text))
@@ -148,7 +145,7 @@ def test_what_each_of_several_uses(machine: Machine) -> None:
 def test_parts_in_a_container(here: Here) -> None:
     """In a container sizes are seen and uses are not, so nobody is known to be over."""
     here.write("gpu\n memory 40960\n used 12000")
-    with here.rival(share=True, part_mib=10240), behind(here, *CONTAINER) as child:
+    with here.rival(part_mib=10240), behind(here, *CONTAINER) as child:
         (device,) = devices_of(child)
     assert numbers(device) == [(10240, None, None)]
     assert device["memory_promisable_mib"] == 40960 - 12000

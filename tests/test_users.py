@@ -123,14 +123,14 @@ def users(three: Users) -> Users:
 
 
 @pytest.mark.promise
-@pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
+@pytest.mark.parametrize("memory", [None, "1GB"], ids=["whole", "shared"])
 @pytest.mark.parametrize(("holder", "other"), [(ROOT, NOBODY), (NOBODY, ROOT), (NOBODY, DAEMON)])
 def test_another_users_kernel_is_named_with_its_user(
-    users: Users, holder: str, other: str, *, share: bool
+    users: Users, holder: str, other: str, *, memory: str | None
 ) -> None:
     """Who finds a GPU reserved is told which user's process has it, whoever the two are."""
     first, second = users[holder], users[other]
-    assert first.reserve(f"0, share={share}").value == "0"
+    assert first.reserve(f"0, memory={memory!r}").value == "0"
     refused = second.reserve("0")
     assert refused.error == "NoFreeDeviceError"
     assert of_gpu(refused.text).startswith(f"reserved: {holder}")
@@ -145,7 +145,7 @@ def test_another_users_kernel_is_named_with_its_user(
 def test_users_share(users: Users) -> None:
     """Users who share a GPU have a file of their own each, and each is listed with its user."""
     for user in (NOBODY, ROOT, DAEMON):
-        assert users[user].reserve("0, share=True").value == "0"
+        assert users[user].reserve("0, memory='1GB'").value == "0"
     files = {path.stat().st_uid: path for path in users.locks.glob("*.share-*")}
     assert len(files) == 3
     assert {stat.S_IMODE(path.stat().st_mode) for path in files.values()} == {0o644}
@@ -263,7 +263,7 @@ def test_no_user_can_change_the_size_of_anothers_part(users: Users, attack: str)
     """Whatever another user does to a sharer's file, its part counts as it was."""
     holder, other, third = users[ROOT], users[NOBODY], users[DAEMON]
     assert holder.reserve("0, memory='5000MiB'").value == "0"
-    other.run(f"path = {str(lock_of(users, share=True))!r}")
+    other.run(f"path = {str(lock_of(users, memory='1GB'))!r}")
     done = other.run(RESIZE[attack])
     if attack == "second name" and not done.error:
         pytest.skip("fs.protected_hardlinks is off here")
@@ -298,27 +298,27 @@ ATTACKS = {
 DELETIONS = ("delete", "rename", "replace", "delete the directory", "rename the directory")
 
 
-def lock_of(users: Users, *, share: bool) -> Path:
+def lock_of(users: Users, *, memory: str | None) -> Path:
     """Return the file that the holder of GPU 0 has locked."""
     (name,) = (name for name in locked(users.locks) if name.startswith(UUIDS[0]))
-    assert (".share-" in name) is share
+    assert (".share-" in name) is (memory is not None)
     return users.locks / name
 
 
 @pytest.mark.promise
-@pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
+@pytest.mark.parametrize("memory", [None, "1GB"], ids=["whole", "shared"])
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_no_user_can_free_anothers_gpu(users: Users, attack: str, *, share: bool) -> None:
+def test_no_user_can_free_anothers_gpu(users: Users, attack: str, *, memory: str | None) -> None:
     """Whatever another user does to a lock, its holder keeps the GPU, under its own name."""
     holder, other, third = users[ROOT], users[NOBODY], users[DAEMON]
-    assert holder.reserve(f"0, share={share}").value == "0"
-    path = lock_of(users, share=share)
+    assert holder.reserve(f"0, memory={memory!r}").value == "0"
+    path = lock_of(users, memory=memory)
     before = path.stat()
     other.run(f"path = {str(path)!r}")
     other.run(ATTACKS[attack])
     after = path.stat()
     assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
-    if share:  # others can't even write to it
+    if memory:  # others can't even write to it
         assert b'"pid": %d,' % holder.pid in path.read_bytes()
     for child in (other, third):
         refused = child.reserve("0")
@@ -330,22 +330,22 @@ def test_no_user_can_free_anothers_gpu(users: Users, attack: str, *, share: bool
 
 def made_by_another(users: Users) -> None:
     """Have the directory and the files made by nobody."""
-    for wishes in ("0, share=True", "0"):
+    for wishes in ("0, memory='1GB'", "0"):
         assert users[NOBODY].reserve(wishes).value == "0"
         users[NOBODY].run("reserve_gpu.release()")
 
 
-@pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
+@pytest.mark.parametrize("memory", [None, "1GB"], ids=["whole", "shared"])
 @pytest.mark.parametrize("attack", [attack for attack in ATTACKS if attack not in DELETIONS])
 def test_who_made_the_files_can_not_free_anothers_gpu(
-    users: Users, attack: str, *, share: bool
+    users: Users, attack: str, *, memory: str | None
 ) -> None:
     """As long as the file is there its maker, too, can take no GPU that another user has locked."""
     made_by_another(users)
     holder, maker = users[ROOT], users[NOBODY]
-    assert holder.reserve(f"0, share={share}").value == "0"
-    path = lock_of(users, share=share)
-    assert (path.stat().st_uid == 0) is share
+    assert holder.reserve(f"0, memory={memory!r}").value == "0"
+    path = lock_of(users, memory=memory)
+    assert (path.stat().st_uid == 0) is (memory is not None)
     maker.run(f"path = {str(path)!r}")
     maker.run(ATTACKS[attack])
     for child in (maker, users[DAEMON]):
@@ -359,41 +359,41 @@ AGAIN = """
 import warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    reserve_gpu.reserve("0", share={share})
+    reserve_gpu.reserve("0", memory={memory!r})
 from tests.locked import texts
 texts(caught)
 """
 
 
-@pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
+@pytest.mark.parametrize("memory", [None, "1GB"], ids=["whole", "shared"])
 @pytest.mark.parametrize("attack", DELETIONS)
 def test_what_the_maker_of_the_directory_deletes_is_locked_anew(
-    users: Users, attack: str, *, share: bool
+    users: Users, attack: str, *, memory: str | None
 ) -> None:
     """Whoever made the directory can delete what is in it; the holder locks it anew and says so."""
     made_by_another(users)
     holder, maker = users[ROOT], users[NOBODY]
-    assert holder.reserve(f"0, share={share}").value == "0"
-    maker.run(f"path = {str(lock_of(users, share=share))!r}")
+    assert holder.reserve(f"0, memory={memory!r}").value == "0"
+    maker.run(f"path = {str(lock_of(users, memory=memory))!r}")
     assert maker.run(ATTACKS[attack]).error is None
-    (warning,) = holder.run(AGAIN.format(share=share)).value
+    (warning,) = holder.run(AGAIN.format(memory=memory)).value
     assert "the lock of GPU0. It is locked anew" in warning
     for child in (maker, users[DAEMON]):
         refused = child.reserve("0")
         assert refused.error == "NoFreeDeviceError"
         assert f"pid {holder.pid}" in refused.text
-    assert holder.run(AGAIN.format(share=share)).value == []
+    assert holder.run(AGAIN.format(memory=memory)).value == []
 
 
-@pytest.mark.parametrize("share", [False, True], ids=["whole", "shared"])
-def test_what_another_user_takes_meanwhile_is_lost(users: Users, *, share: bool) -> None:
+@pytest.mark.parametrize("memory", [None, "1GB"], ids=["whole", "shared"])
+def test_what_another_user_takes_meanwhile_is_lost(users: Users, *, memory: str | None) -> None:
     """Who takes a GPU after its lock was deleted is named to the one who had it, with the user."""
     made_by_another(users)
     holder, other = users[ROOT], users[DAEMON]
-    assert holder.reserve(f"0, share={share}").value == "0"
-    users[NOBODY].run(f"os.unlink({str(lock_of(users, share=share))!r})")
+    assert holder.reserve(f"0, memory={memory!r}").value == "0"
+    users[NOBODY].run(f"os.unlink({str(lock_of(users, memory=memory))!r})")
     assert other.reserve("0").value == "0"
-    lost = holder.run(AGAIN.format(share=share))
+    lost = holder.run(AGAIN.format(memory=memory))
     assert lost.error == "LockError"
     assert f"the device is now reserved by {DAEMON}" in lost.text
     assert f"pid {other.pid}" in lost.text

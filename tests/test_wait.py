@@ -192,7 +192,7 @@ def test_nobody_waits_for_what_others_cannot_use(
 
 
 @pytest.mark.parametrize(
-    "wishes", [{}, {"devices": "0"}, {"share": True}, {"devices": "0", "share": True}]
+    "wishes", [{}, {"devices": "0"}, {"memory": "1GB"}, {"devices": "0", "memory": "1GB"}]
 )
 def test_who_does_not_wait_does_not_overtake(here: Here, wishes: dict[str, Any]) -> None:
     """A free GPU that somebody waits for is refused to who does not, with that one's note."""
@@ -308,7 +308,6 @@ def test_limit(here: Here, wait: float | str, said: str, *, is_thread: bool) -> 
     assert text.startswith(f"{said}No free GPU devices: GPU0 is reserved by {own_name()}.\n")
     assert f"pid {os.getpid()}" in of_gpu(text)
     assert ("wait='1h'" in text) == (not said)
-    assert "share" not in text
 
 
 def test_error_tells_of_the_wait(here: Here) -> None:

@@ -124,9 +124,8 @@ def _fits(row: Row, asked: Request) -> bool:
         return False
     if row.state is State.FREE:
         return True
-    is_shared = row.state is State.RESERVED and (asked.share or asked.part_mib is not None)
-    room_mib = row.promisable_mib or 0.0
-    return is_shared and room_mib > 0 and room_mib >= (asked.part_mib or 0.0)
+    is_shared = row.state is State.RESERVED and asked.part_mib is not None
+    return is_shared and (row.promisable_mib or 0.0) >= (asked.part_mib or 0.0)
 
 
 def has_gpu(name: str, pid: int) -> bool:

@@ -21,7 +21,7 @@ from reserve_gpu.locks.directory import QUEUE
 from reserve_gpu.model import Asks, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
 
     from typing_extensions import Self
 
@@ -134,32 +134,18 @@ class Place:
         ]
         return self._ahead
 
-    def first_for(
-        self,
-        uuid: str,
-        *,
-        is_free: Callable[[Ticket], bool],
-        is_delayed: Callable[[Sequence[Ticket]], bool] = lambda _: True,
-    ) -> Ticket | None:
+    def first_for(self, uuid: str, *, is_free: Callable[[Ticket], bool]) -> Ticket | None:
         """Return the first of the tickets of `ahead` that keeps this process from the device.
 
         A waiter who leaves a free device alone for `stopped_s` can't use it, whatever the ticket
-        says, and is passed over. Two kinds of waiter are not: one who needs several devices, and
-        takes none before all are free; and one with another in front who may need the device.
-        is_free: tells whether a waiter could have the device now. is_delayed: tells whether the
-        last of these waiters has to wait longer if this process takes the device.
+        says, and is passed over. One who needs several devices, and takes none before all are free,
+        is not. is_free: tells whether a waiter could have the device now.
         """
         now = time.monotonic()
-        ahead: list[Ticket] = []
-        is_passed = False
         for ticket in self._ahead:
             if not ticket.could_use(uuid):
                 continue
-            ahead.append(ticket)
-            if not is_delayed(ahead):
-                is_passed = True
-                continue
-            if is_passed or ticket.needs > 1 or not is_free(ticket):
+            if ticket.needs > 1 or not is_free(ticket):
                 return ticket
             key = ticket.name, uuid
             self._offers[key] = since = self._last_offers.get(key, now)

@@ -84,7 +84,6 @@ def _wishes(request: Request) -> dict[str, Any]:
         "min_memory": request.min_memory_mib and _size(request.min_memory_mib, request.memory_unit),
         "name": request.model,
         "memory": promise.size and _size(*promise.size),
-        "share": request.share and not promise.size,
         "note": promise.note,
         "for_": lease.lasts_s and _seconds(lease.lasts_s),
         "until": lease.until and time.strftime("%Y-%m-%d %H:%M", time.localtime(lease.until)),

@@ -131,7 +131,7 @@ def impossible(reason: Impossible) -> str:
     of = "Of 1 GPU" if len(rows) == 1 else f"Of {len(rows)} GPUs"
     says_all = [group[0].unfit for group in groups] in ([Unfit.MEMORY], [Unfit.PART], [Unfit.MODEL])
     if fitting or not says_all:
-        what = asked(request._replace(devices=(), share=False))
+        what = asked(request._replace(devices=()))
         of = f"{what.replace('a GPU', '1 GPU', 1)} can't be had here. {of}"
         against.insert(0, f"{labels(fitting) if fitting else 'none'} will do")
     if 0 < len(instances) < len(fitting):
@@ -213,7 +213,7 @@ def too_late(reason: TooLate, face: Face) -> str:
 
 @say.register
 def caution(notice: Caution) -> str:
-    """Say why the user of a reserved device should take care: others use it, or it is shared."""
+    """Say why the user of a reserved device should take care: others use it."""
     row, request = notice
     if request.part_mib is not None:  # what others use is counted, but nothing stops its growth
         part = words.size(request.part_mib, request.promise.part_unit)
@@ -221,11 +221,7 @@ def caution(notice: Caution) -> str:
             f"You have {part} of {row.label}, which others use without a reservation: "
             f"{reasons.use(row)}. What they use now is not in your part, but they may use more"
         )
-    asked_for = "You share" if request.share else "You asked for"
-    against = [] if row.use is State.IDLE else [reasons.use(row)]
-    return (
-        f"{asked_for} {row.label}: it is {'; '.join([*against, *map(words.holder, row.holders)])}"
-    )
+    return f"You asked for {row.label}: it is {reasons.use(row)}"
 
 
 @say.register
@@ -407,9 +403,7 @@ def exceeded(notice: Exceeded) -> str:
     unit = request.promise.part_unit
     part = words.size(request.part_mib or 0.0, unit)
     used = words.size(used_mib, unit)
-    more = Request(
-        request.devices, share=True, promise=Promise(Size(_rounded_up(used_mib, unit), unit))
-    )
+    more = Request(request.devices, promise=Promise(Size(_rounded_up(used_mib, unit), unit)))
     capped = f" It is capped by {listed(caps)}, which not every program reads." if caps else ""
     return (
         f"This kernel uses {used} of {device.label}, of which it has reserved {part}: others may "
@@ -487,7 +481,7 @@ def asked(request: Request) -> str:
     if request.part_mib is not None:
         of = "of each of" if request.needed > 1 else "of"
         return f"{words.size(request.part_mib, request.promise.part_unit)} {of} {what}"
-    return f"{what}, also shared" if request.share else what
+    return what
 
 
 def slow(news: Slow) -> str:

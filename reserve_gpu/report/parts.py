@@ -34,7 +34,7 @@ def offer(rows: Sequence[Row], face: Face) -> Line:
     if most_mib < LEAST_MIB:
         return ()
     part_mib = min(OFFERED_MIB, words.rounded_down(most_mib, "GiB"))
-    part = Request(share=True, promise=Promise(Size(part_mib)))
+    part = Request(promise=Promise(Size(part_mib)))
     return "Get a part of a GPU with ", (face.typed(part), TYPED)
 
 

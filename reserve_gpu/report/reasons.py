@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import STUCK, ComputeMode, Fault, State, Unfit
-from reserve_gpu.report.words import NAMED_SHARERS, gib, listed, named, room, rounded_down, users
+from reserve_gpu.report.words import gib, named, room, rounded_down, users
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +29,6 @@ def reason(row: Row) -> str:
     """Return a remark on a device beside its state, its processes and its mode; may be empty."""
     if row.would_be_taken and row.state is State.BUSY:
         return "you would get it, as you named it"
-    if row.would_be_taken and row.state is State.RESERVED and not row.is_mine:
-        return "you would share it"
     if row.unfit:
         return _unfit(row.device, row.unfit)
     if row.rule and row.state is State.DRAINED:  # of what is limited all is said above the devices
@@ -75,9 +73,7 @@ def promisable(row: Row, unit: str) -> str:
     """Return `34.2 GiB can still be promised` of a device, or why nothing can."""
     mib = row.promisable_mib or 0.0
     if not rounded_down(mib, unit):
-        people = [holder.user or "somebody" for holder in row.holders if holder.part_mib is None]
-        names = [shown(name) for name in dict.fromkeys(people)][:NAMED_SHARERS]
-        return f"nothing can be promised{f': {listed(names)} gave no size' if names else ''}"
+        return "nothing can be promised"
     if row.is_mine and row.state is State.FULL:
         return f"your part can grow to {room(mib, unit)}"
     return f"{room(mib, unit)} can still be promised"

@@ -30,7 +30,7 @@ from reserve_gpu.model import (
     Ticket,
     Usage,
 )
-from reserve_gpu.reservation import limit, parts, policy
+from reserve_gpu.reservation import limit, policy
 from reserve_gpu.reservation.outcome import Denied, Granted, Locked, Taken
 from reserve_gpu.reservation.request import idle_mib
 
@@ -245,7 +245,7 @@ class Look:
     def _locked(self, device: Device) -> Locked | Row:
         """Lock one device, look at it, and keep the lock only if it will do."""
         held, part_mib = self._asking.held.get(device.uuid), self._request.part_mib
-        is_part = part_mib is not None
+        is_part, held_mib = part_mib is not None, self._asking.part_mib
         lock: Lock | Holder | None = held
         is_kept = False
         try:
@@ -255,10 +255,11 @@ class Look:
                 lock = locks.lock_device(device.uuid, share=is_part, held=held, since=since)
             if not isinstance(lock, Lock):
                 return self._of_others(device, lock, held)
-            if part_mib is not None:
-                row = self._part(device, lock, part_mib)
-            elif held:  # it is this process's already, or a part of it
+            if held and (part_mib is None or policy.is_enough(held_mib, part_mib)):
+                # It is this process's already, or as much of it.
                 row = Row(device, State.FREE, holders=self._this_process(device), is_mine=True)
+            elif part_mib is not None:
+                row = self._part(device, lock, part_mib)
             else:
                 row = self._whole(device)
             is_kept = row.state is State.FREE
@@ -297,23 +298,21 @@ class Look:
         sharers, own = self._shares(device, lock)
         reading = self._asking.gpus.usage(device, self._limit_s)
         row = self._row(device, reading)
-        if any(sharer.is_alone for sharer in sharers):  # a guest whose holder has gone
-            return row._replace(state=State.RESERVED, holders=tuple(sharers))
-        room = parts.room(device, reading, sharers, own)
-        if room is None:
+        parts = [(sharer.part_mib, sharer.used_mib) for sharer in sharers]
+        free_mib = usage.promisable_mib(device, reading, parts, own)
+        if free_mib is None:
             return row._replace(state=State.UNKNOWN, use=State.UNKNOWN)
+        most_mib = free_mib + max(size_mib or 0.0 for size_mib in own)
         is_whole_free = row.use is State.IDLE and not sharers
         mine = self._this_process(device)
-        row = row._replace(
-            holders=(*mine, *sharers), is_mine=bool(mine), promisable_mib=room.most_mib
-        )
+        row = row._replace(holders=(*mine, *sharers), is_mine=bool(mine), promisable_mib=most_mib)
         if row.state is not State.FREE:
             return row
-        if room.most_mib < part_mib:
+        if most_mib < part_mib:
             return row._replace(state=State.FULL)
 
         def is_free(ahead: Ticket) -> bool:
-            return is_whole_free if ahead.part_mib is None else ahead.part_mib <= room.free_mib
+            return is_whole_free if ahead.part_mib is None else ahead.part_mib <= free_mib
 
         return self._behind(device, row, is_free)
 
@@ -339,18 +338,23 @@ class Look:
         state = State.AWAITED if row.state is State.FREE else row.state
         return row._replace(state=state, awaited_by=first.holder)
 
-    def _shares(self, device: Device, lock: Lock) -> tuple[list[Holder], parts.Own]:
-        """Return the sharers of the device, with what they use of it, and this process."""
+    def _shares(
+        self, device: Device, lock: Lock
+    ) -> tuple[list[Holder], tuple[float, float | None]]:
+        """Return the sharers of the device, with what they use, and what this process has of it.
+
+        That is what it was promised, and what it uses; None where that can't be seen.
+        """
         asking = self._asking
         held = asking.held.get(device.uuid)
         sharers = asking.locks.sharers_of(device.uuid, [lock.name])
         promised_mib = (asking.part_mib or 0.0) if held else 0.0
         if not sharers and not asking.held and not asking.is_taking_back:
-            return [], parts.Own()
+            return [], (0.0, 0.0)
         if not asking.gpus.sees_all:  # a pid may be another process's in our PID namespace
             since = [lock.since for lock in asking.held.values()]
-            return without_guests(sharers, since), parts.Own(promised_mib, None)
+            return without_guests(sharers, since), (promised_mib, None)
         own = Holder(Record(since=held.since if held else None), os.getpid(), uid=os.geteuid())
         everybody = host.with_uses((own, *sharers), asking.gpus.processes(device))
         this_process, *known = without_guests(everybody)
-        return known, parts.Own(promised_mib, this_process.used_mib)
+        return known, (promised_mib, this_process.used_mib)

@@ -72,13 +72,6 @@ class Held(NamedTuple):
         return self.promise.lease
 
     @property
-    def is_shared(self) -> bool:
-        """Tell whether it lets others share the devices."""
-        if self.guest and self.guest.is_alone:
-            return False
-        return any(lock.shared for lock in self.locks.values())
-
-    @property
     def is_over(self) -> bool:
         """Tell whether the last `with` block has ended, and nobody outside of one counts on it."""
         return not self.inside and not self.answers
@@ -115,7 +108,9 @@ class Held(NamedTuple):
         if self.guest:
             new = directory.acquire_guests(device.uuid, old.since)
         else:
-            new = directory.lock_device(device.uuid, share=old.shared, since=old.since)
+            new = directory.lock_device(
+                device.uuid, share=self.part_mib is not None, since=old.since
+            )
         path = old.path if old.held() else None
         if not isinstance(new, Lock):
             raise Failure(Lost(device, path, [host.with_user(new)]))

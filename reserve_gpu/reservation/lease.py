@@ -361,7 +361,7 @@ def is_used_by_child(held: Held) -> bool:
     try:
         with Nvml(DRIVER_LIMIT_S) as gpus:
             if not gpus.sees_all:
-                readings = [] if held.is_shared else map(gpus.usage, held.devices)
+                readings = [] if held.part_mib is not None else map(gpus.usage, held.devices)
                 return any(reading.compute or reading.mps for reading in readings)
             pids = {process.pid for device in held.devices for process in gpus.processes(device)}
             return any(host.is_below(pid, {own}) for pid in pids - {own})

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from reserve_gpu.gpus import usage
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.model import NO_LEASE, Device, Lease, Row, State, Ticket
 
@@ -17,17 +16,15 @@ class Locked(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Return less for what is better: what is held already; else what others use the least.
+        """Return less for what is better to have a part of: first of all what is held already.
 
-        Of parts the fullest of those that others have parts of, so that whole ones stay whole; last
-        of all where somebody runs who was promised nothing, and may use more at any time.
+        Then the fullest of those that others have parts of, so that whole ones stay whole; last of
+        all where somebody runs who was promised nothing, and may use more at any time.
         """
         row, is_idle = self.row, self.row.use is State.IDLE
         if row.is_mine or row.usage is None:
             return 0, -1.0
-        if row.promisable_mib is not None:
-            return 0 if row.holders else 1 if is_idle else 2, row.promisable_mib
-        return not is_idle or bool(row.holders), usage.used_mib(row.usage)
+        return 0 if row.holders else 1 if is_idle else 2, row.promisable_mib or 0.0
 
 
 class Granted(NamedTuple):
@@ -80,7 +77,7 @@ class Taken:
 def _spare(row: Row) -> Row:
     """Return the row of a device that would be taken, if the others can't be had."""
     state, is_part = row.state, row.promisable_mib is not None
-    if row.is_mine or (row.holders and not is_part):
+    if row.is_mine:
         state = State.RESERVED
     elif not is_part and row.use is not State.IDLE:  # of a part there is as much as is asked for
         state = row.use or state

@@ -63,7 +63,7 @@ def is_to_be_taken(request: Request, state: State, reading: Usage) -> bool:
 
 def first_will_do(request: Request) -> bool:
     """Tell whether the first free device is as good as any; else all have to be seen."""
-    return request.needed == 1 and not request.devices and not request.share
+    return request.needed == 1 and not request.devices and request.part_mib is None
 
 
 def choose(
@@ -74,7 +74,7 @@ def choose(
 ) -> list[Device] | None:
     """Return the best of those that can be had, in their order, None if they are too few.
 
-    rank: by UUID; of those that are shared the least is the best one.
+    rank: by UUID; of parts the least is the best one.
     link: how far two devices are from each other; 0 is closest.
     """
     count = request.needed
@@ -86,7 +86,7 @@ def choose(
         devices = whole if len(whole) >= count else instances
     if len(devices) < count:
         return None
-    if request.share:
+    if request.part_mib is not None:
         return sorted(devices, key=lambda device: rank[device.uuid])[:count]
     return closest(devices, count, link)
 
@@ -113,14 +113,11 @@ def closest(
     return [device for device in devices if best and device in best[1]]
 
 
-def kept(held: Sequence[Device], request: Request, *, is_shared: bool) -> list[Device] | None:
+def kept(held: Sequence[Device], request: Request) -> list[Device] | None:
     """Return the held devices that are what is asked for, None where they are not.
 
-    is_shared: they are held together with others. Who names none and no number is content with all
-    of them. The order is that of the names.
+    Who names none and no number is content with all of them. The order is that of the names.
     """
-    if not held or is_shared != request.share:
-        return None
     fitting = [device for device in held if not unfit(device, request)]
     if request.devices:
         meant = [names.matching(name, fitting) for name in request.devices]
@@ -145,7 +142,7 @@ def reclaim(request: Request, seen: Sequence[Device]) -> Request | None:
     Once CUDA has started it sees these and no others, so nothing else can be reserved any more.
     seen: in CUDA's order.
     """
-    if not seen or kept(seen, request, is_shared=request.share) != list(seen):
+    if not seen or kept(seen, request) != list(seen):
         return None
     if not request.devices and request.needed != len(seen):
         return None

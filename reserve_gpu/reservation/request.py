@@ -74,7 +74,6 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
     count: int | None = None,
     min_memory: float | str | None = None,
     name: str | None = None,
-    share: bool = False,
     memory: float | str | None = None,
     note: str | None = None,
     for_: float | str | None = None,
@@ -106,7 +105,6 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
         min_memory_mib=least.mib,
         memory_unit=least.unit,
         model=name or "",
-        share=share or size is not None,
         promise=Promise(
             size, _lease(for_, until, idle, if_wanted=if_wanted, end_kernel=end_kernel), note
         ),

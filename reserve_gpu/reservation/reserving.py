@@ -121,7 +121,7 @@ def take_over(session: Session, connection_file: str | None) -> list[Notice]:
                 notices.append(Unusable(device, str(error)))
                 continue
             there = [process for process in listed if process.pid != left.kernel]
-            if left.held.is_shared or not gpus.sees_all:  # whose they are can't be told
+            if left.held.part_mib is not None or not gpus.sees_all:  # whose they are can't be told
                 there = []
             known = machine.identified(gpus, there, [Holder(listed_pid=os.getpid())])
             if others := tuple(process for process in known if not process.has_reserved):
@@ -244,7 +244,7 @@ def _cautions(asking: Asking, granted: Granted) -> list[Notice]:
     """Return what is to be said against the devices that were taken."""
     rows = [_caution(asking, locked) for locked in granted.locked if not locked.row.is_mine]
     cautions: list[Notice] = [
-        Caution(row, asking.request) for row in rows if row.use is not State.IDLE or row.holders
+        Caution(row, asking.request) for row in rows if row.use is not State.IDLE
     ]
     return (
         [*cautions, Private(asking.locks.path)] if host.is_private(asking.locks.path) else cautions
@@ -257,10 +257,9 @@ def _caution(asking: Asking, locked: Locked) -> Row:
     Nor of what those do who share it by parts: that was counted.
     """
     row, is_part = locked.row, asking.request.part_mib is not None
-    holders = () if is_part else tuple(map(host.with_user, row.holders))
-    if row.usage is None or (row.use is State.IDLE and not (is_part and row.holders)):
-        return row._replace(holders=holders)
-    known = (Holder(listed_pid=os.getpid()), *(row.holders if is_part else ()))
+    if row.usage is None or (row.use is State.IDLE and not row.holders):
+        return row
+    known = (Holder(listed_pid=os.getpid()), *row.holders)
     on_it = machine.identified(asking.gpus, asking.gpus.processes(locked.device), known)
     # In a container whose they are can't be seen: a sharer's, perhaps.
     strange = (False,) if is_part else (False, None)
@@ -268,4 +267,4 @@ def _caution(asking: Asking, locked: Locked) -> Row:
     is_all_seen = len(on_it) >= max(1, (row.usage.compute or 0) + (row.usage.mps or 0))
     is_own = not others and (is_part or is_all_seen)
     use = State.IDLE if is_own else State.BUSY if is_part else row.use
-    return row._replace(use=use, processes=others, holders=holders)
+    return row._replace(use=use, processes=others)

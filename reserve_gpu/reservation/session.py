@@ -204,7 +204,8 @@ class Session(Executor):
     def since_of(self, request: Request) -> float | None:
         """Return when what is asked for was reserved, if this process holds it or a part of it."""
         held = self.held
-        if held is None or not policy.kept(held.devices, request, is_shared=held.is_shared):
+        is_other = held is None or (held.part_mib is None) is not (request.part_mib is None)
+        if held is None or is_other or not policy.kept(held.devices, request):
             return None
         return min(lock.since for lock in held.locks.values())
 
@@ -219,8 +220,7 @@ class Session(Executor):
             return request
         if request != Request(promise=request.promise._replace(size=None)):
             return request
-        promise = request.promise._replace(size=held.promise.size)
-        return request._replace(share=held.is_shared, promise=promise)
+        return request._replace(promise=request.promise._replace(size=held.promise.size))
 
     def in_place(self, request: Request) -> Request:
         """Return the request by name, where it is for the devices that are held, in another way.
@@ -229,7 +229,7 @@ class Session(Executor):
         holder has gone means what it has.
         """
         is_part = None not in (self.part_mib, request.part_mib) or self._is_left()
-        devices = policy.kept(self.devices, request, is_shared=request.share) if is_part else None
+        devices = policy.kept(self.devices, request) if is_part else None
         if not devices or request.devices:
             return request
         return request._replace(devices=tuple(d.number for d in devices), count=None)
@@ -244,7 +244,7 @@ class Session(Executor):
         held = None if self._is_left() else self.held  # a guest that is left reserves anew
         if held and held.guest and not _is_met(held, request):
             raise Failure(IsGuest(held.devices, held.guest.name))
-        devices = held and policy.kept(held.devices, request, is_shared=held.is_shared)
+        devices = held and policy.kept(held.devices, request)
         if not (held and devices) or not policy.is_enough(held.part_mib, request.part_mib):
             return None
         rest = [device for device in held.devices if device not in devices]
@@ -733,7 +733,7 @@ def session() -> Session:
 
 def _is_met(held: Held, request: Request) -> bool:
     """Tell whether what is held is just what is asked for."""
-    kept = policy.kept(held.devices, request, is_shared=held.is_shared)
+    kept = policy.kept(held.devices, request)
     return tuple(kept or ()) == held.devices and held.part_mib == request.part_mib
 
 
