@@ -114,6 +114,5 @@ def _added(rows: Iterable[tuple[str, Hours]]) -> Mapping[str, Hours]:
 
 FORMATS: dict[str, Callable[[Report], str]] = {
     "json": lambda report: json.dumps(report.to_dict(), indent=2),
-    "csv": Report.to_csv,
     "html": Report.to_page,
 }

@@ -65,7 +65,7 @@ examples:
   reserve-gpu report                             each user, in the last 7 days
   reserve-gpu report --since Mon --by notebook   each notebook and command, since Monday 0:00
   reserve-gpu report --since 30d --by gpu        each GPU, in the last 30 days
-  reserve-gpu report --since 2026-11-01 --format csv > november.csv
+  reserve-gpu report --since 2026-11-01 --format html > november.html
   reserve-gpu report --hosts lab                 all machines of the group lab together
 """
 CHECK_TEXT = """\

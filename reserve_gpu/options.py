@@ -166,10 +166,9 @@ BY = Option(
 )
 REPORT_FORMAT = Option(
     "--format",
-    choices=("text", "json", "csv", "html"),
+    choices=("text", "json", "html"),
     default="text",
-    help="text (the default), json (for programs), csv (for a spreadsheet), "
-    "html (a page with a chart)",
+    help="text (the default), json (for programs), html (a page with a chart)",
 )
 
 HOSTS = Option(

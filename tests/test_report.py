@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -11,7 +10,6 @@ import sys
 import time
 from collections import defaultdict
 from datetime import datetime
-from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +22,7 @@ from reserve_gpu.history import totals
 from reserve_gpu.history.entries import Entry, Kind
 from reserve_gpu.history.totals import Hours, Idle, Noted, summed
 from reserve_gpu.model import End
-from reserve_gpu.report import chart, history, html, reading, terminal, words
+from reserve_gpu.report import chart, html, reading, terminal, words
 from reserve_gpu.report.history import Failure, Report
 from reserve_gpu.report.sheets import in_columns
 from tests.commandline import CommandLine
@@ -653,23 +651,6 @@ def test_two_gpus_of_one_name(kept: Histories, typed: CommandLine) -> None:
 # -- formats ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "  =1", "\t=1", "\r=1"])
-def test_no_name_is_a_formula(name: str) -> None:
-    """No cell of the table for spreadsheets begins as a formula does."""
-    (_, (cell, *figures)) = csv.reader(StringIO(REPORT._replace(rows={name: TOTAL}).to_csv()))
-    assert not cell.strip().startswith(history.FORMULA)
-    assert figures[:3] == ["31", "9", "22"]
-
-
-def test_csv() -> None:
-    """The table for spreadsheets has a row for each row, and all columns."""
-    head, first, *rest = csv.reader(StringIO(REPORT.to_csv()))
-    assert head == ["user", *(f"{kind}_hours" for kind in Hours._fields)]
-    assert first == ["alice", "31", "9", "22", "0.5", "1.25"]
-    assert len(rest) == len(ROWS) - 1
-    assert "\x1b" not in REPORT.to_csv()
-
-
 def test_a_report_survives_its_json() -> None:
     """What is read from the JSON of a report has the same JSON."""
     plain = {name: hours for name, hours in ROWS.items() if name != HOSTILE}
@@ -706,7 +687,6 @@ def test_a_foreign_answer_is_bounded(fields: dict[str, Any]) -> None:
     assert "<b>=" not in merged.to_page()
     assert len(merged.to_page()) < 500_000
     assert len(merged.rows) <= 12_000
-    merged.to_csv()
     json.dumps(merged.to_dict())
 
 
@@ -832,7 +812,6 @@ def test_without_a_history(kept: Histories, typed: CommandLine, here: Here) -> N
     assert done.stdout.startswith("No history is kept here.\n")
     assert f"history = true in {here.home}/.config/reserve_gpu.toml" in done.stdout
     assert "<title>GPU-hours" in typed("report", "--format", "html").stdout
-    assert typed("report", "--format", "csv").stdout.startswith("user,reserved_hours")
     assert json.loads(typed("report", "--json").stdout)["is_kept"] is False
     assert here.calls() == []
 

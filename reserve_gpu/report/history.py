@@ -1,9 +1,7 @@
-"""Who used what: a value that shows itself, as tables with bars, a page, JSON and CSV."""
+"""Who used what: a value that shows itself, as tables with bars, a page and JSON."""
 
 from __future__ import annotations
 
-import csv
-import io
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +25,6 @@ MOST_ROWS = 40  # that are shown; the rest is one row. Days all are
 MOST_DAYS = 366
 LEAST_UNKNOWN = 0.05  # of the reserved hours: what could not be read is told from there on
 BY_DAY = "day"
-FORMULA = ("=", "+", "-", "@")  # what a spreadsheet would run, of a name that somebody else chose
 LEGEND = ("used", "idle", "not known")
 # Of each column: what it is worth where not all have room, and what it means if that is not clear.
 COLUMNS = {
@@ -102,17 +99,6 @@ class Report(NamedTuple):
         return page.titled(
             f"GPU-hours of {shown(self.host)}", self._repr_html_() + chart.chart(self.days)
         )
-
-    def to_csv(self) -> str:
-        """Return the rows for a spreadsheet, in which no name can be a formula."""
-        table = io.StringIO()
-        writer = csv.writer(table, lineterminator="\n")
-        writer.writerow([self.by, *(f"{kind}_hours" for kind in Hours._fields)])
-        for name, hours in _sorted(self):
-            cell = shown(name, REASON_LIMIT)
-            safe = f"'{cell}" if cell.lstrip().startswith(FORMULA) else cell
-            writer.writerow([safe, *_rounded(hours).values()])
-        return table.getvalue()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same for programs, as JSON takes it; docs/history.md has the shape."""
