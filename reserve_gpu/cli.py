@@ -83,10 +83,9 @@ examples:
   reserve-gpu join train.ipynb -- python eval.py a command, beside that one
 """
 RELEASE_TEXT = """\
-Without a name, your only reservation is released. What you hold on another machine is named
-lab1:train.ipynb, and released by ssh. A notebook that has started CUDA, a script and a
+Without a name, your only reservation is released. A notebook that has started CUDA, a script and a
 command can't release a GPU as long as they live: --end ends them. Exit code 75: something is still
-held, or in use.
+held, or in use. On another machine: ssh lab1 reserve-gpu release train.ipynb
 """
 KERNEL_TEXT = """\
 It is started with this Python. Where no GPU is free it starts anyway, sees no GPU, and its

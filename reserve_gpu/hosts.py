@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from reserve_gpu import host, rules
 from reserve_gpu.errors import RequestError, shown
-from reserve_gpu.gpus import names
 from reserve_gpu.report import hosts as said
 from reserve_gpu.report import reading
 from reserve_gpu.report.hosts import Answer, Hosts
@@ -69,14 +68,6 @@ def named(words: Sequence[str]) -> list[str]:
     if len(found) > MOST_HOSTS:
         raise RequestError(f"These are {len(found)} hosts; {MOST_HOSTS} can be asked at once.")
     return list(dict.fromkeys(found))
-
-
-def place_of(word: str) -> tuple[str, str] | None:
-    """Return the host and the name in `lab1:train.ipynb`; None for what names something here."""
-    name, colon, what = word.partition(":")
-    if not colon or not what or names.is_name(word) or not NAME.fullmatch(name):
-        return None
-    return name, what
 
 
 def groups() -> dict[str, list[str]]:
@@ -174,20 +165,6 @@ def answers(
             else said.silent(name, limit_s)
             for name in names
         }
-
-
-def run(name: str, words: Sequence[str], limit_s: float) -> tuple[int | None, str]:
-    """Run a command on a host; returns its exit code and the end of what it has said.
-
-    Without an exit code it did not run, and the text says why.
-    """
-    with asked([name], words) as processes:
-        for _, out, err in heard(processes, limit_s):
-            code = _code(processes[name])
-            if failure := said.failed(name, code, _text(err)):
-                return None, failure
-            return code, _text(out) + _text(err)
-    return None, said.silent(name, limit_s)
 
 
 @contextmanager

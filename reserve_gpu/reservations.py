@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from reserve_gpu import api, between_cells, host, looking, machine, options
+from reserve_gpu import api, between_cells, host, looking, machine
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import DriverError, RequestError, shown
 from reserve_gpu.gpus import names
@@ -19,15 +19,13 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Collection, Sequence
 
-    from reserve_gpu import command, hosts
+    from reserve_gpu import command
     from reserve_gpu.model import Row
 else:
-    command, hosts = Late("command"), Late("hosts")
+    command = Late("command")
 
 
 NOT_RELEASED = 75  # EX_TEMPFAIL
-RELEASE_LIMIT_S = 60.0  # for a host: `before_end` and ten seconds after SIGTERM may pass there
-LINE_LIMIT, MOST_LINES = 500, 50  # characters of each line that a host says
 ROOT = 0
 DONE = (Answer.RELEASED, Answer.ENDED, Answer.GONE)
 
@@ -71,8 +69,6 @@ def release(arguments: Namespace) -> tuple[str, int]:
     """
     if arguments.all and arguments.which:
         raise RequestError("Give names, or --all.")
-    if any(":" in word and hosts.place_of(word) for word in arguments.which):
-        return _release_there(arguments)
     every = _of_anybody() if os.geteuid() == ROOT else of_user()
     chosen = every if arguments.all else _chosen(arguments.which, every, "reserve-gpu release")
     by_name = {each.holder.notebook for each in chosen} & {*arguments.which}
@@ -82,30 +78,6 @@ def release(arguments: Namespace) -> tuple[str, int]:
     rest = said.still_there(done, _rows()) if done else []
     is_done = len(done) == len(answers) and not rest
     return "\n".join([*lines, *rest]) or said.NONE, 0 if is_done else NOT_RELEASED
-
-
-def _release_there(arguments: Namespace) -> tuple[str, int]:
-    """Have hosts release what is named `lab1:train.ipynb`, each by this command there."""
-    lines, codes = [], []
-    for word in arguments.which:
-        place = hosts.place_of(word)
-        if place is None:
-            raise RequestError(f"Here and on another machine: release {shown(word)} by itself.")
-        words = [
-            "reserve-gpu",
-            "release",
-            place[1],
-            *([options.END_IT.flag] if arguments.end else []),
-        ]
-        code, text = hosts.run(place[0], words, RELEASE_LIMIT_S)
-        lines += [
-            f"{place[0]}: {shown(line, LINE_LIMIT)}"
-            for line in text.splitlines()[:MOST_LINES]
-            if line
-        ]
-        codes.append(code)
-    failed = [code for code in codes if code != 0]
-    return "\n".join(lines), (failed[0] or NOT_RELEASED) if failed else 0
 
 
 def _act(reserved: Reserved, is_end: bool, by_name: Collection[str | None]) -> Answer:  # noqa: FBT001
@@ -134,7 +106,7 @@ def _rows() -> tuple[Row, ...]:
 def _chosen(words: Sequence[str], every: Sequence[Reserved], command: str) -> list[Reserved]:
     """Return the reservations that are meant; without a word the only one. Raises RequestError."""
     now, chosen = time.time(), []
-    if not every:
+    if not (every or words):
         raise RequestError(said.NONE)
     for word in words or [""]:
         meant = [each for each in every if not word or _is_meant(word, each)]

@@ -112,24 +112,6 @@ def test_no_host_is_known(here: Here) -> None:
     assert str(here.home / ".config" / "reserve_gpu.toml") in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("word", "place"),
-    [
-        ("lab1:train.ipynb", ("lab1", "train.ipynb")),
-        ("alice@lab1:4321", ("alice@lab1", "4321")),
-        ("1:0", None),
-        ("cuda:2", None),
-        ("0000:03:00.0", None),
-        ("train.ipynb", None),
-        ("-x:1", None),
-        ("lab1:", None),
-    ],
-)
-def test_a_name_on_a_host(word: str, place: tuple[str, str] | None) -> None:
-    """What stands before a colon is a host, unless the whole names a device."""
-    assert hosts.place_of(word) == place
-
-
 # -- what they say -------------------------------------------------------------------------------
 
 
@@ -355,15 +337,14 @@ class TestOverSsh:
         with lab.machines["lab1"].kernel(JPY_SESSION_NAME="/home/a/far.ipynb") as kernel:
             kernel.run("%reserve_gpu")
             shown = command(lab, "status", "--hosts", "lab1").stdout
-            assert "reserve-gpu release lab1:far.ipynb" in shown
-            done = command(lab, "release", "lab1:far.ipynb")
-            assert done.returncode == 0, done.stderr
-            assert done.stdout == f"lab1: Released GPU0 of far.ipynb (pid {kernel.pid}).\n"
+            assert "ssh lab1 reserve-gpu release far.ipynb" in shown
+            done = lab.asking.command("ssh", "lab1", "reserve-gpu", "release", "far.ipynb")
+            assert done.stdout == f"Released GPU0 of far.ipynb (pid {kernel.pid}).\n"
             visible = kernel.run("import os; print([os.environ['CUDA_VISIBLE_DEVICES']])").stdout
             assert visible == "['']\n"
         done = command(lab, "release", "lab1:far.ipynb")
-        assert done.returncode != 0
-        assert "You hold no GPU" in done.stdout
+        assert done.returncode == 2
+        assert done.stderr.endswith("Type: ssh lab1 reserve-gpu release far.ipynb\n")
 
     def test_live(self, lab: Hosts) -> None:
         """`top` shows hosts live; one that hangs holds up no key."""

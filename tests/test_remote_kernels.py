@@ -265,10 +265,10 @@ def test_the_local_side_is_killed(lab: Lab) -> None:
     with lab.client() as client:
         _, pid, _ = started(client, kernel)
     text = lab.command("status", "--hosts", "lab1").stdout
-    line = next(line for line in text.splitlines() if "reserve-gpu release lab1:" in line)
-    name = line.rpartition("lab1:")[2]
+    line = next(line for line in text.splitlines() if "ssh lab1 reserve-gpu release " in line)
+    typed = line[line.index("ssh lab1") :].split()
     assert is_running(int(pid))
-    assert lab.command("release", f"lab1:{name}").returncode == 0
+    assert lab.hosts.asking.command(*typed).returncode == 0
     assert lab.rows("lab1")[0]["state"] == "free"
     os.kill(int(pid), signal.SIGKILL)
 

@@ -22,7 +22,7 @@ def yourself(rows: Sequence[Row], now: float, user: str, at: str = "") -> list[L
     """Return what the user who reads it holds in other processes, and how to release it.
 
     `You hold GPU0 and GPU1 yourself, in mine.ipynb, idle for 3 h: reserve-gpu release mine.ipynb`
-    at: `lab1:` of another machine.
+    at: `ssh lab1 ` of another machine.
     """
     every = Reserved.among(_others(rows))
     own = [
@@ -36,7 +36,7 @@ def yourself(rows: Sequence[Row], now: float, user: str, at: str = "") -> list[L
             (words.name_of(each.holder), STRONG),
             *reservations.idle(each, now),
             ": ",
-            (f"reserve-gpu release {at}{reservations.name(each, own)}", TYPED),
+            (f"{at}reserve-gpu release {reservations.name(each, own)}", TYPED),
         )
         for each in own[: words.NAMED_IDLE]
     ]

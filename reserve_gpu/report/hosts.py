@@ -138,8 +138,9 @@ def _section(name: str, seen: Status) -> Layout:
         *layout.common_model(seen.rows),
     )
     message = ruled.head(seen.rules)
-    own_there = asking.yourself(seen.rows, seen.time, seen.user, f"{name}:") if seen.user else []
-    foot = [*own_there, *status.missing(seen)]
+    foot = [*status.missing(seen)]
+    if seen.user:
+        foot = [*asking.yourself(seen.rows, seen.time, seen.user, f"ssh {name} "), *foot]
     entries = layout.entries(seen.rows, View(seen.time, is_all=seen.is_all))
     return Layout([head, *message], entries, status.queue(seen), foot)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from reserve_gpu.gpus import names
 from reserve_gpu.model import Answer
 from reserve_gpu.report import layout, times, words
 from reserve_gpu.report.words import MARK, labels
@@ -51,6 +52,9 @@ def which(every: Sequence[Reserved], command: str, now: float) -> str:
 
 def no_such(word: str, every: Sequence[Reserved], now: float) -> str:
     """Say that no reservation goes by that name, and which there are."""
+    host, colon, there_named = word.partition(":")
+    if colon and not names.is_name(word):
+        return f"{word} is none of this machine. Type: ssh {host} reserve-gpu release {there_named}"
     there = [line(each, now) for each in every]
     return "\n".join(
         [f"You hold no GPU by the name {word}. There are:", *there] if there else [NONE]
