@@ -135,19 +135,11 @@ def _state(said: Fields) -> State:
 
 
 def _device(said: Fields, reason: str | None) -> Device | Fault:
-    index, instance, uuid = said.integer("index") or 0, said.integer("instance"), said.text("uuid")
-    if uuid is None:
-        return Fault(index, reason or "", instance, _state(said))
-    gpu_uuid = said.text("gpu_uuid")
-    return Device(
-        index,
-        uuid,
-        said.text("name"),
-        said.text("bus_id"),
-        said.integer("memory_total_mib"),
-        instance=instance,
-        gpu_uuid=None if gpu_uuid == uuid else gpu_uuid,
-    )
+    fields = fields_of(Device, {**said.fields, "memory_mib": said.integer("memory_total_mib")})
+    device = Device(**{"index": 0, "uuid": "", **fields})
+    if not device.uuid:
+        return Fault(device.index, reason or "", device.instance, _state(said))
+    return device._replace(gpu_uuid=None) if device.gpu_uuid == device.uuid else device
 
 
 def _usage(said: Fields, processes: tuple[Process, ...]) -> Usage | None:
