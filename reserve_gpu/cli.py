@@ -108,10 +108,6 @@ class Command(NamedTuple):
 
 
 def _status(arguments: Namespace) -> int:
-    if arguments.watch:
-        if arguments.format != "text":
-            raise errors.RequestError("--watch is for people; it goes without --format and --json.")
-        return _top(arguments)
     look = _look if arguments.hosts is None else _look_at_hosts
     seen = look(arguments)._replace(is_all=arguments.all)
     if arguments.format == "text":
@@ -212,14 +208,13 @@ COMMANDS = (
             options.FORMAT_JSON,
             options.COLOR,
             options.ALL,
-            options.WATCH,
             options.HOSTS,
         ),
         _status,
     ),
     Command(
         "top",
-        "Show the same live in a terminal, each second, until q; also: status --watch.",
+        "Show the same live in a terminal, each second, until q.",
         (options.COLOR, options.HOSTS),
         _top,
     ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
@@ -13,12 +12,11 @@ from reserve_gpu import api, between_cells, errors, host, looking, options
 from reserve_gpu.calls import Late
 from reserve_gpu.report import messages, words
 from reserve_gpu.report.faces import MAGIC
-from reserve_gpu.report.progress import Live, watch
+from reserve_gpu.report.progress import Live
 from reserve_gpu.reservation import environment
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable
 
     from reserve_gpu import hosts, reservations
     from reserve_gpu.frameworks import check as checks
@@ -117,9 +115,8 @@ def _do(arguments: Namespace) -> None:
         _status(arguments)
     elif arguments.json:
         raise errors.RequestError("--json goes with --status or --check.")
-    elif arguments.watch or arguments.all or arguments.hosts is not None:
-        option = "--watch" if arguments.watch else "--all" if arguments.all else "--hosts"
-        raise errors.RequestError(f"{option} goes with --status.")
+    elif arguments.all or arguments.hosts is not None:
+        raise errors.RequestError(f"--{'all' if arguments.all else 'hosts'} goes with --status.")
     else:
         _reserve(arguments)
 
@@ -143,44 +140,22 @@ def _join(arguments: Namespace) -> None:
 
 
 def _status(arguments: Namespace) -> None:
-    """Show how the machine stands; that there is no driver is an answer too, not a failure.
-
-    With --watch again and again, but once where nobody watches: a notebook that is executed
-    unattended would never end.
-    """
+    """Show how the machine stands; that there is no driver is an answer too, not a failure."""
     if arguments.devices:
         raise errors.RequestError("--status shows every GPU; it takes no names.")
     try:
-        if not (arguments.watch and _watch(arguments)):
-            _show(_look(arguments), arguments)
-            if not arguments.json and arguments.hosts is None:
-                tell_kept()
+        _show(_look(arguments), arguments)
+        if not arguments.json and arguments.hosts is None:
+            tell_kept()
     except errors.DriverError as error:
         print(error)
 
 
 def _look(arguments: Namespace) -> Status | Hosts:
     if arguments.hosts is not None:
-        return _hosts(arguments)()
+        return hosts.looking(arguments.hosts)()._replace(is_all=arguments.all)
     with Live() as live:
         return looking.look(live.show)._replace(face=MAGIC, is_all=arguments.all)
-
-
-def _hosts(arguments: Namespace) -> Callable[[], Hosts]:
-    """Return what asks the hosts, whenever it is called."""
-    look = hosts.looking(arguments.hosts)
-    return lambda: look()._replace(is_all=arguments.all)
-
-
-def _watch(arguments: Namespace) -> bool:
-    """Show the status until Ctrl-C, if that can be done in place; returns whether it could."""
-    if arguments.json:
-        raise errors.RequestError("--watch shows a picture; it goes without --json.")
-    with Live(stays=True) as live:
-        if live.is_in_place:
-            look = partial(_look, arguments) if arguments.hosts is None else _hosts(arguments)
-            watch(look, live.show_picture)
-        return live.is_in_place
 
 
 def _check(arguments: Namespace) -> None:

@@ -30,6 +30,7 @@ MESSAGE_LIMIT = 200  # characters of argparse's message, which repeats what was 
 REMOVED = {
     "--share": "for a part of a GPU say how much you will use: --memory 10GB, or --memory 50%",
     "record": "use without a reservation is a metric of: reserve-gpu status --format prometheus",
+    "--watch": "the live view is reserve-gpu top, in a terminal",
     "--exclude": "name the GPUs you want instead: %reserve_gpu 0,2",
 }
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -131,7 +132,6 @@ QUIET = Option(
 )
 JSON = Option("--json", action="store_true", help="as JSON, for programs")
 ALL = Option("--all", action="store_true", help="each GPU, also where many are free and alike")
-WATCH = Option("--watch", action="store_true", help="live, until q or Ctrl-C")
 
 # One value with --json, which says the same in short.
 FORMAT = Option(
@@ -215,7 +215,6 @@ MAGIC = (
     ),
     Option("--json", action="store_true", help="with --status or --check: for programs"),
     Option("--all", action="store_true", help=f"with --status: {ALL.settings['help']}"),
-    WATCH,
     Option("--hosts", nargs="*", metavar="HOST", help="with --status: of other machines, by ssh"),
     Option("--release", action="store_true", help="release what this kernel holds"),
     Option(

@@ -1,4 +1,4 @@
-"""reserve-gpu top, also called status --watch: the status live in a terminal, until q."""
+"""reserve-gpu top: the status live in a terminal, until q."""
 
 from __future__ import annotations
 

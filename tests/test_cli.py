@@ -351,6 +351,8 @@ NO_SUCH = (
         ("stat", NO_SUCH.format("stat")),
         ("--status --json", NO_SUCH.format("--status")),
         ("0-1 -- true", NO_SUCH.format("0-1")),
+        ("record", "There is no record any more; use without a reservation is a metric of: "),
+        ("status --watch", "There is no --watch any more; the live view is reserve-gpu top"),
         ("status --jsno", "There is no option --jsno. Did you mean --json?\n"),
         ("run --wiat=1h -- true x", "There is no option --wiat. Did you mean --wait?\n"),
         ("run --gpu=1 -- true", "There is no option --gpu. There are: --help, --count, "),
@@ -1063,7 +1065,7 @@ COMPLETIONS = [
     ("reserve-gpu ker", {"kernel "}),
     ("reserve-gpu kernel ", {"install", "list", "remove"}),
     ("reserve-gpu run --mi", {"--min-memory "}),
-    ("reserve-gpu status --", {"--json", "--format", "--color", "--all", "--watch", "--hosts"}),
+    ("reserve-gpu status --", {"--json", "--format", "--color", "--all", "--hosts"}),
     (
         "reserve-gpu report --",
         {"--since", "--by", "--format", "--json", "--color", "--hosts"},

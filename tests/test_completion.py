@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OPTIONS = [
     *("--count", "--min-memory", "--name", "--memory", "--wait", "--note"),
     *("--optional", "--for", "--until", "--idle", "--if-wanted", "--end-kernel"),
-    *("--status", "--check", "--json", "--all", "--watch", "--hosts", "--release"),
+    *("--status", "--check", "--json", "--all", "--hosts", "--release"),
     *("--join", "--help"),
 ]
 DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]

@@ -23,7 +23,7 @@ from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MOST_OF_ONE_USER, LockDirectory
 from reserve_gpu.locks.queue import Place, Wakeups
 from reserve_gpu.model import Device, Fault, Record, Request, Row, State, Waiting
-from reserve_gpu.report.progress import Live
+from reserve_gpu.report.progress import CLEAR, Live
 from reserve_gpu.reservation import environment, policy
 from reserve_gpu.reservation.attempt import Asking, attempt
 from reserve_gpu.reservation.outcome import Denied, Granted
@@ -761,6 +761,21 @@ def test_where_the_terminal_shows_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Non
         shown = terminal.getvalue()
     assert shown.endswith("\n")
     assert terminal.getvalue() == f"{shown}\r\x1b[{shown.count(chr(10))}A\x1b[J"
+
+
+def test_a_terminal_that_is_resized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is shown is broken to the new width at once, also where nothing else has changed."""
+    monkeypatch.setenv("LINES", "24")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    with Live(stream) as live:
+        for waited_s, columns in ((3600.0, 80), (3601.0, 80), (3602.0, 30)):
+            monkeypatch.setenv("COLUMNS", str(columns))
+            live.show(Waiting(Request(), 1, waited_s, ()))
+    wide, narrow, end = stream.getvalue().split(CLEAR)[1:]
+    assert wide.count("\n") == 1
+    assert narrow.count("\n") > 1
+    assert "Waiting" not in end
 
 
 def test_a_log_gets_a_line_only_on_news(here: Here) -> None:

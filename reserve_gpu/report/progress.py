@@ -1,4 +1,4 @@
-"""The one live display: of a wait or a check, gone when that is over, and of the status.
+"""The one live display: of a wait or a check, gone when that is over.
 
 Also the line that counts a reservation down, which stays where it stands. What a display shows
 comes from pictures; here is where it goes: to a notebook, a terminal, or a log. Only the functions
@@ -9,26 +9,19 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
-from reserve_gpu.errors import DriverError
 from reserve_gpu.model import Slow
 from reserve_gpu.report import colour, columns, messages, pictures, terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from IPython.display import DisplayHandle
     from typing_extensions import Self
 
     from reserve_gpu.model import News
-    from reserve_gpu.report.hosts import Hosts
     from reserve_gpu.report.pictures import Picture
-    from reserve_gpu.report.status import Status
 
-EVERY_S = 2.0  # between two looks of `watch`
 CLEAR = "\x1b[J"  # delete from the cursor to the end of the screen
 
 
@@ -55,14 +48,10 @@ class Live:
 
     A context manager; at its end the display is taken away, where that can be done.
     stream: where to show it; None for wherever this IPython shows what cells print.
-    color: one of colour.CHOICES. stays: what was shown last stays.
     """
 
-    def __init__(
-        self, stream: TextIO | None = None, color: str = colour.AUTO, *, stays: bool = False
-    ) -> None:
-        self._screen = _screen(stream, color)
-        self._stays = stays
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._screen = _screen(stream)
         self._second: int | None = None  # of what was shown last
         self._is_over = False
 
@@ -70,21 +59,13 @@ class Live:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._stays:
-            self.clear()
-        elif self._second is not None and isinstance(self._screen, Terminal):
-            self._screen.leave()
+        self.clear()
 
     def clear(self) -> None:
         """Take away what is shown, and show nothing more."""
         if self._second is not None:
             self._screen.show(None)
         self._is_over = True
-
-    @property
-    def is_in_place(self) -> bool:
-        """Tell whether what is shown is replaced, so that somebody can watch it."""
-        return not isinstance(self._screen, Log)
 
     def show(self, news: News) -> None:
         """Show how a wait stands, or what the driver takes long for.
@@ -100,10 +81,6 @@ class Live:
     def show_check(self, progress: Timed) -> None:
         """Show how a check stands; it takes seconds, not hours, so nothing of it is news to log."""
         self._show(progress.waited_s, Frame(pictures.of_line(str(progress))))
-
-    def show_picture(self, picture: Picture) -> None:
-        """Show how the machine stands now."""
-        self._show(time.monotonic(), Frame(picture))
 
     def _show(self, waited_s: float, frame: Frame) -> None:
         """Show it, at most once in every second that is counted."""
@@ -128,17 +105,17 @@ def for_people() -> Live | None:
 class Terminal:
     """Lines that are rewritten in place, and gone at the end."""
 
-    def __init__(self, stream: TextIO, color: str = colour.AUTO) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._is_coloured = colour.is_coloured(color, os.environ, is_terminal=True)
+        self._is_coloured = colour.is_coloured(colour.AUTO, os.environ, is_terminal=True)
         # As they were written, all above the cursor: the ^C that a terminal shows breaks none.
         self._lines: list[str] = []
 
     def show(self, frame: Frame | None) -> None:
         """Write the picture in place of the last one; None takes that away.
 
-        If the picture is too high, only its brief line is written; without one, as many lines as
-        fit. If no line has changed, nothing is written.
+        If the picture is too high, only its brief line is written. If no line has changed, nothing
+        is written.
         """
         lines: list[str] = []
         if frame is not None:
@@ -146,17 +123,12 @@ class Terminal:
             width -= 1  # some terminals wrap in the last column
             lines = terminal.lines(frame.picture.layout, width, is_coloured=self._is_coloured)
             if len(lines) >= height:
-                brief = columns.cut(frame.picture.brief, width, "...")
-                lines = [brief] if brief else lines[: height - 1]
+                lines = [columns.cut(frame.picture.brief, width, "...")]
         if lines == self._lines:
             return
         back = f"\x1b[{len(self._lines)}A" if self._lines else ""
         _print(f"\r{back}{CLEAR}" + "".join(f"{line}\n" for line in lines), self._stream)
         self._lines = lines
-
-    def leave(self) -> None:
-        """Leave the picture on the screen; what is printed next begins below it, over a ^C."""
-        _print(f"\r{CLEAR}", self._stream)
 
 
 class Log:
@@ -234,25 +206,6 @@ class Replaceable:
             self._publisher.publish({"text/plain": text}, transient=self._known, update=True)
 
 
-def watch(
-    look: Callable[[], Status | Hosts], show: Callable[[Picture], object], every_s: float = EVERY_S
-) -> None:
-    """Show the status again and again until Ctrl-C, which is no error.
-
-    look: returns the status. If the driver fails later, its error is shown until it is back.
-    Raises DriverError if it fails at first.
-    """
-    with suppress(KeyboardInterrupt):
-        picture = look().picture()
-        while True:
-            show(picture)
-            time.sleep(every_s)
-            try:
-                picture = look().picture()
-            except DriverError as error:
-                picture = pictures.of_line(str(error))
-
-
 def _print(text: str, stream: TextIO) -> None:
     with suppress(OSError):  # nobody reads the stream any more; the wait goes on
         try:
@@ -262,7 +215,7 @@ def _print(text: str, stream: TextIO) -> None:
             print(known, end="", file=stream, flush=True)
 
 
-def _screen(stream: TextIO | None, color: str) -> Terminal | Log | Notebook:
+def _screen(stream: TextIO | None) -> Terminal | Log | Notebook:
     """Return a notebook that is watched, a terminal that can rewrite a row, else a log."""
     if stream is None:
         from IPython.core.getipython import get_ipython
@@ -272,4 +225,4 @@ def _screen(stream: TextIO | None, color: str) -> Terminal | Log | Notebook:
             return Notebook()
         stream = sys.stdout
     is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-    return Terminal(stream, color) if is_terminal else Log(stream)
+    return Terminal(stream) if is_terminal else Log(stream)
