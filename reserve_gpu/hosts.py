@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import selectors
 import shlex
 import sys
 import time
@@ -23,21 +22,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from reserve_gpu import host, rules
 from reserve_gpu.errors import RequestError, shown
+from reserve_gpu.programs import Program, heard, started
 from reserve_gpu.report import hosts as said
 from reserve_gpu.report import reading
 from reserve_gpu.report.hosts import Answer, Hosts
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 T = TypeVar("T")
 LIMIT_S = 5.0  # for a machine to answer
-BYTES_LIMIT = 4 << 20  # of an answer
 CHUNK = 1 << 16
 MOST_STARTS = 20  # of lines that may begin the JSON
 LONGEST = 200  # characters of a pattern
-ENDS_S = 1.0  # for ssh, once its output has ended
 MOST_HOSTS = 256
 LOOK = ("reserve-gpu", "status", "--format", "json")
 # What ssh may be given as a name; one that begins with a hyphen would be an option.
@@ -157,45 +154,23 @@ def answers(
 
     read: returns what the JSON means that the command prints, or raises FormatError.
     """
-    with asked(names, words) as processes:
-        replies = {name: (out, err) for name, out, err in heard(processes, limit_s)}
-        return {
-            name: _answer(words[1], name, processes[name], replies[name], read)
-            if name in replies
-            else said.silent(name, limit_s)
-            for name in names
+    with asked(names, words) as programs:
+        replies = {
+            name: _answer(words[1], name, programs[name], read) for name in heard(programs, limit_s)
         }
+    return {name: replies.get(name, said.silent(name, limit_s)) for name in names}
 
 
 @contextmanager
-def asked(
-    names: Iterable[str], words: Sequence[str]
-) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+def asked(names: Iterable[str], words: Sequence[str]) -> Iterator[dict[str, Program]]:
     """Start a command on each host, and end what is left of them. Raises RequestError."""
-    import subprocess
-
-    processes: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        for name in names:
-            processes[name] = subprocess.Popen(
-                argv(name, words),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is not for a ControlMaster, which others use
-            )
-        yield processes
+        with started({name: argv(name, words) for name in names}, is_ssh=True) as programs:
+            yield programs
     except FileNotFoundError as error:
         raise RequestError("There is no ssh here. Install OpenSSH's client.") from error
     except OSError as error:
         raise RequestError(f"ssh can't be started: {error.strerror}.") from error
-    finally:
-        for process in processes.values():
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout, process.stderr):
-                with suppress(OSError):
-                    stream.close()  # type: ignore[union-attr] # all three are pipes
 
 
 def argv(name: str, words: Sequence[str]) -> list[str]:
@@ -205,69 +180,26 @@ def argv(name: str, words: Sequence[str]) -> list[str]:
     return [*SSH, name, shlex.join(words)]
 
 
-def heard(
-    processes: Mapping[str, subprocess.Popen[bytes]],
-    limit_s: float,
-    is_whole: Callable[[bytes], bool] = lambda _: False,
-) -> Iterator[tuple[str, bytes, bytes]]:
-    """Yield each host with what it has said, on stdout and stderr, once that is whole or has ended.
-
-    Those that have said nothing whole within limit_s are left out.
-    """
-    until = time.monotonic() + limit_s
-    names = {process.stdout: name for name, process in processes.items()}
-    texts = dict.fromkeys(processes, b"")
-    with selectors.DefaultSelector() as selector:
-        for stream in names:
-            selector.register(stream, selectors.EVENT_READ)  # type: ignore[arg-type]
-        while selector.get_map() and (left_s := until - time.monotonic()) > 0:
-            for key, _ in selector.select(left_s):
-                name = names[key.fileobj]  # type: ignore[index]
-                data = os.read(key.fd, CHUNK)
-                texts[name] += data
-                if not data or is_whole(texts[name]) or len(texts[name]) > BYTES_LIMIT:
-                    selector.unregister(key.fileobj)
-                    yield name, texts[name], _errors(processes[name])
-
-
-def _errors(process: subprocess.Popen[bytes]) -> bytes:
-    """Return what is there of a process's stderr. Its end may never come.
-
-    Where ssh has left a connection for others, that may keep the pipe open.
-    """
-    descriptor = process.stderr.fileno()  # type: ignore[union-attr] # it is a pipe
-    os.set_blocking(descriptor, False)
-    with suppress(BlockingIOError):
-        return os.read(descriptor, CHUNK)
-    return b""
-
-
 def _answer(
     command: str,
     name: str,
-    process: subprocess.Popen[bytes],
-    reply: tuple[bytes, bytes],
+    program: Program,
     read: Callable[[object], T],
 ) -> T | str:
-    """Return what a host has said, checked. reply: its stdout and stderr."""
-    out, err = reply
-    if _code(process):
-        return problem(name, process, out, err, command)
+    """Return what a host has said, checked."""
+    if program.code():
+        return problem(name, program, command)
+    out, _ = program.said
     try:
         return read(fields_in(out))
     except reading.FormatError as error:
         return said.another_format(name, error.version, _text(out), command)
 
 
-def problem(
-    name: str,
-    process: subprocess.Popen[bytes],
-    out: bytes,
-    err: bytes,
-    command: str = "status",
-) -> str:
-    """Return what went wrong on a host, and what to do. out, err: what it has said."""
-    failure = said.failed(name, _code(process), _text(err))
+def problem(name: str, program: Program, command: str = "status") -> str:
+    """Return what went wrong on a host, and what to do."""
+    out, err = program.said
+    failure = said.failed(name, program.code(), _text(err))
     return failure or said.refused(name, f"{_text(out)}\n{_text(err)}", command)
 
 
@@ -279,14 +211,6 @@ def fields_in(data: bytes) -> dict[str, Any]:
             fields, _ = json.JSONDecoder().raw_decode(text, start.start())
             return dict(fields)
     return {}
-
-
-def _code(process: subprocess.Popen[bytes]) -> int | None:
-    from subprocess import TimeoutExpired
-
-    with suppress(TimeoutExpired):
-        return process.wait(ENDS_S)
-    return None
 
 
 def _text(data: bytes) -> str:

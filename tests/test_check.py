@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 import reserve_gpu
-from reserve_gpu.frameworks import children
+from reserve_gpu import programs
 from reserve_gpu.frameworks.probes import is_installed
 from reserve_gpu.reservation import environment
 from tests.frameworks import KEYS, NAMES, STANDINS, installed
@@ -503,10 +503,11 @@ def test_limit(here: Here) -> None:
     Those that have ended meanwhile are not touched by that.
     """
     commands = {"hangs": ["sh", "-c", HANGING], "ends": ["sh", "-c", ENDING]}
-    with left_behind(here):
-        ends = children.run_all(commands, here.environ(), 2.0, lambda *_: None)
-    assert ends["hangs"] == ({"doing": "hanging"}, None, "noise\n")
-    assert ends["ends"] == ({"a": 1}, 3, "last\n")
+    with left_behind(here), programs.started(commands, here.environ()) as started:
+        ends = {key: started[key].code() for key in programs.heard(started, 2.0)}
+    assert ends == {"ends": 3}
+    assert started["hangs"].said == (b'{"doing": "hanging"}\n', b"noise\n")
+    assert started["ends"].said == (b'7\n{"a": 1}\n{"a\n', b"last\n")
 
 
 @probing

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from reserve_gpu.frameworks.children import End
 from reserve_gpu.frameworks.verdict import Answer, Place, Verdict, answer, cuda_uuid, judge
 from reserve_gpu.model import Device
 
@@ -147,4 +147,4 @@ NO_ANSWERS: list[dict[str, Any]] = [{}, {"level": "info"}, {"is_done": True, "de
 @pytest.mark.parametrize("news", NO_ANSWERS)
 def test_what_is_no_answer(news: dict[str, Any]) -> None:
     """What names none of an answer is ignored, and nothing fits where something is missing."""
-    assert not judge("X", answer(End(news, 0, "\n"), 1.0), HELD).is_well
+    assert not judge("X", answer(json.dumps(news).encode(), b"\n", 0, 1.0), HELD).is_well

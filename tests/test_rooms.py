@@ -39,7 +39,7 @@ ROOMS = [
     {"gpus", "locks"},
     {"cells"},
     {"host", "quantities"},
-    {"alarm", "heir"},
+    {"alarm", "heir", "programs"},
     {"calls"},
     {"errors"},
     {"notices"},

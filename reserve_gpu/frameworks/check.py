@@ -11,9 +11,9 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu import api, host, looking
+from reserve_gpu import api, calls, host, looking, programs
 from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, shown
-from reserve_gpu.frameworks import children, probes, verdict
+from reserve_gpu.frameworks import probes, verdict
 from reserve_gpu.frameworks.verdict import Finding, Verdict
 from reserve_gpu.model import Device, Promise, State
 from reserve_gpu.report import html, messages
@@ -24,7 +24,7 @@ from reserve_gpu.reservation import caps, environment
 from reserve_gpu.reservation.session import session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from reserve_gpu.model import News, Row
 
@@ -198,10 +198,20 @@ def _answers(
 
     commands = {key: [sys.executable, probes.__file__, key, allowed, path] for key in present}
     try:
-        ends = children.run_all(commands, {**os.environ, **QUIET}, limit_s, tell)
+        return calls.apart(_run, commands, limit_s, show=lambda news: tell(*news))
     except OSError as error:
         raise ReserveGPUError(f"The check can't start a process: {error}.") from error
-    return {key: verdict.answer(end, limit_s) for key, end in ends.items()}
+
+
+def _run(commands: Mapping[str, Sequence[str]], limit_s: float) -> dict[str, verdict.Answer]:
+    """Return what each says until its end, or until limit_s."""
+    answers = dict[str, verdict.Answer]()
+    with programs.started(commands, {**os.environ, **QUIET}) as started:
+        for key in programs.heard(started, limit_s, show=lambda *news: calls.tell(news)):
+            answers[key] = verdict.answer(*started[key].said, started[key].code(), limit_s)
+            started[key].end()
+        late = {key: verdict.answer(*each.said, None, limit_s) for key, each in started.items()}
+    return {**late, **answers}
 
 
 def _inherited(rows: Sequence[Row]) -> tuple[tuple[Device, ...], Promise]:

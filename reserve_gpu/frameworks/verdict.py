@@ -6,16 +6,17 @@ Pure functions of plain values.
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from reserve_gpu import foreign
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus.names import bare_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.frameworks.children import End
     from reserve_gpu.model import Device
 
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE (cuda.h)
@@ -130,11 +131,19 @@ def cuda_uuid(device: Device) -> str:
     return bare_uuid((is_old_instance and device.gpu_uuid) or device.uuid)
 
 
-def answer(end: End, limit_s: float) -> Answer:
-    """Return the answer of a child process. limit_s: the seconds that it could take."""
-    fields = {name: value for name, value in end.news.items() if name in Answer._fields}
-    lines = [line for line in end.output.splitlines() if line.strip()]
-    return Answer(**fields, stderr=lines[-1] if lines else "", code=end.code, limit_s=limit_s)
+def answer(out: bytes, err: bytes, code: int | None, limit_s: float) -> Answer:
+    """Return the answer of a process: lines of JSON on stdout.
+
+    code: how it ended, None if it did not within limit_s.
+    """
+    merged: dict[str, Any] = {}
+    for line in out.splitlines():
+        with suppress(ValueError):
+            news = foreign.parsed(line)
+            merged |= news if isinstance(news, dict) else {}
+    fields = {name: value for name, value in merged.items() if name in Answer._fields}
+    lines = [line for line in err.decode("utf-8", "replace").splitlines() if line.strip()]
+    return Answer(**fields, stderr=lines[-1] if lines else "", code=code, limit_s=limit_s)
 
 
 def _verdict(answer: Answer, place: Place) -> tuple[Verdict, str]:

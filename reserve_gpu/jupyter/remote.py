@@ -20,22 +20,23 @@ from reserve_gpu import api, errors, host, hosts, options
 from reserve_gpu.errors import ReserveGPUError, shown
 from reserve_gpu.jupyter import kernelspec
 from reserve_gpu.model import Device, State, Waiting
+from reserve_gpu.programs import heard
 from reserve_gpu.report import faces, layout, messages, words
 from reserve_gpu.report import hosts as said
 from reserve_gpu.report import status as statuses
 from reserve_gpu.reservation import policy, request
 
 if TYPE_CHECKING:
-    import subprocess
     from argparse import Namespace
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from reserve_gpu.model import News, Request, Row
+    from reserve_gpu.programs import Program
     from reserve_gpu.report.hosts import Answer
     from reserve_gpu.report.status import Status
 
 HOLD = ("reserve-gpu", "kernel", "hold")
-KEEP = b"keep\n"
+KEEP, KEPT = b"keep\n", b'"kept": true'
 STDIN = 0
 PLAIN_PATH = re.compile(r"[A-Za-z0-9/._+-]+")  # which no shell splits or changes
 SLOW_LIMIT_S = 15.0  # for a host to say how it stands, where no other one has a GPU
@@ -166,37 +167,32 @@ def _first_to_reserve(
     Return the place; None with the reason of each host where none has got anything.
     """
     why = {name: said.silent(name, limit_s) for name in those}
-    with hosts.asked(those, [*HOLD, *arguments]) as processes:
-        for name, out, err in hosts.heard(processes, limit_s, _has_line):
+    with hosts.asked(those, [*HOLD, *arguments]) as asked:
+        for name in heard(asked, limit_s, lambda out: bool(hosts.fields_in(out))):
+            out, err = asked[name].said
             fields, text = hosts.fields_in(out), ""
             if "gpus" in fields:
                 place = Place(name, str(fields.get("python")))
                 if not PLAIN_PATH.fullmatch(place.python):
                     text = f"sshpyk can't start its Python, {place.python!r}"
-                elif _keeps(name, processes[name]):
+                elif _keeps(asked[name]):
                     return place, why
                 else:
                     text = "it has not kept the GPU that it had reserved"
-            text = text or fields.get("refused") or hosts.problem(name, processes[name], out, err)
+            text = text or fields.get("refused") or hosts.problem(name, asked[name])
             if not fields and HOLD[-1].encode() in err:  # there is no such command
                 text = said.too_old(name)
             why[name] = shown(str(text), errors.REASON_LIMIT)
     return None, why
 
 
-def _keeps(name: str, process: subprocess.Popen[bytes]) -> bool:
+def _keeps(program: Program) -> bool:
     """Have a host leave what it has reserved to the kernel that comes; tells whether it has."""
     try:
-        process.stdin.write(KEEP)  # type: ignore[union-attr] # it is a pipe
-        process.stdin.flush()  # type: ignore[union-attr]
+        program.feed(KEEP)
     except OSError:  # the connection has broken
         return False
-    replies = hosts.heard({name: process}, HOLD_LIMIT_S)
-    return any("kept" in hosts.fields_in(out) for _, out, _ in replies)
-
-
-def _has_line(data: bytes) -> bool:
-    return bool(hosts.fields_in(data))
+    return any(KEPT in program.said[0] for _ in heard({"": program}, HOLD_LIMIT_S))
 
 
 def _none(asked: Request, among: Iterable[str], why: Mapping[str, str]) -> str:

@@ -1,0 +1,136 @@
+"""Other programs, asked all at once: each is heard until it has ended, or the time is over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING
+
+from reserve_gpu import calls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+POLL_S = 0.05
+CHUNK = 1 << 16  # what a pipe holds (man 7 pipe)
+BYTES_LIMIT = 4 << 20  # of what a program says: its end
+ENDS_S = 1.0  # for a program, once its output has ended
+KILL_LIMIT_S = 5.0  # a process that is killed is gone at once, unless it hangs in its driver
+
+
+class Program:
+    """A program that runs, and what it has said so far. Raises OSError where it can't be started.
+
+    is_ssh: it is fed on stdin, and what it has started may serve others later on.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environ: Mapping[str, str] | None, *, is_ssh: bool
+    ) -> None:
+        import subprocess
+
+        self._process = subprocess.Popen(
+            command,
+            env=environ,
+            stdin=subprocess.PIPE if is_ssh else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is not for it, nor for a ControlMaster of ssh
+        )
+        self._is_ssh = is_ssh
+        streams = (self._process.stdout, self._process.stderr)
+        self._said: dict[IO[bytes], bytes] = {stream: b"" for stream in streams if stream}
+        for stream in self._said:
+            os.set_blocking(stream.fileno(), False)
+
+    @property
+    def said(self) -> tuple[bytes, bytes]:
+        """Return what it has said on stdout and on stderr."""
+        out, err = self._said.values()
+        return out, err
+
+    def feed(self, data: bytes) -> None:
+        """Write to its stdin. Raises OSError."""
+        if self._process.stdin:
+            self._process.stdin.write(data)
+
+    def has_ended(self) -> bool:
+        """Take in what it says; tells whether it has ended, or has closed its stdout.
+
+        Ask often: a program whose pipe is full does not go on. The end of stderr may never come:
+        where ssh has left a connection for others, that keeps the pipe open.
+        """
+        has_ended = self._process.poll() is not None
+        for stream, said in self._said.items():
+            data = stream.read(CHUNK)  # None where there is nothing now
+            self._said[stream] = (said + (data or b""))[-BYTES_LIMIT:]
+            has_ended = has_ended or (stream is self._process.stdout and data == b"")
+        return has_ended
+
+    def code(self) -> int | None:
+        """Return its exit code, or minus the signal that killed it; None if it does not end."""
+        import subprocess
+
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(ENDS_S)
+        return None
+
+    def end(self) -> None:
+        """Kill it, if it still runs, and all that it has started."""
+        import subprocess
+
+        if all(stream.closed for stream in self._said):
+            return
+        with suppress(ProcessLookupError):
+            if self._is_ssh:
+                self._process.kill()
+            else:
+                os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):  # no signal ends what hangs in a driver
+            self._process.wait(KILL_LIMIT_S)
+        self.has_ended()
+        for stream in (self._process.stdin, *self._said):
+            if stream:
+                stream.close()
+
+
+@contextmanager
+def started(
+    commands: Mapping[str, Sequence[str]],
+    environ: Mapping[str, str] | None = None,
+    *,
+    is_ssh: bool = False,
+) -> Iterator[dict[str, Program]]:
+    """Start the commands, by name, and end what is left of them. Raises OSError."""
+    programs: dict[str, Program] = {}
+    try:
+        for name, command in commands.items():
+            programs[name] = Program(command, environ, is_ssh=is_ssh)
+        yield programs
+    finally:
+        for program in programs.values():
+            program.end()
+
+
+def heard(
+    programs: Mapping[str, Program],
+    limit_s: float,
+    is_whole: Callable[[bytes], bool] = lambda _: False,
+    show: Callable[[Sequence[str], float], object] = lambda *_: None,
+) -> Iterator[str]:
+    """Yield the name of each that has ended, or whose stdout is whole, within limit_s.
+
+    show: called now and then with the names of those that still run, and the seconds so far.
+    """
+    start, left = time.monotonic(), {**programs}
+    while left and (waited_s := time.monotonic() - start) <= limit_s:
+        show([*left], waited_s)
+        for name, program in [*left.items()]:
+            if program.has_ended() or is_whole(program.said[0]):
+                del left[name]
+                yield name
+        if left:
+            calls.sleep(POLL_S)
