@@ -184,7 +184,7 @@ def _by_rules(
         found.setdefault(device_of(holder.file or ""), []).append(holder)
     # A guest counts with its holder, which has the same device.
     elsewhere = [each for those in found.values() for each in without_guests(those, since)]
-    return quota.judge(rules, asking.request, devices, asking.held, elsewhere, everything)
+    return quota.judge(rules, asking.request, devices, asking.held, elsewhere)
 
 
 def _with_lease(asking: Asking, granted: Granted) -> Granted:

@@ -20,7 +20,7 @@ from reserve_gpu.notices import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from reserve_gpu.model import Fault, Holder, Lease, Request, Rules
 
@@ -74,31 +74,29 @@ def lease(asked: Lease, ruled: Rules) -> Lease:
     return asked
 
 
-def judge(  # noqa: PLR0913, PLR0917 - who asks for what, and what there is
+def judge(
     ruled: Rules,
     request: Request,
     devices: Sequence[Device | Fault],
     own: Collection[str],
     elsewhere: Sequence[Holder],
-    everything: Sequence[Device | Fault],
 ) -> Callable[[Device], Row | None]:
     """Return a function that tells why this user may not have a device, None if they may.
 
     own: the UUIDs of what this process has already. elsewhere: who else of this user's processes
-    has something. everything: all devices of the machine.
+    has something.
     Several parts of one GPU are one GPU.
     """
     held = {device_of(holder.file or "") for holder in elsewhere}
-    known = _by_place(everything)
-    asked = len(_by_place(devices).keys() - held) if request.devices else request.needed
-    counted = tuple(_labelled(holder, known) for holder in elsewhere)
+    places = {_place(device) for device in devices if isinstance(device, Device)}
+    asked = len(places - held) if request.devices else request.needed
     is_full = ruled.gpus is not None and len(held) + asked > ruled.gpus.value
 
     def judged(device: Device) -> Row | None:
         if device.uuid not in own and names.is_one_of(device, ruled.drained):
             return Row(device, State.DRAINED, rule=ruled.drain)
         if is_full and device.uuid not in own and _place(device) not in held:
-            return Row(device, State.LIMITED, rule=ruled.gpus, counted=counted)
+            return Row(device, State.LIMITED, rule=ruled.gpus, counted=tuple(elsewhere))
         return None
 
     return judged
@@ -122,17 +120,6 @@ def require_amount(request: Request, ruled: Rules) -> None:
     """Raise Failure for more than the rules allow even to who holds nothing."""
     if ruled.gpus and request.needed > ruled.gpus.value:
         raise Failure(TooMany(ruled.gpus, request))
-
-
-def _labelled(holder: Holder, known: Mapping[str, Device]) -> Holder:
-    """Return the holder with the label of its device, where that is known."""
-    device = known.get(device_of(holder.file or ""))
-    label = device.label if device else holder.record.label
-    return holder._replace(record=holder.record._replace(label=label))
-
-
-def _by_place(devices: Iterable[Device | Fault]) -> dict[str, Device]:
-    return {_place(device): device for device in devices if isinstance(device, Device)}
 
 
 def _place(device: Device) -> str:
