@@ -270,7 +270,7 @@ def test_a_user_may_have_so_many(here: Here) -> None:
     """Who has as many GPUs as the rule says is refused more by rule, file, and what they have."""
     here.write(FOUR)
     here.rules.write_text("[limits]\ngpus = 2\n")
-    with here.rival("1"):
+    with here.rival("1", label="GPU1"):
         assert got() == "0"  # what this process has is not counted twice
         assert got("2") == "2"
         text = refused(count=2)
