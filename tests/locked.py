@@ -32,11 +32,22 @@ OBSTACLES: dict[str, Callable[[Path], object]] = {
     "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o666),
     "device node": lambda path: os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3)),
 }
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+# .ci/run runs the layer `process` as root, the tests by default as an ordinary user.
+AS_ROOT = (
+    pytest.mark.process,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+)
 obstacles = pytest.mark.parametrize(
     "obstacle",
-    [pytest.param(o, marks=needs_root if o == "device node" else ()) for o in OBSTACLES],
+    [pytest.param(o, marks=AS_ROOT if o == "device node" else ()) for o in OBSTACLES],
 )
+
+
+def needs_root(test: Callable[..., None]) -> Callable[..., None]:
+    """Let only root run a test."""
+    for mark in AS_ROOT:
+        test = mark(test)
+    return test
 
 
 @contextmanager

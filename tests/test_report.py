@@ -38,6 +38,7 @@ from tests.histories import (
 )
 from tests.hosts import Hosts, needs_ssh
 from tests.lab import CHROMIUM, FLAGS
+from tests.locked import needs_root
 from tests.test_users import DAEMON, NOBODY, as_user, for_users
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from tests.here import Here
     from tests.machine import Machine
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become other users")
 AT = 1761300000 - 1761300000 % HOUR_S  # 2025-10-24, at the beginning of an hour
 NOW = AT + 30 * DAY_S
 
