@@ -19,7 +19,7 @@ import time
 from _queue import Empty, SimpleQueue  # as `queue` has them, which loads other kinds besides
 from _thread import start_new_thread
 from collections import deque
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from reserve_gpu.errors import TOO_MANY_FILES, NoThreadError, RequestError, ReserveGPUError
@@ -67,8 +67,8 @@ class GivenUpError(BaseException):
 class Errand:
     """An import, made on the thread that waits for the call which needs the module."""
 
-    def __init__(self, name: str, *, is_guarded: bool) -> None:
-        self._name, self._is_guarded = name, is_guarded
+    def __init__(self, name: str) -> None:
+        self._name = name
         self.is_done = threading.Lock()
         self.is_done.acquire()
         self.module: Any = None
@@ -77,7 +77,7 @@ class Errand:
     def run(self) -> None:
         """Import the module; no fork begins meanwhile."""
         try:
-            with nullcontext() if self._is_guarded else no_fork:
+            with no_fork:
                 self.module = __import__(self._name, fromlist=["*"])
         except BaseException as error:  # noqa: BLE001 - raised again where the module is needed
             self.error = error
@@ -418,8 +418,9 @@ def imported(name: str) -> Any:
     module = sys.modules.get(name)
     if module and not getattr(module.__spec__, "_initializing", False):
         return module
-    call, errand = _local.call, Errand(name, is_guarded=is_mine(no_fork))
-    if call and call.is_awaited and call.caller != threading.get_ident():
+    call, errand = _local.call, Errand(name)
+    is_others = call and call.is_awaited and call.caller != threading.get_ident()
+    if call and is_others and not is_mine(no_fork):  # else that thread could not fork meanwhile
         call.send(errand)
     else:
         errand.run()

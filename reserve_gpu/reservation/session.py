@@ -439,9 +439,11 @@ class Session(Executor):
         are released: what this process starts in between finds no GPU that is somebody else's.
         """
         before = self._held
-        # What the steps need is imported in this call, and before any change, as it may fail.
+        # What is needed from here on is imported before any change, as it may fail.
         if host.may_keep_history():
             calls.load(journal)
+        if held and held.part_mib is not None:
+            calls.load(caps)
         timer = self.timer if self._timer or (held and held.lease.has_end) else None
         self._is_back = self._is_back and bool(
             held and before and held.devices == before.devices and held.part_mib == before.part_mib
