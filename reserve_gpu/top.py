@@ -9,13 +9,12 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from reserve_gpu import looking
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import DriverError, RequestError, shown
-from reserve_gpu.report import colour, columns, layout, pictures, terminal
+from reserve_gpu.report import colour, columns, pictures, terminal
 from reserve_gpu.report.faces import SHELL
 from reserve_gpu.report.progress import Live
 from reserve_gpu.report.status import Status
@@ -36,23 +35,8 @@ else:
 EVERY_S = 1.0
 HOSTS_EVERY_S = 5.0  # between two questions to other machines
 ELSEWHERE = "reserve-gpu status shows the same once."
-NUMBER, USER, IDLE = "number", "user", "idle time"
-ORDERS = {"n": NUMBER, "u": USER, "i": IDLE}  # by the key that is pressed
 ENDS = ("q", "\x1b")
-HELP = (
-    "q, Esc      quit",
-    "n           order by number",
-    "u           order by user",
-    "i           order by idle time, the longest first",
-    "Up, Down    scroll",
-    "h, ?        this; any key goes back",
-    "",
-    f"The machine is looked at every {EVERY_S:.0f} s, other hosts every {HOSTS_EVERY_S:.0f} s.",
-    "Nothing is reserved or changed here.",
-)
-HELP_KEYS = ("h", "?")
 LEAST_ROOM = 4  # lines: a blank one, the title, a process, and how many more there are
-LAST = "\U0010ffff"  # a user who comes behind all others: nobody
 
 
 def run(arguments: Namespace) -> int:
@@ -103,35 +87,6 @@ def _looking(words: Sequence[str], _show: object) -> Iterator[Callable[[], Hosts
         is_over.set()
 
 
-def ordered(rows: Sequence[Row], order: str, now: float) -> list[Row]:
-    """Order the rows by number, user or idle time; a GPU's instances stay together."""
-    if order == NUMBER:
-        return list(rows)
-
-    def key(row: Row) -> tuple[float, str]:
-        if order == USER:
-            users = [h.user for h in row.holders] + [p.user for p in row.processes]
-            return 0.0, min((user for user in users if user), default=LAST)
-        seconds = layout.idle_s(row, now)
-        return (1.0 if seconds is None else -seconds), ""
-
-    gpus = [list(of_gpu) for _, of_gpu in groupby(rows, key=lambda row: row.device.index)]
-    return list(chain.from_iterable(sorted(gpus, key=lambda of_gpu: min(map(key, of_gpu)))))
-
-
-def in_order(status: Status, order: str) -> Status:
-    """Return the status with its rows as `ordered`, and a line for each."""
-    return status._replace(rows=tuple(ordered(status.rows, order, status.time)), is_all=True)
-
-
-def arranged(seen: Hosts, order: str) -> Hosts:
-    """Return the same of each host that has answered."""
-    answers = tuple(
-        each._replace(status=each.status and in_order(each.status, order)) for each in seen.answers
-    )
-    return seen._replace(answers=answers, is_all=True)
-
-
 def processes(rows: Sequence[Row], room: int) -> list[Line]:
     """Return a line for each process on a device, those with the most memory first.
 
@@ -161,8 +116,6 @@ class Top:
         import curses
 
         self._curses, self._screen, self._look = curses, screen, look
-        self._order = NUMBER
-        self._shows_help = False
         self._above = 0  # lines that are scrolled away
         self._attributes: dict[str, int] = {}
         with suppress(curses.error):  # a terminal that can't hide its cursor
@@ -180,11 +133,8 @@ class Top:
         while True:
             self._draw(list(self._lines(seen)))
             key = self._key(due - time.monotonic())
-            if key in ENDS and not self._shows_help:
+            if key in ENDS:
                 return
-            if key:
-                self._shows_help = key in HELP_KEYS and not self._shows_help
-            self._order = ORDERS.get(key, self._order)
             self._above += {"KEY_DOWN": 1, "KEY_UP": -1}.get(key, 0)
             if time.monotonic() >= due:
                 due = time.monotonic() + EVERY_S
@@ -194,21 +144,14 @@ class Top:
                     seen = error
 
     def _lines(self, seen: Status | Hosts | DriverError) -> Iterator[Line]:
-        """Yield the lines to show: of help, of what went wrong, or of the machine."""
+        """Yield the lines to show: of what went wrong, or of the machine."""
         height, width = self._screen.getmaxyx()
-        if self._shows_help:
-            yield from ((text,) for text in HELP)
-            return
         if isinstance(seen, DriverError):
             yield from terminal.rows(pictures.of_line(str(seen)).layout, width - 1)
             return
-        rows: Sequence[Row] = ()
-        if isinstance(seen, Status):
-            seen = in_order(seen, self._order)._replace(face=SHELL)
-            rows = seen.rows
-        else:
-            seen = arranged(seen, self._order)
-        picture = seen.picture().layout
+        rows = seen.rows if isinstance(seen, Status) else ()
+        seen = seen._replace(face=SHELL) if isinstance(seen, Status) else seen
+        picture = seen._replace(is_all=True).picture().layout
         lines = list(terminal.rows(picture, width - 1))
         lines = list(terminal.rows(picture, width - 1, spare=max(0, height - 1 - len(lines))))
         yield from lines
@@ -234,10 +177,9 @@ class Top:
                 words, style = columns.part(part)
                 self._write(y, x, words, terminal.STYLES.get(style, style))
                 x += columns.width_of(words)
-        keys = f"{time.strftime('%H:%M:%S')}   q quit   h help   by: n number, u user, i idle time "
-        keys += f"(now {self._order})"
-        more = "   arrows: more" if len(lines) > room else ""
-        self._write(height - 1, 0, columns.cut(keys + more, width - 1), "2")
+        keys = f"{time.strftime('%H:%M:%S')}   q quit"
+        keys += "   arrows: more" if len(lines) > room else ""
+        self._write(height - 1, 0, columns.cut(keys, width - 1), "2")
         self._screen.refresh()
 
     def _write(self, y: int, x: int, words: str, code: str) -> None:

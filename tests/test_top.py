@@ -13,10 +13,7 @@ import pytest
 from reserve_gpu import top
 from reserve_gpu.cli import main
 from reserve_gpu.model import Device, Process, Row, State
-from reserve_gpu.report.hosts import Answer, Hosts
-from reserve_gpu.report.status import Status
 from reserve_gpu.report.words import plain
-from tests.holders import a_holder
 from tests.machine import LIMIT_S
 
 if TYPE_CHECKING:
@@ -26,39 +23,11 @@ if TYPE_CHECKING:
 
 pexpect = pytest.importorskip("pexpect")  # IPython brings it
 
-NOW = 1_000_000.0
 LEFT = "\x1b[?1049l"  # back from the screen that programs have for themselves (xterm's terminfo)
 
 
-def row(index: int, user: str | None = None, idle_s: float | None = None, **more: int) -> Row:
-    since = None if idle_s is None else NOW - idle_s
-    holders = (a_holder(1, user, since=since),) if user else ()
-    device = Device(index, f"GPU-{index}", **more)  # type: ignore[arg-type]
-    state = State.RESERVED if user else State.FREE
-    return Row(device, state, holders=holders, is_unused=idle_s is not None)
-
-
-ROWS = (
-    row(0, "carol"),
-    row(1, "alice", idle_s=60),
-    row(2),
-    row(3, instance=0),
-    row(3, "bob", idle_s=7200, instance=1),
-    row(4)._replace(state=State.BUSY, processes=(Process(7, user="aaron"),)),
-)
-
-
-@pytest.mark.parametrize(
-    ("order", "expected"),
-    [
-        (top.NUMBER, ["0", "1", "2", "3:0", "3:1", "4"]),
-        (top.USER, ["4", "1", "3:0", "3:1", "0", "2"]),
-        (top.IDLE, ["3:0", "3:1", "1", "0", "2", "4"]),
-    ],
-)
-def test_orders(order: str, expected: list[str]) -> None:
-    """By user come who holds and who uses, nobody last; idle longest first; instances together."""
-    assert [each.device.number for each in top.ordered(ROWS, order, NOW)] == expected
+def row(index: int) -> Row:
+    return Row(Device(index, f"GPU-{index}"), State.FREE)
 
 
 def test_it_needs_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
@@ -110,22 +79,9 @@ def test_it_is_live_until_a_key(machine: Machine, screen: Any, key: str) -> None
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("key", ["h", "?"])
-def test_help(screen: Any, key: str) -> None:
-    """The keys h and ? show all keys; the next key, q as well, goes back to the machine."""
-    screen.expect("Both GPUs are free")
-    screen.send(key)
-    screen.expect("order by idle time")
-    screen.send("q")
-    screen.expect("Both GPUs are free")
-    screen.send("q")
-    assert end(screen)[1] == 0
-
-
-@pytest.mark.process
 def test_a_sign_of_life(screen: Any) -> None:
     """The clock below the picture goes on, though nothing changes on the machine."""
-    screen.expect(r"\d\d:\d\d:\d\d   q quit   h help.*now number")
+    screen.expect(r"\d\d:\d\d:\d\d   q quit")
     screen.expect(r"\x1b\[[78]G\d")  # only the digits of the clock are written anew
 
 
@@ -162,9 +118,7 @@ def test_a_terminal_of_another_size(screen: Any) -> None:
     for size in ((4, 20), (1, 1), (30, 100)):
         screen.setwinsize(*size)
         time.sleep(0.1)  # a person is not quicker
-    screen.expect("by: n number")
-    screen.send("i")
-    screen.expect("idle time")
+    screen.expect("q quit")
     screen.send("q")
     assert end(screen)[1] == 0
 
@@ -208,12 +162,3 @@ def test_what_can_not_be_shown(machine: Machine, scenario: str, term: str, part:
     (line,) = text.split("\r\n")[:-1]
     assert part in line
     assert code in {2, 69}
-
-
-def test_rows_of_hosts_are_ordered_too() -> None:
-    """Of several machines each one's rows are in the order, and those without a status stay."""
-    answers = (Answer("lab1", Status(ROWS, time=NOW)), Answer("lab2", None, "no answer"))
-    first, second = top.arranged(Hosts(answers), top.USER).answers
-    assert first.status
-    assert [row.device.number for row in first.status.rows][:2] == ["4", "1"]
-    assert second.problem == "no answer"
