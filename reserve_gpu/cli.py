@@ -157,7 +157,6 @@ def _check(arguments: Namespace) -> int:
 
 def _join(arguments: Namespace) -> NoReturn:
     reservations.join(arguments)
-    raise AssertionError  # this process is another program by now
 
 
 def _list(arguments: Namespace) -> int:
@@ -168,7 +167,7 @@ def _list(arguments: Namespace) -> int:
 def _release(arguments: Namespace) -> int:
     text, code = reservations.release(arguments)
     _print(text)
-    return int(code)
+    return code
 
 
 def _install(arguments: Namespace) -> int:
@@ -314,8 +313,7 @@ def _start(words: list[str]) -> int:
     if "start" not in arguments:  # the help is what was asked for, but a script has made a mistake
         _print(arguments.parser.format_help().rstrip())
         return errors.RequestError.exit_code
-    code: int = arguments.start(arguments)
-    return code
+    return int(arguments.start(arguments))
 
 
 def _require_command(words: list[str]) -> None:
