@@ -168,7 +168,7 @@ REPORT_FORMAT = Option(
     "--format",
     choices=("text", "json", "html"),
     default="text",
-    help="text (the default), json (for programs), html (a page with a chart)",
+    help="text (the default), json (for programs), html (a page)",
 )
 
 HOSTS = Option(

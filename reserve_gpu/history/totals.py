@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from functools import lru_cache
 from heapq import nlargest
 from typing import NamedTuple
@@ -100,15 +99,6 @@ def by_day(noted: Noted) -> str | None:
 def day(at: float) -> str:
     """Return the day of that moment, in local time."""
     return _day_of_quarter(int(at // QUARTER_S))
-
-
-def is_day(text: str) -> bool:
-    """Tell whether that is a day as `day` calls it."""
-    from datetime import date  # which only a report needs
-
-    with suppress(ValueError):
-        return date.fromisoformat(text).isoformat() == text
-    return False
 
 
 @lru_cache(1 << 16)  # more than a year has

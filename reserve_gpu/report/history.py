@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.history.totals import Hours, together
-from reserve_gpu.report import chart, colour, page, times, words
+from reserve_gpu.report import colour, page, times, words
 from reserve_gpu.report.layout import Layout
 from reserve_gpu.report.pictures import Picture
 from reserve_gpu.report.sheets import Column, Sheet
@@ -95,10 +95,8 @@ class Report(NamedTuple):
         return Picture(Layout(head, foot=[*_foot(self)], sheets=tables), head[0][0][0])
 
     def to_page(self) -> str:
-        """Return it as one page for browsers, with a chart of the days."""
-        return page.titled(
-            f"GPU-hours of {shown(self.host)}", self._repr_html_() + chart.chart(self.days)
-        )
+        """Return it as one page for browsers."""
+        return page.titled(f"GPU-hours of {shown(self.host)}", self._repr_html_())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same for programs, as JSON takes it; docs/history.md has the shape."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reserve_gpu.foreign import Fields, fields_of
-from reserve_gpu.history.totals import KEYS, UNKNOWN, Hours, Idle, is_day
+from reserve_gpu.history.totals import KEYS, UNKNOWN, Hours, Idle
 from reserve_gpu.model import (
     GRAPHICS,
     Device,
@@ -49,7 +49,7 @@ def report(fields: object) -> Report:
     return Report(
         by if by in KEYS else "user",
         dict(map(_hours, said.tables("rows", MOST_HOURS))),
-        {day: hours for day, hours in map(_hours, said.tables("days", MOST_HOURS)) if is_day(day)},
+        dict(map(_hours, said.tables("days", MOST_HOURS))),
         tuple(map(_idle, said.tables("longest_idle"))),
         said.number("since") or 0.0,
         said.number("until") or 0.0,
