@@ -297,7 +297,6 @@ class Record(NamedTuple):
     overdue: since when its reservation should have ended, where it has not.
     kept_until: for how long it is kept for the restart of its kernel.
     guest_of: of a guest, since when the holder that it has joined has the device.
-    is_alone: that holder shares it with nobody.
     """
 
     who: Who = Who()
@@ -311,7 +310,6 @@ class Record(NamedTuple):
     overdue: float | None = None
     kept_until: float | None = None
     guest_of: float | None = None
-    is_alone: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON takes it, without what is not known."""
@@ -459,11 +457,6 @@ class Holder(NamedTuple):
         """Tell whether its kernel has ended, and what it had is kept for its restart."""
         until = self.record.kept_until
         return until is not None and now < until <= now + LONGEST_RESTART_S
-
-    @property
-    def is_alone(self) -> bool:
-        """Tell whether it is a guest of one who shares the device with nobody."""
-        return self.record.guest_of is not None and self.record.is_alone is True
 
     @property
     def is_over(self) -> bool:

@@ -790,7 +790,7 @@ HELD: dict[str, Any] = {"before": {}, "written": {}, "record": {}, "reason": Non
 
 def left(**changes: Any) -> dict[str, Any]:
     """Return what a process that held the device GPU-x would leave to its next program."""
-    fields = {"devices": [{"index": 0, "uuid": "GPU-x"}], "locks": [["LOCK", "GPU-x.lock", False]]}
+    fields = {"devices": [{"index": 0, "uuid": "GPU-x"}], "locks": [["LOCK", "GPU-x.lock"]]}
     return {**HELD, **fields, **changes}
 
 
@@ -799,14 +799,14 @@ def left(**changes: Any) -> dict[str, Any]:
 TRUE = f"PID {json.dumps(left())}"
 DEVICE = {"index": 0, "uuid": "GPU-x"}
 UNTRUE = {
-    "closed": left(locks=[[999, "GPU-x.lock", False]]),
-    "another file": left(locks=[["OTHER", "GPU-x.lock", False]]),
-    "another name": left(locks=[["LOCK", "other.lock", False]]),
-    "no name": left(locks=[["LOCK", -1, False]]),
-    "not locked": left(locks=[["FREE", "GPU-x.lock", False]]),
-    "negative": left(locks=[[-1, "GPU-x.lock", False]]),
-    "enormous": left(locks=[[1 << 80, "GPU-x.lock", False]]),
-    "no number": left(locks=[["3", "GPU-x.lock", False]]),
+    "closed": left(locks=[[999, "GPU-x.lock"]]),
+    "another file": left(locks=[["OTHER", "GPU-x.lock"]]),
+    "another name": left(locks=[["LOCK", "other.lock"]]),
+    "no name": left(locks=[["LOCK", -1]]),
+    "not locked": left(locks=[["FREE", "GPU-x.lock"]]),
+    "negative": left(locks=[[-1, "GPU-x.lock"]]),
+    "enormous": left(locks=[[1 << 80, "GPU-x.lock"]]),
+    "no number": left(locks=[["3", "GPU-x.lock"]]),
     "other lengths": left(locks=[]),
     "no device": left(devices=[7]),
     "another field": left(devices=[DEVICE | {"nonsense": 1}]),
@@ -869,7 +869,7 @@ def test_a_lock_is_in_the_lock_directory(here: Here, *, is_absolute: bool) -> No
     path = here.folder / "elsewhere.lock"
     name = str(path) if is_absolute else f"../{path.name}"
     with have(path) as file:
-        fields = left(locks=[[file, name, False]])
+        fields = left(locks=[[file, name]])
         with forged(here, f"PID {json.dumps(fields)}"):
             assert handover.received() is None
 
@@ -892,7 +892,7 @@ def test_a_lock_of_another_opening_is_not_adopted(here: Here) -> None:
     with here.rival("0"):
         file = os.open(here.locks / name, os.O_RDWR)
         device = {"index": 0, "uuid": here.uuid("0")}
-        told = HELD | {"devices": [device], "locks": [[file, name, False]]}
+        told = HELD | {"devices": [device], "locks": [[file, name]]}
         os.environ["RESERVE_GPU_HELD"] = f"{os.getpid()} {json.dumps(told)}"
         assert handover.received() is None
         os.close(file)

@@ -461,7 +461,9 @@ warnings.simplefilter("ignore")
 loaded = []
 def hook(event, arguments):
     if event == "exec" and arguments[0].co_name == "<module>":
-        if not calls.no_fork._is_owned():
+        is_own = calls.no_fork._is_owned()
+        if not is_own and calls.no_fork.acquire(blocking=False):  # nor has who waits for the import
+            calls.no_fork.release()
             loaded.append(arguments[0].co_filename)
 def in_vain(**wishes):
     try:

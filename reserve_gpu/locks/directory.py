@@ -112,12 +112,7 @@ class LockDirectory:
         return lock
 
     def acquire(
-        self,
-        name: str,
-        mode: int = OTHERS_MODE,
-        *,
-        shared: bool = False,
-        since: float | None = None,
+        self, name: str, mode: int = OTHERS_MODE, since: float | None = None
     ) -> Lock | None:
         """Lock the file of that name, made if it is not there; None if somebody has it locked.
 
@@ -136,7 +131,7 @@ class LockDirectory:
                     return None
                 # Somebody may have replaced the file before it was locked.
                 if files.is_current(self.descriptor, name, descriptor):
-                    lock = Lock(descriptor, path, shared=shared, since=since)
+                    lock = Lock(descriptor, path, since)
                     return lock
             finally:
                 if lock is None:
@@ -154,14 +149,14 @@ class LockDirectory:
         name, prefix = lock_name(uuid), _share_prefix(uuid)
         held_names = {held.name} if held else set()
         if name in held_names:  # it is held whole, and others are to be let in
-            return self.acquire_own(prefix, shared=True, since=since)
+            return self.acquire_own(prefix, since)
         whole = self.acquire(name, since=since)
         if whole is None:
             return self.holders.of(name)
         with ExitStack() as stack:
             stack.callback(whole.release)
             if share:
-                return self.acquire_own(prefix, shared=True, since=since)
+                return self.acquire_own(prefix, since)
             sharers = map(self.holders.of, self._living(prefix, held_names))
             # Guests of the reservation in whose place this one comes are no others.
             own = () if since is None else (since,)
@@ -176,9 +171,9 @@ class LockDirectory:
 
         since: of the lock of the holder that it joins.
         """
-        return self.acquire_own(_share_prefix(uuid), shared=True, since=since)
+        return self.acquire_own(_share_prefix(uuid), since)
 
-    def acquire_own(self, prefix: str, *, shared: bool = False, since: float | None = None) -> Lock:
+    def acquire_own(self, prefix: str, since: float | None = None) -> Lock:
         """Lock a file of this user's own, `PREFIX-UID-N.lock`; under the mutex. Raises LockError.
 
         Only their owner can write to these files, so nobody can take a user's places away or write
@@ -189,7 +184,7 @@ class LockDirectory:
             name = f"{prefix}-{os.geteuid()}-{number}.lock"
             if files.is_others(self.descriptor, name):
                 continue
-            if lock := self.acquire(name, OWN_MODE, shared=shared, since=since):
+            if lock := self.acquire(name, OWN_MODE, since):
                 names.add(name)
                 return lock
             living += 1

@@ -175,7 +175,7 @@ def named(record: Record, pid: int | None, changed: float = 0.0) -> Holder:
 def _of_nothing_shared(record: Record) -> Record:
     """Return the record without what only a sharer may say of itself."""
     promise = record.promise._replace(size=None)
-    return record._replace(promise=promise, guest_of=None, is_alone=None)
+    return record._replace(promise=promise, guest_of=None)
 
 
 def _locking_pids() -> dict[str, int]:

@@ -16,6 +16,7 @@ from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
 from reserve_gpu.locks.descriptors import NONE
+from reserve_gpu.locks.holders import is_sharers
 
 if TYPE_CHECKING:
     from reserve_gpu.model import Record
@@ -29,15 +30,12 @@ HIGH = 100  # scripts use the descriptors below it, as in `exec 5>log`
 class Lock:
     """A lock that this process has, until it is released or the process ends.
 
-    descriptor: of the locked file. path: of that file. shared: it is a sharer's, so others may
-    share the device. since: when it was taken, in seconds since the epoch.
+    descriptor: of the locked file. path: of that file. since: when it was taken, in seconds since
+    the epoch.
     """
 
-    def __init__(
-        self, descriptor: int, path: str, *, shared: bool = False, since: float | None = None
-    ) -> None:
+    def __init__(self, descriptor: int, path: str, since: float | None = None) -> None:
         self.path = path
-        self.shared = shared
         self.descriptor = descriptor
         self.since = since or time.time()
         self._opening = descriptors.opening(descriptor)
@@ -47,6 +45,11 @@ class Lock:
     def name(self) -> str:
         """Return the name of the file in its directory."""
         return os.path.basename(self.path)
+
+    @property
+    def shared(self) -> bool:
+        """Tell whether it is a sharer's, so that others may share the device."""
+        return is_sharers(self.name)
 
     def write(self, record: Record) -> None:
         """Write the record of who has the lock. On a full disk the record is lost, not the lock."""

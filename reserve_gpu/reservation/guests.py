@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.errors import LockError, RequestError
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.locks.holders import is_own_guest, is_sharers
+from reserve_gpu.locks.holders import is_own_guest
 from reserve_gpu.model import Device, Promise
 from reserve_gpu.notices import HAS_GONE
 from reserve_gpu.reservation import environment
@@ -49,12 +49,9 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Held:
             stack.callback(lock.release)
         stack.pop_all()
     host = reserved.holder
-    is_alone = host.is_alone or not is_sharers(host.file or "")
     devices = environment.in_order(host_of, host.record.visible or "")
     of = tuple(since[device] for device in devices)
-    return Held(
-        devices, locks, Promise(host.record.promise.size), guest=Guest(of, is_alone, host.name)
-    )
+    return Held(devices, locks, Promise(host.record.promise.size), guest=Guest(of, host.name))
 
 
 def own_pids(held: Held) -> set[int]:

@@ -60,7 +60,7 @@ def described(held: Held) -> dict[str, Any]:
     locks = [held.locks[device.uuid] for device in held.devices]
     return {
         "devices": [device._asdict() for device in held.devices],
-        "locks": [(lock.descriptor, lock.name, lock.shared) for lock in locks],
+        "locks": [(lock.descriptor, lock.name) for lock in locks],
         "record": Record(promise=held.promise).to_dict(),
         "guest": held.guest,
     }
@@ -70,9 +70,9 @@ def held_of(fields: Mapping[str, Any]) -> Held:
     """Return what was described, without its locks. Raises ERRORS for what makes no sense."""
     guest = fields.get("guest")
     if guest is not None:
-        of, is_alone, name = guest
+        of, name = guest
         name = None if name is None else foreign.text(name)
-        guest = Guest(tuple(map(foreign.number, of)), is_alone is True, name)
+        guest = Guest(tuple(map(foreign.number, of)), name)
     promise = Record.from_dict(fields["record"]).promise
     return Held(tuple(map(_device, fields["devices"])), {}, promise, guest=guest)
 
@@ -96,8 +96,8 @@ def received() -> Handover | None:
 def _checked(fields: Mapping[str, Any]) -> Handover | None:
     held = held_of(fields)
     locks: dict[str, Lock] = {}
-    for device, (descriptor, name, shared) in zip(held.devices, fields["locks"], strict=True):
-        lock = _adopted(descriptor, str(name), shared=shared is True)
+    for device, (descriptor, name) in zip(held.devices, fields["locks"], strict=True):
+        lock = _adopted(descriptor, str(name))
         if lock is None:
             for adopted in locks.values():
                 adopted.release()
@@ -123,7 +123,7 @@ def _text(value: object) -> str | None:
     return None if value is None else foreign.text(value, LIMIT)
 
 
-def _adopted(descriptor: int, name: str, *, shared: bool) -> Lock | None:
+def _adopted(descriptor: int, name: str) -> Lock | None:
     """Return the lock that this process had before exec; None if it is not that.
 
     Only the kernel is believed: the descriptor is open, its file is the one of that name, and this
@@ -138,5 +138,5 @@ def _adopted(descriptor: int, name: str, *, shared: bool) -> Lock | None:
             return None
         since = records.read(descriptor).since
         descriptors.adopt(descriptor)
-        return Lock(descriptor, path, shared=shared, since=since)
+        return Lock(descriptor, path, since=since)
     return None

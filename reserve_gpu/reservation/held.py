@@ -14,12 +14,11 @@ from reserve_gpu.notices import Failure, LockedAnew, Lost
 class Guest(NamedTuple):
     """What makes a reservation a guest's.
 
-    of: since when the holder that was joined has each of the devices. is_alone: it shares with
-    nobody. name: what that holder is, in a word.
+    of: since when the holder that was joined has each of the devices.
+    name: what that holder is, in a word.
     """
 
     of: tuple[float, ...]
-    is_alone: bool
     name: str | None = None
 
 

@@ -20,6 +20,7 @@ from reserve_gpu import alarm, foreign, heir, host
 from reserve_gpu.calls import no_fork
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.directory import OTHERS_MODE, OWN_MODE
+from reserve_gpu.locks.holders import is_sharers
 from reserve_gpu.reservation import handover
 
 if TYPE_CHECKING:
@@ -39,15 +40,15 @@ class Left(NamedTuple):
 
     heir: the process that keeps it. kernel: the one that has ended; its memory may take the driver
     some seconds to free. until: for how long it is kept, in seconds since the epoch.
-    directory: of the locks. names: of the lock files, whether each is a sharer's, and since when it
-    is locked. held: the rest.
+    directory: of the locks. names: of the lock files, and since when each is locked.
+    held: the rest.
     """
 
     heir: int
     kernel: int
     until: float
     directory: str
-    names: tuple[tuple[str, bool, float], ...]
+    names: tuple[tuple[str, float], ...]
     held: Held
 
 
@@ -90,12 +91,12 @@ def claim(left: Left, directory: LockDirectory) -> Held | None:
     The kernel may have released it after it had left it, and somebody may have deleted a file: then
     the heir keeps nothing. Raises LockError.
     """
-    is_kept = all(_has_locked(left.heir, directory, name) for name, _, _ in left.names)
+    is_kept = all(_has_locked(left.heir, directory, name) for name, _ in left.names)
     if not end(left) or not is_kept:
         return None
     locks: dict[str, Lock] = {}
-    for device, (name, shared, since) in zip(left.held.devices, left.names, strict=True):
-        lock = _acquired(directory, name, shared=shared, since=since)
+    for device, (name, since) in zip(left.held.devices, left.names, strict=True):
+        lock = _acquired(directory, name, since)
         if lock is None:
             for taken in locks.values():
                 taken.release()
@@ -129,11 +130,11 @@ def _has_locked(pid: int, directory: LockDirectory, name: str) -> bool:
     return file is not None and host.has_locked(pid, file)
 
 
-def _acquired(directory: LockDirectory, name: str, *, shared: bool, since: float) -> Lock | None:
+def _acquired(directory: LockDirectory, name: str, since: float) -> Lock | None:
     """Lock the file; the kernel that has left it may be ending just now."""
     until = time.monotonic() + ENDS_S
-    mode = OWN_MODE if shared else OTHERS_MODE
-    while (lock := directory.acquire(name, mode, shared=shared, since=since)) is None:
+    mode = OWN_MODE if is_sharers(name) else OTHERS_MODE
+    while (lock := directory.acquire(name, mode, since)) is None:
         if time.monotonic() >= until:
             return None
         time.sleep(POLL_S)
@@ -147,13 +148,13 @@ def _read(pid: int) -> Left:
         variables = environ.read(LIMIT).split(b"\0")
     (left,) = (variable for variable in variables if variable.startswith(mark))
     fields = foreign.parsed(left[len(mark) :])
-    names = [(os.path.basename(name), shared is True) for _, name, shared in fields["locks"]]
+    names = [os.path.basename(name) for _, name in fields["locks"]]
     since = map(foreign.number, fields["since"])
     return Left(
         heir=pid,
         kernel=foreign.pid(fields["kernel"]),
         until=foreign.number(fields["until"]),
         directory=foreign.text(fields["directory"], LIMIT),
-        names=tuple((*name, at) for name, at in zip(names, since, strict=True)),
+        names=tuple(zip(names, since, strict=True)),
         held=handover.held_of(fields),
     )

@@ -491,7 +491,6 @@ class Session(Executor):
             visible=visible,
             overdue=held.overdue,
             kept_until=held.kept_until,
-            is_alone=held.guest.is_alone if held.guest else None,
         )
         joined = held.guest.of if held.guest else [None] * len(held.devices)
         for device, since in zip(held.devices, joined, strict=True):
