@@ -111,7 +111,7 @@ def _status(arguments: Namespace) -> int:
     look = _look if arguments.hosts is None else _look_at_hosts
     seen = look(arguments)._replace(is_all=arguments.all)
     if arguments.format == "text":
-        _print(seen.to_text(arguments.color))
+        _print(seen.to_text())
     else:
         _print(FORMATS[arguments.format](seen), "utf-8")
     return 0 if seen.machines else errors.DriverError.exit_code
@@ -137,7 +137,7 @@ def _report(arguments: Namespace) -> int:
         _end_with_ssh()
     report = accounting.report(arguments)
     if arguments.format == "text":
-        _print(report.to_text(arguments.color))
+        _print(report.to_text())
     else:
         _print(accounting.FORMATS[arguments.format](report), "utf-8")
     return 0 if report.has_answers else errors.DriverError.exit_code
@@ -205,7 +205,6 @@ COMMANDS = (
         (
             options.FORMAT,
             options.FORMAT_JSON,
-            options.COLOR,
             options.ALL,
             options.HOSTS,
         ),
@@ -214,7 +213,7 @@ COMMANDS = (
     Command(
         "top",
         "Show the same live in a terminal, each second, until q.",
-        (options.COLOR, options.HOSTS),
+        (options.HOSTS,),
         _top,
     ),
     Command(
@@ -225,7 +224,6 @@ COMMANDS = (
             options.BY,
             options.REPORT_FORMAT,
             options.FORMAT_JSON,
-            options.COLOR,
             options.HOSTS,
         ),
         _report,

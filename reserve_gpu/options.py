@@ -13,7 +13,6 @@ from reserve_gpu import api
 from reserve_gpu.errors import EXCUSED, RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Waiting
-from reserve_gpu.report import colour
 from reserve_gpu.report.times import duration
 from reserve_gpu.reservation.request import Deadline, parse
 
@@ -31,6 +30,7 @@ REMOVED = {
     "--share": "for a part of a GPU say how much you will use: --memory 10GB, or --memory 50%",
     "record": "use without a reservation is a metric of: reserve-gpu status --format prometheus",
     "--watch": "the live view is reserve-gpu top, in a terminal",
+    "--color": "set NO_COLOR=1 or FORCE_COLOR=1 in the environment",
     "--exclude": "name the GPUs you want instead: %reserve_gpu 0,2",
 }
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -144,13 +144,6 @@ FORMAT = Option(
 FORMAT_JSON = Option(
     "--json", dest="format", action="store_const", const="json", help="--format json"
 )
-COLOR = Option(
-    "--color",
-    choices=colour.CHOICES,
-    default=colour.AUTO,
-    help="auto (in a terminal; the default), always (as under watch --color) or never",
-)
-
 SINCE = Option(
     "--since",
     offers=("1d", "7d", "30d", "today", "yesterday", *DAYS),

@@ -49,7 +49,7 @@ def run(arguments: Namespace) -> int:
         raise RequestError(
             f"This Python has no curses, which a live picture needs; {ELSEWHERE}"
         ) from None
-    is_coloured = colour.is_coloured(arguments.color, os.environ, is_terminal=True)
+    is_coloured = colour.is_coloured(os.environ, is_terminal=True)
     before = signal.signal(signal.SIGTERM, _end)  # so that the terminal is left as it was
     try:
         look_at = looking.looking if arguments.hosts is None else partial(_looking, arguments.hosts)

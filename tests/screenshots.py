@@ -246,8 +246,8 @@ def terminal(scene: Scene, lab: Lab, page: Page) -> None:
     """Draw the status in a terminal of 120 columns, of the kind that JupyterLab has."""
     del lab
     shown = scene.machine.command(
-        *as_user("erin"), sys.executable, "-m", "reserve_gpu", "status", "--color", "always",
-        COLUMNS="120", NO_COLOR="",
+        *as_user("erin"), sys.executable, "-m", "reserve_gpu", "status",
+        COLUMNS="120", NO_COLOR="", FORCE_COLOR="1",
     )  # fmt: skip
     page.set_content(TERMINAL.format(as_html(f"$ reserve-gpu status\n{shown.stdout}")))
     page.locator("pre").screenshot(path=IMAGES / "terminal.png")
@@ -266,8 +266,8 @@ def report(scene: Scene, lab: Lab, page: Page) -> None:
         lines = (line._replace(name=NOTEBOOKS[number]) for line in stay.lines())
         histories.write(lines, USERS[user])
     shown = scene.machine.command(
-        sys.executable, "-m", "reserve_gpu", "report", "--color", "always",
-        COLUMNS="100", NO_COLOR="", RESERVE_GPU_HISTORY=str(histories.folder),
+        sys.executable, "-m", "reserve_gpu", "report",
+        COLUMNS="100", NO_COLOR="", FORCE_COLOR="1", RESERVE_GPU_HISTORY=str(histories.folder),
     )  # fmt: skip
     page.set_content(TERMINAL.format(as_html(f"# reserve-gpu report\n{shown.stdout}")))
     page.locator("pre").screenshot(path=IMAGES / "report.png")
@@ -292,9 +292,9 @@ def hosts(scene: Scene, lab: Lab, page: Page) -> None:
         machines.freeze("lab3")
         typed = ["status", "--hosts", "lab1,lab2,lab3"]
         shown = subprocess.run(
-            [sys.executable, "-m", "reserve_gpu", *typed, "--color", "always"],
-            env=machines.environ(COLUMNS="100", NO_COLOR=""), capture_output=True, check=True,
-            text=True,
+            [sys.executable, "-m", "reserve_gpu", *typed],
+            env=machines.environ(COLUMNS="100", NO_COLOR="", FORCE_COLOR="1"),
+            capture_output=True, check=True, text=True,
         ).stdout  # fmt: skip
     page.set_content(TERMINAL.format(as_html(f"$ reserve-gpu {' '.join(typed)}\n{shown}")))
     page.locator("pre").screenshot(path=IMAGES / "hosts.png")

@@ -1065,10 +1065,10 @@ COMPLETIONS = [
     ("reserve-gpu ker", {"kernel "}),
     ("reserve-gpu kernel ", {"install", "list", "remove"}),
     ("reserve-gpu run --mi", {"--min-memory "}),
-    ("reserve-gpu status --", {"--json", "--format", "--color", "--all", "--hosts"}),
+    ("reserve-gpu status --", {"--json", "--format", "--all", "--hosts"}),
     (
         "reserve-gpu report --",
-        {"--since", "--by", "--format", "--json", "--color", "--hosts"},
+        {"--since", "--by", "--format", "--json", "--hosts"},
     ),
     ("reserve-gpu report --by ", {"user", "notebook", "gpu", "day"}),
 ]

@@ -1,4 +1,4 @@
-"""Decide about colours: by the option, the environment, and the stream."""
+"""Decide about colours: by the environment, and the stream."""
 
 from __future__ import annotations
 
@@ -7,19 +7,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-AUTO, ALWAYS, NEVER = "auto", "always", "never"
-CHOICES = (AUTO, ALWAYS, NEVER)
 
-
-def is_coloured(choice: str, environ: Mapping[str, str], *, is_terminal: bool) -> bool:
+def is_coloured(environ: Mapping[str, str], *, is_terminal: bool) -> bool:
     """Tell whether to use colours.
 
-    choice: one of CHOICES; unless it is AUTO, it decides. environ: of this process. NO_COLOR
-    (https://no-color.org) comes before FORCE_COLOR (https://force-color.org); each counts if it is
-    not empty.
+    environ: of this process. NO_COLOR (https://no-color.org) comes before FORCE_COLOR
+    (https://force-color.org); each counts if it is not empty.
     """
-    if choice != AUTO:
-        return choice == ALWAYS
     if environ.get("NO_COLOR"):
         return False
     return bool(environ.get("FORCE_COLOR")) or (is_terminal and environ.get("TERM") != "dumb")

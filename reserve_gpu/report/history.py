@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.history.totals import Hours, together
-from reserve_gpu.report import colour, page, times, words
+from reserve_gpu.report import page, times, words
 from reserve_gpu.report.layout import Layout
 from reserve_gpu.report.pictures import Picture
 from reserve_gpu.report.sheets import Column, Sheet
@@ -73,9 +73,6 @@ class Report(NamedTuple):
     def __repr__(self) -> str:
         return str(self.picture())
 
-    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:  # noqa: FBT001 - IPython's
-        self.picture()._repr_pretty_(printer, is_cycle)
-
     def _repr_html_(self) -> str:
         return self.picture()._repr_html_()
 
@@ -84,9 +81,9 @@ class Report(NamedTuple):
         """Return the hours of all together."""
         return together(self.days.values())
 
-    def to_text(self, color: str = colour.AUTO) -> str:
-        """Return how it looks on standard output. color: one of colour.CHOICES."""
-        return self.picture().to_text(color=color)
+    def to_text(self) -> str:
+        """Return how it looks on standard output."""
+        return self.picture().to_text()
 
     def picture(self) -> Picture:
         """Return what it looks like."""

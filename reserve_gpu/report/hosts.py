@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.errors import REASON_LIMIT, shown
-from reserve_gpu.report import asking, colour, layout, messages, status, words
+from reserve_gpu.report import asking, layout, messages, status, words
 from reserve_gpu.report import rules as ruled
 from reserve_gpu.report.faces import SHELL
 from reserve_gpu.report.layout import Layout, View
@@ -57,9 +57,9 @@ class Hosts(NamedTuple):
     def _repr_html_(self) -> str:
         return self.picture()._repr_html_()
 
-    def to_text(self, color: str = colour.AUTO) -> str:
-        """Return how it looks on standard output. color: one of colour.CHOICES."""
-        return self.picture().to_text(color=color)
+    def to_text(self) -> str:
+        """Return how it looks on standard output."""
+        return self.picture().to_text()
 
     def picture(self) -> Picture:
         """Return what it looks like: what is free, and a section for each host."""

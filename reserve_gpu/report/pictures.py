@@ -13,7 +13,6 @@ from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import State
 from reserve_gpu.report import (
     asking,
-    colour,
     html,
     layout,
     messages,
@@ -50,8 +49,7 @@ class Picture(NamedTuple):
 
     def _repr_pretty_(self, printer: Any, _is_cycle: bool) -> None:  # noqa: FBT001 - IPython's
         # A kernel has FORCE_COLOR set, for what cells start; text beside HTML has no colours.
-        color = colour.AUTO if terminal.is_terminal(sys.stdout) else colour.NEVER
-        printer.text(self.to_text(color=color))
+        printer.text(self.to_text() if terminal.is_terminal(sys.stdout) else str(self))
 
     def _repr_html_(self) -> str:
         return html.html(self.layout)
@@ -66,12 +64,9 @@ class Picture(NamedTuple):
         head = [*((text,) for text in texts), *self.layout.head]
         return self._replace(layout=self.layout._replace(head=head))
 
-    def to_text(self, stream: TextIO | None = None, color: str = colour.AUTO) -> str:
-        """Return how it looks on that stream, by default standard output: its width, its colours.
-
-        color: one of colour.CHOICES.
-        """
-        return terminal.text(self.layout, stream, color)
+    def to_text(self, stream: TextIO | None = None) -> str:
+        """Return how it looks on a stream, by default standard output: its width, its colours."""
+        return terminal.text(self.layout, stream)
 
     def show(self, *, has_head: bool = True) -> None:
         """Show it as what a cell of this IPython displays.

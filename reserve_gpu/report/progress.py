@@ -107,7 +107,7 @@ class Terminal:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._is_coloured = colour.is_coloured(colour.AUTO, os.environ, is_terminal=True)
+        self._is_coloured = colour.is_coloured(os.environ, is_terminal=True)
         # As they were written, all above the cursor: the ^C that a terminal shows breaks none.
         self._lines: list[str] = []
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.model import ComputeMode, Device, Holder, Row, State, Ticket
-from reserve_gpu.report import asking, colour, layout, messages, parts, reasons, times, words
+from reserve_gpu.report import asking, layout, messages, parts, reasons, times, words
 from reserve_gpu.report import rules as ruled
 from reserve_gpu.report.faces import MAGIC, PYTHON, Face
 from reserve_gpu.report.layout import Layout, View
@@ -70,12 +70,9 @@ class Status(NamedTuple):
     def _repr_html_(self) -> str:
         return self.picture()._repr_html_()
 
-    def to_text(self, color: str = colour.AUTO) -> str:
-        """Return how it looks on standard output: coloured and broken to a terminal's width.
-
-        color: `auto`, `always` or `never`; NO_COLOR and FORCE_COLOR count where it is `auto`.
-        """
-        return self.picture().to_text(color=color)
+    def to_text(self) -> str:
+        """Return how it looks on standard output: coloured and broken to a terminal's width."""
+        return self.picture().to_text()
 
     @property
     def machines(self) -> tuple[Status, ...]:

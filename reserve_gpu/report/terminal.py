@@ -67,15 +67,15 @@ def plain(layout: Layout) -> str:
     return _in_its_letters("\n".join(lines(layout, PLAIN_COLUMNS, is_coloured=False)), sys.stdout)
 
 
-def text(layout: Layout, stream: TextIO | None = None, color: str = colour.AUTO) -> str:
+def text(layout: Layout, stream: TextIO | None = None) -> str:
     """Return how it looks on a stream, by default stdout; broken to the width of a terminal.
 
-    color: one of colour.CHOICES. Coloured text in a pipe is for a screen as well: `watch` says in
+    Coloured text in a pipe is for a screen as well: `watch` says in
     COLUMNS how wide its own is.
     """
     stream = stream or sys.stdout
     on_terminal = is_terminal(stream)
-    is_coloured = colour.is_coloured(color, os.environ, is_terminal=on_terminal)
+    is_coloured = colour.is_coloured(os.environ, is_terminal=on_terminal)
     has_width = on_terminal or (is_coloured and "COLUMNS" in os.environ)
     width = size(stream)[0] if has_width else PLAIN_COLUMNS
     made = "\n".join(lines(layout, width, is_coloured=is_coloured, breaks_commands=False))
