@@ -69,7 +69,8 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     name: text that the name of each must contain, in upper or lower case.
     wait: for how long to wait in the queue, in seconds or as `90s`, `10m`, `2h`; True for ever.
     memory: a part of each alone: the most device memory that this process and all that it starts
-        will use, the CUDA context included, as `min_memory`. The rest is for others who share.
+        will use, the CUDA context included, as `min_memory`, or `50%` of what it has. Others may
+        have the rest.
     note: a line for others to read.
     for_: for how long to hold it, in seconds or as `30m`, `4h`, `1h30m`. until: up to a moment in
         local time: `18:00`, `6pm`, `Fri`, `tomorrow`, `2026-12-01`, `Fri 18:00`.

@@ -180,10 +180,20 @@ class Gauges(NamedTuple):
 
 
 class Size(NamedTuple):
-    """An amount of memory, and the unit in which somebody asked for it."""
+    """An amount of memory, and the unit in which somebody asked for it.
+
+    percent: of the memory of each device, in place of an amount, which is known `of` a device.
+    """
 
     mib: float
     unit: str = "GiB"
+    percent: float | None = None
+
+    def of(self, device: Device) -> "Size":
+        """Return the amount that it is of that device's memory, less what the driver keeps."""
+        if self.percent is None:
+            return self
+        return Size(max(1.0, (device.usable_mib or 0) * self.percent // 100))
 
 
 class Lease(NamedTuple):
@@ -503,6 +513,14 @@ class Request(NamedTuple):
     def needed(self) -> int:
         """Return how many devices that makes."""
         return len(self.devices) or self.count or 1
+
+    def on(self, devices: Sequence[Device]) -> "Request":
+        """Return the request for these devices: a percentage is of the smallest of them."""
+        size = self.promise.size
+        if size is None or size.percent is None:
+            return self
+        size = min(map(size.of, devices))
+        return self._replace(promise=self.promise._replace(size=size))
 
 
 class Row(NamedTuple):

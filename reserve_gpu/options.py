@@ -83,9 +83,10 @@ WAIT = Option(
 )
 MEMORY = Option(
     "--memory",
-    offers=("4GB", "10GB", "20GB", "40GB"),
+    offers=("4GB", "10GB", "20GB", "40GB", "50%"),
     metavar="SIZE",
-    help="a part of it: the most memory that you will use (10GB); together with others who share",
+    help="a part of it: the most memory that you will use (10GB, or 50%% of what it has); others "
+    "may have the rest",
 )
 NOTE = Option("--note", metavar="TEXT", help="a line for others to read beside your reservation")
 FOR = Option(

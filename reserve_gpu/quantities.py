@@ -40,6 +40,17 @@ def size_and_unit(text: str | float) -> tuple[float, str | None]:
     return float(match[1]), unit
 
 
+def parse_percent(text: object) -> float | None:
+    """Parse `50%`; None for what is no percentage at all. Raises RequestError."""
+    typed = str(text).strip()
+    if not typed.endswith("%"):
+        return None
+    match = re.fullmatch(rf"({_NUMBER})\s*%", typed, re.ASCII)
+    if match and 0 < float(match[1]) <= 100:
+        return float(match[1])
+    raise RequestError(f"{shown(typed)!r} is no part of a GPU. Give 50%: more than 0%, up to 100%.")
+
+
 def parse_duration(text: object, *, hint: str = "") -> float:
     """Parse a time in seconds: `90s`, `10m`, `1h30m`, True for ever. Raises RequestError.
 

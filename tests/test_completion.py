@@ -65,7 +65,7 @@ CASES = [
     ("%reserve_gpu --note=", []),
     ("%reserve_gpu --name ", []),
     ("%reserve_gpu pri", []),
-    ("%reserve_gpu --memory ", ["4GB", "10GB", "20GB", "40GB"]),
+    ("%reserve_gpu --memory ", ["4GB", "10GB", "20GB", "40GB", "50%"]),
     ("%reserve_gpu --memory 1", ["10GB"]),
     ("%reserve_gpu --min-memory 8g", ["8GiB"]),
     ("%reserve_gpu --min-memory=1", ["--min-memory=16GiB"]),

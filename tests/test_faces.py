@@ -48,6 +48,8 @@ WISHES: list[dict[str, Any]] = [
     {"min_memory": "2TB"},
     {"name": "RTX 6000 Ada"},
     {"memory": "10GB"},
+    {"memory": "50%"},
+    {"memory": "12.5%", "count": 2},
     {"memory": "9536.5MiB", "count": 2},
     {"devices": "2", "memory": "0.5TiB", "note": "x"},
     {"note": "until Friday"},

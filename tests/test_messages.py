@@ -1301,6 +1301,7 @@ def test_what_is_said_to_who_is_over(names: tuple[str, ...], expected: str) -> N
         (Request(("cuda:1", "3")), "GPU1 and GPU3"),
         (Request(model="a100\x07"), "a GPU with 'a100\ufffd' in the name"),
         (Request(promise=Promise(Size(10240))), "10 GiB of a GPU"),
+        (Request(("0",), promise=Promise(Size(0, percent=50))), "50% of GPU0"),
         (
             Request(promise=Promise(Size(9536.743, "GB")), count=2),
             "10 GB of each of 2 GPUs",

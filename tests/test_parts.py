@@ -12,7 +12,7 @@ import pytest
 import reserve_gpu
 from reserve_gpu.model import State
 from tests.locked import OBSTACLES, have, locked, needs_root, obstructed
-from tests.reserving import got, variables
+from tests.reserving import got, refused, variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -407,3 +407,53 @@ def test_what_oneself_uses_is_room_for_a_larger_part(one: Here) -> None:
     assert part(4000) == "0"
     one.write(f"{ONE}  compute {os.getpid()} 3000\n")
     assert part(9000) == "0"
+
+
+# -- a percentage ----------------------------------------------------------------------------------
+
+
+def test_a_percentage_is_of_what_each_gpu_has(here: Here) -> None:
+    """50% is half of what the GPU has that is taken, less what the driver keeps, in whole MiB."""
+    here.write("gpu\n memory 8001\n reserved 100\ngpu\n memory 4000\n")
+    for devices, expected in (("0", "3950"), ("1", "2000"), ("0,1", "2000,2000")):
+        assert got(devices, memory="50%") == devices
+        assert variables()["CUDA_DEVICE_MEMORY"] == expected
+        assert records(here) == [float(mib) for mib in expected.split(",")]
+        reserve_gpu.release()
+
+
+def test_halves_fit_together(one: Here) -> None:
+    """Two halves are a whole: a third one is refused, and told how much room there is."""
+    with promised(one, gpu0=[TOTAL / 2]):
+        assert got(memory="50%") == "0"
+        reserve_gpu.release()
+        with promised(one, gpu0=[2000]):
+            text = refused(memory="50%")
+        assert text.startswith("No GPU has room for 50%: the most is ")
+        assert "reserve_gpu.reserve(memory='" in text
+
+
+def test_the_same_percentage_again(here: Here) -> None:
+    """The same percentage of what is held is met by it, a smaller one gives back the rest."""
+    here.write(ONE * 2)
+    held = reserve_gpu.reserve(memory="50%")
+    assert held.memory_mib == TOTAL // 2
+    with promised(here, gpu0=[TOTAL / 2]):
+        assert reserve_gpu.reserve(memory="50%") is held
+        assert reserve_gpu.reserve("0", memory="40%") is held
+        assert held.memory_mib == TOTAL * 40 // 100
+        assert room(TOTAL, "0") == TOTAL / 2
+
+
+def test_a_ticket_has_the_size_of_a_percentage(one: Here) -> None:
+    """Who waits for a percentage says in its ticket how many MiB that is."""
+    with promised(one, gpu0=[TOTAL]):
+        sizes: list[float] = []
+
+        def look(_: object) -> None:
+            tickets = [json.loads(path.read_text()) for path in one.locks.glob("queue-*")]
+            sizes.extend(ticket["part_mib"] for ticket in tickets)
+
+        with pytest.raises(reserve_gpu.WaitTimeoutError):
+            reserve_gpu.reserve(memory="25%", wait=0.05, progress=look)
+    assert set(sizes) == {TOTAL * 25 // 100}

@@ -11,7 +11,7 @@ import pytest
 
 from reserve_gpu import host, quantities
 from reserve_gpu.errors import RequestError
-from reserve_gpu.model import Promise, Request
+from reserve_gpu.model import Promise, Request, Size
 from reserve_gpu.reservation import request
 from reserve_gpu.reservation.request import Deadline
 
@@ -33,6 +33,12 @@ from reserve_gpu.reservation.request import Deadline
         ({"devices": None, "min_memory": "1000"}, Request((), None, 1000, "MiB"), 1),
         ({"devices": None, "min_memory": "0.5mib"}, Request((), None, 0.5, "MiB"), 1),
         ({"devices": None, "min_memory": 0}, Request((), None, 0, "MiB"), 1),
+        ({"devices": None, "memory": "50%"}, Request(promise=Promise(Size(0, percent=50))), 1),
+        (
+            {"devices": None, "memory": " 12.5 %"},
+            Request(promise=Promise(Size(0, percent=12.5))),
+            1,
+        ),
         ({"devices": None, "name": "a100"}, Request(model="a100"), 1),
         (
             {"devices": None, "note": "x"},
@@ -68,6 +74,11 @@ def test_request(arguments: dict[str, Any], expected: Request, needed: int) -> N
         ({"devices": "0", "count": 2}, "1 named and 2"),
         ({"devices": None, "min_memory": "lots"}, "'lots'"),
         ({"devices": None, "min_memory": -1}, "'-1'"),
+        ({"devices": None, "min_memory": "50%"}, "'50%' is no size."),
+        *(
+            ({"devices": None, "memory": text}, "is no part of a GPU. Give 50%: more than 0%")
+            for text in ("0%", "101%", "-1%", "%", "x%", "1e1%", "nan%", "50%%")
+        ),
         ({"devices": None, "min_memory": True}, "'True'"),
         ({"devices": None, "min_memory": "16"}, "16 MiB or 16 GB? Write 16GB or 16MiB."),
         ({"devices": None, "min_memory": 16}, 'Write min_memory="16GB" or min_memory="16MiB".'),

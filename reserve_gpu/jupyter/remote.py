@@ -126,7 +126,7 @@ def _fits(row: Row, asked: Request) -> bool:
     if row.state is State.FREE:
         return True
     is_shared = row.state is State.RESERVED and asked.part_mib is not None
-    return is_shared and (row.promisable_mib or 0.0) >= (asked.part_mib or 0.0)
+    return is_shared and (row.promisable_mib or 0.0) >= (asked.on([row.device]).part_mib or 0.0)
 
 
 def has_gpu(name: str, pid: int) -> bool:

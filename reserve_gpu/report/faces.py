@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from reserve_gpu.calls import no_fork
-from reserve_gpu.model import MIB, UNITS, Request
+from reserve_gpu.model import MIB, UNITS, Request, Size
 
 COMMAND_LIMIT = 200  # characters; a longer one is not repeated
 COMMAND = "COMMAND ..."
@@ -83,7 +83,7 @@ def _wishes(request: Request) -> dict[str, Any]:
         "count": None if request.devices else request.count,
         "min_memory": request.min_memory_mib and _size(request.min_memory_mib, request.memory_unit),
         "name": request.model,
-        "memory": promise.size and _size(*promise.size),
+        "memory": promise.size and _part(promise.size),
         "note": promise.note,
         "for_": lease.lasts_s and _seconds(lease.lasts_s),
         "until": lease.until and time.strftime("%Y-%m-%d %H:%M", time.localtime(lease.until)),
@@ -108,6 +108,10 @@ def _seconds(seconds: float) -> str:
     )
     unit = next(fitting, "s")
     return f"{seconds / SECONDS.get(unit, 1):.12g}{unit}"
+
+
+def _part(size: Size) -> str:
+    return _size(size.mib, size.unit) if size.percent is None else f"{size.percent:.12g}%"
 
 
 def _size(mib: float, unit: str) -> str:

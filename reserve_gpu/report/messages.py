@@ -215,8 +215,8 @@ def too_late(reason: TooLate, face: Face) -> str:
 def caution(notice: Caution) -> str:
     """Say why the user of a reserved device should take care: others use it."""
     row, request = notice
-    if request.part_mib is not None:  # what others use is counted, but nothing stops its growth
-        part = words.size(request.part_mib, request.promise.part_unit)
+    if size := request.promise.size:  # what others use is counted, but nothing stops its growth
+        part = words.part(size)
         return (
             f"You have {part} of {row.label}, which others use without a reservation: "
             f"{reasons.use(row)}. What they use now is not in your part, but they may use more"
@@ -478,9 +478,9 @@ def asked(request: Request) -> str:
         what += f" of {words.size(request.min_memory_mib, request.memory_unit)} or more"
     if request.model:
         what += f" with {shown(request.model)!r} in the name"
-    if request.part_mib is not None:
+    if size := request.promise.size:
         of = "of each of" if request.needed > 1 else "of"
-        return f"{words.size(request.part_mib, request.promise.part_unit)} {of} {what}"
+        return f"{words.part(size)} {of} {what}"
     return what
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model import Promise, Request, Size, State
@@ -44,9 +45,9 @@ def no_room(request: Request, rows: Sequence[Row]) -> str:
     rows: of the devices that would do.
     """
     full = [row for row in rows if row.state is State.FULL]
-    if request.part_mib is None or not full:
+    if request.promise.size is None or not full:
         return ""
-    wanted = words.size(request.part_mib, request.promise.part_unit)
+    wanted = words.part(request.promise.size)
     if request.needed > 1:
         enough, total = sum(row.would_be_taken for row in rows), len(rows)
         has = f"{enough or 'none'} of {total} {'have' if enough > 1 else 'has'}"
@@ -72,7 +73,7 @@ def smaller(request: Request, rows: Sequence[Row]) -> Request | None:
         if len(rooms) >= request.needed:
             most_mib = max(most_mib, rooms[request.needed - 1])
     part_mib = words.rounded_down(most_mib, request.promise.part_unit)
-    is_offered = most_mib >= LEAST_MIB and 0 < part_mib < request.part_mib
+    is_offered = most_mib >= LEAST_MIB and 0 < part_mib < (request.part_mib or math.inf)
     return _with_part(request, part_mib) if is_offered else None
 
 
@@ -83,5 +84,5 @@ def _with_part(request: Request, part_mib: float) -> Request:
 
 def _promisable_mib(row: Row, part_mib: float) -> float:
     if row.would_be_taken:
-        return part_mib
+        return max(part_mib, row.promisable_mib or 0.0)
     return row.promisable_mib or 0.0 if row.state is State.FULL else 0.0

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.errors import REASON_LIMIT, shown
-from reserve_gpu.model import MIB, UNITS, Fault, Holder
+from reserve_gpu.model import MIB, UNITS, Fault, Holder, Size
 from reserve_gpu.quantities import LONGEST_S
 from reserve_gpu.report import times
 
@@ -40,6 +40,11 @@ def gib(mib: float) -> str:
 def size(mib: float, unit: str) -> str:
     """Return memory in the unit that somebody asked in: `200 GB`."""
     return f"{_in(mib, unit)} {unit}"
+
+
+def part(asked: Size) -> str:
+    """Return a size as somebody asked for it: `10 GB` or `50%`."""
+    return size(asked.mib, asked.unit) if asked.percent is None else f"{asked.percent:.12g}%"
 
 
 def rounded_down(mib: float, unit: str) -> float:

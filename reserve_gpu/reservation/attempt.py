@@ -122,7 +122,7 @@ def attempt(
             by_rules = asking.rules and _by_rules(asking, asking.rules, devices, everything)
             if chosen := Look(asking, queue, by_rules).choose(devices, taken):
                 granted = _with_lease(asking, taken.granted(chosen))
-                hold(granted, asking.request)
+                hold(granted, asking.request.on(chosen))
                 taken.keep(granted)
                 return granted
             if place:
@@ -244,7 +244,7 @@ class Look:
 
     def _locked(self, device: Device) -> Locked | Row:
         """Lock one device, look at it, and keep the lock only if it will do."""
-        held, part_mib = self._asking.held.get(device.uuid), self._request.part_mib
+        held, part_mib = self._asking.held.get(device.uuid), self._request.on([device]).part_mib
         is_part, held_mib = part_mib is not None, self._asking.part_mib
         lock: Lock | Holder | None = held
         is_kept = False

@@ -25,6 +25,7 @@ from reserve_gpu.quantities import (
     LONGEST_S,
     parse_duration,
     parse_moment,
+    parse_percent,
     parse_size,
     size_and_unit,
 )
@@ -96,9 +97,7 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
         if text is not None and not isinstance(text, str):
             raise RequestError(f"The {what} must be a text, not {text!r}.")
     least = Size(0.0) if min_memory is None else _memory("min_memory", min_memory)
-    size = None if memory is None else _memory("memory", memory)
-    if size and not size.mib:
-        raise RequestError("A part of a GPU needs some memory: give its size, as 10GB.")
+    size = None if memory is None else _part(memory)
     return Request(
         devices=named,
         count=count,
@@ -149,6 +148,16 @@ def rules() -> Rules | None:
     """Return what the administrator's file says now to this user, None if there is none."""
     file = host.config_file()
     return administrator.read(file) if file is not None else None
+
+
+def _part(memory: str | float) -> Size:
+    """Return the part of each GPU that somebody typed. Raises RequestError."""
+    if percent := parse_percent(memory):
+        return Size(0.0, percent=percent)
+    size = _memory("memory", memory)
+    if not size.mib:
+        raise RequestError("A part of a GPU needs some memory: give its size, as 10GB.")
+    return size
 
 
 def _memory(keyword: str, size: str | float) -> Size:

@@ -245,7 +245,10 @@ class Session(Executor):
         if held and held.guest and not _is_met(held, request):
             raise Failure(IsGuest(held.devices, held.guest.name))
         devices = held and policy.kept(held.devices, request)
-        if not (held and devices) or not policy.is_enough(held.part_mib, request.part_mib):
+        if not (held and devices):
+            return None
+        request = request.on(devices)
+        if not policy.is_enough(held.part_mib, request.part_mib):
             return None
         rest = [device for device in held.devices if device not in devices]
         is_same = tuple(devices) == held.devices
@@ -735,7 +738,8 @@ def session() -> Session:
 def _is_met(held: Held, request: Request) -> bool:
     """Tell whether what is held is just what is asked for."""
     kept = policy.kept(held.devices, request)
-    return tuple(kept or ()) == held.devices and held.part_mib == request.part_mib
+    part_mib = request.on(held.devices).part_mib
+    return tuple(kept or ()) == held.devices and held.part_mib == part_mib
 
 
 def _caps(held: Held, inherited: Mapping[str, str | None]) -> tuple[dict[str, str], list[Notice]]:

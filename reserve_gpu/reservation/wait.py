@@ -37,9 +37,11 @@ def wait_in_queue(
     denied: what came of the first attempt. attempt: makes another one. between: called again and
     again while this waits. Each second, and after each look, the caller is told how it stands.
     """
-    fitting = _fitting(denied)
     request = asking.request
-    promise = request.promise._replace(lease=NO_LEASE)
+    size, devices = request.promise.size, _fitting(denied)
+    # Who waits for a percentage, of devices of several sizes, is not passed for the largest one.
+    size = size and max(map(size.of, devices), default=size)
+    promise = request.promise._replace(lease=NO_LEASE, size=size)
     record = Record(myself(), promise, Asks(deadline.asks, request.needed))
     explain = Explainer(asking)
     outcome: Granted | Denied = denied
@@ -65,7 +67,9 @@ def wait_in_queue(
                 break
             place.heartbeat()
             waited_s = time.monotonic() - start
-            ahead = [t for t in outcome.ahead if any(map(t.could_use, fitting))]
+            ahead = [
+                t for t in outcome.ahead if any(t.could_use(device.uuid) for device in devices)
+            ]
             rows = tuple(map(explain, outcome.rows))
             first = explain.ticket(ahead[0]) if ahead else None
             limit_s = deadline.limit_s or 0.0
@@ -149,7 +153,7 @@ def _try_again(
         return denied
 
 
-def _fitting(denied: Denied) -> list[str]:
-    """Return the UUIDs of the devices that would do if they were free."""
+def _fitting(denied: Denied) -> list[Device]:
+    """Return the devices that would do if they were free."""
     fitting = [row.device for row in denied.rows if row.state is not State.UNFIT]
-    return [device.uuid for device in fitting if isinstance(device, Device)]
+    return [device for device in fitting if isinstance(device, Device)]
