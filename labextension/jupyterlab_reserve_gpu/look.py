@@ -17,7 +17,6 @@ from reserve_gpu import (
     machine,
     reservations,
 )
-from reserve_gpu.locks.holders import is_sharers
 from reserve_gpu.model import Answer
 from reserve_gpu.report import reservations as said
 from reserve_gpu.report.faces import MAGIC
@@ -63,8 +62,8 @@ def look(kernels: Iterable[Kernel]) -> dict[str, Any]:
     """Return the JSON of `reserve-gpu status`, and what only the browser needs.
 
     `html` is the picture, `failure` why the driver does not answer. Each holder and each waiter has
-    `kernel`, the id of this server's kernel that it belongs to, `is_own`, `is_sharer`, and
-    `unit`, in which its part was asked for.
+    `kernel`, the id of this server's kernel that it belongs to, `is_own`, and `unit`, in which its
+    part was asked for.
     """
     failure = None
     try:
@@ -118,7 +117,6 @@ class _Finder:
         is_own = machine.is_own(holder)
         return {
             "is_own": is_own,
-            "is_sharer": is_sharers(holder.file or ""),
             "unit": holder.record.promise.part_unit if holder.part_mib else None,
             "kernel": self._kernel(holder) if is_own else None,
         }

@@ -52,16 +52,10 @@ export class Actions {
 
   /** Move the end of a reservation by two hours. */
   async prolong(reservation: IReservation, now: number): Promise<void> {
-    const {
-      kernel,
-      until,
-      is_sharer: isSharer,
-      memory_promised_mib: part
-    } = reservation.holder;
+    const { kernel, until, memory_promised_mib: part } = reservation.holder;
     if (kernel && until !== null) {
       const minutes = Math.max(0, Math.ceil((until - now) / 60)) + MORE_MIN;
-      const what =
-        part !== null ? `--memory ${part}MiB` : isSharer ? '--share' : '';
+      const what = part !== null ? `--memory ${part}MiB` : '';
       const line = `%reserve_gpu --for ${minutes}m ${what}`; // else it means all of a GPU
       tell(await this._run(kernel, line.trim()));
     }

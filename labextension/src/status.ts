@@ -11,7 +11,6 @@ export interface IProcess {
 }
 
 export interface IHolder extends IProcess {
-  is_sharer: boolean;
   unit: string | null;
   since: number | null;
   until: number | null;
