@@ -14,8 +14,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
-from reserve_gpu import foreign
-from reserve_gpu.calls import no_fork
+from reserve_gpu import calls, foreign
 from reserve_gpu.errors import TOO_MANY_FILES, ReserveGPUError, shown
 
 if TYPE_CHECKING:
@@ -279,9 +278,7 @@ def _connection_file(words: Sequence[str]) -> str | None:
 
 def lineage(pid: int) -> list[int]:
     """Return the process and its ancestors, as far as they live and can be seen."""
-    with no_fork:
-        import psutil
-
+    psutil = calls.imported("psutil")
     try:
         return [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
     except (psutil.Error, OSError, ValueError):
@@ -311,9 +308,7 @@ def began(pid: int) -> float | None:
 
 def children() -> list[str]:
     """Return the processes below this one that live, as `python train.py (pid 4321)`."""
-    with no_fork:
-        import psutil
-
+    psutil = calls.imported("psutil")
     try:
         below = psutil.Process().children(recursive=True)
         return [f"{command(each.cmdline()) or each.name()} (pid {each.pid})" for each in below]
@@ -381,9 +376,7 @@ def multiprocessing_parent() -> int | None:
 
 def identified(process: Process) -> Process:
     """Return the process with its user and command, as far as they can be seen from here."""
-    with no_fork:
-        import psutil
-
+    psutil = calls.imported("psutil")
     try:
         described = psutil.Process(process.pid)
         name = command(described.cmdline()) or described.name()
