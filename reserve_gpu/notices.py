@@ -102,15 +102,21 @@ class Shortened(NamedTuple):
     last: float
 
 
-class Capped(NamedTuple):
-    """What is capped within a part, and how.
+class CapsStand(NamedTuple):
+    """Caps that the user has set stay as they are. names: of the variables."""
 
-    stand: caps of the user's, which stay. is_late: CUDA has started. to_type: a line by framework.
-    """
+    names: Sequence[str]
 
-    stand: Sequence[str] = ()
-    is_late: bool = False
-    to_type: Mapping[str, str] = {}
+
+class CapsAreLate(NamedTuple):
+    """CUDA has started, and the frameworks with it."""
+
+
+class ToType(NamedTuple):
+    """A framework reads no variable. line: what caps it."""
+
+    framework: str
+    line: str
 
 
 class Exceeded(NamedTuple):
@@ -125,7 +131,7 @@ class Exceeded(NamedTuple):
 Notice: TypeAlias = (
     "str | Caution | Private | Unusable | KeptButUsed | Stays | Changed | LockedAnew"
     " | LeftAlone | ReleasedBy | SomebodyWaits"
-    " | Shortened | Capped | Exceeded | Reason"
+    " | Shortened | CapsStand | CapsAreLate | ToType | Exceeded | Reason"
 )
 
 # -- in place of one -------------------------------------------------------------------------------

@@ -301,9 +301,8 @@ def lines(
     """Return the notes of a part of these devices; of those with a line to type, the line alone."""
     values = {**NO_CAPS, **(inherited or {})}
     written = caps.variables(devices, PART_MIB, values)
-    capped = caps.notes(devices, PART_MIB, values, written, is_late=is_late)
-    head = messages.say(capped._replace(to_type={}))
-    return [*head.splitlines(), *capped.to_type.values()]
+    told = messages.said(caps.notes(devices, PART_MIB, values, written, is_late=is_late))
+    return [note.partition("\n")[2] or note for note in told]
 
 
 @pytest.mark.parametrize(

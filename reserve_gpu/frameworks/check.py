@@ -16,6 +16,7 @@ from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, sh
 from reserve_gpu.frameworks import probes, verdict
 from reserve_gpu.frameworks.verdict import Finding, Verdict
 from reserve_gpu.model import Device, Promise, State
+from reserve_gpu.notices import ToType
 from reserve_gpu.report import html, messages
 from reserve_gpu.report.faces import PYTHON, Face
 from reserve_gpu.report.times import duration
@@ -254,7 +255,7 @@ def _below(check: Check) -> list[str]:
     """Return the lines below the table: what is not installed, and what can be typed."""
     names = [row.name for row in check.rows if row.verdict is Verdict.ABSENT]
     absent = [f"Not installed: {listed(names)}."] if names else []
-    texts = [messages.cap_to_type(row.name, row.to_type) for row in check.rows if row.to_type]
+    texts = [messages.say(ToType(row.name, row.to_type)) for row in check.rows if row.to_type]
     return [*absent, *(line for text in texts for line in text.splitlines())]
 
 

@@ -16,7 +16,8 @@ from reserve_gpu.gpus.names import gpu_index
 from reserve_gpu.model import MIB, UNITS, Device, Fault, Promise, Request, Size, State, Unfit
 from reserve_gpu.notices import (
     CannotProlong,
-    Capped,
+    CapsAreLate,
+    CapsStand,
     Caution,
     Changed,
     EndsAnyway,
@@ -35,6 +36,7 @@ from reserve_gpu.notices import (
     Stays,
     TooLong,
     TooMany,
+    ToType,
     Unusable,
 )
 from reserve_gpu.report import reasons, times, words
@@ -373,27 +375,27 @@ def private(notice: Private) -> str:
 
 
 @say.register
-def capped(notice: Capped) -> str:
-    """Say which caps of the user's stand, and how to cap what reads no variable."""
-    lines = []
-    if notice.stand:
-        keep = "keeps its value" if len(notice.stand) == 1 else "keep their values"
-        are = words.be(len(notice.stand))
-        lines.append(f"{listed(notice.stand)} {are} set already and {keep}, as the cap there.")
-    if notice.is_late:
-        lines.append(
-            "CUDA runs already: JAX, TensorFlow and CuPy keep the limit that they started with "
-            "until a restart."
-        )
-    for framework, line in notice.to_type.items():
-        name = FRAMEWORKS[framework]
-        lines.append(f"To keep {name} within the part, run this right after its import:\n{line}")
-    return "\n".join(lines)
+def caps_stand(notice: CapsStand) -> str:
+    """Say that these variables, which the user has set, were left as they are."""
+    (names,) = notice
+    keep = "keeps its value" if len(names) == 1 else "keep their values"
+    return f"{listed(names)} {words.be(len(names))} set already and {keep}, as the cap there."
 
 
-def cap_to_type(framework: str, line: str) -> str:
+@say.register
+def caps_are_late(_: CapsAreLate) -> str:
+    """Say that what runs already keeps its limit."""
+    return (
+        "CUDA runs already: JAX, TensorFlow and CuPy keep the limit that they started with until a "
+        "restart."
+    )
+
+
+@say.register
+def to_type(notice: ToType) -> str:
     """Return how the user can cap a framework that reads no variable."""
-    return f"To keep {framework} within the part, run this right after its import:\n{line}"
+    framework = FRAMEWORKS.get(notice.framework, notice.framework)
+    return f"To keep {framework} within the part, run this right after its import:\n{notice.line}"
 
 
 @say.register

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import host
 from reserve_gpu.model import MIB, Promise, Request
-from reserve_gpu.notices import Capped, Exceeded
+from reserve_gpu.notices import CapsAreLate, CapsStand, Exceeded, ToType
 from reserve_gpu.reservation.environment import (
     CUPY_LIMIT,
     OLD_TORCH_ALLOCATOR,
@@ -151,7 +151,7 @@ def notes(
     written: Mapping[str, str | None],
     *,
     is_late: bool,
-) -> Capped:
+) -> list[Notice]:
     """Return what to tell the user about the caps of a part of each of these devices.
 
     inherited: the variables without our changes. written: the caps that are set. is_late: CUDA runs
@@ -159,12 +159,14 @@ def notes(
     """
     theirs, capped = capped_by(inherited), capped_by({**inherited, **written})
     found = installed()
-    lines = {
-        key: line
+    stand: list[Notice] = [CapsStand([*theirs.values()])] if theirs else []
+    late = [CapsAreLate()] if is_late else []
+    lines = [
+        ToType(key, line)
         for key, line in to_type(devices, part_mib).items()
         if key in found and key not in (theirs if is_late else capped)
-    }
-    return Capped([*theirs.values()], is_late, lines)
+    ]
+    return [*stand, *late, *lines]
 
 
 def exceeded(

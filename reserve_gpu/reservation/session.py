@@ -750,7 +750,7 @@ def _caps(held: Held, inherited: Mapping[str, str | None]) -> tuple[dict[str, st
         return {}, []
     values = caps.marked(held.devices, held.part_mib, inherited)
     is_late = environment.cuda_started()
-    return values, [caps.notes(held.devices, held.part_mib, inherited, values, is_late=is_late)]
+    return values, caps.notes(held.devices, held.part_mib, inherited, values, is_late=is_late)
 
 
 def _set_only(values: Mapping[str, str | None]) -> dict[str, str]:
