@@ -151,7 +151,7 @@ def test_a_part_is_shown(here: Here, monkeypatch: pytest.MonkeyPatch, packages: 
     os.environ["CUPY_GPU_MEMORY_LIMIT"] = "<b>1e9</b>\x1b"
     with pytest.warns(reserve_gpu.ReserveGPUWarning) as warned:
         reserve_gpu.reserve("1", memory="3GB")
-    note = str(warned[-1].message).splitlines()[1:]  # the first one names what the user has set
+    note = str(warned[-1].message).splitlines()
     found = reserve_gpu.check()
     lines = str(found).splitlines()
     assert lines[0].startswith("Reserved: 3 GB of GPU1. Python: ")
