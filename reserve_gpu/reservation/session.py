@@ -448,6 +448,7 @@ class Session(Executor):
         if held and held.part_mib is not None:
             calls.load(caps)
         if held and held.lease.has_end:
+            calls.load(lease_timer)
             calls.imported("psutil")
         timer = self.timer if self._timer or (held and held.lease.has_end) else None
         self._is_back = self._is_back and bool(
