@@ -175,6 +175,7 @@ def test_a_notebook_that_is_executed_and_made_a_page(machine: Machine) -> None:
     assert page.text.count(f'"{NOTE}"') == 4  # as text, not as HTML
 
 
+@pytest.mark.needs("browser")  # which brings nbconvert
 def test_the_log_of_a_run_without_a_gpu(machine: Machine) -> None:
     """Who runs a notebook unattended reads in its log who has the GPUs, and last what happened."""
     path = machine.folder / "run.ipynb"

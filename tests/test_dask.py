@@ -315,7 +315,7 @@ def test_two_hosts(tmp_path: Path) -> None:
     ("argument", "told"),
     [
         ("--min-memory fast", "'fast' is no size."),
-        ("--frobnicate", "unrecognized arguments: --frobnicate.\n"),
+        ("--frobnicate", "There is no option --frobnicate. There are: "),
         ("-n two", "argument -n/--count: invalid int value: 'two'.\n"),
         ("--wait soon", "'soon' is no duration."),
         ("--for ever", "'ever' is no duration."),
