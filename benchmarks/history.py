@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.table import Row
-from reserve_gpu import host
+from reserve_gpu import settings
 from reserve_gpu.history import reading, totals
 from tests.histories import DAY_S, PEOPLE, Histories, write_year, year
 
@@ -26,11 +26,11 @@ def history(*, quick: bool) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         histories = Histories(Path(folder) / "history")
         lines = write_year(histories, year(now))
-        os.environ[host.HISTORY] = str(histories.folder)
+        os.environ[settings.HISTORY] = str(histories.folder)
         try:
             times_s = [_timed(now, lines) for _ in range(3 if quick else 15)]
         finally:
-            del os.environ[host.HISTORY]
+            del os.environ[settings.HISTORY]
         size = histories.size()
     measured_s = statistics.median(times_s[1:])
     what = f"report of a year of {PEOPLE} people, {lines:,} lines in {size / 1e6:.0f} MB"

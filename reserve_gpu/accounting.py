@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import host, hosts, quantities
+from reserve_gpu import hosts, proc, quantities, settings
 from reserve_gpu.errors import RequestError
 from reserve_gpu.history import places, reading, totals
 from reserve_gpu.report import reading as said
@@ -49,7 +49,7 @@ def report(arguments: Namespace) -> Report:
 def _here(by: str, since: float, now: float) -> Report:
     """Return the report of this machine."""
     summary = totals.summed(reading.since(since, now), by)
-    sees_all = os.geteuid() == places.ROOT and places.is_for_all(host.history_directory())
+    sees_all = os.geteuid() == places.ROOT and places.is_for_all(settings.history_directory())
     return Report(
         by,
         _labelled(summary) if by == "gpu" else summary.rows,
@@ -57,10 +57,10 @@ def _here(by: str, since: float, now: float) -> Report:
         summary.idle,
         since,
         now,
-        host=host.machine_name(),
-        user=None if sees_all else host.user_name(os.geteuid()),
+        host=proc.machine_name(),
+        user=None if sees_all else proc.user_name(os.geteuid()),
         is_kept=reading.exists() or _is_on(),
-        file=host.user_file(),
+        file=settings.user_file(),
     )
 
 
@@ -101,7 +101,7 @@ def merged(reports: Mapping[str, Report], by: str) -> Report:
         tuple(sorted(idle, key=lambda each: -each.hours)[: totals.MOST_IDLE]),
         user=users.pop() if len(users) == 1 else None,
         is_kept=any(one.is_kept for one in reports.values()) or not reports,
-        file=host.user_file(),
+        file=settings.user_file(),
     )  # fmt: skip
 
 

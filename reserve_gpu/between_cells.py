@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import host
+from reserve_gpu import proc, settings
 from reserve_gpu.calls import Late
 from reserve_gpu.cells import kernels_file
 from reserve_gpu.errors import DriverError
@@ -101,7 +101,7 @@ def tell_waiters(is_watched: Callable[[], bool]) -> str | None:
 
     is_watched: tells whether a person reads it.
     """
-    if os.environ.get(host.TELL_WAITERS) == "0":
+    if os.environ.get(settings.TELL_WAITERS) == "0":
         return None
     notice = session().tell_waiters(is_watched)
     return messages.say(notice) if notice else None
@@ -112,5 +112,5 @@ def _uses(devices: Sequence[Device]) -> dict[Device, float | None]:
     pid = os.getpid()
     with suppress(DriverError), Nvml(HELD_LIMIT_S) as gpus:
         if gpus.sees_all:  # else a pid may be another process's in our PID namespace
-            return {d: host.uses(gpus.processes(d), {pid})[pid] for d in devices}
+            return {d: proc.uses(gpus.processes(d), {pid})[pid] for d in devices}
     return {}

@@ -20,13 +20,13 @@ from _queue import Empty, SimpleQueue  # as `queue` has them, which loads other 
 from _thread import start_new_thread
 from collections import deque
 from contextlib import suppress
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from reserve_gpu.errors import TOO_MANY_FILES, NoThreadError, RequestError, ReserveGPUError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
     from typing_extensions import TypeVarTuple, Unpack
 
@@ -434,6 +434,17 @@ def load(*modules: ModuleType) -> None:
     for module in modules:
         if isinstance(module, Late):
             module()
+
+
+def survive_reload(name: str, make: Callable[[], T]) -> T:
+    """Return this process's value of that name, which is made once and survives a reload.
+
+    %autoreload empties a module whose file has changed, while the locks in it stay locked. A module
+    without a file is never reloaded.
+    """
+    store = sys.modules.setdefault("reserve_gpu.kept", ModuleType("reserve_gpu.kept"))
+    value: T = vars(store).setdefault(name, make())
+    return value
 
 
 # At import: a fork that has begun asks for no more hooks. Those of a reload do no harm.

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import host
+from reserve_gpu import calls, this_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,11 +102,11 @@ class Cells:
 
 def kernels_file() -> str | None:
     """Return the connection file of the kernel that this very process is, None if it is none."""
-    return host.connection_file() if cells().shell else None
+    return this_kernel.connection_file() if cells().shell else None
 
 
 def cells() -> Cells:
     """Return the cells of this very process: a forked child runs none."""
-    known: dict[int, Cells] = host.survive_reload("cells", dict)
+    known: dict[int, Cells] = calls.survive_reload("cells", dict)
     pid = os.getpid()
     return known.get(pid) or known.setdefault(pid, Cells())

@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from reserve_gpu import alarm, api, errors, host, options
+from reserve_gpu import alarm, api, errors, options, settings, this_kernel, this_process
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import NO_LEASE
@@ -42,7 +42,7 @@ def run(arguments: Namespace) -> NoReturn:
     is_timed = arguments.for_ is not None or arguments.until is not None
     if is_timed:
         _require_alarm()
-    host.call_it(host.command(arguments.command) or "")
+    this_process.call_it(this_process.command(arguments.command) or "")
     _reserve(arguments, faces.shell(arguments.command))
     api.forget_idleness()
     _set_alarm(is_timed=is_timed, is_quiet=arguments.quiet)
@@ -81,13 +81,13 @@ def _set_alarm(*, is_timed: bool, is_quiet: bool) -> None:
 def start_kernel(arguments: Namespace) -> NoReturn:
     """Become a kernel, which starts in any case; its first cell tells why it has no GPU."""
     program, reason = find(arguments.command), None
-    started = host.started()
+    started = this_kernel.started()
     if started:
-        os.environ[host.STARTED] = host.as_started({**started, "pid": str(os.getpid())})
+        os.environ[settings.STARTED] = this_kernel.as_started({**started, "pid": str(os.getpid())})
         with suppress(ValueError):  # a name that no variable can have
             os.environ["JPY_SESSION_NAME"] = started.get("notebook", "")
     try:
-        for text in api.take_over(host.connection_file(arguments.command)):
+        for text in api.take_over(this_kernel.connection_file(arguments.command)):
             say(f"Warning: {text}")
         if not started:
             _reserve(arguments, faces.MAGIC)
@@ -150,7 +150,7 @@ def become(program: str, command: list[str], reason: str | None = None) -> NoRet
 
     reason: why there is no GPU, for that program to tell.
     """
-    api.before_exec(reason, is_kernel=host.connection_file(command) is not None)
+    api.before_exec(reason, is_kernel=this_kernel.connection_file(command) is not None)
     # Python ignores these two signals, and exec would leave them ignored: `yes | head` in a script
     # relies on SIGPIPE.
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):

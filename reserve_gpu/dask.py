@@ -14,7 +14,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from reserve_gpu import api, host, options
+from reserve_gpu import api, errors, options, this_process
 from reserve_gpu.errors import RequestError, ReservedAboveError, ReserveGPUError, TooLateError
 from reserve_gpu.quantities import parse_duration
 from reserve_gpu.reservation import request
@@ -27,7 +27,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("click", "distributed"):
         raise
-    command = host.install_command("distributed")
+    command = errors.install_command("distributed")
     raise ImportError(f"reserve_gpu.dask needs Dask: {command}") from None
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class ReserveGPU(WorkerPlugin):
             _pause(worker)
         if not _is_thread(worker):
             api.go_without()  # first: from here on tasks could run beside us
-            host.call_it(f"Dask worker {worker.name} of {worker.scheduler.address}")
+            this_process.call_it(f"Dask worker {worker.name} of {worker.scheduler.address}")
         try:
             reservation = await _reserve(self.arguments)
         except TooLateError as error:

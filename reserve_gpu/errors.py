@@ -7,6 +7,9 @@ Exit codes are those of `reserve-gpu`; from 64 on they have the meaning of sysex
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -155,3 +158,39 @@ EXCUSED = (NoFreeDeviceError, ImpossibleError, DriverError, LockError)
 
 class ReserveGPUWarning(UserWarning):
     """A device was reserved although something speaks against it."""
+
+
+COMMAND_LIMIT = 10_000  # characters: two paths of the greatest length, and some words
+
+
+def install_command(package: str, instead_of: str = "") -> str:
+    """Return the command that installs a package for this Python, whatever made its environment.
+
+    instead_of: packages to uninstall before.
+
+    pipx (https://pipx.pypa.io/stable/reference/cli/) and uv (https://docs.astral.sh/uv/pip/) make
+    environments without pip. In one of `uv tool`, `uv tool install --with` would drop what was
+    added by an earlier --with, which may be this package.
+    """
+    from importlib.util import find_spec
+    from shlex import quote
+
+    python = quote(sys.executable or "python3")
+    if os.path.exists(os.path.join(sys.prefix, "pipx_metadata.json")):
+        name = quote(os.path.basename(sys.prefix))
+        install, uninstall = f"pipx inject {name}", f"pipx runpip {name} uninstall -y"
+    elif find_spec("pip") is None and _is_made_by_uv():
+        install, uninstall = (
+            f"uv pip {verb} --python {python}" for verb in ("install", "uninstall")
+        )
+    else:
+        install, uninstall = f"{python} -m pip install", f"{python} -m pip uninstall -y"
+    before = f"{uninstall} {instead_of} && " if instead_of else ""
+    return shown(f"{before}{install} {package}", COMMAND_LIMIT)
+
+
+def _is_made_by_uv() -> bool:
+    path = os.path.join(sys.prefix, "pyvenv.cfg")
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return any(line.partition("=")[0].strip() == "uv" for line in file)
+    return False

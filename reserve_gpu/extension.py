@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.magic import Magics, line_magic, magics_class
 from traitlets import Bool, CUnicode, TraitError, Unicode, observe, validate
 
-from reserve_gpu import heir, host
+from reserve_gpu import calls, heir, proc, settings, this_kernel
 from reserve_gpu.calls import Late
 from reserve_gpu.cells import cells
 from reserve_gpu.errors import RequestError, WaitInterrupted
@@ -32,7 +32,7 @@ else:
 MAGIC_NAME = "%reserve_gpu"
 MATCHER = "reserve_gpu.jupyter.completion"
 FIRST = 1000  # before IPython's own matchers, so that those that it keeps out are not even asked
-SETTINGS = {"lock_directory": host.LOCK_DIRECTORY, "idle_memory": host.IDLE_MEMORY}
+SETTINGS = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.IDLE_MEMORY}
 
 
 # -- the magic and its settings -------------------------------------------------------------------
@@ -44,18 +44,18 @@ class ReserveGPU(Magics):
 
     lock_directory = Unicode(
         help="Directory of the locks, one for all users of this machine; empty for the default. "
-        f"Kept in ${host.LOCK_DIRECTORY}, so that what this kernel starts uses the same."
+        f"Kept in ${settings.LOCK_DIRECTORY}, so that what this kernel starts uses the same."
     ).tag(config=True)
     idle_memory = CUnicode(  # people also write the number 500 here
         help="Memory in use up to which a GPU without compute processes is idle (500MiB, 2GB); "
         "empty for 1 GiB or 5 % of the GPU, whichever is less. "
-        f"Kept in ${host.IDLE_MEMORY}."
+        f"Kept in ${settings.IDLE_MEMORY}."
     ).tag(config=True)
 
     tell_waiters = Bool(
         default_value=True,
         help="Say at the end of a cell who waits for a GPU that lies idle here. "
-        f"Kept in ${host.TELL_WAITERS}: 0 for no.",
+        f"Kept in ${settings.TELL_WAITERS}: 0 for no.",
     ).tag(config=True)
 
     is_loaded = False
@@ -80,8 +80,8 @@ class ReserveGPU(Magics):
         info = result and result.info
         if info and info.store_history and self.shell:
             self.shell.events.unregister("post_run_cell", self.tell_kept)
-            file = host.connection_file()
-            if any(file in about for _, about in host.own_processes(heir.PROGRAM)):
+            file = this_kernel.connection_file()
+            if any(file in about for _, about in proc.own_processes(heir.PROGRAM)):
                 magic.tell_kept()  # which most kernels need not load
 
     def leave_to_restart(self, change: dict[str, Any]) -> None:
@@ -118,9 +118,9 @@ class ReserveGPU(Magics):
     @observe("tell_waiters")
     def _export_flag(self, change: dict[str, Any]) -> None:
         if change["new"]:
-            os.environ.pop(host.TELL_WAITERS, None)
+            os.environ.pop(settings.TELL_WAITERS, None)
         else:
-            os.environ[host.TELL_WAITERS] = "0"
+            os.environ[settings.TELL_WAITERS] = "0"
 
     @observe(*SETTINGS)
     def _export(self, change: dict[str, Any]) -> None:
@@ -141,7 +141,7 @@ def load(shell: InteractiveShell) -> None:
     given: dict[str, Any] = {
         trait: os.environ[name] for trait, name in SETTINGS.items() if os.environ.get(name)
     }
-    if os.environ.get(host.TELL_WAITERS) == "0":
+    if os.environ.get(settings.TELL_WAITERS) == "0":
         given["tell_waiters"] = False
     magics = ReserveGPU(shell=shell, parent=shell, **given)
     magics.is_loaded = True
@@ -187,7 +187,7 @@ def _was_given_something() -> bool:
     Asking takes over what that program held (see api.before_exec), which must not come later: a
     child that the shell starts before would inherit the locks.
     """
-    return host.held_by() == os.getpid() and bool(between_cells.start_failure() or api.current())
+    return proc.held_by() == os.getpid() and bool(between_cells.start_failure() or api.current())
 
 
 def _note_cell(_result: ExecutionResult | None) -> None:
@@ -226,7 +226,7 @@ def _show_interrupted(*about: Any, **_options: Any) -> None:
 
 def _has_session() -> bool:
     """Tell whether this process has ever asked for anything, or was left something."""
-    return bool(host.survive_reload("sessions", dict)) or host.held_by() == os.getpid()
+    return bool(calls.survive_reload("sessions", dict)) or proc.held_by() == os.getpid()
 
 
 def _add_completion(shell: InteractiveShell) -> None:

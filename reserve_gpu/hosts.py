@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from reserve_gpu import host, rules
+from reserve_gpu import proc, rules, settings
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.programs import Program, heard, started
 from reserve_gpu.report import hosts as said
@@ -59,7 +59,7 @@ def named(words: Sequence[str]) -> list[str]:
     if not asked:
         raise RequestError(
             "Which hosts? Name them: --hosts lab1,lab2. Or write them into "
-            f'{host.user_file()}:\n[hosts]\nlab = ["lab1", "lab2"]'
+            f'{settings.user_file()}:\n[hosts]\nlab = ["lab1", "lab2"]'
         )
     found = [name for each in asked for name in (known[each] if each in known else expanded(each))]
     if len(found) > MOST_HOSTS:
@@ -73,10 +73,10 @@ def groups() -> dict[str, list[str]]:
     Raises RequestError for a file that can't be read, or a table that makes no sense.
     """
     found: dict[str, list[str]] = {}
-    file = host.config_file()
+    file = settings.config_file()
     if file and os.path.lexists(file):
         found |= _groups(rules.tables(file, file, rules.owners()), file)
-    return found | _groups(rules.of_user(), host.user_file())
+    return found | _groups(rules.of_user(), settings.user_file())
 
 
 def expanded(pattern: str) -> list[str]:
@@ -175,7 +175,7 @@ def asked(names: Iterable[str], words: Sequence[str]) -> Iterator[dict[str, Prog
 
 def argv(name: str, words: Sequence[str]) -> list[str]:
     """Return what runs a command of ours on a host; this machine is not asked by ssh."""
-    if host.is_here(name):
+    if proc.is_here(name):
         return [sys.executable, "-m", "reserve_gpu", *words[1:]]
     return [*SSH, name, shlex.join(words)]
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from reserve_gpu import calls, host, machine
+from reserve_gpu import calls, machine, proc, settings
 from reserve_gpu.calls import Late
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model import State
@@ -72,12 +72,12 @@ def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callabl
                 seen.waiting,
                 seen.problem,
                 time=time.time(),
-                host=host.machine_name(),
+                host=proc.machine_name(),
                 limit=visible,
                 rules=ruled,
                 is_above=visible is not None and _is_above(seen.rows),
                 is_late=environment.cuda_started(),
-                user=host.user_of(os.getpid()),
+                user=proc.user_of(os.getpid()),
                 hours=_own_hours(),
             )
 
@@ -86,10 +86,10 @@ def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callabl
 
 def _own_hours() -> Hours | None:
     """Return what this user has had lately, by the history; None where none is kept."""
-    if not host.may_keep_history():
+    if not settings.may_keep_history():
         return None
     minute = int(time.monotonic() // HOURS_EVERY_S)
-    return _hours_of(minute, host.history_directory(), host.state_directory())
+    return _hours_of(minute, settings.history_directory(), settings.state_directory())
 
 
 @lru_cache(1)
@@ -105,4 +105,4 @@ def _hours_of(_minute: int, *_places: str) -> Hours | None:
 def _is_above(rows: Sequence[Row]) -> bool:
     """Tell whether an ancestor of this process has reserved one of the devices."""
     pids = {h.listed_pid for row in rows if not row.is_mine for h in row.holders if h.listed_pid}
-    return bool(pids) and not pids.isdisjoint(host.ancestors())
+    return bool(pids) and not pids.isdisjoint(proc.ancestors())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import host
+from reserve_gpu import proc
 from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.bindings import DeviceError
@@ -65,7 +65,7 @@ def look(nvml: Nvml, *, idle_mib: float | None = None, drained: Collection[str] 
     devices = list(nvml.walk())
     reservations = _reservations(devices)
     # Users are looked up without the mutex: it can take long where they come from a server.
-    waiting = [t._replace(holder=host.with_user(t.holder)) for t in reservations.waiting]
+    waiting = [t._replace(holder=proc.with_user(t.holder)) for t in reservations.waiting]
     reservations = reservations._replace(waiting=waiting)
     rows = [_row(nvml, device, reservations, idle_mib) for device in devices]
     rows = [
@@ -86,7 +86,7 @@ def reserved_without_driver() -> tuple[Row, ...]:
         holders = directory.holders_besides(())
     known: dict[int, list[Holder]] = {}
     for holder in holders:
-        known.setdefault(holder.record.index or 0, []).append(host.with_user(holder))
+        known.setdefault(holder.record.index or 0, []).append(proc.with_user(holder))
     return tuple(
         Row(Fault(index, NO_DRIVER), State.RESERVED, holders=with_hosts(those))
         for index, those in sorted(known.items())
@@ -95,7 +95,7 @@ def reserved_without_driver() -> tuple[Row, ...]:
 
 def is_own(holder: Holder) -> bool:
     """Tell whether the kernel says that a holder is a process of this user's."""
-    return bool(holder.listed_pid and host.uid_of(holder.listed_pid) == os.geteuid())
+    return bool(holder.listed_pid and proc.uid_of(holder.listed_pid) == os.geteuid())
 
 
 def explained(nvml: Nvml, row: Row, idle_mib: float | None = None) -> Row:
@@ -104,8 +104,8 @@ def explained(nvml: Nvml, row: Row, idle_mib: float | None = None) -> Row:
     The attempt's own findings stay. Users, commands and readings can be slow, so call this late,
     and only for what somebody will read. idle_mib: as of `look`.
     """
-    first = row.awaited_by and host.with_user(row.awaited_by)
-    holders = with_hosts([host.with_user(holder) for holder in row.holders])
+    first = row.awaited_by and proc.with_user(row.awaited_by)
+    holders = with_hosts([proc.with_user(holder) for holder in row.holders])
     row = row._replace(holders=holders, awaited_by=first)
     if not isinstance(row.device, Device):
         return row
@@ -140,8 +140,8 @@ def identified(
     by_user = {h.user: h.name or "a process" for h in reversed(holders) if h.seen and not h.beside}
     known = []
     for each in processes:
-        has_reserved = host.is_below(each.pid, pids) or not_found
-        process = host.identified(each)._replace(has_reserved=has_reserved)
+        has_reserved = proc.is_below(each.pid, pids) or not_found
+        process = proc.identified(each)._replace(has_reserved=has_reserved)
         beside = by_user.get(process.user) if process.user and not has_reserved else None
         known.append(process._replace(beside=beside))
     return tuple(known)
@@ -237,7 +237,7 @@ def _has(holder: Holder, fault: Fault) -> bool:
 
 def _held(row: Row, holders: Sequence[Holder]) -> Row:
     """Return the row, of a device that was not read yet, with its holders."""
-    known = with_hosts(sorted(map(host.with_user, holders), key=_is_another))
+    known = with_hosts(sorted(map(proc.with_user, holders), key=_is_another))
     is_mine = bool(known) and not _is_another(known[0])
     return row._replace(holders=known, is_mine=is_mine, is_unused=None if known else False)
 
@@ -254,7 +254,7 @@ def _used(nvml: Nvml, row: Row, listed: Sequence[Process], *, is_complete: bool 
     """
     holders = row.holders
     if nvml.sees_all:
-        holders = with_hosts(host.with_uses(row.holders, listed))
+        holders = with_hosts(proc.with_uses(row.holders, listed))
     processes = identified(nvml, listed, holders, is_complete=is_complete)
     row = row._replace(
         holders=holders,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 
-from reserve_gpu import api, between_cells, errors, host, looking, options
+from reserve_gpu import api, between_cells, errors, looking, options, proc, this_kernel
 from reserve_gpu.calls import Late
 from reserve_gpu.report import messages, words
 from reserve_gpu.report.faces import MAGIC
@@ -80,7 +80,7 @@ def tell_start() -> None:
         devices = [
             f"{device.label} ({errors.shown(device.name or '?')})" for device in held.devices
         ]
-        place = f"runs on {errors.shown(host.machine_name())} and " if host.origin() else ""
+        place = f"runs on {errors.shown(proc.machine_name())} and " if this_kernel.origin() else ""
         pictures.tell(f"This kernel {place}has {words.listed(devices)}.")
         between_cells.show_lease()
 

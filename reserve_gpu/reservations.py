@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from reserve_gpu import api, between_cells, host, looking, machine
+from reserve_gpu import api, between_cells, looking, machine, proc, this_process
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import DriverError, RequestError, shown
 from reserve_gpu.gpus import names
@@ -43,9 +43,9 @@ def join(arguments: Namespace) -> NoReturn:
     """
     if len(arguments.which) > 1:
         raise RequestError(said.WITHOUT_SIGN)
-    words = arguments.command or [host.shell()]
+    words = arguments.command or [proc.shell()]
     program = command.find(words)
-    host.call_it(host.command(words) or "")
+    this_process.call_it(this_process.command(words) or "")
     command.say(api.join(chosen(arguments.which)))
     command.become(program, words)
 

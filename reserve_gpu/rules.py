@@ -25,7 +25,7 @@ from codecs import BOM_UTF8
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu import host
+from reserve_gpu import proc, settings
 from reserve_gpu.errors import REASON_LIMIT, RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Rule, Rules
@@ -65,7 +65,7 @@ class MistakeError(Exception):
 
 def read(file: str) -> Rules:
     """Return the rules that hold for the user of this process. file: its path."""
-    user = host.user_name(os.geteuid())
+    user = proc.user_name(os.geteuid())
     try:
         document = parse(content(file, owners()), file)
     except OSError as error:
@@ -235,13 +235,13 @@ def owners() -> set[int]:
 
     Whoever has named it with the variable may have written it, too.
     """
-    return {0, os.geteuid()} if os.environ.get(host.CONFIG) else {0}
+    return {0, os.geteuid()} if os.environ.get(settings.CONFIG) else {0}
 
 
 def content(file: str, owners: Collection[int]) -> bytes:
     """Read the file. Raises OSError also if others than its owners could have written it."""
     if not os.path.isabs(file):
-        raise OSError(f"{host.CONFIG} must be an absolute path")
+        raise OSError(f"{settings.CONFIG} must be an absolute path")
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(file, flags)
@@ -254,8 +254,8 @@ def content(file: str, owners: Collection[int]) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise OSError("it is not a regular file")
         if status.st_uid not in owners:
-            owner = shown(host.user_name(status.st_uid))
-            expected = " or ".join(map(host.user_name, sorted(owners)))
+            owner = shown(proc.user_name(status.st_uid))
+            expected = " or ".join(map(proc.user_name, sorted(owners)))
             raise OSError(f"it belongs to {owner}, and must belong to {expected}")
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise OSError("others than its owner may write to it; run: chmod go-w on it")
@@ -267,7 +267,7 @@ def of_user() -> dict[str, Any]:
 
     People keep their own file elsewhere, behind a link; its owner counts all the same.
     """
-    file = host.user_file()
+    file = settings.user_file()
     if not os.path.lexists(file):
         return {}
     found = tables(os.path.realpath(file), file, {0, os.geteuid()})
@@ -293,7 +293,7 @@ def tables(path: str, file: str, owners: Collection[int]) -> dict[str, Any]:
 def own_history() -> bool | None:
     """Return what the user's own file says of the history. Raises RequestError."""
     try:
-        return _Reader(host.user_file()).truth(of_user(), HISTORY)
+        return _Reader(settings.user_file()).truth(of_user(), HISTORY)
     except MistakeError as error:
         raise RequestError(f"{error}.") from error
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import reserve_gpu
-from reserve_gpu import host
+from reserve_gpu import this_process
 from reserve_gpu.cli import main
-from reserve_gpu.host import HELD
+from reserve_gpu.settings import HELD
 from tests.here import become
 from tests.locked import watched
 
@@ -86,7 +86,7 @@ def as_a_process() -> Iterator[None]:
         yield
     finally:
         reserve_gpu.release()
-        host.call_it("")
+        this_process.call_it("")
         become(environ)
         for number, handler in handlers.items():
             signal.signal(number, handler)

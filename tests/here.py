@@ -94,9 +94,9 @@ class Here(Machine):
         number: of the device, as `0` or `1:0`. record: what the lock file says besides; with
         `part_mib` it is a sharer's.
         """
-        from reserve_gpu.host import pid_namespace
         from reserve_gpu.locks.directory import LockDirectory
         from reserve_gpu.locks.lock import Lock
+        from reserve_gpu.proc import pid_namespace
 
         with LockDirectory(str(self.locks)) as directory:
             with directory.mutex():

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import reserve_gpu
 from reserve_gpu import calls
-from reserve_gpu.host import LOCK_DIRECTORY
 from reserve_gpu.locks import descriptors
+from reserve_gpu.settings import LOCK_DIRECTORY
 from tests.locked import watched
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reserve_gpu import host
+from reserve_gpu import proc
 from reserve_gpu.model import Device
 from reserve_gpu.reservation import environment
 from reserve_gpu.reservation.environment import (
@@ -366,7 +366,7 @@ def test_what_a_shell_has_set_can_be_reserved_late(asking: Asking) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.skipif(not host.sees_all_processes(), reason="in a container pids tell nothing")
+@pytest.mark.skipif(not proc.sees_all_processes(), reason="in a container pids tell nothing")
 @pytest.mark.parametrize("memory", [None, "1GB"])
 @pytest.mark.parametrize("mode", ["default", "exclusive_process"])
 def test_its_own_use_is_no_obstacle(asking: Asking, mode: str, memory: str | None) -> None:

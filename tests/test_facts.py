@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Where a fact is added, and behind what: the record, who fills it in, the words.
 FACT = {
     "model.py": ("    origin: str | None = None\n", "    mood: str | None = None\n"),
-    "locks/record.py": ("        origin=host.origin(),\n", "        mood='calm',\n"),
+    "locks/record.py": ("        origin=this_kernel.origin(),\n", "        mood='calm',\n"),
     "report/words.py": (
         "    line += _part(holder)\n",
         "    line += (f', {holder.record.who.mood}',)\n",

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 import reserve_gpu
-from reserve_gpu import host
+from reserve_gpu import proc
 from reserve_gpu.errors import DriverError, ImpossibleError, LockError, RequestError
 from reserve_gpu.locks.directory import LockDirectory
 from tests import driver
@@ -48,7 +48,7 @@ CONTAINER = ("unshare", "--pid", "--mount-proc", "--kill-child")
 OWN_MOUNTS = ("unshare", "--mount")
 
 on_a_host = pytest.mark.skipif(
-    host.pid_namespace() != host.INITIAL_PID_NAMESPACE,
+    proc.pid_namespace() != proc.INITIAL_PID_NAMESPACE,
     reason="in a container an empty process list proves nothing",
 )
 

@@ -13,7 +13,7 @@ import pynvml
 import pytest
 
 import reserve_gpu
-from reserve_gpu import host
+from reserve_gpu import proc
 from reserve_gpu.errors import DriverError, NoDriverError, NoFreeDeviceError, RequestError
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import GPU_LIMIT, MIG_LIMIT, Link, Nvml
@@ -149,7 +149,7 @@ def test_not_idle(here: Here, scenario: str, state: State, words: str) -> None:
 def test_without_a_memory_reading(here: Here) -> None:
     """Without a memory reading the processes decide, if all can be seen; else it is unknown."""
     here.write("gpu\n memory none")
-    if host.sees_all_processes():
+    if proc.sees_all_processes():
         assert got() == "0"
     else:  # in a container, an empty process list proves nothing
         assert "unknown" in of_gpu(refused())
@@ -214,7 +214,7 @@ def test_usage(here: Here) -> None:
     assert (usage.total_mib, usage.used_mib, usage.graphics_mib) == (4096, 135, 20)
     assert usage.unexplained_mib == 115
     assert usage.reserve_known
-    assert usage.sees_all is host.sees_all_processes()
+    assert usage.sees_all is proc.sees_all_processes()
 
 
 def test_processes(here: Here) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reserve_gpu import host
+from reserve_gpu import errors
 from tests.machine import ROOT
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.machine import Machine
 
-ASK = "from reserve_gpu import host; print(host.install_command('six', instead_of='five'))"
+ASK = "from reserve_gpu import errors; print(errors.install_command('six', instead_of='five'))"
 UV = "uv = 0.13.9\n"
 
 
@@ -53,7 +53,7 @@ def test_commands(
 
 def test_with_pip() -> None:
     """Where there is pip, this Python's own is named."""
-    assert host.install_command("six") == f"{shlex.quote(sys.executable)} -m pip install six"
+    assert errors.install_command("six") == f"{shlex.quote(sys.executable)} -m pip install six"
 
 
 @pytest.mark.process

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reserve_gpu import host, quantities
+from reserve_gpu import quantities, settings
 from reserve_gpu.errors import RequestError
 from reserve_gpu.model import Promise, Request, Size
 from reserve_gpu.reservation import request
@@ -144,15 +144,15 @@ def test_bad_size(text: str) -> None:
 )
 def test_idle_memory(monkeypatch: pytest.MonkeyPatch, value: str | None, mib: float | None) -> None:
     """The setting is a size; where it is not set, or empty, there is none."""
-    monkeypatch.delenv(host.IDLE_MEMORY, raising=False)
+    monkeypatch.delenv(settings.IDLE_MEMORY, raising=False)
     if value is not None:
-        monkeypatch.setenv(host.IDLE_MEMORY, value)
+        monkeypatch.setenv(settings.IDLE_MEMORY, value)
     assert request.idle_mib() == mib
 
 
 def test_bad_idle_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A setting that is no size is an error that names the variable."""
-    monkeypatch.setenv(host.IDLE_MEMORY, "plenty")
+    monkeypatch.setenv(settings.IDLE_MEMORY, "plenty")
     with pytest.raises(RequestError, match="RESERVE_GPU_IDLE_MEMORY: 'plenty' is no size"):
         request.idle_mib()
 

@@ -38,7 +38,8 @@ ROOMS = [
     {"rules"},
     {"gpus", "locks"},
     {"cells"},
-    {"host", "quantities"},
+    {"proc", "this_kernel"},
+    {"this_process", "settings", "quantities"},
     {"alarm", "heir", "programs"},
     {"calls"},
     {"errors"},
@@ -54,7 +55,7 @@ OWNERS = {
     "traitlets": {"extension", "jupyter.provisioner"},
     "pynvml": {"gpus.bindings"},
     "fcntl": {"locks.lock"},
-    "psutil": {"host"},
+    "psutil": {"proc"},
     "ctypes": {
         "gpus.bindings",
         "locks.queue",

@@ -16,8 +16,8 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import api, between_cells
-from reserve_gpu.host import HELD
 from reserve_gpu.reservation.session import _sessions, session
+from reserve_gpu.settings import HELD
 from tests.locked import held, watched
 from tests.processes import wait_for
 from tests.reserving import got, variables

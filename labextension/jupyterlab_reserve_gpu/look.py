@@ -11,10 +11,10 @@ from reserve_gpu import (
     DriverError,
     LockError,
     RequestError,
-    host,
     hosts,
     looking,
     machine,
+    proc,
     reservations,
 )
 from reserve_gpu.model import Answer
@@ -70,7 +70,7 @@ def look(kernels: Iterable[Kernel]) -> dict[str, Any]:
         status = looking.status()._replace(face=MAGIC)
     except DriverError as error:
         failure = str(error)
-        status = Status(_reserved(), time=time.time(), host=host.machine_name(), face=MAGIC)
+        status = Status(_reserved(), time=time.time(), host=proc.machine_name(), face=MAGIC)
     find = _Finder(kernels)
     answer = status.to_dict()
     for row, device in zip(status.rows, answer["devices"], strict=True):
@@ -127,7 +127,7 @@ class _Finder:
                 for left in restart.all_left(file):
                     if holder.pid in (left.heir, left.kernel):
                         return kernel
-        line = host.lineage(holder.pid) if holder.pid else []
+        line = proc.lineage(holder.pid) if holder.pid else []
         return next((self._ids[pid] for pid in line if pid in self._ids), None)
 
 

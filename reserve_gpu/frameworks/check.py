@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu import api, calls, host, looking, programs
+from reserve_gpu import api, calls, looking, proc, programs
 from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, shown
 from reserve_gpu.frameworks import probes, verdict
 from reserve_gpu.frameworks.verdict import Finding, Verdict
@@ -217,7 +217,7 @@ def _run(commands: Mapping[str, Sequence[str]], limit_s: float) -> dict[str, ver
 
 def _inherited(rows: Sequence[Row]) -> tuple[tuple[Device, ...], Promise]:
     """Return what an ancestor has reserved for this process, in CUDA's order, and its promise."""
-    ancestors = host.ancestors()
+    ancestors = proc.ancestors()
     held = {
         row.device: holder.record.promise
         for row in rows

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import calls, host
+from reserve_gpu import calls, errors, proc
 from reserve_gpu.errors import (
     TOO_MANY_FILES,
     DriverError,
@@ -130,7 +130,7 @@ class Bindings:
             self._worker = Worker()
         except NoThreadError as error:
             raise DriverError(NO_THREAD) from error
-        self._group = host.control_group()
+        self._group = proc.control_group()
         self._is_initialised = False
         self._start: int | DeviceError | DriverError | None = None  # how the initialisation ended
         self._initialisation = self._worker.post(self._initialise)
@@ -247,7 +247,7 @@ class Bindings:
         try:
             self.ask("nvmlInit")
         except DeviceError as error:
-            if error.code == Code.LIBRARY_NOT_FOUND and not host.has_descriptor():
+            if error.code == Code.LIBRARY_NOT_FOUND and not proc.has_descriptor():
                 return DriverError(TOO_MANY_FILES)
             return _driver_error(error)
         self._is_initialised = True
@@ -315,11 +315,11 @@ def import_pynvml() -> ModuleType:
     except SyntaxError:  # written for Python 2
         raise _wrong_bindings() from None
     except Exception as error:  # a broken module may raise anything
-        if not host.has_descriptor():
+        if not proc.has_descriptor():
             raise DriverError(TOO_MANY_FILES) from error
         raise DriverError(
             f"The module pynvml can't be imported ({shown(str(error), TEXT_LIMIT)}). "
-            f"Run: {host.install_command('nvidia-ml-py')}"
+            f"Run: {errors.install_command('nvidia-ml-py')}"
         ) from error
     if not all(hasattr(pynvml, name) for name in OFFICIAL):
         raise _wrong_bindings()
@@ -331,7 +331,7 @@ def import_pynvml() -> ModuleType:
 
 def _wrong_bindings() -> DriverError:
     packages = "pynvml nvidia-ml-py3 nvidia-ml-py"  # each has a module of this name
-    command = host.install_command("nvidia-ml-py", instead_of=packages)
+    command = errors.install_command("nvidia-ml-py", instead_of=packages)
     return DriverError(f"The module pynvml here is not the one of nvidia-ml-py. Run: {command}")
 
 

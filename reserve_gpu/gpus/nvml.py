@@ -10,7 +10,7 @@ import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import host
+from reserve_gpu import proc
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.bindings import NOT_OFFERED, Bindings, Code, DeviceError
 from reserve_gpu.model import GRAPHICS, MIB, Device, Fault, Gauges, Process, State, Usage
@@ -76,7 +76,7 @@ class Nvml:
     """
 
     def __init__(self, limit_s: float = CALL_LIMIT_S) -> None:
-        self.sees_all = host.sees_all_processes()
+        self.sees_all = proc.sees_all_processes()
         self._limit_s = limit_s
         self._devices: dict[int, list[Device | Fault]] = {}  # by the GPU's index
         # By UUID: NVML's handles of the device, and of the GPU that it is or is a part of. Of an

@@ -15,7 +15,7 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import host, rules
+from reserve_gpu import proc, rules, settings
 from reserve_gpu.errors import HistoryError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def to_write(ruled: Rules | None) -> int | None:
     if path is None:
         return None
     if path == _in_home():
-        os.makedirs(host.state_directory(), OWN_MODE, exist_ok=True)
+        os.makedirs(settings.state_directory(), OWN_MODE, exist_ok=True)
     with suppress(FileExistsError):
         os.mkdir(path, OWN_MODE)
     return opened(path, os.geteuid())
@@ -52,9 +52,9 @@ def path_to_write(ruled: Rules | None) -> str | None:
     word = own if own is not None else ruled.history if ruled else None
     if word is False:
         return None
-    if is_for_all(host.history_directory()):
-        return os.path.join(host.history_directory(), str(os.geteuid()))
-    return _in_home() if word or os.path.isdir(host.state_directory()) else None
+    if is_for_all(settings.history_directory()):
+        return os.path.join(settings.history_directory(), str(os.geteuid()))
+    return _in_home() if word or os.path.isdir(settings.state_directory()) else None
 
 
 def to_read() -> Iterator[tuple[int, int]]:
@@ -62,7 +62,7 @@ def to_read() -> Iterator[tuple[int, int]]:
 
     The caller closes it.
     """
-    own, above = os.geteuid(), host.history_directory()
+    own, above = os.geteuid(), settings.history_directory()
     names = {str(own)}
     if own == ROOT and is_for_all(above):
         with suppress(OSError):
@@ -97,4 +97,4 @@ def opened(path: str, uid: int) -> int:
 
 
 def _in_home() -> str:
-    return os.path.join(host.state_directory(), host.machine_name())
+    return os.path.join(settings.state_directory(), proc.machine_name())

@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from reserve_gpu import host
+from reserve_gpu import proc
 from reserve_gpu.history import places
 from reserve_gpu.history.book import MONTH, PAGE, PAGE_LIMIT
 from reserve_gpu.history.entries import LINE_LIMIT, Entry, month, parsed
@@ -45,7 +45,7 @@ def since(moment: float, now: float, *, is_own: bool = False) -> Iterator[Noted]
 
 
 def _of_folder(folder: int, uid: int, moment: float, now: float) -> Iterator[Noted]:
-    user, latest = host.user_name(uid), now + AHEAD_S
+    user, latest = proc.user_name(uid), now + AHEAD_S
     names = sorted(os.listdir(folder))
     last: set[tuple[str, str | None, float]] = set()  # lines of pages, which may be appended by now
     pages = _lines(folder, uid, filter(PAGE.fullmatch, names), PAGE_LIMIT)

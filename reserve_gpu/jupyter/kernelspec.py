@@ -16,7 +16,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import host, hosts, options
+from reserve_gpu import errors, hosts, options
 from reserve_gpu.errors import RequestError, ReserveGPUError, shown
 from reserve_gpu.quantities import parse_duration
 from reserve_gpu.reservation import request
@@ -166,7 +166,7 @@ def _stock(wishes: Namespace) -> tuple[dict[str, Any], str]:
 def _warnings(words: list[str]) -> list[str]:
     """Return what is still missing before a kernel can start on these hosts, as far as is seen."""
     lacks = (
-        [] if find_spec("sshpyk") else [f"sshpyk is missing. Run: {host.install_command(SSHPYK)}"]
+        [] if find_spec("sshpyk") else [f"sshpyk is missing. Run: {errors.install_command(SSHPYK)}"]
     )
     try:
         lacks += [
@@ -276,4 +276,4 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _missing(module: str) -> RequestError:
-    return RequestError(f"There is no {module} here. Run: {host.install_command(module)}")
+    return RequestError(f"There is no {module} here. Run: {errors.install_command(module)}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from traitlets import List, Unicode
 
-from reserve_gpu import errors, host
+from reserve_gpu import errors, proc, settings, this_kernel
 from reserve_gpu.hosts import named
 from reserve_gpu.jupyter import kernelspec, remote
 
@@ -32,7 +32,7 @@ except ImportError:
 if not is_new_enough:
     raise ImportError(
         "A kernel on another machine needs sshpyk 1.25 or later. "
-        f"Run: {host.install_command(kernelspec.SSHPYK)}"
+        f"Run: {errors.install_command(kernelspec.SSHPYK)}"
     )
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class HostsProvisioner(SSHKernelProvisioner):
         told = {
             "id": f"ssh-{uuid.uuid4()}",
             "notebook": environ.get("JPY_SESSION_NAME", ""),
-            "machine": host.machine_name(),
+            "machine": proc.machine_name(),
             "wishes": "\0".join(self.wishes),
         }
         kernel = ["--id", told["id"], "--kernel", self.remote_kernel_name]
@@ -125,8 +125,9 @@ class HostsProvisioner(SSHKernelProvisioner):
             remote.find, named(self.hosts), self.wishes, kernel, failed, _lack
         )
         self.ssh_host_alias = place.host
+        said = this_kernel.as_started(told)
         # sshpyk forwards no environment. It writes FP_PY="{remote_python}" into its command.
-        self.remote_python = f'{place.python}"; export {host.STARTED}="{host.as_started(told)}'
+        self.remote_python = f'{place.python}"; export {settings.STARTED}="{said}'
         return place.host
 
     async def _give_up(self) -> None:

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import api, errors, host, hosts, options
+from reserve_gpu import api, errors, hosts, options, this_process
 from reserve_gpu.errors import ReserveGPUError, shown
 from reserve_gpu.jupyter import kernelspec
 from reserve_gpu.model import Device, State, Waiting
@@ -216,7 +216,7 @@ def hold(arguments: Namespace) -> int:
     if missing := _missing(arguments.kernel):
         _say(refused=missing)
         return errors.RequestError.exit_code
-    host.call_it("a kernel that starts")
+    this_process.call_it("a kernel that starts")
     try:
         options.reserve(arguments, faces.MAGIC, _end_if_alone)
         reservation = api.current()

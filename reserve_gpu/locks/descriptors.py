@@ -15,14 +15,14 @@ from contextlib import suppress
 from functools import cache, partial
 from itertools import count
 
-from reserve_gpu import host
+from reserve_gpu import calls
 from reserve_gpu.calls import no_fork
 
 NONE = -1  # no descriptor
 
 # By number: a serial number, then the file.
-_opened: dict[int, tuple[object, ...]] = host.survive_reload("opened", dict)
-_serial = host.survive_reload("serial", partial(count, 1))
+_opened: dict[int, tuple[object, ...]] = calls.survive_reload("opened", dict)
+_serial = calls.survive_reload("serial", partial(count, 1))
 
 
 def remember(descriptor: int, file: tuple[object, ...] = ()) -> int:

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from typing import TYPE_CHECKING
 
-from reserve_gpu import calls, host
+from reserve_gpu import calls, proc, settings
 from reserve_gpu.errors import LockError, MutexHeldError, shown
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.descriptors import NONE
@@ -251,7 +251,7 @@ class LockDirectory:
             holders = Holders(self.path, self.descriptor, self._device)  # it may have missed one
         holder = holders.of(name)
         pid = holder.listed_pid
-        is_own = pid is not None and host.uid_of(pid) == uid
+        is_own = pid is not None and proc.uid_of(pid) == uid
         return holder if is_own else None
 
     def unlisted(self, names: Collection[str]) -> set[str]:
@@ -286,7 +286,7 @@ class LockDirectory:
         matches = [(re.fullmatch(NUMBERED, name[len(prefix) :]), name) for name in candidates]
         numbered = [(int(match[1]), name) for match, name in matches if match]
         # The files of all users that this user namespace does not know have this one owner.
-        strangers = host.unmapped_uid() if numbered else None
+        strangers = proc.unmapped_uid() if numbered else None
         by_owner: dict[int, list[str]] = {}
         for _, name in sorted(numbered):
             owner = files.sole_owner(self.descriptor, name)
@@ -343,9 +343,10 @@ def default_path() -> str:
 
     Raises LockError. A relative path would be another directory for every working directory.
     """
-    configured = os.path.expanduser(os.environ.get(host.LOCK_DIRECTORY, ""))
+    configured = os.path.expanduser(os.environ.get(settings.LOCK_DIRECTORY, ""))
     if configured and not os.path.isabs(configured):
-        raise LockError(f"{host.LOCK_DIRECTORY}={shown(configured)!r} must be an absolute path.")
+        where = f"{settings.LOCK_DIRECTORY}={shown(configured)!r}"
+        raise LockError(f"{where} must be an absolute path.")
     if configured:
         return os.path.normpath(configured)
     for place in PLACES:
@@ -369,7 +370,7 @@ def _share_prefix(uuid: str) -> str:
 
 def _mutex_message(pids: list[int | None], waited_s: float) -> str:
     distinct = dict.fromkeys(pid for pid in pids if pid)
-    names = [f"process {pid} of {host.user_of(pid) or 'an unknown user'}" for pid in distinct]
+    names = [f"process {pid} of {proc.user_of(pid) or 'an unknown user'}" for pid in distinct]
     who = ", ".join(names) or "a process that can't be seen from here"
     text = f"Other reservations have been under way for {waited_s:.0f} s, by {who}. Try again."
     if waited_s < LONG_S:

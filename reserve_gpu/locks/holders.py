@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import host
+from reserve_gpu import proc
 from reserve_gpu.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
@@ -63,7 +63,7 @@ class Holders:
         if status is not None and is_sharers(name):
             holder = holder._replace(uid=status.st_uid)
         elif holder.listed_pid:
-            holder = holder._replace(uid=host.uid_of(holder.listed_pid))
+            holder = holder._replace(uid=proc.uid_of(holder.listed_pid))
         return holder._replace(file=name)
 
     def ticket(self, name: str) -> Ticket:
@@ -167,7 +167,7 @@ def named(record: Record, pid: int | None, changed: float = 0.0) -> Holder:
     changed: the time stamp of the record's file, which the extension renews after each cell.
     """
     is_renewed = record.written is not None and record.written < changed - WRITING_S
-    is_elsewhere = pid is None and record.who.namespace not in (None, host.pid_namespace())
+    is_elsewhere = pid is None and record.who.namespace not in (None, proc.pid_namespace())
     last_cell = changed if is_renewed else None
     return Holder(record, pid, elsewhere=is_elsewhere, last_cell=last_cell)
 
@@ -196,10 +196,10 @@ def _keeper(pid: int, file: os.stat_result) -> int | None:
     number of the one that took it may be another process's, which has begun after the lock: the
     file was changed last by its holder, and its ctime can't be set back.
     """
-    began = host.began(pid)
+    began = proc.began(pid)
     if began is not None and began <= file.st_ctime + CLOCK_S:
         return pid
     for other in filter(str.isdecimal, os.listdir("/proc")):
-        if host.has_locked(other, file):
+        if proc.has_locked(other, file):
             return int(other)
     return None if began else pid

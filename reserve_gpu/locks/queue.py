@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import calls, host
+from reserve_gpu import calls, proc
 from reserve_gpu.calls import POLL_S, no_fork
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.descriptors import NONE
@@ -96,7 +96,7 @@ class Place:
         if self._lock:
             self._lock.release()
         else:
-            self._number = host.boot_clock_ns()
+            self._number = proc.boot_clock_ns()
         self._lock = lock
         lock.write(self._record)
         self.heartbeat()
@@ -179,7 +179,7 @@ class Wakeups:
     def watch(self) -> None:
         """Take notice of what happens in the directory, which may be another one than before."""
         descriptors.close(self._notices)
-        self._notices = _watch(self._directory.descriptor) if host.sees_all_locks() else NONE
+        self._notices = _watch(self._directory.descriptor) if proc.sees_all_locks() else NONE
 
     @property
     def is_told(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from reserve_gpu import foreign, host
+from reserve_gpu import foreign, proc, this_kernel, this_process
 from reserve_gpu.model import Record, Who
 
 BYTES_LIMIT = 1 << 16  # what is longer was not written by us
@@ -18,16 +18,16 @@ def myself() -> Who:
     Whoever can see this process goes by the system's word for its user, so here the variable that
     the login has set is enough.
     """
-    title = host.title()
+    title = this_process.title()
     return Who(
-        user=os.environ.get("LOGNAME") or host.user_of(os.getpid()),
+        user=os.environ.get("LOGNAME") or proc.user_of(os.getpid()),
         # An engine inherits the variable of the notebook that has started it.
-        notebook=None if title else host.notebook(),
-        command=title or host.own_command(),
-        cwd=host.working_directory(),
+        notebook=None if title else this_process.notebook(),
+        command=title or this_process.own_command(),
+        cwd=this_process.working_directory(),
         pid=os.getpid(),
-        namespace=host.pid_namespace(),
-        origin=host.origin(),
+        namespace=proc.pid_namespace(),
+        origin=this_kernel.origin(),
     )
 
 

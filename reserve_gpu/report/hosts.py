@@ -6,7 +6,7 @@ import time
 from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu import host
+from reserve_gpu import proc
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.report import asking, layout, messages, status, words
 from reserve_gpu.report import rules as ruled
@@ -122,7 +122,7 @@ def _head(hosts: Hosts) -> Iterator[Line]:
     yield (f"{count} of {what} {words.be(count)} free: {', '.join(places)}.", STRONG), when
     first = next(name for name, those in available.items() if those)
     run = SHELL.typed(messages.ANY)
-    yield "Get one: ", (run if host.is_here(first) else f"ssh -t {first} {run}", TYPED)
+    yield "Get one: ", (run if proc.is_here(first) else f"ssh -t {first} {run}", TYPED)
     yield "A kernel for notebooks that gets one: ", (kernel, TYPED)
 
 

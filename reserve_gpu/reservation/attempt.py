@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import host
+from reserve_gpu import proc
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.gpus import usage
@@ -355,6 +355,6 @@ class Look:
             since = [lock.since for lock in asking.held.values()]
             return without_guests(sharers, since), (promised_mib, None)
         own = Holder(Record(since=held.since if held else None), os.getpid(), uid=os.geteuid())
-        everybody = host.with_uses((own, *sharers), asking.gpus.processes(device))
+        everybody = proc.with_uses((own, *sharers), asking.gpus.processes(device))
         this_process, *known = without_guests(everybody)
         return known, (promised_mib, this_process.used_mib)

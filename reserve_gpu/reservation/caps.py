@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import host
+from reserve_gpu import settings
 from reserve_gpu.model import MIB, Promise, Request
 from reserve_gpu.notices import CapsAreLate, CapsStand, Exceeded, ToType
 from reserve_gpu.reservation.environment import (
@@ -197,7 +197,7 @@ def exceeded(
 
 def context_mib() -> float:
     """Return the allowance for a CUDA context in MiB. Raises RequestError for a bad setting."""
-    size = setting_mib(host.CONTEXT_MEMORY)
+    size = setting_mib(settings.CONTEXT_MEMORY)
     return DEFAULT_CONTEXT_MIB if size is None else size
 
 

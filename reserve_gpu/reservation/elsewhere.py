@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import alarm, calls, foreign, host
+from reserve_gpu import alarm, calls, foreign, proc
 from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import NoThreadError
 from reserve_gpu.locks import descriptors
@@ -86,7 +86,7 @@ class Listener:
                     continue
                 connection.settimeout(HEARD_S)
                 request = foreign.parsed(connection.recv(LIMIT))
-                answer = self._answer({**request, "by": host.user_name(uid)})
+                answer = self._answer({**request, "by": proc.user_name(uid)})
                 connection.sendall(json.dumps(answer).encode())
         descriptors.close(own.detach())
 
@@ -94,7 +94,7 @@ class Listener:
 def release(reserved: Reserved) -> Answer:
     """Have a process release what it holds, as far as nothing uses it."""
     left = _left(reserved.holder)
-    if left and restart.end(left, host.uid_of(left.heir)):
+    if left and restart.end(left, proc.uid_of(left.heir)):
         return Answer.RELEASED
     return _asked(reserved, "release")
 
@@ -112,7 +112,7 @@ def _left(holder: Holder) -> Left | None:
     """Return what is kept for the restart of the holder's kernel; None for nothing."""
     if holder.record.kept_until is None:  # by its word, which `all_left` does not believe
         return None
-    every = restart.all_left(uid=host.uid_of(holder.pid or 0))
+    every = restart.all_left(uid=proc.uid_of(holder.pid or 0))
     return next((left for left in every if holder.pid in (left.heir, left.kernel)), None)
 
 

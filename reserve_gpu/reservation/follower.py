@@ -12,7 +12,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import alarm, host
+from reserve_gpu import alarm, this_process
 from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import ReserveGPUError
 from reserve_gpu.history.book import Page
@@ -58,7 +58,7 @@ def start(noted: Recorder) -> bool:
 def main(text: str) -> None:
     """Note what a command uses until nobody has the locks. text: what `start` says of it."""
     about: dict[str, Any] = json.loads(text)
-    host.call_it(about["name"] or "")
+    this_process.call_it(about["name"] or "")
     folder, descriptor, name = about["page"]
     descriptors.adopt(descriptor)
     held, page = handover.held_of(about), Page(folder, descriptor, name)

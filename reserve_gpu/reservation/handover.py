@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from reserve_gpu import foreign, host
+from reserve_gpu import foreign, proc, settings
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks import record as records
@@ -52,7 +52,7 @@ def offer(handover: Handover) -> None:
         "is_noted": handover.is_noted,
         **described(handover.held),
     }
-    os.environ[host.HELD] = f"{os.getpid()} {json.dumps(fields)}"
+    os.environ[settings.HELD] = f"{os.getpid()} {json.dumps(fields)}"
 
 
 def described(held: Held) -> dict[str, Any]:
@@ -79,17 +79,17 @@ def held_of(fields: Mapping[str, Any]) -> Held:
 
 def received() -> Handover | None:
     """Return what this process was given; None if there is nothing, or it is not true any more."""
-    value = os.environ.get(host.HELD, "")
-    if host.held_by() != os.getpid():
+    value = os.environ.get(settings.HELD, "")
+    if proc.held_by() != os.getpid():
         return None
     try:
         handover = _checked(foreign.parsed(value.partition(" ")[2], LIMIT))
     except (*ERRORS, LockError):
         return None
     if handover and handover.held.devices:
-        os.environ[host.HELD] = str(os.getpid())  # processes below need know no more
+        os.environ[settings.HELD] = str(os.getpid())  # processes below need know no more
     elif handover:
-        del os.environ[host.HELD]
+        del os.environ[settings.HELD]
     return handover
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from reserve_gpu import host
+from reserve_gpu import proc
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import without_guests
 from reserve_gpu.locks.lock import Lock
@@ -112,11 +112,11 @@ class Held(NamedTuple):
             )
         path = old.path if old.held() else None
         if not isinstance(new, Lock):
-            raise Failure(Lost(device, path, [host.with_user(new)]))
+            raise Failure(Lost(device, path, [proc.with_user(new)]))
         sharers = without_guests(directory.sharers_of(device.uuid, [new.name]), [old.since])
         if not self._has_room(device, sharers):
             new.release()
-            raise Failure(Lost(device, path, list(map(host.with_user, sharers))))
+            raise Failure(Lost(device, path, list(map(proc.with_user, sharers))))
         held = self._replace(locks={**self.locks, device.uuid: new})
         return held, LockedAnew(device, path)
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import host
+from reserve_gpu import proc
 from reserve_gpu.cells import cells
 from reserve_gpu.errors import DriverError, LockError
 from reserve_gpu.gpus.bindings import DeviceError
@@ -188,7 +188,7 @@ class LeaseTimer:
             self._tell(ends.may_go(end))
         elif action is Action.RELEASE:
             self._owner.hide()
-            self._tell(ends.gone(end, host.children()))
+            self._tell(ends.gone(end, proc.children()))
         else:
             self._owner.mark_overdue(due.at)
             if action is Action.MARK_OVERDUE:
@@ -364,7 +364,7 @@ def is_used_by_child(held: Held) -> bool:
                 readings = [] if held.part_mib is not None else map(gpus.usage, held.devices)
                 return any(reading.compute or reading.mps for reading in readings)
             pids = {process.pid for device in held.devices for process in gpus.processes(device)}
-            return any(host.is_below(pid, {own}) for pid in pids - {own})
+            return any(proc.is_below(pid, {own}) for pid in pids - {own})
     except (DriverError, DeviceError):
         return True
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reserve_gpu import host
+from reserve_gpu import proc
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import ImpossibleError, RequestError, shown
 from reserve_gpu.gpus import names
@@ -66,7 +66,7 @@ def inherit(gpus: Nvml, locks: LockDirectory) -> None:
     A fork server, the default from Python 3.14 on, hands on the environment that it was started
     with: by then nothing may have been reserved.
     """
-    parent = host.multiprocessing_parent()
+    parent = proc.multiprocessing_parent()
     if parent is None or environment.read()[environment.VISIBLE] is not None:
         return
     devices: list[Device] = []

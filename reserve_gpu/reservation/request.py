@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import host
+from reserve_gpu import settings
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
@@ -112,7 +112,7 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
 
 def idle_mib() -> float | None:
     """Return the memory in MiB up to which a device is idle, None for the default."""
-    return setting_mib(host.IDLE_MEMORY)
+    return setting_mib(settings.IDLE_MEMORY)
 
 
 def setting_mib(variable: str) -> float | None:
@@ -129,24 +129,24 @@ def setting_mib(variable: str) -> float | None:
 def require_settings(request: Request) -> None:
     """Raise RequestError for a setting that is no size, before it matters."""
     if request.part_mib is not None:
-        setting_mib(host.CONTEXT_MEMORY)
+        setting_mib(settings.CONTEXT_MEMORY)
 
 
 def restart_s() -> float:
     """Return for how long a restart of a kernel keeps its devices. Raises RequestError."""
-    text = os.environ.get(host.RESTART) or str(RESTART_S)
+    text = os.environ.get(settings.RESTART) or str(RESTART_S)
     with suppress(ValueError):
         if 0 <= (seconds := float(text)) <= LONGEST_RESTART_S:
             return seconds
     raise RequestError(
-        f"{host.RESTART}={shown(text)!r} must be a number of seconds, as 60, up to an hour; "
+        f"{settings.RESTART}={shown(text)!r} must be a number of seconds, as 60, up to an hour; "
         "0 keeps nothing."
     )
 
 
 def rules() -> Rules | None:
     """Return what the administrator's file says now to this user, None if there is none."""
-    file = host.config_file()
+    file = settings.config_file()
     return administrator.read(file) if file is not None else None
 
 

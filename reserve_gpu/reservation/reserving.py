@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import host
+from reserve_gpu import proc, settings
 from reserve_gpu.calls import Late
 from reserve_gpu.cells import kernels_file
 from reserve_gpu.errors import DriverError, NoFreeDeviceError
@@ -164,7 +164,7 @@ def _logged_wait(asks: str) -> Iterator[Callable[[End], object]]:
     try:
         yield ends.append
     finally:
-        if host.may_keep_history():
+        if settings.may_keep_history():
             journal.note_wait(asks, began, time.monotonic() - start, ends[-1])
 
 
@@ -188,7 +188,7 @@ def _failure(session: Session, asking: Asking, denied: Denied, deadline: Deadlin
             kept=session.devices,
             limit=visible,
             waited_s=deadline.limit_s if has_waited else None,
-            user=host.user_of(os.getpid()),
+            user=proc.user_of(os.getpid()),
             problems=asking.rules.problems if asking.rules else (),
             free=_free_others(asking, rows),
         )
@@ -220,7 +220,7 @@ def _is_above(session: Session, asking: Asking, denied: Denied) -> bool:
     if session.devices or not asking.inherited[environment.VISIBLE]:
         return False
     is_held = any(row.holders for row in denied.rows)
-    return is_held and policy.is_above(denied.rows, host.ancestors())
+    return is_held and policy.is_above(denied.rows, proc.ancestors())
 
 
 def _only_what_cuda_sees(session: Session, request: Request, gpus: Nvml) -> Request:
@@ -247,7 +247,7 @@ def _cautions(asking: Asking, granted: Granted) -> list[Notice]:
         Caution(row, asking.request) for row in rows if row.use is not State.IDLE
     ]
     return (
-        [*cautions, Private(asking.locks.path)] if host.is_private(asking.locks.path) else cautions
+        [*cautions, Private(asking.locks.path)] if proc.is_private(asking.locks.path) else cautions
     )
 
 

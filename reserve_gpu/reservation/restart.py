@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import alarm, foreign, heir, host
+from reserve_gpu import alarm, foreign, heir, proc
 from reserve_gpu.calls import no_fork
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.directory import OTHERS_MODE, OWN_MODE
@@ -78,7 +78,7 @@ def all_left(connection_file: str | None = None, uid: int | None = None) -> Iter
 
     connection_file: of the kernel that comes, None for any. uid: of another user, for root.
     """
-    for pid, arguments in host.own_processes(heir.PROGRAM, uid=uid):
+    for pid, arguments in proc.own_processes(heir.PROGRAM, uid=uid):
         if arguments and connection_file in (None, arguments[0]):
             # It may have ended, or be another program that was given the same file.
             with suppress(OSError, *handover.ERRORS):
@@ -114,7 +114,7 @@ def end(left: Left, uid: int | None = None) -> bool:
         return False
     try:
         # Its number may have become another process's before the pidfd was opened.
-        if not any(host.own_processes(heir.PROGRAM, [left.heir], uid)):
+        if not any(proc.own_processes(heir.PROGRAM, [left.heir], uid)):
             return False
         alarm.send(process, signal.SIGKILL)
         return alarm.ends_within(process, ENDS_S)
@@ -127,7 +127,7 @@ def end(left: Left, uid: int | None = None) -> bool:
 def _has_locked(pid: int, directory: LockDirectory, name: str) -> bool:
     """Tell whether a process has the file of that name locked which others find there."""
     file = files.status_of(directory.descriptor, name)
-    return file is not None and host.has_locked(pid, file)
+    return file is not None and proc.has_locked(pid, file)
 
 
 def _acquired(directory: LockDirectory, name: str, since: float) -> Lock | None:

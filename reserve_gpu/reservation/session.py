@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
-from reserve_gpu import calls, host
+from reserve_gpu import calls, proc, settings, this_process
 from reserve_gpu.calls import Executor, Late, no_fork
 from reserve_gpu.cells import cells
 from reserve_gpu.errors import LockError, NoThreadError, RequestError
@@ -443,7 +443,7 @@ class Session(Executor):
         """
         before = self._held
         # What is needed from here on is imported before any change, as it may fail.
-        if host.may_keep_history():
+        if settings.may_keep_history():
             calls.load(journal)
         if held and held.part_mib is not None:
             calls.load(caps)
@@ -591,7 +591,7 @@ class Session(Executor):
         Between two calls: the home of a user may hang, and nobody may have the mutex then.
         """
         changes, self._changes_to_log = self._changes_to_log, []
-        if changes and self._journal is None and host.may_keep_history():
+        if changes and self._journal is None and settings.may_keep_history():
             self._journal = journal.Journal()
             journal.at_exit(self._log_exit)
         if self._journal is None:
@@ -643,7 +643,7 @@ class Session(Executor):
             return Answer.SILENT  # it was told so by now; or a newer version asks for something
         if held is None or not {d.uuid for d in held.devices} & {*request["devices"]}:
             return Answer.GONE
-        if request.get("notebook") not in (None, host.notebook()):
+        if request.get("notebook") not in (None, this_process.notebook()):
             return Answer.ANOTHER  # somebody has written another name into the lock file
         if request["do"] == "end":
             self.timer.process_end.begin(lambda: True, self._notices.append, lambda: None)
@@ -707,7 +707,7 @@ class Session(Executor):
 
     def adopt(self) -> None:
         """Take over, once, what this process held before exec made it this program."""
-        if not self._has_adopted and host.held_by() == os.getpid():
+        if not self._has_adopted and proc.held_by() == os.getpid():
             self.run(self._adopt)
         self._has_adopted = True
 
@@ -727,7 +727,7 @@ class Session(Executor):
 
 
 # By process id; an entry of another process is its parent's.
-_sessions: dict[int, Session] = host.survive_reload("sessions", dict)
+_sessions: dict[int, Session] = calls.survive_reload("sessions", dict)
 
 
 def session() -> Session:

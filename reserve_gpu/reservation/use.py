@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import host
+from reserve_gpu import proc
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
@@ -55,7 +55,7 @@ def _of_device(gpus: Nvml, device: Device, own: Collection[int], since: float) -
     if not gpus.sees_all:  # a pid may mean another process
         return Use(_is_above_zero(gauges.utilisation), share=share)
     is_listed = usage.compute is not None
-    is_own = {process.pid: host.is_below(process.pid, own) for process in processes}
+    is_own = {process.pid: proc.is_below(process.pid, own) for process in processes}
     mine = [process for process in processes if is_own[process.pid]]
     sizes = [process.memory_mib for process in mine]
     mib = float(sum(size or 0 for size in sizes)) if is_listed and None not in sizes else None
@@ -64,7 +64,7 @@ def _of_device(gpus: Nvml, device: Device, own: Collection[int], since: float) -
         shares = [
             percent
             for pid, percent in workers.items()
-            if (is_own[pid] if pid in is_own else host.is_below(pid, own))
+            if (is_own[pid] if pid in is_own else proc.is_below(pid, own))
         ]
         return Use(bool(shares), float(min(100, sum(shares))), mib, share)
     is_used = False if is_listed and not mine else _is_above_zero(gauges.utilisation)

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import calls, host, machine
+from reserve_gpu import calls, machine, proc
 from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.locks.queue import Place, Wakeups
 from reserve_gpu.locks.record import myself
@@ -116,7 +116,7 @@ class Explainer:
     def ticket(self, first: Ticket) -> Ticket:
         """Return the first one in the queue with its user."""
         if self._first is None or self._first[0] != first.name:
-            self._first = first.name, first._replace(holder=host.with_user(first.holder))
+            self._first = first.name, first._replace(holder=proc.with_user(first.holder))
         return self._first[1]
 
     def __call__(self, row: Row) -> Row:

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import host
+from reserve_gpu import proc
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks.directory import QUEUE, LockDirectory
 
@@ -33,7 +33,7 @@ def first_of(devices: Sequence[Device], told: Collection[tuple[str, int]]) -> Ti
             is_own = ticket.holder.listed_pid == os.getpid()
             could_use = any(ticket.could_use(device.uuid) for device in devices)
             if could_use and not is_own and key(ticket) not in told:
-                return ticket._replace(holder=host.with_user(ticket.holder))
+                return ticket._replace(holder=proc.with_user(ticket.holder))
     return None
 
 
@@ -44,11 +44,11 @@ def key(ticket: Ticket) -> tuple[str, int]:
 
 def waited_s(ticket: Ticket) -> float:
     """Return for how long somebody waits."""
-    return max(0.0, (host.boot_clock_ns() - ticket.number) / 1e9)
+    return max(0.0, (proc.boot_clock_ns() - ticket.number) / 1e9)
 
 
 def _tickets(directory: LockDirectory) -> list[Ticket]:
-    if host.sees_all_locks():
+    if proc.sees_all_locks():
         return directory.listed_tickets()
     with directory.mutex(MUTEX_LIMIT_S):
         return directory.tickets()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import reserve_gpu
-from reserve_gpu import host
+from reserve_gpu import this_process
 from reserve_gpu.locks import holders
 from reserve_gpu.model import Holder, Record
 from reserve_gpu.report import words
@@ -51,13 +51,13 @@ US = (sys.executable, "-m", "reserve_gpu")
 )  # fmt: skip
 def test_a_command_in_short(words: Sequence[str], short: str | None) -> None:
     """A command is called by the names of its program and its script, and by its arguments."""
-    assert host.command(words) == short
+    assert this_process.command(words) == short
 
 
 @pytest.mark.parametrize("argument", ["x" * 5000, "\x1b]0;title\x07", "a\n\u2028b", "\udfff"])
 def test_a_command_is_fit_to_print(argument: str) -> None:
     """Whatever its arguments are, a command is one short line that can be printed."""
-    command = host.command(["python", "train.py", argument])
+    command = this_process.command(["python", "train.py", argument])
     assert command
     assert command.startswith("python train.py")
     assert command.isprintable()

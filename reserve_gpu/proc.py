@@ -1,0 +1,303 @@
+"""Ask the system about processes, their users and what they use, and about namespaces.
+
+The only module that imports `psutil`, and only when another process has to be described.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from reserve_gpu import settings
+from reserve_gpu.calls import no_fork
+from reserve_gpu.errors import COMMAND_LIMIT, TOO_MANY_FILES, ReserveGPUError
+from reserve_gpu.this_process import command
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    from reserve_gpu.model import Holder, Process
+
+with suppress(ImportError):  # Windows, where there is no /proc to learn of users from
+    import pwd
+
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
+
+
+def pid_namespace() -> int | None:
+    """Return the inode of this process's PID namespace, None where there are none."""
+    with suppress(OSError):
+        return os.stat("/proc/self/ns/pid").st_ino
+    return None
+
+
+def sees_all_locks() -> bool:
+    """Tell whether the kernel's list shows the locks of all PID namespaces."""
+    return pid_namespace() == INITIAL_PID_NAMESPACE and os.access("/proc/locks", os.R_OK)
+
+
+def sees_all_processes() -> bool:
+    """Tell whether an empty list of NVML's means that there are no processes.
+
+    Not in a PID namespace: drivers from 535.113 on leave out what is outside of it. Not under WSL2:
+    Windows and other virtual machines use the GPU too.
+    Raises ReserveGPUError where this process can open no file.
+    """
+    try:
+        with open("/proc/sys/kernel/osrelease", encoding="utf-8") as release:
+            is_wsl = "microsoft" in release.read().lower()
+    except OSError:
+        if not has_descriptor():
+            raise ReserveGPUError(TOO_MANY_FILES) from None
+        return False
+    return pid_namespace() == INITIAL_PID_NAMESPACE and not is_wsl
+
+
+def control_group() -> bytes:
+    """Return the directory of this process's control group, of version 2."""
+    with suppress(OSError), open("/proc/self/cgroup", "rb") as groups:
+        for line in groups:
+            if line.startswith(b"0::"):
+                return b"/sys/fs/cgroup" + line[len("0::") :].rstrip(b"\n")
+    return b"/sys/fs/cgroup"
+
+
+def is_private(path: str) -> bool:
+    """Tell whether this is a container, and the directory is its own and not a mounted one.
+
+    A container's own mounts are its root, and temporary file systems such as /dev/shm.
+    """
+    if pid_namespace() in (None, INITIAL_PID_NAMESPACE):
+        return False
+    path = os.path.realpath(path)
+    mount_point, file_system = "", ""
+    with suppress(OSError, ValueError, IndexError), open("/proc/self/mountinfo") as mounts:
+        for line in mounts:  # Documentation/filesystems/proc.rst, "/proc/<pid>/mountinfo"
+            fields, rest = (part.split() for part in line.split(" - ", 1))
+            is_above = f"{path}/".startswith(f"{fields[4].rstrip('/')}/")
+            if is_above and len(fields[4]) >= len(mount_point):
+                mount_point, file_system = fields[4], rest[0]
+    if mount_point == path:
+        return False
+    return mount_point in ("", "/") or file_system in ("tmpfs", "overlay")
+
+
+def unmapped_uid() -> int | None:
+    """Return the UID that stands for all unknown users of a user namespace, else None.
+
+    https://man7.org/linux/man-pages/man7/user_namespaces.7.html
+    """
+    with suppress(OSError, ValueError):
+        with open("/proc/self/uid_map", encoding="utf-8") as uid_map:
+            if uid_map.read().split() == ["0", "0", "4294967295"]:
+                return None
+        with open("/proc/sys/kernel/overflowuid", encoding="utf-8") as overflow:
+            return int(overflow.read())
+    return None
+
+
+def machine_name() -> str:
+    """Return the name of the machine; the module socket, which knows it too, loads slowly."""
+    return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "?")
+
+
+def is_here(name: str) -> bool:
+    """Tell whether that is a name of this machine."""
+    own = machine_name()
+    return name in {own, own.partition(".")[0], "localhost"}
+
+
+def boot_clock_ns() -> int:
+    """Return the nanoseconds since the boot: one clock for all users and containers."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def uid_of(pid: int) -> int | None:
+    """Return the user that runs a process, as a number; None if it can't be seen from here."""
+    with suppress(OSError):
+        return os.stat(f"/proc/{pid}").st_uid
+    return None
+
+
+def user_of(pid: int) -> str | None:
+    """Return the user that runs a process, None if it can't be seen from here."""
+    uid = uid_of(pid)
+    return None if uid is None else user_name(uid)
+
+
+def user_name(uid: int) -> str:
+    """Return a user's name, `uid 1234` where the system has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, NameError):  # Windows has no such names
+        return f"uid {uid}"
+
+
+def with_user(holder: Holder) -> Holder:
+    """Return the holder with its user: the system's word goes before the record's.
+
+    Asked late, as looking up a user can take long where users come from a server.
+    """
+    return holder._replace(owner=user_of(holder.listed_pid) if holder.listed_pid else None)
+
+
+def own_processes(
+    program: str, pids: Iterable[str | int] | None = None, uid: int | None = None
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the processes of this user in which Python runs that file, with their arguments.
+
+    pids: which to look at, None for all. uid: of another user, for root.
+    """
+    for pid in filter(str.isdecimal, map(str, os.listdir("/proc") if pids is None else pids)):
+        with suppress(OSError):
+            if os.stat(f"/proc/{pid}").st_uid == (os.geteuid() if uid is None else uid):
+                with open(f"/proc/{pid}/cmdline", "rb") as file:
+                    words = [os.fsdecode(word) for word in file.read(COMMAND_LIMIT).split(b"\0")]
+                if program in words[1:]:
+                    yield int(pid), words[words.index(program, 1) + 1 : -1]
+
+
+def has_locked(pid: int | str, file: os.stat_result) -> bool:
+    """Tell whether a process of this user has that very file open, and locked by that opening."""
+    with suppress(OSError):  # it has ended, or is another user's
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), file):
+                    with open(f"/proc/{pid}/fdinfo/{number}", encoding="utf-8") as info:
+                        if "FLOCK" in info.read():  # it has not only looked
+                            return True
+    return False
+
+
+def has_descriptor() -> bool:
+    """Tell whether this process can open one more file."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return False
+    return True
+
+
+def lineage(pid: int) -> list[int]:
+    """Return the process and its ancestors, as far as they live and can be seen."""
+    with no_fork:
+        import psutil
+
+    try:
+        return [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
+    except (psutil.Error, OSError, ValueError):
+        return [pid]
+
+
+def began(pid: int) -> float | None:
+    """Return when a process began, in seconds since the epoch; None if it is not there.
+
+    Documentation/filesystems/proc.rst, "/proc/<pid>/stat": in ticks since the boot.
+    """
+    with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as stat_file:
+        ticks = int(stat_file.read().rpartition(b")")[2].split()[19])
+        boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        return boot + ticks / os.sysconf("SC_CLK_TCK")
+    return None
+
+
+def children() -> list[str]:
+    """Return the processes below this one that live, as `python train.py (pid 4321)`."""
+    with no_fork:
+        import psutil
+
+    try:
+        below = psutil.Process().children(recursive=True)
+        return [f"{command(each.cmdline()) or each.name()} (pid {each.pid})" for each in below]
+    except (psutil.Error, OSError, ValueError):  # one has ended meanwhile
+        return []
+
+
+def is_below(pid: int, pids: Collection[int | None]) -> bool:
+    """Tell whether the process is one of these or descends from one, which is slow to find out.
+
+    What `nohup ... &` has started in a notebook has another parent once its shell has ended, but
+    still the session (setsid(2)) that Jupyter gives each kernel.
+    """
+    if not pids or pid in pids:
+        return pid in pids
+    with suppress(OSError):
+        if os.getsid(pid) in pids:
+            return True
+    return any(above in pids for above in lineage(pid))
+
+
+def with_uses(holders: Sequence[Holder], processes: Sequence[Process]) -> tuple[Holder, ...]:
+    """Return the holders, each with what its processes use of a device, as far as is known.
+
+    processes: all on the device.
+    """
+    pids = [holder.listed_pid for holder in holders]
+    used = uses(processes, {pid for pid in pids if pid})
+    return tuple(
+        holder._replace(used_mib=used[pid] if pid else None)
+        for holder, pid in zip(holders, pids, strict=True)
+    )
+
+
+def uses(processes: Sequence[Process], pids: Collection[int]) -> dict[int, float | None]:
+    """Return what each process and its descendants use of a device, in MiB.
+
+    processes: all on the device; each is its nearest ancestor's. None where it can't be known.
+    """
+    used: dict[int, float | None] = dict.fromkeys(pids, 0.0)
+    for process in processes if used else ():  # whose each is is slow to find out
+        line = [process.pid] if process.pid in used else lineage(process.pid)
+        owner = next((pid for pid in line if pid in used), None)
+        if owner is not None:
+            before, more = used[owner], process.memory_mib
+            used[owner] = None if before is None or more is None else before + more
+    return used
+
+
+def ancestors() -> set[int]:
+    """Return the pids of this process and of its ancestors.
+
+    A `reserve-gpu run` is one of them even if the processes between have ended, as under tmux: its
+    variable is inherited, and names it.
+    """
+    return {held_by(), *lineage(os.getpid())} - {0}
+
+
+def multiprocessing_parent() -> int | None:
+    """Return the process that started this one with multiprocessing, None if none did."""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    parent = multiprocessing.parent_process() if multiprocessing else None
+    return parent.pid if parent else None
+
+
+def identified(process: Process) -> Process:
+    """Return the process with its user and command, as far as they can be seen from here."""
+    with no_fork:
+        import psutil
+
+    try:
+        described = psutil.Process(process.pid)
+        name = command(described.cmdline()) or described.name()
+    except (psutil.Error, OSError, ValueError):
+        return process
+    return process._replace(user=user_of(process.pid), command=name)
+
+
+def held_by() -> int:
+    """Return the process whose reservation $RESERVE_GPU_HELD describes, 0 if there is none."""
+    pid = os.environ.get(settings.HELD, "")[:20].partition(" ")[0]
+    return int(pid) if pid.isascii() and pid.isdecimal() else 0
+
+
+def shell() -> str:
+    """Return the user's shell: that of $SHELL, else that of the login."""
+    if shell := os.environ.get("SHELL"):
+        return shell
+    try:
+        return pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
+    except KeyError:
+        return "/bin/sh"

@@ -1,0 +1,63 @@
+"""The names of the environment variables, and where configuration, state and history stand."""
+
+import os
+import stat
+
+# What this process held before exec made it another program: its pid, then a description
+# (reservation/handover.py). A process with another pid has only inherited the variable.
+HELD = "RESERVE_GPU_HELD"
+# What people may set.
+LOCK_DIRECTORY = "RESERVE_GPU_LOCK_DIR"
+IDLE_MEMORY = "RESERVE_GPU_IDLE_MEMORY"
+CONTEXT_MEMORY = "RESERVE_GPU_CONTEXT_MEMORY"
+RESTART = "RESERVE_GPU_RESTART"
+TELL_WAITERS = "RESERVE_GPU_TELL_WAITERS"  # "0": no
+CONFIG = "RESERVE_GPU_CONFIG"
+HISTORY = "RESERVE_GPU_HISTORY"
+# Of a kernel that was started by ssh: what `started` returns, as JSON in hexadecimal digits, which
+# no shell changes.
+STARTED = "RESERVE_GPU_STARTED"
+CONFIG_FILE = "/etc/reserve_gpu.toml"
+HISTORY_DIRECTORY = "/var/lib/reserve_gpu/history"
+
+
+def user_file() -> str:
+    """Return the path of the user's own configuration file."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return os.path.join(folder, "reserve_gpu.toml")
+
+
+def state_directory() -> str:
+    """Return where what is to last is kept for this user, in the home."""
+    folder = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(folder, "reserve_gpu")
+
+
+def history_directory() -> str:
+    """Return the directory with the histories of all users."""
+    return os.environ.get(HISTORY) or HISTORY_DIRECTORY
+
+
+def may_keep_history() -> bool:
+    """Tell whether there is anything that may say that a history is kept.
+
+    Asked at each reservation, and mostly there is nothing: so no module is imported for it.
+    """
+    places = history_directory(), state_directory(), user_file()
+    return config_file() is not None or any(map(os.path.lexists, places))
+
+
+def config_file() -> str | None:
+    """Return the path of the administrator's file, None where there is none, or nothing in it.
+
+    Asked at each reservation, and mostly there is none: so it takes one look.
+    """
+    named = os.environ.get(CONFIG)
+    file = named or CONFIG_FILE
+    try:
+        status = os.stat(file)
+    except FileNotFoundError:
+        return named or None
+    except OSError:  # who reads it says why
+        return file
+    return file if status.st_size or not stat.S_ISREG(status.st_mode) else None

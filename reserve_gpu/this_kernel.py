@@ -1,0 +1,66 @@
+"""Which kernel of Jupyter's this process is, and from which machine it was started."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from reserve_gpu import foreign, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def connection_file(words: Sequence[str] = ()) -> str | None:
+    """Return the path of this kernel's connection file, None if this is no kernel of Jupyter's.
+
+    Of a kernel that was started by ssh it is the name that it has been given: over a restart its
+    connection file is removed.
+    words: the command that this process becomes, if that is a kernel.
+    """
+    path = _connection_file(words)
+    return path and (started().get("id") or path)
+
+
+def _connection_file(words: Sequence[str]) -> str | None:
+    for place, word in enumerate(words):
+        if word == "-f" and words[place + 1 :]:
+            return os.path.abspath(words[place + 1])
+        if word.startswith(("-f=", "--f=", "--IPKernelApp.connection_file=")):
+            return os.path.abspath(word.partition("=")[2])
+    module = sys.modules.get("ipykernel.kernelapp")
+    app = module and module.IPKernelApp
+    if not (app and app.initialized()):
+        return None
+    path = getattr(app.instance(), "abs_connection_file", None)
+    return os.path.abspath(path) if path else None
+
+
+def started() -> dict[str, str]:
+    """Return what the machine that has started this kernel by ssh has said of it; mostly nothing.
+
+    `id` names the kernel over its restarts, `notebook` is its path, `machine` the user's, `wishes`
+    the options, divided by NUL, and `pid` is the kernel's, once that is known: a process with
+    another pid has inherited the variable.
+    """
+    text = os.environ.get(settings.STARTED)
+    if not text:
+        return {}
+    with suppress(ValueError):
+        fields = foreign.parsed(bytes.fromhex(text))
+        if isinstance(fields, dict) and fields.get("pid") in (None, str(os.getpid())):
+            return {name: value for name, value in fields.items() if isinstance(value, str)}
+    return {}
+
+
+def as_started(fields: Mapping[str, str]) -> str:
+    """Return the variable that says so of a kernel."""
+    return json.dumps(dict(fields)).encode().hex()
+
+
+def origin() -> str | None:
+    """Return the machine from which this kernel was started, where that is another one."""
+    return started().get("machine")
