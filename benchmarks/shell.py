@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 GPUS = 8
 IPYTHON = ("-m", "IPython", "--no-banner")
 LOAD_LIMIT_MS = 20
-HEAVY = ("psutil", "pynvml", "rich")  # no module that only a reservation or a status needs
+HEAVY = ("pynvml", "rich")  # no module that only a reservation or a status needs
 LOAD = f"""
 import sys, time
 modules_before = set(sys.modules)

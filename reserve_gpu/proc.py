@@ -1,7 +1,4 @@
-"""Ask the system about processes, their users and what they use, and about namespaces.
-
-The only module that imports `psutil`, and only when another process has to be described.
-"""
+"""Ask the system about processes, their users and what they use, and about namespaces."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu import settings
-from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import COMMAND_LIMIT, TOO_MANY_FILES, ReserveGPUError
 from reserve_gpu.this_process import command
 
@@ -151,13 +147,12 @@ def own_processes(
 
     pids: which to look at, None for all. uid: of another user, for root.
     """
-    for pid in filter(str.isdecimal, map(str, os.listdir("/proc") if pids is None else pids)):
+    for pid in _pids() if pids is None else pids:
         with suppress(OSError):
             if os.stat(f"/proc/{pid}").st_uid == (os.geteuid() if uid is None else uid):
-                with open(f"/proc/{pid}/cmdline", "rb") as file:
-                    words = [os.fsdecode(word) for word in file.read(COMMAND_LIMIT).split(b"\0")]
+                words = _words(pid)
                 if program in words[1:]:
-                    yield int(pid), words[words.index(program, 1) + 1 : -1]
+                    yield int(pid), words[words.index(program, 1) + 1 :]
 
 
 def has_locked(pid: int | str, file: os.stat_result) -> bool:
@@ -181,39 +176,55 @@ def has_descriptor() -> bool:
     return True
 
 
+def _stat(pid: int) -> tuple[str, int, int] | None:
+    """Return a process's name, its parent, and when it began, in ticks since the boot.
+
+    None if it has ended, or is hidden (hidepid). Documentation/filesystems/proc.rst,
+    "/proc/<pid>/stat": the name may have blanks and brackets.
+    """
+    with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
+        name, _, rest = file.read().partition(b"(")[2].rpartition(b")")
+        fields = rest.split()
+        return name.decode(errors="replace"), int(fields[1]), int(fields[19])
+    return None
+
+
+def _words(pid: int | str) -> list[str]:
+    """Return the words of a process's command; none if it has ended, or is hidden."""
+    with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return os.fsdecode(file.read(COMMAND_LIMIT)).removesuffix("\0").split("\0")
+    return []
+
+
 def lineage(pid: int) -> list[int]:
     """Return the process and its ancestors, as far as they live and can be seen."""
-    with no_fork:
-        import psutil
-
-    try:
-        return [pid, *(parent.pid for parent in psutil.Process(pid).parents())]
-    except (psutil.Error, OSError, ValueError):
-        return [pid]
+    line, stat = [pid], _stat(pid)
+    while stat and (above := _stat(stat[1])) and above[2] <= stat[2]:  # else it is a later one
+        line.append(stat[1])
+        stat = above
+    return line
 
 
 def began(pid: int) -> float | None:
-    """Return when a process began, in seconds since the epoch; None if it is not there.
-
-    Documentation/filesystems/proc.rst, "/proc/<pid>/stat": in ticks since the boot.
-    """
-    with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as stat_file:
-        ticks = int(stat_file.read().rpartition(b")")[2].split()[19])
-        boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-        return boot + ticks / os.sysconf("SC_CLK_TCK")
-    return None
+    """Return when a process began, in seconds since the epoch; None if it is not there."""
+    if (stat := _stat(pid)) is None:
+        return None
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return boot + stat[2] / os.sysconf("SC_CLK_TCK")
 
 
 def children() -> list[str]:
     """Return the processes below this one that live, as `python train.py (pid 4321)`."""
-    with no_fork:
-        import psutil
+    own = os.getpid()
+    below = [pid for pid in map(int, _pids()) if own in lineage(pid)[1:]]
+    names = {pid: command(_words(pid)) for pid in below}  # None if it has ended meanwhile
+    return [f"{name} (pid {pid})" for pid, name in names.items() if name]
 
-    try:
-        below = psutil.Process().children(recursive=True)
-        return [f"{command(each.cmdline()) or each.name()} (pid {each.pid})" for each in below]
-    except (psutil.Error, OSError, ValueError):  # one has ended meanwhile
-        return []
+
+def _pids() -> list[str]:
+    with suppress(OSError):  # as on Windows
+        return [name for name in os.listdir("/proc") if name.isdecimal()]
+    return []
 
 
 def is_below(pid: int, pids: Collection[int | None]) -> bool:
@@ -276,14 +287,9 @@ def multiprocessing_parent() -> int | None:
 
 def identified(process: Process) -> Process:
     """Return the process with its user and command, as far as they can be seen from here."""
-    with no_fork:
-        import psutil
-
-    try:
-        described = psutil.Process(process.pid)
-        name = command(described.cmdline()) or described.name()
-    except (psutil.Error, OSError, ValueError):
+    if (stat := _stat(process.pid)) is None:
         return process
+    name = command(_words(process.pid)) or stat[0]
     return process._replace(user=user_of(process.pid), command=name)
 
 

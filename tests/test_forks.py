@@ -438,12 +438,11 @@ def importing(file: str) -> str:
         (importing("pynvml.py"), "reserve_gpu.reserve()"),
         (importing("pynvml.py"), "reserve_gpu.status()"),
         (importing("report/status.py"), "reserve_gpu.status()"),
-        (importing("psutil/__init__.py"), "reserve_gpu.status()"),
         (importing("ctypes/__init__.py"), "reserve_gpu.reserve()"),
         # The bindings have a lock of their own.
         ("event == 'ctypes.dlsym' and 'nvml' in arguments[1]", "reserve_gpu.reserve()"),
     ],
-    ids=["bindings", "bindings for a look", "status", "processes", "C", "in the bindings"],
+    ids=["bindings", "bindings for a look", "status", "C", "in the bindings"],
 )
 def test_a_fork_in_the_midst_of_a_first_call(machine: Machine, seen: str, code: str) -> None:
     """A child that is forked while another thread loads what it needs can reserve and look."""

@@ -594,7 +594,7 @@ def test_loading_is_light(machine: Machine) -> None:
     )
     fresh, has_asked, *has_completion = done.stdout.splitlines()
     assert "reserve_gpu.extension" in fresh.split(), done.stderr
-    heavy = {"pynvml", "psutil", "ctypes", "subprocess", "asyncio"}
+    heavy = {"pynvml", "ctypes", "subprocess", "asyncio"}
     heavy |= {"reserve_gpu.magic", "reserve_gpu.model"}  # most shells never use them
     assert not set(fresh.split()) & heavy
     assert (has_asked, has_completion) == ("False", ["False", "True"])

@@ -108,7 +108,7 @@ def test_metadata(wheel: ZipFile) -> None:
     assert [line.removeprefix(python[:-2]) for line in named] == list(VERSIONS)
     needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     tomli = 'tomli>=2; python_version < "3.11"'  # which Python itself has from there on
-    assert needed == ["ipython>=7.34", "nvidia-ml-py>=12.550", "psutil>=5.9", tomli]
+    assert needed == ["ipython>=7.34", "nvidia-ml-py>=12.550", tomli]
 
 
 @pytest.mark.full
@@ -219,7 +219,7 @@ def test_dependencies_need_no_compiler(built: Built, version: str, tmp_path: Pat
         sys.executable, *PIP, "install", "--dry-run", "--ignore-installed", "--python-version",
         version, "--only-binary=:all:", "--target", tmp_path / "nowhere", built.wheel,
     )  # fmt: skip
-    for name in ("reserve-gpu", "ipython", "nvidia-ml-py", "psutil"):
+    for name in ("reserve-gpu", "ipython", "nvidia-ml-py"):
         assert f"{name}-" in said.replace("_", "-").lower()
 
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+from subprocess import PIPE
 from typing import TYPE_CHECKING
 
 import pytest
 
 import reserve_gpu
-from reserve_gpu import this_process
+from reserve_gpu import proc, this_process
 from reserve_gpu.locks import holders
-from reserve_gpu.model import Holder, Record
+from reserve_gpu.model import Holder, Process, Record
 from reserve_gpu.report import words
 from tests.machine import Child
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from tests.here import Here
 
@@ -142,3 +145,29 @@ def test_the_last_cell_is_told_from_the_writing(changed: float, last_cell: float
 def test_nothing_is_known() -> None:
     """Who is named by no record at all is somebody."""
     assert words.holder(Holder()) == "reserved by somebody"
+
+
+def test_the_processes_below_this_one_are_named(tmp_path: Path) -> None:
+    """Children and theirs are told as long as they live; whatever a program is called."""
+    program = tmp_path / "a)S(b"  # as in /proc/PID/stat
+    program.symlink_to("/bin/sh")
+    code = "sleep 60 & echo; read line; kill $!"
+    with subprocess.Popen([program, "-c", code], stdin=PIPE, stdout=PIPE) as child:
+        assert child.stdout
+        child.stdout.readline()
+        named = proc.children()
+        assert f"a)S(b -c {code} (pid {child.pid})" in named
+        (below,) = (int(name.split()[-1].rstrip(")")) for name in named if name[:8] == "sleep 60")
+        assert proc.lineage(below)[:3] == [below, child.pid, os.getpid()]
+        assert proc.identified(Process(child.pid)).command == f"a)S(b -c {code}"
+        child.communicate(b"\n")
+    assert proc.lineage(child.pid) == [child.pid]
+    assert proc.began(child.pid) is None
+    assert proc.identified(Process(child.pid)) == Process(child.pid)
+
+
+def test_a_child_that_has_ended_is_not_named() -> None:
+    """A zombie is no process that still runs: the others are told without it."""
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert not [name for name in proc.children() if f"(pid {ended.pid})" in name]

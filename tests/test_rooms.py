@@ -55,7 +55,6 @@ OWNERS = {
     "traitlets": {"extension", "jupyter.provisioner"},
     "pynvml": {"gpus.bindings"},
     "fcntl": {"locks.lock"},
-    "psutil": {"proc"},
     "ctypes": {
         "gpus.bindings",
         "locks.queue",
@@ -73,7 +72,7 @@ OWNERS = {
     "distributed": {"dask"},
 }
 # Imported inside functions only; so is what is ours and seldom needed.
-LATE = {"pynvml", "psutil", "argcomplete", "ipykernel", "jupyter_client"}
+LATE = {"pynvml", "argcomplete", "ipykernel", "jupyter_client"}
 LATE |= {"jupyter_core", "subprocess"}
 LATE_OURS = {"top", "frameworks", "jupyter", "extension", "magic", "cli", "command"}
 
@@ -205,7 +204,7 @@ def test_no_circles() -> None:
 
 
 def test_owners() -> None:
-    """IPython, NVML's bindings, flock and psutil are each imported by their owners alone."""
+    """IPython, NVML's bindings and flock are each imported by their owners alone."""
     for path in sources():
         for top in tops(path, types=False):
             assert name_of(path) in OWNERS.get(top, {name_of(path)}), (
@@ -276,7 +275,7 @@ def test_nothing_happens_at_import(machine: Machine) -> None:
     opened, state, modules = done.stdout.splitlines()
     assert opened == "[]"
     assert state == "1 True"
-    assert not set(modules.split()) & {"pynvml", "psutil", "IPython", "asyncio"}
+    assert not set(modules.split()) & {"pynvml", "IPython", "asyncio"}
     assert machine.calls() == []
     assert not machine.locks.exists()
 
@@ -289,7 +288,7 @@ reserve_gpu.reserve()
 print(*set(sys.modules) - before)
 """
 # What only a refusal, a wait, a hint, `reserve-gpu run` or somebody else's record needs.
-NOT_AT_FIRST = {"shlex", "queue", "importlib", "subprocess", "psutil"}
+NOT_AT_FIRST = {"shlex", "queue", "importlib", "subprocess"}
 NOT_AT_FIRST |= {
     f"reserve_gpu.report.{module}" for module in ("pictures", "status", "progress", "rules")
 }
