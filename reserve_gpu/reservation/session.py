@@ -567,6 +567,7 @@ class Session(Executor):
     @property
     def timer(self) -> lease_timer.LeaseTimer:
         """Return what follows the lease of what is held."""
+        calls.load(lease_timer)
         with no_fork:  # and no other thread makes one, too
             if self._timer is None:
                 self._timer = lease_timer.LeaseTimer(self)
