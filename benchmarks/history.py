@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.table import Row
 from reserve_gpu import settings
-from reserve_gpu.history import reading, totals
+from reserve_gpu.history import log_reader, totals
 from tests.histories import DAY_S, PEOPLE, Histories, write_year, year
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def history(*, quick: bool) -> Iterator[Row]:
 def _timed(now: float, lines: int) -> float:
     """Return the seconds that it takes. Raises RuntimeError if an hour is missing."""
     start = time.perf_counter()
-    summary = totals.summed(reading.since(now - 366 * DAY_S, now))
+    summary = totals.summed(log_reader.since(now - 366 * DAY_S, now))
     took_s = time.perf_counter() - start
     if not lines / 8 < summary.total.reserved < lines:
         raise RuntimeError(f"{lines} lines came to {summary.total}")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import hosts, proc, quantities, settings
 from reserve_gpu.errors import RequestError
-from reserve_gpu.history import places, reading, totals
-from reserve_gpu.report import reading as said
-from reserve_gpu.report.history import Failure, Report
+from reserve_gpu.history import log_reader, places, totals
+from reserve_gpu.report import from_json as said
+from reserve_gpu.report.about_history import Failure, Report
 from reserve_gpu.reservation.request import rules
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def report(arguments: Namespace) -> Report:
 
 def _here(by: str, since: float, now: float) -> Report:
     """Return the report of this machine."""
-    summary = totals.summed(reading.since(since, now), by)
+    summary = totals.summed(log_reader.since(since, now), by)
     sees_all = os.geteuid() == places.ROOT and places.is_for_all(settings.history_directory())
     return Report(
         by,
@@ -59,7 +59,7 @@ def _here(by: str, since: float, now: float) -> Report:
         now,
         host=proc.machine_name(),
         user=None if sees_all else proc.user_name(os.geteuid()),
-        is_kept=reading.exists() or _is_on(),
+        is_kept=log_reader.exists() or _is_on(),
         file=settings.user_file(),
     )
 

@@ -23,15 +23,15 @@ from reserve_gpu.report.progress import Live
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reserve_gpu import accounting, hosts, reservations, top
+    from reserve_gpu import accounting, hosts, list_join_release, top
     from reserve_gpu.frameworks import check as checks
     from reserve_gpu.jupyter import kernelspec, remote
-    from reserve_gpu.report.hosts import Hosts
+    from reserve_gpu.report.about_hosts import Hosts
     from reserve_gpu.report.status import Status
 else:
     top, checks, kernelspec = Late("top"), Late("frameworks.check"), Late("jupyter.kernelspec")
-    reservations, hosts, remote = Late("reservations"), Late("hosts"), Late("jupyter.remote")
-    accounting = Late("accounting")
+    list_join_release, accounting = Late("list_join_release"), Late("accounting")
+    hosts, remote = Late("hosts"), Late("jupyter.remote")
 
 
 LAST_STANDARD = 2  # the descriptor of stderr
@@ -156,16 +156,16 @@ def _check(arguments: Namespace) -> int:
 
 
 def _join(arguments: Namespace) -> NoReturn:
-    reservations.join(arguments)
+    list_join_release.join(arguments)
 
 
 def _list(arguments: Namespace) -> int:
-    _print(reservations.listed(arguments))
+    _print(list_join_release.listed(arguments))
     return 0
 
 
 def _release(arguments: Namespace) -> int:
-    text, code = reservations.release(arguments)
+    text, code = list_join_release.release(arguments)
     _print(text)
     return code
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from reserve_gpu import proc, rules, settings
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.programs import Program, heard, started
-from reserve_gpu.report import hosts as said
-from reserve_gpu.report import reading
-from reserve_gpu.report.hosts import Answer, Hosts
+from reserve_gpu.report import about_hosts as said
+from reserve_gpu.report import from_json
+from reserve_gpu.report.about_hosts import Answer, Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -136,7 +136,7 @@ def looking(words: Sequence[str]) -> Callable[[], Hosts]:
 
 def look(names: Sequence[str], limit_s: float = LIMIT_S) -> Hosts:
     """Ask all of them at once how they stand. A host that does not answer is an answer too."""
-    found = answers(names, LOOK, reading.status, limit_s).items()
+    found = answers(names, LOOK, from_json.status, limit_s).items()
     told = (
         Answer(name, None, each) if isinstance(each, str) else Answer(name, each)
         for name, each in found
@@ -192,7 +192,7 @@ def _answer(
     out, _ = program.said
     try:
         return read(fields_in(out))
-    except reading.FormatError as error:
+    except from_json.FormatError as error:
         return said.another_format(name, error.version, _text(out), command)
 
 

@@ -20,11 +20,11 @@ from reserve_gpu.reservation.session import session
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from reserve_gpu.history import reading, totals
+    from reserve_gpu.history import log_reader, totals
     from reserve_gpu.history.totals import Hours
     from reserve_gpu.model import News, Row
 else:
-    reading, totals = Late("history.reading"), Late("history.totals")
+    log_reader, totals = Late("history.log_reader"), Late("history.totals")
 
 LATELY_S = 7 * 86400.0  # of which a status tells what one has had
 HOURS_EVERY_S = 60.0  # between two readings of that
@@ -97,8 +97,8 @@ def _hours_of(_minute: int, *_places: str) -> Hours | None:
     """Return the same, read once a minute: JupyterLab's server looks every two seconds."""
     now, total = time.time(), None
     with suppress(OSError):
-        if reading.exists():
-            total = totals.summed(reading.since(now - LATELY_S, now, is_own=True)).total
+        if log_reader.exists():
+            total = totals.summed(log_reader.since(now - LATELY_S, now, is_own=True)).total
     return total
 
 

@@ -18,14 +18,14 @@ from reserve_gpu.reservation import environment
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from reserve_gpu import hosts, reservations
+    from reserve_gpu import hosts, list_join_release
     from reserve_gpu.frameworks import check as checks
     from reserve_gpu.report import pictures
-    from reserve_gpu.report.hosts import Hosts
+    from reserve_gpu.report.about_hosts import Hosts
     from reserve_gpu.report.status import Status
 else:
     checks, pictures = Late("frameworks.check"), Late("report.pictures")
-    reservations, hosts = Late("reservations"), Late("hosts")
+    list_join_release, hosts = Late("list_join_release"), Late("hosts")
 
 
 def run(line: str) -> None:
@@ -136,7 +136,7 @@ def _join(arguments: Namespace) -> None:
     if arguments.devices:
         raise errors.RequestError(f"Give one name: --join {errors.shown(arguments.devices[0])}")
     which = [arguments.join] if arguments.join else []
-    print(api.join(reservations.chosen(which, "%reserve_gpu --join")))
+    print(api.join(list_join_release.chosen(which, "%reserve_gpu --join")))
 
 
 def _status(arguments: Namespace) -> None:

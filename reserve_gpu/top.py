@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from reserve_gpu import hosts
     from reserve_gpu.model import Row
-    from reserve_gpu.report.hosts import Hosts
+    from reserve_gpu.report.about_hosts import Hosts
     from reserve_gpu.report.words import Line
 else:
     hosts = Late("hosts")

@@ -8,8 +8,8 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu.history import book
-from reserve_gpu.history.entries import Entry, Kind
+from reserve_gpu.history import log_writer
+from reserve_gpu.history.log_lines import Entry, Kind
 from reserve_gpu.model import End
 
 if TYPE_CHECKING:
@@ -104,14 +104,14 @@ class Histories:
         folder = self.of(uid)
         descriptor = os.open(folder, os.O_RDONLY)
         try:
-            book.append(descriptor, [*entries])
+            log_writer.append(descriptor, [*entries])
         finally:
             os.close(descriptor)
         self.give(uid)
 
-    def page(self, entries: Iterable[Entry]) -> book.Page:
+    def page(self, entries: Iterable[Entry]) -> log_writer.Page:
         """Write the lines as those of a reservation that lasts."""
-        page = book.Page.new(os.open(self.of(), os.O_RDONLY))
+        page = log_writer.Page.new(os.open(self.of(), os.O_RDONLY))
         page.write([*entries])
         return page
 

@@ -26,10 +26,10 @@ FACT = {
 }
 SHOW = """
 import json, reserve_gpu
-from reserve_gpu.report import reading
+from reserve_gpu.report import from_json
 reserve_gpu.reserve()
 status = reserve_gpu.status()
-there = reading.status(json.loads(json.dumps(status.to_dict())))
+there = from_json.status(json.loads(json.dumps(status.to_dict())))
 shown = [[str(each), each.to_dict()] for each in (status, there)]
 print(json.dumps([reserve_gpu.__file__, *shown]))
 """

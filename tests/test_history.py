@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.history import book, places
-from reserve_gpu.history.book import Page
-from reserve_gpu.history.entries import Entry, Kind, parsed
+from reserve_gpu.history import log_writer, places
+from reserve_gpu.history.log_lines import Entry, Kind, parsed
+from reserve_gpu.history.log_writer import Page
 from reserve_gpu.model import Device, End, Rules
 from reserve_gpu.reservation import recorder
 from reserve_gpu.reservation.recorder import Recorder, Seen
@@ -325,11 +325,11 @@ def test_a_living_process_keeps_its_page(here: Here) -> None:
 
 BEGIN_AND_END = """
 import os, reserve_gpu
-from reserve_gpu.history import book, places
-from reserve_gpu.history.book import Page
+from reserve_gpu.history import log_writer, places
+from reserve_gpu.history.log_writer import Page
 lost = 0
 for _ in range(3000):
-    book.close_lost(folder := places.to_write(None))
+    log_writer.close_lost(folder := places.to_write(None))
     page = Page.new(folder)
     lost += not os.fstat(page.descriptor).st_nlink
     page.remove()
@@ -367,7 +367,7 @@ LOOKS = """
 import json, os, sys, time
 import reserve_gpu
 from reserve_gpu.history import places
-from reserve_gpu.history.book import Page
+from reserve_gpu.history.log_writer import Page
 from reserve_gpu.reservation.recorder import Recorder
 from reserve_gpu.reservation.session import session
 reserve_gpu.reserve()
@@ -401,7 +401,7 @@ def test_kill_9_at_any_moment_loses_nothing_but_the_last_look(here: Here) -> Non
         killed = time.time()
         folder = places.to_write(None)
         assert folder is not None
-        book.close_lost(folder)
+        log_writer.close_lost(folder)
         os.close(folder)
         (line,) = (line for line in lines(here) if line["id"] == own_id)
         assert line["how"] == "its process was killed"
@@ -418,9 +418,9 @@ def test_a_page_that_was_appended_already_is_only_removed(here: Here) -> None:
     page = Page.new(os.dup(folder))
     line = Entry(Kind.RESERVED, page.id, NOW, NOW, NOW + 60, 60.0, gpu="GPU-8f2a")
     page.write([line])
-    book.append(folder, [line._replace(how=End.RELEASED)])
+    log_writer.append(folder, [line._replace(how=End.RELEASED)])
     page.close()
-    book.close_lost(folder)
+    log_writer.close_lost(folder)
     os.close(folder)
     assert [each["how"] for each in lines(here)] == ["released"]
     assert not lines(here, "*.open")
@@ -775,7 +775,7 @@ def test_a_cut_line_spoils_no_other(here: Here) -> None:
     name = folder_of(here) / f"{time.strftime('%Y-%m', time.localtime(NOW))}.jsonl"
     name.touch(0o600)
     name.write_text('{"kind":"reser')
-    book.append(folder, [line])
+    log_writer.append(folder, [line])
     os.close(folder)
     assert name.read_text().splitlines() == ['{"kind":"reser', line.to_json()]
 
@@ -789,7 +789,7 @@ def test_a_year_is_kept(here: Here) -> None:
     for name in names:
         (folder_of(here) / name).touch(0o600)
     moment = time.mktime((2026, 11, 24, 12, 0, 0, 0, 0, -1))
-    book.append(folder, [Entry(Kind.RESERVED, "a", moment, moment, moment + 60, 60.0)])
+    log_writer.append(folder, [Entry(Kind.RESERVED, "a", moment, moment, moment + 60, 60.0)])
     os.close(folder)
     left = {file.name for file in folder_of(here).iterdir()}
     assert left == {*names[1:], "2026-11.jsonl"}
@@ -864,7 +864,7 @@ def test_the_status_says_what_one_has_had(here: Here) -> None:
     for day in (1, 3, 9):
         start = now - day * 86400
         line = Entry(Kind.RESERVED, f"{day}", start, start, start + 3600, 3600.0, 900.0, 2700.0)
-        book.append(folder, [line])
+        log_writer.append(folder, [line])
     os.close(folder)
     seen = reserve_gpu.status()
     assert "You: 2.0 GPU-hours in the last 7 days, 1.5 of them idle. reserve-gpu report" in str(

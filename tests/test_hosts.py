@@ -12,9 +12,9 @@ import pytest
 import reserve_gpu
 from reserve_gpu import hosts
 from reserve_gpu.errors import RequestError
-from reserve_gpu.report import prometheus, reading
-from reserve_gpu.report.hosts import Answer
-from reserve_gpu.report.hosts import Hosts as Seen
+from reserve_gpu.report import from_json, prometheus
+from reserve_gpu.report.about_hosts import Answer
+from reserve_gpu.report.about_hosts import Hosts as Seen
 from tests.hosts import Hosts, needs_ssh
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def test_a_status_survives_its_json(here: Here, scenario: str) -> None:
     here.use(scenario)
     status = reserve_gpu.status()
     said = json.loads(json.dumps(status.to_dict()))
-    read = reading.status(said)
+    read = from_json.status(said)
     assert read.to_dict() == said
     assert Seen((Answer("lab1", read),)).picture().layout.sections[0].entries == [
         entry._replace(is_mine=False) for entry in status.picture().layout.entries
@@ -135,7 +135,7 @@ def test_a_reservation_survives_its_json(here: Here) -> None:
         assert not child.reserve("memory='1GB', note='mine', for_='2h', idle='1h'").error
         child.send("reserve_gpu.reserve(count=5, wait='1h')")
         said = json.loads(json.dumps(reserve_gpu.status().to_dict()))
-        assert reading.status(said).to_dict() == said
+        assert from_json.status(said).to_dict() == said
 
 
 ROW = {"state": "free", "index": 0, "uuid": "GPU-1"}
@@ -159,7 +159,7 @@ for _ in range(50):
 )
 def test_a_foreign_answer_is_bounded(row: dict[str, Any]) -> None:
     """Whatever a host answers makes a picture of bounded length without control letters."""
-    status = reading.status({"version": 1, "devices": [row], "waiting": [{}, 1], "host": "h\x07"})
+    status = from_json.status({"version": 1, "devices": [row], "waiting": [{}, 1], "host": "h\x07"})
     seen = Seen((Answer("lab1", status),), 0.0, ("lab1",))
     text = str(seen)
     assert len(text) < 60_000
@@ -171,8 +171,8 @@ def test_a_foreign_answer_is_bounded(row: dict[str, Any]) -> None:
 
 def test_of_which_version_it_is() -> None:
     """What has our version but no devices is no status, and no newer format."""
-    with pytest.raises(reading.FormatError) as caught:
-        reading.status({"version": 1})
+    with pytest.raises(from_json.FormatError) as caught:
+        from_json.status({"version": 1})
     assert caught.value.version is None
 
 
@@ -196,8 +196,8 @@ def test_json_in_what_a_host_says(out: bytes, fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("answer", [None, [], {}, {"version": 1}, {"version": "1", "devices": []}])
 def test_what_is_no_status_is_refused(answer: object) -> None:
     """JSON that is none of ours is no status of a machine without GPUs."""
-    with pytest.raises(reading.FormatError):
-        reading.status(answer)
+    with pytest.raises(from_json.FormatError):
+        from_json.status(answer)
 
 
 def rows(*states: str) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def rows(*states: str) -> dict[str, Any]:
 
 
 def seen(**answers: tuple[str, ...]) -> Seen:
-    found = (Answer(name, reading.status(rows(*states))) for name, states in answers.items())
+    found = (Answer(name, from_json.status(rows(*states))) for name, states in answers.items())
     return Seen(tuple(found), time.time(), ("lab",))
 
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.process]
 
 JOIN = (
-    "from reserve_gpu import reservations\nfrom reserve_gpu import api\n"
-    "api.join(reservations.chosen([{}]))"
+    "from reserve_gpu import list_join_release\nfrom reserve_gpu import api\n"
+    "api.join(list_join_release.chosen([{}]))"
 )
 SESSION = "from reserve_gpu.reservation.session import session\n"
 ENVIRON = "{k: v for k, v in os.environ.items() if k[:5] in ('CUDA_', 'XLA_C', 'CUPY_', 'RESER')}"

@@ -20,7 +20,7 @@ from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model import Device, Fault
-from reserve_gpu.reservation import limit
+from reserve_gpu.reservation import inherited
 from tests.forker import Forker
 
 if TYPE_CHECKING:
@@ -319,9 +319,9 @@ def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
 
 def allowed(value: str | None, order: str | None) -> list[str]:
     """Return the devices that the inherited limit lets through, by their bare UUIDs."""
-    inherited = {"CUDA_VISIBLE_DEVICES": value, "CUDA_DEVICE_ORDER": order}
+    before = {"CUDA_VISIBLE_DEVICES": value, "CUDA_DEVICE_ORDER": order}
     with Nvml() as nvml:
-        devices = [d for d in limit.inside(nvml, inherited) if isinstance(d, Device)]
+        devices = [d for d in inherited.inside(nvml, before) if isinstance(d, Device)]
     return sorted(names.bare_uuid(device.uuid) for device in devices)
 
 

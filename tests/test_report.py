@@ -17,13 +17,13 @@ import wcwidth
 
 from reserve_gpu import accounting, quantities
 from reserve_gpu.errors import RequestError
-from reserve_gpu.history import reading as histories_of
+from reserve_gpu.history import log_reader as histories_of
 from reserve_gpu.history import totals
-from reserve_gpu.history.entries import Entry, Kind
+from reserve_gpu.history.log_lines import Entry, Kind
 from reserve_gpu.history.totals import Hours, Idle, Noted, summed
 from reserve_gpu.model import End
-from reserve_gpu.report import html, reading, terminal, words
-from reserve_gpu.report.history import Failure, Report
+from reserve_gpu.report import from_json, html, terminal, words
+from reserve_gpu.report.about_history import Failure, Report
 from reserve_gpu.report.sheets import in_columns
 from tests.commandline import CommandLine
 from tests.histories import (
@@ -358,11 +358,11 @@ def test_kinds_that_are_noted_no_more(kept: Histories, kind: str) -> None:
 
 WRITE = """
 import os, time
-from reserve_gpu.history import book, places
-from reserve_gpu.history.entries import Entry, Kind
+from reserve_gpu.history import log_writer, places
+from reserve_gpu.history.log_lines import Entry, Kind
 at = time.time() - 7200
 folder = places.to_write(None)
-page = book.Page.new(os.dup(folder))
+page = log_writer.Page.new(os.dup(folder))
 lines = [Entry(Kind.RESERVED, "a1", at, at, at + 3600, 3600.0, 3600.0, 0.0, gpu="GPU-1")]
 page.write(lines)
 page.turn(lines)
@@ -655,7 +655,7 @@ def test_a_report_survives_its_json() -> None:
     """What is read from the JSON of a report has the same JSON."""
     plain = {name: hours for name, hours in ROWS.items() if name != HOSTILE}
     said = json.loads(json.dumps(REPORT._replace(rows=plain, longest_idle=IDLE[:1]).to_dict()))
-    assert reading.report(said).to_dict() == said
+    assert from_json.report(said).to_dict() == said
 
 
 NESTED: Any = []
@@ -679,7 +679,7 @@ for _ in range(50):
 )
 def test_a_foreign_answer_is_bounded(fields: dict[str, Any]) -> None:
     """Whatever a host answers is shown in bounded length, without control letters."""
-    read = reading.report({"version": 1, "host": HOSTILE, **fields})
+    read = from_json.report({"version": 1, "host": HOSTILE, **fields})
     merged = accounting.merged({"lab1": read}, "user")
     for text in (str(merged), str(read)):
         assert len(text) < 60_000
@@ -693,8 +693,8 @@ def test_a_foreign_answer_is_bounded(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("answer", [None, [], {}, {"version": 1}, {"version": 2, "rows": []}])
 def test_what_is_no_report_is_refused(answer: object) -> None:
     """JSON that is none of ours is no report without rows."""
-    with pytest.raises(reading.FormatError):
-        reading.report(answer)
+    with pytest.raises(from_json.FormatError):
+        from_json.report(answer)
 
 
 def test_several_hosts_are_one_report() -> None:
@@ -857,10 +857,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 NOTE = """
 import os, time
-from reserve_gpu.history import book, places
-from reserve_gpu.history.entries import Entry, Kind
+from reserve_gpu.history import log_writer, places
+from reserve_gpu.history.log_lines import Entry, Kind
 at = time.time() - 7200
-book.append(places.to_write(None), [
+log_writer.append(places.to_write(None), [
     Entry(Kind.RESERVED, f"a{n}", at, at, at + 3600, 3600.0, 0.0, 3600.0, gpu="GPU-1", label="GPU0",
           name=f"lab{HOURS}.ipynb") for n in range(HOURS)])
 """

@@ -27,7 +27,7 @@ ROOMS = [
     {"__init__"},
     {"extension"},
     {"magic", "cli", "dask"},
-    {"reservations", "accounting"},
+    {"list_join_release", "accounting"},
     {"command", "top"},
     {"jupyter", "frameworks"},
     {"options"},

@@ -12,13 +12,13 @@ from reserve_gpu import (
     LockError,
     RequestError,
     hosts,
+    list_join_release,
     looking,
     machine,
     proc,
-    reservations,
 )
 from reserve_gpu.model import Answer
-from reserve_gpu.report import reservations as said
+from reserve_gpu.report import about_reservations as said
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.status import Status
 from reserve_gpu.reservation import elsewhere, restart
@@ -97,7 +97,7 @@ def release(pid: int, *, is_end: bool) -> dict[str, Any]:
     """Have a process of this user's release what it holds, or end it; as `reserve-gpu release`."""
     every: list[Reserved] = []
     with suppress(LockError):
-        every = reservations.of_user()
+        every = list_join_release.of_user()
     for reserved in every:
         if pid in elsewhere.pids_of(reserved.holder):
             answer = elsewhere.end(reserved) if is_end else elsewhere.release(reserved)

@@ -6,7 +6,7 @@ from functools import lru_cache
 from heapq import nlargest
 from typing import NamedTuple
 
-from reserve_gpu.history.entries import Entry, Kind
+from reserve_gpu.history.log_lines import Entry, Kind
 
 HOUR_S = 3600.0
 MOST_IDLE = 5  # reservations that are named

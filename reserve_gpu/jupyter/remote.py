@@ -21,8 +21,8 @@ from reserve_gpu.errors import ReserveGPUError, shown
 from reserve_gpu.jupyter import kernelspec
 from reserve_gpu.model import Device, State, Waiting
 from reserve_gpu.programs import heard
+from reserve_gpu.report import about_hosts as said
 from reserve_gpu.report import faces, layout, messages, words
-from reserve_gpu.report import hosts as said
 from reserve_gpu.report import status as statuses
 from reserve_gpu.reservation import policy, request
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from reserve_gpu.model import News, Request, Row
     from reserve_gpu.programs import Program
-    from reserve_gpu.report.hosts import Answer
+    from reserve_gpu.report.about_hosts import Answer
     from reserve_gpu.report.status import Status
 
 HOLD = ("reserve-gpu", "kernel", "hold")

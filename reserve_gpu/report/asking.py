@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model import Reserved, State
-from reserve_gpu.report import layout, reservations, times, words
+from reserve_gpu.report import about_reservations, layout, times, words
 from reserve_gpu.report.words import MARK, STRONG, TYPED, listed
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def yourself(rows: Sequence[Row], now: float, user: str, at: str = "") -> list[L
         (
             f"You hold {words.labels(each.rows)} yourself, in ",
             (words.name_of(each.holder), STRONG),
-            *reservations.idle(each, now),
+            *about_reservations.idle(each, now),
             ": ",
-            (f"{at}reserve-gpu release {reservations.name(each, own)}", TYPED),
+            (f"{at}reserve-gpu release {about_reservations.name(each, own)}", TYPED),
         )
         for each in own[: words.NAMED_IDLE]
     ]

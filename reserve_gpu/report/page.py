@@ -8,7 +8,7 @@ from reserve_gpu.errors import shown
 from reserve_gpu.report.words import escape
 
 if TYPE_CHECKING:
-    from reserve_gpu.report.hosts import Hosts
+    from reserve_gpu.report.about_hosts import Hosts
     from reserve_gpu.report.status import Status
 
 # The colour scheme is for what the browser draws itself: the bars of the memory.

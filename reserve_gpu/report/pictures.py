@@ -12,13 +12,13 @@ from reserve_gpu.errors import shown
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import State
 from reserve_gpu.report import (
+    about_rules,
     asking,
     html,
     layout,
     messages,
     parts,
     reasons,
-    rules,
     terminal,
     times,
     words,
@@ -156,7 +156,7 @@ def _none_free(request: Request, rows: Sequence[Row], now: float) -> str:
     What this process keeps in any case does not count.
     """
     fit = messages.fit(rows)
-    if limited := rules.limited(fit):
+    if limited := about_rules.limited(fit):
         return limited
     if no_room := parts.no_room(request, fit):
         return no_room
@@ -261,7 +261,7 @@ def wait(waiting: Waiting) -> Picture:
     The foot says who comes first in the queue, and what may come free first. The brief line names
     only the holder of each device.
     """
-    head = " ".join(filter(None, [awaited(waiting), rules.limited(waiting.rows)]))
+    head = " ".join(filter(None, [awaited(waiting), about_rules.limited(waiting.rows)]))
     rows = messages.fit(waiting.rows)
     now = time.time()
     first = asking.likeliest(rows, now)

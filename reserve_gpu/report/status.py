@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.model import ComputeMode, Device, Holder, Row, State, Ticket
+from reserve_gpu.report import about_rules as ruled
 from reserve_gpu.report import asking, layout, messages, parts, reasons, times, words
-from reserve_gpu.report import rules as ruled
 from reserve_gpu.report.faces import MAGIC, PYTHON, Face
 from reserve_gpu.report.layout import Layout, View
 from reserve_gpu.report.pictures import Picture, queueing

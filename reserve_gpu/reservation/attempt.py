@@ -30,7 +30,7 @@ from reserve_gpu.model import (
     Ticket,
     Usage,
 )
-from reserve_gpu.reservation import limit, policy
+from reserve_gpu.reservation import inherited, policy
 from reserve_gpu.reservation.outcome import Denied, Granted, Locked, Taken
 from reserve_gpu.reservation.request import idle_mib
 
@@ -143,7 +143,7 @@ def _batches(
     if candidates is not None:
         yield [_refreshed(asking.gpus, device) for device in candidates]
         return
-    devices = limit.candidates(asking.gpus, asking.request, asking.inherited)
+    devices = inherited.candidates(asking.gpus, asking.request, asking.inherited)
     if not policy.first_will_do(asking.request):
         yield list(devices)
         return

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import ReserveGPUError
-from reserve_gpu.history import book, places
-from reserve_gpu.history.book import Page
-from reserve_gpu.history.entries import Entry, Kind
+from reserve_gpu.history import log_writer, places
+from reserve_gpu.history.log_lines import Entry, Kind
+from reserve_gpu.history.log_writer import Page
 from reserve_gpu.locks.record import myself
 from reserve_gpu.model import End
 from reserve_gpu.reservation import guests
@@ -118,7 +118,7 @@ def _begun(held: Held, change: Change) -> Recorder | None:
     if folder is None:
         return None
     try:
-        book.close_lost(folder)
+        log_writer.close_lost(folder)
         return Recorder(Page.new(folder), held, change.now, change.at)
     except BaseException:
         os.close(folder)
@@ -137,6 +137,6 @@ def _appended(line: Entry) -> None:
     folder = places.to_write(rules())
     if folder is not None:
         try:
-            book.append(folder, [line])
+            log_writer.append(folder, [line])
         finally:
             os.close(folder)

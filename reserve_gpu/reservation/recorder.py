@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu.history.entries import Entry, Kind
+from reserve_gpu.history.log_lines import Entry, Kind
 from reserve_gpu.locks.record import myself
 from reserve_gpu.reservation import use
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from reserve_gpu.history.book import Page
+    from reserve_gpu.history.log_writer import Page
     from reserve_gpu.model import Device, End
     from reserve_gpu.reservation.held import Held
     from reserve_gpu.reservation.use import Use

@@ -28,7 +28,7 @@ from reserve_gpu.notices import (
     TooLate,
     Unusable,
 )
-from reserve_gpu.reservation import environment, limit, policy
+from reserve_gpu.reservation import environment, inherited, policy
 from reserve_gpu.reservation.attempt import Asking, attempt
 from reserve_gpu.reservation.outcome import Denied, Granted, Locked
 from reserve_gpu.reservation.request import require_settings, restart_s, rules
@@ -66,7 +66,7 @@ def reserve(
     notices = session.renew() + take_over(session, kernels_file())
     before.append(session.reservation)
     require_settings(request)
-    limit.require_absolute(request, session.inherited())
+    inherited.require_absolute(request, session.inherited())
     if ruled := rules():
         request, more = quota.allowed(
             request, ruled, session.lease, session.since_of(request), time.time()
@@ -88,7 +88,7 @@ def reserve(
             request = _only_what_cuda_sees(session, request, gpus)
         with LockDirectory() as locks:
             if not is_late:
-                limit.inherit(gpus, locks)
+                inherited.adopt_parents_gpus(gpus, locks)
             asking = Asking.of(session, request, gpus, locks, ruled, is_taking_back=is_late)
             # Walk the GPUs in their order: lock one, then look at it. Hold all that was asked for,
             # which sets the variables, or nothing.

@@ -12,7 +12,7 @@ from reserve_gpu.calls import Late
 from reserve_gpu.errors import DriverError, RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Answer, Device, Reserved
-from reserve_gpu.report import reservations as said
+from reserve_gpu.report import about_reservations as said
 from reserve_gpu.reservation import elsewhere
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from reserve_gpu.model import (
     Ticket,
     Usage,
 )
-from reserve_gpu.report import history, reasons
-from reserve_gpu.report.history import Report
+from reserve_gpu.report import about_history, reasons
+from reserve_gpu.report.about_history import Report
 from reserve_gpu.report.status import COMPUTE_MODES, VERSION, Status
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class FormatError(ValueError):
 
 def report(fields: object) -> Report:
     """Return the report of a history that the JSON describes. Raises FormatError."""
-    said = _table(fields, history.VERSION, "rows")
+    said = _table(fields, about_history.VERSION, "rows")
     by = said.text("by")
     return Report(
         by if by in KEYS else "user",

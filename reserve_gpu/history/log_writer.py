@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import HistoryError
-from reserve_gpu.history.entries import Entry, month, parsed
+from reserve_gpu.history.log_lines import Entry, month, parsed
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.lock import flock
 from reserve_gpu.model import End

@@ -60,7 +60,7 @@ def require_absolute(request: Request, inherited: Mapping[str, str | None]) -> N
             )
 
 
-def inherit(gpus: Nvml, locks: LockDirectory) -> None:
+def adopt_parents_gpus(gpus: Nvml, locks: LockDirectory) -> None:
     """Set the variables that a child of multiprocessing did not get from the process it works for.
 
     A fork server, the default from Python 3.14 on, hands on the environment that it was started

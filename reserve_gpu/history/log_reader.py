@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import proc
 from reserve_gpu.history import places
-from reserve_gpu.history.book import MONTH, PAGE, PAGE_LIMIT
-from reserve_gpu.history.entries import LINE_LIMIT, Entry, month, parsed
+from reserve_gpu.history.log_lines import LINE_LIMIT, Entry, month, parsed
+from reserve_gpu.history.log_writer import MONTH, PAGE, PAGE_LIMIT
 from reserve_gpu.history.totals import Noted
 
 if TYPE_CHECKING:
