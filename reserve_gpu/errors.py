@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from reserve_gpu.model import Row
 
-    class Picture(Protocol):
+    class Showable(Protocol):
         """What can be shown in a notebook; its text is the whole of it."""
 
         @property
@@ -82,7 +82,7 @@ class NoFreeDeviceError(ReserveGPUError):
 
     exit_code = 75  # EX_TEMPFAIL
 
-    def __init__(self, picture: Picture | str, rows: Sequence[Row] = ()) -> None:
+    def __init__(self, picture: Showable | str, rows: Sequence[Row] = ()) -> None:
         super().__init__(str(picture))
         self.rows = tuple(rows)
         self.picture = None if isinstance(picture, str) else picture

@@ -25,7 +25,7 @@ from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.programs import Program, heard, started
 from reserve_gpu.report import about_hosts as said
 from reserve_gpu.report import from_json
-from reserve_gpu.report.about_hosts import Answer, Hosts
+from reserve_gpu.report.about_hosts import HostAnswer, Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -138,7 +138,7 @@ def look(names: Sequence[str], limit_s: float = LIMIT_S) -> Hosts:
     """Ask all of them at once how they stand. A host that does not answer is an answer too."""
     found = answers(names, LOOK, from_json.status, limit_s).items()
     told = (
-        Answer(name, None, each) if isinstance(each, str) else Answer(name, each)
+        HostAnswer(name, None, each) if isinstance(each, str) else HostAnswer(name, each)
         for name, each in found
     )
     return Hosts(tuple(told), time.time(), tuple(names))

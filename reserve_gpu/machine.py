@@ -31,7 +31,7 @@ CONTEXT_MIB = 64.0
 NO_DRIVER = "the driver does not answer"
 
 
-class Look(NamedTuple):
+class LookResult(NamedTuple):
     """What was seen: a row for each device, the queue, and why reservations may be missing."""
 
     rows: tuple[Row, ...]
@@ -53,7 +53,7 @@ class Reservations(NamedTuple):
     others: tuple[Holder, ...] = ()
 
 
-def look(nvml: Nvml, *, idle_mib: float | None = None, drained: Collection[str] = ()) -> Look:
+def look(nvml: Nvml, *, idle_mib: float | None = None, drained: Collection[str] = ()) -> LookResult:
     """Look at every device of this machine that the driver shows.
 
     nvml: a conversation with the driver.
@@ -74,7 +74,7 @@ def look(nvml: Nvml, *, idle_mib: float | None = None, drained: Collection[str] 
         else row
         for row in rows
     ]
-    return Look(tuple(rows), tuple(waiting), reservations.problem)
+    return LookResult(tuple(rows), tuple(waiting), reservations.problem)
 
 
 def reserved_without_driver() -> tuple[Row, ...]:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.history import log_writer
-from reserve_gpu.history.log_lines import Entry, Kind
+from reserve_gpu.history.log_lines import Kind, LogLine
 from reserve_gpu.model import End
 
 if TYPE_CHECKING:
@@ -45,13 +45,13 @@ class Stay(NamedTuple):
     def notebook(self) -> str:
         return f"projects/person{self.person:02}.ipynb"
 
-    def lines(self) -> Iterator[Entry]:
+    def lines(self) -> Iterator[LogLine]:
         """Yield its lines: one for each hour by the clock on the wall that it touches."""
         at, end = self.start, self.start + self.seconds
         while at < end:
             until = min(end, at - at % HOUR_S + HOUR_S)
             seconds = float(until - at)
-            yield Entry(
+            yield LogLine(
                 Kind.RESERVED,
                 f"{self.person:04x}{self.gpu:04x}{self.start % (1 << 32):08x}",
                 float(self.start), float(at), float(until), seconds,
@@ -99,7 +99,7 @@ class Histories:
         own.mkdir(mode=0o700, exist_ok=True)
         return own
 
-    def write(self, entries: Iterable[Entry], uid: int | None = None) -> None:
+    def write(self, entries: Iterable[LogLine], uid: int | None = None) -> None:
         """Append the lines as a process of that user does; only root can give others theirs."""
         folder = self.of(uid)
         descriptor = os.open(folder, os.O_RDONLY)
@@ -109,7 +109,7 @@ class Histories:
             os.close(descriptor)
         self.give(uid)
 
-    def page(self, entries: Iterable[Entry]) -> log_writer.Page:
+    def page(self, entries: Iterable[LogLine]) -> log_writer.Page:
         """Write the lines as those of a reservation that lasts."""
         page = log_writer.Page.new(os.open(self.of(), os.O_RDONLY))
         page.write([*entries])
@@ -129,7 +129,7 @@ class Histories:
 
 def write_year(histories: Histories, stays: Iterable[Stay]) -> int:
     """Write what people did, for each person as a user if root runs this; returns the lines."""
-    of: dict[int, list[Entry]] = {}
+    of: dict[int, list[LogLine]] = {}
     for stay in stays:
         of.setdefault(stay.person, []).extend(stay.lines())
     for person, entries in of.items():

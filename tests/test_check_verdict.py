@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from reserve_gpu.frameworks.verdict import Answer, Place, Verdict, answer, cuda_uuid, judge
+from reserve_gpu.frameworks.verdict import (
+    Expectation,
+    FrameworkAnswer,
+    Verdict,
+    answer,
+    cuda_uuid,
+    judge,
+)
 from reserve_gpu.model import Device
 
 ONE, OTHER, STRANGER = (f"{digit * 8}-aaaa-4aaa-8aaa-aaaaaaaaaaaa" for digit in "123")
@@ -23,7 +30,7 @@ def test_the_uuid_in_cuda(device: Device, uuid: str) -> None:
     assert cuda_uuid(device) == uuid
 
 
-def done(**fields: Any) -> Answer:
+def done(**fields: Any) -> FrameworkAnswer:
     """Return the answer of a framework with which all is well, but for these fields."""
     well = {
         "version": "1.0",
@@ -32,16 +39,16 @@ def done(**fields: Any) -> Answer:
         "devices": [ONE],
         "is_done": True,
     }
-    return Answer(**{**well, **fields})
+    return FrameworkAnswer(**{**well, **fields})
 
 
 DRIVER = done(version="12.2", build="")
 NOTHING: dict[str, Any] = {"devices": []}
 NO_DEVICE = "RuntimeError: cuInit answers 100 CUDA_ERROR_NO_DEVICE: no CUDA-capable device"
-NO_DRIVER = Answer(error="OSError: libcuda.so.1: cannot open", is_done=True)
+NO_DRIVER = FrameworkAnswer(error="OSError: libcuda.so.1: cannot open", is_done=True)
 BOTH = [ONE, OTHER]
-HELD = Place(reserved=(GPU1,), visible="1", expected="1", driver=DRIVER)
-UNHELD = Place(visible="1", driver=DRIVER)
+HELD = Expectation(reserved=(GPU1,), visible="1", expected="1", driver=DRIVER)
+UNHELD = Expectation(visible="1", driver=DRIVER)
 
 VERDICTS = [
     (done(), HELD, "fits", ""),
@@ -84,13 +91,13 @@ VERDICTS = [
     ),
     (
         done(**NOTHING, visible=""),
-        Place(visible="", driver=done(**NOTHING, error=NO_DEVICE, driver_code=100)),
+        Expectation(visible="", driver=done(**NOTHING, error=NO_DEVICE, driver_code=100)),
         "no device",
         "CUDA_VISIBLE_DEVICES is empty",
     ),
     (
         done(**NOTHING, visible="9"),
-        Place(visible="9", driver=done(**NOTHING, error=NO_DEVICE, driver_code=100)),
+        Expectation(visible="9", driver=done(**NOTHING, error=NO_DEVICE, driver_code=100)),
         "no device",
         "CUDA_VISIBLE_DEVICES='9' names no device here",
     ),
@@ -102,7 +109,9 @@ VERDICTS = [
     ),
     (
         done(**NOTHING, visible=""),
-        Place(visible="", driver=done(**NOTHING, error="E: cuInit answers 803 X", driver_code=803)),
+        Expectation(
+            visible="", driver=done(**NOTHING, error="E: cuInit answers 803 X", driver_code=803)
+        ),
         "no device",
         "E: cuInit answers 803 X",
     ),
@@ -117,7 +126,7 @@ VERDICTS = [
     (done(**NOTHING), HELD, "no device", "it gives no reason"),
     (done(**NOTHING), HELD._replace(driver=NO_DRIVER), "no device", "no NVIDIA driver can be used"),
     (NO_DRIVER, HELD._replace(driver=NO_DRIVER), "no device", "libcuda.so.1: cannot open"),
-    (Answer(error="ImportError: x", is_done=True), HELD, "fails", "ImportError: x"),
+    (FrameworkAnswer(error="ImportError: x", is_done=True), HELD, "fails", "ImportError: x"),
     (done(is_done=False, code=None, limit_s=9.0), HELD, "fails", "no answer within 9 s"),
     (done(is_done=False, code=-11, stderr="bad"), HELD, "fails", "crashed (SIGSEGV) while"),
     (done(is_done=False, code=-200), HELD, "fails", "crashed (signal 200)"),
@@ -126,7 +135,7 @@ VERDICTS = [
 
 
 @pytest.mark.parametrize(("found", "place", "state", "reason"), VERDICTS)
-def test_judge(found: Answer, place: Place, state: str, reason: str) -> None:
+def test_judge(found: FrameworkAnswer, place: Expectation, state: str, reason: str) -> None:
     """Each answer has its verdict, and what does not fit its likeliest cause."""
     row = judge("X", found, place)
     assert row.verdict is Verdict(state)

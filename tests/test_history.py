@@ -16,11 +16,11 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.history import log_writer, places
-from reserve_gpu.history.log_lines import Entry, Kind, parsed
+from reserve_gpu.history.log_lines import Kind, LogLine, parsed
 from reserve_gpu.history.log_writer import Page
 from reserve_gpu.model import Device, End, Rules
 from reserve_gpu.reservation import recorder
-from reserve_gpu.reservation.recorder import Recorder, Seen
+from reserve_gpu.reservation.recorder import DeviceUse, Recorder
 from reserve_gpu.reservation.session import session
 from reserve_gpu.reservation.use import Use
 from tests.locked import held
@@ -69,30 +69,34 @@ NOTE = "from reserve_gpu.reservation.session import session\nsession().run(sessi
     [
         (
             60,
-            Seen(Use(is_used=True, percent=80.0, mib=900.0)),
+            DeviceUse(Use(is_used=True, percent=80.0, mib=900.0)),
             (60.0, 60.0, 0.0, None, 900.0, 80.0),
         ),
-        (60, Seen(Use(is_used=False, percent=0.0, mib=0.0)), (60.0, 0.0, 60.0, None, 0.0, 0.0)),
-        (60, Seen(Use()), (60.0, None, None, None, None, None)),
         (
             60,
-            Seen(Use(is_used=True, mib=900.0), is_over=True),
+            DeviceUse(Use(is_used=False, percent=0.0, mib=0.0)),
+            (60.0, 0.0, 60.0, None, 0.0, 0.0),
+        ),
+        (60, DeviceUse(Use()), (60.0, None, None, None, None, None)),
+        (
+            60,
+            DeviceUse(Use(is_used=True, mib=900.0), is_over=True),
             (60.0, 60.0, 0.0, 60.0, 900.0, None),
         ),
         (
             60,
-            Seen(Use(is_used=True, mib=900.0), is_over=False),
+            DeviceUse(Use(is_used=True, mib=900.0), is_over=False),
             (60.0, 60.0, 0.0, 0.0, 900.0, None),
         ),
-        (9000, Seen(Use(is_used=True, percent=80.0)), (9000.0, 120.0, 0.0, None, None, 80.0)),
+        (9000, DeviceUse(Use(is_used=True, percent=80.0)), (9000.0, 120.0, 0.0, None, None, 80.0)),
     ],
     ids=["used", "idle", "unreadable", "over", "not over", "stopped for hours"],
 )
 def test_a_look_adds_what_it_has_seen(
-    passed_s: float, seen: Seen, expected: tuple[float | None, ...]
+    passed_s: float, seen: DeviceUse, expected: tuple[float | None, ...]
 ) -> None:
     """A look speaks for the time since the last one, two minutes at most, and not of the unread."""
-    line = Entry(Kind.RESERVED, "a", NOW, NOW, NOW)
+    line = LogLine(Kind.RESERVED, "a", NOW, NOW, NOW)
     line = recorder.added(line, passed_s, seen, NOW + passed_s)
     assert (*line[5:9], line.mib, line.percent) == expected
     assert line.end == NOW + passed_s
@@ -100,13 +104,13 @@ def test_a_look_adds_what_it_has_seen(
 
 def test_looks_add_up() -> None:
     """Several looks sum up the times, keep the most memory, and weigh the utilisation by time."""
-    line = Entry(Kind.RESERVED, "a", NOW, NOW, NOW)
+    line = LogLine(Kind.RESERVED, "a", NOW, NOW, NOW)
     for passed_s, used in (
         (60, Use(is_used=True, percent=90.0, mib=900.0)),
         (30, Use(is_used=False, percent=0.0, mib=100.0)),
         (10, Use()),
     ):
-        line = recorder.added(line, passed_s, Seen(used), NOW)
+        line = recorder.added(line, passed_s, DeviceUse(used), NOW)
     assert (line.seconds, line.used_s, line.idle_s) == (100.0, 60.0, 30.0)
     assert (line.percent, line.mib) == (60.0, 900.0)
 
@@ -416,7 +420,7 @@ def test_a_page_that_was_appended_already_is_only_removed(here: Here) -> None:
     folder = places.to_write(None)
     assert folder is not None
     page = Page.new(os.dup(folder))
-    line = Entry(Kind.RESERVED, page.id, NOW, NOW, NOW + 60, 60.0, gpu="GPU-8f2a")
+    line = LogLine(Kind.RESERVED, page.id, NOW, NOW, NOW + 60, 60.0, gpu="GPU-8f2a")
     page.write([line])
     log_writer.append(folder, [line._replace(how=End.RELEASED)])
     page.close()
@@ -771,7 +775,7 @@ def test_a_cut_line_spoils_no_other(here: Here) -> None:
     switch_on(here)
     folder = places.to_write(None)
     assert folder is not None
-    line = Entry(Kind.RESERVED, "a", NOW, NOW, NOW + 60, 60.0)
+    line = LogLine(Kind.RESERVED, "a", NOW, NOW, NOW + 60, 60.0)
     name = folder_of(here) / f"{time.strftime('%Y-%m', time.localtime(NOW))}.jsonl"
     name.touch(0o600)
     name.write_text('{"kind":"reser')
@@ -789,7 +793,7 @@ def test_a_year_is_kept(here: Here) -> None:
     for name in names:
         (folder_of(here) / name).touch(0o600)
     moment = time.mktime((2026, 11, 24, 12, 0, 0, 0, 0, -1))
-    log_writer.append(folder, [Entry(Kind.RESERVED, "a", moment, moment, moment + 60, 60.0)])
+    log_writer.append(folder, [LogLine(Kind.RESERVED, "a", moment, moment, moment + 60, 60.0)])
     os.close(folder)
     left = {file.name for file in folder_of(here).iterdir()}
     assert left == {*names[1:], "2026-11.jsonl"}
@@ -863,7 +867,7 @@ def test_the_status_says_what_one_has_had(here: Here) -> None:
     now = time.time()
     for day in (1, 3, 9):
         start = now - day * 86400
-        line = Entry(Kind.RESERVED, f"{day}", start, start, start + 3600, 3600.0, 900.0, 2700.0)
+        line = LogLine(Kind.RESERVED, f"{day}", start, start, start + 3600, 3600.0, 900.0, 2700.0)
         log_writer.append(folder, [line])
     os.close(folder)
     seen = reserve_gpu.status()

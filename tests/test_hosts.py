@@ -13,7 +13,7 @@ import reserve_gpu
 from reserve_gpu import hosts
 from reserve_gpu.errors import RequestError
 from reserve_gpu.report import from_json, prometheus
-from reserve_gpu.report.about_hosts import Answer
+from reserve_gpu.report.about_hosts import HostAnswer
 from reserve_gpu.report.about_hosts import Hosts as Seen
 from tests.hosts import Hosts, needs_ssh
 
@@ -123,7 +123,7 @@ def test_a_status_survives_its_json(here: Here, scenario: str) -> None:
     said = json.loads(json.dumps(status.to_dict()))
     read = from_json.status(said)
     assert read.to_dict() == said
-    assert Seen((Answer("lab1", read),)).picture().layout.sections[0].entries == [
+    assert Seen((HostAnswer("lab1", read),)).picture().layout.sections[0].entries == [
         entry._replace(is_mine=False) for entry in status.picture().layout.entries
     ]
 
@@ -160,7 +160,7 @@ for _ in range(50):
 def test_a_foreign_answer_is_bounded(row: dict[str, Any]) -> None:
     """Whatever a host answers makes a picture of bounded length without control letters."""
     status = from_json.status({"version": 1, "devices": [row], "waiting": [{}, 1], "host": "h\x07"})
-    seen = Seen((Answer("lab1", status),), 0.0, ("lab1",))
+    seen = Seen((HostAnswer("lab1", status),), 0.0, ("lab1",))
     text = str(seen)
     assert len(text) < 60_000
     assert not {letter for letter in text if not letter.isprintable()} - {"\n"}
@@ -209,7 +209,7 @@ def rows(*states: str) -> dict[str, Any]:
 
 
 def seen(**answers: tuple[str, ...]) -> Seen:
-    found = (Answer(name, from_json.status(rows(*states))) for name, states in answers.items())
+    found = (HostAnswer(name, from_json.status(rows(*states))) for name, states in answers.items())
     return Seen(tuple(found), time.time(), ("lab",))
 
 

@@ -19,11 +19,11 @@ from reserve_gpu import accounting, quantities
 from reserve_gpu.errors import RequestError
 from reserve_gpu.history import log_reader as histories_of
 from reserve_gpu.history import totals
-from reserve_gpu.history.log_lines import Entry, Kind
+from reserve_gpu.history.log_lines import Kind, LogLine
 from reserve_gpu.history.totals import Hours, Idle, Noted, summed
 from reserve_gpu.model import End
 from reserve_gpu.report import from_json, html, terminal, words
-from reserve_gpu.report.about_history import Failure, Report
+from reserve_gpu.report.about_history import NoAnswer, Report
 from reserve_gpu.report.sheets import in_columns
 from tests.commandline import CommandLine
 from tests.histories import (
@@ -66,9 +66,9 @@ def typed(here: Here, capsys: pytest.CaptureFixture[str]) -> CommandLine:
     return CommandLine(capsys)
 
 
-def line(**changes: Any) -> Entry:
+def line(**changes: Any) -> LogLine:
     """Return a line of one hour, of which half an hour was used."""
-    whole = Entry(
+    whole = LogLine(
         Kind.RESERVED, "a1", AT, AT, AT + HOUR_S, 3600.0, 1800.0, 1800.0, gpu="GPU-1",
         label="GPU0", name="train.ipynb",
     )  # fmt: skip
@@ -128,7 +128,7 @@ def test_a_short_year(kept: Histories) -> None:
 
 
 PART = {"share": 0.25, "used_s": 3600.0, "idle_s": 0.0, "over_s": 900.0}
-CASES: list[tuple[str, list[Entry], str, dict[str, Hours]]] = [
+CASES: list[tuple[str, list[LogLine], str, dict[str, Hours]]] = [
     ("overlapping", [line(), line(id="b2")], "gpu", {"GPU-1": Hours(2, 1, 1)}),
     ("a part", [line(**PART)], "gpu", {"GPU-1": Hours(0.25, 0.25, 0, 0.0625)}),
     (
@@ -183,7 +183,7 @@ CASES: list[tuple[str, list[Entry], str, dict[str, Hours]]] = [
     ("entries", "by", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
 )
 def test_what_counts(
-    kept: Histories, entries: list[Entry], by: str, expected: dict[str, Hours]
+    kept: Histories, entries: list[LogLine], by: str, expected: dict[str, Hours]
 ) -> None:
     """Each kind of line adds the hours that passed by the monotonic clock, by its share."""
     kept.write(entries)
@@ -359,11 +359,11 @@ def test_kinds_that_are_noted_no_more(kept: Histories, kind: str) -> None:
 WRITE = """
 import os, time
 from reserve_gpu.history import log_writer, places
-from reserve_gpu.history.log_lines import Entry, Kind
+from reserve_gpu.history.log_lines import Kind, LogLine
 at = time.time() - 7200
 folder = places.to_write(None)
 page = log_writer.Page.new(os.dup(folder))
-lines = [Entry(Kind.RESERVED, "a1", at, at, at + 3600, 3600.0, 3600.0, 0.0, gpu="GPU-1")]
+lines = [LogLine(Kind.RESERVED, "a1", at, at, at + 3600, 3600.0, 3600.0, 0.0, gpu="GPU-1")]
 page.write(lines)
 page.turn(lines)
 page.write([lines[0]._replace(start=at + 3600, seconds=1800.0, used_s=0.0, idle_s=1800.0)])
@@ -716,7 +716,7 @@ def test_several_hosts_are_one_report() -> None:
 
 def test_the_page() -> None:
     """The page has both tables, and nothing that somebody else wrote is markup."""
-    page = REPORT._replace(host=HOSTILE, problems=(Failure("lab3", HOSTILE),)).to_page()
+    page = REPORT._replace(host=HOSTILE, problems=(NoAnswer("lab3", HOSTILE),)).to_page()
     assert page.count("<table") == 2
     assert "<b>=" not in page
     assert "&lt;b&gt;=" in page
@@ -858,11 +858,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 NOTE = """
 import os, time
 from reserve_gpu.history import log_writer, places
-from reserve_gpu.history.log_lines import Entry, Kind
+from reserve_gpu.history.log_lines import Kind, LogLine
 at = time.time() - 7200
 log_writer.append(places.to_write(None), [
-    Entry(Kind.RESERVED, f"a{n}", at, at, at + 3600, 3600.0, 0.0, 3600.0, gpu="GPU-1", label="GPU0",
-          name=f"lab{HOURS}.ipynb") for n in range(HOURS)])
+    LogLine(Kind.RESERVED, f"a{n}", at, at, at + 3600, 3600.0, 0.0, 3600.0, gpu="GPU-1",
+            label="GPU0", name=f"lab{HOURS}.ipynb") for n in range(HOURS)])
 """
 
 

@@ -77,6 +77,10 @@ LATE |= {"jupyter_core", "subprocess"}
 LATE_OURS = {"top", "frameworks", "jupyter", "extension", "magic", "cli", "command"}
 
 
+# Classes that share a name: `%config ReserveGPU` and `reserve_gpu.dask.ReserveGPU` are public.
+NAMESAKES = {"ReserveGPU"}
+
+
 @cache
 def sources() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py"))
@@ -226,6 +230,17 @@ def test_dependencies_are_declared() -> None:
     for path in sources():
         for top in tops(path, types=False):
             assert top in sys.stdlib_module_names | OWNERS.keys() | {"reserve_gpu"}, (path, top)
+
+
+def test_names_are_unique() -> None:
+    """No two modules, and no two classes, have one name: whoever finds it has found the thing."""
+    modules = [path.stem for path in sources() if path.stem != "__init__"]
+    modules += [path.parent.name for path in sources() if path.stem == "__init__"]
+    trees = [ast.parse(path.read_text()) for path in sources()]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    for names in (modules, classes):
+        assert {name for name in names if names.count(name) > 1} <= NAMESAKES
 
 
 def test_no_room_is_an_exported_name() -> None:

@@ -14,7 +14,7 @@ from reserve_gpu.reservation.schedule import (
     LONGEST_PAUSE_S,
     WANTED_S,
     Action,
-    Seen,
+    Circumstances,
     Step,
 )
 
@@ -27,7 +27,7 @@ LONG, SHORT = Lease(until=BEGAN + 10 * HOUR_S), Lease(until=BEGAN + 180)
 
 def step(lease: Lease, after_s: float, **seen: Any) -> Step:
     """Return what is due so long after the begin of the lease, and then since when it has ended."""
-    due = schedule.step(lease, BEGAN, Seen(BEGAN + after_s, **seen))
+    due = schedule.step(lease, BEGAN, Circumstances(BEGAN + after_s, **seen))
     return due._replace(at=due.at - BEGAN)
 
 
@@ -152,7 +152,7 @@ def test_the_end_that_comes_first(
     lease: Lease, after_s: float, idle_s: float, end_s: float, *, is_by_idleness: bool
 ) -> None:
     """A lease ends at its moment, or before it where nothing has used the devices for long."""
-    at = schedule.end(lease, Seen(BEGAN + after_s, idle_s))
+    at = schedule.end(lease, Circumstances(BEGAN + after_s, idle_s))
     assert at == pytest.approx(BEGAN + end_s)
     assert lease.is_by_idleness(at) == is_by_idleness
 

@@ -152,7 +152,7 @@ def check(
     if reservation:
         reserved, promise = reservation.devices, session().promise_of(reservation)
     answers = _answers(reserved, limit_s, progress)
-    place = verdict.Place(
+    place = verdict.Expectation(
         reserved=reserved,
         known=tuple(row.device for row in rows if isinstance(row.device, Device)),
         visible=os.environ.get(environment.VISIBLE),
@@ -185,7 +185,7 @@ def _answers(
     reserved: Sequence[Device],
     limit_s: float,
     progress: Callable[[Progress], object] | None,
-) -> dict[str, verdict.Answer]:
+) -> dict[str, verdict.FrameworkAnswer]:
     """Return what the driver and each installed framework say."""
     present = [DRIVER, *(key for key in NAMES if key != DRIVER and probes.is_installed(key))]
     allowed = json.dumps([verdict.cuda_uuid(device) for device in reserved])
@@ -204,9 +204,11 @@ def _answers(
         raise ReserveGPUError(f"The check can't start a process: {error}.") from error
 
 
-def _run(commands: Mapping[str, Sequence[str]], limit_s: float) -> dict[str, verdict.Answer]:
+def _run(
+    commands: Mapping[str, Sequence[str]], limit_s: float
+) -> dict[str, verdict.FrameworkAnswer]:
     """Return what each says until its end, or until limit_s."""
-    answers = dict[str, verdict.Answer]()
+    answers = dict[str, verdict.FrameworkAnswer]()
     with programs.started(commands, {**os.environ, **QUIET}) as started:
         for key in programs.heard(started, limit_s, show=lambda *news: calls.tell(news)):
             answers[key] = verdict.answer(*started[key].said, started[key].code(), limit_s)

@@ -34,7 +34,7 @@ class Verdict(Enum):
     ABSENT = "not installed"
 
 
-class Answer(NamedTuple):
+class FrameworkAnswer(NamedTuple):
     """What a framework's process said; see `probes.ask`.
 
     version: None if it could not be imported.
@@ -60,7 +60,7 @@ class Answer(NamedTuple):
     limit_s: float = 0.0
 
 
-class Place(NamedTuple):
+class Expectation(NamedTuple):
     """What the answers are compared with.
 
     reserved: the devices of the reservation, in CUDA's order; empty if there is none.
@@ -73,7 +73,7 @@ class Place(NamedTuple):
     known: tuple[Device, ...] = ()
     visible: str | None = None
     expected: str | None = None
-    driver: Answer = Answer()
+    driver: FrameworkAnswer = FrameworkAnswer()
 
     def named(self, uuid: str | None) -> tuple[str, str | None]:
         """Return the label and the UUID that we have for what CUDA knows by that one."""
@@ -86,7 +86,7 @@ class Place(NamedTuple):
 class Finding(NamedTuple):
     """One row: a framework, what it sees, and what that comes to.
 
-    build: as of Answer. sees: labels. uuids: for each of them, None where it is not known.
+    build: as of FrameworkAnswer. sees: labels. uuids: for each of them, None where it is not known.
     reason: why, where it does not fit. cap: the variable that keeps it within a part. to_type: the
     line that would, where no variable does.
     """
@@ -107,7 +107,7 @@ class Finding(NamedTuple):
         return self.verdict in (Verdict.FITS, Verdict.UNRESERVED, Verdict.ABSENT)
 
 
-def judge(name: str, answer: Answer, place: Place) -> Finding:
+def judge(name: str, answer: FrameworkAnswer, place: Expectation) -> Finding:
     """Return the row of a framework, from its answer."""
     verdict, reason = _verdict(answer, place)
     names = [place.named(uuid) for uuid in answer.devices or ()]
@@ -131,7 +131,7 @@ def cuda_uuid(device: Device) -> str:
     return bare_uuid((is_old_instance and device.gpu_uuid) or device.uuid)
 
 
-def answer(out: bytes, err: bytes, code: int | None, limit_s: float) -> Answer:
+def answer(out: bytes, err: bytes, code: int | None, limit_s: float) -> FrameworkAnswer:
     """Return the answer of a process: lines of JSON on stdout.
 
     code: how it ended, None if it did not within limit_s.
@@ -141,12 +141,12 @@ def answer(out: bytes, err: bytes, code: int | None, limit_s: float) -> Answer:
         with suppress(ValueError):
             news = foreign.parsed(line)
             merged |= news if isinstance(news, dict) else {}
-    fields = {name: value for name, value in merged.items() if name in Answer._fields}
+    fields = {name: value for name, value in merged.items() if name in FrameworkAnswer._fields}
     lines = [line for line in err.decode("utf-8", "replace").splitlines() if line.strip()]
-    return Answer(**fields, stderr=lines[-1] if lines else "", code=code, limit_s=limit_s)
+    return FrameworkAnswer(**fields, stderr=lines[-1] if lines else "", code=code, limit_s=limit_s)
 
 
-def _verdict(answer: Answer, place: Place) -> tuple[Verdict, str]:
+def _verdict(answer: FrameworkAnswer, place: Expectation) -> tuple[Verdict, str]:
     """Return the verdict, and the reason for it."""
     if not answer.is_done:
         return Verdict.FAILS, _how_it_ended(answer)
@@ -160,7 +160,7 @@ def _verdict(answer: Answer, place: Place) -> tuple[Verdict, str]:
     return (Verdict.FITS if reserved else Verdict.UNRESERVED), ""
 
 
-def _how_it_ended(answer: Answer) -> str:
+def _how_it_ended(answer: FrameworkAnswer) -> str:
     if answer.code is None:
         how = f"no answer within {answer.limit_s:g} s"
     elif answer.code < 0:
@@ -171,7 +171,7 @@ def _how_it_ended(answer: Answer) -> str:
     return f"{how} while {answer.doing}{last_words}"
 
 
-def _why_none(answer: Answer, place: Place) -> str:
+def _why_none(answer: FrameworkAnswer, place: Expectation) -> str:
     """Return the likeliest cause of seeing no device; of several, the one to fix first."""
     driver = place.driver
     is_imported = answer.version is not None
@@ -196,7 +196,7 @@ def _why_none(answer: Answer, place: Place) -> str:
     return _foreign(answer.error or answer.stderr or "it gives no reason")
 
 
-def _why_other(answer: Answer, reserved: Sequence[str], place: Place) -> str:
+def _why_other(answer: FrameworkAnswer, reserved: Sequence[str], place: Expectation) -> str:
     if answer.visible != place.visible:
         return _at_import(answer)
     if place.expected is not None and place.visible != place.expected:
@@ -210,7 +210,7 @@ def _why_other(answer: Answer, reserved: Sequence[str], place: Place) -> str:
     return ""
 
 
-def _at_import(answer: Answer) -> str:
+def _at_import(answer: FrameworkAnswer) -> str:
     if answer.visible is None:
         return "importing it unsets CUDA_VISIBLE_DEVICES"
     return f"importing it sets CUDA_VISIBLE_DEVICES to {shown(answer.visible)!r}"

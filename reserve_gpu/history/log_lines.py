@@ -30,7 +30,7 @@ _KINDS = {kind.value: kind for kind in Kind}  # asked for faster than the Enum i
 _ENDS = {end.value: end for end in End}
 
 
-class Entry(NamedTuple):
+class LogLine(NamedTuple):
     """One line.
 
     id: of the reservation, or the wait. since: when that began.
@@ -78,7 +78,7 @@ def month(at: float) -> str:
     return time.strftime("%Y-%m", time.localtime(at))
 
 
-def parsed(line: bytes) -> Entry | None:
+def parsed(line: bytes) -> LogLine | None:
     """Return what a line says; None if it is none of ours."""
     try:
         fields = foreign.parsed(line, LINE_LIMIT)
@@ -87,11 +87,11 @@ def parsed(line: bytes) -> Entry | None:
         return None
 
 
-def _entry(fields: Mapping[str, Any]) -> Entry | None:
+def _entry(fields: Mapping[str, Any]) -> LogLine | None:
     """Return the entry. Raises KeyError, TypeError and ValueError for what makes no sense."""
     kind, get = _KINDS[fields["kind"]], fields.get
     longest_s = LATEST_S if kind is Kind.WAITED else LONGEST_S
-    return Entry(
+    return LogLine(
         kind,
         text(fields["id"]),
         number(fields["since"]),

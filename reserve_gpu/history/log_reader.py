@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import proc
 from reserve_gpu.history import places
-from reserve_gpu.history.log_lines import LINE_LIMIT, Entry, month, parsed
+from reserve_gpu.history.log_lines import LINE_LIMIT, LogLine, month, parsed
 from reserve_gpu.history.log_writer import MONTH, PAGE, PAGE_LIMIT
 from reserve_gpu.history.totals import Noted
 
@@ -62,7 +62,9 @@ def _of_folder(folder: int, uid: int, moment: float, now: float) -> Iterator[Not
             yield Noted(user, entry)
 
 
-def _lines(folder: int, uid: int, names: Iterator[str], limit: int = FILE_LIMIT) -> Iterator[Entry]:
+def _lines(
+    folder: int, uid: int, names: Iterator[str], limit: int = FILE_LIMIT
+) -> Iterator[LogLine]:
     """Yield the lines of these files. limit: a file of more bytes is none of ours."""
     for name in names:
         with suppress(OSError):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import HistoryError
-from reserve_gpu.history.log_lines import Entry, month, parsed
+from reserve_gpu.history.log_lines import LogLine, month, parsed
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.lock import flock
 from reserve_gpu.model import End
@@ -59,14 +59,14 @@ class Page:
         """Return what tells this reservation from all others."""
         return self.name.partition(".")[0]
 
-    def write(self, entries: Sequence[Entry]) -> None:
+    def write(self, entries: Sequence[LogLine]) -> None:
         """Write these lines in place of those that are there. Raises OSError."""
         data = "".join(f"{entry.to_json()}\n" for entry in entries).encode()
         os.pwrite(self.descriptor, data, 0)
         os.ftruncate(self.descriptor, len(data))
         os.utime(self.descriptor)
 
-    def turn(self, entries: Sequence[Entry]) -> None:
+    def turn(self, entries: Sequence[LogLine]) -> None:
         """Let these lines stand, and begin anew. Raises OSError."""
         append(self.folder, entries)
         os.ftruncate(self.descriptor, 0)
@@ -83,9 +83,9 @@ class Page:
         self.close()
 
 
-def append(folder: int, entries: Sequence[Entry]) -> None:
+def append(folder: int, entries: Sequence[LogLine]) -> None:
     """Append the lines to the file of their month. Raises OSError, HistoryError."""
-    by_month: dict[str, list[Entry]] = {}
+    by_month: dict[str, list[LogLine]] = {}
     for entry in entries:
         by_month.setdefault(month(entry.start), []).append(entry)
     for name, those in by_month.items():
@@ -115,14 +115,14 @@ def close_lost(folder: int) -> None:
                 descriptors.close(file)
 
 
-def _end_lost(folder: int, entries: Sequence[Entry]) -> None:
+def _end_lost(folder: int, entries: Sequence[LogLine]) -> None:
     """Append the last lines of a page, unless its process was killed after it had done so."""
     lost = [entry._replace(how=entry.how or End.LOST) for entry in entries]
     if lost and not _has(folder, lost[0]):
         append(folder, lost)
 
 
-def _has(folder: int, entry: Entry) -> bool:
+def _has(folder: int, entry: LogLine) -> bool:
     """Tell whether the file of the month has that line, whatever its end."""
     with suppress(FileNotFoundError):
         file = _opened(folder, f"{month(entry.start)}.jsonl", os.O_RDONLY)
@@ -144,7 +144,7 @@ def _forget_old(folder: int, newest: str) -> None:
                 os.unlink(name, dir_fd=folder)
 
 
-def _entries(data: bytes) -> list[Entry]:
+def _entries(data: bytes) -> list[LogLine]:
     return [entry for line in data.splitlines() if (entry := parsed(line))]
 
 

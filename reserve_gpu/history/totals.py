@@ -6,7 +6,7 @@ from functools import lru_cache
 from heapq import nlargest
 from typing import NamedTuple
 
-from reserve_gpu.history.log_lines import Entry, Kind
+from reserve_gpu.history.log_lines import Kind, LogLine
 
 HOUR_S = 3600.0
 MOST_IDLE = 5  # reservations that are named
@@ -24,7 +24,7 @@ class Noted(NamedTuple):
     """A line, and whose history it is in."""
 
     user: str
-    entry: Entry
+    entry: LogLine
 
 
 class Hours(NamedTuple):
@@ -62,7 +62,7 @@ def together(every: Iterable[Hours]) -> Hours:
     return Hours(*sums) if sums else Hours()
 
 
-def hours(entry: Entry) -> Hours:
+def hours(entry: LogLine) -> Hours:
     """Return what one line adds."""
     whole = entry.share / HOUR_S
     if entry.kind is Kind.RESERVED:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from reserve_gpu.model import News, Request, Row
     from reserve_gpu.programs import Program
-    from reserve_gpu.report.about_hosts import Answer
+    from reserve_gpu.report.about_hosts import HostAnswer
     from reserve_gpu.report.status import Status
 
 HOLD = ("reserve-gpu", "kernel", "hold")
@@ -53,7 +53,7 @@ class NoHostError(ReserveGPUError):
     exit_code = 75  # EX_TEMPFAIL
 
 
-class Place(NamedTuple):
+class KernelPlace(NamedTuple):
     """A host where a GPU is kept for a kernel. python: the program that is to start the kernel."""
 
     host: str
@@ -69,7 +69,7 @@ def find(
     kernel: Sequence[str],
     failed: Mapping[str, str],
     lack: Callable[[str], str],
-) -> Place:
+) -> KernelPlace:
     """Have a host reserve for a kernel, and keep it until the kernel starts. Raises NoHostError.
 
     among: the hosts. wishes: options of a request. kernel: options of `kernel hold`.
@@ -105,8 +105,8 @@ def find(
 
 
 def _sorted_out(
-    answers: Sequence[Answer], lack: Callable[[str], str]
-) -> tuple[list[Answer], dict[str, str]]:
+    answers: Sequence[HostAnswer], lack: Callable[[str], str]
+) -> tuple[list[HostAnswer], dict[str, str]]:
     """Return the hosts on which a kernel could start, and why each of all may not be chosen."""
     lacking = {each.host: lack(each.host) for each in answers if each.status}
     ready = [each for each in answers if each.status and not lacking[each.host]]
@@ -147,11 +147,11 @@ def _request(arguments: Namespace) -> Request:
     return request.parse(**wishes)
 
 
-def _free(answer: Answer) -> int:
+def _free(answer: HostAnswer) -> int:
     return len(layout.free(answer.status.rows)) if answer.status else 0
 
 
-def _at_first_sight(answer: Answer) -> str:
+def _at_first_sight(answer: HostAnswer) -> str:
     """Return why a host is not asked to reserve, by how it stands; it may be asked to wait."""
     if answer.status is None:
         return answer.problem
@@ -161,7 +161,7 @@ def _at_first_sight(answer: Answer) -> str:
 
 def _first_to_reserve(
     those: Sequence[str], arguments: Sequence[str], limit_s: float
-) -> tuple[Place | None, dict[str, str]]:
+) -> tuple[KernelPlace | None, dict[str, str]]:
     """Have hosts reserve, and keep what the first of them gets; the others release theirs.
 
     Return the place; None with the reason of each host where none has got anything.
@@ -172,7 +172,7 @@ def _first_to_reserve(
             out, err = asked[name].said
             fields, text = hosts.fields_in(out), ""
             if "gpus" in fields:
-                place = Place(name, str(fields.get("python")))
+                place = KernelPlace(name, str(fields.get("python")))
                 if not PLAIN_PATH.fullmatch(place.python):
                     text = f"sshpyk can't start its Python, {place.python!r}"
                 elif _keeps(asked[name]):

@@ -38,7 +38,7 @@ ALWAYS = ("reserved", "used", "idle")  # of which a zero is told
 SWITCH = ("history = true", TYPED)
 
 
-class Failure(NamedTuple):
+class NoAnswer(NamedTuple):
     """A host that has not answered, and why, in a line."""
 
     host: str
@@ -67,7 +67,7 @@ class Report(NamedTuple):
     user: str | None = None
     is_kept: bool = True
     file: str = ""
-    problems: tuple[Failure, ...] = ()
+    problems: tuple[NoAnswer, ...] = ()
     has_answers: bool = True
 
     def __repr__(self) -> str:

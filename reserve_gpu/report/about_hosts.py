@@ -28,7 +28,7 @@ DENIED = "permission denied"
 NO_COMMAND = "There is no command"  # of an older reserve-gpu
 
 
-class Answer(NamedTuple):
+class HostAnswer(NamedTuple):
     """What a host has said. status: None if it could not; then problem says why, in a line."""
 
     host: str
@@ -43,7 +43,7 @@ class Hosts(NamedTuple):
     is_all: each device has a line, also those that are alike.
     """
 
-    answers: tuple[Answer, ...]
+    answers: tuple[HostAnswer, ...]
     time: float = 0.0
     typed: tuple[str, ...] = ()
     is_all: bool = False

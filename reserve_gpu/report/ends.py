@@ -24,7 +24,7 @@ NEAR_S = 2 * MINUTE_S  # a moment that is so near has its seconds
 NAMED_CHILDREN = 3
 
 
-class End(NamedTuple):
+class LeaseEnd(NamedTuple):
     """The end of a reservation.
 
     at: when, or since when, in seconds since the epoch. face: where it is read.
@@ -59,7 +59,7 @@ def lasts(devices: Sequence[Device], lease: Lease, now: float) -> str:
     return f"{text}; after that, until somebody waits for it." if lease.if_wanted else f"{text}."
 
 
-def near(end: End) -> str:
+def near(end: LeaseEnd) -> str:
     """Tell that the end is near."""
     what = f"The reservation of {labels(end.devices)} ends at {_clock(end.at, time.time())}"
     why = ""
@@ -70,17 +70,17 @@ def near(end: End) -> str:
     return f"{what}{why}.{_to_keep(end)}"
 
 
-def put_off(end: End) -> str:
+def put_off(end: LeaseEnd) -> str:
     """Say that it is over, and that the running cell may go on to its end."""
     return f"{_has_ended(end)}. It is released when the running cell ends.{_to_keep(end)}"
 
 
-def may_go(end: End) -> str:
+def may_go(end: LeaseEnd) -> str:
     """Say that it is over, and lasts until somebody waits."""
     return f"{_has_ended(end)}. It lasts until somebody waits for it.{_to_keep(end)}"
 
 
-def gone(end: End, children: Sequence[str] = ()) -> str:
+def gone(end: LeaseEnd, children: Sequence[str] = ()) -> str:
     """Say that it is released.
 
     children: what this process has started, which has the variables of the reservation still.
@@ -97,7 +97,7 @@ def gone(end: End, children: Sequence[str] = ()) -> str:
     return f"{text} To get one:\n{end.face.typed(Request())}"
 
 
-def overdue(end: End) -> str:
+def overdue(end: LeaseEnd) -> str:
     """Say that it should have ended, and can't as long as CUDA runs here."""
     place = end.face.place
     return (
@@ -106,7 +106,7 @@ def overdue(end: End) -> str:
     )
 
 
-def left_to_child(end: End) -> str:
+def left_to_child(end: LeaseEnd) -> str:
     """Say that it should have ended, and can't as long as a child uses the devices."""
     return (
         f"The reservation of {labels(end.devices)} is overdue{_why(end)}. A process that was "
@@ -114,7 +114,7 @@ def left_to_child(end: End) -> str:
     )
 
 
-def ending(end: End) -> str:
+def ending(end: LeaseEnd) -> str:
     """Say that the process is about to end."""
     what = f"the reservation of {labels(end.devices)} is over"
     return f"This {end.face.place} ends: {what}{_why(end)}."
@@ -131,15 +131,15 @@ def _clock(at: float, now: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at)) if is_near else times.moment(at, now)
 
 
-def _to_keep(end: End) -> str:
+def _to_keep(end: LeaseEnd) -> str:
     return f" To keep {labels(end.devices)}:\n{end.prolong}"
 
 
-def _has_ended(end: End) -> str:
+def _has_ended(end: LeaseEnd) -> str:
     return f"The reservation of {labels(end.devices)} has ended{_why(end, 'at')}"
 
 
-def _why(end: End, when: str = "since") -> str:
+def _why(end: LeaseEnd, when: str = "since") -> str:
     if end.is_by_idleness:
         return f": nothing has used it for {times.time_limit(end.lease.idle_s or 0.0)}"
     return f" {when} {times.moment(end.at, time.time())}"

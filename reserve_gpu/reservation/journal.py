@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import ReserveGPUError
 from reserve_gpu.history import log_writer, places
-from reserve_gpu.history.log_lines import Entry, Kind
+from reserve_gpu.history.log_lines import Kind, LogLine
 from reserve_gpu.history.log_writer import Page
 from reserve_gpu.locks.record import myself
 from reserve_gpu.model import End
@@ -128,12 +128,12 @@ def _begun(held: Held, change: Change) -> Recorder | None:
 def note_wait(asks: str, began: float, waited_s: float, how: End) -> None:
     """Note a wait in the queue. asks: for what. began: in seconds since the epoch."""
     who = myself()
-    line = Entry(Kind.WAITED, f"{os.getpid()}", began, began, began + waited_s, waited_s)
+    line = LogLine(Kind.WAITED, f"{os.getpid()}", began, began, began + waited_s, waited_s)
     line = line._replace(asks=asks, name=who.notebook or who.command, how=how)
     tried(_appended, line)
 
 
-def _appended(line: Entry) -> None:
+def _appended(line: LogLine) -> None:
     folder = places.to_write(rules())
     if folder is not None:
         try:

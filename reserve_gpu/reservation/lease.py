@@ -22,12 +22,12 @@ from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.report import ends
-from reserve_gpu.report.ends import End
+from reserve_gpu.report.ends import LeaseEnd
 from reserve_gpu.report.faces import MAGIC, PYTHON
 from reserve_gpu.report.progress import Replaceable
 from reserve_gpu.reservation import environment, guests, schedule, use
 from reserve_gpu.reservation.process_end import ProcessEnd
-from reserve_gpu.reservation.schedule import Action, Seen, Step
+from reserve_gpu.reservation.schedule import Action, Circumstances, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -160,7 +160,7 @@ class LeaseTimer:
             self._do(held, due)
         return due
 
-    def _release_hidden(self, held: Held, due: Step, seen: Seen) -> Step:
+    def _release_hidden(self, held: Held, due: Step, seen: Circumstances) -> Step:
         """Release what this process does not see any more, unless it has begun to use it before.
 
         Returns what was done in the end.
@@ -176,7 +176,7 @@ class LeaseTimer:
     def _do(self, held: Held, due: Step) -> None:
         """Do what has become due, once."""
         action = due.action
-        end = End(held.devices, held.lease, due.at, MAGIC if cells().shell else PYTHON)
+        end = LeaseEnd(held.devices, held.lease, due.at, MAGIC if cells().shell else PYTHON)
         if action is Action.LAST:
             self._show(ends.lasts(held.devices, held.lease, time.time()))
         elif action in (Action.WARN, Action.WARN_AGAIN):
@@ -211,8 +211,8 @@ class LeaseTimer:
 
     # -- what is seen ------------------------------------------------------------------------------
 
-    def _see(self) -> Seen:
-        return Seen(time.time(), self._idle_s(), cells().is_running)
+    def _see(self) -> Circumstances:
+        return Circumstances(time.time(), self._idle_s(), cells().is_running)
 
     def _idle_s(self) -> float:
         """Return for how long no cell has run, and no process of this one has used a device."""
@@ -270,7 +270,7 @@ class LeaseTimer:
         """Return what the next cell has to tell."""
         held = self._owner.held
         if held and held.overdue is not None:
-            self._tell(ends.overdue(End(held.devices, held.lease, held.overdue, MAGIC)))
+            self._tell(ends.overdue(LeaseEnd(held.devices, held.lease, held.overdue, MAGIC)))
         self._told = self._shown if self._is_notice else ""
         if not self._is_notice:
             return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu.history.log_lines import Entry, Kind
+from reserve_gpu.history.log_lines import Kind, LogLine
 from reserve_gpu.locks.record import myself
 from reserve_gpu.reservation import use
 
@@ -43,7 +43,7 @@ class Recorder:
         self._write()
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[LogLine, ...]:
         """Return the lines that stand on the page."""
         return tuple(self._entries.values())
 
@@ -100,7 +100,7 @@ class Recorder:
         self.page.write(self.entries)
 
 
-class Seen(NamedTuple):
+class DeviceUse(NamedTuple):
     """What is seen of one device. is_over: more is used of it than was promised, or for longer."""
 
     use: Use
@@ -110,7 +110,7 @@ class Seen(NamedTuple):
 # -- pure functions of values ----------------------------------------------------------------------
 
 
-def added(entry: Entry, passed_s: float, seen: Seen, now: float) -> Entry:
+def added(entry: LogLine, passed_s: float, seen: DeviceUse, now: float) -> LogLine:
     """Return the line with the time that has passed. now: in seconds since the epoch."""
     known_s = min(passed_s, LONGEST_KNOWN_S)
     used = seen.use
@@ -134,24 +134,24 @@ def added(entry: Entry, passed_s: float, seen: Seen, now: float) -> Entry:
     )
 
 
-def is_over(entry: Entry) -> bool:
+def is_over(entry: LogLine) -> bool:
     """Tell whether another hour has begun since the line did."""
     return time.localtime(entry.end)[:4] != time.localtime(entry.start)[:4]
 
 
-def _next(entry: Entry) -> Entry:
+def _next(entry: LogLine) -> LogLine:
     """Return the line after this one."""
     entry = entry._replace(start=entry.end, seconds=0.0, used_s=None, idle_s=None, over_s=None)
     return entry._replace(mib=None, percent=None)
 
 
-def _first(own_id: str, device: Device, held: Held, now: float) -> Entry:
+def _first(own_id: str, device: Device, held: Held, now: float) -> LogLine:
     """Return the first line of a reservation."""
-    entry = Entry(Kind.RESERVED, own_id, now, now, now, gpu=device.uuid, label=device.label)
+    entry = LogLine(Kind.RESERVED, own_id, now, now, now, gpu=device.uuid, label=device.label)
     return _described(entry, held)._replace(share=_share(device, held, None))
 
 
-def _described(entry: Entry, held: Held) -> Entry:
+def _described(entry: LogLine, held: Held) -> LogLine:
     """Return the line with what is said of the reservation now."""
     who, lease = myself(), held.lease
     return entry._replace(
@@ -163,13 +163,13 @@ def _described(entry: Entry, held: Held) -> Entry:
     )
 
 
-def _seen(held: Held, used: Use | None) -> Seen:
+def _seen(held: Held, used: Use | None) -> DeviceUse:
     used = used or use.Use()
     if held.overdue is not None:
-        return Seen(used, is_over=True)
+        return DeviceUse(used, is_over=True)
     if held.part_mib is None:
-        return Seen(used)
-    return Seen(used, None if used.mib is None else used.mib > held.part_mib)
+        return DeviceUse(used)
+    return DeviceUse(used, None if used.mib is None else used.mib > held.part_mib)
 
 
 def _share(device: Device, held: Held, used: Use | None) -> float:

@@ -31,7 +31,7 @@ class Action(Enum):
 FINAL = frozenset({Action.RELEASE, Action.MARK_OVERDUE, Action.END_PROCESS})
 
 
-class Seen(NamedTuple):
+class Circumstances(NamedTuple):
     """What decides.
 
     now: in seconds since the epoch. idle_s: for how long nothing has used the devices.
@@ -58,7 +58,7 @@ class Step(NamedTuple):
     pause_s: float | None
 
 
-def end(lease: Lease, seen: Seen) -> float:
+def end(lease: Lease, seen: Circumstances) -> float:
     """Return the moment at which the lease ends if nothing happens, in seconds since the epoch."""
     moments = [lease.until] if lease.until is not None else []
     if lease.idle_s is not None:
@@ -66,12 +66,12 @@ def end(lease: Lease, seen: Seen) -> float:
     return min(moments, default=inf)
 
 
-def is_over(lease: Lease, seen: Seen) -> bool:
+def is_over(lease: Lease, seen: Circumstances) -> bool:
     """Tell whether the lease has ended, whatever puts that off."""
     return end(lease, seen) <= seen.now
 
 
-def step(lease: Lease, began: float, seen: Seen) -> Step:
+def step(lease: Lease, began: float, seen: Circumstances) -> Step:
     """Return what is due now.
 
     began: when the lease began, in seconds since the epoch.
