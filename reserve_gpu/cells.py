@@ -46,7 +46,7 @@ class Cells:
             if not self.is_running:
                 self.is_running, self._code = True, info.raw_cell
                 self.began = time.time()
-            self._note(info)
+            self._look_at(info)
 
     def end(self, result: Any) -> None:
         """Note that a cell has ended (post_run_cell).
@@ -57,7 +57,7 @@ class Cells:
         with self.quiet:
             if info is None or self._code in (None, info.raw_cell):
                 self.is_running, self._code = False, None
-            self._note(info)
+            self._look_at(info)
         for listener in [*self.listeners]:
             listener()
 
@@ -94,7 +94,7 @@ class Cells:
                 end = partial(prompt.exit, exception=EOFError())
                 prompt.loop.call_soon_threadsafe(lambda: end() if is_due() else None)
 
-    def _note(self, info: Any) -> None:
+    def _look_at(self, info: Any) -> None:
         # Front ends run code of their own unseen, without a place in the history.
         if info is None or info.store_history:
             self.last = time.monotonic()

@@ -190,10 +190,10 @@ def _was_given_something() -> bool:
     return proc.held_by() == os.getpid() and bool(between_cells.start_failure() or api.current())
 
 
-def _note_cell(_result: ExecutionResult | None) -> None:
+def _after_cell(_result: ExecutionResult | None) -> None:
     """Let others see after each cell that this kernel is in use, and say what went wrong."""
     if _has_session():
-        magic.note_cell()
+        magic.after_cell()
 
 
 def _tell_notices(info: ExecutionInfo) -> None:
@@ -214,7 +214,7 @@ EVENTS = (
     ("pre_run_cell", _begin_cell),
     ("pre_run_cell", _tell_notices),
     ("post_run_cell", _end_cell),
-    ("post_run_cell", _note_cell),
+    ("post_run_cell", _after_cell),
 )
 
 

@@ -119,7 +119,7 @@ def explained(nvml: Nvml, row: Row, idle_mib: float | None = None) -> Row:
         return row
     use = judge(usage, idle_mib)
     listed = nvml.processes(row.device) if use is State.BUSY else []
-    return _used(nvml, row._replace(usage=usage, use=use), listed)
+    return _used(nvml, row._replace(usage=usage, use_state=use), listed)
 
 
 def identified(
@@ -215,12 +215,12 @@ def _row(
     except DeviceError as error:
         state = State.RESERVED if row.holders else error.state
         return row._replace(state=state, reason=str(error), is_unreserved_use=None)
-    row = row._replace(usage=usage, use=judge(usage, idle_mib), **gauges._asdict())
+    row = row._replace(usage=usage, use_state=judge(usage, idle_mib), **gauges._asdict())
     row = _used(nvml, row, processes, is_complete=not fault)
     if row.holders:
         row = row._replace(state=State.RESERVED)
-    elif row.use and row.use is not State.IDLE:
-        row = row._replace(state=row.use)
+    elif row.use_state and row.use_state is not State.IDLE:
+        row = row._replace(state=row.use_state)
     elif fault:
         row = row._replace(state=State.UNKNOWN, reason=fault)
     if fault:
@@ -270,7 +270,7 @@ def _used(nvml: Nvml, row: Row, listed: Sequence[Process], *, is_complete: bool 
 def _is_unreserved_use(row: Row, *, is_known: bool) -> bool | None:
     """Tell whether somebody uses the device who has not reserved it, None if it can't be seen."""
     if not row.holders:
-        is_busy = row.use is State.BUSY
+        is_busy = row.use_state is State.BUSY
         return is_busy if is_known or not is_busy else None
     # What a user has beside an own reservation is no stranger's.
     belongings = {process.has_reserved for process in row.processes if not process.beside}

@@ -50,7 +50,7 @@ def tell_notices() -> None:
     _warn(between_cells.lease_notices())
 
 
-def note_cell() -> None:
+def after_cell() -> None:
     """Let others see after a cell that this kernel is in use, and say what went wrong."""
     _warn(between_cells.end_cell())
     if text := between_cells.tell_waiters(pictures.is_watched):

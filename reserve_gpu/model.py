@@ -526,7 +526,7 @@ class Request(NamedTuple):
 class Row(NamedTuple):
     """One device: its state, holders and use; in a refusal, also why it was not taken.
 
-    usage: the reading of its use. use: the state by that reading alone, as `judge` gives it.
+    usage: the reading of its use. use_state: the state by that reading alone, as `judge` gives it.
     reason: why the device can't be used or read, as the driver or the system says.
     holders: several if they share it; this process first.
     is_mine: this process is one of them.
@@ -555,7 +555,7 @@ class Row(NamedTuple):
     power_w: float | None = None
     power_limit_w: float | None = None
     promisable_mib: float | None = None
-    use: State | None = None
+    use_state: State | None = None
     unfit: Unfit | None = None
     would_be_taken: bool = False
     rule: Rule | None = None

@@ -1,7 +1,7 @@
 """The administrator's file: what it says to who asks, and what is wrong in it.
 
     message = "Maintenance on Friday at 17:00"
-    history = true           # note who used what
+    history = true           # log who used what
     [limits]                 # of each user; also [groups.NAME] and [users.NAME]
     gpus = 2
     time = "24h"

@@ -1037,17 +1037,17 @@ def test_programs_are_told_in_their_words() -> None:
     ("caution", "request_", "expected"),
     [
         (
-            Row(GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON,), use=State.BUSY),
+            Row(GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON,), use_state=State.BUSY),
             Request(("0",)),
             "You asked for GPU0: it is busy, alice, python (pid 4321000)",
         ),
         (
-            Row(GPU0, State.UNKNOWN, Usage(), use=State.UNKNOWN),
+            Row(GPU0, State.UNKNOWN, Usage(), use_state=State.UNKNOWN),
             Request(("0",)),
             "You asked for GPU0: it is unknown: neither its processes nor its memory can be read",
         ),
         (
-            Row(GPU0, State.BUSY, FULL, use=State.BUSY),
+            Row(GPU0, State.BUSY, FULL, use_state=State.BUSY),
             Request(("0",)),
             "You asked for GPU0: it is busy, 10.2 GiB in use by no visible process",
         ),
@@ -1236,7 +1236,7 @@ def test_strangers_on_a_full_gpu(used_mib: float | None) -> None:
 
 def test_a_warning_of_strangers_beside_a_part() -> None:
     """Who gets a part where others compute without a reservation is told that they may use more."""
-    caution = Row(GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON,), use=State.BUSY)
+    caution = Row(GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON,), use_state=State.BUSY)
     assert messages.say(Caution(caution, TEN_GB)) == (
         "You have 10 GB of GPU0, which others use without a reservation: busy, alice, python (pid "
         "4321000). What they use now is not in your part, but they may use more"

@@ -164,10 +164,10 @@ def attempts(here: Here, waiters: Waiters) -> Iterator[Granted | Denied]:
     place = waiters.join()
     with Nvml() as gpus:
         inherited = dict.fromkeys(environment.VARIABLES)
-        claim = Asking(parse("0"), gpus, waiters.directory, inherited, {})
+        asking = Asking(parse("0"), gpus, waiters.directory, inherited, {})
         for _ in range(LOOKS):
             waiters.heartbeat()
-            outcome = attempt(claim, place=place)
+            outcome = attempt(asking, place=place)
             yield outcome
             if isinstance(outcome, Granted):
                 return

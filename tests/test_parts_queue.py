@@ -126,13 +126,13 @@ def outcomes(here: Here, mib: float, *ahead: Place) -> Iterator[Granted | Denied
         Nvml() as gpus,
         LockDirectory(str(here.locks)) as directory,
     ):
-        claim = Asking(request, gpus, directory, inherited, {})
+        asking = Asking(request, gpus, directory, inherited, {})
         end = time.monotonic() + 5 * STOPPED_S
         while time.monotonic() < end:
             time.sleep(TICK_S)
             for other in ahead:
                 other.heartbeat()
-            outcome = attempt(claim, place=place)
+            outcome = attempt(asking, place=place)
             yield outcome
             if isinstance(outcome, Granted):
                 for locked in outcome.locked:

@@ -63,7 +63,7 @@ def leave(child: Child, file: Path, seconds: float = 60) -> None:
     assert answer.error is None, answer.text
 
 
-def claim(child: Child, file: Path) -> Any:
+def take_over(child: Child, file: Path) -> Any:
     """Ask for what was left; the CUDA_VISIBLE_DEVICES that come of it, and what is said."""
     code = f"from reserve_gpu import api\nsaid = api.take_over({str(file)!r})"
     assert child.run(code).error is None
@@ -170,7 +170,7 @@ def test_all_of_it_is_kept(here: Here, scenario: str, wish: str, visible: str) -
         leave(first, file)
         first.kill()
         assert locked(here.locks) == files
-        assert claim(second, file) == (before[1]["CUDA_VISIBLE_DEVICES"], [])
+        assert take_over(second, file) == (before[1]["CUDA_VISIBLE_DEVICES"], [])
         assert second.run(asked).value == before
         assert before[1]["CUDA_VISIBLE_DEVICES"].startswith(visible)
         assert locked(here.locks) == files
@@ -239,7 +239,7 @@ def test_another_wish_counts_what_is_kept(here: Here, kept: str, wish: str, visi
         first.reserve(kept)
         leave(first, file)
         first.kill()
-        claim(second, file)
+        take_over(second, file)
         assert second.reserve(wish).value == visible
         assert held(here) == [int(gpu) for gpu in visible.split(",")]
 
@@ -252,7 +252,7 @@ def test_the_old_kernels_memory_is_no_use(here: Here) -> None:
         first.kill()
         with here.child() as other:
             here.add(f"compute {first.pid} 900\ncompute {other.pid} 100")
-            visible, (line,) = claim(second, file)
+            visible, (line,) = take_over(second, file)
             assert visible == "1"
             assert line.startswith("GPU1 was kept over the restart, but others use it: busy, ")
             assert f"pid {other.pid}" in line
@@ -268,12 +268,12 @@ def test_another_kernel_gets_nothing(here: Here) -> None:
         first.reserve("'0'")
         leave(first, file)
         first.kill()
-        assert claim(second, file.with_name("other.json")) == (None, [])
+        assert take_over(second, file.with_name("other.json")) == (None, [])
         assert held(here) == [0]
 
 
-def test_two_that_claim_the_same(here: Here) -> None:
-    """Of two processes that claim the same only one gets it."""
+def test_two_that_take_over_the_same(here: Here) -> None:
+    """Of two processes that take over the same only one gets it."""
     with file_of(here) as file, here.child() as first, here.child() as a, here.child() as b:
         first.reserve("'0'")
         leave(first, file)
@@ -288,7 +288,7 @@ def test_two_that_claim_the_same(here: Here) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_stopped_or_killed_heir(here: Here, number: signal.Signals) -> None:
-    """What a stopped heir keeps is claimed all the same; a killed one keeps nothing."""
+    """What a stopped heir keeps is taken over all the same; a killed one keeps nothing."""
     with file_of(here) as file, here.child() as first, here.child() as second:
         first.reserve("'0'")
         leave(first, file)
@@ -296,7 +296,7 @@ def test_a_stopped_or_killed_heir(here: Here, number: signal.Signals) -> None:
         process = heir_of(file)
         process.send_signal(number)
         wait_for(lambda: number == signal.SIGSTOP or not is_running(process.pid))
-        assert claim(second, file) == ("0" if number == signal.SIGSTOP else None, [])
+        assert take_over(second, file) == ("0" if number == signal.SIGSTOP else None, [])
         assert held(here) == ([0] if number == signal.SIGSTOP else [])
 
 
@@ -308,7 +308,7 @@ def test_a_restart_in_the_middle_of_a_restart(here: Here) -> None:
         first.kill()
         with here.child() as second:
             leave(second, file)
-        assert claim(third, file) == ("0", [])
+        assert take_over(third, file) == ("0", [])
 
 
 def test_cuda_that_has_started_can_not_use_it(here: Here) -> None:
@@ -318,7 +318,7 @@ def test_cuda_that_has_started_can_not_use_it(here: Here) -> None:
         leave(first, file)
         first.kill()
         second.run("import ctypes; assert not ctypes.CDLL('libcuda.so.1').cuInit(0)")
-        assert claim(second, file) == (None, [])
+        assert take_over(second, file) == (None, [])
         assert held(here) == [1]
 
 
@@ -337,7 +337,7 @@ def test_what_an_heir_may_say(here: Here) -> None:
         for left in nonsense:
             alarm.leave(["-I", "-S", heir.PROGRAM, str(file), "60"], (), {heir.LEFT: left})
         assert len(heirs(file)) == len(nonsense)
-        assert claim(child, file) == (None, [])
+        assert take_over(child, file) == (None, [])
 
 
 def test_a_forged_record_ends_nobody(here: Here) -> None:
@@ -346,7 +346,7 @@ def test_a_forged_record_ends_nobody(here: Here) -> None:
         first.reserve("'0'")
         fields = record(here, "0") | {"kept_until": 9e9}
         lock(here, "0").write_text(json.dumps(fields))
-        assert claim(second, file) == (None, [])
+        assert take_over(second, file) == (None, [])
         assert is_running(first.pid)
         assert held(here) == [0]
 
@@ -365,9 +365,9 @@ def test_what_another_user_has_left(users: Machine) -> None:
         first.reserve("'0'")
         leave(first, file)
         first.kill()
-        assert claim(other, file) == (None, [])
+        assert take_over(other, file) == (None, [])
         assert other.reserve("'0'").error == "NoFreeDeviceError"
-        assert claim(second, file) == ("0", [])
+        assert take_over(second, file) == ("0", [])
 
 
 def test_a_setting_that_is_no_number(here: Here) -> None:
@@ -392,7 +392,7 @@ def test_what_the_heir_has_lost(here: Here, how: str) -> None:
         first.kill()
         with here.child() as third:
             assert third.reserve("'0', memory='1GB'").value == "0"
-            assert claim(second, file) == (None, [])
+            assert take_over(second, file) == (None, [])
             assert not heirs(file)
             assert second.reserve("'0'").error == "NoFreeDeviceError"
 
@@ -409,7 +409,7 @@ def test_a_busy_mutex_loses_nothing(here: Here) -> None:
             wait_for(lambda: second_waits(here, second))
             second.process.send_signal(signal.SIGINT)
             assert second.answer().error == "KeyboardInterrupt"
-        assert claim(second, file) == ("0", [])
+        assert take_over(second, file) == ("0", [])
 
 
 def second_waits(machine: Machine, child: Child) -> bool:
@@ -427,7 +427,7 @@ def test_what_looks_like_an_heir(here: Here) -> None:
             command = ["tail", "-f", heir.PROGRAM, *words]
             with here.running(*command, environ=here.environ(), stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL):  # fmt: skip
-                assert claim(child, file) == (None, [])
+                assert take_over(child, file) == (None, [])
 
 
 def test_a_plain_wish_means_what_is_kept(here: Here) -> None:
@@ -437,7 +437,7 @@ def test_a_plain_wish_means_what_is_kept(here: Here) -> None:
         before = first.run("dict(reserve_gpu.current().environ)").value
         leave(first, file)
         first.kill()
-        claim(second, file)
+        take_over(second, file)
         assert second.reserve().value == "0"
         assert second.run("dict(reserve_gpu.current().environ)").value == before
         assert second.run("reserve_gpu.current().note").value == "mine"
@@ -509,7 +509,7 @@ def test_kill_at_any_moment_of_a_restart(here: Here, victim: str) -> None:
                         process.kill()
                         process.wait(LONG_S)  # until then it has its locks
             first.kill()
-            visible, _ = claim(second, file)
+            visible, _ = take_over(second, file)
             assert visible in (None, "0")
             # An heir may be starting still: then the GPU is kept.
             reserved = second.reserve()
@@ -531,4 +531,4 @@ def test_the_lock_of_imports_is_not_needed(here: Here) -> None:
         leave(first, file)
         first.kill()
         second.run("import _imp\n_imp.acquire_lock()")
-        assert claim(second, file)[0] == "1"
+        assert take_over(second, file)[0] == "1"

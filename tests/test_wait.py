@@ -71,8 +71,8 @@ class Other:
         gpus = self._stack.enter_context(Nvml())
         locks = self._stack.enter_context(LockDirectory(str(self._here.locks)))
         inherited, driver = dict.fromkeys(environment.VARIABLES), gpus.driver_version()
-        self.claim = Asking(self._request, gpus, locks, inherited, {}, driver=driver)
-        outcome = attempt(self.claim)
+        self.asking = Asking(self._request, gpus, locks, inherited, {}, driver=driver)
+        outcome = attempt(self.asking)
         assert isinstance(outcome, Denied)
         self.denied = outcome
         self.place = Place(
@@ -89,7 +89,7 @@ class Other:
 
     def look(self) -> str | None:
         """Try once more; what was taken is released at the end."""
-        outcome = attempt(self.claim, place=self.place)
+        outcome = attempt(self.asking, place=self.place)
         if not isinstance(outcome, Granted):
             return None
         self.place.__exit__()
@@ -272,7 +272,7 @@ def test_news(here: Here) -> None:
     """It is news when a device is released, and no news twice, as who has it may not be listed."""
     here.write(ONE)
     with reserved(here, "0") as (free,), Other(here) as other:
-        news = News(other.claim)
+        news = News(other.asking)
         news.forget(other.denied)
         assert not news()
         free()
@@ -555,7 +555,7 @@ def test_users_and_processes_are_asked_for_now_and_then(here: Here) -> None:
     here.write(f"{BUSY}gpu\n")
     with reserved(here, "1"), Other(here) as other:
         (row, held) = other.denied.rows
-        explain = Explainer(other.claim)
+        explain = Explainer(other.asking)
         before = len(here.calls())
         answer = explain(row)
         asked = len(here.calls())
@@ -575,7 +575,7 @@ def test_who_uses_a_gpu_is_asked_anew(here: Here) -> None:
     here.write(BUSY)
     with Other(here) as other:
         (row,) = other.denied.rows
-        explain = Explainer(other.claim, every_s=0.1)
+        explain = Explainer(other.asking, every_s=0.1)
         assert [process.pid for process in explain(row).processes] == [4321000]
         here.write(BUSY.replace("4321000", "4321001"))
         wait_for(lambda: [process.pid for process in explain(row).processes] == [4321001])
@@ -584,7 +584,7 @@ def test_who_uses_a_gpu_is_asked_anew(here: Here) -> None:
 def test_what_one_has_oneself_is_news(here: Here) -> None:
     """Who waits for what a rule keeps from them looks when they release something elsewhere."""
     with reserved(here, "0", "1") as (free, _), Other(here) as other:
-        news, (row, _) = News(other.claim), other.denied.rows
+        news, (row, _) = News(other.asking), other.denied.rows
         news.forget(Denied((Row(row.device, State.LIMITED, counted=row.holders),)))
         assert not news()
         free()
@@ -620,16 +620,16 @@ def test_looks_leave_nothing(here: Here, *, is_deleted: bool) -> None:
     with ExitStack() as stack:
         stack.enter_context(reserved(here, "0"))
         other = stack.enter_context(Other(here))
-        wakeups = stack.enter_context(Wakeups(other.claim.locks))
-        news = News(other.claim)
+        wakeups = stack.enter_context(Wakeups(other.asking.locks))
+        news = News(other.asking)
         gc.disable()  # garbage that only the collector would free counts: some switch that off
         stack.callback(gc.enable)
         for look in range(MEASURED[-1] + FEW):
-            outcome = attempt(other.claim, place=other.place)
+            outcome = attempt(other.asking, place=other.place)
             assert isinstance(outcome, Denied)
             news.forget(outcome)
             for row in outcome.rows:
-                machine.explained(other.claim.gpus, row)
+                machine.explained(other.asking.gpus, row)
             other.place.heartbeat()
             wakeups.wait(time.monotonic() + 0.0001, news)
             if is_deleted:

@@ -1,1 +1,1 @@
-"""Who used what: what processes note of their reservations, and what it sums up to."""
+"""Who used what: what processes log of their reservations, and what it sums up to."""

@@ -122,7 +122,7 @@ def _row(said: Fields, waiting: Sequence[Ticket]) -> Row:
         promisable_mib=said.number("memory_promisable_mib"),
     )
     if row.state in HELD and reason:
-        row = row._replace(use=State.BUSY)
+        row = row._replace(use_state=State.BUSY)
     # Mostly the reason can be told from the readings; where it can't, the other machine knows more.
     return row if reasons.cause(row) == (reason or "") else row._replace(reason=reason)
 

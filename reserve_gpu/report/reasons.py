@@ -33,14 +33,14 @@ def reason(row: Row) -> str:
         return _unfit(row.device, row.unfit)
     if row.rule and row.state is State.DRAINED:  # of what is limited all is said above the devices
         return f"by {named(row.rule)}"
-    use = row.use or row.state
+    use = row.use_state or row.state
     is_said = use is State.PROHIBITED or (use is State.BUSY and row.processes)
     return "" if is_said and not row.reason else shown(cause(row), REASON_LIMIT)
 
 
 def cause(row: Row) -> str:
     """Return why a device can't be used or asked, or what in its readings makes it busy."""
-    use, usage = row.use or row.state, row.usage
+    use, usage = row.use_state or row.state, row.usage
     if row.reason:
         return row.reason
     if use is State.PROHIBITED:
@@ -60,9 +60,9 @@ def cause(row: Row) -> str:
 
 def use(row: Row) -> str:
     """Return `busy, bob, python (pid 9876)`, or `busy, 2 compute processes` without names."""
-    if row.use is State.UNKNOWN:
+    if row.use_state is State.UNKNOWN:
         return f"unknown: {cause(row)}"
-    if row.use is not State.BUSY:
+    if row.use_state is not State.BUSY:
         return cause(row)
     is_closed = row.usage is not None and not is_usable(row.usage)
     busy = "busy in exclusive mode (one process at a time)" if is_closed else "busy"

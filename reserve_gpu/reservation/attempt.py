@@ -301,9 +301,9 @@ class Look:
         parts = [(sharer.part_mib, sharer.used_mib) for sharer in sharers]
         free_mib = usage.promisable_mib(device, reading, parts, own)
         if free_mib is None:
-            return row._replace(state=State.UNKNOWN, use=State.UNKNOWN)
+            return row._replace(state=State.UNKNOWN, use_state=State.UNKNOWN)
         most_mib = free_mib + max(size_mib or 0.0 for size_mib in own)
-        is_whole_free = row.use is State.IDLE and not sharers
+        is_whole_free = row.use_state is State.IDLE and not sharers
         mine = self._this_process(device)
         row = row._replace(holders=(*mine, *sharers), is_mine=bool(mine), promisable_mib=most_mib)
         if row.state is not State.FREE:
@@ -325,7 +325,7 @@ class Look:
         use = usage.judge(reading, self._asking.idle_mib)
         is_open = policy.is_to_be_taken(self._request, use, reading)
         is_open = is_open or self._asking.is_taking_back  # this process itself may be on it
-        return Row(device, State.FREE if is_open else use, reading, use=use)
+        return Row(device, State.FREE if is_open else use, reading, use_state=use)
 
     def _behind(self, device: Device, row: Row, is_free: Callable[[Ticket], bool]) -> Row:
         """Return the row of a device for which somebody in the queue may come first.

@@ -46,7 +46,7 @@ class Journal:
         self._recorder: Recorder | None = None
 
     def follow(self, change: Change) -> None:
-        """Note what has become of what was held, and begin to note what is held now."""
+        """Log what has become of what was held, and begin to log what is held now."""
         before, held, how, _, _ = change
         if held and before and _is_same(before, held):
             if self._recorder:
@@ -113,7 +113,7 @@ def _is_same(before: Held, held: Held) -> bool:
 
 
 def _begun(held: Held, change: Change) -> Recorder | None:
-    """Begin to note what is held; None if no history is kept. Raises OSError, ReserveGPUError."""
+    """Begin to log what is held; None if no history is kept. Raises OSError, ReserveGPUError."""
     folder = places.to_write(rules())
     if folder is None:
         return None
@@ -125,7 +125,7 @@ def _begun(held: Held, change: Change) -> Recorder | None:
         raise
 
 
-def note_wait(asks: str, began: float, waited_s: float, how: End) -> None:
+def log_wait(asks: str, began: float, waited_s: float, how: End) -> None:
     """Note a wait in the queue. asks: for what. began: in seconds since the epoch."""
     who = myself()
     line = LogLine(Kind.WAITED, f"{os.getpid()}", began, began, began + waited_s, waited_s)

@@ -97,13 +97,13 @@ class LeaseTimer:
 
     # -- what is followed --------------------------------------------------------------------------
 
-    def follow(self, held: Held | None, *, restart: bool) -> None:
+    def follow(self, held: Held | None, *, renew_lease: bool) -> None:
         """Follow the lease of what is held now; None where nothing is held.
 
-        restart: it begins anew.
+        renew_lease: it begins anew.
         """
         before, self._held = self._held, held if held and held.lease.has_end else None
-        if _is_same(before, self._held) and not restart:
+        if _is_same(before, self._held) and not renew_lease:
             return
         is_ending = self._action is Action.RELEASE and not held  # which tells its own word
         if not is_ending:
@@ -201,7 +201,7 @@ class LeaseTimer:
                 say = partial(self._tell, is_last=True)
                 self.process_end.begin(self.is_to_end(held), say, go_on)
 
-    def note_use(self, *, is_used: bool) -> None:
+    def add_use(self, *, is_used: bool) -> None:
         """Take over what a look at the use of the devices has come to that was made elsewhere."""
         if self._held and self._held.lease.idle_s is not None:
             self._looked_at = time.time()

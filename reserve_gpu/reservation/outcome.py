@@ -21,7 +21,7 @@ class Locked(NamedTuple):
         Then the fullest of those that others have parts of, so that whole ones stay whole; last of
         all where somebody runs who was promised nothing, and may use more at any time.
         """
-        row, is_idle = self.row, self.row.use is State.IDLE
+        row, is_idle = self.row, self.row.use_state is State.IDLE
         if row.is_mine or row.usage is None:
             return 0, -1.0
         return 0 if row.holders else 1 if is_idle else 2, row.promisable_mib or 0.0
@@ -79,6 +79,6 @@ def _spare(row: Row) -> Row:
     state, is_part = row.state, row.promisable_mib is not None
     if row.is_mine:
         state = State.RESERVED
-    elif not is_part and row.use is not State.IDLE:  # of a part there is as much as is asked for
-        state = row.use or state
+    elif not is_part and row.use_state is not State.IDLE:  # a part needs no idle GPU
+        state = row.use_state or state
     return row._replace(state=state, would_be_taken=True)

@@ -53,7 +53,7 @@ class Recorder:
         return max(0.0, self._next_look - time.monotonic())
 
     def step(self, own: Collection[int] | None = None) -> tuple[float, bool | None]:
-        """Look at the use and note it, if that is due.
+        """Look at the use and log it, if that is due.
 
         own: the processes that hold the devices, None where nobody can tell any more.
         Returns the seconds until the next look, and whether the devices were used; None if this has
@@ -65,7 +65,7 @@ class Recorder:
         devices = self.held.devices
         self._uses = {} if own is None else use.read(devices, own, since, DRIVER_LIMIT_S)
         self._next_look = time.monotonic() + self._every_s
-        self._note()
+        self._log_use()
         is_used = any(each.is_used is not False for each in self._uses.values())
         return self._every_s, is_used or not self._uses
 
@@ -80,7 +80,7 @@ class Recorder:
         finally:
             self.page.remove()
 
-    def _note(self) -> None:
+    def _log_use(self) -> None:
         self._add()
         if is_over(self.entries[0]):
             self.page.turn(self.entries)

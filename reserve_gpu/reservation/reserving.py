@@ -125,7 +125,7 @@ def take_over(session: Session, connection_file: str | None) -> list[Notice]:
                 there = []
             known = machine.identified(gpus, there, [Holder(listed_pid=os.getpid())])
             if others := tuple(process for process in known if not process.has_reserved):
-                row = Row(device, State.RESERVED, reading, processes=others, use=State.BUSY)
+                row = Row(device, State.RESERVED, reading, processes=others, use_state=State.BUSY)
                 notices.append(KeptButUsed(row))
     return notices
 
@@ -165,7 +165,7 @@ def _logged_wait(asks: str) -> Iterator[Callable[[End], object]]:
         yield ends.append
     finally:
         if settings.may_keep_history():
-            journal.note_wait(asks, began, time.monotonic() - start, ends[-1])
+            journal.log_wait(asks, began, time.monotonic() - start, ends[-1])
 
 
 def _failure(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> Failure:
@@ -244,7 +244,7 @@ def _cautions(asking: Asking, granted: Granted) -> list[Notice]:
     """Return what is to be said against the devices that were taken."""
     rows = [_caution(asking, locked) for locked in granted.locked if not locked.row.is_mine]
     cautions: list[Notice] = [
-        Caution(row, asking.request) for row in rows if row.use is not State.IDLE
+        Caution(row, asking.request) for row in rows if row.use_state is not State.IDLE
     ]
     return (
         [*cautions, Private(asking.locks.path)] if proc.is_private(asking.locks.path) else cautions
@@ -257,7 +257,7 @@ def _caution(asking: Asking, locked: Locked) -> Row:
     Nor of what those do who share it by parts: that was counted.
     """
     row, is_part = locked.row, asking.request.part_mib is not None
-    if row.usage is None or (row.use is State.IDLE and not row.holders):
+    if row.usage is None or (row.use_state is State.IDLE and not row.holders):
         return row
     known = (Holder(listed_pid=os.getpid()), *row.holders)
     on_it = machine.identified(asking.gpus, asking.gpus.processes(locked.device), known)
@@ -266,5 +266,5 @@ def _caution(asking: Asking, locked: Locked) -> Row:
     others = tuple(process for process in on_it if process.has_reserved in strange)
     is_all_seen = len(on_it) >= max(1, (row.usage.compute or 0) + (row.usage.mps or 0))
     is_own = not others and (is_part or is_all_seen)
-    use = State.IDLE if is_own else State.BUSY if is_part else row.use
-    return row._replace(use=use, processes=others)
+    use = State.IDLE if is_own else State.BUSY if is_part else row.use_state
+    return row._replace(use_state=use, processes=others)

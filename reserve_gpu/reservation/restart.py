@@ -85,7 +85,7 @@ def all_left(connection_file: str | None = None, uid: int | None = None) -> Iter
                 yield _read(pid)
 
 
-def claim(left: Left, directory: LockDirectory) -> Held | None:
+def take_over(left: Left, directory: LockDirectory) -> Held | None:
     """Take what was left, from the heir; None where it is not kept any more. Under the mutex.
 
     The kernel may have released it after it had left it, and somebody may have deleted a file: then

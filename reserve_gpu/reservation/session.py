@@ -290,7 +290,7 @@ class Session(Executor):
             held = before._replace(locks=locks, promise=promise, overdue=None)
         previous = self._held
         try:
-            self._become(held, restart=True, how=End.CHANGED)
+            self._become(held, renew_lease=True, how=End.CHANGED)
         except BaseException:  # what was taken is released then
             self._become(previous)
             raise
@@ -338,7 +338,7 @@ class Session(Executor):
         if self._held and self._held.lease.idle_s is not None:
             lease = self._held.lease._replace(idle_s=None)
             promise = self._held.promise._replace(lease=lease)
-            self._become(self._held._replace(promise=promise), restart=True)
+            self._become(self._held._replace(promise=promise), renew_lease=True)
 
     def enter(self, reservation: Reservation) -> None:
         """Begin a `with` block. Raises RequestError if the reservation has ended."""
@@ -429,14 +429,14 @@ class Session(Executor):
         held: Held | None,
         values: Mapping[str, str | None] | None = None,
         *,
-        restart: bool = False,
+        renew_lease: bool = False,
         is_adopted: bool = False,
         how: End = End.RELEASED,
     ) -> None:
         """Hold that, and nothing else: the only place where what this process holds changes.
 
         values: of the variables where nothing is held, by default those from before.
-        restart: begin the lease anew. is_adopted: the variables are set already.
+        renew_lease: begin it anew. is_adopted: the variables are set already.
         how: what the history says of the end of what was held.
         First the variables change, then the locks that are not kept
         are released: what this process starts in between finds no GPU that is somebody else's.
@@ -465,7 +465,7 @@ class Session(Executor):
             self._sign(held)
         self._listen(is_wanted=bool(held and cells().shell))
         if timer:
-            timer.follow(held, restart=restart)
+            timer.follow(held, renew_lease=renew_lease)
         now, at = time.time(), time.monotonic()
         self._changes_to_log.append(Change(before, held, how, now, at))
         kept = list(held.locks.values()) if held else []
@@ -512,7 +512,7 @@ class Session(Executor):
             lease = held.lease.changed_by(lease.begun(time.time()))
             promise = held.promise._replace(lease=lease)
             held = held._replace(promise=promise, overdue=None)
-            self._become(held, restart=True)
+            self._become(held, renew_lease=True)
         return held
 
     def _again(self, held: Held, note: str | None) -> list[Notice]:
@@ -601,7 +601,7 @@ class Session(Executor):
             self._journal.follow(change)
         pause_s, is_used = self._journal.step()
         if self._timer and is_used is not None:
-            self._timer.note_use(is_used=is_used)
+            self._timer.add_use(is_used=is_used)
         return pause_s
 
     def _log_exit(self) -> None:
@@ -687,8 +687,8 @@ class Session(Executor):
                 if left.directory != directory.path or environment.cuda_started():
                     continue
                 with directory.mutex():
-                    if held := restart.claim(left, directory):
-                        self._become(held, restart=True)
+                    if held := restart.take_over(left, directory):
+                        self._become(held, renew_lease=True)
                         self._is_back = True
                         return left
         self._has_taken_over = True
