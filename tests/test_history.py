@@ -206,13 +206,13 @@ def test_a_reservation_has_a_page_while_it_lasts(here: Here) -> None:
     assert not lines(here)
 
 
-def test_a_new_note_is_noted(here: Here) -> None:
+def test_a_new_note_is_logged(here: Here) -> None:
     """The page says what the reservation says now: a later note takes the place of the first."""
     switch_on(here)
     reserve_gpu.reserve(note="thesis")
     reserve_gpu.reserve(note="paper")
     session().run(session().log)
-    session().run(session()._journal._recorder._note)  # type: ignore[union-attr]
+    session().run(session()._journal._recorder._log_use)  # type: ignore[union-attr]
     assert [line["note"] for line in lines(here, "*.open")] == ["paper"]
 
 
