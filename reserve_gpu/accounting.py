@@ -65,7 +65,7 @@ def _here(by: str, since: float, now: float) -> Report:
 
 
 def _is_on() -> bool:
-    """Tell whether what this user reserves from now on is noted."""
+    """Tell whether what this user reserves from now on is logged."""
     with suppress(RequestError):  # a mistake in the user's own file
         return places.path_to_write(rules()) is not None
     return False

@@ -46,7 +46,7 @@ NESTED = (
 )
 DONE = object()
 
-# Keeps other threads from forking. A child that is forked while a lock is taken but not yet noted
+# Keeps other threads from forking. A child that is forked while a lock is taken but not yet known
 # would keep it for ever; one that is forked while a module is imported would wait for it for ever.
 # A plain `with no_fork:` holds also where a signal handler raises: Python runs none between taking
 # a lock and entering the block.
@@ -223,7 +223,8 @@ class Executor:
     ) -> T:
         """Call the function on the thread; returns what it returns, raises what it raises.
 
-        show: is told what the function tells of its progress. until: as of a Call.
+        show: is told what the function tells of its progress.
+        until: for how long it may wait behind a call that waits for a device, by time.monotonic().
         undo: is called on the thread after a call that is given up.
         Where an exception ends the wait for the answer, the call is given up, and has ended.
         Raises NoThreadError, before the function is called, and RequestError in a signal handler
@@ -345,7 +346,7 @@ def apart(
     *arguments: Unpack[Ts],
     show: Callable[[Any], object] = lambda _: None,
 ) -> T:
-    """Call a function on a thread of its own; as `Executor.run`.
+    """Call a function on a thread of its own; returns what it returns, raises what it raises.
 
     A signal handler that came while the main thread imports a module of ours waits for no other
     thread, which might need that module too.

@@ -41,7 +41,7 @@ class Cells:
         self._code: str | None = None  # of the one that runs, None where its begin was not seen
 
     def begin(self, info: Any) -> None:
-        """Note that a cell begins (pre_run_cell). One within another counts as a part of it."""
+        """Remember that a cell begins (pre_run_cell). One within another counts as a part of it."""
         with self.quiet:
             if not self.is_running:
                 self.is_running, self._code = True, info.raw_cell
@@ -49,7 +49,7 @@ class Cells:
             self._look_at(info)
 
     def end(self, result: Any) -> None:
-        """Note that a cell has ended (post_run_cell).
+        """Remember that a cell has ended (post_run_cell).
 
         result: None of one that awaits something and was interrupted.
         """

@@ -58,7 +58,7 @@ exit codes: the command's own, if it was started; else
   126 the command can't be run     127 it can't be found     130 interrupted
 """
 REPORT_TEXT = """\
-It shows what was noted where `history = true` is set: your own reservations, and for root those of
+It shows what was logged where `history = true` is set: your own reservations, and for root those of
 all users. A part of a GPU counts by its share of the memory.
 
 examples:

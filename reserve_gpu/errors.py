@@ -134,7 +134,7 @@ class MutexHeldError(LockError):
 
 
 class HistoryError(ReserveGPUError):
-    """What a user does can't be noted, or what was noted can't be read."""
+    """What a user does can't be logged, or what was logged can't be read."""
 
     exit_code = 78  # EX_CONFIG
 

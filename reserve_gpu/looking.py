@@ -49,8 +49,8 @@ def look(show: Callable[[News], object] = lambda _: None) -> Status:
 def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callable[[], Status]]:
     """Yield a function that looks at the machine, in one conversation with the driver.
 
-    show: as of `look`. After a look that failed, or found a broken device, it begins another one:
-    that may be over.
+    show: is told of a driver that takes long. After a look that failed, or found a broken device,
+    it begins another conversation: the trouble may be over.
     """
     with ExitStack() as conversation:
         gpus: Nvml | None = None
@@ -94,7 +94,7 @@ def _own_hours() -> Hours | None:
 
 @lru_cache(1)
 def _hours_of(_minute: int, *_places: str) -> Hours | None:
-    """Return the same, read once a minute: JupyterLab's server looks every two seconds."""
+    """Return what this user has had lately, read once a minute: JupyterLab looks more often."""
     now, total = time.time(), None
     with suppress(OSError):
         if log_reader.exists():

@@ -102,7 +102,8 @@ def explained(nvml: Nvml, row: Row, idle_mib: float | None = None) -> Row:
     """Return a row of an attempt with its users, and with what runs on the device.
 
     The attempt's own findings stay. Users, commands and readings can be slow, so call this late,
-    and only for what somebody will read. idle_mib: as of `look`.
+    and only for what somebody will read.
+    idle_mib: memory in use up to which a device is idle, None for the default.
     """
     first = row.awaited_by and proc.with_user(row.awaited_by)
     holders = with_hosts([proc.with_user(holder) for holder in row.holders])
@@ -230,7 +231,7 @@ def _row(
 
 
 def _has(holder: Holder, fault: Fault) -> bool:
-    """Tell whether a holder has noted that it has this unusable device, or an instance of it."""
+    """Tell whether a holder's record names this unusable device, or an instance of it."""
     is_whole = fault.instance is None
     return holder.record.label == fault.label or (is_whole and holder.record.index == fault.index)
 

@@ -31,8 +31,8 @@ else:
 def run(line: str) -> None:
     """Do what the line asks for.
 
-    Raises UsageError for a line that makes no sense, which IPython shows in one line; other errors
-    as `reserve()`.
+    Raises UsageError for a line that makes no sense, which IPython shows in one line, and the
+    other errors that `reserve()` raises.
     """
     try:
         _do(_parse(line))

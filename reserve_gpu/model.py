@@ -125,12 +125,12 @@ class Fault(NamedTuple):
 
     @property
     def number(self) -> str:
-        """Return the same as a Device does."""
+        """Return `3`, or `3:0` of a MIG instance."""
         return _number(self.index, self.instance)
 
     @property
     def label(self) -> str:
-        """Return the same as a Device does."""
+        """Return `GPU3`, or `GPU3:0` of a MIG instance."""
         return f"GPU{self.number}"
 
 
@@ -369,7 +369,7 @@ class Rule(NamedTuple):
 class Rules(NamedTuple):
     """The rules of the administrator's file for one user; None for each rule that it does not have.
 
-    message: for all to read. history: whether it is noted who used what, None for "if there is a
+    message: for all to read. history: whether it is logged who used what, None for "if there is a
     directory for it". gpus, time, idle, after_cuda: the limits, as docs/rules.md has
     them. drain, drained: the rule that devices are not handed out, and their names. problems: what
     is wrong in the file, a line for each.

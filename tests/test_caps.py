@@ -301,7 +301,7 @@ def lines(
     """Return the notes of a part of these devices; of those with a line to type, the line alone."""
     values = {**NO_CAPS, **(inherited or {})}
     written = caps.variables(devices, PART_MIB, values)
-    told = messages.said(caps.notes(devices, PART_MIB, values, written, is_late=is_late))
+    told = messages.said(caps.notices(devices, PART_MIB, values, written, is_late=is_late))
     return [note.partition("\n")[2] or note for note in told]
 
 

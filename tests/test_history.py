@@ -1,4 +1,4 @@
-"""What is noted in a user's history: by notebooks, scripts and commands, however they end."""
+"""What is logged in a user's history: by notebooks, scripts and commands, however they end."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def folder_of(machine: Machine) -> Path:
 
 
 def lines(machine: Machine, pattern: str = "*.jsonl") -> list[dict[str, Any]]:
-    """Return what stands in the files of a history, once this process has noted what it did."""
+    """Return what stands in the files of a history, once this process has logged what it did."""
     session().run(session().log)
     files = sorted(folder_of(machine).glob(pattern))
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
@@ -217,12 +217,12 @@ def test_a_new_note_is_logged(here: Here) -> None:
 
 
 def wait_a_second(here: Here) -> None:
-    """Wait until a reservation is old enough to be noted."""
+    """Wait until a reservation is old enough to be logged."""
     (line,) = lines(here, "*.open")
     wait_for(lambda: time.time() > line["since"] + recorder.LEAST_S)
 
 
-def test_a_release_is_noted(here: Here) -> None:
+def test_a_release_is_logged(here: Here) -> None:
     """A release ends the page; its line stands in the file of the month."""
     switch_on(here)
     reserve_gpu.reserve()
@@ -246,7 +246,7 @@ def test_another_reservation_takes_its_place(here: Here) -> None:
     assert [each["label"] for each in lines(here, "*.open")] == ["GPU1"]
 
 
-def test_the_end_of_a_lease_is_noted(here: Here) -> None:
+def test_the_end_of_a_lease_is_logged(here: Here) -> None:
     """A reservation whose time is over says so in its last line."""
     switch_on(here)
     reserve_gpu.reserve(for_=1.1)
@@ -265,7 +265,7 @@ def test_what_was_held_for_a_moment_is_not_noted(here: Here) -> None:
 
 @pytest.mark.promise
 @pytest.mark.process
-def test_the_end_of_a_process_is_noted(here: Here) -> None:
+def test_the_end_of_a_process_is_logged(here: Here) -> None:
     """A script that ends by itself, also by an error, ends its line."""
     switch_on(here)
     here.python("import reserve_gpu, time\nreserve_gpu.reserve()\ntime.sleep(1.1)\nraise OSError")
@@ -378,10 +378,10 @@ reserve_gpu.reserve()
 held = session().held
 reserve_gpu.release()
 began = time.time()
-noted = Recorder(Page.new(places.to_write(None)), held, began, every_s=0)
-print(began, noted.page.id, flush=True)
+logged = Recorder(Page.new(places.to_write(None)), held, began, every_s=0)
+print(began, logged.page.id, flush=True)
 while True:
-    noted.step({os.getpid()})
+    logged.step({os.getpid()})
 """
 
 
@@ -455,34 +455,34 @@ def recorded(now: float) -> Recorder:
     ],
     ids=["at work", "only there", "nobody", "a stranger", "unreadable"],
 )
-def test_what_is_used_is_noted(here: Here, processes: str, expected: tuple[Any, ...]) -> None:
-    """The use of a GPU by its holder's own processes is noted; what can't be read is left out."""
+def test_what_is_used_is_logged(here: Here, processes: str, expected: tuple[Any, ...]) -> None:
+    """The use of a GPU by its holder's own processes is logged; what can't be read is left out."""
     switch_on(here)
     reserve_gpu.reserve(1)
     here.add(processes.format(pid=os.getpid()))
-    noted = recorded(time.time())
-    noted.step({os.getpid()})
-    noted.step({os.getpid()})
-    line = noted.entries[0]
+    logged = recorded(time.time())
+    logged.step({os.getpid()})
+    logged.step({os.getpid()})
+    line = logged.entries[0]
     is_used, percent, mib = expected
     assert (line.used_s is not None, line.idle_s is not None) == (is_used is not None,) * 2
     if is_used is not None:
         assert bool(line.used_s) is is_used
         assert bool(line.idle_s) is not is_used
     assert (line.percent, line.mib) == (percent, mib)
-    noted.page.remove()
+    logged.page.remove()
 
 
-def test_more_than_the_part_is_noted(here: Here) -> None:
-    """The time in which more than the part was used is noted."""
+def test_more_than_the_part_is_logged(here: Here) -> None:
+    """The time in which more than the part was used is logged."""
     switch_on(here)
     reserve_gpu.reserve(1, memory="1GiB")
-    noted = recorded(time.time())
+    logged = recorded(time.time())
     here.add(f"compute {os.getpid()} 2000")
-    noted.step({os.getpid()})
-    noted.step({os.getpid()})
-    assert (noted.entries[0].over_s or 0) > 0
-    noted.page.remove()
+    logged.step({os.getpid()})
+    logged.step({os.getpid()})
+    assert (logged.entries[0].over_s or 0) > 0
+    logged.page.remove()
 
 
 def test_an_instance_counts_by_its_memory(here: Here) -> None:
@@ -490,18 +490,18 @@ def test_an_instance_counts_by_its_memory(here: Here) -> None:
     here.use("mig")
     switch_on(here)
     reserve_gpu.reserve("1:0")
-    noted = recorded(time.time())
-    noted.step({os.getpid()})
-    whole = noted.entries[0].share
-    noted.page.remove()
+    logged = recorded(time.time())
+    logged.step({os.getpid()})
+    whole = logged.entries[0].share
+    logged.page.remove()
     assert whole == pytest.approx(4864 / 40_960, abs=0.01)
     half = f"{session().devices[0].memory_mib // 2}MiB"  # type: ignore[operator]
     reserve_gpu.release()
     reserve_gpu.reserve("1:0", memory=half)
-    noted = recorded(time.time())
-    noted.step({os.getpid()})
-    assert noted.entries[0].share == pytest.approx(whole / 2, abs=0.01)
-    noted.page.remove()
+    logged = recorded(time.time())
+    logged.step({os.getpid()})
+    assert logged.entries[0].share == pytest.approx(whole / 2, abs=0.01)
+    logged.page.remove()
 
 
 def test_each_hour_has_a_line(here: Here) -> None:
@@ -509,15 +509,15 @@ def test_each_hour_has_a_line(here: Here) -> None:
     switch_on(here)
     reserve_gpu.reserve()
     before = len(lines(here, "*.open"))
-    noted = recorded(time.time() - 3600)
-    noted.step({os.getpid()})
+    logged = recorded(time.time() - 3600)
+    logged.step({os.getpid()})
     (line,) = lines(here)
     assert "how" not in line
-    assert line["id"] == noted.page.id
-    assert noted.entries[0].start == pytest.approx(line["end"], abs=0.001)
-    assert noted.entries[0].since == pytest.approx(line["since"], abs=0.001)
+    assert line["id"] == logged.page.id
+    assert logged.entries[0].start == pytest.approx(line["end"], abs=0.001)
+    assert logged.entries[0].since == pytest.approx(line["since"], abs=0.001)
     assert len(lines(here, "*.open")) == before + 1
-    noted.page.remove()
+    logged.page.remove()
 
 
 def test_a_process_that_was_stopped_for_hours(here: Here) -> None:
@@ -527,13 +527,13 @@ def test_a_process_that_was_stopped_for_hours(here: Here) -> None:
     holding, folder = session().held, places.to_write(None)
     assert folder is not None
     assert holding
-    noted = Recorder(Page.new(folder), holding, time.time(), time.monotonic() - 10_000, every_s=0)
-    noted.step({os.getpid()})
-    line = parsed(noted.entries[0].to_json().encode())
+    logged = Recorder(Page.new(folder), holding, time.time(), time.monotonic() - 10_000, every_s=0)
+    logged.step({os.getpid()})
+    line = parsed(logged.entries[0].to_json().encode())
     assert line
     assert line.seconds >= 10_000
     assert line.idle_s == recorder.LONGEST_KNOWN_S
-    noted.page.remove()
+    logged.page.remove()
 
 
 @pytest.mark.parametrize(
@@ -548,12 +548,12 @@ def test_an_instance_without_a_process_is_idle(
     here.write(text.format(pid=os.getpid()))
     switch_on(here)
     reserve_gpu.reserve("1:0")
-    noted = recorded(time.time())
-    noted.step({os.getpid()})
-    noted.step({os.getpid()})
-    line = noted.entries[0]
+    logged = recorded(time.time())
+    logged.step({os.getpid()})
+    logged.step({os.getpid()})
+    line = logged.entries[0]
     assert (bool(line.used_s) or None, bool(line.idle_s) or None) == expected
-    noted.page.remove()
+    logged.page.remove()
 
 
 def test_a_look_for_the_history_serves_the_lease(here: Here) -> None:
@@ -581,8 +581,8 @@ def test_a_look_for_the_history_serves_the_lease(here: Here) -> None:
 
 @pytest.mark.promise
 @pytest.mark.process
-def test_a_command_is_noted(here: Here) -> None:
-    """A command is noted from its begin to its end, by its own name."""
+def test_a_command_is_logged(here: Here) -> None:
+    """A command is logged from its begin to its end, by its own name."""
     switch_on(here)
     assert run(here, "--note", "sweep", "--", "sleep", "1.2").returncode == 0
     wait_for(lambda: lines(here))
@@ -593,7 +593,7 @@ def test_a_command_is_noted(here: Here) -> None:
 
 
 @pytest.mark.process
-def test_what_a_command_leaves_running_is_noted(here: Here) -> None:
+def test_what_a_command_leaves_running_is_logged(here: Here) -> None:
     """A command counts as long as what it has left running keeps its GPU."""
     switch_on(here)
     run(here, "--", "sh", "-c", "sleep 2.5 >/dev/null 2>&1 &")
@@ -604,7 +604,7 @@ def test_what_a_command_leaves_running_is_noted(here: Here) -> None:
 
 @pytest.mark.process
 def test_a_killed_command_ends_its_line(here: Here) -> None:
-    """A command that is killed is noted up to its end, by the process that follows it."""
+    """A command that is killed is logged up to its end, by the process that follows it."""
     switch_on(here)
     argv = [sys.executable, "-m", "reserve_gpu", "run", "-q", "--", "sleep", "600"]
     with here.running(*argv, environ=here.environ(), stdout=subprocess.DEVNULL) as process:
@@ -616,13 +616,13 @@ def test_a_killed_command_ends_its_line(here: Here) -> None:
 
 
 def is_old(here: Here) -> bool:
-    """Tell whether what has a page is older than what is noted at least."""
+    """Tell whether what has a page is older than what is logged at least."""
     found = lines(here, "*.open")
     return bool(found) and time.time() > found[0]["since"] + recorder.LEAST_S
 
 
 @pytest.mark.process
-def test_a_python_command_is_noted_once(here: Here) -> None:
+def test_a_python_command_is_logged_once(here: Here) -> None:
     """A command that loads this package itself, and goes on with what it has, counts once."""
     switch_on(here)
     code = "import reserve_gpu, time; print(reserve_gpu.current()); time.sleep(1.2)"
@@ -632,7 +632,7 @@ def test_a_python_command_is_noted_once(here: Here) -> None:
 
 
 @pytest.mark.process
-def test_a_restart_is_noted(here: Here) -> None:
+def test_a_restart_is_logged(here: Here) -> None:
     """A restart of a kernel ends a line, and the kernel that comes begins another one."""
     switch_on(here)
     with here.kernel() as kernel:
@@ -646,7 +646,7 @@ def test_a_restart_is_noted(here: Here) -> None:
 
 
 @pytest.mark.process
-def test_a_started_kernel_is_noted_by_itself(here: Here) -> None:
+def test_a_started_kernel_is_logged_by_itself(here: Here) -> None:
     """A kernel that starts with its GPU notes it by itself, once."""
     switch_on(here)
     code = (
@@ -664,7 +664,7 @@ def test_a_started_kernel_is_noted_by_itself(here: Here) -> None:
 
 @pytest.mark.process
 def test_a_guest_is_not_counted_again(here: Here) -> None:
-    """What a second process of the user joins is noted once."""
+    """What a second process of the user joins is logged once."""
     switch_on(here)
     with here.child() as one:
         one.reserve()
@@ -677,8 +677,8 @@ def test_a_guest_is_not_counted_again(here: Here) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize(("limit_s", "how"), [(60, "got it"), (0.5, "gave up")])
-def test_a_wait_is_noted(here: Here, limit_s: float, how: str) -> None:
-    """A wait in the queue is noted with its length and its outcome."""
+def test_a_wait_is_logged(here: Here, limit_s: float, how: str) -> None:
+    """A wait in the queue is logged with its length and its outcome."""
     here.write("gpu")
     switch_on(here)
     reserve_gpu.reserve()
@@ -849,7 +849,7 @@ def test_a_folder_of_somebody_else_is_not_used(users: Machine, mode: str) -> Non
 
 
 def test_the_status_says_nothing_of_an_empty_history(here: Here) -> None:
-    """A history in which nothing is noted yet is no line of the status."""
+    """A history in which nothing is logged yet is no line of the status."""
     switch_on(here)
     folder = places.to_write(None)
     assert folder is not None

@@ -20,7 +20,7 @@ from reserve_gpu.errors import RequestError
 from reserve_gpu.history import log_reader as histories_of
 from reserve_gpu.history import totals
 from reserve_gpu.history.log_lines import Kind, LogLine
-from reserve_gpu.history.totals import Hours, Idle, Noted, summed
+from reserve_gpu.history.totals import Hours, Idle, Logged, summed
 from reserve_gpu.model import End
 from reserve_gpu.report import from_json, html, terminal, words
 from reserve_gpu.report.about_history import NoAnswer, Report
@@ -234,8 +234,8 @@ def test_the_longest_idle(kept: Histories) -> None:
 def test_a_million_of_names_are_bounded() -> None:
     """However many names and reservations there are, few are kept, and no hour is lost."""
     count = 3 * totals.MOST_RESERVATIONS
-    lines = (Noted("a", line(id=f"i{n}", name=f"n{n}", idle_s=3600.0)) for n in range(count))
-    last = (Noted("a", line(id="long", idle_s=3600.0)) for _ in range(9))
+    lines = (Logged("a", line(id=f"i{n}", name=f"n{n}", idle_s=3600.0)) for n in range(count))
+    last = (Logged("a", line(id="long", idle_s=3600.0)) for _ in range(9))
     summary = summed((each for those in (last, lines) for each in those), "notebook")
     assert len(summary.rows) == totals.MOST_NAMES + 1
     assert sum(hours.reserved for hours in summary.rows.values()) == pytest.approx(count + 9)
@@ -769,7 +769,7 @@ def test_the_page_in_a_browser(tmp_path: Path, scheme: str) -> None:
 
 
 def test_without_a_history(kept: Histories, typed: CommandLine, here: Here) -> None:
-    """Where nothing is noted a plain sentence says what switches it on, in all formats."""
+    """Where nothing is logged a plain sentence says what switches it on, in all formats."""
     shutil.rmtree(os.environ["RESERVE_GPU_HISTORY"])
     done = typed("report")
     assert (done.code, done.stderr) == (0, "")
@@ -781,7 +781,7 @@ def test_without_a_history(kept: Histories, typed: CommandLine, here: Here) -> N
 
 
 def test_a_history_that_has_just_begun(kept: Histories, typed: CommandLine) -> None:
-    """Where a history is switched on, and nothing is noted yet, nobody is told to switch it on."""
+    """Where a history is switched on, and nothing is logged yet, nobody is told to switch it on."""
     assert typed("report").stdout.startswith("No GPU was reserved in the last 7 days.\n")
 
 
@@ -867,7 +867,7 @@ log_writer.append(places.to_write(None), [
 
 
 def note_there(machine: Machine, hours: int) -> None:
-    """Let so many GPU-hours be noted on a host, in the home of who asks."""
+    """Let so many GPU-hours be logged on a host, in the home of who asks."""
     own = machine.home / ".config"
     own.mkdir(exist_ok=True)
     (own / "reserve_gpu.toml").write_text("history = true\n")

@@ -426,8 +426,8 @@ def last_cell() -> float | None:
 
 
 @pytest.mark.ipython
-def test_the_end_of_each_cell_is_noted(here: Here) -> None:
-    """The end of a cell is noted on what the kernel holds, until the extension is unloaded."""
+def test_the_end_of_each_cell_is_written_down(here: Here) -> None:
+    """A cell writes its end into the record of what the kernel holds, until %unload_ext."""
     shell = here.shell()
     shell.run("%reserve_gpu")
     lock = lock_of(here)

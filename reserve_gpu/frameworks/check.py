@@ -111,7 +111,7 @@ class Check:
         return f"{head}{html.table(_titles(self), rows)}{''.join(below)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON takes it; names are only ever added."""
+        """Return what programs read, as JSON takes it; names are only ever added."""
         return {
             "is_well": self.is_well,
             "python": self.python,

@@ -86,7 +86,8 @@ class Expectation(NamedTuple):
 class Finding(NamedTuple):
     """One row: a framework, what it sees, and what that comes to.
 
-    build: as of FrameworkAnswer. sees: labels. uuids: for each of them, None where it is not known.
+    build: the CUDA version that it is built for, "" for one unnamed, None for none.
+    sees: labels. uuids: for each of them, None where it is not known.
     reason: why, where it does not fit. cap: the variable that keeps it within a part. to_type: the
     line that would, where no variable does.
     """

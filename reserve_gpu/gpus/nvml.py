@@ -154,7 +154,7 @@ class Nvml:
         """Return all that people want to see: usage, processes of all kinds, gauges.
 
         In one reading, as each takes a change to the worker thread and back.
-        Raises DeviceError as `usage`.
+        Raises DeviceError if a reading fails that ought to work.
         """
         self._require(device)
         return self._driver.run(self._read_all, device)
@@ -190,7 +190,7 @@ class Nvml:
     def link(self, one: Device, other: Device, limit_s: float | None = None) -> int:
         """Return how two GPUs are linked, as far as is known: one of Link, less is closer.
 
-        limit_s: as of `usage`; a driver that hangs can't tell.
+        limit_s: seconds after which this reading counts as hanging: then it is not known.
         """
         with suppress(DeviceError):
             self._require(one)

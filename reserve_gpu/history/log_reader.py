@@ -12,7 +12,7 @@ from reserve_gpu import proc
 from reserve_gpu.history import places
 from reserve_gpu.history.log_lines import LINE_LIMIT, LogLine, month, parsed
 from reserve_gpu.history.log_writer import MONTH, PAGE, PAGE_LIMIT
-from reserve_gpu.history.totals import Noted
+from reserve_gpu.history.totals import Logged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ def exists() -> bool:
     return False
 
 
-def since(moment: float, now: float, *, is_own: bool = False) -> Iterator[Noted]:
+def since(moment: float, now: float, *, is_own: bool = False) -> Iterator[Logged]:
     """Yield all lines of what began between these moments, in seconds since the epoch.
 
     is_own: of this user alone.
@@ -44,7 +44,7 @@ def since(moment: float, now: float, *, is_own: bool = False) -> Iterator[Noted]
             os.close(folder)
 
 
-def _of_folder(folder: int, uid: int, moment: float, now: float) -> Iterator[Noted]:
+def _of_folder(folder: int, uid: int, moment: float, now: float) -> Iterator[Logged]:
     user, latest = proc.user_name(uid), now + AHEAD_S
     names = sorted(os.listdir(folder))
     last: set[tuple[str, str | None, float]] = set()  # lines of pages, which may be appended by now
@@ -52,14 +52,14 @@ def _of_folder(folder: int, uid: int, moment: float, now: float) -> Iterator[Not
     for entry in islice(pages, MOST_ON_PAGES):
         last.add((entry.id, entry.gpu, entry.start))
         if moment <= entry.start <= latest:
-            yield Noted(user, entry)
+            yield Logged(user, entry)
     first = month(max(0.0, moment - AHEAD_S))
     months = (name for name in filter(MONTH.fullmatch, names) if name[:7] >= first)
     for entry in _lines(folder, uid, months):
         if moment <= entry.start <= latest and not (
             last and (entry.id, entry.gpu, entry.start) in last
         ):
-            yield Noted(user, entry)
+            yield Logged(user, entry)
 
 
 def _lines(

@@ -44,9 +44,10 @@ def to_write(ruled: Rules | None) -> int | None:
 
 
 def path_to_write(ruled: Rules | None) -> str | None:
-    """Return the path of that folder, which need not be there; None if nothing is kept.
+    """Return the path of the folder for this user's history; None if nothing is kept.
 
-    The user's own word counts before the administrator's. ruled, and errors: as of `to_write`.
+    It need not be there. The user's own word counts before the administrator's.
+    ruled: what the administrator's file says. Raises RequestError.
     """
     own = rules.own_history()
     word = own if own is not None else ruled.history if ruled else None

@@ -20,7 +20,7 @@ MOST_GPUS = 256  # of one reservation
 MOST_RESERVATIONS = 50_000  # among which the longest idle ones are looked for
 
 
-class Noted(NamedTuple):
+class Logged(NamedTuple):
     """A line, and whose history it is in."""
 
     user: str
@@ -76,24 +76,24 @@ def hours(entry: LogLine) -> Hours:
     return Hours(waited=entry.seconds / HOUR_S)
 
 
-def by_user(noted: Noted) -> str:
+def by_user(logged: Logged) -> str:
     """Return the user that a line counts for."""
-    return noted.user
+    return logged.user
 
 
-def by_notebook(noted: Noted) -> str:
+def by_notebook(logged: Logged) -> str:
     """Return the notebook, or the command, that a line counts for."""
-    return noted.entry.name or UNKNOWN
+    return logged.entry.name or UNKNOWN
 
 
-def by_gpu(noted: Noted) -> str | None:
+def by_gpu(logged: Logged) -> str | None:
     """Return the device that a line counts for; None for a wait, which may be for any."""
-    return None if noted.entry.kind is Kind.WAITED else noted.entry.gpu
+    return None if logged.entry.kind is Kind.WAITED else logged.entry.gpu
 
 
-def by_day(noted: Noted) -> str | None:
+def by_day(logged: Logged) -> str | None:
     """Return the day on which the line began."""
-    return day(noted.entry.start)
+    return day(logged.entry.start)
 
 
 def day(at: float) -> str:
@@ -107,7 +107,7 @@ def _day_of_quarter(quarter: int) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(quarter * QUARTER_S))
 
 
-KEYS: dict[str, Callable[[Noted], str | None]] = {
+KEYS: dict[str, Callable[[Logged], str | None]] = {
     "user": by_user,
     "notebook": by_notebook,
     "gpu": by_gpu,
@@ -129,20 +129,20 @@ class Summary(NamedTuple):
     labels: Mapping[str, str]
 
 
-def summed(lines: Iterable[Noted], by: str = "user") -> Summary:
+def summed(lines: Iterable[Logged], by: str = "user") -> Summary:
     """Sum up the lines. by: one of KEYS."""
     key, rows, days, idle = KEYS[by], _Sums(), _Sums(), _IdleTimes()
     labels: dict[str, str] = {}
-    for noted in lines:
-        entry = noted.entry
+    for logged in lines:
+        entry = logged.entry
         added = hours(entry)
-        if (name := key(noted)) is not None:
+        if (name := key(logged)) is not None:
             rows.add(name, added)
         days.add(day(entry.start), added)
         if entry.gpu and entry.label and len(labels) < MOST_NAMES:
             labels[entry.gpu] = entry.label
         if added.idle:
-            idle.add(noted, added.idle)
+            idle.add(logged, added.idle)
     return Summary(
         rows.all(), days.all(), together(days.all().values()), idle.longest(labels), labels
     )
@@ -187,8 +187,8 @@ class _IdleTimes:
     def __init__(self) -> None:
         self._lain: dict[tuple[str, str], _Lain] = {}
 
-    def add(self, noted: Noted, idle_hours: float) -> None:
-        user, entry = noted
+    def add(self, logged: Logged, idle_hours: float) -> None:
+        user, entry = logged
         which = user, entry.id
         lain = self._lain.get(which)
         if lain is None:

@@ -182,7 +182,7 @@ def _warnings(words: list[str]) -> list[str]:
 def _on_hosts(
     spec: dict[str, Any], wishes: Namespace, words: list[str], name: str
 ) -> dict[str, Any]:
-    """Return the same kernel for other machines. words: which those are.
+    """Return a spec whose kernel starts on other machines. words: which those are.
 
     Clients that know provisioners use ours. Others, such as VS Code, run the command, which is a
     client that knows them.

@@ -4,7 +4,7 @@ A child made by fork inherits the descriptors, and with them the locks, which wo
 this process. So the child closes them. It must not unlock them: that would free its parent's.
 
 Other code may close all descriptors of a process: then a number comes to mean another file, or
-another opening of the same. So it is noted what each number meant when we opened it.
+another opening of the same. So this remembers what each number meant when we opened it.
 """
 
 from __future__ import annotations

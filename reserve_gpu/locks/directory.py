@@ -329,7 +329,7 @@ class LockDirectory:
 
 
 def device_of(name: str) -> str:
-    """Return the device of a lock file, as `lock_name` begins for it."""
+    """Return the device that a lock file belongs to, by what its name begins with."""
     return name.partition(SHARE)[0].removesuffix(".lock")
 
 

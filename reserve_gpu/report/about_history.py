@@ -96,7 +96,7 @@ class Report(NamedTuple):
         return page.titled(f"GPU-hours of {shown(self.host)}", self._repr_html_())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same for programs, as JSON takes it; docs/history.md has the shape."""
+        """Return what programs read, in the shape that docs/history.md describes."""
         return {
             "version": VERSION,
             "host": self.host,
@@ -206,7 +206,7 @@ def _devices(gpus: Sequence[str]) -> str:
 def _foot(report: Report) -> Iterator[Line]:
     if not report.is_kept:
         yield "Switch it on with ", SWITCH, f" in {shown(report.file, REASON_LIMIT)}"
-        yield (("What is noted then, and where: docs/history.md", FAINT),)
+        yield (("What is logged then, and where: docs/history.md", FAINT),)
         return
     total, told = report.total, _told([*report.rows.items()])
     if total.unknown > LEAST_UNKNOWN * total.reserved:

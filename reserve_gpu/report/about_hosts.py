@@ -73,7 +73,7 @@ class Hosts(NamedTuple):
         return Picture(Layout(head, sections=sections), words.plain(head[0]))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same for programs, as JSON takes it; docs/formats.md has the shape."""
+        """Return what programs read, in the shape that docs/formats.md describes."""
         return {
             "version": VERSION,
             "time": self.time,

@@ -30,7 +30,7 @@ def width_of(text: str) -> int:
 
 
 def width_of_line(line: Line) -> int:
-    """Return the same of words with their styles."""
+    """Return the width in columns of words with styles."""
     return width_of(text_of(line))
 
 

@@ -60,7 +60,7 @@ class Picture(NamedTuple):
         return is_watched()
 
     def below(self, texts: Sequence[str]) -> Picture:
-        """Return the same below some lines of text."""
+        """Return the picture with some lines of text above it."""
         head = [*((text,) for text in texts), *self.layout.head]
         return self._replace(layout=self.layout._replace(head=head))
 

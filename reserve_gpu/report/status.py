@@ -86,7 +86,7 @@ class Status(NamedTuple):
         return Picture(Layout(_head(self), entries, queue(self), _foot(self)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same for programs, as JSON takes it; docs/formats.md has the shape."""
+        """Return what programs read, in the shape that docs/formats.md describes."""
         every_uuid = {row.device.uuid for row in self.rows if isinstance(row.device, Device)}
         return {
             "version": VERSION,

@@ -123,7 +123,7 @@ def rows(
 ) -> Iterator[Line]:
     """Yield the lines as words with their styles.
 
-    breaks_commands: as of `lines`. spare: so many lines more are no loss.
+    breaks_commands: also what can be typed has to fit. spare: so many lines more are no loss.
     """
     for line in layout.head:
         yield from wrapped(line, width)
@@ -170,7 +170,8 @@ def _widths(
 ) -> list[int]:
     """Return the width of each column with the gap behind it, 0 for one that is left out.
 
-    people: how wide what is said of people is, for each device. spare: as of `rows`.
+    people: how wide what is said of people is, for each device.
+    spare: so many lines more are no loss.
     """
     widths = []
     for title, *cells in zip(HEAD, *rows, strict=False):

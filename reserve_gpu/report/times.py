@@ -32,7 +32,7 @@ def idle(seconds: float | None) -> str:
 
 
 def time_since(moment: float, now: float) -> float | None:
-    """Return the seconds since a moment that somebody noted, None if it lies in the future."""
+    """Return the seconds since a moment that somebody wrote down, None if it lies in the future."""
     return max(0.0, now - moment) if moment < now + CLOCK_SKEW_S else None
 
 
@@ -46,7 +46,7 @@ def moment(at: float, now: float) -> str:
 
 
 def end(holder: Holder, now: float) -> float | None:
-    """Return when a reservation ends, as its holder has noted; None if there is no such moment.
+    """Return when a reservation ends, as its holder says; None if there is no such moment.
 
     If it is overdue, this is when it should have ended. A moment that makes no sense is none.
     """
@@ -57,7 +57,7 @@ def end(holder: Holder, now: float) -> float | None:
 
 
 def overdue_since(holder: Holder, now: float) -> float | None:
-    """Return since when a holder is overdue, as it has noted; None if it is not."""
+    """Return since when a holder is overdue, as it says; None if it is not."""
     at = end(holder, now)
     is_over = at is not None and at < now
     return at if is_over and (holder.record.overdue or not holder.lease.if_wanted) else None

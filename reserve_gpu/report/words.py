@@ -83,7 +83,7 @@ def labels(devices: Sequence[Device | Fault | Row]) -> str:
 
 
 def ranges(rows: Sequence[Row]) -> str:
-    """Return `GPU0, GPU2 to GPU5 and GPU7`: as `labels`, three or more in a row in short."""
+    """Return `GPU0, GPU2 to GPU5 and GPU7`: three or more in a row are written in short."""
     runs: list[list[Row]] = []
     for row in rows:
         last = runs[-1][-1].device if runs else None
@@ -123,7 +123,7 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
     more: Line = (),
     this_process: str = "",
 ) -> Line:
-    """Return the same with styles.
+    """Return who holds a device, for how long and until when, in words with styles.
 
     asks: of a waiter, what it waits for. more: what follows, before the note.
     this_process: what this process is called, if it is the holder.

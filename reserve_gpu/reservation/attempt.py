@@ -159,7 +159,7 @@ def _batches(
 
 
 def _refreshed(gpus: Nvml, device: Device | Fault) -> Device | Fault:
-    """Return the same device read anew; what could not be used before may have come back."""
+    """Read the device anew; what could not be used before may have come back."""
     if isinstance(device, Device):
         return device
     there = gpus.devices(device.index)

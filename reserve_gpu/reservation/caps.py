@@ -99,7 +99,7 @@ def variables(
 def marked(
     devices: Sequence[Device], part_mib: float, inherited: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """Return the same, and a mark by which child processes don't take them for the user's."""
+    """Return the variables, and a mark by which children don't take them for the user's."""
     values = variables(devices, part_mib, inherited)
     return {**values, OWN_CAPS: own_caps(values, inherited)} if values else {}
 
@@ -115,7 +115,7 @@ def capped_by(values: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def kept_by(values: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the same, without a framework whose allocator keeps to no limit.
+    """Return what caps each framework, without one whose allocator keeps to no limit.
 
     https://docs.jax.dev/en/latest/gpu_memory_allocation.html
     """
@@ -144,7 +144,7 @@ def to_type(devices: Sequence[Device], part_mib: float) -> dict[str, str]:
     return lines
 
 
-def notes(
+def notices(
     devices: Sequence[Device],
     part_mib: float,
     inherited: Mapping[str, str | None],

@@ -1,4 +1,4 @@
-"""Notes in the history what a command uses that `reserve-gpu run` has become.
+"""Logs what a command uses that `reserve-gpu run` has become.
 
 A command knows nothing of this package, so a small process of its own looks once a minute, as a
 notebook does by itself. It holds no lock of a device, no terminal and no pipe, is no child of the
@@ -33,18 +33,18 @@ PROGRAM = (
 POLL_S = 1.0  # between two looks at whether somebody has the locks, once the command has ended
 
 
-def start(noted: Recorder) -> bool:
+def start(logged: Recorder) -> bool:
     """Leave the page to a follower of this very process; returns True. Raises OSError."""
-    page, held = noted.page, noted.held
+    page, held = logged.page, logged.held
     with no_fork:
         process = descriptors.remember(alarm.open_process(os.getpid()))
     about = {
         "pid": os.getpid(),
         "process": process,
-        "name": noted.entries[0].name,
+        "name": logged.entries[0].name,
         "page": (page.folder, page.descriptor, page.name),
-        "since": noted.entries[0].since,
-        "at": noted.at,
+        "since": logged.entries[0].since,
+        "at": logged.at,
         **handover.described(held),
     }
     try:
@@ -56,27 +56,27 @@ def start(noted: Recorder) -> bool:
 
 
 def main(text: str) -> None:
-    """Note what a command uses until nobody has the locks. text: what `start` says of it."""
+    """Log what a command uses until nobody has the locks. text: what `start` says of it."""
     about: dict[str, Any] = json.loads(text)
     this_process.call_it(about["name"] or "")
     folder, descriptor, name = about["page"]
     descriptors.adopt(descriptor)
     held, page = handover.held_of(about), Page(folder, descriptor, name)
-    noted = Recorder(page, held, about["since"], about["at"])
+    logged = Recorder(page, held, about["since"], about["at"])
     names = [os.path.basename(file) for _, file in about["locks"]]
     own: Collection[int] | None = {about["pid"]}
     while own or _are_locked(names):
-        pause_s = _step(noted, own)
+        pause_s = _step(logged, own)
         if own is None:
             time.sleep(min(pause_s, POLL_S))
         elif alarm.ends_within(about["process"], pause_s) or not _are_locked(names):
             own = None
-    noted.end(End.EXIT)
+    logged.end(End.EXIT)
 
 
-def _step(noted: Recorder, own: Collection[int] | None) -> float:
+def _step(logged: Recorder, own: Collection[int] | None) -> float:
     try:
-        return noted.step(own)[0]
+        return logged.step(own)[0]
     except (OSError, ReserveGPUError):  # a full disk, say
         return EVERY_S
 

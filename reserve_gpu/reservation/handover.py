@@ -32,13 +32,13 @@ class Handover(NamedTuple):
 
     changes: to the CUDA variables.
     reason: why there is no device, if there is none and a person should be told.
-    is_noted: another process notes in the history what is used.
+    is_logged: another process logs what is used.
     """
 
     changes: Changes
     held: Held
     reason: str | None = None
-    is_noted: bool = False
+    is_logged: bool = False
 
 
 def offer(handover: Handover) -> None:
@@ -49,7 +49,7 @@ def offer(handover: Handover) -> None:
         "before": dict(handover.changes.before),
         "written": dict(handover.changes.written),
         "reason": handover.reason and handover.reason[:REASON_LIMIT],
-        "is_noted": handover.is_noted,
+        "is_logged": handover.is_logged,
         **described(handover.held),
     }
     os.environ[settings.HELD] = f"{os.getpid()} {json.dumps(fields)}"
@@ -104,8 +104,8 @@ def _checked(fields: Mapping[str, Any]) -> Handover | None:
             return None
         locks[device.uuid] = lock
     changes = Changes(_variables(fields["before"]), _variables(fields["written"]))
-    reason, is_noted = _text(fields["reason"]), fields.get("is_noted") is True
-    return Handover(changes, held._replace(locks=locks), reason, is_noted)
+    reason, is_logged = _text(fields["reason"]), fields.get("is_logged") is True
+    return Handover(changes, held._replace(locks=locks), reason, is_logged)
 
 
 def _device(fields: Mapping[str, Any]) -> Device:

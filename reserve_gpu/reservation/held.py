@@ -23,7 +23,7 @@ class Guest(NamedTuple):
 
 
 class Answered:
-    """What callers were answered with; as `session.Reservation`, of which this is what it knows."""
+    """What callers were answered with: the values of a `session.Reservation`."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Held(NamedTuple):
     overdue: since when it should have ended, where it has not.
     kept_until: for how long it is kept for the restart of this kernel, which ends now.
     guest: of one that has joined the reservation of another process of this user.
-    is_noted_elsewhere: another process notes in the history what is used.
+    is_logged_elsewhere: another process logs what is used.
     reservation: what callers were answered with.
     answers: how many calls of reserve() were answered with it outside of a `with` block.
     inside: the threads that are in a `with` block of it, once for each block.
@@ -58,7 +58,7 @@ class Held(NamedTuple):
     inside: tuple[int, ...] = ()
     kept_until: float | None = None
     guest: Guest | None = None
-    is_noted_elsewhere: bool = False
+    is_logged_elsewhere: bool = False
 
     @property
     def part_mib(self) -> float | None:

@@ -1,7 +1,7 @@
 """The journal: what this very process writes into its user's history.
 
-Nothing here may disturb a reservation: what can't be noted is lost, with one warning in the log.
-What is noted decides nothing.
+Nothing here may disturb a reservation: what can't be logged is lost, with one warning in the log.
+What is logged decides nothing.
 """
 
 from __future__ import annotations
@@ -53,11 +53,15 @@ class Journal:
                 self._recorder.held = held
             return
         self.end(End.RESTART if held and held.kept_until else how)
-        if held and not (held.guest or held.kept_until or held.is_noted_elsewhere):
+        if held and not (held.guest or held.kept_until or held.is_logged_elsewhere):
             self._recorder = tried(_begun, held, change)
 
     def step(self) -> tuple[float | None, bool | None]:
-        """Note what is due; as `Recorder.step`."""
+        """Log what is due.
+
+        Returns the seconds until the next look, and whether the devices were used; None for either
+        that is not known.
+        """
         if self._recorder is None:
             return None, None
         if pause_s := self._recorder.pause_s:  # who has joined is not asked for nothing
@@ -66,15 +70,15 @@ class Journal:
         return tried(self._recorder.step, own) or (EVERY_S, None)
 
     def end(self, how: End) -> None:
-        """Note that what was held is held no more."""
+        """Log that what was held is held no more."""
         recorder, self._recorder = self._recorder, None
         if recorder:
             tried(recorder.end, how)
 
     def leave(self, *, is_kernel: bool) -> bool:
-        """Leave the page to a process that notes for the program which this process becomes.
+        """Leave the page to a process that logs for the program which this process becomes.
 
-        is_kernel: that program notes by itself. Returns whether there is such a process.
+        is_kernel: that program logs by itself. Returns whether there is such a process.
         """
         recorder, self._recorder = self._recorder, None
         if recorder and is_kernel:
@@ -126,7 +130,7 @@ def _begun(held: Held, change: Change) -> Recorder | None:
 
 
 def log_wait(asks: str, began: float, waited_s: float, how: End) -> None:
-    """Note a wait in the queue. asks: for what. began: in seconds since the epoch."""
+    """Log a wait in the queue. asks: for what. began: in seconds since the epoch."""
     who = myself()
     line = LogLine(Kind.WAITED, f"{os.getpid()}", began, began, began + waited_s, waited_s)
     line = line._replace(asks=asks, name=who.notebook or who.command, how=how)

@@ -1,4 +1,4 @@
-"""Notes one reservation in a history: once a minute what its processes use, and how it ends."""
+"""Logs one reservation in a history: once a minute what its processes use, and how it ends."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ EVERY_S = 60.0  # between two looks
 # A look speaks for so long at most: a process that was stopped for hours has not been looked at.
 LONGEST_KNOWN_S = 2 * EVERY_S
 DRIVER_LIMIT_S = 2.0  # for the driver to answer
-LEAST_S = 1.0  # what was held for less is not noted
+LEAST_S = 1.0  # what was held for less is not logged
 
 
 class Recorder:
-    """Notes one reservation on a page of the history, which this process has locked.
+    """Logs one reservation on a page of the history, which this process has locked.
 
-    page: that page. held: what is noted. now: when it begins, in seconds since the epoch.
+    page: that page. held: what is logged. now: when it begins, in seconds since the epoch.
     at: the same by time.monotonic(). every_s: between two looks.
     """
 
@@ -70,7 +70,7 @@ class Recorder:
         return self._every_s, is_used or not self._uses
 
     def end(self, how: End) -> None:
-        """Note the end. Raises OSError, ReserveGPUError."""
+        """Log the end. Raises OSError, ReserveGPUError."""
         self._add()
         lines = [entry._replace(how=how) for entry in self.entries]
         is_short = all(line.end - line.since < LEAST_S for line in lines)

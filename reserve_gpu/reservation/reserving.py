@@ -97,7 +97,7 @@ def reserve(
                 outcome = _wait(session, asking, outcome, deadline)
             if isinstance(outcome, Denied):
                 raise _failure(session, asking, outcome, deadline)
-            return session.answer([*notices, *_cautions(asking, outcome), *session.notes])
+            return session.answer([*notices, *_cautions(asking, outcome), *session.cap_notices])
 
 
 def take_over(session: Session, connection_file: str | None) -> list[Notice]:

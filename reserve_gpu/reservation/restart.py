@@ -106,7 +106,10 @@ def take_over(left: Left, directory: LockDirectory) -> Held | None:
 
 
 def end(left: Left, uid: int | None = None) -> bool:
-    """End the heir, which frees what it keeps; tells whether it was there. uid: as of all_left."""
+    """End the heir, which frees what it keeps; tells whether it was there.
+
+    uid: of another user, for root.
+    """
     try:
         with no_fork:
             process = descriptors.remember(alarm.open_process(left.heir))

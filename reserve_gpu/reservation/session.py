@@ -110,14 +110,14 @@ class Session(Executor):
     Properties may be read on any thread. Whatever changes something is called through `run`.
 
     reason: why the program before this one, in the same process, has left it no device.
-    notes: what there is to tell of the caps that keep frameworks within a part.
+    cap_notices: what there is to tell of the caps that keep frameworks within a part.
     is_waiting: a call waits in the queue for a device.
     """
 
     def __init__(self) -> None:
         super().__init__(self._step)
         self.reason: str | None = None
-        self.notes: list[Notice] = []
+        self.cap_notices: list[Notice] = []
         self.is_waiting = False
         self._held: Held | None = None
         self._changes = Changes()
@@ -268,7 +268,7 @@ class Session(Executor):
         now = now._replace(promise=now.promise._replace(size=request.promise.size, note=note))
         is_other = not now.is_another_part_of(held)
         self._become(now._replace(reservation=None) if is_other else now)
-        return self.notes
+        return self.cap_notices
 
     def answer(self, notices: list[Notice]) -> tuple[Reservation, list[Notice]]:
         """Return the reservation of what is held, and what to tell of it. Raises RequestError."""
@@ -481,7 +481,7 @@ class Session(Executor):
             return None
         inherited = self.inherited()
         before = environment.inherited_caps(inherited)
-        limits, self.notes = _caps(held, inherited | before)
+        limits, self.cap_notices = _caps(held, inherited | before)
         values = environment.variables(held.devices, held.part_mib) | limits
         self._changes = self._changes.to(before | values)
         reservation = held.reservation or Reservation(held.devices, {})
@@ -542,14 +542,14 @@ class Session(Executor):
         if held.part_mib is None:
             return []
         inherited = self.inherited()
-        limits, notes = _caps(held, inherited | environment.inherited_caps(inherited))
+        limits, notices = _caps(held, inherited | environment.inherited_caps(inherited))
         said = {name: v for name, v in reservation.environ.items() if name in environment.CAPS}
         if _set_only(limits) == said and environment.read(limits) == limits:
             return []
         values = {name: reservation.environ.get(name) for name in environment.CUDA} | limits
         self._changes = self._changes.to(values)
         reservation.environ = _set_only(values)
-        return notes
+        return notices
 
     def exceeded(self, uses: Mapping[Device, float | None]) -> list[Notice]:
         """Take in what this process uses of its parts; returns which of them it exceeds now.
@@ -699,12 +699,12 @@ class Session(Executor):
     def leave_to_next_program(self, reason: str | None, *, is_kernel: bool) -> None:
         """Leave all of it to the program that this process becomes with its next exec.
 
-        is_kernel: that program loads this package, and notes by itself what it uses.
+        is_kernel: that program loads this package, and logs by itself what it uses.
         """
         held = self._held or Held((), {})
         self.log()
-        is_noted = bool(self._journal and self._journal.leave(is_kernel=is_kernel))
-        handover.offer(handover.Handover(self._changes, held, reason, is_noted))
+        is_logged = bool(self._journal and self._journal.leave(is_kernel=is_kernel))
+        handover.offer(handover.Handover(self._changes, held, reason, is_logged))
 
     def adopt(self) -> None:
         """Take over, once, what this process held before exec made it this program."""
@@ -723,7 +723,7 @@ class Session(Executor):
         if (held := given.held).devices:
             environ = _set_only(given.changes.written)
             reservation = Reservation(held.devices, environ, held.part_mib)
-            held = held._replace(reservation=reservation, is_noted_elsewhere=given.is_noted)
+            held = held._replace(reservation=reservation, is_logged_elsewhere=given.is_logged)
             self._become(held, is_adopted=True)
 
 
@@ -752,7 +752,7 @@ def _caps(held: Held, inherited: Mapping[str, str | None]) -> tuple[dict[str, st
         return {}, []
     values = caps.marked(held.devices, held.part_mib, inherited)
     is_late = environment.cuda_started()
-    return values, caps.notes(held.devices, held.part_mib, inherited, values, is_late=is_late)
+    return values, caps.notices(held.devices, held.part_mib, inherited, values, is_late=is_late)
 
 
 def _set_only(values: Mapping[str, str | None]) -> dict[str, str]:

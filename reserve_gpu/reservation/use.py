@@ -43,7 +43,7 @@ def read(
 
 
 def _of_device(gpus: Nvml, device: Device, own: Collection[int], since: float) -> Use:
-    """Return the same of one device: by what its own driver says of processes, else of the device.
+    """Return what these processes have done on a device: by process, else by the device.
 
     To be on a device is not to use it: a notebook that has started CUDA stays there to its end.
     """
