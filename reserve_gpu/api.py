@@ -19,13 +19,13 @@ from reserve_gpu.errors import (
     shown,
 )
 from reserve_gpu.gpus import names
+from reserve_gpu.lease_display import session
 from reserve_gpu.model import Device, Waiting
 from reserve_gpu.notices import Failure, HoldsAlready, TooLate
 from reserve_gpu.quantities import parse_duration
 from reserve_gpu.report.faces import MAGIC, PYTHON
 from reserve_gpu.reservation import environment, reserving
 from reserve_gpu.reservation.request import Deadline, parse
-from reserve_gpu.reservation.session import Reservation, session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from reserve_gpu.report import progress as displays
     from reserve_gpu.report.faces import Face
     from reserve_gpu.reservation import restart
+    from reserve_gpu.reservation.session import Reservation
 
     F = TypeVar("F", bound=Callable[[], object])
 else:  # what a reservation that is granted at once never needs

@@ -23,12 +23,14 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.cells import cells
+from reserve_gpu.lease_display import LeaseLine
 from reserve_gpu.model import Lease, Promise
+from reserve_gpu.notices import Action, BeforeEndFailed, LeaseDisplay
 from reserve_gpu.reservation import lease
 from reserve_gpu.reservation.held import Held
 from reserve_gpu.reservation.lease import LeaseTimer
 from reserve_gpu.reservation.process_end import ProcessEnd
-from reserve_gpu.reservation.schedule import LONGEST_PAUSE_S, Action
+from reserve_gpu.reservation.schedule import LONGEST_PAUSE_S
 from reserve_gpu.reservation.session import session
 from tests.locked import locked
 from tests.machine import LIMIT_S
@@ -47,7 +49,7 @@ OVER_WITH_CUDA = f"reserve_gpu.reserve(for_='1h')\n{USE_GPU}\nreserve_gpu.reserv
 END_WITH_CUDA = f"reserve_gpu.reserve(for_='1h', end_kernel=True)\n{OVER_WITH_CUDA}"
 IMPORTS = """
 import threading, time
-from reserve_gpu.reservation.schedule import Action
+from reserve_gpu.notices import Action
 from reserve_gpu.reservation.session import session
 """
 # In a process of its own: wait for the timer, and then for what its thread is in the midst of.
@@ -98,9 +100,16 @@ def looks(here: Here) -> int:
     return sum("ProcessUtilization" in call for call in here.calls())
 
 
+def lease_line() -> LeaseLine:
+    """Return what shows how the lease of this process stands."""
+    display = session().timer.display
+    assert isinstance(display, LeaseLine)
+    return display
+
+
 def wait_for_notice() -> None:
     """Wait until the next cell would have to tell something."""
-    wait_for(lambda: session().timer._is_notice)
+    wait_for(lambda: lease_line()._is_notice)
 
 
 def threads() -> list[int]:
@@ -296,9 +305,9 @@ def test_a_rule_gives_no_more_time_to_who_grows(here: Here) -> None:
 def test_less_ends_as_before(here: Here) -> None:
     """What is left of a reservation ends when all of it was to end."""
     until = reserve_gpu.reserve("0,1", for_="1h").lease.until
-    assert "GPU0 and GPU1 are yours until" in session().timer._shown
+    assert "GPU0 and GPU1 are yours until" in lease_line()._shown
     assert reserve_gpu.reserve("1").lease.until == until
-    assert "GPU1 is yours until" in session().timer._shown
+    assert "GPU1 is yours until" in lease_line()._shown
 
 
 def test_less_for_longer(here: Here) -> None:
@@ -459,7 +468,7 @@ def test_kept_as_nobody_waits_is_told_once(here: Here) -> None:
     """That it is over and lasts until somebody waits is said by one cell."""
     shell = here.shell()
     shell.run(f"%reserve_gpu --for {SOON_S}s --if-wanted")
-    wait_for(lambda: "lasts until somebody waits" in session().timer._shown)
+    wait_for(lambda: "lasts until somebody waits" in lease_line()._shown)
     wait_for_notice()
     assert "lasts until somebody waits" in shell.run("1").all
     assert "lasts until somebody waits" not in shell.run("1").all
@@ -502,7 +511,7 @@ def test_whether_the_process_is_to_end_still(
     """
     shell = here.shell()
     owner: Any = SimpleNamespace(held=now and Held((), {}, Promise(lease=now)))
-    is_to_end = LeaseTimer(owner).is_to_end(Held((), {}, Promise(lease=lease)))
+    is_to_end = LeaseTimer(owner, LeaseDisplay()).is_to_end(Held((), {}, Promise(lease=lease)))
     answers: list[bool] = []
     if cell == "later":
         shell.run("1")
@@ -850,12 +859,12 @@ def test_each_end_calls_once(busy: Machine) -> None:
 
 def test_all_that_is_called_before_has_one_time() -> None:
     """However many functions there are, all of them together have no more than the longest time."""
-    end, problems, is_over = ProcessEnd(longest_s=0.1), list[str](), threading.Event()
+    end, problems, is_over = ProcessEnd(longest_s=0.1), list[BeforeEndFailed](), threading.Event()
     for _ in range(3):
         end.call_before(lambda: is_over.wait(LIMIT_S), LIMIT_S)
     end.begin(lambda: False, problems.append, is_over.set)
     assert is_over.wait(LIMIT_S)
-    assert [problem.endswith("has not ended within 0 s.") for problem in problems] == [
+    assert [problem.why == "has not ended within 0 s" for problem in problems] == [
         False,
         True,
         True,

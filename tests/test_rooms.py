@@ -32,6 +32,7 @@ ROOMS = [
     {"jupyter", "frameworks"},
     {"options"},
     {"api", "between_cells", "looking"},
+    {"lease_display"},
     {"reservation", "hosts"},
     {"machine", "report"},
     {"history"},
@@ -161,6 +162,13 @@ def test_imports_go_downward() -> None:
         for module in ours(path):
             other = module.split(".")[0]
             assert other == room or FLOOR[other] > FLOOR[room], f"{name_of(path)} imports {module}"
+
+
+def test_words_are_made_at_the_faces() -> None:
+    """Nothing of the work imports what puts it into words, late or for types."""
+    for path in sources():
+        if name_of(path).startswith("reservation."):
+            assert not [module for module in ours(path) if module.startswith("report")]
 
 
 def test_late_names_are_what_types_take_them_for() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from reserve_gpu.model import Lease
+from reserve_gpu.notices import Action
 from reserve_gpu.reservation import schedule
 from reserve_gpu.reservation.schedule import (
     CHILD_S,
     LONGEST_PAUSE_S,
     WANTED_S,
-    Action,
     Circumstances,
     Step,
 )

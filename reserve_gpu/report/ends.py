@@ -3,126 +3,92 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from reserve_gpu.errors import REASON_LIMIT, shown
+from reserve_gpu.errors import shown
 from reserve_gpu.model import Lease, Promise, Request
-from reserve_gpu.report import times, words
+from reserve_gpu.notices import Action, BeforeEndFailed, LeaseOver
+from reserve_gpu.report import messages, times, words
 from reserve_gpu.report.times import MINUTE_S
 from reserve_gpu.report.words import labels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from reserve_gpu.model import Device
+    from reserve_gpu.notices import LeaseNotice
     from reserve_gpu.report.faces import Face
 
-RELEASED = "This reservation was released."
-REPLACED = "Another reservation has taken the place of this one."
 HOUR_S = 3600
 NEAR_S = 2 * MINUTE_S  # a moment that is so near has its seconds
 NAMED_CHILDREN = 3
 
 
-class LeaseEnd(NamedTuple):
-    """The end of a reservation.
-
-    at: when, or since when, in seconds since the epoch. face: where it is read.
-    """
-
-    devices: Sequence[Device]
-    lease: Lease
-    at: float
-    face: Face
-
-    @property
-    def prolong(self) -> str:
-        """Return what to type to hold it for longer, as it was asked for."""
-        is_idle = self.is_by_idleness
-        lease = Lease(idle_s=self.lease.idle_s) if is_idle else Lease(lasts_s=2.0 * HOUR_S)
-        return self.face.typed(Request(promise=Promise(lease=lease)))
-
-    @property
-    def is_by_idleness(self) -> bool:
-        """Tell whether idleness ends it before the clock does."""
-        return self.lease.is_by_idleness(self.at)
+def say(notice: LeaseNotice | LeaseOver | BeforeEndFailed, face: Face) -> str:
+    """Return what the holder reads there."""
+    if isinstance(notice, BeforeEndFailed):
+        return messages.say(notice)
+    if isinstance(notice, LeaseOver):
+        if notice.is_replaced:
+            return "Another reservation has taken the place of this one."
+        return "This reservation was released."
+    if notice.action is Action.LAST:
+        return _lasts(notice)
+    if notice.action is Action.RELEASE:
+        text = f"{_has_ended(notice)}. No GPU is visible to this {face.sight} now."
+        return f"{text}{_still_visible(notice)} To get one:\n{face.typed(Request())}"
+    if notice.action is Action.END_PROCESS:
+        what = f"the reservation of {labels(notice.devices)} is over"
+        return f"This {face.place} ends: {what}{_why(notice)}."
+    return f"{_goes_on(notice, face)}{_to_keep(notice, face)}"
 
 
-def lasts(devices: Sequence[Device], lease: Lease, now: float) -> str:
+def _goes_on(notice: LeaseNotice, face: Face) -> str:
+    """Say how a reservation goes on that ends, or should have ended."""
+    overdue = f"The reservation of {labels(notice.devices)} is overdue{_why(notice)}."
+    if notice.action is Action.PUT_OFF:
+        return f"{_has_ended(notice)}. It is released when the running cell ends."
+    if notice.action is Action.STAY:
+        return f"{_has_ended(notice)}. It lasts until somebody waits for it."
+    if notice.action is Action.LEAVE_TO_CHILD:
+        child = "A process that was started from here uses the GPU"
+        return f"{overdue} {child}: the reservation ends with it."
+    if notice.action is Action.MARK_OVERDUE:
+        cuda = f"CUDA runs in this {face.place} and keeps the GPU's memory"
+        return f"{overdue} {cuda}: restart the {face.place} to free it."
+    return _near(notice)
+
+
+def _lasts(notice: LeaseNotice) -> str:
     """Return `GPU2 is yours until 18:00.`, and when else it is released."""
+    devices, lease = notice.devices, notice.lease
     ways = []
     if lease.until is not None:
-        ways.append(f"until {_clock(lease.until, now)}")
+        ways.append(f"until {_clock(lease.until, notice.at)}")
     if lease.idle_s is not None:
         ways.append(f"until it is idle for {times.time_limit(lease.idle_s)}")
     text = f"{labels(devices)} {words.be(len(devices))} yours {', or '.join(ways)}"
     return f"{text}; after that, until somebody waits for it." if lease.if_wanted else f"{text}."
 
 
-def near(end: LeaseEnd) -> str:
-    """Tell that the end is near."""
-    what = f"The reservation of {labels(end.devices)} ends at {_clock(end.at, time.time())}"
+def _near(notice: LeaseNotice) -> str:
+    what = f"The reservation of {labels(notice.devices)} ends at {_clock(notice.at, time.time())}"
     why = ""
-    if end.is_by_idleness:
-        why = f", after {times.time_limit(end.lease.idle_s or 0.0)} without use"
-    if end.lease.if_wanted:
+    if _is_by_idleness(notice):
+        why = f", after {times.time_limit(notice.lease.idle_s or 0.0)} without use"
+    if notice.lease.if_wanted:
         why += ", or later if nobody waits for it"
-    return f"{what}{why}.{_to_keep(end)}"
+    return f"{what}{why}."
 
 
-def put_off(end: LeaseEnd) -> str:
-    """Say that it is over, and that the running cell may go on to its end."""
-    return f"{_has_ended(end)}. It is released when the running cell ends.{_to_keep(end)}"
-
-
-def may_go(end: LeaseEnd) -> str:
-    """Say that it is over, and lasts until somebody waits."""
-    return f"{_has_ended(end)}. It lasts until somebody waits for it.{_to_keep(end)}"
-
-
-def gone(end: LeaseEnd, children: Sequence[str] = ()) -> str:
-    """Say that it is released.
-
-    children: what this process has started, which has the variables of the reservation still.
-    """
-    text = f"{_has_ended(end)}. No GPU is visible to this {end.face.sight} now."
-    if children:
-        named = [shown(child) for child in children[:NAMED_CHILDREN]]
-        more = len(children) - len(named)
-        named += [f"{more} more"] if more else []
-        text += (
-            f" It still is to what was started from here: {words.listed(named)}. End what is to "
-            f"use {labels(end.devices)} later."
-        )
-    return f"{text} To get one:\n{end.face.typed(Request())}"
-
-
-def overdue(end: LeaseEnd) -> str:
-    """Say that it should have ended, and can't as long as CUDA runs here."""
-    place = end.face.place
+def _still_visible(notice: LeaseNotice) -> str:
+    """Name what was started from here, and has the variables of the reservation still."""
+    if not notice.children:
+        return ""
+    named = [shown(child) for child in notice.children[:NAMED_CHILDREN]]
+    more = len(notice.children) - len(named)
+    named += [f"{more} more"] if more else []
     return (
-        f"The reservation of {labels(end.devices)} is overdue{_why(end)}. CUDA runs in this "
-        f"{place} and keeps the GPU's memory: restart the {place} to free it.{_to_keep(end)}"
+        f" It still is to what was started from here: {words.listed(named)}. End what is to "
+        f"use {labels(notice.devices)} later."
     )
-
-
-def left_to_child(end: LeaseEnd) -> str:
-    """Say that it should have ended, and can't as long as a child uses the devices."""
-    return (
-        f"The reservation of {labels(end.devices)} is overdue{_why(end)}. A process that was "
-        f"started from here uses the GPU: the reservation ends with it.{_to_keep(end)}"
-    )
-
-
-def ending(end: LeaseEnd) -> str:
-    """Say that the process is about to end."""
-    what = f"the reservation of {labels(end.devices)} is over"
-    return f"This {end.face.place} ends: {what}{_why(end)}."
-
-
-def failed(name: str, why: str) -> str:
-    """Say that a function of before_end() has failed. why: what it raised, in words."""
-    return f"before_end: {shown(name)} {shown(why, REASON_LIMIT)}."
 
 
 def _clock(at: float, now: float) -> str:
@@ -131,15 +97,24 @@ def _clock(at: float, now: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at)) if is_near else times.moment(at, now)
 
 
-def _to_keep(end: LeaseEnd) -> str:
-    return f" To keep {labels(end.devices)}:\n{end.prolong}"
+def _to_keep(notice: LeaseNotice, face: Face) -> str:
+    """Return what to type to hold it for longer, as it was asked for."""
+    is_idle = _is_by_idleness(notice)
+    lease = Lease(idle_s=notice.lease.idle_s) if is_idle else Lease(lasts_s=2.0 * HOUR_S)
+    typed = face.typed(Request(promise=Promise(lease=lease)))
+    return f" To keep {labels(notice.devices)}:\n{typed}"
 
 
-def _has_ended(end: LeaseEnd) -> str:
-    return f"The reservation of {labels(end.devices)} has ended{_why(end, 'at')}"
+def _has_ended(notice: LeaseNotice) -> str:
+    return f"The reservation of {labels(notice.devices)} has ended{_why(notice, 'at')}"
 
 
-def _why(end: LeaseEnd, when: str = "since") -> str:
-    if end.is_by_idleness:
-        return f": nothing has used it for {times.time_limit(end.lease.idle_s or 0.0)}"
-    return f" {when} {times.moment(end.at, time.time())}"
+def _why(notice: LeaseNotice, when: str = "since") -> str:
+    if _is_by_idleness(notice):
+        return f": nothing has used it for {times.time_limit(notice.lease.idle_s or 0.0)}"
+    return f" {when} {times.moment(notice.at, time.time())}"
+
+
+def _is_by_idleness(notice: LeaseNotice) -> bool:
+    """Tell whether idleness ends it before the clock does."""
+    return notice.lease.is_by_idleness(notice.at)

@@ -15,6 +15,7 @@ from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.names import gpu_index
 from reserve_gpu.model import MIB, UNITS, Device, Fault, Promise, Request, Size, State, Unfit
 from reserve_gpu.notices import (
+    BeforeEndFailed,
     CannotProlong,
     CapsAreLate,
     CapsStand,
@@ -224,6 +225,12 @@ def caution(notice: Caution) -> str:
             f"{reasons.use(row)}. What they use now is not in your part, but they may use more"
         )
     return f"You asked for {row.label}: it is {reasons.use(row)}"
+
+
+@say.register
+def before_end_failed(notice: BeforeEndFailed) -> str:
+    """Say that a function of before_end() has not done its work."""
+    return f"before_end: {shown(notice.function)} {shown(notice.why, REASON_LIMIT)}."
 
 
 @say.register

@@ -13,7 +13,7 @@ import sys
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reserve_gpu import proc
 from reserve_gpu.cells import cells
@@ -21,19 +21,17 @@ from reserve_gpu.errors import DriverError, LockError
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.report import ends
-from reserve_gpu.report.ends import LeaseEnd
-from reserve_gpu.report.faces import MAGIC, PYTHON
-from reserve_gpu.report.progress import Replaceable
+from reserve_gpu.notices import Action, LeaseNotice, LeaseOver
 from reserve_gpu.reservation import environment, guests, schedule, use
 from reserve_gpu.reservation.process_end import ProcessEnd
-from reserve_gpu.reservation.schedule import Action, Circumstances, Step
+from reserve_gpu.reservation.schedule import Circumstances, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Protocol
 
     from reserve_gpu.model import Device, Lease
+    from reserve_gpu.notices import LeaseDisplay
     from reserve_gpu.reservation.held import Held
 
     class Owner(Protocol):
@@ -73,12 +71,14 @@ HIDDEN_POLL_S = 0.05
 class LeaseTimer:
     """Follows the lease of what is held now, if that ends.
 
-    All but show_in_cell and take_notices is called on the session's thread.
+    All but `take_notices` is called on the session's thread.
 
+    display: shows people what becomes of it.
     process_end: what is done where the process has to end.
     """
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, display: LeaseDisplay) -> None:
+        self.display = display
         self.process_end = ProcessEnd()
         self._owner = owner
         self._held: Held | None = None  # whose lease is followed
@@ -86,10 +86,6 @@ class LeaseTimer:
         self._began = self._looked_at = time.time()
         self._used = self._next_look = time.monotonic()
         self._heartbeats: dict[str, int] = {}  # the first one seen of each who waits
-        self._line: Replaceable | None = None  # in the cells that have reserved
-        self._shown = ""
-        self._is_notice = False  # the next cell is to tell what is shown
-        self._told = ""  # by this cell, at its begin
 
     @property
     def _action(self) -> Action | None:
@@ -106,12 +102,8 @@ class LeaseTimer:
         if _is_same(before, self._held) and not renew_lease:
             return
         is_ending = self._action is Action.RELEASE and not held  # which tells its own word
-        if not is_ending:
-            self._is_notice = False  # of what was held before
         if not _goes_on(before, self._held) and not is_ending:
-            if before:
-                self._show(ends.REPLACED if held else ends.RELEASED)
-            self._line = None  # what a cell shows stays its last word
+            self.display.close(LeaseOver(is_replaced=held is not None) if before else None)
         self._done = None
         with suppress(ValueError):
             cells().listeners.remove(self._owner.wake)
@@ -120,14 +112,16 @@ class LeaseTimer:
             cells().listeners.append(self._owner.wake)
             self._began = self._looked_at = time.time()
             self._used = self._next_look = time.monotonic()
-            self._show(ends.lasts(self._held.devices, self._held.lease, self._began))
+            self._show(self._held, Action.LAST, self._began)
 
     def step(self) -> float | None:
         """Do what is due; returns the seconds until the next look, None where nothing follows."""
         try:
             return self._step()
-        except Exception:  # noqa: BLE001 - others wait for this thread; the end is not to be missed
-            _log("The end of a reservation failed.", exc_info=True)
+        except Exception:
+            with suppress(Exception):  # a handler of somebody's
+                log = logging.getLogger("reserve_gpu")
+                log.warning("The end of a reservation failed.", exc_info=True)
             self._done = None
             return RETRY_S
 
@@ -175,31 +169,33 @@ class LeaseTimer:
 
     def _do(self, held: Held, due: Step) -> None:
         """Do what has become due, once."""
-        action = due.action
-        end = LeaseEnd(held.devices, held.lease, due.at, MAGIC if cells().shell else PYTHON)
+        action, at = due.action, due.at
         if action is Action.LAST:
-            self._show(ends.lasts(held.devices, held.lease, time.time()))
-        elif action in (Action.WARN, Action.WARN_AGAIN):
-            # Of idleness no cell tells: the next cell is use.
-            self._tell(ends.near(end), is_notice=not end.is_by_idleness)
-        elif action is Action.PUT_OFF:
-            self._tell(ends.put_off(end), is_notice=False)
-        elif action is Action.STAY:
-            self._tell(ends.may_go(end))
+            at = time.time()
         elif action is Action.RELEASE:
             self._owner.hide()
-            self._tell(ends.gone(end, proc.children()))
-        else:
-            self._owner.mark_overdue(due.at)
-            if action is Action.MARK_OVERDUE:
-                self._tell(ends.overdue(end))
-            elif action is Action.LEAVE_TO_CHILD:
-                self._tell(ends.left_to_child(end))
-            else:
-                self._tell(ends.ending(end), is_last=True)
-                go_on = partial(self._owner.run, self._go_on, held.lease)
-                say = partial(self._tell, is_last=True)
-                self.process_end.begin(self.is_to_end(held), say, go_on)
+        elif action in (Action.MARK_OVERDUE, Action.LEAVE_TO_CHILD, Action.END_PROCESS):
+            self._owner.mark_overdue(at)
+        self._show(held, action, at)
+        if action is Action.END_PROCESS:
+            go_on = partial(self._owner.run, self._go_on, held.lease)
+            self.process_end.begin(self.is_to_end(held), self.display.show, go_on)
+
+    def _show(self, held: Held, action: Action, at: float) -> None:
+        children = proc.children() if action is Action.RELEASE else ()
+        self.display.show(LeaseNotice(action, held.devices, held.lease, at, children))
+
+    def take_notices(self) -> list[str]:
+        """Return what the next cell has to tell; what is overdue, again and again."""
+        held = self._owner.held
+        if held and held.overdue is not None:
+            self._show(held, Action.MARK_OVERDUE, held.overdue)
+        return self.display.take_notices()
+
+    def _go_on(self, lease: Lease) -> None:
+        """Follow that lease again, as the process goes on; not one that has taken its place."""
+        if self._held and self._held.lease == lease:
+            self._done = None
 
     def add_use(self, *, is_used: bool) -> None:
         """Take over what a look at the use of the devices has come to that was made elsewhere."""
@@ -257,59 +253,6 @@ class LeaseTimer:
             return now.lease == held.lease and is_over and not is_put_off
 
         return is_to_end
-
-    # -- what is said ------------------------------------------------------------------------------
-
-    def show_in_cell(self) -> None:
-        """Show in this cell, if it is one, until when something is held, and what becomes of it."""
-        if cells().shell and self._shown != self._told:
-            line = self._line = self._line or Replaceable()  # which may be over meanwhile
-            line.show(self._shown)
-
-    def take_notices(self) -> list[str]:
-        """Return what the next cell has to tell."""
-        held = self._owner.held
-        if held and held.overdue is not None:
-            self._tell(ends.overdue(LeaseEnd(held.devices, held.lease, held.overdue, MAGIC)))
-        self._told = self._shown if self._is_notice else ""
-        if not self._is_notice:
-            return []
-        self._is_notice = False
-        self._update()  # once more, as nbclient passes over what comes between two cells
-        return [self._shown]
-
-    def _tell(self, text: str, *, is_notice: bool = True, is_last: bool = False) -> None:
-        """Show it in the cells that have reserved, and let the next cell tell it.
-
-        Where no cell comes any more it is for the log. is_last: the process ends.
-        """
-        self._is_notice = False  # of what was shown before
-        self._show(text)
-        self._is_notice = is_notice
-        if is_last or (is_notice and not cells().shell):
-            self._is_notice = False
-            _log(text)
-
-    def _go_on(self, lease: Lease) -> None:
-        """Follow that lease again, as the process goes on; not one that has taken its place."""
-        if self._held and self._held.lease == lease:
-            self._done = None
-
-    def _show(self, text: str) -> None:
-        """Show it in the cells that have reserved."""
-        if text != self._shown:
-            self._shown = text
-            self._update()
-
-    def _update(self) -> None:
-        if self._line:
-            with suppress(Exception):  # the front end is gone
-                self._line.replace(self._shown)
-
-
-def _log(text: str, **about: Any) -> None:
-    with suppress(Exception):  # a handler of somebody's
-        logging.getLogger("reserve_gpu").warning(text, **about)
 
 
 def _watch_cells() -> None:

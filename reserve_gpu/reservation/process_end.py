@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.cells import cells
-from reserve_gpu.report import ends
+from reserve_gpu.notices import BeforeEndFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ class ProcessEnd:
     def begin(
         self,
         is_due: Callable[[], bool],
-        say: Callable[[str], object],
+        say: Callable[[BeforeEndFailed], object],
         go_on: Callable[[], object],
     ) -> None:
         """Begin to end the process, as long as that is due.
@@ -91,25 +91,26 @@ def _end_process(is_due: Callable[[], bool]) -> None:
             time.sleep(POLL_S)
 
 
-def _called(function: Callable[[], object], limit_s: float) -> str | None:
+def _called(function: Callable[[], object], limit_s: float) -> BeforeEndFailed | None:
     """Call a function of before_end(); returns what to say where it has not done its work."""
     name = _name_of(function)
-    problems: list[str] = []
+    problems: list[BeforeEndFailed] = []
 
     def call() -> None:
         try:
             function()
         except BaseException as error:  # noqa: BLE001 - a person's code may raise anything
-            problems.append(ends.failed(name, f"raised {type(error).__name__}: {error}"))
+            why = f"raised {type(error).__name__}: {error}"
+            problems.append(BeforeEndFailed(name, why))
 
     thread = threading.Thread(target=call, name=f"before_end {name}", daemon=True)
     try:
         thread.start()
     except RuntimeError:
-        return ends.failed(name, "was not called: no thread can be started")
+        return BeforeEndFailed(name, "was not called: no thread can be started")
     thread.join(limit_s)
     if thread.is_alive():
-        return ends.failed(name, f"has not ended within {limit_s:g} s")
+        return BeforeEndFailed(name, f"has not ended within {limit_s:g} s")
     return problems[0] if problems else None
 
 

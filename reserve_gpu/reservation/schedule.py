@@ -1,10 +1,10 @@
 """What is due of a lease, and when to look again. Pure functions of values."""
 
-from enum import Enum
 from math import inf
 from typing import NamedTuple
 
 from reserve_gpu.model import Lease
+from reserve_gpu.notices import Action
 
 # So long before the end people are warned; what lasts for less than SHORT_S has times of its own.
 FIRST_S, LAST_S, LAST_OF_SHORT_S = 600.0, 60.0, 15.0
@@ -12,20 +12,6 @@ SHORT_S = 240.0
 LONGEST_PAUSE_S = 60.0  # at most so long after a machine has slept its clock is looked at
 WANTED_S = 2.0  # between two looks at whether somebody waits
 CHILD_S = 2.0  # between two looks at whether a child still uses a device
-
-
-class Action(Enum):
-    """How a lease stands."""
-
-    LAST = "it lasts"
-    WARN = "its end is near"
-    WARN_AGAIN = "its end is very near"
-    PUT_OFF = "it is over, and a cell runs"
-    STAY = "it is over, and nobody waits"
-    RELEASE = "it is over"
-    LEAVE_TO_CHILD = "it is over, and a child uses the devices"
-    MARK_OVERDUE = "it is over, and CUDA uses the devices"
-    END_PROCESS = "it is over, and CUDA is to release the devices"
 
 
 FINAL = frozenset({Action.RELEASE, Action.MARK_OVERDUE, Action.END_PROCESS})

@@ -28,6 +28,7 @@ from reserve_gpu.notices import (
     Changed,
     Failure,
     IsGuest,
+    LeaseDisplay,
     LeftAlone,
     ReleasedBy,
     SomebodyWaits,
@@ -112,10 +113,12 @@ class Session(Executor):
     reason: why the program before this one, in the same process, has left it no device.
     cap_notices: what there is to tell of the caps that keep frameworks within a part.
     is_waiting: a call waits in the queue for a device.
+    make_display: returns what shows people how a lease stands.
     """
 
     def __init__(self) -> None:
         super().__init__(self._step)
+        self.make_display: Callable[[], LeaseDisplay] = LeaseDisplay
         self.reason: str | None = None
         self.cap_notices: list[Notice] = []
         self.is_waiting = False
@@ -567,11 +570,13 @@ class Session(Executor):
     @property
     def timer(self) -> lease_timer.LeaseTimer:
         """Return what follows the lease of what is held."""
-        calls.load(lease_timer)
-        with no_fork:  # and no other thread makes one, too
-            if self._timer is None:
-                self._timer = lease_timer.LeaseTimer(self)
+        if self._timer:
             return self._timer
+        calls.load(lease_timer)
+        display = self.make_display()
+        with no_fork:  # and no other thread makes one, too
+            self._timer = self._timer or lease_timer.LeaseTimer(self, display)
+        return self._timer
 
     def notices(self) -> list[Notice]:
         """Return what a cell that begins has to tell of the lease, mostly nothing."""
@@ -582,7 +587,7 @@ class Session(Executor):
         """Show a cell until when it has what it has reserved, if that ends."""
         held = self.held  # another thread may release it
         if held and held.lease.has_end:
-            self.timer.show_in_cell()
+            self.timer.display.show_in_cell()
 
     # -- the history -------------------------------------------------------------------------------
 
@@ -731,10 +736,11 @@ class Session(Executor):
 _sessions: dict[int, Session] = calls.survive_reload("sessions", dict)
 
 
-def session() -> Session:
-    """Return the session of this very process."""
+def session(make_display: Callable[[], LeaseDisplay] | None = None) -> Session:
+    """Return the session of this very process; make_display: as it has it from now on."""
     pid = os.getpid()
     own = _sessions.get(pid) or _sessions.setdefault(pid, Session())  # one for all threads
+    own.make_display = make_display or own.make_display
     own.adopt()
     return own
 

@@ -1,0 +1,97 @@
+"""Shows until when something is held: in the cells that have reserved it, else in the log."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from reserve_gpu import calls
+from reserve_gpu.calls import Late
+from reserve_gpu.cells import cells
+from reserve_gpu.notices import Action, BeforeEndFailed, LeaseDisplay, LeaseNotice, LeaseOver
+from reserve_gpu.report.faces import MAGIC, PYTHON
+from reserve_gpu.reservation import session as work
+
+if TYPE_CHECKING:
+    from reserve_gpu.report import ends, progress
+else:  # what only a lease that ends needs
+    ends, progress = Late("report.ends"), Late("report.progress")
+
+
+class LeaseLine(LeaseDisplay):
+    """One line about a lease, which is replaced where it stands.
+
+    show and close are called on the session's thread.
+    """
+
+    def __init__(self) -> None:
+        calls.load(ends, progress)
+        self._line: progress.Replaceable | None = None  # in the cells that have reserved
+        self._shown = ""
+        self._is_notice = False  # the next cell is to tell what is shown
+        self._told = ""  # by this cell, at its begin
+
+    def show(self, notice: LeaseNotice | BeforeEndFailed) -> None:
+        """Show how the lease stands now, and let the next cell tell it, if that is worth it.
+
+        What no cell will tell, and is worth it, is for the log.
+        """
+        self._is_notice = False  # of what was shown before
+        text = self._replace(notice)
+        if isinstance(notice, BeforeEndFailed) or notice.action is Action.END_PROCESS:
+            _log(text)
+        elif _is_for_next_cell(notice):
+            self._is_notice = bool(cells().shell)
+            if not self._is_notice:
+                _log(text)
+
+    def close(self, notice: LeaseOver | None) -> None:
+        """Show nothing more in these cells; the notice, if there is one, is their last word."""
+        self._is_notice = False
+        if notice:
+            self._replace(notice)
+        self._line = None
+
+    def show_in_cell(self) -> None:
+        """Show the line in this cell too, if it is one that has not told it."""
+        if cells().shell and self._shown != self._told:
+            line = self._line = self._line or progress.Replaceable()  # which may be over meanwhile
+            line.show(self._shown)
+
+    def take_notices(self) -> list[str]:
+        """Return what the next cell has to tell."""
+        self._told = self._shown if self._is_notice else ""
+        if not self._is_notice:
+            return []
+        self._is_notice = False
+        self._update()  # once more, as nbclient passes over what comes between two cells
+        return [self._shown]
+
+    def _replace(self, notice: LeaseNotice | LeaseOver | BeforeEndFailed) -> str:
+        text = ends.say(notice, MAGIC if cells().shell else PYTHON)
+        if text != self._shown:
+            self._shown = text
+            self._update()
+        return text
+
+    def _update(self) -> None:
+        if self._line:
+            with suppress(Exception):  # the front end is gone
+                self._line.replace(self._shown)
+
+
+def session() -> work.Session:
+    """Return the session of this very process, whose lease is shown here."""
+    return work.session(LeaseLine)
+
+
+def _is_for_next_cell(notice: LeaseNotice) -> bool:
+    if notice.action in (Action.WARN, Action.WARN_AGAIN):  # of idleness: the next cell is use
+        return not notice.lease.is_by_idleness(notice.at)
+    return notice.action not in (Action.LAST, Action.PUT_OFF)
+
+
+def _log(text: str) -> None:
+    with suppress(Exception):  # a handler of somebody's
+        logging.getLogger("reserve_gpu").warning(text)
