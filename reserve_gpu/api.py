@@ -19,9 +19,9 @@ from reserve_gpu.errors import (
     shown,
 )
 from reserve_gpu.gpus import names
-from reserve_gpu.lease_display import session
 from reserve_gpu.model import Device, Waiting
 from reserve_gpu.notices import Failure, HoldsAlready, TooLate
+from reserve_gpu.our_session import session
 from reserve_gpu.quantities import parse_duration
 from reserve_gpu.report.faces import MAGIC, PYTHON
 from reserve_gpu.reservation import environment, reserving

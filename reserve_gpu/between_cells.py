@@ -12,8 +12,8 @@ from reserve_gpu.cells import kernels_file
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.lease_display import session
 from reserve_gpu.notices import Unusable
+from reserve_gpu.our_session import session
 from reserve_gpu.report import messages
 from reserve_gpu.reservation.request import restart_s
 from reserve_gpu.reservation.reserving import HELD_LIMIT_S

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from reserve_gpu import calls, machine, proc, settings
 from reserve_gpu.calls import Late
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.lease_display import session
 from reserve_gpu.model import State
+from reserve_gpu.our_session import session
 from reserve_gpu.report.status import Status
 from reserve_gpu.reservation import environment
 from reserve_gpu.reservation.request import idle_mib, rules

@@ -23,9 +23,9 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.cells import cells
-from reserve_gpu.lease_display import LeaseLine
 from reserve_gpu.model import Lease, Promise
 from reserve_gpu.notices import Action, BeforeEndFailed, LeaseDisplay
+from reserve_gpu.report.lease_line import LeaseLine
 from reserve_gpu.reservation import lease
 from reserve_gpu.reservation.held import Held
 from reserve_gpu.reservation.lease import LeaseTimer

@@ -32,7 +32,7 @@ ROOMS = [
     {"jupyter", "frameworks"},
     {"options"},
     {"api", "between_cells", "looking"},
-    {"lease_display"},
+    {"our_session"},
     {"reservation", "hosts"},
     {"machine", "report"},
     {"history"},

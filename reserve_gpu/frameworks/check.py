@@ -15,9 +15,9 @@ from reserve_gpu import api, calls, looking, proc, programs
 from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, shown
 from reserve_gpu.frameworks import probes, verdict
 from reserve_gpu.frameworks.verdict import Finding, Verdict
-from reserve_gpu.lease_display import session
 from reserve_gpu.model import Device, Promise, State
 from reserve_gpu.notices import ToType
+from reserve_gpu.our_session import session
 from reserve_gpu.report import html, messages
 from reserve_gpu.report.faces import PYTHON, Face
 from reserve_gpu.report.times import duration

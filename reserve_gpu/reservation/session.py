@@ -450,9 +450,6 @@ class Session(Executor):
             calls.load(journal)
         if held and held.part_mib is not None:
             calls.load(caps)
-        if held and held.lease.has_end:
-            calls.load(lease_timer)
-            calls.imported("psutil")
         timer = self.timer if self._timer or (held and held.lease.has_end) else None
         self._is_back = self._is_back and bool(
             held and before and held.devices == before.devices and held.part_mib == before.part_mib

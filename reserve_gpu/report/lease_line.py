@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-from reserve_gpu import calls
-from reserve_gpu.calls import Late
 from reserve_gpu.cells import cells
 from reserve_gpu.notices import Action, BeforeEndFailed, LeaseDisplay, LeaseNotice, LeaseOver
+from reserve_gpu.report import ends
 from reserve_gpu.report.faces import MAGIC, PYTHON
-from reserve_gpu.reservation import session as work
-
-if TYPE_CHECKING:
-    from reserve_gpu.report import ends, progress
-else:  # what only a lease that ends needs
-    ends, progress = Late("report.ends"), Late("report.progress")
+from reserve_gpu.report.progress import Replaceable
 
 
 class LeaseLine(LeaseDisplay):
@@ -26,8 +19,7 @@ class LeaseLine(LeaseDisplay):
     """
 
     def __init__(self) -> None:
-        calls.load(ends, progress)
-        self._line: progress.Replaceable | None = None  # in the cells that have reserved
+        self._line: Replaceable | None = None  # in the cells that have reserved
         self._shown = ""
         self._is_notice = False  # the next cell is to tell what is shown
         self._told = ""  # by this cell, at its begin
@@ -56,7 +48,7 @@ class LeaseLine(LeaseDisplay):
     def show_in_cell(self) -> None:
         """Show the line in this cell too, if it is one that has not told it."""
         if cells().shell and self._shown != self._told:
-            line = self._line = self._line or progress.Replaceable()  # which may be over meanwhile
+            line = self._line = self._line or Replaceable()  # which may be over meanwhile
             line.show(self._shown)
 
     def take_notices(self) -> list[str]:
@@ -79,11 +71,6 @@ class LeaseLine(LeaseDisplay):
         if self._line:
             with suppress(Exception):  # the front end is gone
                 self._line.replace(self._shown)
-
-
-def session() -> work.Session:
-    """Return the session of this very process, whose lease is shown here."""
-    return work.session(LeaseLine)
 
 
 def _is_for_next_cell(notice: LeaseNotice) -> bool:
