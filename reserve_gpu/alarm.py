@@ -11,9 +11,11 @@ it imports nothing but the standard library.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -57,8 +59,6 @@ def leave(
 
     Raises OSError where it fails.
     """
-    import subprocess
-
     done = subprocess.run(
         [sys.executable, *arguments],
         stdin=subprocess.DEVNULL,
@@ -117,8 +117,6 @@ def _ends(process: int, left_s: Callable[[], float]) -> bool:
 
 def _call(number: int, *arguments: int) -> int:
     """Make a system call that Python may lack. Raises OSError."""
-    import ctypes
-
     libc = ctypes.CDLL(None, use_errno=True)
     result: int = libc.syscall(ctypes.c_long(number), *map(ctypes.c_long, arguments))
     if result < 0:

@@ -35,6 +35,9 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+with suppress(ImportError):  # Windows
+    import grp
+    import pwd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -314,8 +317,6 @@ def _groups(listed: Iterable[str]) -> set[str]:
     Those of the system's database and those of the process: a login is older than a change, and a
     container has groups without names.
     """
-    import pwd
-
     if not listed:
         return set()
     numbers = {os.getegid(), *os.getgroups()}
@@ -327,8 +328,6 @@ def _groups(listed: Iterable[str]) -> set[str]:
 
 def _group_number(name: str) -> int | None:
     """Return the number of a group, by its name or as it stands there; None if there is none."""
-    import grp
-
     try:
         return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
     except (KeyError, ValueError, OSError):

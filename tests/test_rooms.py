@@ -73,10 +73,13 @@ OWNERS = {
     "distributed": {"dask"},
 }
 # Imported inside functions only; so is what is ours and seldom needed.
-LATE = {"pynvml", "argcomplete", "ipykernel", "jupyter_client"}
-LATE |= {"jupyter_core", "subprocess"}
+LATE = {"pynvml", "argcomplete", "ipykernel", "jupyter_client", "jupyter_core"}
 LATE_OURS = {"top", "frameworks", "jupyter", "extension", "magic", "cli", "command"}
 
+
+# What the session's thread runs.
+WORK = {"reservation", "machine", "rules", "history", "gpus", "locks", "proc", "cells", "alarm"}
+IMPORTS = (ast.Import, ast.ImportFrom)
 
 # Classes that share a name: `%config ReserveGPU` and `reserve_gpu.dask.ReserveGPU` are public.
 NAMESAKES = {"ReserveGPU"}
@@ -169,6 +172,16 @@ def test_words_are_made_at_the_faces() -> None:
     for path in sources():
         if name_of(path).startswith("reservation."):
             assert not [module for module in ours(path) if module.startswith("report")]
+
+
+def test_the_session_imports_nothing_in_functions() -> None:
+    """What the session's thread runs imports all at its begin, where the waiting thread does it."""
+    for path in sources():
+        if name_of(path).split(".")[0] in WORK:
+            for function in ast.walk(tree_of(path)):
+                if isinstance(function, ast.FunctionDef):
+                    inner = [each for each in ast.walk(function) if isinstance(each, IMPORTS)]
+                    assert not inner, (path, function.name)
 
 
 def test_late_names_are_what_types_take_them_for() -> None:

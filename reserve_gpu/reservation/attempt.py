@@ -32,11 +32,9 @@ from reserve_gpu.model import (
 )
 from reserve_gpu.reservation import inherited, policy
 from reserve_gpu.reservation.outcome import Denied, Granted, Locked, Taken
-from reserve_gpu.reservation.request import idle_mib
 
 if TYPE_CHECKING:
     from reserve_gpu.reservation import quota
-    from reserve_gpu.reservation.session import Session
 else:
     quota = Late("reservation.quota")  # which only rules need
 
@@ -67,31 +65,6 @@ class Asking(NamedTuple):
     driver: str | None = None
     rules: Rules | None = None
     is_taking_back: bool = False
-
-    @classmethod
-    def of(  # noqa: PLR0913 - it is all that an attempt is given
-        cls,
-        session: "Session",
-        request: Request,
-        gpus: Nvml,
-        locks: LockDirectory,
-        rules: Rules | None,
-        *,
-        is_taking_back: bool,
-    ) -> "Asking":
-        """Return what a process asks for that may hold something already."""
-        return cls(
-            request,
-            gpus,
-            locks,
-            session.inherited(),
-            session.locks_in(locks.path),
-            session.part_mib,
-            idle_mib(),
-            gpus.driver_version() if request.needed > 1 else None,
-            rules,
-            is_taking_back,
-        )
 
 
 def attempt(

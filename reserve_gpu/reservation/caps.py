@@ -219,8 +219,9 @@ def installed() -> dict[str, str]:
 
 
 def knows_fraction(version: str | None) -> bool:
-    """Tell whether that PyTorch takes its limit from a variable."""
-    return _is_since(version or "", FRACTION_SINCE)
+    """Tell whether that PyTorch takes its limit from a variable; a strange version does not."""
+    match = re.match(r"[0-9]{1,4}(\.[0-9]{1,4})*", version or "")
+    return match is not None and tuple(map(int, match[0].split("."))) >= FRACTION_SINCE
 
 
 def _torch_name(values: Mapping[str, str | None]) -> str | None:
@@ -231,12 +232,6 @@ def _torch_name(values: Mapping[str, str | None]) -> str | None:
 def _torch_words(values: Mapping[str, str | None]) -> str:
     name = _torch_name(values)
     return ((name and values[name]) or "").strip(", ")
-
-
-def _is_since(version: str, first: tuple[int, ...]) -> bool:
-    """Tell whether a version is that one or a later one; what can't be read is earlier."""
-    match = re.match(r"[0-9]{1,4}(\.[0-9]{1,4})*", version)
-    return match is not None and tuple(map(int, match[0].split("."))) >= first
 
 
 def _first(values: Mapping[str, str | None], *names: str) -> str | None:

@@ -31,7 +31,7 @@ from reserve_gpu.notices import (
 from reserve_gpu.reservation import environment, inherited, policy
 from reserve_gpu.reservation.attempt import Asking, attempt
 from reserve_gpu.reservation.outcome import Denied, Granted, Locked
-from reserve_gpu.reservation.request import require_settings, restart_s, rules
+from reserve_gpu.reservation.request import idle_mib, require_settings, restart_s, rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -89,7 +89,18 @@ def reserve(
         with LockDirectory() as locks:
             if not is_late:
                 inherited.adopt_parents_gpus(gpus, locks)
-            asking = Asking.of(session, request, gpus, locks, ruled, is_taking_back=is_late)
+            asking = Asking(
+                request,
+                gpus,
+                locks,
+                inherited=session.inherited(),
+                held=session.locks_in(locks.path),
+                part_mib=session.part_mib,
+                idle_mib=idle_mib(),
+                driver=gpus.driver_version() if request.needed > 1 else None,
+                rules=ruled,
+                is_taking_back=is_late,
+            )
             # Walk the GPUs in their order: lock one, then look at it. Hold all that was asked for,
             # which sets the variables, or nothing.
             outcome = attempt(asking, session.hold, mutex_limit_s=_mutex_limit_s(deadline))
