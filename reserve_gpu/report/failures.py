@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from reserve_gpu import notices
 from reserve_gpu.errors import (
     ImpossibleError,
     LockError,
@@ -13,27 +14,25 @@ from reserve_gpu.errors import (
     TooLateError,
     WaitTimeoutError,
 )
-from reserve_gpu.notices import Impossible, Lost, Refused, ReservedAbove, TooLate, TooMany
 from reserve_gpu.report import pictures
 from reserve_gpu.report.messages import above, say, too_late
 
 if TYPE_CHECKING:
     from reserve_gpu.errors import ReserveGPUError
-    from reserve_gpu.notices import Reason
     from reserve_gpu.report.faces import Face
 
 
-def error(reason: Reason, face: Face) -> ReserveGPUError:
+def error(reason: notices.Reason, face: Face) -> ReserveGPUError:
     """Return the error to raise. face: where it is read, which decides how its hints are typed."""
-    if isinstance(reason, Refused):
+    if isinstance(reason, notices.Refused):
         kind = NoFreeDeviceError if reason.waited_s is None else WaitTimeoutError
         return kind(pictures.refusal(reason, face), reason.rows)
-    if isinstance(reason, ReservedAbove):
+    if isinstance(reason, notices.ReservedAbove):
         return ReservedAboveError(above(reason, face), reason.rows)
-    if isinstance(reason, TooLate):
+    if isinstance(reason, notices.TooLate):
         return TooLateError(too_late(reason, face))
-    if isinstance(reason, Lost):
+    if isinstance(reason, notices.Lost):
         return LockError(say(reason))
-    if isinstance(reason, (Impossible, TooMany)):
+    if isinstance(reason, (notices.Impossible, notices.TooMany)):
         return ImpossibleError(say(reason))
     return RequestError(say(reason))

@@ -11,35 +11,10 @@ from collections import Counter
 from functools import singledispatch
 from typing import TYPE_CHECKING
 
+from reserve_gpu import notices
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.names import gpu_index
 from reserve_gpu.model import MIB, UNITS, Device, Fault, Promise, Request, Size, State, Unfit
-from reserve_gpu.notices import (
-    BeforeEndFailed,
-    CannotProlong,
-    CapsAreLate,
-    CapsStand,
-    Caution,
-    Changed,
-    EndsAnyway,
-    Exceeded,
-    HoldsAlready,
-    Impossible,
-    IsGuest,
-    KeptButUsed,
-    LeftAlone,
-    LockedAnew,
-    Lost,
-    Private,
-    ReleasedBy,
-    Shortened,
-    SomebodyWaits,
-    Stays,
-    TooLong,
-    TooMany,
-    ToType,
-    Unusable,
-)
 from reserve_gpu.report import reasons, times, words
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.words import labels, listed, named
@@ -48,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from reserve_gpu.model import Row, Slow
-    from reserve_gpu.notices import Notice, Reason, ReservedAbove, TooLate
     from reserve_gpu.report.faces import Face
 
 ANY = Request()  # a GPU, whichever
@@ -56,12 +30,12 @@ FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 
 
 @singledispatch
-def say(notice: Notice | Reason) -> str:
+def say(notice: notices.Notice | notices.Reason) -> str:
     """Return what a person reads."""
     return str(notice)
 
 
-def said(notices: Iterable[Notice]) -> list[str]:
+def said(notices: Iterable[notices.Notice]) -> list[str]:
     """Return the sentences of the notices that have one."""
     return list(filter(None, map(say, notices)))
 
@@ -117,7 +91,7 @@ def going_on(held: Sequence[Device], visible: str | None = None) -> str:
 
 
 @say.register
-def impossible(reason: Impossible) -> str:
+def impossible(reason: notices.Impossible) -> str:
     """Return why no state of this machine could satisfy the request."""
     request, rows, limit = reason
     if request.needed > len(rows):
@@ -177,7 +151,7 @@ def _unfit(request: Request, group: Sequence[Row], total: int) -> str:
     return "; ".join(f"{row.label} {reasons.reason(row)}" for row in group)
 
 
-def above(reason: ReservedAbove, face: Face) -> str:
+def above(reason: notices.ReservedAbove, face: Face) -> str:
     """Say that a process above this one has reserved every GPU that this one may use."""
     rows, environ = reason
     held = [row for row in rows if row.holders]
@@ -191,7 +165,7 @@ def above(reason: ReservedAbove, face: Face) -> str:
     return "\n".join([head, *lines, way_out, *variables(environ)])
 
 
-def too_late(reason: TooLate, face: Face) -> str:
+def too_late(reason: notices.TooLate, face: Face) -> str:
     """Say why a process that has started CUDA can't get another GPU."""
     held, seen = reason
     keeps = "Nothing was reserved or changed."
@@ -215,7 +189,7 @@ def too_late(reason: TooLate, face: Face) -> str:
 
 
 @say.register
-def caution(notice: Caution) -> str:
+def caution(notice: notices.Caution) -> str:
     """Say why the user of a reserved device should take care: others use it."""
     row, request = notice
     if size := request.promise.size:  # what others use is counted, but nothing stops its growth
@@ -228,13 +202,13 @@ def caution(notice: Caution) -> str:
 
 
 @say.register
-def before_end_failed(notice: BeforeEndFailed) -> str:
+def before_end_failed(notice: notices.BeforeEndFailed) -> str:
     """Say that a function of before_end() has not done its work."""
     return f"before_end: {shown(notice.function)} {shown(notice.why, REASON_LIMIT)}."
 
 
 @say.register
-def unusable(notice: Unusable) -> str:
+def unusable(notice: notices.Unusable) -> str:
     """Tell the holder of a device that the driver can't use it now."""
     device, reason = notice
     return (
@@ -246,7 +220,7 @@ def unusable(notice: Unusable) -> str:
 
 
 @say.register
-def released_by(notice: ReleasedBy) -> str:
+def released_by(notice: notices.ReleasedBy) -> str:
     """Say that devices were released because somebody asked for it."""
     devices, user, at = notice
     return (
@@ -257,7 +231,7 @@ def released_by(notice: ReleasedBy) -> str:
 
 
 @say.register
-def holds_already(reason: HoldsAlready) -> str:
+def holds_already(reason: notices.HoldsAlready) -> str:
     """Say why a process that holds something can't join another reservation."""
     what = "it" if len(reason.devices) == 1 else "them"
     return (
@@ -272,7 +246,7 @@ def joined(devices: Sequence[Device], name: str | None, environ: Mapping[str, st
 
 
 @say.register
-def is_guest(reason: IsGuest) -> str:
+def is_guest(reason: notices.IsGuest) -> str:
     """Say why a guest can't have something else."""
     devices, name = reason
     where = shown(name or "another process", words.NOTEBOOK_LIMIT)
@@ -284,7 +258,7 @@ def is_guest(reason: IsGuest) -> str:
 
 
 @say.register
-def left_alone(notice: LeftAlone) -> str:
+def left_alone(notice: notices.LeftAlone) -> str:
     """Tell a guest that the holder that it has joined has gone."""
     devices, name = notice
     what = "it" if len(devices) == 1 else "them"
@@ -296,7 +270,7 @@ def left_alone(notice: LeftAlone) -> str:
 
 
 @say.register
-def somebody_waits(notice: SomebodyWaits) -> str:
+def somebody_waits(notice: notices.SomebodyWaits) -> str:
     """Tell the holder of idle devices who waits for one."""
     ticket, waited_s, devices, is_late = notice
     who = shown(ticket.holder.user or "Somebody")
@@ -320,14 +294,14 @@ def kept(devices: Sequence[Device], until: float) -> str:
 
 
 @say.register
-def kept_but_used(notice: KeptButUsed) -> str:
+def kept_but_used(notice: notices.KeptButUsed) -> str:
     """Warn that somebody else uses a device that was kept over a restart."""
     (row,) = notice
     return f"{row.label} was kept over the restart, but others use it: {reasons.use(row)}"
 
 
 @say.register
-def stays(notice: Stays) -> str:
+def stays(notice: notices.Stays) -> str:
     """Say why a smaller request leaves more reserved than it asks for."""
     devices, is_late = notice
     why = "The `with` block around this has asked for more"
@@ -338,7 +312,7 @@ def stays(notice: Stays) -> str:
 
 
 @say.register
-def changed(notice: Changed) -> str:
+def changed(notice: notices.Changed) -> str:
     """Say that something has changed CUDA_VISIBLE_DEVICES during a reservation."""
     visible, held, is_late = notice
     how = "unset" if visible is None else f"set to {shown(visible)!r}"
@@ -349,7 +323,7 @@ def changed(notice: Changed) -> str:
 
 
 @say.register
-def locked_anew(notice: LockedAnew) -> str:
+def locked_anew(notice: notices.LockedAnew) -> str:
     """Say that a lock was lost and taken again, as nobody else had taken the device."""
     device, path = notice
     what = f"Other code in this process had closed the lock of {device.label}"
@@ -359,7 +333,7 @@ def locked_anew(notice: LockedAnew) -> str:
 
 
 @say.register
-def lost(reason: Lost) -> str:
+def lost(reason: notices.Lost) -> str:
     """Say that a reservation was lost, and who has the device now."""
     device, path, holders = reason
     what = f"Other code in this process had closed the lock of {device.label}"
@@ -372,7 +346,7 @@ def lost(reason: Lost) -> str:
 
 
 @say.register
-def private(notice: Private) -> str:
+def private(notice: notices.Private) -> str:
     """Warn that this container has a lock directory of its own."""
     return (
         f"this container sees only the reservations made inside of it (in {notice.path}). To share "
@@ -382,7 +356,7 @@ def private(notice: Private) -> str:
 
 
 @say.register
-def caps_stand(notice: CapsStand) -> str:
+def caps_stand(notice: notices.CapsStand) -> str:
     """Say that these variables, which the user has set, were left as they are."""
     (names,) = notice
     keep = "keeps its value" if len(names) == 1 else "keep their values"
@@ -390,7 +364,7 @@ def caps_stand(notice: CapsStand) -> str:
 
 
 @say.register
-def caps_are_late(_: CapsAreLate) -> str:
+def caps_are_late(_: notices.CapsAreLate) -> str:
     """Say that what runs already keeps its limit."""
     return (
         "CUDA runs already: JAX, TensorFlow and CuPy keep the limit that they started with until a "
@@ -399,14 +373,14 @@ def caps_are_late(_: CapsAreLate) -> str:
 
 
 @say.register
-def to_type(notice: ToType) -> str:
+def to_type(notice: notices.ToType) -> str:
     """Return how the user can cap a framework that reads no variable."""
     framework = FRAMEWORKS.get(notice.framework, notice.framework)
     return f"To keep {framework} within the part, run this right after its import:\n{notice.line}"
 
 
 @say.register
-def exceeded(notice: Exceeded) -> str:
+def exceeded(notice: notices.Exceeded) -> str:
     """Warn a process that uses more of a device than its part."""
     device, used_mib, request, caps = notice
     unit = request.promise.part_unit
@@ -431,7 +405,7 @@ def _rounded_up(mib: float, unit: str) -> float:
 
 
 @say.register
-def too_many(reason: TooMany) -> str:
+def too_many(reason: notices.TooMany) -> str:
     """Say that a rule never allows so many GPUs."""
     rule, request = reason
     count = request.needed
@@ -439,7 +413,7 @@ def too_many(reason: TooMany) -> str:
 
 
 @say.register
-def too_long(reason: TooLong) -> str:
+def too_long(reason: notices.TooLong) -> str:
     """Say that a rule allows no reservation for so long."""
     rule, asked_s = reason
     most = times.duration(rule.value)
@@ -450,7 +424,7 @@ def too_long(reason: TooLong) -> str:
 
 
 @say.register
-def ends_anyway(reason: EndsAnyway) -> str:
+def ends_anyway(reason: notices.EndsAnyway) -> str:
     """Say that a rule ends the reservation, so that `if_wanted` can't hold."""
     return (
         f"The limit {named(reason.rule)} ends a reservation even if nobody waits for it. Leave out "
@@ -459,14 +433,14 @@ def ends_anyway(reason: EndsAnyway) -> str:
 
 
 @say.register
-def shortened(notice: Shortened) -> str:
+def shortened(notice: notices.Shortened) -> str:
     """Say that a reservation can't be prolonged for as long as was asked."""
     until, rule = times.moment(notice.last, time.time()), notice.rule
     return f"The reservation lasts until {until}: {named(rule)} counts from its start"
 
 
 @say.register
-def cannot_prolong(reason: CannotProlong) -> str:
+def cannot_prolong(reason: notices.CannotProlong) -> str:
     """Say that a reservation can't be prolonged at all."""
     rule, last = reason
     return (

@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import settings
+from reserve_gpu import quantities, settings
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
@@ -20,14 +20,6 @@ from reserve_gpu.model import (
     Request,
     Rules,
     Size,
-)
-from reserve_gpu.quantities import (
-    LONGEST_S,
-    parse_duration,
-    parse_moment,
-    parse_percent,
-    parse_size,
-    size_and_unit,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +47,7 @@ class Deadline(NamedTuple):
         """Make a deadline of a duration from now. Raises RequestError."""
         is_name = isinstance(wait, str) and names.is_name(wait)
         hint = f" To wait for GPUs by name: {shown(str(wait))} --wait." if is_name else ""
-        limit_s = None if wait is None else parse_duration(wait, hint=hint)
+        limit_s = None if wait is None else quantities.parse_duration(wait, hint=hint)
         return cls(limit_s, time.monotonic() + (limit_s or 0.0))
 
     @property
@@ -121,7 +113,7 @@ def setting_mib(variable: str) -> float | None:
     if not size:
         return None
     try:
-        return parse_size(size)
+        return quantities.parse_size(size)
     except RequestError as error:
         raise RequestError(f"{variable}: {error}") from error
 
@@ -152,7 +144,7 @@ def rules() -> Rules | None:
 
 def _part(memory: str | float) -> Size:
     """Return the part of each GPU that somebody typed. Raises RequestError."""
-    if percent := parse_percent(memory):
+    if percent := quantities.parse_percent(memory):
         return Size(0.0, percent=percent)
     size = _memory("memory", memory)
     if not size.mib:
@@ -162,7 +154,7 @@ def _part(memory: str | float) -> Size:
 
 def _memory(keyword: str, size: str | float) -> Size:
     """Return the size that somebody typed. keyword: of reserve(). Raises RequestError."""
-    number, unit = size_and_unit(size)
+    number, unit = quantities.size_and_unit(size)
     if unit is None and 0 < number < _LEAST_BARE_MIB:
         raise RequestError(_which_unit(keyword, size))
     unit = unit or "MiB"
@@ -182,7 +174,7 @@ def _lease(
         raise RequestError("For how long, or until when? Give one of the two.")
     lease = Lease(
         lasts_s=None if for_ is None else _some_time(for_),
-        until=None if until is None else parse_moment(until, time.time()),
+        until=None if until is None else quantities.parse_moment(until, time.time()),
         idle_s=None if idle is None else _some_time(idle),
         if_wanted=if_wanted,
         end_kernel=end_kernel,
@@ -195,8 +187,8 @@ def _lease(
 
 def _some_time(text: float | str) -> float:
     """Parse a duration that has an end, and is not over at once. Raises RequestError."""
-    duration_s = parse_duration(text)
-    if not 0 < duration_s <= LONGEST_S:
+    duration_s = quantities.parse_duration(text)
+    if not 0 < duration_s <= quantities.LONGEST_S:
         raise RequestError(f"{shown(str(text))!r} is no time to hold a GPU. Give 30m, 4h or 2d.")
     return duration_s
 
