@@ -98,29 +98,35 @@ def is_own(holder: Holder) -> bool:
     return bool(holder.listed_pid and proc.uid_of(holder.listed_pid) == os.geteuid())
 
 
-def explained(nvml: Nvml, row: Row, idle_mib: float | None = None) -> Row:
-    """Return a row of an attempt with its users, and with what runs on the device.
+def explained(nvml: Nvml, rows: Sequence[Row], idle_mib: float | None = None) -> list[Row]:
+    """Return the rows of an attempt with their users, and with what runs on the devices.
 
     The attempt's own findings stay. Users, commands and readings can be slow, so call this late,
     and only for what somebody will read.
     idle_mib: memory in use up to which a device is idle, None for the default.
     """
+    read = [_with_users(nvml, row, idle_mib) for row in rows]
+    known = {row.device for row in read if row.usage and row.use_state is State.BUSY}
+    listed = nvml.processes_of([device for device in known if isinstance(device, Device)])
+    return [
+        _used(nvml, row, listed.get(row.device, []))
+        if row.usage and isinstance(row.device, Device)
+        else row
+        for row in read
+    ]
+
+
+def _with_users(nvml: Nvml, row: Row, idle_mib: float | None) -> Row:
+    """Return the row with its users, and read if that is still to be done."""
     first = row.awaited_by and proc.with_user(row.awaited_by)
     holders = with_hosts([proc.with_user(holder) for holder in row.holders])
     row = row._replace(holders=holders, awaited_by=first)
-    if not isinstance(row.device, Device):
-        return row
-    usage = row.usage
-    if usage is None and row.state is State.RESERVED:
+    if isinstance(row.device, Device) and row.usage is None and row.state is State.RESERVED:
         try:
-            usage = nvml.usage(row.device, READING_LIMIT_S)
+            row = row._replace(usage=nvml.usage(row.device, READING_LIMIT_S))
         except DeviceError as error:
             return row._replace(reason=str(error), is_unused=None)
-    if usage is None:
-        return row
-    use = judge(usage, idle_mib)
-    listed = nvml.processes(row.device) if use is State.BUSY else []
-    return _used(nvml, row._replace(usage=usage, use_state=use), listed)
+    return row._replace(use_state=judge(row.usage, idle_mib)) if row.usage else row
 
 
 def identified(

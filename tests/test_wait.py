@@ -629,7 +629,7 @@ def test_looks_leave_nothing(here: Here, *, is_deleted: bool) -> None:
             assert isinstance(outcome, Denied)
             news.forget(outcome)
             for row in outcome.rows:
-                machine.explained(other.asking.gpus, row)
+                machine.explained(other.asking.gpus, [row])
             other.place.heartbeat()
             wakeups.wait(time.monotonic() + 0.0001, news)
             if is_deleted:

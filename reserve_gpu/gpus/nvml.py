@@ -16,7 +16,7 @@ from reserve_gpu.gpus.bindings import NOT_OFFERED, Bindings, Code, DeviceError
 from reserve_gpu.model import GRAPHICS, MIB, Device, Fault, Gauges, Process, State, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -161,10 +161,18 @@ class Nvml:
 
     def processes(self, device: Device) -> list[Process]:
         """Return the compute processes and MPS clients on the device that the driver shows."""
+        return self.processes_of([device]).get(device, [])
+
+    def processes_of(self, devices: Sequence[Device]) -> dict[Device, list[Process]]:
+        """Return the compute processes and MPS clients on each device, in one reading.
+
+        None of them where the driver does not answer.
+        """
         with suppress(DeviceError):
-            self._require(device)
-            return self._driver.run(self._read_computing, device)
-        return []
+            for device in devices:
+                self._require(device)
+            return self._driver.run(self._read_computing_of, tuple(devices))
+        return {}
 
     def workers(self, device: Device, since: float) -> dict[int, int] | None:
         """Return the pids that have computed on the device, or coded video, since that moment.
@@ -355,6 +363,9 @@ class Nvml:
             with suppress(DeviceError):
                 return self._driver.ask(name, *arguments)
         return None
+
+    def _read_computing_of(self, devices: Sequence[Device]) -> dict[Device, list[Process]]:
+        return {device: self._read_computing(device) for device in devices}
 
     def _read_computing(self, device: Device) -> list[Process]:
         handle, _ = self._handles[device.uuid]

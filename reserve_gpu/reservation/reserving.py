@@ -187,7 +187,7 @@ def _failure(session: Session, asking: Asking, denied: Denied, deadline: Deadlin
     is_above = _is_above(session, asking, denied)
     if not is_above:
         session.go_without()  # first: what follows may take long, and be interrupted
-    rows = [machine.explained(asking.gpus, row, asking.idle_mib) for row in denied.rows]
+    rows = machine.explained(asking.gpus, denied.rows, asking.idle_mib)
     if is_above:
         environ = {name: asking.inherited[name] for name in environment.CUDA}
         return Failure(ReservedAbove(rows, environ))

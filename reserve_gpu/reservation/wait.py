@@ -125,7 +125,7 @@ class Explainer:
         before, asked_at, answer = self._known.get(row.label, (None, 0.0, row))
         is_due = time.monotonic() - asked_at >= self._every_s
         if is_due or before != (row.state, people):
-            answer = machine.explained(self._asking.gpus, row, self._asking.idle_mib)
+            (answer,) = machine.explained(self._asking.gpus, [row], self._asking.idle_mib)
             self._known[row.label] = (row.state, people), time.monotonic(), answer
         return answer
 
