@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Protocol, TextIO
+    from collections.abc import Callable, Sequence
+    from typing import Any, Protocol, TextIO
 
     from reserve_gpu.model import Row
 
@@ -77,16 +78,31 @@ class TooLateError(ReserveGPUError):
 class NoFreeDeviceError(ReserveGPUError):
     """Every device that would do is reserved, in use or unreadable.
 
-    rows: one for each device that was looked at. picture: the whole of it, to be shown.
+    rows: one for each device that was looked at. picture: the whole of it, to be shown. It is drawn
+    when somebody wants to see it: a program that asks again and again only catches the error.
     """
 
     exit_code = 75  # EX_TEMPFAIL
 
-    def __init__(self, picture: Showable | str, rows: Sequence[Row] = ()) -> None:
-        super().__init__(str(picture))
+    def __init__(self, draw: Callable[[], Showable] | str, rows: Sequence[Row] = ()) -> None:
+        super().__init__(draw)
         self.rows = tuple(rows)
-        self.picture = None if isinstance(picture, str) else picture
+        self._draw = draw
         self._is_shown = False
+
+    @cached_property
+    def picture(self) -> Showable | None:
+        """Return the picture, None where there is only a text."""
+        return None if isinstance(self._draw, str) else self._draw()
+
+    def __str__(self) -> str:
+        return str(self.picture or self._draw)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.rows)  # in the words of this machine
 
     def _render_traceback_(self) -> list[str]:
         """Let IPython show the picture, and as the error itself what happened, in one line.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import pickle
 import sys
 import threading
 import time
@@ -493,6 +494,16 @@ def test_refusals_are_for_programs(here: Here) -> None:
     assert prohibited.usage.mode is ComputeMode.PROHIBITED
     assert (lost.label, lost.holders) == ("GPU4", ())
     assert "lost" in (lost.reason or "")
+
+
+def test_a_refusal_goes_to_other_processes(here: Here) -> None:
+    """A refusal that is sent to another process, as by a pool of workers, keeps its words."""
+    here.write(BUSY)
+    with pytest.raises(reserve_gpu.NoFreeDeviceError) as caught:
+        reserve_gpu.reserve()
+    received = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own
+    assert (str(received), received.rows) == (str(caught.value), caught.value.rows)
+    assert str(received).startswith("No free GPU devices")
 
 
 def test_who_holds_is_for_programs(here: Here) -> None:
