@@ -228,6 +228,13 @@ def functions(path: Path) -> set[str]:
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
+def test_named_modules_exist() -> None:
+    """Each Python file that CONTRIBUTING tells people to go to is there."""
+    there = [str(path) for path in ROOT.rglob("*.py")]
+    for name in re.findall(r"`([\w/]+\.py)`", (ROOT / "CONTRIBUTING.md").read_text()):
+        assert any(path.endswith(f"/{name}") for path in there), name
+
+
 def test_links() -> None:
     """Each link of a document to another file, or to a heading, leads somewhere."""
     for document in DOCUMENTS:
