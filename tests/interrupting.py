@@ -31,7 +31,6 @@ FILES = (os.path.dirname(reserve_gpu.__file__), contextlib.__file__)
 HANG_S = 30
 HANDLING_S = 1.0  # in which the main thread handles a signal
 HANDLED = threading.Event()  # by a handler of one of HANDLERS
-INOTIFY = "anon_inode:inotify"
 VARIABLES = ("CUDA_DEVICE_MEMORY", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")
 
 
@@ -257,7 +256,7 @@ def folder() -> str:
 
 
 def open_files() -> dict[str, bool]:
-    """Return what this process has open of the lock directory, inotify included.
+    """Return what this process has open of the lock directory.
 
     Whether it has each of them locked: asked of the descriptor, as /proc/locks may miss one.
     """
@@ -266,7 +265,7 @@ def open_files() -> dict[str, bool]:
         with suppress(OSError):
             path = os.readlink(f"/proc/self/fd/{number}")
             files[path] = "FLOCK" in Path(f"/proc/self/fdinfo/{number}").read_text("ascii")
-    return {p: is_locked for p, is_locked in files.items() if p.startswith((folder(), INOTIFY))}
+    return {p: is_locked for p, is_locked in files.items() if p.startswith(folder())}
 
 
 def try_all(action: str, does: str, number: int) -> tuple[int, list[str]]:

@@ -6,18 +6,19 @@ import json
 import os
 import resource
 import sys
-import threading
 import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from reserve_gpu.calls import POLL_S
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import files
 from reserve_gpu.locks.directory import MOST_OF_ONE_USER, LockDirectory
-from reserve_gpu.locks.queue import PAUSE_S, STOPPED_S, Place, Wakeups
+from reserve_gpu.locks.queue import STOPPED_S, Place, wait_for_news
 from reserve_gpu.model import Record
+from reserve_gpu.proc import sees_all_locks
 from tests.locked import have, needs_root, obstacles, obstructed
 
 if TYPE_CHECKING:
@@ -304,68 +305,49 @@ def test_record(queue: Queue, record: str) -> None:
 # -- waking ----------------------------------------------------------------------------------------
 
 
-def never() -> bool:
-    raise AssertionError
-
-
 def in_s(seconds: float) -> float:
     return time.monotonic() + seconds
 
 
-def notice(queue: Queue) -> None:
-    """Do what everybody does who looks."""
-    with queue.directory.mutex():
-        pass
-
-
 @pytest.fixture
-def wakeups(queue: Queue) -> Iterator[Wakeups]:
-    with Wakeups(queue.directory) as wakeups:
-        if not wakeups.is_told:
-            pytest.skip("in a container nobody is told")
-        yield wakeups
+def told() -> None:
+    if not sees_all_locks():
+        pytest.skip("in a container nobody is told")
 
 
-def test_without_a_notice_nobody_looks(wakeups: Wakeups) -> None:
-    """Who waits sleeps until the given moment if nothing happens."""
+def test_without_news_the_moment_ends_a_wait() -> None:
+    """Who waits does so until the given moment if nothing happens."""
     end = in_s(0.05)
-    assert not wakeups.wait(end, never)
+    assert not wait_for_news(end, lambda: False)
     assert time.monotonic() >= end
 
 
-def test_a_wait_that_is_over_can_be_given_up(wakeups: Wakeups) -> None:
+def test_a_wait_that_is_over_can_be_given_up() -> None:
     """What may end a call is asked also where the moment has passed: each look may take so long."""
 
     def give_up() -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        wakeups.wait(0.0, lambda: False, give_up)
+        wait_for_news(0.0, lambda: False, give_up)
 
 
-def test_news_ends_a_wait(queue: Queue, wakeups: Wakeups) -> None:
-    """A lock that is closed leads to a look; what that finds to be news ends the wait."""
-    queue.join().__exit__()
-    assert wakeups.wait(in_s(30), lambda: True)
+@pytest.mark.usefixtures("told")
+def test_news_ends_a_wait(queue: Queue) -> None:
+    """A lock that is released while somebody waits is news, which ends the wait."""
+    other = queue.join()
+    (ticket,) = queue.tickets()
+
+    def is_news() -> bool:
+        return bool(queue.directory.unlisted([ticket.name]))
+
+    assert not wait_for_news(in_s(0.01), is_news)
+    assert wait_for_news(in_s(LONG_S), is_news, other.__exit__)
 
 
-def test_no_news_ends_no_wait(queue: Queue, wakeups: Wakeups) -> None:
-    """Where a look finds no news the wait goes on, to its end or to the next notice."""
-    looks: list[bool] = []
-
-    def look() -> bool:
-        notice(queue)  # something happens during the look
-        looks.append(True)
-        return len(looks) == 2
-
-    notice(queue)
-    assert wakeups.wait(in_s(30), look)
-    notice(queue)
-    assert not wakeups.wait(in_s(0.01), lambda: False)
-
-
-def test_a_notice_leads_to_one_look(queue: Queue, wakeups: Wakeups) -> None:
-    """What was looked at once is not looked at again before something else happens."""
+@pytest.mark.usefixtures("told")
+def test_looks_are_few() -> None:
+    """Who waits looks a few times a second."""
     looks = 0
 
     def look() -> bool:
@@ -373,56 +355,6 @@ def test_a_notice_leads_to_one_look(queue: Queue, wakeups: Wakeups) -> None:
         looks += 1
         return False
 
-    notice(queue)
-    assert not wakeups.wait(in_s(2.5 * PAUSE_S), look)
-    assert looks == 1
-
-
-def test_many_notices_lead_to_few_looks(queue: Queue, wakeups: Wakeups) -> None:
-    """However much others do, who waits looks a few times a second."""
-    looks, stop = 0, threading.Event()
-
-    def look() -> bool:
-        nonlocal looks
-        looks += 1
-        return False
-
-    def work() -> None:
-        with LockDirectory(str(queue.path)) as directory:
-            while not stop.is_set():
-                with directory.mutex():
-                    pass
-
-    thread = threading.Thread(target=work)
-    thread.start()
     start = time.monotonic()
-    assert not wakeups.wait(start + 3 * PAUSE_S, look)
-    stop.set()
-    thread.join()
-    assert 1 <= looks <= 1 + (time.monotonic() - start) / PAUSE_S
-
-
-def test_without_notices(queue: Queue) -> None:
-    """Where the kernel gives no notice, as it can't watch one more, only time passes."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
-    try:
-        wakeups = Wakeups(queue.directory).__enter__()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert not wakeups.is_told
-    notice(queue)
-    assert not wakeups.wait(in_s(0.01), never)
-    wakeups.__exit__()
-
-
-def test_number_of_another_file(wakeups: Wakeups) -> None:
-    """Where other code has closed the descriptor and its number is another file's, that is left."""
-    number, other = wakeups._notices, os.eventfd(1, os.EFD_NONBLOCK)
-    os.dup2(other, number)
-    assert not wakeups.is_told
-    assert not wakeups.wait(in_s(0.01), never)
-    wakeups.__exit__()
-    assert os.eventfd_read(number) == 1
-    os.close(number)
-    os.close(other)
+    assert not wait_for_news(start + 3 * POLL_S, look)
+    assert 1 <= looks <= 1 + (time.monotonic() - start) / POLL_S

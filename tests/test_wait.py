@@ -21,7 +21,7 @@ import reserve_gpu
 from reserve_gpu import NoFreeDeviceError, WaitTimeoutError, machine
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MOST_OF_ONE_USER, LockDirectory
-from reserve_gpu.locks.queue import Place, Wakeups
+from reserve_gpu.locks.queue import Place, wait_for_news
 from reserve_gpu.model import Device, Fault, Record, Request, Row, State, Waiting
 from reserve_gpu.report.progress import CLEAR, Live
 from reserve_gpu.reservation import environment, policy
@@ -620,7 +620,6 @@ def test_looks_leave_nothing(here: Here, *, is_deleted: bool) -> None:
     with ExitStack() as stack:
         stack.enter_context(reserved(here, "0"))
         other = stack.enter_context(Other(here))
-        wakeups = stack.enter_context(Wakeups(other.asking.locks))
         news = News(other.asking)
         gc.disable()  # garbage that only the collector would free counts: some switch that off
         stack.callback(gc.enable)
@@ -631,7 +630,7 @@ def test_looks_leave_nothing(here: Here, *, is_deleted: bool) -> None:
             for row in outcome.rows:
                 machine.explained(other.asking.gpus, [row])
             other.place.heartbeat()
-            wakeups.wait(time.monotonic() + 0.0001, news)
+            wait_for_news(time.monotonic() + 0.0001, news)
             if is_deleted:
                 (path,) = here.locks.glob("queue-*")
                 path.unlink()

@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import struct
-import subprocess
 import sys
 import termios
 import time
@@ -23,12 +22,13 @@ from reserve_gpu.locks.directory import MUTEX_LIMIT_S
 from reserve_gpu.locks.queue import STOPPED_S
 from reserve_gpu.reservation import policy
 from tests import test_users
-from tests.machine import LIMIT_S, TAKE_THE_MUTEX, Child, Machine
+from tests.machine import LIMIT_S, TAKE_THE_MUTEX, Machine
 from tests.processes import wait_for
 from tests.test_machines import CONTAINER, behind
 from tests.waiters import Waiter, queued, read, stopped
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
 
     from tests.machine import Kernel
@@ -167,26 +167,6 @@ def test_a_waiter_sees_that_a_gpu_comes_free(one: Machine, end: str, place: str)
         else:
             holder.run("reserve_gpu.release()")
         assert waiter.answer().value == "0"
-
-
-UNTOLD = 'echo 0 > /proc/sys/user/max_inotify_instances && exec "$@"'
-
-
-@pytest.mark.full
-def test_a_waiter_whom_the_kernel_does_not_tell(one: Machine) -> None:
-    """Where too many files are watched already, a waiter looks by itself."""
-    alone = ("unshare", "--user", "--map-root-user", "sh", "-c", UNTOLD, "sh")
-    if subprocess.run([*alone, "true"], check=False).returncode:
-        pytest.skip("this system allows no user namespaces")
-    child = Child(one.environ(), one.folder, *alone)
-    try:
-        with one.child() as holder:
-            assert holder.reserve().value == "0"
-            waiter = Waiter(one, child, limit_s=UNDUE_S)
-            holder.run("reserve_gpu.release()")
-            assert waiter.answer().value == "0"
-    finally:
-        child.kill()
 
 
 @pytest.mark.full

@@ -63,7 +63,7 @@ def identity(descriptor: int) -> tuple[object, ...]:
     status = os.fstat(descriptor)
     if stat.S_IFMT(status.st_mode):
         return status.st_dev, status.st_ino
-    # inotify, epoll, eventfd and others share one inode; their links name what they are.
+    # A pidfd, epoll, eventfd and others share one inode; their links name what they are.
     return (os.readlink(f"/proc/self/fd/{descriptor}"),)
 
 

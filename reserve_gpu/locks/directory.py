@@ -73,17 +73,15 @@ class LockDirectory:
     def __exit__(self, *_: object) -> None:
         descriptors.close(self.descriptor)
 
-    def follow(self) -> bool:
-        """Use the directory that others find under the path now; return whether it is another one.
+    def follow(self) -> None:
+        """Use the directory that others find under the path now.
 
         A program that cleans up may have removed the old one. Raises LockError.
         """
-        if files.is_current(NONE, self.path, self.descriptor):
-            return False
-        before, self.descriptor = self.descriptor, files.open_directory(self.path)
-        self._device = None
-        descriptors.close(before)
-        return True
+        if not files.is_current(NONE, self.path, self.descriptor):
+            before, self.descriptor = self.descriptor, files.open_directory(self.path)
+            self._device = None
+            descriptors.close(before)
 
     @contextmanager
     def mutex(self, limit_s: float = MUTEX_LIMIT_S) -> Iterator[None]:

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import math
 import os
-import select
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu import calls, proc
-from reserve_gpu.calls import POLL_S, no_fork
-from reserve_gpu.locks import descriptors
-from reserve_gpu.locks.descriptors import NONE
+from reserve_gpu.calls import POLL_S
 from reserve_gpu.locks.directory import QUEUE
 from reserve_gpu.model import Asks, Record
 
@@ -30,9 +26,6 @@ if TYPE_CHECKING:
     from reserve_gpu.model import Ticket
 
 STOPPED_S = 5.0  # without a sign of life; a waiter gives one each second
-IN_CLOSE_WRITE = 0x8  # linux/inotify.h
-NOTICES = 1 << 16  # bytes to read at a time; what they say does not matter
-PAUSE_S = 0.25  # between two looks at whether a notice means anything
 NOBODY = Record()
 
 
@@ -154,83 +147,27 @@ class Place:
         return None
 
 
-class Wakeups:
-    """Tells when somebody may have released a lock, so that nobody has to look all the time.
+def wait_for_news(
+    until: float,
+    is_news: Callable[[], bool],
+    between: Callable[[], object] = calls.checkpoint,
+) -> bool:
+    """Return at that moment, by time.monotonic(), or before it when there is news: True.
 
-    directory: the locks' directory. A context manager.
-
-    The kernel gives notice of each file that was closed after writing, as a lock is when its
-    process ends, however it ends (https://man7.org/linux/man-pages/man7/inotify.7.html). Where its
-    list of locks does not show all of them, in a container, a notice says too little: then, and
-    where there is none, only time passes.
+    is_news: a cheap look into the kernel's list of locks, made again and again where that shows all
+    of them; elsewhere, as in a container, it says too little. between: called likewise; may raise.
     """
-
-    def __init__(self, directory: LockDirectory) -> None:
-        self._directory = directory
-        self._notices = NONE
-
-    def __enter__(self) -> Self:
-        self.watch()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        descriptors.close(self._notices)
-
-    def watch(self) -> None:
-        """Take notice of what happens in the directory, which may be another one than before."""
-        descriptors.close(self._notices)
-        self._notices = _watch(self._directory.descriptor) if proc.sees_all_locks() else NONE
-
-    @property
-    def is_told(self) -> bool:
-        """Tell whether the kernel gives notice."""
-        return descriptors.opening(self._notices) is not None
-
-    def wait(
-        self,
-        until: float,
-        is_news: Callable[[], bool],
-        between: Callable[[], object] = calls.checkpoint,
-    ) -> bool:
-        """Return at that moment, by time.monotonic(), or before it when there is news: True.
-
-        is_news: a cheap look, made after a notice. between: called again and again; may raise.
-        """
-        while True:
-            between()  # at least once, as it may be that moment already
-            left_s = until - time.monotonic()
-            if left_s <= 0:
-                return False
-            poll = select.poll()
-            if self.is_told:
-                poll.register(self._notices, select.POLLIN)
-            if not poll.poll(min(left_s, POLL_S) * 1000):
-                continue
-            with suppress(OSError):
-                os.read(self._notices, NOTICES)
-            if is_news():
-                return True
-            calls.sleep(min(PAUSE_S, until - time.monotonic()))
+    is_told = proc.sees_all_locks()
+    while True:
+        between()  # at least once, as it may be that moment already
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            return False
+        time.sleep(min(left_s, POLL_S))
+        if is_told and is_news():
+            return True
 
 
 def _wanting(record: Record, wants: Collection[str]) -> Record:
     asks = record.asks or Asks()
     return record._replace(asks=asks._replace(wants=frozenset(wants)))
-
-
-def _watch(directory: int) -> int:
-    """Return a descriptor that is readable after each notice; NONE if there can be none."""
-    import ctypes
-
-    with suppress(OSError, AttributeError):  # no C library that has these
-        libc = ctypes.CDLL(None)
-        with no_fork:
-            notices: int = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-            if notices == NONE:
-                return NONE
-            descriptors.remember(notices)
-        path = f"/proc/self/fd/{directory}".encode()
-        if libc.inotify_add_watch(notices, path, IN_CLOSE_WRITE) != NONE:
-            return notices
-        descriptors.close(notices)
-    return NONE

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SEVERAL_INSTANCES_SINCE = 570  # driver, with CUDA 12.8
 
 LOOK_S = 1.0  # between two looks at devices about which only the driver can tell
-QUIET_S = 5.0  # where all are reserved: a notice of the kernel tells of a change
+QUIET_S = 5.0  # where all are reserved: the kernel's list of locks tells of a change
 LIVELY_LOOK_S = 0.25  # after something has changed: so many who wait don't keep each other busy
 TURN_S = 0.02  # about as long as a look takes
 LIVELY_S = 2.0  # for so long: a GPU may be in use a little longer than it is reserved
@@ -204,11 +204,11 @@ def turn_s(ahead: int) -> float:
 def next_look_s(rows: Sequence[Row], *, is_lively: bool, is_told: bool) -> float:
     """Return the seconds until a waiter looks again.
 
-    is_lively: something has changed just now. is_told: the kernel gives notice of changes.
+    is_lively: something has changed just now. is_told: the kernel's list of locks tells of changes.
     """
     if is_lively:
         return LIVELY_LOOK_S
-    # No notice tells of use that ends, nor that somebody ahead in the queue is stopped.
+    # No list tells of use that ends, nor that somebody ahead in the queue is stopped.
     untold = {State.BUSY, State.FULL, State.UNKNOWN, State.AWAITED, *STUCK} - {State.DRAINED}
     states = {row.state for row in rows if not row.would_be_taken}
     return QUIET_S if is_told and states.isdisjoint(untold) else LOOK_S

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import calls, machine, proc
 from reserve_gpu.errors import LockError, MutexHeldError
-from reserve_gpu.locks.queue import Place, Wakeups
+from reserve_gpu.locks.queue import Place, wait_for_news
 from reserve_gpu.locks.record import myself
 from reserve_gpu.model import NO_LEASE, Asks, Device, Record, State, Waiting
 from reserve_gpu.reservation import policy
@@ -47,21 +47,18 @@ def wait_in_queue(
     outcome: Granted | Denied = denied
     start = due = time.monotonic()
     lively_until = 0.0
-    with (
-        Place(asking.locks, policy.wanted(denied.rows), record) as place,
-        Wakeups(asking.locks) as wakeups,
-    ):
+    with Place(asking.locks, policy.wanted(denied.rows), record) as place:
         news = News(asking)
         while isinstance(outcome, Denied):
             if time.monotonic() >= min(due, deadline.at) or not place.stands():
-                outcome = _try_again(asking, outcome, place, wakeups, attempt)
+                outcome = _try_again(asking, outcome, place, attempt)
                 if isinstance(outcome, Granted):
                     break
                 news.forget(outcome)
                 due = time.monotonic() + policy.next_look_s(
                     outcome.rows,
                     is_lively=time.monotonic() < lively_until or not place.stands(),
-                    is_told=wakeups.is_told,
+                    is_told=proc.sees_all_locks(),
                 )
             if not deadline.left_s:
                 break
@@ -75,7 +72,7 @@ def wait_in_queue(
             limit_s = deadline.limit_s or 0.0
             calls.tell(Waiting(request, 1 + len(ahead), waited_s, rows, limit_s, first))
             next_second = start + waited_s - waited_s % SECOND_S + SECOND_S
-            if wakeups.wait(min(due, deadline.at, next_second), news, between):
+            if wait_for_news(min(due, deadline.at, next_second), news, between):
                 # Whoever is next looks first: all at once would keep it from the mutex.
                 calls.sleep(policy.turn_s(len(ahead)))
                 due = time.monotonic()
@@ -134,7 +131,6 @@ def _try_again(
     asking: Asking,
     denied: Denied,
     place: Place,
-    wakeups: Wakeups,
     attempt: Callable[[Place], Granted | Denied],
 ) -> Granted | Denied:
     """Try once more. A fault that may pass does not end the wait of one who is in the queue.
@@ -142,8 +138,7 @@ def _try_again(
     Raises LockError where this process can't even join the queue.
     """
     try:
-        if asking.locks.follow():
-            wakeups.watch()
+        asking.locks.follow()
         return attempt(place)
     except MutexHeldError:  # by one whose driver hangs, perhaps not for ever
         return denied
