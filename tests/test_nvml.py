@@ -16,7 +16,7 @@ import reserve_gpu
 from reserve_gpu import proc
 from reserve_gpu.errors import DriverError, NoDriverError, NoFreeDeviceError, RequestError
 from reserve_gpu.gpus.bindings import DeviceError
-from reserve_gpu.gpus.nvml import GPU_LIMIT, MIG_LIMIT, Link, Nvml
+from reserve_gpu.gpus.nvml import Link, Nvml
 from reserve_gpu.model import ComputeMode, Device, Fault, Gauges, State
 from tests.reserving import got, of_gpu, refused, variables
 
@@ -542,27 +542,6 @@ def test_driver_without_gpus(here: Here) -> None:
     check_no_driver("no gpu")
     here.write("gpu\nfail nvmlDeviceGetCount_v2 * 999")
     check_no_driver("count")
-
-
-def test_driver_that_counts_a_million(here: Here) -> None:
-    """More GPUs than there can be are no list to walk through: one line says the number."""
-    here.write("count 1000000\ngpu")
-    check_no_driver("counts 1000000 gpus", f"at most {GPU_LIMIT}")
-    assert len(here.calls()) < 10
-    here.write(f"count {GPU_LIMIT}\ngpu")
-    assert got() == "0"
-
-
-def test_gpu_that_counts_a_million_instances(here: Here) -> None:
-    """More MIG instances than there can be are a fault of that GPU; the next one serves."""
-    here.write("gpu\n mig on\n slots 1000000\n instance 0\ngpu")
-    fault, _ = walk()
-    assert isinstance(fault, Fault)
-    assert f"counts 1000000 MIG instances on it, which can't be (at most {MIG_LIMIT})" in (
-        fault.reason
-    )
-    assert len(here.calls()) < 30
-    assert got() == "1"
 
 
 # -- one GPU in trouble ----------------------------------------------------------------------------

@@ -132,9 +132,3 @@ def test_configured_limit_excuses_no_process() -> None:
 def test_usable(reading: Usage, *, expected: bool) -> None:
     """CUDA lets nobody onto a prohibited device, and no second process onto an exclusive one."""
     assert usage.is_usable(reading) is expected
-
-
-def test_unreported_memory_is_the_most() -> None:
-    """A device that reports no use of memory comes behind all that do."""
-    assert usage.used_mib(SEEN._replace(used_mib=12)) == 12
-    assert usage.used_mib(Usage()) > usage.used_mib(SEEN._replace(used_mib=10**9))

@@ -201,8 +201,7 @@ class Bindings:
             pci = self._pynvml.nvmlDeviceGetPciInfo(handle)
             return pci.busIdLegacy or pci.busId[4:]
 
-        bus_id: str | None = _none_for(NO_DECORATION, self._call, "nvmlDeviceGetPciInfo", read)
-        return bus_id
+        return _none_for(NO_DECORATION, self._call, "nvmlDeviceGetPciInfo", read)
 
     def memory_v2(self, handle: Any, *, absent: frozenset[int]) -> Any:
         """Return the memory reading without the driver's own reserve, None where there is none."""
@@ -222,13 +221,10 @@ class Bindings:
         `memory_v2` then answers for the group. Drivers before R615 know no such limits.
         https://docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html
         """
-        try:
-            kind, unlimited = (
-                self._pynvml.c_nvmlGetMemoryLimits_v1_t,
-                self._pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX,
-            )
-        except AttributeError:  # old bindings
+        kind = getattr(self._pynvml, "c_nvmlGetMemoryLimits_v1_t", None)
+        if kind is None:  # old bindings
             return False
+        unlimited = self._pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
         limits = kind(nameSpace=self._group, hardLimit=unlimited)
         self.ask_if_offered("nvmlDeviceGetMemoryLimits_v1", handle, limits, absent=NO_LIMIT)
         return bool(limits.softLimit or limits.hardLimit != unlimited)
@@ -239,9 +235,7 @@ class Bindings:
         The list itself is not asked for, as drivers differ in the layout of its entries
         (https://github.com/wookayin/gpustat/issues/161).
         """
-        function = self._count_processes
-        count: int | None = _none_for(absent, self._call, name, function, handle, name)
-        return count
+        return _none_for(absent, self._call, name, self._count_processes, handle, name)
 
     def _initialise(self) -> int | DeviceError | DriverError:
         try:
@@ -271,10 +265,10 @@ class Bindings:
         if self._is_initialised:
             self.ask("nvmlShutdown")
 
-    def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, name: str, function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> T:
         self._worker.doing[get_ident()] = name
         try:
-            answer = function(*arguments)
+            return function(*arguments)
         except self._pynvml.NVMLError as error:
             code = getattr(error, "value", None)
             raise DeviceError(f"{_text_of(error)} ({name})", code) from error
@@ -283,9 +277,6 @@ class Bindings:
         except Exception as error:  # the bindings also raise what is no NVMLError
             reason = f"{type(error).__name__}: {_text_of(error)}"
             raise DeviceError(f"{reason} ({name})") from error
-        if isinstance(answer, bytes):  # old bindings answer so where there should be text
-            return answer.decode(errors="replace")
-        return answer
 
     def _count_processes(self, handle: Any, name: str) -> int:
         for variant in (f"{name}_v3", f"{name}_v2", name):
@@ -348,7 +339,9 @@ def _preload_wsl_library() -> None:
             ctypes.CDLL(WSL_LIBRARY)
 
 
-def _none_for(absent: frozenset[int], function: Callable[..., Any], *arguments: Any) -> Any:
+def _none_for(
+    absent: frozenset[int], function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]
+) -> T | None:
     try:
         return function(*arguments)
     except DeviceError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model import ComputeMode, State
@@ -60,11 +59,6 @@ def is_usable(usage: Usage) -> bool:
     return usage.mode != ComputeMode.PROHIBITED
 
 
-def used_mib(usage: Usage) -> float:
-    """Return the memory in use in MiB, infinite if it is not reported."""
-    return math.inf if usage.used_mib is None else usage.used_mib
-
-
 def promisable_mib(
     device: Device,
     usage: Usage,
@@ -87,20 +81,10 @@ def promisable_mib(
     promised = [size for size, _ in parts if size is not None]
     if len(promised) < len(parts) or is_exclusive or not is_open:
         return 0.0
-    strangers_mib = unpromised_mib(usage, [use for _, use in parts])
-    if strangers_mib is None:  # in a container, say
+    uses = [use for _, use in parts if use is not None]
+    if len(uses) < len(parts):  # in a container, say
         taken = max(sum(promised), usage.used_mib)
     else:
+        strangers_mib = max(0.0, usage.used_mib - sum(uses))
         taken = strangers_mib + sum(max(size or 0.0, use or 0.0) for size, use in parts)
     return max(0.0, device.usable_mib - taken)
-
-
-def unpromised_mib(usage: Usage, uses: Sequence[float | None]) -> float | None:
-    """Return the memory in use by processes without a part, in MiB; None if that is not known.
-
-    uses: the memory that each sharer uses, None if it can't be seen.
-    """
-    known = [use for use in uses if use is not None]
-    if usage.used_mib is None or len(known) < len(uses):
-        return None
-    return max(0.0, usage.used_mib - sum(known))
