@@ -51,15 +51,15 @@ Table = dict[str, Rule]  # by key
 
 
 class Document(NamedTuple):
-    """What a file says to whoever asks. groups, users: tables by the names that stand there."""
+    """What a file says to whoever asks. groups, users: tables by the names that stand there.
 
-    message: str | None
+    rules: what holds for all, without the limits.
+    """
+
+    rules: Rules
     limits: Table
     groups: dict[str, Table]
     users: dict[str, Table]
-    drain: Rule | None
-    drained: tuple[str, ...]
-    history: bool | None = None
 
 
 class MistakeError(Exception):
@@ -77,11 +77,11 @@ def read(file: str) -> Rules:
     except MistakeError as error:
         return Rules(file, user, problems=(f"{error}. Until this is fixed, no rule applies.",))
     groups = _groups(document.groups)
-    return for_user(document, file, user, {user, str(os.geteuid())}, groups)
+    return for_user(document, user, {user, str(os.geteuid())}, groups)
 
 
 def for_user(
-    document: Document, file: str, user: str, called: Collection[str], groups: Collection[str]
+    document: Document, user: str, called: Collection[str], groups: Collection[str]
 ) -> Rules:
     """Return what a document says to a user: each limit from the narrowest table that has it.
 
@@ -101,18 +101,8 @@ def for_user(
         return None
 
     gpus, time, idle, after_cuda = map(limit, KEYS)
-    return Rules(
-        file,
-        user,
-        document.message,
-        gpus,
-        time,
-        idle,
-        after_cuda,
-        document.drain,
-        document.drained,
-        document.history,
-    )
+    ruled = document.rules._replace(gpus=gpus, time=time, idle=idle, after_cuda=after_cuda)
+    return ruled._replace(user=user)
 
 
 def parse(data: bytes, file: str) -> Document:
@@ -127,7 +117,8 @@ def parse(data: bytes, file: str) -> Document:
     groups, users = reader.limits_of_each(tables, GROUPS), reader.limits_of_each(tables, USERS)
     drain, drained = reader.drain(reader.table(tables, DEVICES))
     history = reader.truth(tables, HISTORY)
-    return Document(message or None, limits, groups, users, drain, drained, history)
+    rules = Rules(file, "", message or None, drain=drain, drained=drained, history=history)
+    return Document(rules, limits, groups, users)
 
 
 class _Reader:

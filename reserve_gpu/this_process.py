@@ -60,21 +60,15 @@ def command(words: Sequence[str], directory: str | None = None) -> str | None:
     return shown(" ".join(" ".join(short).split()), NAME_LIMIT) or None
 
 
-def notebook_path() -> str | None:
-    """Return the path of this kernel's notebook, None if it is not known (yet).
+def notebook() -> str | None:
+    """Return the name of this kernel's notebook, None if it is not known (yet).
 
     VS Code sets a variable in the user's namespace after the kernel has started; jupyter_server
     sets an environment variable. So it is asked for when it is needed, and not kept.
     """
     main = sys.modules.get("__main__")
     path = getattr(main, "__vsc_ipynb_file__", None) or os.environ.get("JPY_SESSION_NAME")
-    return str(path) if path else None
-
-
-def notebook() -> str | None:
-    """Return the name of this kernel's notebook, None if it is not known (yet)."""
-    path = notebook_path()
-    return os.path.basename(path) if path else None
+    return os.path.basename(str(path)) if path else None
 
 
 def _engine() -> str | None:

@@ -36,7 +36,7 @@ PAGE = ROOT / "docs" / "rules.md"
 
 def said(text: str, *groups: str, called: str = "alice") -> Rules:
     """Return what a file of that text says to a user of these groups."""
-    return rules.for_user(rules.parse(text.encode(), FILE), FILE, called, {called}, groups)
+    return rules.for_user(rules.parse(text.encode(), FILE), called, {called}, groups)
 
 
 # -- what it says to whom --------------------------------------------------------------------------

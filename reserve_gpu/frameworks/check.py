@@ -189,8 +189,7 @@ def _answers(
     """Return what the driver and each installed framework say."""
     present = [DRIVER, *(key for key in NAMES if key != DRIVER and probes.is_installed(key))]
     allowed = json.dumps([verdict.cuda_uuid(device) for device in reserved])
-    entries: list[object] = [*sys.path]
-    path = json.dumps([entry for entry in entries if isinstance(entry, str)])  # as Python has it
+    path = json.dumps([entry for entry in sys.path if type(entry) is str])  # as Python has it
 
     def tell(running: Sequence[str], waited_s: float) -> None:
         if progress is not None:
@@ -271,13 +270,9 @@ def _cells(check: Check, row: Finding) -> list[str]:
         built_for = "CPU" if row.version else ""
     else:
         built_for = f"CUDA {row.build}".rstrip()
-    result = row.verdict.value + _because(row)
+    result = f"{row.verdict.value}: {row.reason}" if row.reason else row.verdict.value
     cap = [] if check.part_mib is None else [row.cap or "not capped"]
     return [row.name, row.version or "", built_for, ", ".join(row.sees), result, *cap]
-
-
-def _because(row: Finding) -> str:
-    return f": {row.reason}" if row.reason else ""
 
 
 def _row_dict(row: Finding) -> dict[str, Any]:

@@ -248,9 +248,7 @@ class LockDirectory:
                 return None
             holders = Holders(self.path, self.descriptor, self._device)  # it may have missed one
         holder = holders.of(name)
-        pid = holder.listed_pid
-        is_own = pid is not None and proc.uid_of(pid) == uid
-        return holder if is_own else None
+        return holder if holder.uid == uid else None
 
     def unlisted(self, names: Collection[str]) -> set[str]:
         """Return the files that nobody has locked by the kernel's list.
@@ -263,7 +261,7 @@ class LockDirectory:
     def listed_holders_of(self, uuid: str) -> tuple[Holder, ...]:
         """Return the holders by the kernel's list, which may miss some; it decides nothing."""
         holders = self.holders
-        return tuple(map(holders.of, self._listed(uuid, holders)))
+        return tuple(map(holders.of, filter(holders.lists, self._device_files(uuid))))
 
     def tickets(self, besides: Collection[str] = ()) -> list[Ticket]:
         """Return the living tickets of those who wait, the first one first; under the mutex."""
@@ -304,9 +302,6 @@ class LockDirectory:
         for name in self.user_files(prefix):
             if name not in besides and self._is_held(name):
                 yield name
-
-    def _listed(self, uuid: str, holders: Holders) -> Iterator[str]:
-        return filter(holders.lists, self._device_files(uuid))
 
     def _is_held(self, name: str, path: str | None = None) -> bool:
         """Tell whether somebody has the file locked: the lock decides, not the kernel's list.

@@ -119,20 +119,16 @@ def with_hosts(holders: Sequence[Holder]) -> tuple[Holder, ...]:
 
     What guests use is counted as used by that one, too.
     """
-    hosts = [holder for holder in holders if holder.record.guest_of is None]
-    places = [_host_of(holder, hosts) for holder in holders]
-    for guest, at in zip(holders, places, strict=True):
+    known = list(holders)
+    for place, guest in enumerate(holders):
+        at = _host_of(guest, holders)
         if at is not None:
-            uses = (hosts[at].used_mib, guest.used_mib)
+            host = known[at]
+            uses = (host.used_mib, guest.used_mib)
             used_mib = None if None in uses else sum(use or 0.0 for use in uses)
-            hosts[at] = hosts[at]._replace(used_mib=used_mib)
-    counted = iter(hosts)
-    return tuple(
-        next(counted)
-        if holder.record.guest_of is None
-        else holder._replace(beside=None if at is None else hosts[at].name or "a process")
-        for holder, at in zip(holders, places, strict=True)
-    )
+            known[at] = host._replace(used_mib=used_mib)
+            known[place] = guest._replace(beside=host.name or "a process")
+    return tuple(known)
 
 
 def without_guests(holders: Sequence[Holder], since: Collection[float] = ()) -> list[Holder]:
@@ -150,13 +146,14 @@ def is_own_guest(holder: Holder, since: Collection[float]) -> bool:
     return holder.record.guest_of in since and holder.uid == os.geteuid()
 
 
-def _host_of(guest: Holder, hosts: Sequence[Holder]) -> int | None:
+def _host_of(guest: Holder, holders: Sequence[Holder]) -> int | None:
     """Return which of these it is that a guest has joined; None for no guest, or if it has gone."""
-    if guest.record.guest_of is None:
+    since = guest.record.guest_of
+    if since is None or guest.uid is None:
         return None
-    for at, host_ in enumerate(hosts):
-        is_same_user = guest.uid is not None and guest.uid == host_.uid
-        if host_.since == guest.record.guest_of and is_same_user:
+    for at, other in enumerate(holders):
+        is_host = other.record.guest_of is None and other.since == since
+        if is_host and other.uid == guest.uid:
             return at
     return None
 
