@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from reserve_gpu import api, between_cells, looking, machine, proc, this_process
+from reserve_gpu import api, between_cells, looking, machine, this_process
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import DriverError, RequestError, shown
 from reserve_gpu.gpus import names
@@ -43,7 +43,7 @@ def join(arguments: Namespace) -> NoReturn:
     """
     if len(arguments.which) > 1:
         raise RequestError(said.WITHOUT_SIGN)
-    words = arguments.command or [proc.shell()]
+    words = arguments.command or [os.environ.get("SHELL") or "/bin/sh"]
     program = command.find(words)
     this_process.call_it(this_process.command(words) or "")
     command.say(api.join(chosen(arguments.which)))

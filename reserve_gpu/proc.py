@@ -297,13 +297,3 @@ def held_by() -> int:
     """Return the process whose reservation $RESERVE_GPU_HELD describes, 0 if there is none."""
     pid = os.environ.get(settings.HELD, "")[:20].partition(" ")[0]
     return int(pid) if pid.isascii() and pid.isdecimal() else 0
-
-
-def shell() -> str:
-    """Return the user's shell: that of $SHELL, else that of the login."""
-    if shell := os.environ.get("SHELL"):
-        return shell
-    try:
-        return pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
-    except KeyError:
-        return "/bin/sh"

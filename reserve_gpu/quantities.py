@@ -31,8 +31,6 @@ def parse_size(text: str | float) -> float:
 
 def size_and_unit(text: str | float) -> tuple[float, str | None]:
     """Parse a size as a number and its unit, None where none was given. Raises RequestError."""
-    if isinstance(text, float) and text.is_integer():
-        text = int(text)
     match = re.fullmatch(_SIZE, str(text).strip(), re.IGNORECASE | re.ASCII)
     if not match:
         raise RequestError(f"{shown(str(text))!r} is no size. Give 16GB, 16GiB or 16000 (MiB).")

@@ -872,7 +872,7 @@ def test_only_who_has_waited_for_long_reads_of_a_driver_that_hangs(
     waited_s: float, *, is_hanging: bool
 ) -> None:
     """Others who reserve for a moment are no sign of a driver that hangs."""
-    text = _mutex_message([os.getpid()], waited_s)
+    text = _mutex_message(os.getpid(), waited_s)
     assert f"under way for {waited_s:.0f} s, by process {os.getpid()} of" in text
     assert ("the NVIDIA driver hangs" in text) is is_hanging
 

@@ -39,7 +39,6 @@ PLACES = ("/run/lock", "/dev/shm", "/tmp")  # noqa: S108 - nothing in them is ev
 
 MUTEX, QUEUE = "mutex.lock", "queue"
 MUTEX_LIMIT_S = 30.0
-MUTEX_ASK_S = 1.0  # between two looks at who has it
 MUTEX_POLL_S = 0.01
 LONG_S = 10.0  # no look takes so long, unless the driver hangs
 REPLACED_LIMIT = 10  # attempts to lock a file that others go on replacing
@@ -96,16 +95,11 @@ class LockDirectory:
             mutex.release()
 
     def _wait_for_mutex(self, limit_s: float) -> Lock:
-        start = asked_at = time.monotonic()
-        end = start + limit_s
-        pids: list[int | None] = []  # several may have it in turn
+        start = time.monotonic()
         while (lock := self.acquire(MUTEX)) is None:
-            now = time.monotonic()
-            if now >= min(end, asked_at + MUTEX_ASK_S):
-                asked_at = now
-                pids.append(self.holders.of(MUTEX).pid)
-            if now >= end:
-                raise MutexHeldError(_mutex_message(pids, now - start))
+            waited_s = time.monotonic() - start
+            if waited_s >= limit_s:
+                raise MutexHeldError(_mutex_message(self.holders.of(MUTEX).pid, waited_s))
             calls.sleep(MUTEX_POLL_S)
         return lock
 
@@ -361,10 +355,10 @@ def _share_prefix(uuid: str) -> str:
     return f"{lock_name(uuid).removesuffix('.lock')}{SHARE}"
 
 
-def _mutex_message(pids: list[int | None], waited_s: float) -> str:
-    distinct = dict.fromkeys(pid for pid in pids if pid)
-    names = [f"process {pid} of {proc.user_of(pid) or 'an unknown user'}" for pid in distinct]
-    who = ", ".join(names) or "a process that can't be seen from here"
+def _mutex_message(pid: int | None, waited_s: float) -> str:
+    who = "a process that can't be seen from here"
+    if pid:
+        who = f"process {pid} of {proc.user_of(pid) or 'an unknown user'}"
     text = f"Other reservations have been under way for {waited_s:.0f} s, by {who}. Try again."
     if waited_s < LONG_S:
         return text
