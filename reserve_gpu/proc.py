@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu import settings
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 with suppress(ImportError):  # Windows, where there is no /proc to learn of users from
     import pwd
 
+DESCRIPTORS = 12  # so many a look at the GPUs, or a reservation, opens at once
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 
 
@@ -40,16 +41,11 @@ def sees_all_processes() -> bool:
 
     Not in a PID namespace: drivers from 535.113 on leave out what is outside of it. Not under WSL2:
     Windows and other virtual machines use the GPU too.
-    Raises ReserveGPUError where this process can open no file.
     """
-    try:
-        with open("/proc/sys/kernel/osrelease", encoding="utf-8") as release:
-            is_wsl = "microsoft" in release.read().lower()
-    except OSError:
-        if not has_descriptor():
-            raise ReserveGPUError(TOO_MANY_FILES) from None
-        return False
-    return pid_namespace() == INITIAL_PID_NAMESPACE and not is_wsl
+    with suppress(OSError), open("/proc/sys/kernel/osrelease", encoding="utf-8") as release:
+        is_wsl = "microsoft" in release.read().lower()
+        return pid_namespace() == INITIAL_PID_NAMESPACE and not is_wsl
+    return False
 
 
 def control_group() -> bytes:
@@ -167,13 +163,14 @@ def has_locked(pid: int | str, file: os.stat_result) -> bool:
     return False
 
 
-def has_descriptor() -> bool:
-    """Tell whether this process can open one more file."""
-    try:
-        os.close(os.open(os.devnull, os.O_RDONLY))
-    except OSError:
-        return False
-    return True
+def require_descriptors(error: type[ReserveGPUError] = ReserveGPUError) -> None:
+    """Raise that error where this process can't open some more files."""
+    with ExitStack() as opened:
+        try:
+            for _ in range(DESCRIPTORS):
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            raise error(TOO_MANY_FILES) from None
 
 
 def _stat(pid: int) -> tuple[str, int, int] | None:

@@ -17,13 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import calls, errors, proc
-from reserve_gpu.errors import (
-    TOO_MANY_FILES,
-    DriverError,
-    NoDriverError,
-    NoThreadError,
-    shown,
-)
+from reserve_gpu.errors import DriverError, NoDriverError, NoThreadError, shown
 from reserve_gpu.gpus.worker import HangError, Worker
 from reserve_gpu.model import State
 
@@ -241,8 +235,6 @@ class Bindings:
         try:
             self.ask("nvmlInit")
         except DeviceError as error:
-            if error.code == Code.LIBRARY_NOT_FOUND and not proc.has_descriptor():
-                return DriverError(TOO_MANY_FILES)
             return _driver_error(error)
         self._is_initialised = True
         try:
@@ -306,8 +298,6 @@ def import_pynvml() -> ModuleType:
     except SyntaxError:  # written for Python 2
         raise _wrong_bindings() from None
     except Exception as error:  # a broken module may raise anything
-        if not proc.has_descriptor():
-            raise DriverError(TOO_MANY_FILES) from error
         raise DriverError(
             f"The module pynvml can't be imported ({shown(str(error), TEXT_LIMIT)}). "
             f"Run: {errors.install_command('nvidia-ml-py')}"

@@ -68,10 +68,12 @@ class Nvml:
 
     limit_s: seconds after which a driver call counts as hanging.
     sees_all: an empty process list means that there are no processes.
-    Raises DriverError where the Python bindings of NVML are missing.
+    Raises DriverError where the Python bindings of NVML are missing, ReserveGPUError where this
+    process can open no more files.
     """
 
     def __init__(self, limit_s: float = CALL_LIMIT_S) -> None:
+        proc.require_descriptors()
         self.sees_all = proc.sees_all_processes()
         self._limit_s = limit_s
         self._devices: dict[int, list[Device | Fault]] = {}  # by the GPU's index
