@@ -15,7 +15,7 @@ from reserve_gpu import api, calls, looking, proc, programs
 from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, shown
 from reserve_gpu.frameworks import probes, verdict
 from reserve_gpu.frameworks.verdict import Finding, Verdict
-from reserve_gpu.model import Device, Promise, State
+from reserve_gpu.model import Device, Promise
 from reserve_gpu.notices import ToType
 from reserve_gpu.our_session import session
 from reserve_gpu.report import html, messages
@@ -44,13 +44,7 @@ NAMES = {
 QUIET = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 TITLES = ("framework", "version", "built for", "sees", "result")
-RESULT = TITLES.index("result")
 CAP_TITLE = "cap"
-COLOURS = {
-    Verdict.FITS: html.BACKGROUNDS[State.FREE],
-    Verdict.UNRESERVED: html.BACKGROUNDS[State.RESERVED],
-}
-OTHER_COLOUR = html.BACKGROUNDS[State.BUSY]
 
 
 class Progress(NamedTuple):
@@ -102,9 +96,7 @@ class Check:
         """Return the table in HTML, with inline styles: an untrusted notebook keeps no others."""
         rows = ""
         for row in _present(self):
-            chip = html.chip(row.verdict.value, COLOURS.get(row.verdict, OTHER_COLOUR))
-            contents = [escape(cell) for cell in _cells(self, row)]
-            contents[RESULT] = f"{chip} {escape(row.reason)}"
+            contents = map(escape, _cells(self, row))
             cells = (f'<td style="{html.LINE};{html.LONG}">{content}</td>' for content in contents)
             rows += f'<tr style="{html.ROW}">{"".join(cells)}</tr>'
         head, *below = (f"<div>{escape(line)}</div>" for line in (_headline(self), *_below(self)))

@@ -99,8 +99,6 @@ def _tensorflow() -> Framework:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"  # its warnings say why it sees no device
     tf: Any = import_module("tensorflow")
     version = str(tf.__version__)
-    with suppress(metadata.PackageNotFoundError):
-        version += f", Keras {metadata.version('keras')}"
     cuda = tf.sysconfig.get_build_info().get("cuda_version", UNNAMED)
     build = cuda if tf.test.is_built_with_cuda() else NO_CUDA
     return Framework(version, build, lambda: range(len(tf.config.list_physical_devices("GPU"))))

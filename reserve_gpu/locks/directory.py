@@ -23,7 +23,7 @@ from reserve_gpu import calls, proc, settings
 from reserve_gpu.errors import LockError, MutexHeldError, shown
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.descriptors import NONE
-from reserve_gpu.locks.holders import SHARE, Holders, is_own_guest, is_sharers
+from reserve_gpu.locks.holders import SHARE, Holders, is_own_guest
 from reserve_gpu.locks.lock import Lock, flock, kernel_device
 
 if TYPE_CHECKING:
@@ -234,9 +234,6 @@ class LockDirectory:
         return [lock_name(uuid), *self.user_files(_share_prefix(uuid))]
 
     def _holder_by(self, uid: int, name: str) -> Holder | None:
-        if is_sharers(name):
-            is_own = files.sole_owner(self.descriptor, name) == uid and self._is_held(name)
-            return self.holders.of(name) if is_own else None
         holders = self.holders
         if not holders.lists(name):
             if not self._is_held(name):

@@ -85,9 +85,7 @@ class Lock:
 
     def stands(self) -> bool:
         """Tell whether the locked file is still the one that others find under its name."""
-        with suppress(OSError):  # other code has closed the descriptor
-            return files.is_current(NONE, self.path, self.descriptor)
-        return False
+        return files.is_current(NONE, self.path, self.descriptor)
 
     def keep_over_exec(self) -> None:
         """Pass the lock on to the program that this process becomes, and to its children."""
