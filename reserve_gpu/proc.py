@@ -243,12 +243,8 @@ def with_uses(holders: Sequence[Holder], processes: Sequence[Process]) -> tuple[
 
     processes: all on the device.
     """
-    pids = [holder.listed_pid for holder in holders]
-    used = uses(processes, {pid for pid in pids if pid})
-    return tuple(
-        holder._replace(used_mib=used[pid] if pid else None)
-        for holder, pid in zip(holders, pids, strict=True)
-    )
+    used = uses(processes, {holder.listed_pid for holder in holders if holder.listed_pid})
+    return tuple(holder._replace(used_mib=used.get(holder.listed_pid or 0)) for holder in holders)
 
 
 def uses(processes: Sequence[Process], pids: Collection[int]) -> dict[int, float | None]:

@@ -89,10 +89,6 @@ REMEDIES: dict[int, str] = {
 # The official bindings have these, old packages of the same module name don't
 # (https://github.com/wookayin/gpustat/issues/105).
 OFFICIAL = ("_nvmlGetFunctionPointer", "nvmlDeviceGetMigMode")
-NO_THREAD = (
-    "No thread can be started to ask the NVIDIA driver: this process may start no more of them "
-    "(ulimit -u, or the pids limit of its container)."
-)
 
 
 class DeviceError(Exception):
@@ -123,21 +119,25 @@ class Bindings:
         try:
             self._worker = Worker()
         except NoThreadError as error:
-            raise DriverError(NO_THREAD) from error
+            raise DriverError(str(error)) from error
         self._group = proc.control_group()
         self._is_initialised = False
-        self._start: int | DeviceError | DriverError | None = None  # how the initialisation ended
+        self._start: int | DriverError | None = None  # how the initialisation ended
         self._initialisation = self._worker.post(self._initialise)
 
     def count(self) -> int:
-        """Return how many GPUs the driver counts, unusable ones included.
+        """Return how many GPUs the driver counts, unusable ones included, once it has started.
 
-        Raises DriverError where the driver does not start, DeviceError if it does not count.
+        Raises DriverError where the driver does not start, or does not count.
         """
-        count = self._started()
-        if isinstance(count, DeviceError):
-            raise count
-        return count
+        if self._start is None:
+            try:
+                self._start = self._worker.wait(self._initialisation, self._limit_s)
+            except HangError as error:
+                self._start = _driver_error(_hanging(error))
+        if isinstance(self._start, DriverError):
+            raise self._start
+        return self._start
 
     def close(self) -> None:
         """Shut NVML down, but not while a call hangs in it: that would hang as well, or crash."""
@@ -164,7 +164,7 @@ class Bindings:
         Raises DeviceError if it hangs, DriverError if the driver does not start, and what the
         reading raises.
         """
-        self._started()
+        self.count()  # waits for the initialisation
         call = self._worker.post(reading, *arguments)
         try:
             return self._worker.wait(call, self._limit_s if limit_s is None else limit_s)
@@ -231,7 +231,7 @@ class Bindings:
         """
         return _none_for(absent, self._call, name, self._count_processes, handle, name)
 
-    def _initialise(self) -> int | DeviceError | DriverError:
+    def _initialise(self) -> int | DriverError:
         try:
             self.ask("nvmlInit")
         except DeviceError as error:
@@ -240,18 +240,7 @@ class Bindings:
         try:
             return int(self.ask("nvmlDeviceGetCount"))
         except DeviceError as error:
-            return error
-
-    def _started(self) -> int | DeviceError:
-        """Wait for the initialisation: the number of GPUs, or why that is not known."""
-        if self._start is None:
-            try:
-                self._start = self._worker.wait(self._initialisation, self._limit_s)
-            except HangError as error:
-                self._start = _driver_error(_hanging(error))
-        if isinstance(self._start, DriverError):
-            raise self._start
-        return self._start
+            return DriverError(f"The NVIDIA driver does not count its GPUs: {error}.")
 
     def _shut_down(self) -> None:
         if self._is_initialised:

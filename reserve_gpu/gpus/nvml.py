@@ -94,10 +94,7 @@ class Nvml:
 
         To be asked first: it raises DriverError where there is no driver to talk to.
         """
-        try:
-            count = self._driver.count()
-        except DeviceError as error:
-            raise DriverError(f"The NVIDIA driver does not count its GPUs: {error}.") from error
+        count = self._driver.count()
         if not count:
             raise DriverError("The NVIDIA driver is here, but it shows no GPU to this process.")
         return count
