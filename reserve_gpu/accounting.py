@@ -12,7 +12,7 @@ from reserve_gpu import hosts, proc, quantities, settings
 from reserve_gpu.errors import RequestError
 from reserve_gpu.history import log_reader, places, totals
 from reserve_gpu.report import from_json as said
-from reserve_gpu.report.about_history import NoAnswer, Report
+from reserve_gpu.report.about_history import Report
 from reserve_gpu.reservation.request import rules
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def report(arguments: Namespace) -> Report:
     names = hosts.named(arguments.hosts)
     words = (*WORDS, "--by", arguments.by, "--since", f"@{since:.0f}")
     answers = hosts.answers(names, words, said.report)
-    failures = [NoAnswer(name, each) for name, each in answers.items() if isinstance(each, str)]
+    problems = {name: each for name, each in answers.items() if isinstance(each, str)}
     reports = {name: each for name, each in answers.items() if isinstance(each, Report)}
     whole = merged(reports, arguments.by)
     return whole._replace(
@@ -41,7 +41,7 @@ def report(arguments: Namespace) -> Report:
         until=now,
         lasts_s=lasts_s,
         host=", ".join(names),
-        problems=tuple(failures),
+        problems=problems,
         has_answers=bool(reports),
     )
 

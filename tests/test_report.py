@@ -23,7 +23,7 @@ from reserve_gpu.history.log_lines import Kind, LogLine
 from reserve_gpu.history.totals import Hours, Idle, Logged, summed
 from reserve_gpu.model import End
 from reserve_gpu.report import from_json, html, terminal, words
-from reserve_gpu.report.about_history import NoAnswer, Report
+from reserve_gpu.report.about_history import Report
 from reserve_gpu.report.sheets import in_columns
 from tests.commandline import CommandLine
 from tests.histories import (
@@ -716,7 +716,7 @@ def test_several_hosts_are_one_report() -> None:
 
 def test_the_page() -> None:
     """The page has both tables, and nothing that somebody else wrote is markup."""
-    page = REPORT._replace(host=HOSTILE, problems=(NoAnswer("lab3", HOSTILE),)).to_page()
+    page = REPORT._replace(host=HOSTILE, problems={"lab3": HOSTILE}).to_page()
     assert page.count("<table") == 2
     assert "<b>=" not in page
     assert "&lt;b&gt;=" in page

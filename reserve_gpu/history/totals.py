@@ -64,36 +64,15 @@ def together(every: Iterable[Hours]) -> Hours:
 
 def hours(entry: LogLine) -> Hours:
     """Return what one line adds."""
+    if entry.kind is Kind.WAITED:
+        return Hours(waited=entry.seconds / HOUR_S)
     whole = entry.share / HOUR_S
-    if entry.kind is Kind.RESERVED:
-        used_s, idle_s, over_s = entry.used_s, entry.idle_s, entry.over_s
-        return Hours(
-            entry.seconds * whole,
-            used_s * whole if used_s else 0.0,
-            idle_s * whole if idle_s else 0.0,
-            over_s * whole if over_s else 0.0,
-        )
-    return Hours(waited=entry.seconds / HOUR_S)
-
-
-def by_user(logged: Logged) -> str:
-    """Return the user that a line counts for."""
-    return logged.user
-
-
-def by_notebook(logged: Logged) -> str:
-    """Return the notebook, or the command, that a line counts for."""
-    return logged.entry.name or UNKNOWN
-
-
-def by_gpu(logged: Logged) -> str | None:
-    """Return the device that a line counts for; None for a wait, which may be for any."""
-    return None if logged.entry.kind is Kind.WAITED else logged.entry.gpu
-
-
-def by_day(logged: Logged) -> str | None:
-    """Return the day on which the line began."""
-    return day(logged.entry.start)
+    return Hours(
+        entry.seconds * whole,
+        (entry.used_s or 0.0) * whole,
+        (entry.idle_s or 0.0) * whole,
+        (entry.over_s or 0.0) * whole,
+    )
 
 
 def day(at: float) -> str:
@@ -107,11 +86,12 @@ def _day_of_quarter(quarter: int) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(quarter * QUARTER_S))
 
 
+# What a line counts for; None for a wait, which may be for any device.
 KEYS: dict[str, Callable[[Logged], str | None]] = {
-    "user": by_user,
-    "notebook": by_notebook,
-    "gpu": by_gpu,
-    "day": by_day,
+    "user": lambda logged: logged.user,
+    "notebook": lambda logged: logged.entry.name or UNKNOWN,
+    "gpu": lambda logged: None if logged.entry.kind is Kind.WAITED else logged.entry.gpu,
+    "day": lambda logged: day(logged.entry.start),
 }
 
 
@@ -159,60 +139,39 @@ class _Sums:
         if before is None:
             known = name if len(self._sums) < MOST_NAMES else OTHERS
             before = self._sums.setdefault(known, [0.0] * len(added))
-        reserved, used, idle, over, waited = added
-        before[0] += reserved
-        before[1] += used
-        before[2] += idle
-        before[3] += over
-        before[4] += waited
+        for kind, number in enumerate(added):
+            before[kind] += number
 
     def all(self) -> dict[str, Hours]:
         return {name: Hours(*each) for name, each in self._sums.items()}
 
 
-class _Lain:
-    """For how long a reservation lay idle, and on which devices."""
-
-    __slots__ = ("gpus", "hours", "name", "since")
-
-    def __init__(self, since: float) -> None:
-        self.since, self.hours = since, 0.0
-        self.name: str | None = None
-        self.gpus: tuple[str, ...] = ()
-
-
 class _IdleTimes:
-    """For how long each reservation lay idle."""
+    """For how long each reservation lay idle, and on which devices, by their UUIDs."""
 
     def __init__(self) -> None:
-        self._lain: dict[tuple[str, str], _Lain] = {}
+        self._idle: dict[tuple[str, str], Idle] = {}
 
     def add(self, logged: Logged, idle_hours: float) -> None:
         user, entry = logged
-        which = user, entry.id
-        lain = self._lain.get(which)
-        if lain is None:
-            if len(self._lain) >= 2 * MOST_RESERVATIONS:
-                self._lain = {key: self._lain[key] for key in self._most(MOST_RESERVATIONS)}
-            lain = self._lain[which] = _Lain(entry.since)
-        lain.hours += idle_hours
-        if not lain.name:
-            lain.name = entry.name  # named later, in VS Code
-        gpu = entry.gpu
-        if gpu and gpu not in lain.gpus and len(lain.gpus) < MOST_GPUS:
-            lain.gpus += (gpu,)
+        before = self._idle.get((user, entry.id))
+        if before is None:
+            if len(self._idle) >= 2 * MOST_RESERVATIONS:
+                self._idle = dict(self._most(MOST_RESERVATIONS))
+            before = Idle(user, None, (), entry.since, 0.0)
+        name = before.name or entry.name  # named later, in VS Code
+        gpus = before.gpus
+        if entry.gpu and entry.gpu not in gpus and len(gpus) < MOST_GPUS:
+            gpus += (entry.gpu,)
+        hours_ = before.hours + idle_hours
+        self._idle[user, entry.id] = before._replace(name=name, gpus=gpus, hours=hours_)
 
     def longest(self, labels: Mapping[str, str]) -> tuple[Idle, ...]:
         return tuple(
-            Idle(user, lain.name, _named(lain.gpus, labels), lain.since, lain.hours)
-            for user, number in self._most(MOST_IDLE)
-            for lain in [self._lain[user, number]]
-            if lain.hours >= LEAST_IDLE_HOURS
+            idle._replace(gpus=tuple(sorted(labels.get(gpu, gpu) for gpu in idle.gpus)))
+            for _, idle in self._most(MOST_IDLE)
+            if idle.hours >= LEAST_IDLE_HOURS
         )
 
-    def _most(self, count: int) -> list[tuple[str, str]]:
-        return nlargest(count, self._lain, key=lambda which: self._lain[which].hours)
-
-
-def _named(gpus: Iterable[str], labels: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(sorted(labels.get(gpu, gpu) for gpu in gpus))
+    def _most(self, count: int) -> list[tuple[tuple[str, str], Idle]]:
+        return nlargest(count, self._idle.items(), key=lambda item: item[1].hours)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.errors import REASON_LIMIT, shown
@@ -38,13 +39,6 @@ ALWAYS = ("reserved", "used", "idle")  # of which a zero is told
 SWITCH = ("history = true", TYPED)
 
 
-class NoAnswer(NamedTuple):
-    """A host that has not answered, and why, in a line."""
-
-    host: str
-    problem: str
-
-
 class Report(NamedTuple):
     """What reservations came to since a moment; shows itself in a terminal and on a page.
 
@@ -53,7 +47,7 @@ class Report(NamedTuple):
     since, until: in seconds since the epoch. lasts_s: what was asked for, None for a moment.
     host: the machine, or several. user: whose history alone it is, None for that of all.
     is_kept: there is a history. file: where it is switched on.
-    problems: the hosts that have not answered. has_answers: not all of them.
+    problems: why hosts have not answered, in a line for each. has_answers: not all of them.
     """
 
     by: str
@@ -67,7 +61,7 @@ class Report(NamedTuple):
     user: str | None = None
     is_kept: bool = True
     file: str = ""
-    problems: tuple[NoAnswer, ...] = ()
+    problems: Mapping[str, str] = MappingProxyType({})
     has_answers: bool = True
 
     def __repr__(self) -> str:
@@ -118,7 +112,7 @@ class Report(NamedTuple):
                 }
                 for each in self.longest_idle
             ],
-            "problems": [each._asdict() for each in self.problems],
+            "problems": [{"host": host, "problem": text} for host, text in self.problems.items()],
         }
 
 
@@ -137,7 +131,7 @@ def _head(report: Report) -> Iterator[Line]:
     since = time.strftime("%a %Y-%m-%d %H:%M", time.localtime(report.since))
     whose = f", {shown(report.user)}" if report.user else ""
     yield ((f"{shown(report.host, REASON_LIMIT)}{whose}, since {since}", FAINT),)
-    for host, problem in report.problems:
+    for host, problem in report.problems.items():
         yield (shown(host), STRONG), ": ", (shown(problem, REASON_LIMIT), MARK)
 
 
