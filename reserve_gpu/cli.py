@@ -175,16 +175,6 @@ def _install(arguments: Namespace) -> int:
     return 0
 
 
-def _remove(arguments: Namespace) -> int:
-    _print(kernelspec.remove(arguments))
-    return 0
-
-
-def _list_kernels(arguments: Namespace) -> int:
-    _print(kernelspec.listed(arguments))
-    return 0
-
-
 def _hold(arguments: Namespace) -> int:
     return remote.hold(arguments)
 
@@ -260,13 +250,6 @@ COMMANDS = (
         _install,
         more=KERNEL_TEXT,
     ),
-    Command(
-        "kernel remove",
-        "Take away what `kernel install` has installed.",
-        (options.KERNEL_NAME, *options.PLACES),
-        _remove,
-    ),
-    Command("kernel list", "List what `kernel install` has installed.", (), _list_kernels),
     # What a kernel on another machine is prepared with. Not for people.
     Command("kernel hold", "", options.HOLD, _hold),
     # What installed kernels are started with, so these words must stay as they are. Not for people.

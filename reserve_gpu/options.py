@@ -173,16 +173,6 @@ HOSTS = Option(
     "~/.config/reserve_gpu.toml, or names (lab1 gpu[01-04]); without a name all groups",
 )
 
-PLACES = (
-    Option("--user", action="store_true", help="for this user; the default"),
-    Option("--sys-prefix", action="store_true", help="in this Python's environment"),
-    Option("--prefix", metavar="DIR", help="in DIR/share/jupyter/kernels"),
-)
-KERNEL_NAME = Option(
-    "--name",
-    metavar="NAME",
-    help="of the kernel; python3-gpu by default, and python3-gpu-lab with --hosts lab",
-)
 # Of a kernel on another machine, between that one and this one.
 HOLD = (
     *REQUEST_THAT_GOES_ON,
@@ -192,14 +182,20 @@ HOLD = (
 KERNEL = (
     *(option for option in REQUEST_THAT_GOES_ON if option is not NAME),
     Option("--gpu-name", metavar="TEXT", help="only GPUs with this text in their name"),
-    KERNEL_NAME,
+    Option(
+        "--name",
+        metavar="NAME",
+        help="of the kernel; python3-gpu by default, and python3-gpu-lab with --hosts lab",
+    ),
     Option(
         "--display-name",
         metavar="TEXT",
         help="what notebooks show; by default Python 3 (GPU: count 2), as what you ask for",
     ),
     HOSTS,
-    *PLACES,
+    Option("--user", action="store_true", help="for this user; the default"),
+    Option("--sys-prefix", action="store_true", help="in this Python's environment"),
+    Option("--prefix", metavar="DIR", help="in DIR/share/jupyter/kernels"),
 )
 
 MAGIC = (

@@ -323,7 +323,7 @@ BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ..
 
 NO_SUCH = (
     "no command {}. There are: run, status, top, report, join, list, release, check, "
-    "kernel install, kernel remove, kernel list. See"
+    "kernel install. See"
 )
 
 
@@ -1063,7 +1063,7 @@ COMPLETIONS = [
         {"run", "status", "top", "report", "join", "list", "release", "check", "kernel"},
     ),
     ("reserve-gpu ker", {"kernel "}),
-    ("reserve-gpu kernel ", {"install", "list", "remove"}),
+    ("reserve-gpu kernel ", {"install"}),
     ("reserve-gpu run --mi", {"--min-memory "}),
     ("reserve-gpu status --", {"--json", "--format", "--all", "--hosts"}),
     (

@@ -33,7 +33,7 @@ LONGEST_WAIT_S = 45  # clients give up on a kernel that has not started after 60
 
 
 class InstallError(ReserveGPUError):
-    """The files of a kernel can't be written or removed."""
+    """The files of a kernel can't be written."""
 
     exit_code = 73  # EX_CANTCREAT
 
@@ -51,9 +51,9 @@ def install(arguments: Namespace) -> str:
     wishes = Namespace(**{**vars(arguments), "name": arguments.gpu_name})
     _check(wishes)
     name = _name(arguments)
-    specs = manager()
-    path = os.path.join(_place(arguments) or _user_place(), name)
-    for existing in (path, specs.find_kernel_specs().get(name)):
+    others = manager().find_kernel_specs()
+    path = os.path.join(_place(arguments), name)
+    for existing in (path, others.get(name)):
         if existing and os.path.lexists(existing) and not _is_ours(existing):
             raise RequestError(
                 f"{existing} is a kernel that was not installed by this command. "
@@ -75,39 +75,6 @@ def install(arguments: Namespace) -> str:
     did = "Replaced" if before else "Installed"
     lines = [f"{did} the kernel {spec['display_name']!r} as {name}, in {path}"]
     return "\n".join(lines + (_warnings(arguments.hosts) if arguments.hosts else []))
-
-
-def remove(arguments: Namespace) -> str:
-    """Take away what `install` has installed, and nothing else; returns what to tell.
-
-    Raises RequestError, InstallError.
-    """
-    name = _name(arguments)
-    specs = manager()
-    if place := _place(arguments):
-        specs.kernel_dirs = [place]
-    path = specs.find_kernel_specs().get(name)
-    if path is None:
-        raise RequestError(f"There is no kernel {name}.")
-    if not _is_ours(path):
-        raise RequestError(f"{path} was not installed by this command; it stays.")
-    try:
-        _delete(path)
-    except OSError as error:
-        text = f"The kernel can't be removed: {error.filename}: {error.strerror}."
-        raise InstallError(text) from error
-    return f"Removed the kernel {name} from {path}"
-
-
-def listed(_arguments: Namespace) -> str:
-    """Return a line for each kernel that `install` has installed."""
-    found = sorted(manager().find_kernel_specs().items())
-    ours = [(name, path) for name, path in found if _is_ours(path)]
-    lines = [
-        f"{shown(name)}  {shown(str(_read(path).get('display_name')))}  {path}"
-        for name, path in ours
-    ]
-    return "\n".join(lines) or "No kernel was installed by reserve-gpu kernel install."
 
 
 def _words(arguments: Namespace) -> list[str]:
@@ -222,35 +189,26 @@ def manager() -> KernelSpecManager:
     return KernelSpecManager()
 
 
-def _place(arguments: Namespace) -> str | None:
-    """Return the directory of kernels that was named, None if none was."""
+def _place(arguments: Namespace) -> str:
+    """Return the directory of kernels that was named, by default the user's."""
     if sum(map(bool, (arguments.user, arguments.sys_prefix, arguments.prefix))) > 1:
         raise RequestError("Give one of --user, --sys-prefix and --prefix.")
-    if arguments.user:
-        return _user_place()
-    prefix = sys.prefix if arguments.sys_prefix else arguments.prefix
-    return os.path.abspath(f"{prefix}/share/jupyter/kernels") if prefix else None
-
-
-def _user_place() -> str:
+    if prefix := sys.prefix if arguments.sys_prefix else arguments.prefix:
+        return os.path.abspath(f"{prefix}/share/jupyter/kernels")
     from jupyter_core.paths import jupyter_data_dir
 
     return os.path.join(jupyter_data_dir(), "kernels")
 
 
 def _name(arguments: Namespace) -> str:
-    name: str = arguments.name or _default_name(arguments)
+    """Return the name that was given, else `python3-gpu`, and `python3-gpu-lab` on others."""
+    words = "-".join([KERNEL_NAME, *(arguments.hosts or ())])
+    name: str = arguments.name or re.sub(r"[^A-Za-z0-9.]+", "-", words).strip("-")
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name, re.IGNORECASE | re.ASCII):
         raise RequestError(
             f"{shown(name)!r} can't be the name of a kernel: letters, digits, '.', '-' and '_'."
         )
     return name.lower()  # as Jupyter has it
-
-
-def _default_name(arguments: Namespace) -> str:
-    """Return `python3-gpu`, and `python3-gpu-lab` on other machines."""
-    words = [KERNEL_NAME, *(getattr(arguments, "hosts", None) or ())]
-    return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(words)).strip("-")
 
 
 def _delete(path: str) -> None:
