@@ -111,7 +111,7 @@ def _status(arguments: Namespace) -> int:
     look = _look if arguments.hosts is None else _look_at_hosts
     seen = look(arguments)._replace(is_all=arguments.all)
     if arguments.format == "text":
-        _print(seen.to_text())
+        _print(seen.picture().to_text())
     else:
         _print(FORMATS[arguments.format](seen), "utf-8")
     return 0 if seen.machines else errors.DriverError.exit_code
@@ -137,7 +137,7 @@ def _report(arguments: Namespace) -> int:
         _end_with_ssh()
     report = accounting.report(arguments)
     if arguments.format == "text":
-        _print(report.to_text())
+        _print(report.picture().to_text())
     else:
         _print(accounting.FORMATS[arguments.format](report), "utf-8")
     return 0 if report.has_answers else errors.DriverError.exit_code

@@ -114,7 +114,7 @@ def test_no_colours_in_a_terminal(
     Terminal(live).show(Frame(Picture(Layout([(("words", STRONG),)]))))
     assert ("\x1b[1m" in live.getvalue()) is are_some
     monkeypatch.setattr(sys, "stdout", Tty())
-    assert ("\x1b[" in reserve_gpu.status().to_text()) is are_some
+    assert ("\x1b[" in reserve_gpu.status().picture().to_text()) is are_some
 
 
 # -- for Prometheus --------------------------------------------------------------------------------

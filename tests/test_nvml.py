@@ -683,7 +683,7 @@ def test_escape_sequences_in_a_name(here: Here) -> None:
     here.write("gpu\n name Ge\x1b[31mForce\n vbios 1\x072\n uuid GPU-a\x1bb\n")
     reservation = reserve_gpu.reserve()
     status = reserve_gpu.status()
-    texts = (str(reservation), repr(reservation), status.to_text(), status._repr_html_())
+    texts = (str(reservation), repr(reservation), status.picture().to_text(), status._repr_html_())
     for text in texts:
         assert all(line.isprintable() for line in text.splitlines()), text
     assert "Ge\N{REPLACEMENT CHARACTER}[31mForce" in str(reservation)

@@ -913,7 +913,7 @@ def test_in_a_terminal(
     monkeypatch.delenv("NO_COLOR")
     note = "a very long story, told in many words, and then some"
     with here.rival("0", note=note):
-        text = reserve_gpu.status().to_text()
+        text = reserve_gpu.status().picture().to_text()
     bare = COLOURS.sub("", text)
     assert "\x1b" in text
     assert "\x1b" not in bare
@@ -985,7 +985,7 @@ def test_where_letters_are_few(
     monkeypatch.setattr(sys, "stdout", output)
     monkeypatch.setenv("COLUMNS", "140")
     status = reserve_gpu.status()
-    texts = (str(status), COLOURS.sub("", status.to_text()))
+    texts = (str(status), COLOURS.sub("", status.picture().to_text()))
     monkeypatch.undo()
     for text in texts:
         assert text.isascii()

@@ -169,8 +169,7 @@ def _first_to_reserve(
     why = {name: said.silent(name, limit_s) for name in those}
     with hosts.asked(those, [*HOLD, *arguments]) as asked:
         for name in heard(asked, limit_s, lambda out: bool(hosts.fields_in(out))):
-            out, err = asked[name].said
-            fields, text = hosts.fields_in(out), ""
+            fields, text = hosts.fields_in(asked[name].said[0]), ""
             if "gpus" in fields:
                 place = KernelPlace(name, str(fields.get("python")))
                 if not PLAIN_PATH.fullmatch(place.python):
@@ -180,8 +179,6 @@ def _first_to_reserve(
                 else:
                     text = "it has not kept the GPU that it had reserved"
             text = text or fields.get("refused") or hosts.problem(name, asked[name])
-            if not fields and HOLD[-1].encode() in err:  # there is no such command
-                text = said.too_old(name)
             why[name] = shown(str(text), errors.REASON_LIMIT)
     return None, why
 

@@ -75,10 +75,6 @@ class Report(NamedTuple):
         """Return the hours of all together."""
         return together(self.days.values())
 
-    def to_text(self) -> str:
-        """Return how it looks on standard output."""
-        return self.picture().to_text()
-
     def picture(self) -> Picture:
         """Return what it looks like."""
         tables = [table for table in (_hours(self), _longest_idle(self)) if table.height]

@@ -25,7 +25,6 @@ VERSION = 1  # of the JSON; names are only ever added to it
 SSH_FAILED = 255  # ssh(1), "EXIT STATUS"
 NOT_FOUND = (126, 127)  # of a shell
 DENIED = "permission denied"
-NO_COMMAND = "There is no command"  # of an older reserve-gpu
 
 
 class HostAnswer(NamedTuple):
@@ -56,10 +55,6 @@ class Hosts(NamedTuple):
 
     def _repr_html_(self) -> str:
         return self.picture()._repr_html_()
-
-    def to_text(self) -> str:
-        """Return how it looks on standard output."""
-        return self.picture().to_text()
 
     def picture(self) -> Picture:
         """Return what it looks like: what is free, and a section for each host."""
@@ -153,11 +148,6 @@ def silent(name: str, limit_s: float) -> str:
     return f"no answer within {limit_s:.0f} s. Try: ssh {name}"
 
 
-def too_old(name: str) -> str:
-    """Say that a host's reserve_gpu can keep no GPU for a kernel that is started from here."""
-    return f"its reserve_gpu knows no kernels on other machines. Update it on {name}"
-
-
 def failed(name: str, code: int | None, text: str) -> str:
     """Say that ssh failed, or that there is no reserve_gpu; empty for any other exit code.
 
@@ -178,8 +168,6 @@ def failed(name: str, code: int | None, text: str) -> str:
 
 def refused(name: str, text: str, command: str = "status") -> str:
     """Say what reserve_gpu has said on a host that can't show that, as without a driver."""
-    if NO_COMMAND in text:
-        return f"its reserve_gpu has no `reserve-gpu {command}`. Update it on {name}."
     return _last(text) or f"its reserve-gpu fails. Try: ssh {name} reserve-gpu {command}"
 
 

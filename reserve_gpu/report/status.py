@@ -70,10 +70,6 @@ class Status(NamedTuple):
     def _repr_html_(self) -> str:
         return self.picture()._repr_html_()
 
-    def to_text(self) -> str:
-        """Return how it looks on standard output: coloured and broken to a terminal's width."""
-        return self.picture().to_text()
-
     @property
     def machines(self) -> tuple[Status, ...]:
         """Return the status of each machine: this one alone."""
