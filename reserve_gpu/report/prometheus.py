@@ -8,8 +8,7 @@ it does not fire, and no graph shows a zero.
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from reserve_gpu.errors import shown
 from reserve_gpu.model import MIB, Device, State
@@ -17,47 +16,59 @@ from reserve_gpu.report import times
 from reserve_gpu.report.layout import idle_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from reserve_gpu.model import Holder, Row
     from reserve_gpu.report.status import Status
 
     Labels = Mapping[str, str]
     Sample = tuple[Labels, float | None]
+    Gauge = tuple[str, str, Callable[[Row], float | None]]
+    GaugeOfUser = tuple[
+        str, str, Callable[[Holder, float], float | None], Callable[[list[float]], float]
+    ]
 
 ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 SOMEBODY = "somebody"  # whose name is not known; nobody has the name ""
 
 
-class Gauge(NamedTuple):
-    """One metric of every device. read: its value, None where that is not known."""
-
-    name: str
-    help: str
-    read: Callable[[Row], float | None]
-
-
-OF_DEVICE = (
-    Gauge("free", "Whether it is idle and nobody has reserved it.",
+# One metric of every device: its name, what it is, and what reads it, None where it is not known.
+OF_DEVICE: tuple[Gauge, ...] = (
+    ("free", "Whether it is idle and nobody has reserved it.",
           lambda row: None if row.state is State.UNKNOWN else row.state is State.FREE),
-    Gauge("used_without_reservation", "Whether somebody uses it who has not reserved it.",
+    ("used_without_reservation", "Whether somebody uses it who has not reserved it.",
           lambda row: row.is_unreserved_use if row.usage else None),
-    Gauge("broken", "Whether the driver can't use it.", lambda row: row.state is State.BROKEN),
-    Gauge("memory_used_bytes", "Memory in use.",
+    ("broken", "Whether the driver can't use it.", lambda row: row.state is State.BROKEN),
+    ("memory_used_bytes", "Memory in use.",
           lambda row: _bytes(row.usage and row.usage.used_mib)),
-    Gauge("memory_total_bytes", "Memory that it has.",
+    ("memory_total_bytes", "Memory that it has.",
           lambda row: _bytes(row.device.memory_mib if isinstance(row.device, Device) else None)),
-    Gauge("memory_promisable_bytes", "Memory of which a part can still be promised.",
+    ("memory_promisable_bytes", "Memory of which a part can still be promised.",
           lambda row: _bytes(row.promisable_mib)),
-    Gauge("utilization_ratio", "Share of the time in which it was busy lately, 0 to 1.",
+    ("utilization_ratio", "Share of the time in which it was busy lately, 0 to 1.",
           lambda row: None if row.utilisation is None else row.utilisation / 100),
 )  # fmt: skip
 # An instance has its GPU's: of each GPU there is one sample, else a sum would be too large.
-OF_BOARD = (
-    Gauge("temperature_celsius", "Temperature of the GPU.", lambda row: row.temperature_c),
-    Gauge("power_usage_watts", "Power that the GPU draws.", lambda row: row.power_w),
-    Gauge("power_limit_watts", "Power above which the GPU is slowed down.",
+OF_BOARD: tuple[Gauge, ...] = (
+    ("temperature_celsius", "Temperature of the GPU.", lambda row: row.temperature_c),
+    ("power_usage_watts", "Power that the GPU draws.", lambda row: row.power_w),
+    ("power_limit_watts", "Power above which the GPU is slowed down.",
           lambda row: row.power_limit_w),
+)  # fmt: skip
+
+
+# The same of a user's reservations of a device; the last one sums up those of several processes.
+OF_USER: tuple[GaugeOfUser, ...] = (
+    ("user_memory_promised_bytes", "Memory of parts that a user has reserved of it.",
+     lambda holder, _: _bytes(holder.part_mib and _own_part(holder)), sum),
+    ("user_memory_used_bytes", "Memory that those use of it who have reserved it.",
+     lambda holder, _: _bytes(holder.used_mib), sum),
+    ("until_timestamp_seconds", "When the last reservation of a user of it is to end.",
+     times.end, max),
+    ("kept_until_timestamp_seconds", "Until when it is kept for a kernel's restart.",
+     lambda holder, now: holder.record.kept_until if holder.is_kept(now) else None, max),
+    ("overdue_seconds", "For how long a user has had it past that end; 0 before.",
+     lambda holder, now: now - (times.overdue_since(holder, now) or now), max),
 )  # fmt: skip
 
 
@@ -68,56 +79,29 @@ def text(*machines: Status) -> str:
     boards = {
         (each.host, row.device.index): ({**host, **_board_labels(row)}, row, each)
         for host, each in hosts
-        for row in _read_last(each)
+        # What was read comes last, and stays: instances fail singly.
+        for row in sorted(each.rows, key=lambda row: row.usage is not None)
     }
     families = [_family("info", "What it is; always 1.", [
         ({**labels, **_about(row)}, 1) for labels, row, _ in rows
     ])]  # fmt: skip
     for gauges, those in ((OF_DEVICE, rows), (OF_BOARD, boards.values())):
         families += [
-            _family(gauge.name, gauge.help, [(labels, gauge.read(row)) for labels, row, _ in those])
-            for gauge in gauges
+            _family(name, about, [(labels, read(row)) for labels, row, _ in those])
+            for name, about, read in gauges
         ]
     families += [
         _family("reserved", "How many processes of a user have it reserved; 0 without a user.",
                 [sample for each in rows for sample in _reserved(*each)]),
-        *_of_users(rows),
+        *(_family(name, about,
+                  [sample for each in rows for sample in _of_each_user(*each, read, total)])
+          for name, about, read, total in OF_USER),
         _family("idle_seconds", "For how long nothing of its holder's has run on it; 0 if it does.",
                 [sample for each in rows for sample in _idle(*each)]),
         _family("waiting", "How many processes of a user wait in the queue; 0 without a user.",
                 [sample for each in hosts for sample in _waiting(*each)]),
     ]  # fmt: skip
     return "".join(families)
-
-
-def _of_users(rows: Sequence[tuple[Labels, Row, Status]]) -> Iterator[str]:
-    """Return the sums of each user's reservations, device by device."""
-
-    def family(
-        name: str,
-        about: str,
-        read: Callable[[Holder, float], float | None],
-        total: Callable[[list[float]], float],
-    ) -> str:
-        each = (_of_each_user(*place, read, total) for place in rows)
-        return _family(name, about, list(chain.from_iterable(each)))
-
-    yield family("user_memory_promised_bytes", "Memory of parts that a user has reserved of it.",
-                 lambda holder, _: _bytes(holder.part_mib and _own_part(holder)), sum)  # fmt: skip
-    yield family("user_memory_used_bytes", "Memory that those use of it who have reserved it.",
-                 lambda holder, _: _bytes(holder.used_mib), sum)  # fmt: skip
-    yield family("until_timestamp_seconds", "When the last reservation of a user of it is to end.",
-                 times.end, max)  # fmt: skip
-    yield family("kept_until_timestamp_seconds", "Until when it is kept for a kernel's restart.",
-                 lambda holder, now: holder.record.kept_until if holder.is_kept(now) else None,
-                 max)  # fmt: skip
-    yield family("overdue_seconds", "For how long a user has had it past that end; 0 before.",
-                 _overdue_s, max)  # fmt: skip
-
-
-def _read_last(status: Status) -> list[Row]:
-    """Return the rows that were read last, after those that were not: instances fail singly."""
-    return sorted(status.rows, key=lambda row: row.usage is not None)
 
 
 def _family(name: str, about: str, samples: list[Sample]) -> str:
@@ -200,11 +184,6 @@ def _of_each_user(
 def _own_part(holder: Holder) -> float | None:
     """Return the part that a holder was promised; a guest has none of its own."""
     return 0.0 if holder.beside else holder.part_mib
-
-
-def _overdue_s(holder: Holder, now: float) -> float:
-    since = times.overdue_since(holder, now)
-    return 0.0 if since is None else now - since
 
 
 def _user(holder: Holder) -> str:
