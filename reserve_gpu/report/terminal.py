@@ -46,14 +46,6 @@ OTHER_STATE = "1;35"
 BAR, LONGEST_BAR = 6, 20  # columns
 # Of a bar, from that load on: green, yellow, red; as a notebook's <meter> has them.
 LOADS = ((0.9, "31"), (0.5, "33"), (0.0, "32"))
-# In place of letters that not every encoding has; the others become question marks.
-ASCII = {
-    FULL: "#",
-    MEDIUM: "=",
-    LIGHT: ".",
-    "\N{HORIZONTAL ELLIPSIS}": "...",
-    " \N{DEGREE SIGN}C": " C",
-}
 HEAD = (*TITLES[:3], "", TITLES[3], "", *TITLES[4:])  # bars have no title
 STATE, NAME, BARS, MEMORY, LOAD_BARS, UTIL, TEMPERATURE, POWER = range(1, 9)
 HEAT_FROM = 119  # columns: of 120, a picture that is rewritten in place leaves one free
@@ -109,12 +101,8 @@ def lines(
 
 
 def _in_its_letters(text: str, stream: TextIO) -> str:
-    """Return the text with those letters that the stream can write."""
+    """Return the text with a question mark for each letter that the stream can't write."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    if encoding.lower().startswith("utf"):
-        return text
-    for letter, instead in ASCII.items():
-        text = text.replace(letter, instead)
     return text.encode(encoding, "replace").decode(encoding)
 
 
