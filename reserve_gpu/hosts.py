@@ -137,10 +137,10 @@ def looking(words: Sequence[str]) -> Callable[[], Hosts]:
 def look(names: Sequence[str], limit_s: float = LIMIT_S) -> Hosts:
     """Ask all of them at once how they stand. A host that does not answer is an answer too."""
     found = answers(names, LOOK, from_json.status, limit_s).items()
-    told = (
+    told = [
         HostAnswer(name, None, each) if isinstance(each, str) else HostAnswer(name, each)
         for name, each in found
-    )
+    ]
     return Hosts(tuple(told), time.time(), tuple(names))
 
 
@@ -180,12 +180,7 @@ def argv(name: str, words: Sequence[str]) -> list[str]:
     return [*SSH, name, shlex.join(words)]
 
 
-def _answer(
-    command: str,
-    name: str,
-    program: Program,
-    read: Callable[[object], T],
-) -> T | str:
+def _answer(command: str, name: str, program: Program, read: Callable[[object], T]) -> T | str:
     """Return what a host has said, checked."""
     if program.code():
         return problem(name, program, command)
@@ -198,9 +193,8 @@ def _answer(
 
 def problem(name: str, program: Program, command: str = "status") -> str:
     """Return what went wrong on a host, and what to do."""
-    out, err = program.said
-    failure = said.failed(name, program.code(), _text(err))
-    return failure or said.refused(name, f"{_text(out)}\n{_text(err)}", command)
+    out, err = map(_text, program.said)
+    return said.failed(name, program.code(), out, err, command)
 
 
 def fields_in(data: bytes) -> dict[str, Any]:

@@ -109,14 +109,15 @@ def close_lost(folder: int) -> None:
             file = _opened(folder, name, os.O_RDWR)
             try:
                 if flock(file, name):
-                    _end_lost(folder, _entries(os.pread(file, PAGE_LIMIT, 0)))
+                    _end_lost(folder, os.pread(file, PAGE_LIMIT, 0))
                     os.unlink(name, dir_fd=folder)
             finally:
                 descriptors.close(file)
 
 
-def _end_lost(folder: int, entries: Sequence[LogLine]) -> None:
+def _end_lost(folder: int, page: bytes) -> None:
     """Append the last lines of a page, unless its process was killed after it had done so."""
+    entries = filter(None, map(parsed, page.splitlines()))
     lost = [entry._replace(how=entry.how or End.LOST) for entry in entries]
     if lost and not _has(folder, lost[0]):
         append(folder, lost)
@@ -142,10 +143,6 @@ def _forget_old(folder: int, newest: str) -> None:
         if int(name[:4]) * 12 + int(name[5:7]) <= oldest:
             with suppress(OSError):
                 os.unlink(name, dir_fd=folder)
-
-
-def _entries(data: bytes) -> list[LogLine]:
-    return [entry for line in data.splitlines() if (entry := parsed(line))]
 
 
 def _opened(folder: int, name: str, flags: int) -> int:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 OWN_MODE = 0o700
 ROOT = 0
-MADE_BY = "sudo install -d -m 1733 {}"
 
 
 def to_write(ruled: Rules | None) -> int | None:

@@ -84,8 +84,9 @@ def find(
     # Who has not said how it stands is asked once more. For one who waits that takes too long.
     for limit_s in (hosts.LIMIT_S,) if waits else (hosts.LIMIT_S, SLOW_LIMIT_S):
         answers = hosts.look(rest, limit_s).answers
-        ready, reasons = _sorted_out(answers, lack)
-        why |= reasons
+        lacking = {each.host: lack(each.host) for each in answers if each.status}
+        ready = [each for each in answers if each.status and not lacking[each.host]]
+        why |= {each.host: lacking.get(each.host) or _at_first_sight(each) for each in answers}
         fitting = [each for each in ready if each.status and fits(each.status, asked)]
         for each in sorted(fitting, key=_free, reverse=True):
             place, refused = _first_to_reserve([each.host], at_once, HOLD_LIMIT_S)
@@ -102,15 +103,6 @@ def find(
             return place
         why |= refused
     raise NoHostError(_none(asked, among, why))
-
-
-def _sorted_out(
-    answers: Sequence[HostAnswer], lack: Callable[[str], str]
-) -> tuple[list[HostAnswer], dict[str, str]]:
-    """Return the hosts on which a kernel could start, and why each of all may not be chosen."""
-    lacking = {each.host: lack(each.host) for each in answers if each.status}
-    ready = [each for each in answers if each.status and not lacking[each.host]]
-    return ready, {each.host: lacking.get(each.host) or _at_first_sight(each) for each in answers}
 
 
 def fits(seen: Status, asked: Request) -> bool:

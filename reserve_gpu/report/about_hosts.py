@@ -148,13 +148,13 @@ def silent(name: str, limit_s: float) -> str:
     return f"no answer within {limit_s:.0f} s. Try: ssh {name}"
 
 
-def failed(name: str, code: int | None, text: str) -> str:
-    """Say that ssh failed, or that there is no reserve_gpu; empty for any other exit code.
+def failed(name: str, code: int | None, out: str, err: str, command: str) -> str:
+    """Say that ssh failed, that there is no reserve_gpu, or what that one has said.
 
-    text: what ssh has said, on stderr.
+    out, err: what was said there on stdout and on stderr.
     """
-    reason = _last(text)
-    if code == SSH_FAILED and DENIED in text.lower():
+    reason = _last(err)
+    if code == SSH_FAILED and DENIED in err.lower():
         return f"ssh is not let in: {reason}. It needs your key: ssh-copy-id {name}"
     if code == SSH_FAILED:
         return f"ssh can't reach it: {reason or 'it does not say why'}. Try: ssh {name}"
@@ -163,15 +163,10 @@ def failed(name: str, code: int | None, text: str) -> str:
             "ssh finds no reserve-gpu there. Install it, or link it into the PATH that ssh has "
             f"there, which this shows: ssh {name} 'echo $PATH'"
         )
-    return ""
+    return _last(f"{out}\n{err}") or f"its reserve-gpu fails. Try: ssh {name} reserve-gpu {command}"
 
 
-def refused(name: str, text: str, command: str = "status") -> str:
-    """Say what reserve_gpu has said on a host that can't show that, as without a driver."""
-    return _last(text) or f"its reserve-gpu fails. Try: ssh {name} reserve-gpu {command}"
-
-
-def another_format(name: str, version: int | None, text: str, command: str = "status") -> str:
+def another_format(name: str, version: int | None, text: str, command: str) -> str:
     """Say that a host's answer is not of the version that is read here."""
     if version is None:
         answer = _last(text) or "it is empty"

@@ -82,8 +82,5 @@ def _held(holder: Holder) -> str:
     what = shown(holder.record.label or "a GPU")
     if holder.part_mib is not None:
         what = f"{words.size(holder.part_mib, holder.record.promise.part_unit)} of {what}"
-    name = holder.name
-    pid = f"pid {holder.pid}" if holder.pid else ""
-    if not name:
-        return f"{what} ({pid})" if pid else what
-    return f"{what} in {shown(name, words.NOTEBOOK_LIMIT)}{f' ({pid})' if pid else ''}"
+    where = f" in {shown(holder.name, words.NOTEBOOK_LIMIT)}" if holder.name else ""
+    return f"{what}{where}{f' (pid {holder.pid})' if holder.pid else ''}"

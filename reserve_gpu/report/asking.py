@@ -48,7 +48,8 @@ def whom(rows: Sequence[Row], now: float, user: str | None = None) -> Line:
     user: who reads it, and is not told to ask themselves.
     """
     line: Line = ()
-    rows = [row for row in rows if not (user and _all_of(row.holders, user))]
+    if user:
+        rows = [row for row in rows if not all(_is_of(holder, user) for holder in row.holders)]
     idle = _longest_idle(rows, now)
     late = [row for row in _others(rows) if row not in idle and _overdue(row, now)]
     for place, row in enumerate([*idle, *late][: words.NAMED_IDLE]):
@@ -101,10 +102,6 @@ def _end(holder: Holder, row: Row, now: float) -> float | None:
 
 def _is_of(holder: Holder, user: str) -> bool:
     return holder.seen and holder.user == user
-
-
-def _all_of(holders: Sequence[Holder], user: str) -> bool:
-    return bool(holders) and all(_is_of(holder, user) for holder in holders)
 
 
 def _others(rows: Sequence[Row]) -> list[Row]:

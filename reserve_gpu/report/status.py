@@ -228,16 +228,13 @@ def _row_dict(row: Row, status: Status) -> dict[str, Any]:
 
 
 def _rules_dict(rules: Rules, rows: Sequence[Row]) -> dict[str, Any]:
-    limits = {
-        "gpus": rules.gpus,
-        "time_s": rules.time,
-        "idle_s": rules.idle,
-    }
     ending = rules.after_cuda
     return {
         "file": rules.file,
         "user": rules.user,
-        **{name: rule.value if rule else None for name, rule in limits.items()},
+        "gpus": rules.gpus.value if rules.gpus else None,
+        "time_s": rules.time.value if rules.time else None,
+        "idle_s": rules.idle.value if rules.idle else None,
         "after_cuda": None if ending is None else "warn" if ending.value else "end",
         "drain": list(rules.drained),
         "drain_unmatched": ruled.unmatched(rules, rows),
