@@ -9,7 +9,7 @@ from unicodedata import category, east_asian_width
 from reserve_gpu.report.words import plain as text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from reserve_gpu.report.words import Line
 
@@ -42,6 +42,19 @@ def cut(text: str, width: int, end: str = "\N{HORIZONTAL ELLIPSIS}") -> str:
     while kept and width_of(kept) > width - len(end):
         kept = kept[:-1]
     return f"{kept.rstrip()}{end}"
+
+
+def row(cells: Iterable[tuple[Line, int, bool]]) -> Line:
+    """Return a line of a table. cells: of each the words, the width, and whether it is a figure.
+
+    Figures stand to the right. What has no width is left out.
+    """
+    line: Line = ()
+    for words, width, is_figure in cells:
+        if width > 0:
+            space = " " * (width - width_of_line(words))
+            line += (space, *words, " " * GAP) if is_figure else (*words, space, " " * GAP)
+    return line
 
 
 def wrapped(line: Line, width: int, indent: int = 0) -> Iterator[Line]:

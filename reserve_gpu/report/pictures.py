@@ -133,18 +133,17 @@ def refusal(reason: Refused, face: Face) -> Picture:
 
     A GPU that only this user's own processes use may be taken by name.
     """
-    request, rows, kept, limit, waited_s, user, problems, free = reason
-    now = time.time()
-    waited = f"Waited for {times.time_limit(waited_s)}. " if waited_s else ""
+    request, rows, now = reason.request, reason.rows, time.time()
+    waited = f"Waited for {times.time_limit(reason.waited_s)}. " if reason.waited_s else ""
     headline = waited + _none_free(request, rows, now)
-    foot = _ways_out(request, rows, face, now, has_waited=bool(waited_s), user=user)
-    if len(free) >= request.needed:
-        foot.insert(0, _instead(request, free, face, is_named=bool(kept)))
-    if limit is not None:
-        foot.append((messages.limit_line(limit, len(rows)),))
-    if end := messages.left_with(kept, face):
+    foot = _ways_out(reason, face, now)
+    if len(reason.free) >= request.needed:
+        foot.insert(0, _instead(request, reason.free, face, is_named=bool(reason.kept)))
+    if reason.limit is not None:
+        foot.append((messages.limit_line(reason.limit, len(rows)),))
+    if end := messages.left_with(reason.kept, face):
         foot.append((end,))
-    foot += [(("Warning: ", MARK), problem) for problem in problems]
+    foot += [(("Warning: ", MARK), problem) for problem in reason.problems]
     entries = layout.entries(rows, View(now, face.here, request.promise.part_unit))
     head: Line = ((headline, STRONG), *layout.common_model(rows))
     return Picture(Layout([head], entries, (), foot), headline)
@@ -160,7 +159,8 @@ def _none_free(request: Request, rows: Sequence[Row], now: float) -> str:
         return limited
     if no_room := parts.no_room(request, fit):
         return no_room
-    states = [layout.state(row, now) for row in fit if not (row.is_mine and row.would_be_taken)]
+    others = [row for row in fit if not (row.is_mine and row.would_be_taken)]
+    states = [layout.state(row, now) for row in others]
     total, free = len(states), states.count(State.FREE)
     kept = len(fit) - total
     what = f"{'other ' if kept else ''}free GPU devices"
@@ -171,8 +171,7 @@ def _none_free(request: Request, rows: Sequence[Row], now: float) -> str:
         available = f"{free} of {total} {words.be(free)} free"
         return f"Not enough {what}: {available}, {needed} {words.be(needed)} needed."
     if total == 1:
-        (row,) = (row for row in fit if not (row.is_mine and row.would_be_taken))
-        return f"No {what}: {row.label} {_stands(row, now)}."
+        return f"No {what}: {others[0].label} {_stands(others[0], now)}."
     (first, most), *rest = Counter(state.value for state in states).most_common()
     counts = [f"{most} of {total} {first}", *(f"{count} {state}" for state, count in rest)]
     return f"No {what}: {', '.join(counts)}."
@@ -190,19 +189,12 @@ def _stands(row: Row, now: float) -> str:
     return f"has {state}" if state.startswith("no ") else f"is {state}"
 
 
-def _ways_out(  # noqa: PLR0913 - the last ones are keywords
-    request: Request,
-    rows: Sequence[Row],
-    face: Face,
-    now: float,
-    *,
-    has_waited: bool,
-    user: str | None,
-) -> list[Line]:
+def _ways_out(reason: Refused, face: Face, now: float) -> list[Line]:
     """Return whom to ask, the queue, a smaller request, and what may be taken by name.
 
     That is never what another person has.
     """
+    request, rows, user = reason.request, reason.rows, reason.user
     states = [row.state for row in messages.fit(rows)]
     missing = [row for row in rows if not row.would_be_taken]
     available = [row for row in rows if row.would_be_taken]
@@ -217,7 +209,7 @@ def _ways_out(  # noqa: PLR0913 - the last ones are keywords
     lines += [ways] if ways else []
     if reasons.is_trouble(states, request.needed):
         lines.append((reasons.trouble(states),))
-    elif may_come_free and not has_waited:
+    elif may_come_free and not reason.waited_s:
         lines.append(queueing(face.typed(request, waits=True), is_second=bool(lines)))
     if not request.devices and not all(row.is_mine for row in available):
         smaller = face.typed(request._replace(count=len(available)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu.report.columns import FULL, GAP, LIGHT, MEDIUM, cut, width_of, wrapped
+from reserve_gpu.report.columns import FULL, GAP, LIGHT, MEDIUM, cut, row, width_of, wrapped
 from reserve_gpu.report.words import FAINT, STRONG
 
 if TYPE_CHECKING:
@@ -54,17 +54,25 @@ def rows(sheet: Sheet, width: int) -> Iterator[Line]:
     """Yield the lines of a table as words with their styles. width: in columns of the terminal."""
     shown = _fitting(sheet.columns, width)
     widths = [_width(column) for column in shown]
-    bar = _bar_width(sheet, width - sum(widths) - GAP * len(widths))
+    left = width - sum(widths) - GAP * len(widths)
+    bar = min(LONGEST_BAR, left) if sheet.bars and left >= SHORTEST_BAR else 0
     widths[0] = max(1, min(widths[0], width - sum(widths[1:]) - GAP * (len(widths) - 1)))
+    rooms = [widths[0], bar, *widths[1:]]  # the bar stands behind the name
+    figures = [False, False, *(column.is_figure for column in shown[1:])]
+
+    def line(texts: Sequence[str], style: str, pieces: Line = ()) -> Line:
+        fitting = map(cut, texts, widths)
+        first, *others = (((text, style),) for text in fitting)
+        return row(zip([first, pieces, *others], rooms, figures, strict=True))
+
     if sheet.title:
         yield ("",)
         yield from wrapped(((sheet.title, FAINT),), width)
-    yield _row([(column.title, FAINT) for column in shown], shown, widths, bar)
+    yield line([column.title for column in shown], FAINT)
     for number in range(sheet.height):
         style = STRONG if sheet.has_total and number == sheet.height - 1 else ""
-        cells = [(column.cells[number], style) for column in shown]
         pieces = _pieces(sheet.bars[number], bar) if bar and number < len(sheet.bars) else ()
-        yield (*_row(cells, shown, widths, bar, pieces),)
+        yield line([column.cells[number] for column in shown], style, pieces)
     if bar:
         yield from wrapped(_legend(sheet.legend), width)
 
@@ -91,30 +99,6 @@ def _fitting(columns: Sequence[Column], width: int) -> list[Column]:
 
 def _width(column: Column) -> int:
     return max(map(width_of, (column.title, *column.cells)))
-
-
-def _bar_width(sheet: Sheet, left: int) -> int:
-    """Return how long the longest bar may be; 0 where there is no room for one."""
-    return min(LONGEST_BAR, left) if sheet.bars and left >= SHORTEST_BAR else 0
-
-
-def _row(
-    cells: Sequence[tuple[str, str]],
-    columns: Sequence[Column],
-    widths: Sequence[int],
-    bar: int,
-    pieces: Line = (),
-) -> Line:
-    """Return one line; figures stand to the right, and the bar behind the name."""
-    line: Line = ()
-    for place, ((text, style), column, room) in enumerate(zip(cells, columns, widths, strict=True)):
-        fitting = cut(text, room)
-        space = " " * (room - width_of(fitting))
-        cell: Line = (space, (fitting, style)) if column.is_figure else ((fitting, style), space)
-        line += (*cell, " " * GAP)
-        if bar and not place:
-            line += (*pieces, " " * (bar - sum(width_of(each[0]) for each in pieces) + GAP))
-    return line
 
 
 def _pieces(shares: Sequence[float], length: int) -> Line:

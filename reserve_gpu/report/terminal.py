@@ -19,6 +19,7 @@ from reserve_gpu.report.columns import (
     MEDIUM,
     cut,
     part,
+    row,
     width_of,
     width_of_line,
     wrapped,
@@ -48,6 +49,7 @@ BAR, LONGEST_BAR = 6, 20  # columns
 LOADS = ((0.9, "31"), (0.5, "33"), (0.0, "32"))
 HEAD = (*TITLES[:3], "", TITLES[3], "", *TITLES[4:])  # bars have no title
 STATE, NAME, BARS, MEMORY, LOAD_BARS, UTIL, TEMPERATURE, POWER = range(1, 9)
+FIGURES = (MEMORY, UTIL, TEMPERATURE, POWER)
 HEAT_FROM = 119  # columns: of 120, a picture that is rewritten in place leaves one free
 LEAST_NAME = 6  # columns; where less is left for the name, another column is left out
 INDENT = 5
@@ -211,14 +213,11 @@ def _with_long_bars(widths: list[int], left: int, *, has_load: bool) -> list[int
 
 
 def _row(cells: Sequence[Line], widths: Sequence[int]) -> Line:
-    """Return one line of the table; figures stand to the right."""
-    line: Line = ()
-    for column, (cell, column_width) in enumerate(zip(cells, widths, strict=True)):
-        if column_width:
-            space = " " * (column_width - GAP - width_of_line(cell))
-            is_figure = column in (MEMORY, UTIL, TEMPERATURE, POWER)
-            line += (space if is_figure else "", *cell, "" if is_figure else space, " " * GAP)
-    return line
+    """Return one line of the table."""
+    return row(
+        (cell, width - GAP, column in FIGURES)
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:
