@@ -163,8 +163,8 @@ class _IdleTimes:
         gpus = before.gpus
         if entry.gpu and entry.gpu not in gpus and len(gpus) < MOST_GPUS:
             gpus += (entry.gpu,)
-        hours_ = before.hours + idle_hours
-        self._idle[user, entry.id] = before._replace(name=name, gpus=gpus, hours=hours_)
+        lain = Idle(user, name, gpus, before.since, before.hours + idle_hours)
+        self._idle[user, entry.id] = lain
 
     def longest(self, labels: Mapping[str, str]) -> tuple[Idle, ...]:
         return tuple(
