@@ -10,66 +10,32 @@ It is an agreement among those who ask, not a wall.
 
 from __future__ import annotations
 
-import os
-import sys
-
-# Whether this process is the command line, which starts now, and not somebody's notebook: while
-# Python looks for what `-m` names argv[0] is -m; a script that %run runs is not in orig_argv.
-_program = sys.argv[0] if sys.argv else ""
-_is_module = _program == "-m" and __name__ in sys.orig_argv
-_is_script = os.path.basename(_program) == "reserve-gpu" and _program in sys.orig_argv
-
-# `python -m reserve_gpu` puts the working directory first, and imports this file before
-# __main__.py. A file there that is called like a module of Python's own, as a json.py beside a
-# notebook, must not be imported in its place.
-if (
-    _is_module
-    and not getattr(sys.flags, "safe_path", False)
-    and sys.path[:1] in ([""], [os.getcwd()])
-):
-    del sys.path[0]
-
-# Ctrl-C while the modules are imported ends the command line as it ends `ls`, without a traceback;
-# cli.main() then lets it raise KeyboardInterrupt again.
-if _is_module or _is_script:
-    try:
-        import signal
-
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-    except KeyboardInterrupt:  # that import takes some milliseconds
-        os._exit(130)
-
-from typing import TYPE_CHECKING, Any
-
-from reserve_gpu.calls import Late
-from reserve_gpu.errors import (
-    DriverError,
-    ImpossibleError,
-    LockError,
-    MutexHeldError,
-    NoDriverError,
-    NoFreeDeviceError,
-    RequestError,
-    ReservedAboveError,
-    ReserveGPUError,
-    ReserveGPUWarning,
-    TooLateError,
-    WaitTimeoutError,
-)
-
+TYPE_CHECKING = False  # as in `typing`, which takes longer to load than all of this
 if TYPE_CHECKING:
+    from typing import Any
+
     from IPython.core.interactiveshell import InteractiveShell
 
-    from reserve_gpu import extension as _extension
     from reserve_gpu.api import before_end, current, release, reserve
+    from reserve_gpu.errors import (
+        DriverError,
+        ImpossibleError,
+        LockError,
+        MutexHeldError,
+        NoDriverError,
+        NoFreeDeviceError,
+        RequestError,
+        ReservedAboveError,
+        ReserveGPUError,
+        ReserveGPUWarning,
+        TooLateError,
+        WaitTimeoutError,
+    )
     from reserve_gpu.frameworks.check import Check, check
     from reserve_gpu.looking import status
     from reserve_gpu.model import Device, Waiting
     from reserve_gpu.report.status import Status
     from reserve_gpu.reservation.session import Reservation
-else:
-    _extension = Late("extension")
 
 __version__ = "2.0.0"
 
@@ -102,7 +68,8 @@ __all__ = [
 ]
 
 
-# Imported when they are first used: most shells that load the extension never ask for anything.
+# Nothing is imported before its first use: most shells that load the extension never ask for
+# anything, and the command line (__main__.py) is to start before what it needs is loaded.
 _HOMES = {
     "Check": "frameworks.check",
     "Device": "model",
@@ -115,25 +82,31 @@ _HOMES = {
     "release": "api",
     "reserve": "api",
     "status": "looking",
-}
+}  # all others are errors
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Add %reserve_gpu to the shell; called by `%load_ext reserve_gpu`."""
-    _extension.load(shell)
+    from reserve_gpu import extension
+
+    extension.load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Take %reserve_gpu away again; what is reserved stays reserved."""
-    _extension.unload(shell)
+    from reserve_gpu import extension
+
+    extension.unload(shell)
 
 
 if not TYPE_CHECKING:  # to which every name would be one of ours
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(Late(_HOMES[name]), name)
+        from reserve_gpu.calls import Late
+
+        return getattr(Late(_HOMES.get(name, "errors")), name)
 
 
 def __dir__() -> list[str]:

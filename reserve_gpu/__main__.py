@@ -1,8 +1,33 @@
-"""`python -m reserve_gpu`: the command line, where `reserve-gpu` is not on the PATH."""
+# PYTHON_ARGCOMPLETE_OK
+"""The start of the command line: `reserve-gpu`, and `python -m reserve_gpu`."""
 
+import os
 import sys
 
-from reserve_gpu.cli import main
+# `python -m` puts the working directory first. A file there that is called like a module of
+# Python's own, as a json.py beside a notebook, must not be imported in its place.
+if __name__ == "__main__" and __package__ in sys.orig_argv and sys.path[:1] == [os.getcwd()]:
+    del sys.path[0]  # not for %run, which leaves the path to the notebook
+
+
+def main() -> int:
+    """Load the command line, and do what this process was started for; returns the exit code.
+
+    Ctrl-C meanwhile ends the process as it ends `ls`, without a traceback.
+    """
+    try:
+        import signal
+
+        handler = signal.getsignal(signal.SIGINT)
+        if handler is signal.default_int_handler:  # and not ignored
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        from reserve_gpu import cli
+
+        signal.signal(signal.SIGINT, handler)
+        return cli.main()
+    except KeyboardInterrupt:
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

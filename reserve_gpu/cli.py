@@ -1,4 +1,3 @@
-# PYTHON_ARGCOMPLETE_OK
 """reserve-gpu: parse, then call; errors become one text on stderr and an exit code here, alone.
 
 A row in COMMANDS is a subcommand.
@@ -262,8 +261,6 @@ COMMANDS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the arguments say, those of this process by default; returns the exit code."""
     try:
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as __init__.py has it for a start
-            signal.signal(signal.SIGINT, signal.default_int_handler)
         _open_standard_descriptors()
         if "_ARGCOMPLETE" in os.environ:
             _complete(_parser(COMMANDS))

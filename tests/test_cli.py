@@ -96,7 +96,7 @@ def script(here: Here) -> str:
     folder.mkdir()
     path = folder / "reserve-gpu"
     path.write_text(
-        f"#!{sys.executable}\nimport sys\nfrom reserve_gpu.cli import main\nsys.exit(main())\n"
+        f"#!{sys.executable}\nimport sys\nfrom reserve_gpu.__main__ import main\nsys.exit(main())\n"
     )
     path.chmod(0o755)
     return str(path)

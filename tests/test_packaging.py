@@ -143,7 +143,7 @@ def test_command(wheel: ZipFile) -> None:
     (name,) = (name for name in wheel.namelist() if name.endswith("/entry_points.txt"))
     assert wheel.read(name).decode().splitlines() == [
         "[console_scripts]",
-        "reserve-gpu = reserve_gpu.cli:main",
+        "reserve-gpu = reserve_gpu.__main__:main",
         "",
         "[jupyter_client.kernel_provisioners]",
         "reserve-gpu-hosts = reserve_gpu.jupyter.provisioner:HostsProvisioner",
