@@ -113,6 +113,7 @@ def _added(rows: Iterable[tuple[str, Hours]]) -> Mapping[str, Hours]:
 
 
 FORMATS: dict[str, Callable[[Report], str]] = {
+    "text": lambda report: report.picture().to_text(),
     "json": lambda report: json.dumps(report.to_dict(), indent=2),
     "html": Report.to_page,
 }

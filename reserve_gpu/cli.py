@@ -10,9 +10,9 @@ import signal
 import sys
 from argparse import Namespace, RawDescriptionHelpFormatter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu import command, errors, looking, options
+from reserve_gpu import __version__, command, errors, looking, options
 from reserve_gpu.calls import Late
 from reserve_gpu.options import Option, Parser
 from reserve_gpu.report import page, prometheus
@@ -99,7 +99,7 @@ class Command(NamedTuple):
     words: str  # what people type for it
     text: str  # what it does; without one help does not list it
     options: tuple[Option, ...]
-    start: Callable[[Namespace], int]  # does it, and returns the exit code
+    start: Callable[[Namespace], int | str]  # does it; returns the exit code, or what to print
     usage: str = ""
     more: str = ""  # for its own help
     # Tells our words from a command to run behind them; None if there is none.
@@ -107,23 +107,14 @@ class Command(NamedTuple):
 
 
 def _status(arguments: Namespace) -> int:
-    look = _look if arguments.hosts is None else _look_at_hosts
-    seen = look(arguments)._replace(is_all=arguments.all)
-    if arguments.format == "text":
-        _print(seen.picture().to_text())
+    if arguments.hosts is None:
+        with Live(sys.stderr) as live:
+            seen: Status | Hosts = looking.look(live.show)._replace(face=SHELL)
     else:
-        _print(FORMATS[arguments.format](seen), "utf-8")
+        _end_with_ssh()
+        seen = hosts.looking(arguments.hosts)()
+    _print(FORMATS[arguments.format](seen._replace(is_all=arguments.all)), arguments.format)
     return 0 if seen.machines else errors.DriverError.exit_code
-
-
-def _look(_arguments: Namespace) -> Status:
-    with Live(sys.stderr) as live:
-        return looking.look(live.show)._replace(face=SHELL)
-
-
-def _look_at_hosts(arguments: Namespace) -> Hosts:
-    _end_with_ssh()
-    return hosts.looking(arguments.hosts)()
 
 
 def _end_with_ssh() -> None:
@@ -135,15 +126,8 @@ def _report(arguments: Namespace) -> int:
     if arguments.hosts is not None:
         _end_with_ssh()
     report = accounting.report(arguments)
-    if arguments.format == "text":
-        _print(report.picture().to_text())
-    else:
-        _print(accounting.FORMATS[arguments.format](report), "utf-8")
+    _print(accounting.FORMATS[arguments.format](report), arguments.format)
     return 0 if report.has_answers else errors.DriverError.exit_code
-
-
-def _top(arguments: Namespace) -> int:
-    return top.run(arguments)
 
 
 def _check(arguments: Namespace) -> int:
@@ -154,28 +138,10 @@ def _check(arguments: Namespace) -> int:
     return 0 if result.is_well else DOES_NOT_FIT
 
 
-def _join(arguments: Namespace) -> NoReturn:
-    list_join_release.join(arguments)
-
-
-def _list(arguments: Namespace) -> int:
-    _print(list_join_release.listed(arguments))
-    return 0
-
-
 def _release(arguments: Namespace) -> int:
     text, code = list_join_release.release(arguments)
     _print(text)
     return code
-
-
-def _install(arguments: Namespace) -> int:
-    _print(kernelspec.install(arguments))
-    return 0
-
-
-def _hold(arguments: Namespace) -> int:
-    return remote.hold(arguments)
 
 
 COMMANDS = (
@@ -191,30 +157,19 @@ COMMANDS = (
     Command(
         "status",
         "Show every GPU, who uses it and who has reserved it.",
-        (
-            options.FORMAT,
-            options.FORMAT_JSON,
-            options.ALL,
-            options.HOSTS,
-        ),
+        (options.FORMAT, options.FORMAT_JSON, options.ALL, options.HOSTS),
         _status,
     ),
     Command(
         "top",
         "Show the same live in a terminal, each second, until q.",
         (options.HOSTS,),
-        _top,
+        lambda arguments: top.run(arguments),
     ),
     Command(
         "report",
         "Show who used what: GPU-hours that were reserved, used and idle.",
-        (
-            options.SINCE,
-            options.BY,
-            options.REPORT_FORMAT,
-            options.FORMAT_JSON,
-            options.HOSTS,
-        ),
+        (options.SINCE, options.BY, options.REPORT_FORMAT, options.FORMAT_JSON, options.HOSTS),
         _report,
         more=REPORT_TEXT,
     ),
@@ -222,12 +177,17 @@ COMMANDS = (
         "join",
         "Start a shell or a command on the GPUs that a notebook of yours has.",
         (options.RESERVATIONS,),
-        _join,
+        lambda arguments: list_join_release.join(arguments),
         "reserve-gpu join [WHICH] [-- COMMAND ...]",
         JOIN_TEXT,
         command.split_at_sign,
     ),
-    Command("list", "List what you have reserved on this machine.", (), _list),
+    Command(
+        "list",
+        "List what you have reserved on this machine.",
+        (),
+        lambda arguments: list_join_release.listed(arguments),
+    ),
     Command(
         "release",
         "Have a notebook of yours release its GPUs.",
@@ -246,11 +206,11 @@ COMMANDS = (
         "kernel install",
         "Install a kernel for notebooks that has its GPU before its first line runs.",
         options.KERNEL,
-        _install,
+        lambda arguments: kernelspec.install(arguments),
         more=KERNEL_TEXT,
     ),
     # What a kernel on another machine is prepared with. Not for people.
-    Command("kernel hold", "", options.HOLD, _hold),
+    Command("kernel hold", "", options.HOLD, lambda arguments: remote.hold(arguments)),
     # What installed kernels are started with, so these words must stay as they are. Not for people.
     Command(
         "kernel start", "", options.REQUEST_THAT_GOES_ON, command.start_kernel, split=command.split
@@ -286,12 +246,16 @@ def _start(words: list[str]) -> int:
     parser = _parser(typed or COMMANDS, to_run or ())
     arguments = parser.parse_args(own, Namespace(command=to_run))
     if arguments.version:
-        _print(_version())
+        _print(f"reserve-gpu {__version__}")
         return 0
     if "start" not in arguments:  # the help is what was asked for, but a script has made a mistake
         _print(arguments.parser.format_help().rstrip())
         return errors.RequestError.exit_code
-    return int(arguments.start(arguments))
+    answer: int | str = arguments.start(arguments)
+    if isinstance(answer, int):
+        return answer
+    _print(answer)
+    return 0
 
 
 def _require_command(words: list[str]) -> None:
@@ -351,32 +315,24 @@ def _json(result: Status | Hosts | checks.Check) -> str:
     return json.dumps(result.to_dict(), indent=2)
 
 
-# What the status is given out as, besides text.
+# What the status is given out as.
 FORMATS: dict[str, Callable[[Status | Hosts], str]] = {
+    "text": lambda seen: seen.picture().to_text(),
     "json": _json,
     "html": page.page,
     "prometheus": lambda seen: prometheus.text(*seen.machines),
 }
 
 
-def _print(text: str, encoding: str | None = None) -> None:
+def _print(text: str, form: str = "text") -> None:
     """Print what was asked for. A reader that goes away ends this quietly, as it does `ls`.
 
-    encoding: that of the format, None for what people here read.
+    form: text for what people here read, in their encoding; all others are in UTF-8.
     """
-    if hasattr(signal, "SIGPIPE"):  # not on Windows
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    encoding = None if form == "text" else "utf-8"
     sys.stdout.reconfigure(encoding=encoding, errors="replace")  # type: ignore[union-attr]
     print(text.removesuffix("\n"), flush=True)
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return f"reserve-gpu {version('reserve_gpu')}"
-    except PackageNotFoundError:
-        return "reserve-gpu, not installed"
 
 
 def _open_standard_descriptors() -> None:
