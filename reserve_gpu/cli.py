@@ -103,7 +103,7 @@ class Command(NamedTuple):
     usage: str = ""
     more: str = ""  # for its own help
     # Tells our words from a command to run behind them; None if there is none.
-    split: Callable[[list[str], list[str]], tuple[list[str], list[str]]] | None = None
+    split: Callable[[list[str]], tuple[list[str], list[str]]] | None = None
 
 
 def _status(arguments: Namespace) -> int:
@@ -242,7 +242,8 @@ def _start(words: list[str]) -> int:
     for subcommand in typed:
         if subcommand.split:
             length = len(subcommand.words.split())
-            own, to_run = subcommand.split(words[:length], words[length:])
+            ours, to_run = subcommand.split(words[length:])
+            own = words[:length] + ours
     parser = _parser(typed or COMMANDS, to_run or ())
     arguments = parser.parse_args(own, Namespace(command=to_run))
     if arguments.version:

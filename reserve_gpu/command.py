@@ -107,28 +107,25 @@ def start_kernel(arguments: Namespace) -> NoReturn:
     become(program, arguments.command, reason)
 
 
-def split(own: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
+def split(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the words that are ours, and the command: what follows the first `--`.
 
     Without `--` the first word starts the command if it is no option and names no device. Raises
     RequestError where options or devices stand before a command without `--`: which word is the
     value of an option, and which one the command, can't be told.
-    own: the subcommand. rest: what follows it.
+    words: what follows the subcommand.
     """
-    if "--" in rest:
-        at = rest.index("--")
-        return own + rest[:at], rest[at + 1 :]
-    if not rest or {"-h", "--help"} & set(rest):
-        return own + rest, []
-    if rest[0].startswith("-") or names.is_name(rest[0]):
+    if "--" in words or not words or {"-h", "--help"} & set(words):
+        return split_at_sign(words)
+    if words[0].startswith("-") or names.is_name(words[0]):
         raise errors.RequestError(f"Put -- before the command, as in: {SYNOPSIS}")
-    return own, rest
+    return [], words
 
 
-def split_at_sign(own: list[str], rest: list[str]) -> tuple[list[str], list[str]]:
+def split_at_sign(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the words that are ours, and the command behind `--`, if there is one."""
-    at = rest.index("--") if "--" in rest else len(rest)
-    return own + rest[:at], rest[at + 1 :]
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
 
 
 def find(command: list[str]) -> str:

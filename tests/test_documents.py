@@ -163,8 +163,8 @@ def test_what_people_type() -> None:
         else:
             assert name == "reserve-gpu"
             subcommand = next(each for each in COMMANDS if each.words == words[0])
-            own, _ = subcommand.split([words[0]], words[1:]) if subcommand.split else (words, [])
-            _parser([subcommand]).parse_args(own)
+            ours, _ = subcommand.split(words[1:]) if subcommand.split else (words[1:], [])
+            _parser([subcommand]).parse_args([words[0], *ours])
 
 
 @pytest.mark.process

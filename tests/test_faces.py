@@ -73,9 +73,9 @@ def read(hint: str) -> tuple[Request, object]:
     if program == "%reserve_gpu":
         return understood(options.wishes(options.magic_parser().parse_args(typed)))
     assert program == "reserve-gpu"
-    own, to_run = command.split(typed[:1], typed[1:])
+    ours, to_run = command.split(typed[1:])
     assert to_run == SCRIPT
-    arguments: Namespace = cli._parser(cli.COMMANDS).parse_args(own)
+    arguments: Namespace = cli._parser(cli.COMMANDS).parse_args([typed[0], *ours])
     return understood(options.wishes(arguments))
 
 
