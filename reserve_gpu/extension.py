@@ -12,27 +12,31 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import Magics, line_magic, magics_class
-from traitlets import Bool, CUnicode, TraitError, Unicode, observe, validate
+from traitlets import Bool, CUnicode, Unicode, observe
 
 from reserve_gpu import calls, heir, proc, settings, this_kernel
 from reserve_gpu.calls import Late
 from reserve_gpu.cells import cells
-from reserve_gpu.errors import RequestError, WaitInterrupted
+from reserve_gpu.errors import WaitInterrupted
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-    from reserve_gpu import api, between_cells, magic, quantities
+    from reserve_gpu import api, between_cells, magic, options
     from reserve_gpu.jupyter import completion
 else:
-    magic, completion = Late("magic"), Late("jupyter.completion")
-    quantities, api, between_cells = Late("quantities"), Late("api"), Late("between_cells")
+    magic, options, completion = Late("magic"), Late("options"), Late("jupyter.completion")
+    api, between_cells = Late("api"), Late("between_cells")
 
 
 MAGIC_NAME = "%reserve_gpu"
 MATCHER = "reserve_gpu.jupyter.completion"
 FIRST = 1000  # before IPython's own matchers, so that those that it keeps out are not even asked
-SETTINGS = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.IDLE_MEMORY}
+SETTINGS = {
+    "lock_directory": settings.LOCK_DIRECTORY,
+    "idle_memory": settings.IDLE_MEMORY,
+    "tell_waiters": settings.TELL_WAITERS,
+}
 
 
 # -- the magic and its settings -------------------------------------------------------------------
@@ -58,7 +62,8 @@ class ReserveGPU(Magics):
         f"Kept in ${settings.TELL_WAITERS}: 0 for no.",
     ).tag(config=True)
 
-    is_loaded = False
+    is_to_tell_start = False  # in its first cell: earlier nobody reads
+    is_to_tell_kept = False  # after that, if it has not asked for what is kept for it
 
     @line_magic
     def reserve_gpu(self, line: str) -> None:
@@ -66,20 +71,27 @@ class ReserveGPU(Magics):
         magic.run(line)
 
     # Where IPython looks before the docstring; %reserve_gpu? shows what the parser says of itself.
-    reserve_gpu.getdoc = lambda: magic.manual()  # type: ignore[union-attr] # noqa: PLW0108 - late
+    reserve_gpu.getdoc = lambda: options.magic_help()  # type: ignore[union-attr] # noqa: PLW0108 - late
 
-    def tell_start(self, info: ExecutionInfo) -> None:
-        """Say in the first cell with which GPU the kernel was started: earlier nobody reads."""
-        # Front ends run code of their own unseen, without a place in the history.
-        if info.store_history and self.shell:
-            self.shell.events.unregister("pre_run_cell", self.tell_start)
+    def begin_cell(self, info: ExecutionInfo) -> None:
+        """Watch a cell that begins, and say before it what a person is to know."""
+        cells().begin(info)
+        if not info.store_history:  # code of a front end, which runs unseen
+            return
+        if _has_session():
+            magic.tell_notices()
+        if self.is_to_tell_start:
+            self.is_to_tell_start = False
             magic.tell_start()
 
-    def tell_kept(self, result: ExecutionResult | None) -> None:
-        """Say after the first cell what is kept for this kernel, if it has not asked for it."""
+    def end_cell(self, result: ExecutionResult | None) -> None:
+        """Let others see after a cell that this kernel is in use, and say what there is to say."""
+        cells().end(result)
+        if _has_session():
+            magic.after_cell()
         info = result and result.info
-        if info and info.store_history and self.shell:
-            self.shell.events.unregister("post_run_cell", self.tell_kept)
+        if self.is_to_tell_kept and info and info.store_history:
+            self.is_to_tell_kept = False
             file = this_kernel.connection_file()
             if any(file in about for _, about in proc.own_processes(heir.PROGRAM)):
                 magic.tell_kept()  # which most kernels need not load
@@ -95,38 +107,17 @@ class ReserveGPU(Magics):
             request = self.shell.kernel.get_parent("control")  # type: ignore[union-attr]
             is_asked = request["header"]["msg_type"] == "shutdown_request"
             if change["new"] and is_asked and request["content"]["restart"] and _has_session():
-                magic.leave_to_restart()
+                between_cells.leave_to_restart()
         except Exception:  # whatever comes of it, the kernel has to end
             log = logging.getLogger("reserve_gpu")
             log.warning("The GPU can't be kept for the restart.", exc_info=True)
 
-    @validate("idle_memory")
-    def _check_size(self, proposal: dict[str, Any]) -> str:
-        """Refuse what is no size.
-
-        A value from a configuration file is checked at the first reservation instead: an error
-        while the shell starts would be a traceback.
-        """
-        value: str = proposal["value"]
-        if value and self.is_loaded:
-            try:
-                quantities.parse_size(value)
-            except RequestError as error:
-                raise TraitError(str(error)) from error  # traitlets puts the old value back
-        return value
-
-    @observe("tell_waiters")
-    def _export_flag(self, change: dict[str, Any]) -> None:
-        if change["new"]:
-            os.environ.pop(settings.TELL_WAITERS, None)
-        else:
-            os.environ[settings.TELL_WAITERS] = "0"
-
     @observe(*SETTINGS)
     def _export(self, change: dict[str, Any]) -> None:
         variable = SETTINGS[change["name"]]
-        if change["new"]:
-            os.environ[variable] = change["new"]
+        value = {True: "", False: "0"}.get(change["new"], change["new"])
+        if value:
+            os.environ[variable] = value
         else:
             os.environ.pop(variable, None)
 
@@ -141,44 +132,35 @@ def load(shell: InteractiveShell) -> None:
     given: dict[str, Any] = {
         trait: os.environ[name] for trait, name in SETTINGS.items() if os.environ.get(name)
     }
-    if os.environ.get(settings.TELL_WAITERS) == "0":
-        given["tell_waiters"] = False
+    if "tell_waiters" in given:
+        given["tell_waiters"] = given["tell_waiters"] != "0"
     magics = ReserveGPU(shell=shell, parent=shell, **given)
-    magics.is_loaded = True
     shell.register_magics(magics)
     cells().watch(shell)
-    for event, function in EVENTS:
-        shell.events.register(event, function)
+    shell.events.register("pre_run_cell", magics.begin_cell)
+    shell.events.register("post_run_cell", magics.end_cell)
     if not shell.custom_exceptions:  # a person may have set something there
         shell.set_custom_exc((WaitInterrupted,), _show_interrupted)  # type: ignore[no-untyped-call]
     _add_completion(shell)
     if hasattr(shell, "kernel"):
         shell.observe(magics.leave_to_restart, "exit_now")
-        shell.events.register("post_run_cell", magics.tell_kept)
-    if _was_given_something():
-        shell.events.register("pre_run_cell", magics.tell_start)
+        magics.is_to_tell_kept = True
+    magics.is_to_tell_start = _was_given_something()
 
 
 def unload(shell: InteractiveShell) -> None:
     """Take the magic and its settings out of the shell."""
     _remove_completion(shell)
     cells().leave()
-    with suppress(ValueError):  # it was not loaded
-        for event, function in EVENTS:
-            shell.events.unregister(event, function)
     if shell.custom_exceptions == (WaitInterrupted,):
         shell.set_custom_exc((), None)  # type: ignore[no-untyped-call]
     shell.magics_manager.magics["line"].pop("reserve_gpu", None)
     if magics := shell.magics_manager.registry.pop("ReserveGPU", None):
         shell.configurables.remove(magics)
+        shell.events.unregister("pre_run_cell", magics.begin_cell)
+        shell.events.unregister("post_run_cell", magics.end_cell)
         with suppress(ValueError):  # it is no kernel
             shell.unobserve(magics.leave_to_restart, "exit_now")
-        for event, tell in (
-            ("pre_run_cell", magics.tell_start),
-            ("post_run_cell", magics.tell_kept),
-        ):
-            with suppress(ValueError):  # there was nothing to tell, or it was told
-                shell.events.unregister(event, tell)
 
 
 def _was_given_something() -> bool:
@@ -188,34 +170,6 @@ def _was_given_something() -> bool:
     child that the shell starts before would inherit the locks.
     """
     return proc.held_by() == os.getpid() and bool(between_cells.start_failure() or api.current())
-
-
-def _after_cell(_result: ExecutionResult | None) -> None:
-    """Let others see after each cell that this kernel is in use, and say what went wrong."""
-    if _has_session():
-        magic.after_cell()
-
-
-def _tell_notices(info: ExecutionInfo) -> None:
-    """Say before each cell what has become of a reservation that ends."""
-    if info.store_history and _has_session():  # else nobody reads it
-        magic.tell_notices()
-
-
-def _begin_cell(info: ExecutionInfo) -> None:
-    cells().begin(info)
-
-
-def _end_cell(result: ExecutionResult | None) -> None:
-    cells().end(result)
-
-
-EVENTS = (
-    ("pre_run_cell", _begin_cell),
-    ("pre_run_cell", _tell_notices),
-    ("post_run_cell", _end_cell),
-    ("post_run_cell", _after_cell),
-)
 
 
 def _show_interrupted(*about: Any, **_options: Any) -> None:

@@ -40,11 +40,6 @@ def run(line: str) -> None:
         raise UsageError(str(error)) from error
 
 
-def manual() -> str:
-    """Return what the magic says of itself."""
-    return options.magic_help()
-
-
 def tell_notices() -> None:
     """Say before a cell what has become of a reservation that ends."""
     _warn(between_cells.lease_notices())
@@ -61,11 +56,6 @@ def tell_kept() -> None:
     """Say what is kept for this kernel, which has restarted and not asked for it yet."""
     if text := between_cells.kept():
         pictures.tell(pictures.of_line(text))
-
-
-def leave_to_restart() -> None:
-    """Leave what this kernel holds to the next one, which comes as this one restarts."""
-    between_cells.leave_to_restart()
 
 
 def tell_start() -> None:
