@@ -89,20 +89,16 @@ def _parse(line: str) -> Namespace:
 
 
 def _do(arguments: Namespace) -> None:
-    actions = [flag for flag in ("release", "check", "status") if getattr(arguments, flag)]
-    actions += [] if arguments.join is None else ["join"]
-    if len(actions) > 1:
-        raise errors.RequestError(f"One at a time: --{' or --'.join(actions)}.")
+    asked = [name for name in ACTIONS if getattr(arguments, name) not in (None, False)]
+    if len(asked) > 1:
+        raise errors.RequestError(f"One at a time: --{' or --'.join(asked)}.")
     if arguments.help:
         print(options.magic_help())
-    elif arguments.release:
-        _release(arguments)
-    elif arguments.join is not None:
-        _join(arguments)
-    elif arguments.check:
-        _check(arguments)
-    elif arguments.status:
-        _status(arguments)
+    elif asked and arguments.devices:
+        named = errors.shown(arguments.devices[0])
+        raise errors.RequestError(TAKES_NO_NAMES[asked[0]].format(named))
+    elif asked:
+        ACTIONS[asked[0]](arguments)
     elif arguments.json:
         raise errors.RequestError("--json goes with --status or --check.")
     elif arguments.all or arguments.hosts is not None:
@@ -111,30 +107,28 @@ def _do(arguments: Namespace) -> None:
         _reserve(arguments)
 
 
-def _release(arguments: Namespace) -> None:
-    if arguments.devices:
-        raise errors.RequestError(
-            "--release releases all that this kernel holds; it takes no names."
-        )
+def _release(_arguments: Namespace) -> None:
     held = api.current()
     devices = api.release()
     values = environment.read({*environment.CUDA, *(held.environ if held else ())})
     print(messages.released(devices, values, started=environment.cuda_started()))
 
 
-def _join(arguments: Namespace) -> None:
-    if arguments.devices:
-        raise errors.RequestError(f"Give one name: --join {errors.shown(arguments.devices[0])}")
-    which = [arguments.join] if arguments.join else []
-    print(api.join(list_join_release.chosen(which, "%reserve_gpu --join")))
+def _check(arguments: Namespace) -> None:
+    """Show what the driver and the frameworks see."""
+    try:
+        with Live() as live:
+            show = None if arguments.json else live.show_check
+            result = checks.check(progress=show, slow=live.show, face=MAGIC)
+    except KeyboardInterrupt:
+        raise errors.WaitInterrupted("Stopped the check; nothing was changed.") from None
+    _show(result, arguments)
 
 
 def _status(arguments: Namespace) -> None:
     """Show how the machine stands; that there is no driver is an answer too, not a failure."""
-    if arguments.devices:
-        raise errors.RequestError("--status shows every GPU; it takes no names.")
     try:
-        _show(_look(arguments), arguments)
+        _show(_look(arguments)._replace(is_all=arguments.all), arguments)
         if not arguments.json and arguments.hosts is None:
             tell_kept()
     except errors.DriverError as error:
@@ -143,22 +137,24 @@ def _status(arguments: Namespace) -> None:
 
 def _look(arguments: Namespace) -> Status | Hosts:
     if arguments.hosts is not None:
-        return hosts.looking(arguments.hosts)()._replace(is_all=arguments.all)
+        return hosts.looking(arguments.hosts)()
     with Live() as live:
-        return looking.look(live.show)._replace(face=MAGIC, is_all=arguments.all)
+        return looking.look(live.show)._replace(face=MAGIC)
 
 
-def _check(arguments: Namespace) -> None:
-    """Show what the driver and the frameworks see."""
-    if arguments.devices:
-        raise errors.RequestError("--check is about what this kernel holds; it takes no names.")
-    try:
-        with Live() as live:
-            show = None if arguments.json else live.show_check
-            result = checks.check(progress=show, slow=live.show, face=MAGIC)
-    except KeyboardInterrupt:
-        raise errors.WaitInterrupted("Stopped the check; nothing was changed.") from None
-    _show(result, arguments)
+def _join(arguments: Namespace) -> None:
+    which = [arguments.join] if arguments.join else []
+    print(api.join(list_join_release.chosen(which, "%reserve_gpu --join")))
+
+
+# What is done instead of reserving, by its option.
+ACTIONS = {"release": _release, "check": _check, "status": _status, "join": _join}
+TAKES_NO_NAMES = {
+    "release": "--release releases all that this kernel holds; it takes no names.",
+    "check": "--check is about what this kernel holds; it takes no names.",
+    "status": "--status shows every GPU; it takes no names.",
+    "join": "Give one name: --join {}",
+}
 
 
 def _show(result: Status | Hosts | checks.Check, arguments: Namespace) -> None:
