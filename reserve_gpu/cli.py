@@ -12,7 +12,7 @@ from argparse import Namespace, RawDescriptionHelpFormatter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu import __version__, command, errors, looking, options
+from reserve_gpu import command, errors, looking, options
 from reserve_gpu.calls import Late
 from reserve_gpu.options import Option, Parser
 from reserve_gpu.report import page, prometheus
@@ -247,7 +247,7 @@ def _start(words: list[str]) -> int:
     parser = _parser(typed or COMMANDS, to_run or ())
     arguments = parser.parse_args(own, Namespace(command=to_run))
     if arguments.version:
-        _print(f"reserve-gpu {__version__}")
+        _print(_version())
         return 0
     if "start" not in arguments:  # the help is what was asked for, but a script has made a mistake
         _print(arguments.parser.format_help().rstrip())
@@ -323,6 +323,15 @@ FORMATS: dict[str, Callable[[Status | Hosts], str]] = {
     "html": page.page,
     "prometheus": lambda seen: prometheus.text(*seen.machines),
 }
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"reserve-gpu {version('reserve_gpu')}"
+    except PackageNotFoundError:
+        return "reserve-gpu, not installed"
 
 
 def _print(text: str, form: str = "text") -> None:
