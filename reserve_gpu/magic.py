@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
+from IPython.display import display
 
 from reserve_gpu import api, between_cells, errors, looking, options, proc, this_kernel
 from reserve_gpu.calls import Late
@@ -99,8 +100,6 @@ def _do(arguments: Namespace) -> None:
         raise errors.RequestError(TAKES_NO_NAMES[asked[0]].format(named))
     elif asked:
         ACTIONS[asked[0]](arguments)
-    elif arguments.json:
-        raise errors.RequestError("--json goes with --status or --check.")
     elif arguments.all or arguments.hosts is not None:
         raise errors.RequestError(f"--{'all' if arguments.all else 'hosts'} goes with --status.")
     else:
@@ -114,22 +113,21 @@ def _release(_arguments: Namespace) -> None:
     print(messages.released(devices, values, started=environment.cuda_started()))
 
 
-def _check(arguments: Namespace) -> None:
+def _check(_arguments: Namespace) -> None:
     """Show what the driver and the frameworks see."""
     try:
         with Live() as live:
-            show = None if arguments.json else live.show_check
-            result = checks.check(progress=show, slow=live.show, face=MAGIC)
+            result = checks.check(progress=live.show_check, slow=live.show, face=MAGIC)
     except KeyboardInterrupt:
         raise errors.WaitInterrupted("Stopped the check; nothing was changed.") from None
-    _show(result, arguments)
+    display(result)  # type: ignore[no-untyped-call]
 
 
 def _status(arguments: Namespace) -> None:
     """Show how the machine stands; that there is no driver is an answer too, not a failure."""
     try:
-        _show(_look(arguments)._replace(is_all=arguments.all), arguments)
-        if not arguments.json and arguments.hosts is None:
+        display(_look(arguments)._replace(is_all=arguments.all))  # type: ignore[no-untyped-call]
+        if arguments.hosts is None:
             tell_kept()
     except errors.DriverError as error:
         print(error)
@@ -155,17 +153,6 @@ TAKES_NO_NAMES = {
     "status": "--status shows every GPU; it takes no names.",
     "join": "Give one name: --join {}",
 }
-
-
-def _show(result: Status | Hosts | checks.Check, arguments: Namespace) -> None:
-    if arguments.json:
-        import json
-
-        print(json.dumps(result.to_dict(), indent=2))
-    else:
-        from IPython.display import display
-
-        display(result)  # type: ignore[no-untyped-call]
 
 
 def _reserve(arguments: Namespace) -> None:

@@ -203,7 +203,6 @@ MAGIC = (
     Option(
         "--check", action="store_true", help="does each framework use exactly what is reserved?"
     ),
-    Option("--json", action="store_true", help="with --status or --check: for programs"),
     Option("--all", action="store_true", help=f"with --status: {ALL.settings['help']}"),
     Option("--hosts", nargs="*", metavar="HOST", help="with --status: of other machines, by ssh"),
     Option("--release", action="store_true", help="release what this kernel holds"),

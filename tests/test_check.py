@@ -581,7 +581,7 @@ def test_three_ways_say_the_same(here: Here, monkeypatch: pytest.MonkeyPatch) ->
     shell = here.shell(is_notebook=True)
     shell.run("%reserve_gpu 1")
     *progress, shown = shell.run("%reserve_gpu --check").values
-    told = json.loads(shell.run("%reserve_gpu --check --json").stdout)
+    told = reserve_gpu.check().to_dict()
     assert progress[0]["text/plain"].startswith("Checking what each framework sees: ")
     assert progress[-1]["text/plain"] == ""
     table = Cells(shown["text/html"])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OPTIONS = [
     *("--count", "--min-memory", "--name", "--memory", "--wait", "--note"),
     *("--optional", "--for", "--until", "--idle", "--if-wanted", "--end-kernel"),
-    *("--status", "--check", "--json", "--all", "--hosts", "--release"),
+    *("--status", "--check", "--all", "--hosts", "--release"),
     *("--join", "--help"),
 ]
 DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
@@ -76,7 +76,6 @@ CASES = [
     ("%reserve_gpu --until ", ["12:00", "18:00", *DAYS]),
     ("%reserve_gpu --until f", ["Fri"]),
     ("%reserve_gpu --idle ", ["30m", "1h", "2h"]),
-    ("%reserve_gpu --status --js", ["--json"]),
     ("x = 1\n%reserve_gpu --rel", ["--release"]),
 ]
 

@@ -864,7 +864,7 @@ def test_three_ways_say_the_same(here: Here) -> None:
     about = {"note": HOSTILE, "user": HOSTILE, "notebook": HOSTILE, "asks": HOSTILE}
     with here.rival("3", note=HOSTILE, notebook=HOSTILE), waiter(here, [here.uuid("3")], **about):
         shown = shell.run("%reserve_gpu --status").values[0]
-        told = json.loads(shell.run("%reserve_gpu --status --json").stdout)
+        told = reserve_gpu.status().to_dict()
     table = Table(shown["text/html"])
     text = re.sub("[\u2588\u2591]|\\d+ \u00b0C +\\d+ W|\\btemp +power\\b", "", shown["text/plain"])
     assert text.split() == [word for line in table.words() for word in line]
@@ -1021,13 +1021,6 @@ def test_the_shape_is_the_documented_one(here: Here) -> None:
     with here.rival(), waiter(here, [here.uuid("0")]):
         found = reserve_gpu.status().to_dict()
     assert repr(shape(found)) == repr(shape(json.loads(example)))
-
-
-def test_json_goes_with_status(here: Here) -> None:
-    """--json alone is refused in one line."""
-    cell = here.shell().run("%reserve_gpu --json")
-    assert cell.error == "UsageError"
-    assert "--json goes with --status or --check." in cell.stderr + "".join(cell.traceback)
 
 
 @pytest.mark.process
