@@ -101,7 +101,13 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         if_wanted=if_wanted,
         end_kernel=end_kernel,
     )
-    reservation, texts, is_new = ask(request, Deadline.after(wait), _of_waits(progress))
+
+    def of_waits(news: News) -> None:
+        if callable(progress) and isinstance(news, Waiting):
+            progress(news)
+
+    show = of_waits if callable(progress) else progress
+    reservation, texts, is_new = ask(request, Deadline.after(wait), show)
     try:
         for text in texts:
             warnings.warn(text, ReserveGPUWarning, stacklevel=2)
@@ -171,11 +177,13 @@ def release() -> tuple[Device, ...]:
 
 def _end_heir() -> tuple[Device, ...]:
     """Release what is kept for this kernel, which has restarted; returns the devices."""
-    connection_file = kernels_file()
-    for left in restart.all_left(connection_file) if connection_file else ():
-        if restart.end(left):
-            return left.held.devices
-    return ()
+    return next((left.held.devices for left in all_left() if restart.end(left)), ())
+
+
+def all_left() -> Iterator[restart.Left]:
+    """Yield what is kept for this kernel, which has restarted."""
+    if connection_file := kernels_file():
+        yield from restart.all_left(connection_file)
 
 
 def go_without() -> None:
@@ -272,15 +280,6 @@ def before_end(function: F | None = None, *, limit: float | str = "5m") -> F | C
         raise RequestError(f"before_end() takes a function, not {shown(repr(function))}.")
     session().timer.process_end.call_before(function, parse_duration(limit))
     return function
-
-
-def _of_waits(
-    progress: Callable[[Waiting], object] | Literal["auto"] | None,
-) -> Callable[[News], object] | Literal["auto"] | None:
-    """Return what to call, so that a function of the user's is told of waits alone."""
-    if not callable(progress):
-        return progress
-    return lambda news: progress(news) if isinstance(news, Waiting) else None
 
 
 @contextmanager

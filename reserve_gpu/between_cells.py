@@ -6,8 +6,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import proc, settings
-from reserve_gpu.calls import Late
+from reserve_gpu import api, proc, settings
 from reserve_gpu.cells import kernels_file
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.bindings import DeviceError
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reserve_gpu.model import Device
-    from reserve_gpu.reservation import restart
-else:
-    restart = Late("reservation.restart")  # which only kernels of Jupyter need
 
 LEAVE_LIMIT_S = 2.0  # a client kills a kernel that does not end within 5 s
 
@@ -43,17 +39,13 @@ def leave_to_restart() -> None:
 
 def kept() -> str | None:
     """Return what is kept for this kernel, which has not asked for it yet, and until when."""
-    connection_file = kernels_file()
-    if connection_file is None or session().devices:
-        return None
-    left = next(restart.all_left(connection_file), None)
+    left = None if session().devices else next(api.all_left(), None)
     return messages.kept(left.held.devices, left.until) if left else None
 
 
 def own_heirs() -> set[int]:
     """Return the processes that keep something for this kernel, which has restarted."""
-    connection_file = kernels_file()
-    return {left.heir for left in restart.all_left(connection_file)} if connection_file else set()
+    return {left.heir for left in api.all_left()}
 
 
 def start_failure() -> str | None:
