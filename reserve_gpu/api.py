@@ -180,6 +180,12 @@ def _end_heir() -> tuple[Device, ...]:
     return next((left.held.devices for left in all_left() if restart.end(left)), ())
 
 
+def kept() -> str | None:
+    """Return what is kept for this kernel, which has not asked for it yet, and until when."""
+    left = None if session().devices else next(all_left(), None)
+    return messages.kept(left.held.devices, left.until) if left else None
+
+
 def all_left() -> Iterator[restart.Left]:
     """Yield what is kept for this kernel, which has restarted."""
     if connection_file := kernels_file():

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import api, proc, settings
+from reserve_gpu import proc, settings
 from reserve_gpu.cells import kernels_file
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.bindings import DeviceError
@@ -35,17 +35,6 @@ def leave_to_restart() -> None:
         this_session = session()
         leave = this_session.leave_to_restart
         this_session.run_within(LEAVE_LIMIT_S, leave, connection_file, seconds)
-
-
-def kept() -> str | None:
-    """Return what is kept for this kernel, which has not asked for it yet, and until when."""
-    left = None if session().devices else next(api.all_left(), None)
-    return messages.kept(left.held.devices, left.until) if left else None
-
-
-def own_heirs() -> set[int]:
-    """Return the processes that keep something for this kernel, which has restarted."""
-    return {left.heir for left in api.all_left()}
 
 
 def start_failure() -> str | None:

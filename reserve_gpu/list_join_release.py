@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from reserve_gpu import api, between_cells, looking, machine, this_process
+from reserve_gpu import api, looking, machine, this_process
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import DriverError, RequestError, shown
 from reserve_gpu.gpus import names
@@ -55,7 +55,7 @@ def chosen(words: Sequence[str], typed: str = "reserve-gpu join") -> Reserved:
 
     typed: what stands before its name. Raises RequestError.
     """
-    own = {os.getpid(), *between_cells.own_heirs()}
+    own = {os.getpid(), *(left.heir for left in api.all_left())}
     every = [each for each in of_user() if each.holder.pid not in own and not each.holder.beside]
     (reserved,) = _chosen(words[:1], every, typed)
     return reserved

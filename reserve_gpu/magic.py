@@ -55,7 +55,7 @@ def after_cell() -> None:
 
 def tell_kept() -> None:
     """Say what is kept for this kernel, which has restarted and not asked for it yet."""
-    if text := between_cells.kept():
+    if text := api.kept():
         pictures.tell(pictures.of_line(text))
 
 
