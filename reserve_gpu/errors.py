@@ -184,18 +184,14 @@ def install_command(package: str, instead_of: str = "") -> str:
 
     instead_of: packages to uninstall before.
 
-    pipx (https://pipx.pypa.io/stable/reference/cli/) and uv (https://docs.astral.sh/uv/pip/) make
-    environments without pip. In one of `uv tool`, `uv tool install --with` would drop what was
-    added by an earlier --with, which may be this package.
+    uv (https://docs.astral.sh/uv/pip/) makes environments without pip. In one of `uv tool`, `uv
+    tool install --with` would drop what was added by an earlier --with, which may be this package.
     """
     from importlib.util import find_spec
     from shlex import quote
 
     python = quote(sys.executable or "python3")
-    if os.path.exists(os.path.join(sys.prefix, "pipx_metadata.json")):
-        name = quote(os.path.basename(sys.prefix))
-        install, uninstall = f"pipx inject {name}", f"pipx runpip {name} uninstall -y"
-    elif find_spec("pip") is None and _is_made_by_uv():
+    if find_spec("pip") is None and _is_made_by_uv():
         install, uninstall = (
             f"uv pip {verb} --python {python}" for verb in ("install", "uninstall")
         )

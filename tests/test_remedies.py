@@ -21,32 +21,26 @@ ASK = "from reserve_gpu import errors; print(errors.install_command('six', inste
 UV = "uv = 0.13.9\n"
 
 
-def environment(folder: Path, *, configuration: str = "", is_of_pipx: bool = False) -> Path:
-    """Return an environment without pip, with what uv and pipx leave in theirs; its Python."""
+def environment(folder: Path, *, configuration: str = "") -> Path:
+    """Return an environment without pip, with what uv leaves in its own; its Python."""
     venv.create(folder, symlinks=True, with_pip=False)
     with (folder / "pyvenv.cfg").open("a") as file:
         file.write(configuration)
-    if is_of_pipx:
-        (folder / "pipx_metadata.json").write_text("{}")
     return folder / "bin" / "python"
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("name", "configuration", "is_of_pipx", "expected"),
+    ("name", "configuration", "expected"),
     [
-        ("uv", UV, False, "uv pip uninstall --python {} five && uv pip install --python {} six"),
-        ("no pip", "", False, "{} -m pip uninstall -y five && {} -m pip install six"),
-        # pipx makes its environments with uv where there is one.
-        ("x-1", UV, True, "pipx runpip x-1 uninstall -y five && pipx inject x-1 six"),
+        ("uv", UV, "uv pip uninstall --python {} five && uv pip install --python {} six"),
+        ("no pip", "", "{} -m pip uninstall -y five && {} -m pip install six"),
     ],
 )
-def test_commands(
-    machine: Machine, name: str, configuration: str, *, is_of_pipx: bool, expected: str
-) -> None:
+def test_commands(machine: Machine, name: str, configuration: str, expected: str) -> None:
     """A package is installed by what made the environment, named for the shell."""
     folder = machine.folder / name
-    python = environment(folder, configuration=configuration, is_of_pipx=is_of_pipx)
+    python = environment(folder, configuration=configuration)
     done = machine.command(str(python), "-c", ASK, PYTHONPATH=str(ROOT))
     assert done.stdout == expected.replace("{}", shlex.quote(str(python))) + "\n", done.stderr
 
