@@ -83,8 +83,7 @@ def watch(command: int, until: float, kill_after_s: float) -> None:
     with suppress(OSError):
         send(command, signal.SIGTERM)
         send(command, signal.SIGCONT)
-    kill_at = time.monotonic() + kill_after_s
-    if not _ends(command, lambda: kill_at - time.monotonic()):
+    if not ends_within(command, kill_after_s):
         with suppress(OSError):
             send(command, signal.SIGKILL)
 

@@ -98,9 +98,8 @@ def start_kernel(arguments: Namespace) -> NoReturn:
         first = "This kernel was started without a GPU of its own."
         going_on = api.go_on_after(error)
         say(f"{first}\n{error}\n{going_on}")
-        picture = error.picture if isinstance(error, errors.NoFreeDeviceError) else None
         # Its first cell shows how the machine stands then, and what to do.
-        what = picture.brief if picture else str(error)
+        what = error.picture.brief if error.picture else str(error)
         reason = f"{first}\n{what}\n{going_on}"
         if not isinstance(error, errors.NoFreeDeviceError):
             reason += " Try again with %reserve_gpu."
@@ -171,8 +170,7 @@ def say(text: str) -> None:
 
 def error_text(error: errors.ReserveGPUError) -> str:
     """Return the error as it is shown on stderr."""
-    picture = error.picture if isinstance(error, errors.NoFreeDeviceError) else None
-    return picture.to_text(sys.stderr) if picture else str(error)
+    return error.picture.to_text(sys.stderr) if error.picture else str(error)
 
 
 def _reserve(arguments: Namespace, face: faces.Face) -> None:

@@ -56,6 +56,11 @@ class ReserveGPUError(Exception):
 
     exit_code = 70  # EX_SOFTWARE
 
+    @property
+    def picture(self) -> Showable | None:
+        """Return all of that, to be shown, where it is more than a text."""
+        return None
+
     def _render_traceback_(self) -> list[str]:
         """Let IPython show the text alone: where in our code it was raised helps nobody."""
         return str(self).splitlines()
@@ -78,8 +83,8 @@ class TooLateError(ReserveGPUError):
 class NoFreeDeviceError(ReserveGPUError):
     """Every device that would do is reserved, in use or unreadable.
 
-    rows: one for each device that was looked at. picture: the whole of it, to be shown. It is drawn
-    when somebody wants to see it: a program that asks again and again only catches the error.
+    rows: one for each device that was looked at. The picture is drawn when somebody wants to see
+    it: a program that asks again and again only catches the error.
     """
 
     exit_code = 75  # EX_TEMPFAIL
@@ -92,7 +97,7 @@ class NoFreeDeviceError(ReserveGPUError):
 
     @cached_property
     def picture(self) -> Showable | None:
-        """Return the picture, None where there is only a text."""
+        """Return all of it, to be shown, None where there is only a text."""
         return None if isinstance(self._draw, str) else self._draw()
 
     def __str__(self) -> str:

@@ -159,7 +159,7 @@ def _reserve(arguments: Namespace) -> None:
     before = api.current()
     outcome = _ask(arguments)
     _warn(outcome.warnings + (between_cells.device_faults() if before else []))
-    if isinstance(outcome.excused, errors.NoFreeDeviceError) and outcome.excused.picture:
+    if outcome.excused and outcome.excused.picture:
         outcome.excused.picture.show()
     elif outcome.excused:
         print(outcome.excused)
