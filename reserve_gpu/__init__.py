@@ -10,6 +10,8 @@ It is an agreement among those who ask, not a wall.
 
 from __future__ import annotations
 
+from reserve_gpu.forks import no_fork
+
 TYPE_CHECKING = False  # as in `typing`, which takes longer to load than all of this
 if TYPE_CHECKING:
     from typing import Any
@@ -68,7 +70,7 @@ __all__ = [
 ]
 
 
-# Nothing is imported before its first use: most shells that load the extension never ask for
+# Nothing else is imported before its first use: most shells that load the extension never ask for
 # anything, and the command line (__main__.py) is to start before what it needs is loaded.
 _HOMES = {
     "Check": "frameworks.check",
@@ -87,14 +89,16 @@ _HOMES = {
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Add %reserve_gpu to the shell; called by `%load_ext reserve_gpu`."""
-    from reserve_gpu import extension
+    with no_fork:
+        from reserve_gpu import extension
 
     extension.load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Take %reserve_gpu away again; what is reserved stays reserved."""
-    from reserve_gpu import extension
+    with no_fork:
+        from reserve_gpu import extension
 
     extension.unload(shell)
 
@@ -104,7 +108,8 @@ if not TYPE_CHECKING:  # to which every name would be one of ours
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from reserve_gpu.calls import Late
+        with no_fork:
+            from reserve_gpu.calls import Late
 
         return getattr(Late(_HOMES.get(name, "errors")), name)
 

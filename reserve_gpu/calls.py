@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import math
-import os
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from reserve_gpu.errors import TOO_MANY_FILES, NoThreadError, RequestError, ReserveGPUError
+from reserve_gpu.forks import no_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,12 +45,6 @@ NESTED = (
     "interrupted that. Try again when it is done."
 )
 DONE = object()
-
-# Keeps other threads from forking. A child that is forked while a lock is taken but not yet known
-# would keep it for ever; one that is forked while a module is imported would wait for it for ever.
-# A plain `with no_fork:` holds also where a signal handler raises: Python runs none between taking
-# a lock and entering the block.
-no_fork = threading.RLock()
 
 
 class _Local(threading.local):
@@ -446,10 +440,3 @@ def survive_reload(name: str, make: Callable[[], T]) -> T:
     store = sys.modules.setdefault("reserve_gpu.kept", ModuleType("reserve_gpu.kept"))
     value: T = vars(store).setdefault(name, make())
     return value
-
-
-# At import: a fork that has begun asks for no more hooks. Those of a reload do no harm.
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(
-        before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=no_fork.release
-    )

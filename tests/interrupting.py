@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import reserve_gpu
-from reserve_gpu import calls
+from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors
 from reserve_gpu.settings import LOCK_DIRECTORY
 from tests.locked import watched
@@ -225,8 +225,8 @@ def disagreements() -> list[str]:
 
 def try_to_fork(wrong: list[str]) -> None:
     """Try it in another thread than the interrupted one, which may always fork."""
-    if calls.no_fork.acquire(blocking=False):
-        calls.no_fork.release()
+    if no_fork.acquire(blocking=False):
+        no_fork.release()
     else:
         wrong.append("no other thread can fork any more")
 

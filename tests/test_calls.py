@@ -14,8 +14,9 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import calls
-from reserve_gpu.calls import Call, Executor, GivenUpError, no_fork
+from reserve_gpu.calls import Call, Executor, GivenUpError
 from reserve_gpu.cells import cells
+from reserve_gpu.forks import no_fork
 from reserve_gpu.reservation.session import session
 from tests.locked import locked
 from tests.processes import queue, wait_for

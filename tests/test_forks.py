@@ -455,14 +455,14 @@ def test_a_fork_in_the_midst_of_a_first_call(machine: Machine, seen: str, code: 
 
 LOADED = """
 import warnings
-from reserve_gpu import calls
+from reserve_gpu import forks
 warnings.simplefilter("ignore")
 loaded = []
 def hook(event, arguments):
     if event == "exec" and arguments[0].co_name == "<module>":
-        is_own = calls.no_fork._is_owned()
-        if not is_own and calls.no_fork.acquire(blocking=False):  # nor has who waits for the import
-            calls.no_fork.release()
+        is_own = forks.no_fork._is_owned()
+        if not is_own and forks.no_fork.acquire(blocking=False):  # nor has who waits for the import
+            forks.no_fork.release()
             loaded.append(arguments[0].co_filename)
 def in_vain(**wishes):
     try:

@@ -47,6 +47,7 @@ ROOMS = [
     {"notices"},
     {"model"},
     {"foreign"},
+    {"forks"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 

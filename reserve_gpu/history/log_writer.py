@@ -15,8 +15,8 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import HistoryError
+from reserve_gpu.forks import no_fork
 from reserve_gpu.history.log_lines import LogLine, month, parsed
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.lock import flock

@@ -16,7 +16,7 @@ from functools import cache, partial
 from itertools import count
 
 from reserve_gpu import calls
-from reserve_gpu.calls import no_fork
+from reserve_gpu.forks import no_fork
 
 NONE = -1  # no descriptor
 

@@ -13,8 +13,8 @@ import stat
 import time
 from contextlib import suppress
 
-from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import LockError
+from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors
 
 DIRECTORY_MODE = 0o1777

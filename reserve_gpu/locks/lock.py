@@ -11,8 +11,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import LockError
+from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
 from reserve_gpu.locks.descriptors import NONE

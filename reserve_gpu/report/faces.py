@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from reserve_gpu.calls import no_fork
+from reserve_gpu.forks import no_fork
 from reserve_gpu.model import MIB, UNITS, Request, Size
 
 COMMAND_LIMIT = 200  # characters; a longer one is not repeated

@@ -18,8 +18,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import alarm, calls, foreign, proc
-from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import NoThreadError
+from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.descriptors import NONE
 from reserve_gpu.model import Answer, Device

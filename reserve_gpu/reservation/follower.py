@@ -13,8 +13,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import alarm, this_process
-from reserve_gpu.calls import no_fork
 from reserve_gpu.errors import ReserveGPUError
+from reserve_gpu.forks import no_fork
 from reserve_gpu.history.log_writer import Page
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.directory import LockDirectory

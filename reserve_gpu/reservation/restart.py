@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import alarm, foreign, heir, proc
-from reserve_gpu.calls import no_fork
+from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.directory import OTHERS_MODE, OWN_MODE
 from reserve_gpu.locks.holders import is_sharers

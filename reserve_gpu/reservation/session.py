@@ -15,9 +15,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from reserve_gpu import calls, proc, settings, this_process
-from reserve_gpu.calls import Executor, Late, no_fork
+from reserve_gpu.calls import Executor, Late
 from reserve_gpu.cells import cells
 from reserve_gpu.errors import LockError, NoThreadError, RequestError
+from reserve_gpu.forks import no_fork
 from reserve_gpu.gpus import names
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.record import myself
