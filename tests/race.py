@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import reserve_gpu
 from reserve_gpu.errors import MutexHeldError
 from reserve_gpu.locks.directory import default_path
+from reserve_gpu.locks.holders import is_sharers
 from reserve_gpu.reservation.session import session
 from tests.machine import ROOT, Machine
 
@@ -214,7 +215,7 @@ class Listed(NamedTuple):
 def masks() -> Listed:
     """Return the devices that this process believes to hold."""
     held = session().devices
-    is_shared = any(lock.shared for lock in session().locks_in(default_path()).values())
+    is_shared = any(is_sharers(lock.name) for lock in session().locks_in(default_path()).values())
     mask = sum(1 << device.index for device in held)
     return Listed(0, mask) if is_shared else Listed(mask, 0)
 

@@ -25,13 +25,10 @@ _opened: dict[int, tuple[object, ...]] = calls.survive_reload("opened", dict)
 _serial = calls.survive_reload("serial", partial(count, 1))
 
 
-def remember(descriptor: int, file: tuple[object, ...] = ()) -> int:
-    """Count the descriptor among ours; returns it. In `no_fork`, from its opening on.
-
-    file: what `identity` says of it, where that is known.
-    """
+def remember(descriptor: int) -> int:
+    """Count the descriptor among ours; returns it. In `no_fork`, from its opening on."""
     _hook_fork()
-    _opened[descriptor] = (next(_serial), *(file or identity(descriptor)))
+    _opened[descriptor] = (next(_serial), *_identity(descriptor))
     return descriptor
 
 
@@ -39,7 +36,7 @@ def opening(descriptor: int) -> tuple[object, ...] | None:
     """Return what tells this opening from all others; None if the number is not ours any more."""
     with suppress(OSError):
         known = _opened.get(descriptor)
-        return known if known and known[1:] == identity(descriptor) else None
+        return known if known and known[1:] == _identity(descriptor) else None
     return None
 
 
@@ -58,7 +55,7 @@ def adopt(descriptor: int) -> None:
         remember(descriptor)
 
 
-def identity(descriptor: int) -> tuple[object, ...]:
+def _identity(descriptor: int) -> tuple[object, ...]:
     """Return which file it is, as nothing else that is open now has it."""
     status = os.fstat(descriptor)
     if stat.S_IFMT(status.st_mode):

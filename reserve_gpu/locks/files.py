@@ -140,7 +140,7 @@ def _open(directory: int, name: str, path: str, flags: int, mode: int | None = N
             _require_plain(status, path)
             if mode is not None:
                 _finish(descriptor, status, mode)
-            return descriptors.remember(descriptor, (status.st_dev, status.st_ino))
+            return descriptors.remember(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
@@ -187,8 +187,6 @@ def _directory_message(path: str, error: OSError) -> str:
 def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
     if error.errno == errno.ELOOP:
         return f"{path} is a link, which is never followed. Remove it, or ask its owner to."
-    if error.errno == errno.ENOENT:
-        return f"{path} can't be made. {SET_ANOTHER}"
     if error.errno == errno.EISDIR:
         return f"{path} is a directory, not a lock file. Remove it, or ask its owner to."
     if error.errno == errno.EACCES:

@@ -16,7 +16,6 @@ from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
 from reserve_gpu.locks.descriptors import NONE
-from reserve_gpu.locks.holders import is_sharers
 
 if TYPE_CHECKING:
     from reserve_gpu.model import Record
@@ -45,11 +44,6 @@ class Lock:
     def name(self) -> str:
         """Return the name of the file in its directory."""
         return os.path.basename(self.path)
-
-    @property
-    def shared(self) -> bool:
-        """Tell whether it is a sharer's, so that others may share the device."""
-        return is_sharers(self.name)
 
     def write(self, record: Record) -> None:
         """Write the record of who has the lock. On a full disk the record is lost, not the lock."""

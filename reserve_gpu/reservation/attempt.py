@@ -222,7 +222,7 @@ class Look:
         lock: Lock | Holder | None = held
         is_kept = False
         try:
-            if held is None or held.shared != is_part:
+            if held is None or is_sharers(held.name) != is_part:
                 since = held.since if held else None
                 locks = self._asking.locks
                 lock = locks.lock_device(device.uuid, share=is_part, held=held, since=since)
