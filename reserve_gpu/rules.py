@@ -107,83 +107,81 @@ def for_user(
 
 def parse(data: bytes, file: str) -> Document:
     """Return what a file of that content says. Raises MistakeError. file: what messages call it."""
-    tables = parsed(data, file)
-    reader = _Reader(file)
-    reader.require_known(tables, "", ("message", HISTORY, LIMITS, GROUPS, USERS, DEVICES, HOSTS))
-    message = tables.get("message")
+    whole = _Part(file, "", parsed(data, file))
+    whole.require_known("message", HISTORY, LIMITS, GROUPS, USERS, DEVICES, HOSTS)
+    message = whole.fields.get("message")
     if message is not None and not isinstance(message, str):
-        raise reader.mistake("", f"message must be a text, not {_value(message)}")
-    limits = reader.limits(reader.table(tables, LIMITS), LIMITS)
-    groups, users = reader.limits_of_each(tables, GROUPS), reader.limits_of_each(tables, USERS)
-    drain, drained = reader.drain(reader.table(tables, DEVICES))
-    history = reader.truth(tables, HISTORY)
+        raise whole.mistake(f"message must be a text, not {_value(message)}")
+    limits = whole.table(LIMITS).limits()
+    groups, users = whole.table(GROUPS).limits_of_each(), whole.table(USERS).limits_of_each()
+    drain, drained = whole.table(DEVICES).drain()
+    history = whole.truth(HISTORY)
     rules = Rules(file, "", message or None, drain=drain, drained=drained, history=history)
     return Document(rules, limits, groups, users)
 
 
-class _Reader:
-    """Reads the tables of a file. Its methods raise MistakeError."""
+class _Part(NamedTuple):
+    """A table of a file, or the whole file. Its methods raise MistakeError.
 
-    def __init__(self, file: str) -> None:
-        self._file = file
+    place: the name of the table, empty for the file. fields: what stands in it.
+    """
 
-    def mistake(self, place: str, what: str) -> MistakeError:
-        """Return the error for a mistake. place: the name of the table, empty for none."""
-        table = f", {_table(place)}" if place else ""
-        return MistakeError(f"{_path(self._file)}{table}: {what}")
+    file: str
+    place: str
+    fields: Mapping[str, Any]
 
-    def require_known(self, table: Mapping[str, Any], place: str, known: Collection[str]) -> None:
+    def mistake(self, what: str) -> MistakeError:
+        """Return the error for a mistake."""
+        table = f", {_table(self.place)}" if self.place else ""
+        return MistakeError(f"{_path(self.file)}{table}: {what}")
+
+    def require_known(self, *known: str) -> None:
         """Raise MistakeError for a key that means nothing."""
-        for key in table:
+        for key in self.fields:
             if key not in known:
                 what = f"{shown(key)!r} means nothing here; there are {', '.join(known)}"
-                raise self.mistake(place, what)
+                raise self.mistake(what)
 
-    def table(self, tables: Mapping[str, Any], name: str, above: str = "") -> dict[str, Any]:
-        """Return the table of that name, an empty one where there is none.
-
-        above: the table that it is in.
-        """
-        value = tables.get(name, {})
+    def table(self, name: str) -> _Part:
+        """Return the table of that name, an empty one where there is none."""
+        place = f"{self.place}.{name}" if self.place else name
+        value = self.fields.get(name, {})
         if isinstance(value, dict):
-            return value
-        place = f"{above}.{name}" if above else name
-        raise self.mistake("", f"{_table(place)} must be a table, not {_value(value)}")
+            return _Part(self.file, place, value)
+        what = f"{_table(place)} must be a table, not {_value(value)}"
+        raise MistakeError(f"{_path(self.file)}: {what}")
 
-    def truth(self, tables: Mapping[str, Any], name: str) -> bool | None:
+    def truth(self, name: str) -> bool | None:
         """Return a value that is true or false, None where it is not set."""
-        value = tables.get(name)
+        value = self.fields.get(name)
         if value is None or isinstance(value, bool):
             return value
-        raise self.mistake("", f"{name} must be true or false, not {_value(value)}")
+        raise self.mistake(f"{name} must be true or false, not {_value(value)}")
 
-    def limits(self, table: Mapping[str, Any], place: str) -> Table:
-        """Return the limits that a table sets."""
-        self.require_known(table, place, tuple(KEYS))
+    def limits(self) -> Table:
+        """Return the limits that the table sets."""
+        self.require_known(*KEYS)
         rules: Table = {}
-        for key, value in table.items():
+        for key, value in self.fields.items():
             text = f"{key} = {_value(value)}"
             try:
                 number = KEYS[key](value)
             except ValueError as error:
-                raise self.mistake(place, f"{text}: {str(error).rstrip('.')}") from error
-            rules[key] = Rule(text, _table(place), self._file, number)
+                raise self.mistake(f"{text}: {str(error).rstrip('.')}") from error
+            rules[key] = Rule(text, _table(self.place), self.file, number)
         return rules
 
-    def limits_of_each(self, tables: Mapping[str, Any], kind: str) -> dict[str, Table]:
+    def limits_of_each(self) -> dict[str, Table]:
         """Return the limits of each user, or group, by the name that stands there."""
-        those = self.table(tables, kind)
-        return {
-            name: self.limits(self.table(those, name, kind), f"{kind}.{name}") for name in those
-        }
+        return {name: self.table(name).limits() for name in self.fields}
 
-    def drain(self, table: Mapping[str, Any]) -> tuple[Rule | None, tuple[str, ...]]:
+    def drain(self) -> tuple[Rule | None, tuple[str, ...]]:
         """Return which devices are not handed out any more."""
-        self.require_known(table, DEVICES, ("drain",))
-        value = table.get("drain", [])
+        self.require_known("drain")
+        value = self.fields.get("drain", [])
         if not isinstance(value, list):
             what = f'drain = {_value(value)}: give a list, as ["GPU-8f2a", "1:0"]'
-            raise self.mistake(DEVICES, what)
+            raise self.mistake(what)
         drained: list[str] = []
         for name in value:
             is_name = isinstance(name, str) or type(name) is int
@@ -191,8 +189,8 @@ class _Reader:
                 drained += names.parse(name if is_name else "?")
             except RequestError as error:
                 what = f"drain: {_value(name)} names no GPU; give a UUID, its start, 2 or 1:0"
-                raise self.mistake(DEVICES, what) from error
-        return Rule("drain", _table(DEVICES), self._file, 0), tuple(drained)
+                raise self.mistake(what) from error
+        return Rule("drain", _table(self.place), self.file, 0), tuple(drained)
 
 
 def _count(value: object) -> float:
@@ -287,7 +285,7 @@ def tables(path: str, file: str, owners: Collection[int]) -> dict[str, Any]:
 def own_history() -> bool | None:
     """Return what the user's own file says of the history. Raises RequestError."""
     try:
-        return _Reader(settings.user_file()).truth(of_user(), HISTORY)
+        return _Part(settings.user_file(), "", of_user()).truth(HISTORY)
     except MistakeError as error:
         raise RequestError(f"{error}.") from error
 
