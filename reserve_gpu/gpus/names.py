@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.errors import REASON_LIMIT, RequestError, shown
@@ -181,11 +182,7 @@ def numbers_within(listed: Sequence[int], count: int) -> list[int]:
 
     listed: numbers in PCI bus order. count: how many GPUs there are.
     """
-    numbers: list[int] = []
-    for number in listed:
-        if number >= count:
-            break
-        numbers.append(number)
+    numbers = list(takewhile(lambda number: number < count, listed))
     return sorted(numbers) if len(set(numbers)) == len(numbers) else []
 
 
