@@ -177,7 +177,7 @@ def _answers(
     progress: Callable[[Progress], object] | None,
 ) -> dict[str, verdict.FrameworkAnswer]:
     """Return what the driver and each installed framework say."""
-    present = [DRIVER, *(key for key in NAMES if key != DRIVER and probes.is_installed(key))]
+    present = [key for key in NAMES if key == DRIVER or probes.is_installed(key)]
     allowed = json.dumps([verdict.cuda_uuid(device) for device in reserved])
     path = json.dumps([entry for entry in sys.path if type(entry) is str])  # as Python has it
 
@@ -216,9 +216,8 @@ def _inherited(rows: Sequence[Row]) -> tuple[tuple[Device, ...], Promise]:
         for holder in row.holders
         if holder.listed_pid in ancestors
     }
-    promises = [*held.values()]
     devices = environment.in_order(held, os.environ.get(environment.VISIBLE, ""))
-    return devices, promises[0] if promises else Promise()
+    return devices, next(iter(held.values()), Promise())
 
 
 # -- the parts of a result -------------------------------------------------------------------------
