@@ -607,13 +607,13 @@ NOTHING = "No GPU was reserved in the last 7 days."
 def test_the_first_line(total: Hours, lasts_s: float | None, sentence: str) -> None:
     """The first line says how much was reserved, since when, and how much of it lay idle."""
     report = REPORT._replace(days={"2026-11-18": total}, lasts_s=lasts_s)
-    assert str(report).splitlines()[0] == sentence
+    assert str(report.picture()).splitlines()[0] == sentence
 
 
 def test_what_could_not_be_read_is_said() -> None:
     """A line says for how long the use could not be read, if that is more than 5 %."""
-    assert "Of 0.2 of 4.0" not in str(with_unknown(0.2))
-    assert "Of 0.4 of 4.0 GPU-hours the use could not be read." in str(with_unknown(0.4))
+    assert "Of 0.2 of 4.0" not in str(with_unknown(0.2).picture())
+    assert "Of 0.4 of 4.0 GPU-hours the use could not be read." in str(with_unknown(0.4).picture())
 
 
 def with_unknown(hours: float) -> Report:
@@ -623,7 +623,7 @@ def with_unknown(hours: float) -> Report:
 def test_long_lists_are_folded() -> None:
     """Of very many rows the smaller ones are one, and the sum is that of all."""
     rows = {f"n{number:03}": Hours(number, number) for number in range(200)}
-    lines = str(REPORT._replace(rows=rows, by="notebook")).splitlines()
+    lines = str(REPORT._replace(rows=rows, by="notebook").picture()).splitlines()
     assert any(each.startswith("161 more") for each in lines)
     assert sum(each.startswith("n1") for each in lines) == 39
 
@@ -681,7 +681,7 @@ def test_a_foreign_answer_is_bounded(fields: dict[str, Any]) -> None:
     """Whatever a host answers is shown in bounded length, without control letters."""
     read = from_json.report({"version": 1, "host": HOSTILE, **fields})
     merged = accounting.merged({"lab1": read}, "user")
-    for text in (str(merged), str(read)):
+    for text in (str(merged.picture()), str(read.picture())):
         assert len(text) < 60_000
         assert not {letter for letter in text if not letter.isprintable()} - {"\n"}
     assert "<b>=" not in merged.to_page()

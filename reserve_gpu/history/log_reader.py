@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,6 @@ from reserve_gpu.history.totals import Logged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import BinaryIO
 
 FILE_LIMIT = 1 << 30  # bytes
 AHEAD_S = 86400.0  # a clock may have been wrong by so much, and its time zone another
@@ -75,9 +75,6 @@ def _lines(
                 status = os.fstat(file)
                 is_plain = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
                 if is_plain and status.st_uid == uid and status.st_size <= limit:
-                    yield from filter(None, map(parsed, _bounded(opened)))
-
-
-def _bounded(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines; of one that is too long its pieces, which are none of ours."""
-    return iter(lambda: file.readline(LINE_LIMIT + 1), b"")
+                    # Of a line that is too long these are pieces, which are none of ours.
+                    lines = iter(partial(opened.readline, LINE_LIMIT + 1), b"")
+                    yield from filter(None, map(parsed, lines))

@@ -219,18 +219,12 @@ def _delete(path: str) -> None:
 
 
 def _is_ours(path: str) -> bool:
-    metadata = _read(path).get("metadata")
-    return isinstance(metadata, dict) and MARK in metadata
-
-
-def _read(path: str) -> dict[str, Any]:
-    """Return what stands in the kernelspec in a folder, nothing for one that can't be read."""
-    with suppress(OSError, ValueError, RecursionError):
+    """Tell whether a kernel was installed here; what can't be read was not."""
+    with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
         with open(os.path.join(path, "kernel.json"), encoding="utf-8") as file:
-            fields = json.load(file)
-        if isinstance(fields, dict):
-            return fields
-    return {}
+            metadata = json.load(file)["metadata"]
+        return isinstance(metadata, dict) and MARK in metadata
+    return False
 
 
 def _missing(module: str) -> RequestError:

@@ -1,4 +1,4 @@
-"""Who used what: a value that shows itself, as tables with bars, a page and JSON."""
+"""Who used what: a value that is shown as tables with bars, as a page and as JSON."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SWITCH = ("history = true", TYPED)
 
 
 class Report(NamedTuple):
-    """What reservations came to since a moment; shows itself in a terminal and on a page.
+    """What reservations came to since a moment.
 
     by: what the rows are: `user`, `notebook`, `gpu` or `day`. rows: the hours of each.
     days: of each day, as `2026-11-24`. longest_idle: the reservations that lay idle for longest.
@@ -64,12 +64,6 @@ class Report(NamedTuple):
     problems: Mapping[str, str] = MappingProxyType({})
     has_answers: bool = True
 
-    def __repr__(self) -> str:
-        return str(self.picture())
-
-    def _repr_html_(self) -> str:
-        return self.picture()._repr_html_()
-
     @property
     def total(self) -> Hours:
         """Return the hours of all together."""
@@ -83,7 +77,7 @@ class Report(NamedTuple):
 
     def to_page(self) -> str:
         """Return it as one page for browsers."""
-        return page.titled(f"GPU-hours of {shown(self.host)}", self._repr_html_())
+        return page.titled(f"GPU-hours of {shown(self.host)}", self.picture()._repr_html_())
 
     def to_dict(self) -> dict[str, Any]:
         """Return what programs read, in the shape that docs/history.md describes."""

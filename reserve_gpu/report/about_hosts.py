@@ -99,12 +99,12 @@ class Hosts(NamedTuple):
 
 def _head(hosts: Hosts) -> Iterator[Line]:
     """Yield what is free, when that was, and what to type."""
-    rows = [row for each in hosts.answers if each.status for row in each.status.rows]
-    available = {each.host: layout.free(each.status.rows) for each in hosts.answers if each.status}
+    available = {each.host: layout.free(each.rows) for each in hosts.machines}
     places = [f"{name} {words.ranges(those)}" for name, those in available.items() if those]
-    count, total = sum(map(len, available.values())), len(rows)
+    count = sum(map(len, available.values()))
+    total = sum(len(each.rows) for each in hosts.machines)
     when = (time.strftime("  %Y-%m-%d %H:%M", time.localtime(hosts.time)), FAINT)
-    if not rows:
+    if not total:
         text = "There is no GPU." if available else "No machine answered."
         yield (text, STRONG), when
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reserve_gpu.model import State
-from reserve_gpu.report.words import FAINT, MARK, QUEUE_TITLE, STRONG, TITLES, TYPED, escape
+from reserve_gpu.report.words import FAINT, MARK, QUEUE_TITLE, STRONG, TAKEN, TITLES, TYPED, escape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 # and from a black page.
 BACKGROUNDS = {
     State.FREE: "#1a7f37",
-    State.RESERVED: "#9a6700",
-    State.KEPT: "#9a6700",
-    State.FULL: "#9a6700",
-    State.AWAITED: "#9a6700",
+    **dict.fromkeys(TAKEN, "#9a6700"),
     State.BUSY: "#c6303e",
     State.UNKNOWN: "#8250df",
 }

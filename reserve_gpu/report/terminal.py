@@ -24,7 +24,7 @@ from reserve_gpu.report.columns import (
     width_of_line,
     wrapped,
 )
-from reserve_gpu.report.words import FAINT, MARK, QUEUE_TITLE, STRONG, TITLES, TYPED
+from reserve_gpu.report.words import FAINT, MARK, QUEUE_TITLE, STRONG, TAKEN, TITLES, TYPED
 from reserve_gpu.report.words import plain as text_of
 
 if TYPE_CHECKING:
@@ -35,14 +35,7 @@ if TYPE_CHECKING:
 
 # The numbers of "select graphic rendition", ECMA-48.
 STYLES = {STRONG: "1", FAINT: "2", MARK: "1;36", TYPED: "1"}
-STATES = {
-    State.FREE: "1;32",
-    State.RESERVED: "1;33",
-    State.KEPT: "1;33",
-    State.FULL: "1;33",
-    State.AWAITED: "1;33",
-    State.BUSY: "1;31",
-}
+STATES = {State.FREE: "1;32", **dict.fromkeys(TAKEN, "1;33"), State.BUSY: "1;31"}
 OTHER_STATE = "1;35"
 BAR, LONGEST_BAR = 6, 20  # columns
 # Of a bar, from that load on: green, yellow, red; as a notebook's <meter> has them.

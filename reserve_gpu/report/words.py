@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.errors import REASON_LIMIT, shown
-from reserve_gpu.model import MIB, UNITS, Fault, Holder, Size
+from reserve_gpu.model import MIB, UNITS, Fault, Holder, Size, State
 from reserve_gpu.quantities import LONGEST_S
 from reserve_gpu.report import times
 
@@ -22,6 +22,8 @@ Line: TypeAlias = "tuple[str | tuple[str, str], ...]"  # plain words, and words 
 
 TITLES = ("GPU", "state", "name", "memory", "util", "temp", "power", "who")  # of the columns
 QUEUE_TITLE = "waiting in the queue"
+# Whose word has one colour: somebody has the device, or comes first in the queue for it.
+TAKEN = (State.RESERVED, State.KEPT, State.FULL, State.AWAITED)
 
 LEAST_HOURS = 0.05  # less would be shown as 0.0
 LISTED_PROCESSES = 3
