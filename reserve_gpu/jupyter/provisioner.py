@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import time
 import uuid
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from traitlets import List, Unicode
@@ -20,20 +18,15 @@ from reserve_gpu import errors, proc, settings, this_kernel
 from reserve_gpu.hosts import named
 from reserve_gpu.jupyter import kernelspec, remote
 
-OLDEST = (1, 25)
 LIMIT_S = 30.0  # in which a kernel is tried on another host
 try:
     from sshpyk.provisioning import SSHKernelProvisioner
     from sshpyk.utils import get_local_ssh_configs, validate_ssh_config
-
-    is_new_enough = tuple(map(int, re.findall(r"[0-9]+", version("sshpyk"))[:2])) >= OLDEST
-except ImportError:
-    is_new_enough = False
-if not is_new_enough:
+except ImportError as error:
     raise ImportError(
         "A kernel on another machine needs sshpyk 1.25 or later. "
         f"Run: {errors.install_command(kernelspec.SSHPYK)}"
-    )
+    ) from error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
