@@ -9,7 +9,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import looking
 from reserve_gpu.calls import Late
@@ -50,7 +50,8 @@ def run(arguments: Namespace) -> int:
             f"This Python has no curses, which a live picture needs; {ELSEWHERE}"
         ) from None
     is_coloured = colour.is_coloured(os.environ, is_terminal=True)
-    before = signal.signal(signal.SIGTERM, _end)  # so that the terminal is left as it was
+    # So that the terminal is left as it was.
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         look_at = looking.looking if arguments.hosts is None else partial(_looking, arguments.hosts)
         with Live(sys.stderr) as live, look_at(live.show) as look, suppress(KeyboardInterrupt):
@@ -188,7 +189,3 @@ class Top:
             attribute |= self._attributes.get(number, 0)
         with suppress(self._curses.error):  # a window that is being made smaller
             self._screen.addstr(y, x, words, attribute)
-
-
-def _end(_number: int, _frame: object) -> NoReturn:
-    sys.exit(128 + signal.SIGTERM)

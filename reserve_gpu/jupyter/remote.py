@@ -76,13 +76,14 @@ def find(
     failed: hosts that are asked no more, and why. lack: tells what keeps a kernel from starting on
     a host that answers; empty if nothing.
     """
-    arguments = options.request_of(wishes)
-    asked, waits = _request(arguments), arguments.wait is not None
+    arguments = options.wishes(options.request_of(wishes))
+    wait = arguments.pop("wait")
+    asked = request.parse(**arguments)
     at_once = [*kernel, *(word for word in wishes if not word.startswith(options.WAIT.flag))]
     why = {**failed}
     rest = [name for name in among if name not in failed]
     # Who has not said how it stands is asked once more. For one who waits that takes too long.
-    for limit_s in (hosts.LIMIT_S,) if waits else (hosts.LIMIT_S, SLOW_LIMIT_S):
+    for limit_s in (hosts.LIMIT_S,) if wait is not None else (hosts.LIMIT_S, SLOW_LIMIT_S):
         answers = hosts.look(rest, limit_s).answers
         lacking = {each.host: lack(each.host) for each in answers if each.status}
         ready = [each for each in answers if each.status and not lacking[each.host]]
@@ -94,8 +95,8 @@ def find(
                 return place
             why |= refused
         rest = [each.host for each in answers if not each.status]
-    if waits and ready:
-        limit_s = request.Deadline.after(arguments.wait).left_s + HOLD_LIMIT_S
+    if wait is not None and ready:
+        limit_s = request.Deadline.after(wait).left_s + HOLD_LIMIT_S
         place, refused = _first_to_reserve(
             [each.host for each in ready], [*kernel, *wishes], limit_s
         )
@@ -131,12 +132,6 @@ def has_gpu(name: str, pid: int) -> bool:
             return True
         time.sleep(LOOK_EVERY_S)
     return False
-
-
-def _request(arguments: Namespace) -> Request:
-    wishes = options.wishes(arguments)
-    wishes.pop("wait")
-    return request.parse(**wishes)
 
 
 def _free(answer: HostAnswer) -> int:

@@ -101,7 +101,8 @@ def _table(fields: object, version: int, needed: str) -> Fields:
 
 
 def _row(said: Fields, waiting: Sequence[Ticket]) -> Row:
-    every = list(map(_process, said.tables("processes")))
+    fields = (fields_of(Process, each.fields) for each in said.tables("processes"))
+    every = [Process(**{"pid": 0, **each}) for each in fields]
     processes = tuple(process for process in every if process.kind != GRAPHICS)
     state, reason = _state(said), said.text("reason")
     place = said.integer("next_in_line") or 0
@@ -154,10 +155,6 @@ def _usage(said: Fields, processes: tuple[Process, ...]) -> Usage | None:
         used_mib=used_mib,
         mode=mode,
     )
-
-
-def _process(said: Fields) -> Process:
-    return Process(**{"pid": 0, **fields_of(Process, said.fields)})
 
 
 def _holder(said: Fields) -> Holder:

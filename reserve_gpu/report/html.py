@@ -51,13 +51,15 @@ WHO = f"{CELL};overflow-wrap:anywhere;min-width:7em"
 
 def html(layout: Layout) -> str:
     """Return the picture in HTML."""
-    queue = ""
+    entries = queue = ""
+    if layout.entries:
+        titles = _titles(layout.entries)
+        entries = table(titles, "".join(_row(entry, titles) for entry in layout.entries))
     if layout.queue:
         queue = f'<div style="margin-top:6px"><b>{QUEUE_TITLE}</b></div>{_divs(layout.queue)}'
     below = "".join(f'<div style="margin-top:12px">{html(each)}</div>' for each in layout.sections)
     sheets = "".join(map(_sheet, layout.sheets))
-    table = _table(layout.entries)
-    return f"{_divs(layout.head)}{table}{queue}{sheets}{_divs(layout.foot)}{below}"
+    return f"{_divs(layout.head)}{entries}{queue}{sheets}{_divs(layout.foot)}{below}"
 
 
 def table(titles: Sequence[str], rows: str) -> str:
@@ -75,13 +77,6 @@ def chip(text: str, background: str) -> str:
         f'<b style="background-color:{background};color:#ffffff;border-radius:4px;'
         f'padding:1px 7px;{NOWRAP}">{text}</b>'
     )
-
-
-def _table(entries: Sequence[Entry]) -> str:
-    if not entries:
-        return ""
-    titles = _titles(entries)
-    return table(titles, "".join(_row(entry, titles) for entry in entries))
 
 
 def _sheet(sheet: Sheet) -> str:

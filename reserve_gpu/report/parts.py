@@ -73,13 +73,10 @@ def smaller(request: Request, rows: Sequence[Row]) -> Request | None:
         if len(rooms) >= request.needed:
             most_mib = max(most_mib, rooms[request.needed - 1])
     part_mib = words.rounded_down(most_mib, request.promise.part_unit)
-    is_offered = most_mib >= LEAST_MIB and 0 < part_mib < (request.part_mib or math.inf)
-    return _with_part(request, part_mib) if is_offered else None
-
-
-def _with_part(request: Request, part_mib: float) -> Request:
-    promise = request.promise
-    return request._replace(promise=promise._replace(size=Size(part_mib, promise.part_unit)))
+    if most_mib < LEAST_MIB or not 0 < part_mib < (request.part_mib or math.inf):
+        return None
+    size = Size(part_mib, request.promise.part_unit)
+    return request._replace(promise=request.promise._replace(size=size))
 
 
 def _promisable_mib(row: Row, part_mib: float) -> float:
