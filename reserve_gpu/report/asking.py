@@ -24,10 +24,9 @@ def yourself(rows: Sequence[Row], now: float, user: str, at: str = "") -> list[L
     `You hold GPU0 and GPU1 yourself, in mine.ipynb, idle for 3 h: reserve-gpu release mine.ipynb`
     at: `ssh lab1 ` of another machine.
     """
-    every = Reserved.among(_others(rows))
     own = [
         each
-        for each in every
+        for each in Reserved.among(_others(rows))
         if _is_of(each.holder, user) and not (each.holder.is_kept(now) or each.holder.beside)
     ]
     return [

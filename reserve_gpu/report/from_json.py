@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reserve_gpu.foreign import Fields, fields_of
+from reserve_gpu.foreign import Fields, fields_of, known
 from reserve_gpu.history.totals import KEYS, UNKNOWN, Hours, Idle
 from reserve_gpu.model import (
     GRAPHICS,
@@ -129,10 +129,7 @@ def _row(said: Fields, waiting: Sequence[Ticket]) -> Row:
 
 
 def _state(said: Fields) -> State:
-    try:
-        return State(said.text("state"))
-    except ValueError:
-        return State.UNKNOWN
+    return known(State, said.text("state")) or State.UNKNOWN
 
 
 def _device(said: Fields, reason: str | None) -> Device | Fault:

@@ -57,8 +57,7 @@ def plain(layout: Layout) -> str:
 def text(layout: Layout, stream: TextIO | None = None) -> str:
     """Return how it looks on a stream, by default stdout; broken to the width of a terminal.
 
-    Coloured text in a pipe is for a screen as well: `watch` says in
-    COLUMNS how wide its own is.
+    Coloured text in a pipe is for a screen as well: `watch` says in COLUMNS how wide its own is.
     """
     stream = stream or sys.stdout
     on_terminal = is_terminal(stream)
