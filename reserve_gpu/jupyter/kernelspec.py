@@ -73,8 +73,10 @@ def install(arguments: Namespace) -> str:
         text = f"The kernel can't be installed: {error.filename}: {error.strerror}."
         raise InstallError(text) from error
     did = "Replaced" if before else "Installed"
-    lines = [f"{did} the kernel {spec['display_name']!r} as {name}, in {path}"]
-    return "\n".join(lines + (_warnings(arguments.hosts) if arguments.hosts else []))
+    told = f"{did} the kernel {spec['display_name']!r} as {name}, in {path}"
+    if arguments.hosts is not None and not find_spec("sshpyk"):
+        told += f"\nWarning: sshpyk is missing. Run: {errors.install_command(SSHPYK)}"
+    return told
 
 
 def _words(arguments: Namespace) -> list[str]:
@@ -128,22 +130,6 @@ def _stock(wishes: Namespace) -> tuple[dict[str, Any], str]:
     spec["argv"] = start + spec["argv"]
     spec["metadata"] = {**spec.get("metadata", {}), MARK: {"version": 1}}
     return spec, RESOURCES
-
-
-def _warnings(words: list[str]) -> list[str]:
-    """Return what is still missing before a kernel can start on these hosts, as far as is seen."""
-    lacks = (
-        [] if find_spec("sshpyk") else [f"sshpyk is missing. Run: {errors.install_command(SSHPYK)}"]
-    )
-    try:
-        lacks += [
-            f"{answer.host}: {answer.problem.rstrip('.')}."
-            for answer in hosts.look(hosts.named(words)).answers
-            if answer.status is None
-        ]
-    except RequestError as error:  # there is no ssh
-        lacks.append(str(error))
-    return [f"Warning: {text}" for text in lacks]
 
 
 def _on_hosts(
