@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack, contextmanager, suppress
-from functools import lru_cache
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from reserve_gpu import calls, machine, proc, settings
-from reserve_gpu.calls import Late
+from reserve_gpu import calls, machine, proc
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model import State
 from reserve_gpu.our_session import session
@@ -20,14 +18,7 @@ from reserve_gpu.reservation.request import idle_mib, rules
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from reserve_gpu.history import log_reader, totals
-    from reserve_gpu.history.totals import Hours
     from reserve_gpu.model import News, Row
-else:
-    log_reader, totals = Late("history.log_reader"), Late("history.totals")
-
-LATELY_S = 7 * 86400.0  # of which a status tells what one has had
-HOURS_EVERY_S = 60.0  # between two readings of that
 
 
 def status() -> Status:
@@ -78,28 +69,9 @@ def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callabl
                 is_above=visible is not None and _is_above(seen.rows),
                 is_late=environment.cuda_started(),
                 user=proc.user_of(os.getpid()),
-                hours=_own_hours(),
             )
 
         yield lambda: calls.apart(look_now, show=show)
-
-
-def _own_hours() -> Hours | None:
-    """Return what this user has had lately, by the history; None where none is kept."""
-    if not settings.may_keep_history():
-        return None
-    minute = int(time.monotonic() // HOURS_EVERY_S)
-    return _hours_of(minute, settings.history_directory(), settings.state_directory())
-
-
-@lru_cache(1)
-def _hours_of(_minute: int, *_places: str) -> Hours | None:
-    """Return what this user has had lately, read once a minute: JupyterLab looks more often."""
-    now, total = time.time(), None
-    with suppress(OSError):
-        if log_reader.exists():
-            total = totals.summed(log_reader.since(now - LATELY_S, now, is_own=True)).total
-    return total
 
 
 def _is_above(rows: Sequence[Row]) -> bool:

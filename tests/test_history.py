@@ -843,35 +843,3 @@ def test_a_folder_of_somebody_else_is_not_used(users: Machine, mode: str) -> Non
         one.run(NOTE)
         assert "belongs to another user" in one.run("log.getvalue()").value
     assert list((above / uid.strip()).iterdir()) == []
-
-
-# -- the status ------------------------------------------------------------------------------------
-
-
-def test_the_status_says_nothing_of_an_empty_history(here: Here) -> None:
-    """A history in which nothing is logged yet is no line of the status."""
-    switch_on(here)
-    folder = places.to_write(None)
-    assert folder is not None
-    os.close(folder)
-    assert reserve_gpu.status().hours is not None
-    assert "You:" not in str(reserve_gpu.status())
-
-
-def test_the_status_says_what_one_has_had(here: Here) -> None:
-    """The status tells a user with a history what they had in a week, and what of it lay idle."""
-    assert reserve_gpu.status().hours is None
-    switch_on(here)
-    folder = places.to_write(None)
-    assert folder is not None
-    now = time.time()
-    for day in (1, 3, 9):
-        start = now - day * 86400
-        line = LogLine(Kind.RESERVED, f"{day}", start, start, start + 3600, 3600.0, 900.0, 2700.0)
-        log_writer.append(folder, [line])
-    os.close(folder)
-    seen = reserve_gpu.status()
-    assert "You: 2.0 GPU-hours in the last 7 days, 1.5 of them idle. reserve-gpu report" in str(
-        seen
-    )
-    assert seen.to_dict()["hours"]["idle"] == 1.5

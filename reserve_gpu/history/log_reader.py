@@ -31,15 +31,11 @@ def exists() -> bool:
     return False
 
 
-def since(moment: float, now: float, *, is_own: bool = False) -> Iterator[Logged]:
-    """Yield all lines of what began between these moments, in seconds since the epoch.
-
-    is_own: of this user alone.
-    """
+def since(moment: float, now: float) -> Iterator[Logged]:
+    """Yield all lines of what began between these moments, in seconds since the epoch."""
     for folder, uid in places.to_read():
         try:
-            if not is_own or uid == os.geteuid():
-                yield from _of_folder(folder, uid, moment, now)
+            yield from _of_folder(folder, uid, moment, now)
         finally:
             os.close(folder)
 

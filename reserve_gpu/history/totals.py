@@ -104,7 +104,6 @@ class Summary(NamedTuple):
 
     rows: Mapping[str, Hours]
     days: Mapping[str, Hours]
-    total: Hours
     idle: tuple[Idle, ...]
     labels: Mapping[str, str]
 
@@ -123,9 +122,7 @@ def summed(lines: Iterable[Logged], by: str = "user") -> Summary:
             labels[entry.gpu] = entry.label
         if added.idle:
             idle.add(logged, added.idle)
-    return Summary(
-        rows.all(), days.all(), together(days.all().values()), idle.longest(labels), labels
-    )
+    return Summary(rows.all(), days.all(), idle.longest(labels), labels)
 
 
 class _Sums:

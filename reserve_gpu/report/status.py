@@ -9,7 +9,7 @@ from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.model import ComputeMode, Device, Holder, Row, State, Ticket
 from reserve_gpu.report import about_rules as ruled
 from reserve_gpu.report import asking, layout, messages, parts, reasons, times, words
-from reserve_gpu.report.faces import MAGIC, PYTHON, Face
+from reserve_gpu.report.faces import PYTHON, Face
 from reserve_gpu.report.layout import Layout, View
 from reserve_gpu.report.pictures import Picture, queueing
 from reserve_gpu.report.words import FAINT, MARK, STRONG, TYPED
@@ -17,7 +17,6 @@ from reserve_gpu.report.words import FAINT, MARK, STRONG, TYPED
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.history.totals import Hours
     from reserve_gpu.model import Rules
     from reserve_gpu.report.words import Line
 
@@ -44,7 +43,7 @@ class Status(NamedTuple):
     is_above: what this process may use is reserved by one that has started it.
     is_late: CUDA has started here, so that only what it sees can be reserved.
     is_all: each device has a line, also those that are alike.
-    user: who looks. hours: what that one has had in the last seven days, None without a history.
+    user: who looks.
     """
 
     rows: tuple[Row, ...]
@@ -59,7 +58,6 @@ class Status(NamedTuple):
     is_late: bool = False
     is_all: bool = False
     user: str | None = None
-    hours: Hours | None = None
 
     def __repr__(self) -> str:
         return str(self.picture())
@@ -94,7 +92,6 @@ class Status(NamedTuple):
             "problem": self.problem,
             "limit": self.limit,
             "message": self.rules.message if self.rules else None,
-            "hours": self.hours._asdict() if self.hours else None,
             "rules": _rules_dict(self.rules, self.rows) if self.rules and self.rules.file else None,
         }
 
@@ -146,17 +143,7 @@ def _foot(status: Status) -> list[Line]:
         if status.is_above:
             text = " was set by your own reservation, above this process: use it as it is."
         foot.append(((f"CUDA_VISIBLE_DEVICES={shown(status.limit)!r}", STRONG), text))
-    foot += missing(status) + ruled.foot(status.rules, status.rows)
-    if status.hours and status.hours.reserved:
-        foot.append(_own_hours(status.hours, status.face))
-    return foot
-
-
-def _own_hours(hours: Hours, face: Face) -> Line:
-    """Return `You: 31.0 GPU-hours in the last 7 days, 22.0 of them idle.`, and what to type."""
-    idle = f", {words.hours(hours.idle)} of them idle" if hours.idle else ""
-    text = f"You: {words.hours(hours.reserved)} GPU-hours in the last 7 days{idle}. "
-    return (text, FAINT), ("!reserve-gpu report" if face is MAGIC else "reserve-gpu report", TYPED)
+    return [*foot, *missing(status), *ruled.foot(status.rules, status.rows)]
 
 
 def missing(status: Status) -> list[Line]:
