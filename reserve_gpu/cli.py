@@ -244,8 +244,7 @@ def _start(words: list[str]) -> int:
             length = len(subcommand.words.split())
             ours, to_run = subcommand.split(words[length:])
             own = words[:length] + ours
-    parser = _parser(typed or COMMANDS, to_run or ())
-    arguments = parser.parse_args(own, Namespace(command=to_run))
+    arguments = _parser(typed or COMMANDS).parse_args(own, Namespace(command=to_run))
     if arguments.version:
         _print(_version())
         return 0
@@ -275,7 +274,7 @@ def _require_command(words: list[str]) -> None:
     )
 
 
-def _parser(commands: Sequence[Command], to_run: Sequence[str] = ()) -> Parser:
+def _parser(commands: Sequence[Command]) -> Parser:
     parser = Parser("reserve-gpu", description=TEXT, formatter_class=RawDescriptionHelpFormatter)
     parser.set_defaults(parser=parser)
     parser.add_argument("--version", action="store_true", help="show the version")
@@ -297,7 +296,6 @@ def _parser(commands: Sequence[Command], to_run: Sequence[str] = ()) -> Parser:
         )
         options.add(subcommand.options, own_parser)
         own_parser.set_defaults(start=subcommand.start)
-        own_parser.command = to_run
     return parser
 
 

@@ -124,7 +124,6 @@ WHEN = (FOR, UNTIL, IDLE, IF_WANTED, END_KERNEL)
 REQUEST = (*WHICH, *HOW, *WHEN)
 # A command ends by itself, or at that moment: nobody knows whether it is idle.
 REQUEST_OF_COMMAND = (*WHICH, *HOW, FOR, UNTIL)
-FOR_KERNELS = tuple(option.flag for option in WHEN if option not in REQUEST_OF_COMMAND)
 # Where a failure never ends the program: kernels start in any case, and so do Dask's workers.
 REQUEST_THAT_GOES_ON = tuple(option for option in REQUEST if option is not OPTIONAL)
 
@@ -254,12 +253,7 @@ END_IT = Option(
 
 
 class Parser(ArgumentParser):
-    """A parser that raises RequestError where argparse would end the process.
-
-    command: what follows `--` in the line.
-    """
-
-    command: Sequence[str] = ()
+    """A parser that raises RequestError where argparse would end the process."""
 
     def parse_known_args(  # type: ignore[override] # with these two argparse calls it
         self, args: Sequence[str], namespace: Namespace | None = None
@@ -273,11 +267,6 @@ class Parser(ArgumentParser):
         arguments, unknown = super().parse_known_args(args, namespace)
         for word in unknown:
             flag = word.partition("=")[0]
-            if self.command and flag in FOR_KERNELS:
-                raise RequestError(
-                    f"{flag} is for kernels and Python, as nobody can see here what a command "
-                    "does. Give --for or --until."
-                )
             if flag in REMOVED:
                 raise RequestError(f"There is no {flag} any more; {REMOVED[flag]}")
             if flag.startswith("-") and flag != "--":
