@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import Magics, line_magic, magics_class
-from traitlets import Bool, CUnicode, Unicode, observe
+from traitlets import CUnicode, Unicode, observe
 
 from reserve_gpu import calls, heir, proc, settings, this_kernel
 from reserve_gpu.calls import Late
@@ -32,11 +32,7 @@ else:
 MAGIC_NAME = "%reserve_gpu"
 MATCHER = "reserve_gpu.jupyter.completion"
 FIRST = 1000  # before IPython's own matchers, so that those that it keeps out are not even asked
-SETTINGS = {
-    "lock_directory": settings.LOCK_DIRECTORY,
-    "idle_memory": settings.IDLE_MEMORY,
-    "tell_waiters": settings.TELL_WAITERS,
-}
+SETTINGS = {"lock_directory": settings.LOCK_DIRECTORY, "idle_memory": settings.IDLE_MEMORY}
 
 
 # -- the magic and its settings -------------------------------------------------------------------
@@ -54,12 +50,6 @@ class ReserveGPU(Magics):
         help="Memory in use up to which a GPU without compute processes is idle (500MiB, 2GB); "
         "empty for 1 GiB or 5 % of the GPU, whichever is less. "
         f"Kept in ${settings.IDLE_MEMORY}."
-    ).tag(config=True)
-
-    tell_waiters = Bool(
-        default_value=True,
-        help="Say at the end of a cell who waits for a GPU that lies idle here. "
-        f"Kept in ${settings.TELL_WAITERS}: 0 for no.",
     ).tag(config=True)
 
     is_to_tell_start = False  # in its first cell: earlier nobody reads
@@ -115,9 +105,8 @@ class ReserveGPU(Magics):
     @observe(*SETTINGS)
     def _export(self, change: dict[str, Any]) -> None:
         variable = SETTINGS[change["name"]]
-        value = {True: "", False: "0"}.get(change["new"], change["new"])
-        if value:
-            os.environ[variable] = value
+        if change["new"]:
+            os.environ[variable] = change["new"]
         else:
             os.environ.pop(variable, None)
 
@@ -132,8 +121,6 @@ def load(shell: InteractiveShell) -> None:
     given: dict[str, Any] = {
         trait: os.environ[name] for trait, name in SETTINGS.items() if os.environ.get(name)
     }
-    if "tell_waiters" in given:
-        given["tell_waiters"] = given["tell_waiters"] != "0"
     magics = ReserveGPU(shell=shell, parent=shell, **given)
     shell.register_magics(magics)
     cells().watch(shell)

@@ -67,7 +67,7 @@ def test_who_is_not_told(here: Here, how: str) -> None:
     """Nobody is told who does not want it, or of somebody who waits for another GPU."""
     shell = here.shell(is_notebook=True)
     shell.run("%reserve_gpu 0")
-    shell.run(f"%config ReserveGPU.tell_waiters = {how != 'switched off'}")
+    shell.run(f"%env RESERVE_GPU_TELL_WAITERS={int(how != 'switched off')}")
     with here.child() as other, here.child() as child:
         other.reserve("'1'")
         Waiter(here, child, "'1'" if how == "another GPU" else "'0'")
