@@ -172,12 +172,9 @@ def release() -> tuple[Device, ...]:
     The variables get back the values that they had before, also where a failure had emptied
     `CUDA_VISIBLE_DEVICES`.
     """
-    return session().run_in_any_case(session().release) or _end_heir()
-
-
-def _end_heir() -> tuple[Device, ...]:
-    """Release what is kept for this kernel, which has restarted; returns the devices."""
-    return next((left.held.devices for left in all_left() if restart.end(left)), ())
+    return session().run_in_any_case(session().release) or next(
+        (left.held.devices for left in all_left() if restart.end(left)), ()
+    )
 
 
 def kept() -> str | None:

@@ -37,11 +37,6 @@ def leave_to_restart() -> None:
         this_session.run_within(LEAVE_LIMIT_S, leave, connection_file, seconds)
 
 
-def start_failure() -> str | None:
-    """Return why the program before this one, in the same process, has left it no GPU."""
-    return session().reason
-
-
 def device_faults() -> list[str]:
     """Return a line for each held device that the driver can't use any more.
 
@@ -55,17 +50,6 @@ def device_faults() -> list[str]:
             except DeviceError as error:  # noqa: PERF203 - each device may have one
                 lines.append(messages.say(Unusable(device, str(error))))
     return lines
-
-
-def lease_notices() -> list[str]:
-    """Return what a cell that begins has to tell of the end of a reservation, mostly nothing."""
-    notices = session().notices()
-    return messages.said(notices) if notices else []
-
-
-def show_lease() -> None:
-    """Show a cell that has reserved something until when that is, if it ends; the line changes."""
-    session().show_lease()
 
 
 def end_cell() -> list[str]:

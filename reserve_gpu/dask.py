@@ -150,16 +150,12 @@ def _is_thread(worker: Worker) -> bool:
     return str(worker.address).startswith("inproc://")
 
 
-def _has_joined(worker: Worker) -> bool:
-    """Tell whether the worker takes tasks."""
-    return bool(worker.periodic_callbacks["heartbeat"].is_running())
-
-
 def _refuse(worker: Worker, error: TooLateError) -> None:
     """Raise to the client that registers the plugin; a worker about to join leaves."""
     if not api.current():
         api.release()  # gives back the variables: CUDA does not read them any more
-    if _has_joined(worker) or _is_thread(worker):
+    has_joined = worker.periodic_callbacks["heartbeat"].is_running()
+    if has_joined or _is_thread(worker):
         text = f"Dask worker {worker.address}: {error} client.restart() starts it anew."
         _go_on(worker)
         raise TooLateError(text) from None

@@ -22,11 +22,11 @@ from reserve_gpu.errors import WaitInterrupted
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-    from reserve_gpu import api, between_cells, magic, options
+    from reserve_gpu import api, between_cells, magic, options, our_session
     from reserve_gpu.jupyter import completion
 else:
     magic, options, completion = Late("magic"), Late("options"), Late("jupyter.completion")
-    api, between_cells = Late("api"), Late("between_cells")
+    api, between_cells, our_session = Late("api"), Late("between_cells"), Late("our_session")
 
 
 MAGIC_NAME = "%reserve_gpu"
@@ -156,7 +156,7 @@ def _was_given_something() -> bool:
     Asking takes over what that program held (see api.before_exec), which must not come later: a
     child that the shell starts before would inherit the locks.
     """
-    return proc.held_by() == os.getpid() and bool(between_cells.start_failure() or api.current())
+    return proc.held_by() == os.getpid() and bool(our_session.session().reason or api.current())
 
 
 def _show_interrupted(*about: Any, **_options: Any) -> None:

@@ -11,6 +11,7 @@ from IPython.display import display
 
 from reserve_gpu import api, between_cells, errors, looking, options, proc, this_kernel
 from reserve_gpu.calls import Late
+from reserve_gpu.our_session import session
 from reserve_gpu.report import messages, words
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.progress import Live
@@ -43,7 +44,7 @@ def run(line: str) -> None:
 
 def tell_notices() -> None:
     """Say before a cell what has become of a reservation that ends."""
-    _warn(between_cells.lease_notices())
+    _warn(messages.said(session().notices()))
 
 
 def after_cell() -> None:
@@ -61,7 +62,7 @@ def tell_kept() -> None:
 
 def tell_start() -> None:
     """Say which GPU the kernel was started with; or why with none, and how the machine stands."""
-    if reason := between_cells.start_failure():
+    if reason := session().reason:
         told = pictures.of_line(reason)
         with suppress(errors.DriverError):  # that is the reason, and is told
             told = looking.status()._replace(face=MAGIC).picture()
@@ -73,7 +74,7 @@ def tell_start() -> None:
         ]
         place = f"runs on {errors.shown(proc.machine_name())} and " if this_kernel.origin() else ""
         pictures.tell(f"This kernel {place}has {words.listed(devices)}.")
-        between_cells.show_lease()
+        session().show_lease()
 
 
 def _warn(warnings: list[str]) -> None:
@@ -165,7 +166,7 @@ def _reserve(arguments: Namespace) -> None:
         print(outcome.excused)
     print(outcome.text)
     if not outcome.excused:
-        between_cells.show_lease()
+        session().show_lease()
 
 
 def _ask(arguments: Namespace) -> options.Outcome:

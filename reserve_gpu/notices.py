@@ -13,6 +13,10 @@ from reserve_gpu.model import Device, Holder, Lease, Request, Row, Rule, Ticket
 PART_STAYS = "The `with` block around this has asked for a larger part, which stays reserved."
 HAS_ENDED = "This reservation has been released; ask for another one."
 HAS_GONE = "This reservation has just been released. Look again: reserve-gpu list"
+CAPS_ARE_LATE = (
+    "CUDA runs already: JAX, TensorFlow and CuPy keep the limit that they started with until a "
+    "restart."
+)
 ANOTHER_THREAD_WAITS = (
     "Another thread of this process waits in the queue for a GPU. To get the same GPU, wait as "
     "well: wait=True."
@@ -109,10 +113,6 @@ class CapsStand(NamedTuple):
     names: Sequence[str]
 
 
-class CapsAreLate(NamedTuple):
-    """CUDA has started, and the frameworks with it."""
-
-
 class ToType(NamedTuple):
     """A framework reads no variable. line: what caps it."""
 
@@ -139,7 +139,7 @@ class BeforeEndFailed(NamedTuple):
 Notice: TypeAlias = (
     "str | Caution | Private | Unusable | KeptButUsed | Stays | Changed | LockedAnew"
     " | LeftAlone | ReleasedBy | SomebodyWaits"
-    " | Shortened | CapsStand | CapsAreLate | ToType | Exceeded | BeforeEndFailed | Reason"
+    " | Shortened | CapsStand | ToType | Exceeded | BeforeEndFailed | Reason"
 )
 
 # -- of a lease ------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Action(Enum):
 class LeaseNotice(NamedTuple):
     """How the lease of what is held stands.
 
-    at: when it ends, or has ended, in seconds since the epoch; of LAST, now.
+    at: when it ends, or has ended, in seconds since the epoch.
     children: what this process has started, where that has the variables of the reservation still.
     """
 

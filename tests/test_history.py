@@ -20,7 +20,7 @@ from reserve_gpu.history.log_lines import Kind, LogLine, parsed
 from reserve_gpu.history.log_writer import Page
 from reserve_gpu.model import Device, End, Rules
 from reserve_gpu.reservation import recorder
-from reserve_gpu.reservation.recorder import DeviceUse, Recorder
+from reserve_gpu.reservation.recorder import Recorder
 from reserve_gpu.reservation.session import session
 from reserve_gpu.reservation.use import Use
 from tests.locked import held
@@ -65,39 +65,23 @@ NOTE = "from reserve_gpu.reservation.session import session\nsession().run(sessi
 
 
 @pytest.mark.parametrize(
-    ("passed_s", "seen", "expected"),
+    ("passed_s", "used", "is_over", "expected"),
     [
-        (
-            60,
-            DeviceUse(Use(is_used=True, percent=80.0, mib=900.0)),
-            (60.0, 60.0, 0.0, None, 900.0, 80.0),
-        ),
-        (
-            60,
-            DeviceUse(Use(is_used=False, percent=0.0, mib=0.0)),
-            (60.0, 0.0, 60.0, None, 0.0, 0.0),
-        ),
-        (60, DeviceUse(Use()), (60.0, None, None, None, None, None)),
-        (
-            60,
-            DeviceUse(Use(is_used=True, mib=900.0), is_over=True),
-            (60.0, 60.0, 0.0, 60.0, 900.0, None),
-        ),
-        (
-            60,
-            DeviceUse(Use(is_used=True, mib=900.0), is_over=False),
-            (60.0, 60.0, 0.0, 0.0, 900.0, None),
-        ),
-        (9000, DeviceUse(Use(is_used=True, percent=80.0)), (9000.0, 120.0, 0.0, None, None, 80.0)),
+        (60, Use(is_used=True, percent=80.0, mib=9.0), None, (60.0, 60.0, 0.0, None, 9.0, 80.0)),
+        (60, Use(is_used=False, percent=0.0, mib=0.0), None, (60.0, 0.0, 60.0, None, 0.0, 0.0)),
+        (60, Use(), None, (60.0, None, None, None, None, None)),
+        (60, Use(is_used=True, mib=900.0), True, (60.0, 60.0, 0.0, 60.0, 900.0, None)),
+        (60, Use(is_used=True, mib=900.0), False, (60.0, 60.0, 0.0, 0.0, 900.0, None)),
+        (9000, Use(is_used=True, percent=80.0), None, (9000.0, 120.0, 0.0, None, None, 80.0)),
     ],
     ids=["used", "idle", "unreadable", "over", "not over", "stopped for hours"],
 )
 def test_a_look_adds_what_it_has_seen(
-    passed_s: float, seen: DeviceUse, expected: tuple[float | None, ...]
+    passed_s: float, used: Use, expected: tuple[float | None, ...], *, is_over: bool | None
 ) -> None:
     """A look speaks for the time since the last one, two minutes at most, and not of the unread."""
     line = LogLine(Kind.RESERVED, "a", NOW, NOW, NOW)
-    line = recorder.added(line, passed_s, seen, NOW + passed_s)
+    line = recorder.added(line, passed_s, used, NOW + passed_s, is_over=is_over)
     assert (*line[5:9], line.mib, line.percent) == expected
     assert line.end == NOW + passed_s
 
@@ -110,7 +94,7 @@ def test_looks_add_up() -> None:
         (30, Use(is_used=False, percent=0.0, mib=100.0)),
         (10, Use()),
     ):
-        line = recorder.added(line, passed_s, DeviceUse(used), NOW)
+        line = recorder.added(line, passed_s, used, NOW)
     assert (line.seconds, line.used_s, line.idle_s) == (100.0, 60.0, 30.0)
     assert (line.percent, line.mib) == (60.0, 900.0)
 

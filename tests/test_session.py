@@ -15,7 +15,7 @@ import pynvml
 import pytest
 
 import reserve_gpu
-from reserve_gpu import api, between_cells
+from reserve_gpu import api
 from reserve_gpu.reservation.session import _sessions, session
 from reserve_gpu.settings import HELD
 from tests.locked import held, watched
@@ -333,7 +333,7 @@ def test_adopt_once(here: Here) -> None:
     with next_program():
         assert reserve_gpu.current() is None
         os.environ[HELD] = left()
-        assert (reserve_gpu.current(), between_cells.start_failure()) == (None, None)
+        assert (reserve_gpu.current(), session().reason) == (None, None)
         assert got("0") == "0"
         reserve_gpu.release()
     assert held(here) == []
@@ -369,7 +369,7 @@ def test_forged_changes(here: Here, before: dict[str, Any], written: dict[str, A
     path = os.environ["PATH"]
     with next_program():
         assert reserve_gpu.current() is None
-        assert between_cells.start_failure() == REASON
+        assert session().reason == REASON
         assert got("0") == "0"
         assert held(here) == [0]
         reserve_gpu.release()

@@ -16,7 +16,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import errors, hosts, options
+from reserve_gpu import errors, foreign, hosts, options
 from reserve_gpu.errors import RequestError, ReserveGPUError, shown
 from reserve_gpu.quantities import parse_duration
 from reserve_gpu.reservation import request
@@ -206,9 +206,9 @@ def _delete(path: str) -> None:
 
 def _is_ours(path: str) -> bool:
     """Tell whether a kernel was installed here; what can't be read was not."""
-    with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
+    with suppress(OSError, ValueError, KeyError, TypeError):
         with open(os.path.join(path, "kernel.json"), encoding="utf-8") as file:
-            metadata = json.load(file)["metadata"]
+            metadata = foreign.parsed(file.read(foreign.SIZE_LIMIT + 1))["metadata"]
         return isinstance(metadata, dict) and MARK in metadata
     return False
 

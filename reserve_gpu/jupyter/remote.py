@@ -205,8 +205,7 @@ def hold(arguments: Namespace) -> int:
         options.reserve(arguments, faces.MAGIC, _end_if_alone)
         reservation = api.current()
     except ReserveGPUError as error:
-        picture = error.picture if isinstance(error, errors.NoFreeDeviceError) else None
-        _say(refused=picture.brief if picture else str(error).partition("\n")[0])
+        _say(refused=error.picture.brief if error.picture else str(error).partition("\n")[0])
         return error.exit_code
     _say(gpus=words.labels(reservation.devices if reservation else ()), python=sys.executable)
     if not _is_wanted():

@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import count
+from typing import TYPE_CHECKING
 
-from reserve_gpu import calls
+from reserve_gpu import alarm, calls
 from reserve_gpu.forks import no_fork
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NONE = -1  # no descriptor
 
@@ -46,6 +50,17 @@ def close(descriptor: int) -> None:
         if opening(descriptor):
             os.close(descriptor)
         _opened.pop(descriptor, None)
+
+
+@contextmanager
+def process(pid: int) -> Iterator[int]:
+    """Yield a pidfd of the process, closed at the end of the block. Raises OSError."""
+    with no_fork:
+        descriptor = remember(alarm.open_process(pid))
+    try:
+        yield descriptor
+    finally:
+        close(descriptor)
 
 
 def adopt(descriptor: int) -> None:

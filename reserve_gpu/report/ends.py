@@ -61,7 +61,7 @@ def _lasts(notice: LeaseNotice) -> str:
     devices, lease = notice.devices, notice.lease
     ways = []
     if lease.until is not None:
-        ways.append(f"until {_clock(lease.until, notice.at)}")
+        ways.append(f"until {_clock(lease.until)}")
     if lease.idle_s is not None:
         ways.append(f"until it is idle for {times.time_limit(lease.idle_s)}")
     text = f"{labels(devices)} {words.be(len(devices))} yours {', or '.join(ways)}"
@@ -69,7 +69,7 @@ def _lasts(notice: LeaseNotice) -> str:
 
 
 def _near(notice: LeaseNotice) -> str:
-    what = f"The reservation of {labels(notice.devices)} ends at {_clock(notice.at, time.time())}"
+    what = f"The reservation of {labels(notice.devices)} ends at {_clock(notice.at)}"
     why = ""
     if _is_by_idleness(notice):
         why = f", after {times.time_limit(notice.lease.idle_s or 0.0)} without use"
@@ -91,8 +91,9 @@ def _still_visible(notice: LeaseNotice) -> str:
     )
 
 
-def _clock(at: float, now: float) -> str:
+def _clock(at: float) -> str:
     """Return a moment, with its seconds where it is near."""
+    now = time.time()
     is_near = at - now < NEAR_S
     return time.strftime("%H:%M:%S", time.localtime(at)) if is_near else times.moment(at, now)
 

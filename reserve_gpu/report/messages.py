@@ -296,8 +296,8 @@ def kept(devices: Sequence[Device], until: float) -> str:
 @say.register
 def kept_but_used(notice: notices.KeptButUsed) -> str:
     """Warn that somebody else uses a device that was kept over a restart."""
-    (row,) = notice
-    return f"{row.label} was kept over the restart, but others use it: {reasons.use(row)}"
+    use = reasons.use(notice.row)
+    return f"{notice.row.label} was kept over the restart, but others use it: {use}"
 
 
 @say.register
@@ -361,15 +361,6 @@ def caps_stand(notice: notices.CapsStand) -> str:
     (names,) = notice
     keep = "keeps its value" if len(names) == 1 else "keep their values"
     return f"{listed(names)} {words.be(len(names))} set already and {keep}, as the cap there."
-
-
-@say.register
-def caps_are_late(_: notices.CapsAreLate) -> str:
-    """Say that what runs already keeps its limit."""
-    return (
-        "CUDA runs already: JAX, TensorFlow and CuPy keep the limit that they started with until a "
-        "restart."
-    )
 
 
 @say.register

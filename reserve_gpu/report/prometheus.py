@@ -60,7 +60,7 @@ OF_BOARD: tuple[Gauge, ...] = (
 # The same of a user's reservations of a device; the last one sums up those of several processes.
 OF_USER: tuple[GaugeOfUser, ...] = (
     ("user_memory_promised_bytes", "Memory of parts that a user has reserved of it.",
-     lambda holder, _: _bytes(holder.part_mib and _own_part(holder)), sum),
+     lambda holder, _: _bytes(0.0 if holder.beside and holder.part_mib else holder.part_mib), sum),
     ("user_memory_used_bytes", "Memory that those use of it who have reserved it.",
      lambda holder, _: _bytes(holder.used_mib), sum),
     ("until_timestamp_seconds", "When the last reservation of a user of it is to end.",
@@ -179,11 +179,6 @@ def _of_each_user(
         known = [value for value in values if value is not None]
         if len(known) == len(values):
             yield {**labels, "username": user}, total(known)
-
-
-def _own_part(holder: Holder) -> float | None:
-    """Return the part that a holder was promised; a guest has none of its own."""
-    return 0.0 if holder.beside else holder.part_mib
 
 
 def _user(holder: Holder) -> str:

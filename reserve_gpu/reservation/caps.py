@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import settings
 from reserve_gpu.model import MIB, Promise, Request
-from reserve_gpu.notices import CapsAreLate, CapsStand, Exceeded, ToType
+from reserve_gpu.notices import CAPS_ARE_LATE, CapsStand, Exceeded, ToType
 from reserve_gpu.reservation.environment import (
     CUPY_LIMIT,
     OLD_TORCH_ALLOCATOR,
@@ -61,8 +61,10 @@ class Cap(NamedTuple):
 
 
 def cap(devices: Sequence[Device], part_mib: float) -> Cap:
-    """Return the limits of frameworks with this part of each device."""
-    room_mib = part_mib - min(context_mib(), part_mib / 2)
+    """Return the limits of frameworks with this part of each device. Raises RequestError."""
+    context_mib = setting_mib(settings.CONTEXT_MEMORY)
+    context_mib = DEFAULT_CONTEXT_MIB if context_mib is None else context_mib
+    room_mib = part_mib - min(context_mib, part_mib / 2)
     totals = [device.memory_mib or 0 for device in devices]
     fraction = int(room_mib / max(totals) * 1e6) / 1e6 if all(totals) else 0.0  # rounded down
     return Cap(room_mib, f"{fraction:.6f}" if fraction else "")
@@ -160,7 +162,7 @@ def notices(
     theirs, capped = capped_by(inherited), capped_by({**inherited, **written})
     found = installed()
     stand: list[Notice] = [CapsStand([*theirs.values()])] if theirs else []
-    late = [CapsAreLate()] if is_late else []
+    late = [CAPS_ARE_LATE] if is_late else []
     lines = [
         ToType(key, line)
         for key, line in to_type(devices, part_mib).items()
@@ -193,12 +195,6 @@ def exceeded(
     names = sorted(capped_by(written).values())
     new = [device for device in held.devices if device in over - before]
     return over, [Exceeded(device, uses[device] or 0.0, request, names) for device in new]
-
-
-def context_mib() -> float:
-    """Return the allowance for a CUDA context in MiB. Raises RequestError for a bad setting."""
-    size = setting_mib(settings.CONTEXT_MEMORY)
-    return DEFAULT_CONTEXT_MIB if size is None else size
 
 
 def installed() -> dict[str, str]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import alarm, this_process
 from reserve_gpu.errors import ReserveGPUError
-from reserve_gpu.forks import no_fork
 from reserve_gpu.history.log_writer import Page
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.directory import LockDirectory
@@ -36,11 +35,8 @@ POLL_S = 1.0  # between two looks at whether somebody has the locks, once the co
 def start(logged: Recorder) -> bool:
     """Leave the page to a follower of this very process; returns True. Raises OSError."""
     page, held = logged.page, logged.held
-    with no_fork:
-        process = descriptors.remember(alarm.open_process(os.getpid()))
     about = {
         "pid": os.getpid(),
-        "process": process,
         "name": logged.entries[0].name,
         "page": (page.folder, page.descriptor, page.name),
         "since": logged.entries[0].since,
@@ -48,10 +44,11 @@ def start(logged: Recorder) -> bool:
         **handover.described(held),
     }
     try:
-        alarm.leave(["-c", PROGRAM, json.dumps(about)], (page.folder, page.descriptor, process))
+        with descriptors.process(os.getpid()) as process:
+            words = ["-c", PROGRAM, json.dumps({**about, "process": process})]
+            alarm.leave(words, (page.folder, page.descriptor, process))
     finally:
         page.close()
-        descriptors.close(process)
     return True
 
 

@@ -20,9 +20,7 @@ from reserve_gpu.reservation import environment
 from reserve_gpu.reservation.held import Guest, Held
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from reserve_gpu.model import Holder, Reserved
+    from reserve_gpu.model import Reserved
 
 
 def joined(reserved: Reserved, directory: LockDirectory) -> Held:
@@ -31,7 +29,7 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Held:
     Raises RequestError where the reservation has ended, and LockError.
     """
     host_of = {
-        row.device: _in(reserved, row.holders)
+        row.device: next(holder for holder in row.holders if holder.pid == reserved.holder.pid)
         for row in reserved.rows
         if isinstance(row.device, Device)
     }
@@ -78,8 +76,3 @@ def is_left(held: Held, directory: LockDirectory) -> bool:
         )
         for device, since in zip(held.devices, held.guest.of, strict=True)
     )
-
-
-def _in(reserved: Reserved, holders: Sequence[Holder]) -> Holder:
-    """Return the holder of one device that is the process of that reservation."""
-    return next(holder for holder in holders if holder.pid == reserved.holder.pid)

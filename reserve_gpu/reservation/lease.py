@@ -147,13 +147,6 @@ class LeaseTimer:
             return due.pause_s
         return min(due.pause_s, max(0.0, self._next_look - time.monotonic()))
 
-    def _do_once(self, held: Held, due: Step) -> Step:
-        act = due.action, held.lease.is_by_idleness(due.at)
-        if act != self._done:
-            self._done = act
-            self._do(held, due)
-        return due
-
     def _release_hidden(self, held: Held, due: Step, seen: Circumstances) -> Step:
         """Release what this process does not see any more, unless it has begun to use it before.
 
@@ -167,12 +160,14 @@ class LeaseTimer:
         self._owner.let_go()
         return due
 
-    def _do(self, held: Held, due: Step) -> None:
-        """Do what has become due, once."""
-        action, at = due.action, due.at
-        if action is Action.LAST:
-            at = time.time()
-        elif action is Action.RELEASE:
+    def _do_once(self, held: Held, due: Step) -> Step:
+        """Do what has become due, if that was not done before; returns it."""
+        action, at, _ = due
+        act = action, held.lease.is_by_idleness(at)
+        if act == self._done:
+            return due
+        self._done = act
+        if action is Action.RELEASE:
             self._owner.hide()
         elif action in (Action.MARK_OVERDUE, Action.LEAVE_TO_CHILD, Action.END_PROCESS):
             self._owner.mark_overdue(at)
@@ -180,6 +175,7 @@ class LeaseTimer:
         if action is Action.END_PROCESS:
             go_on = partial(self._owner.run, self._go_on, held.lease)
             self.process_end.begin(self.is_to_end(held), self.display.show, go_on)
+        return due
 
     def _show(self, held: Held, action: Action, at: float) -> None:
         children = proc.children() if action is Action.RELEASE else ()

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from reserve_gpu.cells import cells
 from reserve_gpu.notices import BeforeEndFailed
@@ -22,13 +22,6 @@ STOP_S = 10.0  # until a process that is to end by itself gets the next signal
 POLL_S = 0.1
 
 
-class BeforeEnd(NamedTuple):
-    """A function that is called before the process ends. limit_s: for how long to wait for it."""
-
-    function: Callable[[], object]
-    limit_s: float
-
-
 class ProcessEnd:
     """What is done where this process has to end.
 
@@ -37,7 +30,7 @@ class ProcessEnd:
 
     def __init__(self, longest_s: float = LONGEST_S) -> None:
         self._longest_s = longest_s
-        self._functions: list[BeforeEnd] = []
+        self._functions: dict[object, tuple[Callable[[], object], float]] = {}
 
     def call_before(self, function: Callable[[], object], limit_s: float) -> None:
         """Call it before the process ends, in place of an earlier one of that name.
@@ -45,9 +38,9 @@ class ProcessEnd:
         The cell that defines it may be run again. limit_s: for how long to wait for it.
         """
         name = _name_of(function)
-        if "<" not in name:  # lambdas all have the same
-            self._functions = [f for f in self._functions if _name_of(f.function) != name]
-        self._functions.append(BeforeEnd(function, limit_s))
+        key = id(function) if "<" in name else name  # lambdas all have the same
+        self._functions.pop(key, None)  # the newest is called last
+        self._functions[key] = function, limit_s
 
     def begin(
         self,
@@ -62,7 +55,7 @@ class ProcessEnd:
 
         def end() -> None:
             until = time.monotonic() + self._longest_s
-            for function, limit_s in [*self._functions]:
+            for function, limit_s in [*self._functions.values()]:
                 left_s = max(0.0, until - time.monotonic())
                 if problem := _called(function, min(limit_s, left_s)):
                     say(problem)

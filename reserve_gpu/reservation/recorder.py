@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from reserve_gpu.history.log_lines import Kind, LogLine
 from reserve_gpu.locks.record import myself
@@ -82,7 +82,7 @@ class Recorder:
 
     def _log_use(self) -> None:
         self._add()
-        if is_over(self.entries[0]):
+        if is_next_hour(self.entries[0]):
             self.page.turn(self.entries)
             self._entries = {d: _next(entry) for d, entry in self._entries.items()}
         self._write()
@@ -92,28 +92,26 @@ class Recorder:
         before, self.at = self.at, time.monotonic()
         passed_s, now = self.at - before, time.time()
         for device, entry in self._entries.items():
-            seen = _seen(self.held, self._uses.get(device))
-            line = _described(added(entry, passed_s, seen, now), self.held)
-            self._entries[device] = line._replace(share=_share(device, self.held, seen.use))
+            used = self._uses.get(device, use.Use())
+            line = added(entry, passed_s, used, now, is_over=_is_over(self.held, used))
+            share = _share(device, self.held, used)
+            self._entries[device] = _described(line, self.held)._replace(share=share)
 
     def _write(self) -> None:
         self.page.write(self.entries)
 
 
-class DeviceUse(NamedTuple):
-    """What is seen of one device. is_over: more is used of it than was promised, or for longer."""
-
-    use: Use
-    is_over: bool | None = None
-
-
 # -- pure functions of values ----------------------------------------------------------------------
 
 
-def added(entry: LogLine, passed_s: float, seen: DeviceUse, now: float) -> LogLine:
-    """Return the line with the time that has passed. now: in seconds since the epoch."""
+def added(
+    entry: LogLine, passed_s: float, used: Use, now: float, *, is_over: bool | None = None
+) -> LogLine:
+    """Return the line with the time that has passed.
+
+    is_over: more is used than was promised, or for longer. now: in seconds since the epoch.
+    """
     known_s = min(passed_s, LONGEST_KNOWN_S)
-    used = seen.use
     used_s, idle_s, over_s, percent = entry.used_s, entry.idle_s, entry.over_s, entry.percent
     if used.is_used is not None:
         before_s = (used_s or 0.0) + (idle_s or 0.0)
@@ -121,8 +119,8 @@ def added(entry: LogLine, passed_s: float, seen: DeviceUse, now: float) -> LogLi
         idle_s = (idle_s or 0.0) + known_s * (not used.is_used)
         if used.percent is not None and before_s + known_s:
             percent = ((percent or 0.0) * before_s + used.percent * known_s) / (before_s + known_s)
-    if seen.is_over is not None:
-        over_s = (over_s or 0.0) + known_s * seen.is_over
+    if is_over is not None:
+        over_s = (over_s or 0.0) + known_s * is_over
     return entry._replace(
         end=now,
         seconds=entry.seconds + passed_s,
@@ -134,7 +132,7 @@ def added(entry: LogLine, passed_s: float, seen: DeviceUse, now: float) -> LogLi
     )
 
 
-def is_over(entry: LogLine) -> bool:
+def is_next_hour(entry: LogLine) -> bool:
     """Tell whether another hour has begun since the line did."""
     return time.localtime(entry.end)[:4] != time.localtime(entry.start)[:4]
 
@@ -163,13 +161,12 @@ def _described(entry: LogLine, held: Held) -> LogLine:
     )
 
 
-def _seen(held: Held, used: Use | None) -> DeviceUse:
-    used = used or use.Use()
+def _is_over(held: Held, used: Use) -> bool | None:
     if held.overdue is not None:
-        return DeviceUse(used, is_over=True)
-    if held.part_mib is None:
-        return DeviceUse(used)
-    return DeviceUse(used, None if used.mib is None else used.mib > held.part_mib)
+        return True
+    if held.part_mib is None or used.mib is None:
+        return None
+    return used.mib > held.part_mib
 
 
 def _share(device: Device, held: Held, used: Use | None) -> float:

@@ -103,7 +103,9 @@ def reserve(
             )
             # Walk the GPUs in their order: lock one, then look at it. Hold all that was asked for,
             # which sets the variables, or nothing.
-            outcome = attempt(asking, session.hold, mutex_limit_s=_mutex_limit_s(deadline))
+            # Who waits anyway waits for one who is stopped while it has the mutex, too.
+            limit_s = max(LEAST_WAIT_S, deadline.left_s) if deadline.waits else MUTEX_LIMIT_S
+            outcome = attempt(asking, session.hold, mutex_limit_s=limit_s)
             if isinstance(outcome, Denied) and _may_wait(session, asking, outcome, deadline):
                 outcome = _wait(session, asking, outcome, deadline)
             if isinstance(outcome, Denied):
@@ -141,11 +143,6 @@ def take_over(session: Session, connection_file: str | None) -> list[Notice]:
     return notices
 
 
-def _mutex_limit_s(deadline: Deadline) -> float:
-    # Who waits anyway waits for one who is stopped while it has the mutex, too.
-    return max(LEAST_WAIT_S, deadline.left_s) if deadline.waits else MUTEX_LIMIT_S
-
-
 def _may_wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> bool:
     is_possible = policy.may_come_free(denied.rows, asking.request)
     return deadline.waits and is_possible and not _is_above(session, asking, denied)
@@ -161,11 +158,15 @@ def _wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) 
         now = asking._replace(held=held, part_mib=session.part_mib, rules=rules())
         return attempt(now, session.hold, place, RETRY_MUTEX_LIMIT_S, candidates)
 
-    with session.waiting(), _logged_wait(deadline.asks) as log:
-        outcome = wait.wait_in_queue(asking, denied, deadline, try_again, session.between)
-        if isinstance(outcome, Granted):
-            log(End.GRANTED)
-    return outcome
+    session.is_waiting = True  # for calls in other threads
+    try:
+        with _logged_wait(deadline.asks) as log:
+            outcome = wait.wait_in_queue(asking, denied, deadline, try_again, session.between)
+            if isinstance(outcome, Granted):
+                log(End.GRANTED)
+            return outcome
+    finally:
+        session.is_waiting = False
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import alarm, foreign, heir, proc
-from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.directory import OTHERS_MODE, OWN_MODE
 from reserve_gpu.locks.holders import is_sharers
@@ -110,21 +109,12 @@ def end(left: Left, uid: int | None = None) -> bool:
 
     uid: of another user, for root.
     """
-    try:
-        with no_fork:
-            process = descriptors.remember(alarm.open_process(left.heir))
-    except OSError:
-        return False
-    try:
+    with suppress(OSError), descriptors.process(left.heir) as process:  # else it has ended
         # Its number may have become another process's before the pidfd was opened.
-        if not any(proc.own_processes(heir.PROGRAM, [left.heir], uid)):
-            return False
-        alarm.send(process, signal.SIGKILL)
-        return alarm.ends_within(process, ENDS_S)
-    except OSError:  # it has ended
-        return False
-    finally:
-        descriptors.close(process)
+        if any(proc.own_processes(heir.PROGRAM, [left.heir], uid)):
+            alarm.send(process, signal.SIGKILL)
+            return alarm.ends_within(process, ENDS_S)
+    return False
 
 
 def _has_locked(pid: int, directory: LockDirectory, name: str) -> bool:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
@@ -40,8 +41,7 @@ from reserve_gpu.reservation.environment import Changes
 from reserve_gpu.reservation.held import Answered, Change, Held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from types import TracebackType
+    from collections.abc import Callable, Mapping
 
     from typing_extensions import Self
 
@@ -60,6 +60,7 @@ else:
     journal = Late("reservation.journal")  # which only a history needs
 
 
+NOTHING = Held((), {})
 RENEW_LIMIT_S = 1.0  # for the mutex, at the end of a cell
 
 
@@ -89,12 +90,7 @@ class Reservation(Answered):
         session().run(session().enter, self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         session().run_in_any_case(session().leave, self)
 
     def __repr__(self) -> str:
@@ -143,15 +139,6 @@ class Session(Executor):
         """Tell whether a signal handler has come in the midst of a call, or as a cell begins."""
         return super().is_nested or calls.is_mine(cells().quiet)
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Let other threads know that the call waits in the queue for a device."""
-        self.is_waiting = True
-        try:
-            yield
-        finally:
-            self.is_waiting = False
-
     def _step(self) -> float | None:
         pauses = [self.log()]
         if self._timer:
@@ -169,26 +156,22 @@ class Session(Executor):
     @property
     def reservation(self) -> Reservation | None:
         """Return the reservation of what is held."""
-        held = self.held
-        return cast("Reservation | None", held.reservation) if held else None
+        return cast("Reservation | None", (self.held or NOTHING).reservation)
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """Return the devices that are held."""
-        held = self.held
-        return held.devices if held else ()
+        return (self.held or NOTHING).devices
 
     @property
     def lease(self) -> Lease:
         """Return until when what is held is held."""
-        held = self.held
-        return held.lease if held else NO_LEASE
+        return (self.held or NOTHING).lease
 
     @property
     def part_mib(self) -> float | None:
         """Return the part of each of them that was promised, None for all of it."""
-        held = self.held
-        return held.part_mib if held else None
+        return (self.held or NOTHING).part_mib
 
     def promise_of(self, reservation: Reservation) -> Promise:
         """Return what a reservation promises, as long as it is held."""
@@ -201,8 +184,7 @@ class Session(Executor):
 
     def locks_in(self, directory: str) -> dict[str, Lock]:
         """Return the locks, by UUID, that others respect who use that directory."""
-        held = self.held
-        locks = held.locks if held else {}
+        locks = (self.held or NOTHING).locks
         return {u: lock for u, lock in locks.items() if os.path.dirname(lock.path) == directory}
 
     def since_of(self, request: Request) -> float | None:
@@ -557,9 +539,7 @@ class Session(Executor):
 
         uses: in MiB, None where it can't be seen.
         """
-        held = self._held  # another thread may release it
-        if held is None:
-            return []
+        held = self._held or NOTHING  # another thread may release it
         self._over, notices = caps.exceeded(held, self._changes.written, uses, self._over)
         return notices
 
@@ -583,8 +563,7 @@ class Session(Executor):
 
     def show_lease(self) -> None:
         """Show a cell until when it has what it has reserved, if that ends."""
-        held = self.held  # another thread may release it
-        if held and held.lease.has_end:
+        if self.lease.has_end:
             self.timer.display.show_in_cell()
 
     # -- the history -------------------------------------------------------------------------------
@@ -597,7 +576,7 @@ class Session(Executor):
         changes, self._changes_to_log = self._changes_to_log, []
         if changes and self._journal is None and settings.may_keep_history():
             self._journal = journal.Journal()
-            journal.at_exit(self._log_exit)
+            journal.at_exit(partial(self.run_within, journal.EXIT_LIMIT_S, self._end_journal))
         if self._journal is None:
             return None
         for change in changes:
@@ -606,9 +585,6 @@ class Session(Executor):
         if self._timer and is_used is not None:
             self._timer.add_use(is_used=is_used)
         return pause_s
-
-    def _log_exit(self) -> None:
-        self.run_within(journal.EXIT_LIMIT_S, self._end_journal)
 
     def _end_journal(self) -> None:
         self.log()
@@ -704,7 +680,7 @@ class Session(Executor):
 
         is_kernel: that program loads this package, and logs by itself what it uses.
         """
-        held = self._held or Held((), {})
+        held = self._held or NOTHING
         self.log()
         is_logged = bool(self._journal and self._journal.leave(is_kernel=is_kernel))
         handover.offer(handover.Handover(self._changes, held, reason, is_logged))

@@ -37,8 +37,9 @@ def wait_in_queue(
     denied: what came of the first attempt. attempt: makes another one. between: called again and
     again while this waits. Each second, and after each look, the caller is told how it stands.
     """
-    request = asking.request
-    size, devices = request.promise.size, _fitting(denied)
+    request, size = asking.request, asking.request.promise.size
+    fitting = [row.device for row in denied.rows if row.state is not State.UNFIT]
+    devices = [device for device in fitting if isinstance(device, Device)]
     # Who waits for a percentage, of devices of several sizes, is not passed for the largest one.
     size = size and max(map(size.of, devices), default=size)
     promise = request.promise._replace(lease=NO_LEASE, size=size)
@@ -146,9 +147,3 @@ def _try_again(
         if not place.has_joined:
             raise
         return denied
-
-
-def _fitting(denied: Denied) -> list[Device]:
-    """Return the devices that would do if they were free."""
-    fitting = [row.device for row in denied.rows if row.state is not State.UNFIT]
-    return [device for device in fitting if isinstance(device, Device)]
