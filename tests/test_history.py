@@ -93,10 +93,11 @@ def test_looks_add_up() -> None:
         (60, Use(is_used=True, percent=90.0, mib=900.0)),
         (30, Use(is_used=False, percent=0.0, mib=100.0)),
         (10, Use()),
+        (90, Use(is_used=True, percent=20.0, mib=500.0)),
     ):
         line = recorder.added(line, passed_s, used, NOW)
-    assert (line.seconds, line.used_s, line.idle_s) == (100.0, 60.0, 30.0)
-    assert (line.percent, line.mib) == (60.0, 900.0)
+    assert (line.seconds, line.used_s, line.idle_s) == (190.0, 150.0, 30.0)
+    assert (line.percent, line.mib) == (40.0, 900.0)
 
 
 # -- whether anything is kept ----------------------------------------------------------------------

@@ -334,7 +334,7 @@ def test_alarm_while_the_driver_is_slow(
     machine: Machine, does: str, said: str, visible: str | None
 ) -> None:
     """A handler of SIGALRM runs while a call waits for the driver; the call has its own way."""
-    machine.add("delay-first nvmlDeviceGetComputeMode 0 1")
+    machine.add("delay-first nvmlDeviceGetComputeMode 0 1.5")
     with machine.child() as child, machine.child() as other:
         assert child.run(ALARM.format(f"reserve_gpu.{does}()")).error is None
         child.send("reserve_gpu.reserve(0)")

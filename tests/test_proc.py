@@ -17,6 +17,7 @@ from reserve_gpu.locks import holders
 from reserve_gpu.model import Holder, Process, Record
 from reserve_gpu.report import words
 from tests.machine import Child
+from tests.processes import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -155,6 +156,8 @@ def test_the_processes_below_this_one_are_named(tmp_path: Path) -> None:
     with subprocess.Popen([program, "-c", code], stdin=PIPE, stdout=PIPE) as child:
         assert child.stdout
         child.stdout.readline()
+        # The shell's child is called like the shell until it has become another program.
+        wait_for(lambda: any(name.startswith("sleep 60") for name in proc.children()))
         named = proc.children()
         assert f"a)S(b -c {code} (pid {child.pid})" in named
         (below,) = (int(name.split()[-1].rstrip(")")) for name in named if name[:8] == "sleep 60")

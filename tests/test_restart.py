@@ -221,8 +221,9 @@ def test_a_lease_ends_also_while_it_is_kept(here: Here) -> None:
         leave(child, file)
         words = heir_of(file).cmdline()
         assert 0 < float(words[-1]) <= 30
-        late.reserve("'1', for_=1")
+        late.reserve("'1'")
         late.run("import ctypes; assert not ctypes.CDLL('libcuda.so.1').cuInit(0)")
+        late.reserve("'1', for_=0.1")
         wait_for(lambda: record(here, "1").get("overdue"))
         leave(late, file)
         assert len(heirs(file)) == 1

@@ -230,17 +230,17 @@ def test_nothing_ends_before(seen: str, wish: str) -> None:
     assert action(MOMENT._replace(**{wish: True}), 10, **{seen: True}) is Action.LAST
 
 
+HELD_SO = Lease(until=5.0, idle_s=30.0, end_kernel=True, is_strict=True)
+
+
 @pytest.mark.parametrize(
     ("new", "expected"),
     [
-        (Lease(idle_s=60.0), Lease(until=5.0, idle_s=60.0, end_kernel=True)),
-        (Lease(until=9.0), Lease(until=9.0, idle_s=30.0, end_kernel=True)),
-        (
-            Lease(until=9.0, if_wanted=True),
-            Lease(until=9.0, idle_s=30.0, if_wanted=True, end_kernel=True),
-        ),
+        (Lease(idle_s=60.0), HELD_SO._replace(idle_s=60.0)),
+        (Lease(until=9.0), HELD_SO._replace(until=9.0)),
+        (Lease(until=9.0, if_wanted=True), HELD_SO._replace(until=9.0, if_wanted=True)),
     ],
 )
 def test_who_prolongs_keeps_what_they_do_not_name(new: Lease, expected: Lease) -> None:
     """A new end by the clock leaves the idle time as it was, and the reverse."""
-    assert Lease(until=5.0, idle_s=30.0, end_kernel=True).changed_by(new) == expected
+    assert HELD_SO.changed_by(new) == expected
