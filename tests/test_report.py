@@ -24,7 +24,7 @@ from reserve_gpu.history.totals import Hours, Idle, Logged, summed
 from reserve_gpu.model import End
 from reserve_gpu.report import from_json, html, terminal, words
 from reserve_gpu.report.about_history import Report
-from reserve_gpu.report.sheets import in_columns
+from reserve_gpu.report.sheets import Column, Sheet, in_columns, rows
 from tests.commandline import CommandLine
 from tests.histories import (
     DAY_S,
@@ -823,6 +823,15 @@ def test_mistakes(typed: CommandLine, words: str, said: str) -> None:
     done = typed("report", *words.split())
     assert (done.code, done.stdout) == (2, "")
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(("has_total", "strong"), [(True, ["total", "3"]), (False, [])])
+def test_the_total_stands_out(strong: list[str], *, has_total: bool) -> None:
+    """The row that sums up the others is in strong letters, and no other is."""
+    columns = Column("user", ("alice", "total")), Column("hours", ("1", "3"), is_figure=True)
+    lines = rows(Sheet(columns, has_total=has_total), 40)
+    styled = [part for line in lines for part in line if isinstance(part, tuple)]
+    assert [text for text, style in styled if style == words.STRONG] == strong
 
 
 @pytest.mark.process
