@@ -1,13 +1,13 @@
 # PYTHON_ARGCOMPLETE_OK
 """The start of the command line: `reserve-gpu`, and `python -m reserve_gpu`."""
 
-import os
 import sys
 
 # `python -m` puts the working directory first. A file there that is called like a module of
 # Python's own, as a json.py beside a notebook, must not be imported in its place.
-if __name__ == "__main__" and __package__ in sys.orig_argv and sys.path[:1] == [os.getcwd()]:
-    del sys.path[0]  # not for %run, which leaves the path to the notebook
+is_module = __name__ == "__main__" and __package__ in sys.orig_argv  # and not run by %run
+if is_module and not getattr(sys.flags, "safe_path", False):  # which Python has from 3.11 on
+    del sys.path[0]
 
 
 def main() -> int:
@@ -23,7 +23,8 @@ def main() -> int:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         from reserve_gpu import cli
 
-        signal.signal(signal.SIGINT, handler)
+        if handler is not None:  # one that Python has not installed
+            signal.signal(signal.SIGINT, handler)
         return cli.main()
     except KeyboardInterrupt:
         return 130

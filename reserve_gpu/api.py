@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Literal, overload
 
+from reserve_gpu import proc
 from reserve_gpu.calls import Late
 from reserve_gpu.cells import kernels_file
 from reserve_gpu.errors import (
@@ -18,8 +19,7 @@ from reserve_gpu.errors import (
     ReserveGPUWarning,
     shown,
 )
-from reserve_gpu.gpus import names
-from reserve_gpu.model import Device, Waiting
+from reserve_gpu.model import Waiting
 from reserve_gpu.notices import Failure, HoldsAlready, TooLate
 from reserve_gpu.our_session import session
 from reserve_gpu.quantities import parse_duration
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from reserve_gpu.gpus.names import DeviceNames
-    from reserve_gpu.model import News, Request, Reserved
+    from reserve_gpu.model import Device, News, Request, Reserved
     from reserve_gpu.report import failures, messages
     from reserve_gpu.report import progress as displays
     from reserve_gpu.report.faces import Face
@@ -132,6 +132,8 @@ def ask(
     face: where an error is read, which decides how its hints are typed.
     """
     this_session = session()
+    if not this_session.devices:
+        proc.require_descriptors()
     before: list[Reservation | None] = []
     if deadline.waits:
         deadline = deadline._replace(asks=messages.asked(request))
@@ -234,19 +236,12 @@ def join(reserved: Reserved) -> str:
     this_session = session()
     if this_session.devices:
         raise failures.error(HoldsAlready(this_session.devices), MAGIC)
-    if environment.cuda_started() and not _sees_only(reserved):
+    if environment.cuda_started():
         raise failures.error(TooLate(()), MAGIC)
     this_session.run(this_session.join, reserved)
     reservation = this_session.reservation
     environ = reservation.environ if reservation else {}
     return messages.joined(this_session.devices, reserved.holder.name, environ)
-
-
-def _sees_only(reserved: Reserved) -> bool:
-    """Tell whether CUDA, which has started here, sees the devices of a reservation alone."""
-    devices = [row.device for row in reserved.rows if isinstance(row.device, Device)]
-    uuids = {names.bare_uuid(device.uuid) for device in devices}
-    return set(environment.cuda_uuids()) == uuids
 
 
 def take_over(connection_file: str | None) -> list[str]:

@@ -10,7 +10,6 @@ A fork in any thread waits for the end of the block `with no_fork`.
 
 from __future__ import annotations
 
-import errno
 import math
 import sys
 import threading
@@ -22,7 +21,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from reserve_gpu.errors import TOO_MANY_FILES, NoThreadError, RequestError, ReserveGPUError
+from reserve_gpu.errors import NoThreadError, RequestError
 from reserve_gpu.forks import no_fork
 
 if TYPE_CHECKING:
@@ -396,12 +395,7 @@ class Late:
 
     def __call__(self) -> Any:
         """Import the module now; returns it."""
-        try:
-            return imported(f"reserve_gpu.{self._name}")
-        except OSError as error:
-            if error.errno == errno.EMFILE:
-                raise ReserveGPUError(TOO_MANY_FILES) from None
-            raise
+        return imported(f"reserve_gpu.{self._name}")
 
 
 def imported(name: str) -> Any:

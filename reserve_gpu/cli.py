@@ -112,7 +112,7 @@ def _status(arguments: Namespace) -> int:
             seen: Status | Hosts = looking.look(live.show)._replace(face=SHELL)
     else:
         _end_with_ssh()
-        seen = hosts.looking(arguments.hosts)()
+        seen = hosts.look_at(arguments.hosts)
     _print(FORMATS[arguments.format](seen._replace(is_all=arguments.all)), arguments.format)
     return 0 if seen.machines else errors.DriverError.exit_code
 
@@ -163,7 +163,7 @@ COMMANDS = (
     Command(
         "top",
         "Show the same live in a terminal, each second, until q.",
-        (options.HOSTS,),
+        (),
         lambda arguments: top.run(arguments),
     ),
     Command(
@@ -337,7 +337,8 @@ def _print(text: str, form: str = "text") -> None:
 
     form: text for what people here read, in their encoding; all others are in UTF-8.
     """
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    if hasattr(signal, "SIGPIPE"):  # not on Windows
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     encoding = None if form == "text" else "utf-8"
     sys.stdout.reconfigure(encoding=encoding, errors="replace")  # type: ignore[union-attr]
     print(text.removesuffix("\n"), flush=True)

@@ -89,8 +89,10 @@ class NoFreeDeviceError(ReserveGPUError):
 
     exit_code = 75  # EX_TEMPFAIL
 
-    def __init__(self, draw: Callable[[], Showable] | str, rows: Sequence[Row] = ()) -> None:
-        super().__init__(draw)
+    def __init__(
+        self, draw: Callable[[], Showable] | Showable | str, rows: Sequence[Row] = ()
+    ) -> None:
+        super().__init__()
         self.rows = tuple(rows)
         self._draw = draw
         self._is_shown = False
@@ -98,7 +100,13 @@ class NoFreeDeviceError(ReserveGPUError):
     @cached_property
     def picture(self) -> Showable | None:
         """Return all of it, to be shown, None where there is only a text."""
-        return None if isinstance(self._draw, str) else self._draw()
+        drawn = self._draw() if callable(self._draw) else self._draw
+        return None if isinstance(drawn, str) else drawn
+
+    @property
+    def args(self) -> tuple[Any, ...]:  # type: ignore[override]
+        """Return the text, as other exceptions have it there."""
+        return (str(self),)
 
     def __str__(self) -> str:
         return str(self.picture or self._draw)
@@ -107,7 +115,8 @@ class NoFreeDeviceError(ReserveGPUError):
         return f"{type(self).__name__}({str(self)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.rows)  # in the words of this machine
+        notes = {name: value for name, value in vars(self).items() if name == "__notes__"}
+        return type(self), (self.picture or str(self), self.rows), notes  # drawn on this machine
 
     def _render_traceback_(self) -> list[str]:
         """Let IPython show the picture, and as the error itself what happened, in one line.

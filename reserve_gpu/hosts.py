@@ -125,13 +125,9 @@ def _groups(tables: Mapping[str, Any], file: str) -> dict[str, list[str]]:
 # -- what they say -------------------------------------------------------------------------------
 
 
-def looking(words: Sequence[str]) -> Callable[[], Hosts]:
-    """Return what asks the hosts that these words mean, whenever it is called.
-
-    Raises RequestError.
-    """
-    names = named(words)
-    return lambda: look(names)._replace(typed=tuple(words))
+def look_at(words: Sequence[str]) -> Hosts:
+    """Ask the hosts that these words mean. Raises RequestError."""
+    return look(named(words))._replace(typed=tuple(words))
 
 
 def look(names: Sequence[str], limit_s: float = LIMIT_S) -> Hosts:

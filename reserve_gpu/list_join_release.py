@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from reserve_gpu import api, looking, machine, this_process
 from reserve_gpu.calls import Late
-from reserve_gpu.errors import DriverError, RequestError, shown
+from reserve_gpu.errors import DriverError, LockError, RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Answer, Device, Reserved
 from reserve_gpu.report import about_reservations as said
@@ -97,9 +97,12 @@ def _of_anybody() -> list[Reserved]:
 def _rows() -> tuple[Row, ...]:
     """Return the devices that somebody has reserved, also where the driver does not answer."""
     try:
-        return looking.status().rows
+        status = looking.status()
     except DriverError:
         return machine.reserved_without_driver()
+    if status.problem:
+        raise LockError(status.problem)
+    return status.rows
 
 
 def _chosen(words: Sequence[str], every: Sequence[Reserved], command: str) -> list[Reserved]:
@@ -111,7 +114,7 @@ def _chosen(words: Sequence[str], every: Sequence[Reserved], command: str) -> li
         meant = [each for each in every if not word or _is_meant(word, each)]
         meant = [each for each in meant if not each.holder.beside] or meant  # not their guests
         if not meant:
-            raise RequestError(said.no_such(shown(word), every, now))
+            raise RequestError(said.no_such(shown(word), every, command, now))
         if len(meant) > 1:
             raise RequestError(said.which(meant, command, now))
         chosen += [each for each in meant if each not in chosen]

@@ -136,7 +136,7 @@ def _status(arguments: Namespace) -> None:
 
 def _look(arguments: Namespace) -> Status | Hosts:
     if arguments.hosts is not None:
-        return hosts.looking(arguments.hosts)()
+        return hosts.look_at(arguments.hosts)
     with Live() as live:
         return looking.look(live.show)._replace(face=MAGIC)
 

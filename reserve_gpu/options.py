@@ -30,8 +30,10 @@ REMOVED = {
     "--share": "for a part of a GPU say how much you will use: --memory 10GB, or --memory 50%",
     "record": "use without a reservation is a metric of: reserve-gpu status --format prometheus",
     "--watch": "the live view is reserve-gpu top, in a terminal",
+    "--json": "for programs there is: reserve-gpu status --json",
+    "--hosts": "several machines are shown by: reserve-gpu status --hosts lab",
     "--color": "set NO_COLOR=1 or FORCE_COLOR=1 in the environment",
-    "--exclude": "name the GPUs you want instead: %reserve_gpu 0,2",
+    "--exclude": "name the GPUs that you want, as 0,2",
 }
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 

@@ -212,10 +212,12 @@ def began(pid: int) -> float | None:
 
 def children() -> list[str]:
     """Return the processes below this one that live, as `python train.py (pid 4321)`."""
-    own = os.getpid()
-    below = [pid for pid in map(int, _pids()) if own in lineage(pid)[1:]]
-    names = {pid: command(_words(pid)) for pid in below}  # None if it has ended meanwhile
-    return [f"{name} (pid {pid})" for pid, name in names.items() if name]
+    parents = {pid: stat[1] for pid in map(int, _pids()) if (stat := _stat(pid))}
+    below, more = {os.getpid()}, {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in more} - below:
+        below |= more
+    names = {pid: command(_words(pid)) for pid in sorted(below - {os.getpid()})}
+    return [f"{name} (pid {pid})" for pid, name in names.items() if name]  # None of a zombie
 
 
 def _pids() -> list[str]:

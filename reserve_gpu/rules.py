@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
 MOST_GPUS = 1_000_000
+MOST_BYTES = 1 << 16
 LIMITS, GROUPS, USERS, DEVICES, HOSTS = "limits", "groups", "users", "devices", "hosts"
 HISTORY = "history"
 OF_USER = (HOSTS, HISTORY)  # in the user's own file
@@ -251,6 +252,8 @@ def content(file: str, owners: Collection[int]) -> bytes:
             raise OSError(f"it belongs to {owner}, and must belong to {expected}")
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise OSError("others than its owner may write to it; run: chmod go-w on it")
+        if status.st_size > MOST_BYTES:
+            raise OSError("it is larger than 64 KiB")
         return opened.read()
 
 

@@ -5,41 +5,33 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import looking
-from reserve_gpu.calls import Late
 from reserve_gpu.errors import DriverError, RequestError, shown
+from reserve_gpu.looking import looking
 from reserve_gpu.report import colour, columns, pictures, terminal
 from reserve_gpu.report.faces import SHELL
 from reserve_gpu.report.progress import Live
-from reserve_gpu.report.status import Status
 from reserve_gpu.report.words import COMMAND_LIMIT, FAINT, gib
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Iterator, Sequence
 
-    from reserve_gpu import hosts
     from reserve_gpu.model import Row
-    from reserve_gpu.report.about_hosts import Hosts
+    from reserve_gpu.report.status import Status
     from reserve_gpu.report.words import Line
-else:
-    hosts = Late("hosts")
 
 
 EVERY_S = 1.0
-HOSTS_EVERY_S = 5.0  # between two questions to other machines
 ELSEWHERE = "reserve-gpu status shows the same once."
 ENDS = ("q", "\x1b")
 LEAST_ROOM = 4  # lines: a blank one, the title, a process, and how many more there are
 
 
-def run(arguments: Namespace) -> int:
+def run(_arguments: Namespace) -> int:
     """Show the status until q. Raises RequestError where there is no terminal that could."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise RequestError(f"A live picture needs a terminal; {ELSEWHERE}")
@@ -53,8 +45,7 @@ def run(arguments: Namespace) -> int:
     # So that the terminal is left as it was.
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        look_at = looking.looking if arguments.hosts is None else partial(_looking, arguments.hosts)
-        with Live(sys.stderr) as live, look_at(live.show) as look, suppress(KeyboardInterrupt):
+        with Live(sys.stderr) as live, looking(live.show) as look, suppress(KeyboardInterrupt):
             first = look()  # what is wrong from the start is said as by any other command
             live.clear()  # before the screen is another one
             curses.wrapper(lambda screen: Top(screen, look, is_coloured=is_coloured).run(first))
@@ -65,27 +56,6 @@ def run(arguments: Namespace) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0
-
-
-@contextmanager
-def _looking(words: Sequence[str], _show: object) -> Iterator[Callable[[], Hosts]]:
-    """Yield what returns the last answers of hosts, which are asked meanwhile.
-
-    One that hangs holds up no key.
-    """
-    look, is_over = hosts.looking(words), threading.Event()
-    answers = [look()]
-
-    def ask() -> None:
-        while not is_over.wait(HOSTS_EVERY_S):
-            with suppress(RequestError):  # ssh has gone; it may come back
-                answers[:] = [look()]
-
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        yield lambda: answers[0]
-    finally:
-        is_over.set()
 
 
 def processes(rows: Sequence[Row], room: int) -> list[Line]:
@@ -111,9 +81,7 @@ def processes(rows: Sequence[Row], room: int) -> list[Line]:
 class Top:
     """The live picture on a screen of curses. look: at the machine."""
 
-    def __init__(
-        self, screen: Any, look: Callable[[], Status | Hosts], *, is_coloured: bool
-    ) -> None:
+    def __init__(self, screen: Any, look: Callable[[], Status], *, is_coloured: bool) -> None:
         import curses
 
         self._curses, self._screen, self._look = curses, screen, look
@@ -128,7 +96,7 @@ class Top:
             self._attributes = {"1": curses.A_BOLD, "2": curses.A_DIM}
             self._attributes |= {f"3{n}": curses.color_pair(n) for n in range(1, 7)}
 
-    def run(self, seen: Status | Hosts | DriverError) -> None:
+    def run(self, seen: Status | DriverError) -> None:
         """Show the status, and look again each second, until a key ends it."""
         due = time.monotonic() + EVERY_S
         while True:
@@ -144,19 +112,17 @@ class Top:
                 except DriverError as error:  # it may come back
                     seen = error
 
-    def _lines(self, seen: Status | Hosts | DriverError) -> Iterator[Line]:
+    def _lines(self, seen: Status | DriverError) -> Iterator[Line]:
         """Yield the lines to show: of what went wrong, or of the machine."""
         height, width = self._screen.getmaxyx()
         if isinstance(seen, DriverError):
             yield from terminal.rows(pictures.of_line(str(seen)).layout, width - 1)
             return
-        rows = seen.rows if isinstance(seen, Status) else ()
-        seen = seen._replace(face=SHELL) if isinstance(seen, Status) else seen
-        picture = seen._replace(is_all=True).picture().layout
+        picture = seen._replace(face=SHELL, is_all=True).picture().layout
         lines = list(terminal.rows(picture, width - 1))
         lines = list(terminal.rows(picture, width - 1, spare=max(0, height - 1 - len(lines))))
         yield from lines
-        yield from processes(rows, height - 1 - len(lines))
+        yield from processes(seen.rows, height - 1 - len(lines))
 
     def _key(self, left_s: float) -> str:
         """Return the key that is pressed within that time, or its name, or nothing."""

@@ -178,10 +178,15 @@ def taken_whole(here: Here, uuid: str) -> str:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("before", ["pass", "reserve_gpu.reserve(); reserve_gpu.release()"])
+@pytest.mark.parametrize(
+    "before", ["reserve_gpu.reserve", "reserve_gpu.reserve(); reserve_gpu.release()"]
+)
 @pytest.mark.parametrize("options", ["", "for_='1h'", "memory='1GB'"])
 def test_no_descriptor_is_left(machine: Machine, before: str, options: str) -> None:
-    """Who can open no more files reads that, wherever it shows first, and nothing is changed."""
+    """Who can open no more files reads that, wherever it shows first, and nothing is changed.
+
+    Python says it by itself where nothing of this package has been asked for yet.
+    """
     done = machine.python(
         "import os, resource, reserve_gpu\n"
         "del os.environ['STAND_IN_LOG']\n"

@@ -53,6 +53,9 @@ def visible(hardware: Hardware) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": str(hardware.index), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
+CHECK = "import json, reserve_gpu; print(json.dumps(reserve_gpu.check().to_dict()))"
+
+
 @pytest.mark.gpu
 def test_cuda_before_and_after_its_start(hardware: Hardware, table: Table) -> None:
     """Before cuInit cuDeviceGetCount answers 3, after it 0."""
@@ -247,7 +250,7 @@ def test_times(hardware: Hardware, table: Table) -> None:
 @pytest.mark.gpu
 def test_check(hardware: Hardware, table: Table) -> None:
     """After %reserve_gpu each framework for CUDA sees the reserved GPU and no other."""
-    done = hardware.ipython(f"%reserve_gpu {hardware.index}", "%reserve_gpu --check --json")
+    done = hardware.ipython(f"%reserve_gpu {hardware.index}", CHECK)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads(done.stdout[done.stdout.index("{") :])["frameworks"]
     for row in rows:
@@ -391,9 +394,7 @@ def test_parts(hardware: Hardware, table: Table) -> None:
 @pytest.mark.gpu
 def test_caps(hardware: Hardware, table: Table) -> None:
     """Within a part the frameworks that read a variable have one that caps them."""
-    done = hardware.ipython(
-        f"%reserve_gpu {hardware.index} --memory 2GB", "%reserve_gpu --check --json"
-    )
+    done = hardware.ipython(f"%reserve_gpu {hardware.index} --memory 2GB", CHECK)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads(done.stdout[done.stdout.index("{") :])["frameworks"]
     there = [row for row in rows if row["state"] != "not installed"]

@@ -612,7 +612,7 @@ import json, reserve_gpu
 answers = []
 for cell in ("%load_ext reserve_gpu", "%reserve_gpu?", "%reserve_gpu", "%reserve_gpu 0 --memory=1G",
              "%reserve_gpu --optional", "%reserve_gpu --release", "%reserve_gpu --status",
-             "%reserve_gpu --status --json", "%reserve_gpu --check", "%unload_ext reserve_gpu",
+             "%reserve_gpu --check", "%unload_ext reserve_gpu",
              "import reserve_gpu; reserve_gpu.reserve()", "reserve_gpu.current()",
              "reserve_gpu.release()"):
     result = shell.run_cell(cell)

@@ -68,12 +68,10 @@ class Nvml:
 
     limit_s: seconds after which a driver call counts as hanging.
     sees_all: an empty process list means that there are no processes.
-    Raises DriverError where the Python bindings of NVML are missing, ReserveGPUError where this
-    process can open no more files.
+    Raises DriverError where the Python bindings of NVML are missing.
     """
 
     def __init__(self, limit_s: float = CALL_LIMIT_S) -> None:
-        proc.require_descriptors()
         self.sees_all = proc.sees_all_processes()
         self._limit_s = limit_s
         self._devices: dict[int, list[Device | Fault]] = {}  # by the GPU's index
@@ -153,10 +151,13 @@ class Nvml:
 
         None of them where the driver does not answer.
         """
-        with suppress(DeviceError):
-            for device in devices:
+        known = []
+        for device in devices:
+            with suppress(DeviceError):
                 self._require(device)
-            return self._driver.run(self._read_computing_of, tuple(devices))
+                known.append(device)
+        with suppress(DeviceError):
+            return self._driver.run(self._read_computing_of, tuple(known))
         return {}
 
     def workers(self, device: Device, since: float) -> dict[int, int] | None:

@@ -66,7 +66,6 @@ class LockDirectory:
         self._device: str | None = None  # known from the first lock on, as Holders wants it
 
     def __enter__(self) -> Self:
-        proc.require_descriptors(LockError)
         self.descriptor = files.open_directory(self.path)
         return self
 

@@ -13,7 +13,7 @@ import stat
 import time
 from contextlib import suppress
 
-from reserve_gpu.errors import LockError
+from reserve_gpu.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors
 
@@ -179,12 +179,16 @@ def _is_young(directory: int, name: str) -> bool:
 
 
 def _directory_message(path: str, error: OSError) -> str:
+    if error.errno == errno.EMFILE:
+        return TOO_MANY_FILES
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
         return f"The lock directory {path} is a link or no directory. {SET_ANOTHER}"
     return f"The lock directory {path} can't be used: {error.strerror}. {SET_ANOTHER}"
 
 
 def _file_message(path: str, error: OSError, directory: int, name: str) -> str:
+    if error.errno == errno.EMFILE:
+        return TOO_MANY_FILES
     if error.errno == errno.ELOOP:
         return f"{path} is a link, which is never followed. Remove it, or ask its owner to."
     if error.errno == errno.EISDIR:

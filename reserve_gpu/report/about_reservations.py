@@ -50,11 +50,11 @@ def which(every: Sequence[Reserved], command: str, now: float) -> str:
     return "\n".join([f"There are {len(every)} reservations. Which one?", *lines])
 
 
-def no_such(word: str, every: Sequence[Reserved], now: float) -> str:
-    """Say that no reservation goes by that name, and which there are."""
+def no_such(word: str, every: Sequence[Reserved], command: str, now: float) -> str:
+    """Say that no reservation goes by that name, and which there are. command: what was typed."""
     host, colon, there_named = word.partition(":")
-    if colon and not names.is_name(word):
-        return f"{word} is none of this machine. Type: ssh {host} reserve-gpu release {there_named}"
+    if colon and not names.is_name(word) and not command.startswith("%"):
+        return f"{word} is none of this machine. Type: ssh -t {host} {command} {there_named}"
     there = [line(each, now) for each in every]
     return "\n".join(
         [f"You hold no GPU by the name {word}. There are:", *there] if there else [NONE]
