@@ -6,12 +6,13 @@ namespaces. Another process has written the record, so it is read with suspicion
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu import proc
-from reserve_gpu.errors import LockError
+from reserve_gpu.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
 from reserve_gpu.model import Asks, Holder, Record, Ticket
@@ -48,7 +49,9 @@ class Holders:
             try:
                 self._names = set(os.listdir(f"/proc/self/fd/{self._directory}"))
             except OSError as error:
-                raise LockError(f"{self._path} can't be listed: {error.strerror}.") from error
+                text = f"{self._path} can't be listed: {error.strerror}."
+                is_full = error.errno == errno.EMFILE
+                raise LockError(TOO_MANY_FILES if is_full else text) from error
         return self._names
 
     def of(self, name: str) -> Holder:

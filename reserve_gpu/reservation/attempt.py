@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import proc
 from reserve_gpu.calls import Late
-from reserve_gpu.errors import LockError
+from reserve_gpu.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.gpus import usage
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Link, Nvml
@@ -239,6 +239,8 @@ class Look:
         except DeviceError as error:
             return Row(device, error.state, reason=str(error))
         except LockError as error:
+            if str(error) == TOO_MANY_FILES:  # which is no fault of the device
+                raise
             return Row(device, State.UNKNOWN, reason=str(error))
         finally:
             if isinstance(lock, Lock) and lock is not held and not is_kept:
