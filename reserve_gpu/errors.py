@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 REASON_LIMIT = 300  # characters of what the driver or the system says
 TOO_MANY_FILES = (
-    "This process has hardly a file descriptor left, so nothing was changed. Close files, or raise its "
-    "limit: ulimit -n."
+    "This process has hardly a file descriptor left, so nothing was changed. Close files, or raise "
+    "its limit: ulimit -n."
 )
 _UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 
