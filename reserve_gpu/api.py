@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Literal, overload
 
-from reserve_gpu import proc
 from reserve_gpu.calls import Late
 from reserve_gpu.cells import kernels_file
 from reserve_gpu.errors import (
@@ -132,8 +131,6 @@ def ask(
     face: where an error is read, which decides how its hints are typed.
     """
     this_session = session()
-    if not this_session.devices:
-        proc.require_descriptors()
     before: list[Reservation | None] = []
     if deadline.waits:
         deadline = deadline._replace(asks=messages.asked(request))

@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from reserve_gpu import calls, machine, proc
-from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model import State
 from reserve_gpu.our_session import session
@@ -49,7 +48,6 @@ def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callabl
 
         def look_now() -> Status:
             nonlocal gpus
-            proc.require_descriptors(DriverError)
             visible = session().inherited()[environment.VISIBLE]
             if gpus is None:
                 conversation.close()

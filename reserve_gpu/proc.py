@@ -163,14 +163,17 @@ def has_locked(pid: int | str, file: os.stat_result) -> bool:
     return False
 
 
-def require_descriptors(error: type[ReserveGPUError] = ReserveGPUError) -> None:
-    """Raise that error where this process can't open some more files."""
+def require_descriptors() -> None:
+    """Raise ReserveGPUError where this process can't open some more files.
+
+    Not on a thread where signal handlers run: one that raises would leave a file open.
+    """
     with ExitStack() as opened:
         try:
             for _ in range(DESCRIPTORS):
                 opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
         except OSError:
-            raise error(TOO_MANY_FILES) from None
+            raise ReserveGPUError(TOO_MANY_FILES) from None
 
 
 def _stat(pid: int) -> tuple[str, int, int] | None:

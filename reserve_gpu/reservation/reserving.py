@@ -63,6 +63,7 @@ def reserve(
     if session.is_waiting:  # another thread's call, which goes on
         session.go_without()
         raise NoFreeDeviceError(ANOTHER_THREAD_WAITS)
+    _require_descriptors(session)
     notices = session.renew() + take_over(session, kernels_file())
     before.append(session.reservation)
     require_settings(request)
@@ -111,6 +112,12 @@ def reserve(
             if isinstance(outcome, Denied):
                 raise _failure(session, asking, outcome, deadline)
             return session.answer([*notices, *_cautions(asking, outcome), *session.cap_notices])
+
+
+def _require_descriptors(session: Session) -> None:
+    """Raise ReserveGPUError where too few are left, unless something is held already."""
+    if not session.devices:
+        proc.require_descriptors()
 
 
 def take_over(session: Session, connection_file: str | None) -> list[Notice]:
