@@ -334,12 +334,13 @@ def test_alarm_while_the_driver_is_slow(
     machine: Machine, does: str, said: str, visible: str | None
 ) -> None:
     """A handler of SIGALRM runs while a call waits for the driver; the call has its own way."""
-    machine.add("delay-first nvmlDeviceGetComputeMode 0 1.5")
+    machine.add("delay-first nvmlDeviceGetUUID 0 4")
     with machine.child() as child, machine.child() as other:
         assert child.run(ALARM.format(f"reserve_gpu.{does}()")).error is None
         child.send("reserve_gpu.reserve(0)")
-        wait_for(lambda: "nvmlDeviceGetComputeMode 0" in machine.calls())
+        wait_for(lambda: "nvmlDeviceGetUUID 0" in machine.calls())
         os.kill(child.pid, signal.SIGALRM)
+        machine.use("two")  # from the next call on
         assert child.answer().error is None
         assert child.run("said").value == [said]
         assert child.visible() == visible

@@ -742,6 +742,8 @@ def test_nothing_is_visible_before_it_is_released(machine: Machine) -> None:
         "        events.append('unlocked')\n"
         "sys.addaudithook(note)\n"
         "while reserve_gpu.current(): time.sleep(0.01)\n"
+        "from reserve_gpu.reservation.session import session\n"
+        "session().run(int)  # comes after what its thread is in the midst of\n"
         "print(*dict.fromkeys(events))"
     )
     assert done.stdout == "b'' unlocked\n"
