@@ -106,8 +106,8 @@ def explained(nvml: Nvml, rows: Sequence[Row], idle_mib: float | None = None) ->
     idle_mib: memory in use up to which a device is idle, None for the default.
     """
     read = [_with_users(nvml, row, idle_mib) for row in rows]
-    known = {row.device for row in read if row.usage and row.use_state is State.BUSY}
-    listed = nvml.processes_of([device for device in known if isinstance(device, Device)])
+    busy = [row.device for row in read if row.usage and row.use_state is State.BUSY]
+    listed = nvml.processes_of([device for device in busy if isinstance(device, Device)])
     return [
         _used(nvml, row, listed.get(row.device, []))
         if row.usage and isinstance(row.device, Device)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import settings
 from reserve_gpu.errors import COMMAND_LIMIT, TOO_MANY_FILES, ReserveGPUError
+from reserve_gpu.forks import no_fork
 from reserve_gpu.this_process import command
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def require_descriptors() -> None:
 
     Not on a thread where signal handlers run: one that raises would leave a file open.
     """
-    with ExitStack() as opened:
+    with no_fork, ExitStack() as opened:  # else a child would keep them
         try:
             for _ in range(DESCRIPTORS):
                 opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
