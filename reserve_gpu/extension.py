@@ -83,7 +83,7 @@ class ReserveGPU(Magics):
         if self.is_to_tell_kept and info and info.store_history:
             self.is_to_tell_kept = False
             file = this_kernel.connection_file()
-            if any(file in about for _, about in proc.own_processes(heir.PROGRAM)):
+            if any(file in about for _, about in proc.own_processes(heir.WORDS)):
                 magic.tell_kept()  # which most kernels need not load
 
     def leave_to_restart(self, change: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ import sys
 import time
 
 PROGRAM = os.path.abspath(__file__)
+WORDS = ("-I", "-S", PROGRAM)  # with which Python runs it
 LEFT = "RESERVE_GPU_LEFT"  # in its environment: what the kernel has left, for the next one
 POLL_S = 0.5  # between two looks at whether the connection file is still there
 

@@ -138,18 +138,22 @@ def with_user(holder: Holder) -> Holder:
 
 
 def own_processes(
-    program: str, pids: Iterable[str | int] | None = None, uid: int | None = None
+    words: Sequence[str], pids: Iterable[str | int] | None = None, uid: int | None = None
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the processes of this user in which Python runs that file, with their arguments.
+    """Yield the processes of this user that run with these words, with the words that follow.
 
-    pids: which to look at, None for all. uid: of another user, for root.
+    words: the first ones after the program's own name. pids: which to look at, None for all.
+    uid: of another user, for root.
+    A program such as `su` runs as another user, with words, files and variables of whoever started
+    it: real, effective and saved UID are that user's.
     """
+    own, size = os.geteuid() if uid is None else uid, 1 + len(words)
     for pid in _pids() if pids is None else pids:
         with suppress(OSError):
-            if os.stat(f"/proc/{pid}").st_uid == (os.geteuid() if uid is None else uid):
-                words = _words(pid)
-                if program in words[1:]:
-                    yield int(pid), words[words.index(program, 1) + 1 :]
+            if os.stat(f"/proc/{pid}").st_uid == own and _uids(pid) == {own}:
+                line = _words(pid)
+                if line[1:size] == [*words]:
+                    yield int(pid), line[size:]
 
 
 def has_locked(pid: int | str, file: os.stat_result) -> bool:
@@ -188,6 +192,13 @@ def _stat(pid: int) -> tuple[str, int, int] | None:
         fields = rest.split()
         return name.decode(errors="replace"), int(fields[1]), int(fields[19])
     return None
+
+
+def _uids(pid: int | str) -> set[int]:
+    """Return the real, effective and saved UID of a process. Raises OSError."""
+    with open(f"/proc/{pid}/status", "rb") as status:
+        line = next((line for line in status if line.startswith(b"Uid:")), b"")
+        return set(map(int, line.split()[1:4]))
 
 
 def _words(pid: int | str) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
 import select
 import signal
 import subprocess
+import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -27,7 +29,7 @@ from tests.test_users import child as child_of
 from tests.waiters import LONG_S, Waiter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tests.here import Here
     from tests.machine import Child, Machine
@@ -429,6 +431,61 @@ def test_what_looks_like_an_heir(here: Here) -> None:
             with here.running(*command, environ=here.environ(), stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL):  # fmt: skip
                 assert take_over(child, file) == (None, [])
+
+
+@contextmanager
+def pretender(
+    machine: Machine, file: Path, left: dict[str, Any], words: Sequence[str]
+) -> Iterator[None]:
+    """Have the file that was left locked by a process of these words, which says what it keeps."""
+    environ = machine.environ() | {heir.LEFT: json.dumps(left)}
+    ((_, name),) = left["locks"]
+    with (machine.locks / name).open("r+b") as own:
+        fcntl.flock(own, fcntl.LOCK_EX)
+        process = subprocess.Popen([*words, str(file), "60"], env=environ, pass_fds=[own.fileno()])
+    try:
+        wait_for(lambda: heirs(file))
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        for each in heirs(file):
+            each.kill()
+            each.wait()
+
+
+def left_by_a_kernel(machine: Machine, child: Child, file: Path) -> dict[str, Any]:
+    """Return what a kernel says that leaves GPU0, which is free again then."""
+    child.reserve("'0'")
+    leave(child, file)
+    process = heir_of(file)
+    left: dict[str, Any] = json.loads(process.environ()[heir.LEFT])
+    for each in (child, process):
+        each.kill()
+    wait_for(lambda: not locked(machine.locks))
+    return left
+
+
+def test_who_is_no_heir(here: Here) -> None:
+    """Who has an heir's words among others is no heir, nor who has the lock of another GPU."""
+    with file_of(here) as file, here.child() as first, here.child() as second:
+        left = left_by_a_kernel(here, first, file)
+        sleep = ["-c", "import time; time.sleep(60)"]
+        with pretender(here, file, left, [sys.executable, *sleep, *heir.WORDS]):
+            assert take_over(second, file) == (None, [])
+        left["devices"][0] |= {"uuid": here.uuid("1"), "index": 1}
+        with pretender(here, file, left, [sys.executable, *heir.WORDS]):
+            assert take_over(second, file) == (None, [])
+
+
+@pytest.mark.xdist_group("users")
+def test_a_program_that_runs_as_another_user_is_no_heir(users: Machine) -> None:
+    """What `su` has from the user who started it is not root's, whatever it says it keeps."""
+    with file_of(users) as file, child_of(users, "root") as first:
+        left = left_by_a_kernel(users, first, file)
+        su = ["setpriv", "--ruid=nobody", sys.executable, *heir.WORDS]
+        with pretender(users, file, left, su), child_of(users, "root") as second:
+            assert take_over(second, file) == (None, [])
 
 
 def test_a_plain_wish_means_what_is_kept(here: Here) -> None:

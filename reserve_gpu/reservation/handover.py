@@ -15,7 +15,7 @@ from reserve_gpu import foreign, proc, settings
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks import record as records
-from reserve_gpu.locks.directory import default_path
+from reserve_gpu.locks.directory import default_path, device_of, lock_name
 from reserve_gpu.locks.lock import Lock, kernel_device
 from reserve_gpu.model import Device, Record
 from reserve_gpu.reservation import environment
@@ -74,7 +74,11 @@ def held_of(fields: Mapping[str, Any]) -> Held:
         name = None if name is None else foreign.text(name)
         guest = Guest(tuple(map(foreign.number, of)), name)
     promise = Record.from_dict(fields["record"]).promise
-    return Held(tuple(map(_device, fields["devices"])), {}, promise, guest=guest)
+    devices = tuple(map(_device, fields["devices"]))
+    for device, (_, name) in zip(devices, fields["locks"], strict=True):
+        if device_of(os.path.basename(name)) != device_of(lock_name(device.uuid)):
+            raise ValueError(name)  # the lock of another device
+    return Held(devices, {}, promise, guest=guest)
 
 
 def received() -> Handover | None:

@@ -68,7 +68,7 @@ def leave(held: Held, connection_file: str, until: float) -> None:
     }
     numbers = [lock.descriptor for lock in locks]
     seconds = repr(until - time.time())
-    words = ["-I", "-S", heir.PROGRAM, connection_file, seconds]
+    words = [*heir.WORDS, connection_file, seconds]
     alarm.leave(words, numbers, {heir.LEFT: json.dumps(left)})
 
 
@@ -77,7 +77,7 @@ def all_left(connection_file: str | None = None, uid: int | None = None) -> Iter
 
     connection_file: of the kernel that comes, None for any. uid: of another user, for root.
     """
-    for pid, arguments in proc.own_processes(heir.PROGRAM, uid=uid):
+    for pid, arguments in proc.own_processes(heir.WORDS, uid=uid):
         if arguments and connection_file in (None, arguments[0]):
             # It may have ended, or be another program that was given the same file.
             with suppress(OSError, *handover.ERRORS):
@@ -111,7 +111,7 @@ def end(left: Left, uid: int | None = None) -> bool:
     """
     with suppress(OSError), descriptors.process(left.heir) as process:  # else it has ended
         # Its number may have become another process's before the pidfd was opened.
-        if any(proc.own_processes(heir.PROGRAM, [left.heir], uid)):
+        if any(proc.own_processes(heir.WORDS, [left.heir], uid)):
             alarm.send(process, signal.SIGKILL)
             return alarm.ends_within(process, ENDS_S)
     return False
