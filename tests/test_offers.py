@@ -102,15 +102,12 @@ def test_offer_to_who_can_use_it(waiters: Waiters) -> None:
     assert waiters.look(waiters.join()) is None
 
 
-@pytest.mark.parametrize(
-    ("about", "is_free"), [({"needs": 2}, True), ({}, False)], ids=["several", "in use"]
-)
-def test_no_offer(waiters: Waiters, about: dict[str, Any], *, is_free: bool) -> None:
-    """Who waits for several lets one lie as long as need be; what is in use is no offer."""
-    _, second = waiters.join(**about), waiters.join()
+def test_no_offer(waiters: Waiters) -> None:
+    """What is in use is no offer, however long it lasts."""
+    _, second = waiters.join(), waiters.join()
     end = time.monotonic() + 3 * STOPPED_S
     while time.monotonic() < end:
-        assert waiters.look(second, is_free=is_free) == 0
+        assert waiters.look(second, is_free=False) == 0
 
 
 def test_offer_anew(waiters: Waiters) -> None:
@@ -197,16 +194,43 @@ def test_awaited_by_the_limit_that_was_set(here: Here, monkeypatch: pytest.Monke
         assert of_gpu(refused("0")).startswith("awaited")
 
 
-def test_who_needs_several_keeps_one(here: Here) -> None:
+IN_USE = "gpu\n memory 16384\ngpu\n memory 16384\n compute 4321 9000\n"
+
+
+@pytest.mark.parametrize(
+    ("scenario", "has_rival", "part_mib"),
+    [(None, True, None), (IN_USE, False, None), (IN_USE, False, 12000), (None, True, 1000)],
+    ids=["reserved", "in use", "too little", "whole"],
+)
+def test_who_needs_several_keeps_one(
+    here: Here, scenario: str | None, part_mib: float | None, *, has_rival: bool
+) -> None:
     """A free GPU that the first in the queue needs together with another stays for him."""
+    if scenario:
+        here.write(scenario)
     with ExitStack() as stack:
+        if has_rival:
+            stack.enter_context(here.rival("1"))
         waiters = Waiters(here.locks, stack)
-        waiters.join(here.uuid("0"), here.uuid("1"), needs=2)
+        waiters.join(here.uuid("0"), here.uuid("1"), needs=2, part_mib=part_mib)
         end = time.monotonic() + 3 * STOPPED_S
         for outcome in attempts(here, waiters):
             assert isinstance(outcome, Denied)
             if time.monotonic() > end:
                 break
+
+
+@pytest.mark.parametrize("part_mib", [None, 1000])
+def test_who_leaves_several_alone_is_passed(here: Here, part_mib: float | None) -> None:
+    """Who takes none of the GPUs that lie free for him together keeps nobody from one of them."""
+    if part_mib:
+        here.write(IN_USE)
+    with ExitStack() as stack:
+        waiters = Waiters(here.locks, stack)
+        waiters.join(here.uuid("0"), here.uuid("1"), needs=2, part_mib=part_mib)
+        outcomes = list(attempts(here, waiters))
+        assert isinstance(outcomes[0], Denied)
+        assert isinstance(outcomes[-1], Granted)
 
 
 # -- who is seen -----------------------------------------------------------------------------------

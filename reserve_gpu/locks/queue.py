@@ -127,18 +127,23 @@ class Place:
         ]
         return self._ahead
 
+    @property
+    def is_behind_several(self) -> bool:
+        """Tell whether one of the tickets of `ahead` is for several devices at once."""
+        return any(ticket.needs > 1 for ticket in self._ahead)
+
     def first_for(self, uuid: str, *, is_free: Callable[[Ticket], bool]) -> Ticket | None:
         """Return the first of the tickets of `ahead` that keeps this process from the device.
 
         A waiter who leaves a free device alone for `stopped_s` can't use it, whatever the ticket
-        says, and is passed over. One who needs several devices, and takes none before all are free,
-        is not. is_free: tells whether a waiter could have the device now.
+        says, and is passed over. is_free: tells whether a waiter could have the device now, with as
+        many others as that one needs.
         """
         now = time.monotonic()
         for ticket in self._ahead:
             if not ticket.could_use(uuid):
                 continue
-            if ticket.needs > 1 or not is_free(ticket):
+            if not is_free(ticket):
                 return ticket
             key = ticket.name, uuid
             self._offers[key] = since = self._last_offers.get(key, now)

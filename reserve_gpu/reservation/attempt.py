@@ -6,6 +6,8 @@ A look before the lock proves nothing, as somebody else may take the device in b
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import proc
@@ -85,15 +87,16 @@ def attempt(
     rows: list[Row] = []
     ahead: list[Ticket] = []
     queue = place or Place(asking.locks)
-    # Rules count what this user has of any device.
-    everything = tuple(asking.gpus.walk()) if asking.rules else ()
+    # Rules count what this user has of any device; who needs several may have any.
+    is_wide = asking.rules or queue.is_behind_several
+    everything = tuple(asking.gpus.walk()) if is_wide else ()
     for devices in _batches(asking, candidates):
         with asking.locks.mutex(mutex_limit_s), Taken(asking.held) as taken:
             if place and not place.stands():
                 place.join()
             ahead = queue.ahead()
             by_rules = asking.rules and _by_rules(asking, asking.rules, devices, everything)
-            if chosen := Look(asking, queue, by_rules).choose(devices, taken):
+            if chosen := Look(asking, queue, everything, by_rules).choose(devices, taken):
                 granted = _with_lease(asking, taken.granted(chosen))
                 hold(granted, asking.request.on(chosen))
                 taken.keep(granted)
@@ -173,14 +176,21 @@ def _with_lease(asking: Asking, granted: Granted) -> Granted:
 class Look:
     """One look at devices under the mutex: each is locked first, and kept only if it will do.
 
+    everything: the machine's devices, where somebody comes first who needs several of them.
     by_rules: returns why this user may not have a device, None for one that is allowed.
     """
 
     def __init__(
-        self, asking: Asking, queue: Place, by_rules: Callable[[Device], Row | None] | None
+        self,
+        asking: Asking,
+        queue: Place,
+        everything: Sequence[Device | Fault],
+        by_rules: Callable[[Device], Row | None] | None,
     ) -> None:
         self._asking, self._request = asking, asking.request
         self._queue = queue
+        self._everything = everything
+        self._has_enough: dict[str, bool] = {}  # of each ticket for several, as first found
         self._by_rules = by_rules
         self._readings_until = time.monotonic() + READINGS_LIMIT_S
 
@@ -305,11 +315,36 @@ class Look:
 
         is_free: tells whether that one could have it now.
         """
-        first = self._queue.first_for(device.uuid, is_free=is_free)
+        first = self._queue.first_for(
+            device.uuid, is_free=lambda ahead: is_free(ahead) and self._lie_together(device, ahead)
+        )
         if first is None:
             return row
         state = State.AWAITED if row.state is State.FREE else row.state
         return row._replace(state=state, awaited_by=first.holder)
+
+    def _lie_together(self, device: Device, ahead: Ticket) -> bool:
+        """Tell whether one who waits could have, beside this device, all that it needs."""
+        if ahead.name not in self._has_enough:
+            others = (each for each in self._everything if isinstance(each, Device))
+            wanted = (each for each in others if each != device and ahead.could_use(each.uuid))
+            missing = ahead.needs - 1
+            found = islice(filter(partial(self._lies_free, ahead), wanted), missing)
+            self._has_enough[ahead.name] = len(list(found)) == missing
+        return self._has_enough[ahead.name]
+
+    def _lies_free(self, ahead: Ticket, device: Device) -> bool:
+        """Tell whether one who waits could have a device that this look has not locked."""
+        holders = self._asking.locks.holders_of(device.uuid)
+        try:
+            reading = self._asking.gpus.usage(device, self._limit_s)
+        except DeviceError:
+            return False
+        if ahead.part_mib is None or not all(is_sharers(each.file or "") for each in holders):
+            return not holders and usage.judge(reading, self._asking.idle_mib) is State.IDLE
+        parts = [(each.part_mib, each.used_mib) for each in holders]
+        free_mib = usage.promisable_mib(device, reading, parts, (0.0, 0.0))
+        return free_mib is not None and ahead.part_mib <= free_mib
 
     def _shares(
         self, device: Device, lock: Lock
