@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import signal
 import socket
@@ -22,6 +23,7 @@ from tests.waiters import stopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
     from subprocess import CompletedProcess
 
     from tests.here import Here, Two
@@ -234,6 +236,8 @@ def test_a_stopped_kernel(here: Here) -> None:
 # -- who is heard ----------------------------------------------------------------------------------
 
 LISTEN = (
+    "from reserve_gpu.locks.directory import LockDirectory\n"
+    "with LockDirectory(): pass\n"
     "from reserve_gpu.reservation.elsewhere import Listener, ask\n"
     "asked = []\n"
     "def answer(request):\n"
@@ -251,12 +255,15 @@ def users() -> Iterator[Machine]:
 @pytest.mark.promise
 @pytest.mark.xdist_group("users")
 def test_a_stranger_is_not_heard(users: Machine) -> None:
-    """What another user asks for is not even read; the same user and root are answered."""
+    """Another user can't reach a process's socket; the same user and root are answered."""
     with child_of(users, NOBODY) as first, child_of(users, NOBODY) as same, users.child() as root:
         first.run(LISTEN + "Listener(answer).start()")
-        ask = f"ask({first.pid}, {{'do': 'release'}})"
+        ask = f"ask({first.pid}, {uid_of(NOBODY)}, {{'do': 'release'}})"
+        (path,) = sockets_of(users, first.pid)
         with child_of(users, DAEMON) as other:
             assert other.run(LISTEN + ask).value is None
+            connect = "import socket\nsocket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect"
+            assert other.run(f"{connect}({str(path)!r})").error == "PermissionError"
         assert first.run("len(asked)").value == 0
         for friend in (same, root):
             assert friend.run(LISTEN + ask).value == {"answer": "RELEASED"}
@@ -264,65 +271,72 @@ def test_a_stranger_is_not_heard(users: Machine) -> None:
 
 
 @pytest.mark.xdist_group("users")
-def test_a_flood_of_strangers(users: Machine) -> None:
-    """Hundreds of connections of another user do not keep the same user's request away."""
+def test_folders_of_strangers(users: Machine) -> None:
+    """Who has made a user's folder first, or a link, changes nothing; it stays as it was."""
+    uid = uid_of(NOBODY)
     with child_of(users, NOBODY) as first, child_of(users, DAEMON) as other:
-        first.run(LISTEN + "Listener(answer).start()")
-        flood = (
-            "import socket\nopen_ones = []\n"
-            "names = [l.split()[-1][1:] for l in open('/proc/net/unix') if "
-            f"'@reserve_gpu/{first.pid}/' in l]\n"
-            "for _ in range(400):\n"
-            " one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
-            " one.connect(chr(0) + names[0]); open_ones.append(one)\n"
-            f"from reserve_gpu.reservation import elsewhere\n"
-            f"elsewhere.NAME = elsewhere.NAME.replace('{{pid}}', '{first.pid}')\n"
-            "for _ in range(300): elsewhere.Listener(len).start()"
-        )
-        assert other.run(flood).error is None
+        first.run(LISTEN)
+        for number, make in enumerate(("os.mkdir({}, 0o777)", "os.symlink('/', {})")):
+            name = f"asked-{uid}" + "-x" * number
+            assert other.run(make.format(repr(str(users.locks / name)))).error is None
+        assert first.run(LISTEN + "Listener(answer).start()").error is None
         with child_of(users, NOBODY) as same:
-            ask = f"ask({first.pid}, {{'do': 'release'}})"
+            ask = f"ask({first.pid}, {uid}, {{}})"
             assert same.run(LISTEN + ask).value == {"answer": "RELEASED"}
+        assert not list((users.locks / f"asked-{uid}").iterdir())
 
 
 @pytest.mark.xdist_group("users")
 def test_a_strangers_answer_is_not_believed(users: Machine) -> None:
-    """A socket of another user that bears the name of a process's own is passed over."""
-    with child_of(users, NOBODY) as first, child_of(users, DAEMON) as other:
-        first.run("pass")
-        forge = (
-            "from reserve_gpu.reservation import elsewhere\n"
-            f"elsewhere.NAME = elsewhere.NAME.replace('{{pid}}', '{first.pid}')\n"
-        )
-        other.run(LISTEN + forge + "Listener(answer).start()")
-        with child_of(users, NOBODY) as same:
-            assert same.run(LISTEN + f"ask({first.pid}, {{}})").value is None
+    """A process of another user that has the number now is not asked, whatever it would say."""
+    with child_of(users, DAEMON) as other, users.child() as root:
+        other.run(LISTEN + "Listener(answer).start()")
+        assert root.run(LISTEN + f"ask({other.pid}, {uid_of(NOBODY)}, {{}})").value is None
+        (path,) = sockets_of(users, other.pid)
+        folder = users.locks / f"asked-{uid_of(NOBODY)}"
+        folder.mkdir(0o700)
+        os.chown(folder, uid_of(NOBODY), -1)
+        path.rename(folder / path.name)  # as only root can
+        assert root.run(f"ask({other.pid}, {uid_of(NOBODY)}, {{}})").value is None
+
+
+def test_sockets_of_processes_that_have_ended(here: Here) -> None:
+    """What a killed process leaves in the folder is removed by the next one that listens."""
+    with here.child() as first, here.child() as second:
         first.run(LISTEN + "Listener(answer).start()")
-        with child_of(users, NOBODY) as same:
-            assert same.run(LISTEN + f"ask({first.pid}, {{}})").value == {"answer": "RELEASED"}
+        first.kill()
+        assert sockets_of(here, first.pid)
+        second.run(LISTEN + "Listener(answer).start()")
+        assert not sockets_of(here, first.pid)
+        assert elsewhere.ask(second.pid, os.geteuid(), {}) == {"answer": "RELEASED"}
 
 
 def test_nonsense_is_no_request(here: Here) -> None:
     """Whatever is sent, the next request is answered; a listener that is stopped is gone."""
     with here.child() as child:
         child.run(LISTEN + "listener = Listener(answer); listener.start()")
-        (name,) = own_sockets(child.pid)
+        (path,) = sockets_of(here, child.pid)
         for sent in (b"", b"x", b"[]", b"{", b"1", b"[" * 50_000):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-                connection.connect(f"\0{name}")
+                folder = os.open(path.parent, os.O_PATH)
+                connection.connect(f"/proc/self/fd/{folder}/{path.name}")
+                os.close(folder)
                 connection.send(sent)
-        assert elsewhere.ask(child.pid, {"do": "release"}) == {"answer": "RELEASED"}
+        ask = child.pid, os.geteuid(), {"do": "release"}
+        assert elsewhere.ask(*ask) == {"answer": "RELEASED"}
         assert child.run("[request['do'] for request in asked]").value == ["release"]
         child.run("listener.stop()")
-        wait_for(lambda: not own_sockets(child.pid))
-        assert elsewhere.ask(child.pid, {"do": "release"}) is None
+        wait_for(lambda: not sockets_of(here, child.pid))
+        assert elsewhere.ask(*ask) is None
 
 
-def own_sockets(pid: int) -> list[str]:
-    """Return the names of the sockets on which a process listens."""
-    with open("/proc/net/unix", encoding="utf-8") as sockets:
-        names = [line.split()[-1][1:] for line in sockets if f"@reserve_gpu/{pid}/" in line]
-    return list(dict.fromkeys(names))
+def uid_of(user: str) -> int:
+    return pwd.getpwnam(user).pw_uid
+
+
+def sockets_of(machine: Machine, pid: int) -> list[Path]:
+    """Return the sockets on which a process listens."""
+    return list(machine.locks.glob(f"asked-*/*-{pid}-*"))
 
 
 def test_a_fork_does_not_listen(here: Here) -> None:

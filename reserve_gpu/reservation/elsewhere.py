@@ -1,9 +1,9 @@
 """What a user asks, from elsewhere, of a process that holds devices: to release them, or to end.
 
 The process listens on a socket (https://man7.org/linux/man-pages/man7/unix.7.html) whose name has
-its pid; a thread of its own waits there, and costs nothing meanwhile. The kernel tells each side
-who the other one is (SO_PEERCRED), so only the same user and root are answered, and nobody else's
-answer is believed.
+its pid; a thread of its own waits there, and costs nothing meanwhile. The socket stands in a folder
+that only this user and root can enter, so that nobody else can keep it busy. The kernel tells who
+answers (SO_PEERCRED): nobody else's answer is believed.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import alarm, calls, foreign, proc
-from reserve_gpu.errors import NoThreadError
+from reserve_gpu.errors import LockError, NoThreadError
 from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.descriptors import NONE
+from reserve_gpu.locks.directory import default_path
 from reserve_gpu.model import Answer, Device
 from reserve_gpu.reservation import restart
 from reserve_gpu.reservation.process_end import LONGEST_S, STOP_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
     from reserve_gpu.model import Holder, Reserved
     from reserve_gpu.reservation.restart import Left
 
     Answerer = Callable[[dict[str, Any]], dict[str, Any]]
 
-NAME = "reserve_gpu/{pid}/"  # in the abstract namespace, which leaves no file behind
+FOLDER = "asked-{uid}"  # beside the locks, or with more behind it where another user was first
 ANSWER_S = 5.0  # in which a process that is not stopped answers
 HEARD_S = 1.0  # in which one that has connected says what it wants
-STRANGER_S = 0.001  # after one of another user, so that many of them cost little
-BACKLOG = 4096  # who have connected and are not heard yet
+BACKLOG = 128  # who have connected and are not heard yet
+OWN_FOLDER, OTHERS = 0o700, 0o077
 LIMIT = 1 << 16  # bytes of a message
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -55,16 +56,20 @@ class Listener:
 
     def start(self) -> None:
         """Listen from now on; where that can't be had, nobody is heard."""
-        name = NAME.format(pid=os.getpid()) + os.urandom(8).hex()
-        with suppress(OSError), no_fork:  # a fork closes it in the child
+        with suppress(OSError, LockError), no_fork:  # a fork closes it in the child
+            folder = _own_folder()
+            # The kernel takes no long names.
+            path = f"/proc/self/fd/{folder}/{_names_of(os.getpid())}{os.urandom(8).hex()}"
             own = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._descriptor = descriptors.remember(own.fileno())
             try:
-                own.bind(f"\0{name}")
+                own.bind(path)
                 own.listen(BACKLOG)
-                calls.start(self._serve, own)
+                calls.start(self._serve, own, os.path.realpath(path))
             except (OSError, NoThreadError):
                 descriptors.close(own.detach())
+            finally:
+                os.close(folder)
 
     def stop(self) -> None:
         """Listen no more; the thread ends."""
@@ -73,22 +78,20 @@ class Listener:
                 with socket.socket(fileno=os.dup(self._descriptor)) as own:
                     own.shutdown(socket.SHUT_RDWR)
 
-    def _serve(self, own: socket.socket) -> None:
+    def _serve(self, own: socket.socket, path: str) -> None:
         while True:
             try:
                 connection, _ = own.accept()
             except OSError:  # it was stopped, or other code has closed all descriptors
                 break
             with connection, suppress(Exception):  # of a client, or of what it asked for
-                uid = _peer(connection)[1]
-                if uid not in (os.geteuid(), 0):
-                    time.sleep(STRANGER_S)
-                    continue
                 connection.settimeout(HEARD_S)
                 request = foreign.parsed(connection.recv(LIMIT))
-                answer = self._answer({**request, "by": proc.user_name(uid)})
+                answer = self._answer({**request, "by": proc.user_name(_peer(connection)[1])})
                 connection.sendall(json.dumps(answer).encode())
         descriptors.close(own.detach())
+        with suppress(OSError):
+            os.unlink(path)
 
 
 def release(reserved: Reserved) -> Answer:
@@ -158,7 +161,7 @@ def _asked(reserved: Reserved, what: str) -> Answer:
     until = time.time() + ANSWER_S  # after which it has been told that there is no answer
     request = {"do": what, "notebook": holder.notebook, "devices": devices, "until": until}
     try:
-        answer = ask(holder.pid or 0, request)
+        answer = ask(holder.pid or 0, os.geteuid() if holder.uid is None else holder.uid, request)
     except TimeoutError:
         return Answer.SILENT
     if answer is None:
@@ -176,32 +179,79 @@ def _has_open(pid: int, names: Collection[str | None]) -> bool:
     return False
 
 
-def ask(pid: int, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Ask a process; returns its answer, None where it does not listen.
+def ask(pid: int, uid: int, request: dict[str, Any]) -> dict[str, Any] | None:
+    """Ask a process of a user; returns its answer, None where it does not listen.
 
     Raises TimeoutError where it does not answer.
     """
-    with open("/proc/net/unix", encoding="utf-8", errors="replace") as sockets:
-        listed = [line.split()[-1][1:] for line in sockets if f" @{NAME.format(pid=pid)}" in line]
-    until = time.monotonic() + ANSWER_S
-    for name in listed:  # others may have made some of that name
-        if time.monotonic() > until:
-            break
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.settimeout(ANSWER_S)
-            try:
-                connection.connect(f"\0{name}")
-                if _peer(connection)[0] != pid:
-                    continue
-                connection.sendall(json.dumps(request).encode())
-                answer = foreign.parsed(connection.recv(LIMIT))
-            except TimeoutError:
-                raise
-            except (OSError, ValueError):
+    for folder in _folders_of(uid):
+        inside = f"/proc/self/fd/{folder}"
+        for name in os.listdir(inside):
+            if not name.startswith(_names_of(pid)):
                 continue
-            if isinstance(answer, dict):
-                return answer
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+                connection.settimeout(ANSWER_S)
+                try:
+                    connection.connect(f"{inside}/{name}")
+                    if _peer(connection) != (pid, uid):
+                        continue
+                    connection.sendall(json.dumps(request).encode())
+                    answer = foreign.parsed(connection.recv(LIMIT))
+                except TimeoutError:
+                    raise
+                except (OSError, ValueError):  # of a program before this one
+                    continue
+                if isinstance(answer, dict):
+                    return answer
     return None
+
+
+def _names_of(pid: int) -> str:
+    """Return what the names of a process's sockets begin with: it is one of this PID namespace."""
+    return f"{proc.pid_namespace()}-{pid}-"
+
+
+def _folders_of(uid: int) -> Iterator[int]:
+    """Yield the descriptors of the folders in which sockets of a user's processes stand."""
+    directory, first = default_path(), FOLDER.format(uid=uid)
+    names = os.listdir(directory) if os.path.isdir(directory) else ()
+    for name in names:
+        if name.startswith(first):
+            with suppress(OSError):
+                folder = _opened(f"{directory}/{name}", uid)
+                yield folder
+                os.close(folder)
+
+
+def _own_folder() -> int:
+    """Open the folder for sockets of this user's, without those of processes that have ended.
+
+    Raises OSError, LockError.
+    """
+    first, uid = f"{default_path()}/{FOLDER.format(uid=os.geteuid())}", os.geteuid()
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(first, OWN_FOLDER)
+        folder = _opened(first, uid)
+    except PermissionError:
+        another = f"{first}-{os.urandom(8).hex()}"
+        os.mkdir(another, OWN_FOLDER)
+        folder = _opened(another, uid)
+    for name in os.listdir(folder):
+        namespace, pid, _ = name.split("-")
+        if namespace == str(proc.pid_namespace()) and proc.uid_of(int(pid)) is None:
+            os.unlink(name, dir_fd=folder)
+    return folder
+
+
+def _opened(path: str, uid: int) -> int:
+    """Open a folder that nobody but this user and root can enter. Raises OSError."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    status = os.fstat(folder)
+    if status.st_uid == uid and not status.st_mode & OTHERS:
+        return folder
+    os.close(folder)
+    raise PermissionError(path)
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
