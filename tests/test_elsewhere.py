@@ -194,6 +194,16 @@ def test_a_name_that_nobody_confirms(here: Here) -> None:
         assert reserve_gpu(here, "release", "1", "--end").stdout.startswith("Ended old.ipynb")
 
 
+def test_a_forged_restart(here: Here) -> None:
+    """A word in its lock file, that it is kept for a restart, keeps no process from being ended."""
+    with here.child() as child:
+        child.reserve("'1'")
+        path = here.locks / f"{here.uuid('1')}.lock"
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | {"kept_until": 9e9}))
+        assert reserve_gpu(here, "release", "1", "--end").stdout.startswith("Ended ")
+        assert held(here) == []
+
+
 def test_without_a_driver(here: Here) -> None:
     """Where the driver does not answer, what is held is listed and released all the same."""
     with here.child() as child:

@@ -9,6 +9,7 @@ import platform
 import shutil
 import stat
 import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -855,6 +856,19 @@ def test_a_record_is_readable_while_the_lock_is_held(two: Here) -> None:
 def test_a_process_that_is_younger_than_a_lock_is_not_its_holder() -> None:
     """The number of a holder that has ended may be another process's, which is not named for it."""
     assert _keeper(os.getpid(), os.stat("/usr/bin/env")) is None
+
+
+def test_a_process_that_has_not_the_file_is_not_its_holder(tmp_path: Path) -> None:
+    """Who has the file locked is named, not who got the number of the one that locked it.
+
+    The file may be newer than that process: anybody can touch it.
+    """
+    path = tmp_path / "lock"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        with have(path):
+            path.touch()
+            assert _keeper(other.pid, path.stat()) == os.getpid()
+        assert _keeper(other.pid, path.stat()) is None
 
 
 # -- the mutex ------------------------------------------------------------------------------------

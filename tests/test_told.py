@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import reserve_gpu
 from reserve_gpu.reservation.session import session
+from tests.locked import watched
 from tests.processes import own_name
 from tests.waiters import Waiter
 
@@ -93,3 +95,32 @@ def test_files_of_the_queue_are_no_waiters(here: Here) -> None:
     for number in range(10_000):
         (here.locks / f"queue-4711-{number}.lock").touch()
     assert "has waited" not in shell.run("pass").all
+
+
+def test_what_has_ended_meanwhile_is_told_of_nobody(here: Here) -> None:
+    """A reservation that ends while this looks who waits stays ended, and nothing is told."""
+    here.write(IDLE)
+    shell = here.shell(is_notebook=True)
+    shell.run("%reserve_gpu")
+    with here.child() as child:
+        Waiter(here, child)
+        assert session().tell_waiters(lambda: bool(reserve_gpu.release())) is None
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") is None
+
+
+def test_the_locks_are_not_listed_after_a_cell(here: Here) -> None:
+    """Who waits is found by name: however many files there are, the end of a cell lists none."""
+    here.write(IDLE)
+    shell = here.shell(is_notebook=True)
+    shell.run("%reserve_gpu")
+    listed: list[str] = []
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("os.listdir", "os.scandir"):
+            listed.append(os.path.realpath(arguments[0]))
+
+    with here.child() as child:
+        Waiter(here, child)
+        with watched(note):
+            assert "has waited" in shell.run("pass").shown
+    assert str(here.locks) not in listed

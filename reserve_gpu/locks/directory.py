@@ -16,7 +16,7 @@ import stat
 import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import count
+from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
 from reserve_gpu import calls, proc, settings
@@ -173,7 +173,7 @@ class LockDirectory:
         """
         names, living = self.holders.names, 0
         for number in count():
-            name = f"{prefix}-{os.geteuid()}-{number}.lock"
+            name = _own_name(prefix, os.geteuid(), number)
             if files.is_others(self.descriptor, name):
                 continue
             if lock := self.acquire(name, OWN_MODE, since):
@@ -254,6 +254,11 @@ class LockDirectory:
         holders = self.holders
         return tuple(map(holders.of, filter(holders.lists, self._device_files(uuid))))
 
+    def listed_own_sharers_of(self, uuid: str) -> list[Holder]:
+        """Return this user's sharers of a device that the kernel's list shows."""
+        names = self._listed_by_name(_share_prefix(uuid), os.geteuid())
+        return list(map(self.holders.of, names))
+
     def tickets(self, besides: Collection[str] = ()) -> list[Ticket]:
         """Return the living tickets of those who wait, the first one first; under the mutex."""
         return sorted(map(self.holders.ticket, self._living(QUEUE, besides)))
@@ -262,6 +267,23 @@ class LockDirectory:
         """Return the tickets that the kernel's list shows; it decides nothing."""
         holders = self.holders
         return sorted(map(holders.ticket, filter(holders.lists, self.user_files(QUEUE))))
+
+    def listed_users_tickets(self) -> list[Ticket]:
+        """Return the tickets of users whom the kernel's list shows; it decides nothing."""
+        uids = self.holders.listed_uids()
+        names = [name for uid in uids for name in self._listed_by_name(QUEUE, uid)]
+        return sorted(map(self.holders.ticket, names))
+
+    def _listed_by_name(self, prefix: str, uid: int) -> list[str]:
+        """Return a user's files that the kernel's list shows; it may miss some.
+
+        Their names are tried one by one, from the first: anybody may have made so many files that
+        to list the directory takes long.
+        """
+        names = (_own_name(prefix, uid, number) for number in range(MOST_OF_ONE_USER))
+        there = takewhile(lambda name: files.status_of(self.descriptor, name), names)
+        holders = self.holders
+        return [name for name in there if holders.lists(name)]
 
     def user_files(self, prefix: str) -> list[str]:
         """Return the names `PREFIX-UID-N.lock`, the first ones of each owner.
@@ -310,6 +332,10 @@ class LockDirectory:
             return not flock(descriptor, f"{self.path}/{name}")
         finally:
             descriptors.close(descriptor)
+
+
+def _own_name(prefix: str, uid: int, number: int) -> str:
+    return f"{prefix}-{uid}-{number}.lock"
 
 
 def device_of(name: str) -> str:

@@ -89,6 +89,11 @@ class Holders:
         status = files.status_of(self._directory, name)
         return status is not None and self._pid(status) is not None
 
+    def listed_uids(self) -> set[int]:
+        """Return the users of the processes that the kernel's list names, whatever they have."""
+        uids = map(proc.uid_of, {*self._listed.values()})
+        return {uid for uid in uids if uid is not None}
+
     def _holder(self, record: Record, status: os.stat_result) -> Holder:
         pid = self._pid(status)
         return named(record, _keeper(pid, status) if pid else None, status.st_mtime)
@@ -103,10 +108,14 @@ class Holders:
             descriptors.close(descriptor)
 
     def _pid(self, status: os.stat_result) -> int | None:
+        device = self._device or f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+        return self._listed.get(f"{device}:{status.st_ino}")
+
+    @property
+    def _listed(self) -> dict[str, int]:
         if self._pids is None:
             self._pids = _locking_pids()
-        device = self._device or f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
-        return self._pids.get(f"{device}:{status.st_ino}")
+        return self._pids
 
 
 def is_sharers(name: str) -> bool:
@@ -190,11 +199,16 @@ def _keeper(pid: int, file: os.stat_result) -> int | None:
     """Return the process that keeps a lock: the one that took it, or one that it left running.
 
     What a command of `reserve-gpu run` leaves in the background has its descriptors. By then the
-    number of the one that took it may be another process's, which has begun after the lock: the
-    file was changed last by its holder, and its ctime can't be set back.
+    number of the one that took it may be another process's. What a process has open tells, where
+    that can be seen; else one that has begun after the lock is another: the file was changed last
+    by its holder, and its ctime can't be set back.
     """
     began = proc.began(pid)
-    if began is not None and began <= file.st_ctime + CLOCK_S:
+    if os.access(f"/proc/{pid}/fd", os.R_OK):
+        is_keeper = proc.has_locked(pid, file)
+    else:
+        is_keeper = began is not None and began <= file.st_ctime + CLOCK_S
+    if is_keeper:
         return pid
     for other in filter(str.isdecimal, os.listdir("/proc")):
         if proc.has_locked(other, file):

@@ -112,9 +112,10 @@ def pids_of(holder: Holder) -> set[int | None]:
 
 
 def _left(holder: Holder) -> Left | None:
-    """Return what is kept for the restart of the holder's kernel; None for nothing."""
-    if holder.record.kept_until is None:  # by its word, which `all_left` does not believe
-        return None
+    """Return what is kept for the restart of the holder's kernel; None for nothing.
+
+    Whatever its record says of that: anybody may have written it.
+    """
     every = restart.all_left(uid=proc.uid_of(holder.pid or 0))
     return next((left for left in every if holder.pid in (left.heir, left.kernel)), None)
 
@@ -125,7 +126,7 @@ def end(reserved: Reserved, *, by_name: bool = False) -> Answer:
     by_name: it was chosen by its notebook's name, which another user may have written: only a
     process that answers is ended.
     """
-    if reserved.holder.record.kept_until is not None:  # its kernel has ended already
+    if _left(reserved.holder):  # its kernel has ended already
         return release(reserved)
     pid = reserved.holder.pid or 0
     try:

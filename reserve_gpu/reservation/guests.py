@@ -58,7 +58,7 @@ def own_pids(held: Held) -> set[int]:
         holders = [
             holder
             for device in held.devices
-            for holder in directory.listed_holders_of(device.uuid)
+            for holder in directory.listed_own_sharers_of(device.uuid)
             if is_own_guest(holder, [held.locks[device.uuid].since])
         ]
         return {os.getpid(), *(holder.listed_pid for holder in holders if holder.listed_pid)}

@@ -399,11 +399,16 @@ class Session(Executor):
         now, held = time.monotonic(), self.held
         if held is None or self.is_busy or now < self._told_until:
             return None
-        if not (first := waiters.first_of(held.devices, self._told)) or not is_watched():
+        first = waiters.first_of(held.devices, self._told)
+        if (took_s := time.monotonic() - now) > waiters.SLOW_S:  # a full directory of a container
+            self._told_until = now + waiters.PATIENCE * took_s
+        if first is None or not is_watched():
             return None
         if lease_timer.is_used(held, cells().began):
             # A driver that hangs is not asked again after each cell.
             self._told_until = now + waiters.PATIENCE * (time.monotonic() - now)
+            return None
+        if self.held is not held:  # it has ended meanwhile
             return None
         self._told_until = now + waiters.EVERY_S
         self._told.add(waiters.key(first))

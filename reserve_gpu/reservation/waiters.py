@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import proc
 from reserve_gpu.errors import LockError
-from reserve_gpu.locks.directory import QUEUE, LockDirectory
+from reserve_gpu.locks.directory import LockDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -17,18 +17,16 @@ if TYPE_CHECKING:
 
 EVERY_S = 600.0  # at most so often somebody is told
 MUTEX_LIMIT_S = 0.2
-PATIENCE = 100  # times as long as a look has taken, until the next one
+SLOW_S = 0.25  # a look at the queue that takes longer is not made after each cell
+PATIENCE = 100  # times as long as such a look has taken, until the next one
 
 
 def first_of(devices: Sequence[Device], told: Collection[tuple[str, int]]) -> Ticket | None:
     """Return the first in the queue who could use one of the devices, if that is somebody new.
 
-    told: those of whom the holder was told already. Asked at the end of every cell, and mostly
-    nobody has ever waited: then it lists one directory.
+    told: those of whom the holder was told already.
     """
     with suppress(LockError), LockDirectory() as directory:
-        if not any(name.startswith(QUEUE) for name in directory.holders.names):
-            return None
         for ticket in _tickets(directory):
             is_own = ticket.holder.listed_pid == os.getpid()
             could_use = any(ticket.could_use(device.uuid) for device in devices)
@@ -49,6 +47,6 @@ def waited_s(ticket: Ticket) -> float:
 
 def _tickets(directory: LockDirectory) -> list[Ticket]:
     if proc.sees_all_locks():
-        return directory.listed_tickets()
+        return directory.listed_users_tickets()
     with directory.mutex(MUTEX_LIMIT_S):
         return directory.tickets()
