@@ -261,7 +261,7 @@ def test_two_guests_of_one_that_has_gone(here: Here) -> None:
 def test_the_work_of_a_guest_is_no_idleness(here: Here) -> None:
     """A reservation that ends by idleness goes on as long as a guest uses the GPU."""
     with here.child() as holder:
-        holder.reserve("'1', idle=1")
+        holder.reserve("'1', idle=3600")
         with guest(here) as other:
             here.add(f"compute {other.pid} 900\nutilisation 95")
             is_used = (
