@@ -13,6 +13,7 @@ import reserve_gpu
 from reserve_gpu.model import State
 from tests.locked import OBSTACLES, have, locked, needs_root, obstructed
 from tests.reserving import got, refused, variables
+from tests.test_offers import EnoughError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -453,7 +454,8 @@ def test_a_ticket_has_the_size_of_a_percentage(one: Here) -> None:
         def look(_: object) -> None:
             tickets = [json.loads(path.read_text()) for path in one.locks.glob("queue-*")]
             sizes.extend(ticket["part_mib"] for ticket in tickets)
+            raise EnoughError
 
-        with pytest.raises(reserve_gpu.WaitTimeoutError):
-            reserve_gpu.reserve(memory="25%", wait=0.05, progress=look)
+        with pytest.raises(EnoughError):
+            reserve_gpu.reserve(memory="25%", wait=60, progress=look)
     assert set(sizes) == {TOTAL * 25 // 100}
