@@ -40,7 +40,7 @@ def history(*, quick: bool) -> Iterator[Row]:
 def _timed(now: float, lines: int) -> float:
     """Return the seconds that it takes. Raises RuntimeError if an hour is missing."""
     start = time.perf_counter()
-    summary = totals.summed(log_reader.since(now - 366 * DAY_S, now))
+    summary = totals.summed(log_reader.since(now - 366 * DAY_S, now, set()))
     took_s = time.perf_counter() - start
     total = totals.together(summary.days.values())
     if not lines / 8 < total.reserved < lines:

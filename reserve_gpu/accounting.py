@@ -9,8 +9,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu import hosts, proc, quantities, settings
-from reserve_gpu.errors import RequestError
+from reserve_gpu.errors import DriverError, RequestError
+from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.history import log_reader, places, totals
+from reserve_gpu.model import Device
 from reserve_gpu.report import from_json as said
 from reserve_gpu.report.about_history import Report
 from reserve_gpu.reservation.request import rules
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from reserve_gpu.history.totals import Hours, Summary
 
+DRIVER_LIMIT_S = 5.0  # for the driver to say what the devices are called
 WORDS = ("reserve-gpu", "report", "--format", "json")
 
 
@@ -48,7 +51,8 @@ def report(arguments: Namespace) -> Report:
 
 def _here(by: str, since: float, now: float) -> Report:
     """Return the report of this machine."""
-    summary = totals.summed(log_reader.since(since, now), by)
+    cut: set[str] = set()
+    summary = totals.summed(log_reader.since(since, now, cut), by)
     sees_all = os.geteuid() == places.ROOT and places.is_for_all(settings.history_directory())
     return Report(
         by,
@@ -61,6 +65,7 @@ def _here(by: str, since: float, now: float) -> Report:
         user=None if sees_all else proc.user_name(os.geteuid()),
         is_kept=log_reader.exists() or _is_on(),
         file=settings.user_file(),
+        cut=tuple(sorted(cut)),
     )
 
 
@@ -72,8 +77,14 @@ def _is_on() -> bool:
 
 
 def _labelled(summary: Summary) -> Mapping[str, Hours]:
-    """Return the rows by what devices are called; of two that had one name with their UUIDs."""
-    called = [summary.labels.get(uuid, uuid) for uuid in summary.rows]
+    """Return the rows by what devices are called; of two that had one name with their UUIDs.
+
+    What users have written names what is not there any more, where that is one user's alone.
+    """
+    labels: dict[str, str] = dict(*summary.labels.values()) if len(summary.labels) == 1 else {}
+    with suppress(DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
+        labels |= {each.uuid: each.label for each in gpus.walk() if isinstance(each, Device)}
+    called = [labels.get(uuid, uuid) for uuid in summary.rows]
     names = (
         f"{label} {uuid[:12]}" if called.count(label) > 1 else label
         for label, uuid in zip(called, summary.rows, strict=True)
@@ -102,6 +113,7 @@ def merged(reports: Mapping[str, Report], by: str) -> Report:
         user=users.pop() if len(users) == 1 else None,
         is_kept=any(one.is_kept for one in reports.values()) or not reports,
         file=settings.user_file(),
+        cut=tuple(sorted({user for one in reports.values() for user in one.cut})),
     )  # fmt: skip
 
 

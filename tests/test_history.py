@@ -816,15 +816,20 @@ def test_users_do_not_read_each_other(users: Machine) -> None:
 @pytest.mark.xdist_group("users")
 @pytest.mark.parametrize("mode", ["777", "755"])
 def test_a_folder_of_somebody_else_is_not_used(users: Machine, mode: str) -> None:
-    """Whoever makes another user's folder first reads nothing, and spoils no reservation."""
+    """Whoever makes another user's folder first reads nothing, and spoils nothing."""
     above = users.folder / "history"
     above.mkdir()
     above.chmod(0o1733)
     uid = subprocess.run(["id", "-u", DAEMON], capture_output=True, text=True, check=True).stdout
     subprocess.run([*as_user(NOBODY), "mkdir", "-m", mode, above / uid.strip()], check=True)
+    subprocess.run([*as_user(NOBODY), "ln", "-s", "/tmp", above / f"{uid.strip()}-1"], check=True)
     with child(users, DAEMON) as one:
         one.run(WARNS)
-        assert one.reserve().error is None
-        one.run(NOTE)
-        assert "belongs to another user" in one.run("log.getvalue()").value
+        assert one.reserve("note='mine'").error is None
+        one.run(f"import time; time.sleep(1.1)\nreserve_gpu.release()\n{NOTE}")
+        assert one.run("log.getvalue()").value == ""
+        read = "from reserve_gpu.history import log_reader\nimport time\n"
+        read += "[e.entry.note for e in log_reader.since(0, time.time(), set())]"
+        assert one.run(read).value == ["mine"]
     assert list((above / uid.strip()).iterdir()) == []
+    assert list((above / f"{uid.strip()}-2").glob("*.jsonl"))

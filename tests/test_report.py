@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import wcwidth
 
-from reserve_gpu import accounting, quantities
+from reserve_gpu import accounting, proc, quantities
 from reserve_gpu.errors import RequestError
 from reserve_gpu.history import log_reader as histories_of
 from reserve_gpu.history import totals
@@ -76,7 +76,7 @@ def line(**changes: Any) -> LogLine:
 
 
 def sums(by: str = "user", since: float = 0, now: float = NOW) -> totals.Summary:
-    return summed(histories_of.since(since, now), by)
+    return summed(histories_of.since(since, now, set()), by)
 
 
 def total(since: float = 0) -> Hours:
@@ -99,6 +99,12 @@ def intended(stays: Sequence[Stay], key: Callable[[Stay], str]) -> dict[str, lis
     return {name: [round(value, 6) for value in hours] for name, hours in found.items()}
 
 
+def notebook_of(stay: Stay) -> str:
+    """Return what a notebook is called; root makes histories of many users, and sees whose it is."""
+    user = "" if os.geteuid() else f"uid {FIRST_UID + stay.person}: "
+    return f"{user}{stay.notebook}"
+
+
 @pytest.mark.full
 def test_a_year(kept: Histories) -> None:
     """A year of 20 people sums up to what they meant, by each key, on less than 50 MB."""
@@ -107,7 +113,7 @@ def test_a_year(kept: Histories) -> None:
     assert write_year(kept, stays) > 40_000
     assert kept.size() < 50e6
     keys: dict[str, Callable[[Stay], str]] = {
-        "notebook": lambda stay: stay.notebook,
+        "notebook": notebook_of,
         "gpu": lambda stay: stay.uuid,
         "day": lambda stay: datetime.fromtimestamp(stay.start).strftime("%Y-%m-%d"),  # noqa: DTZ006
     }
@@ -129,7 +135,7 @@ def test_a_short_year(kept: Histories) -> None:
     stays = year(now, people=3, days=5)
     write_year(kept, stays)
     found = {name: hours[:3] for name, hours in rounded(sums("notebook", now=now).rows).items()}
-    assert found == intended(stays, lambda stay: stay.notebook)
+    assert found == intended(stays, notebook_of)
 
 
 PART = {"share": 0.25, "used_s": 3600.0, "idle_s": 0.0, "over_s": 900.0}
@@ -243,11 +249,53 @@ def test_a_million_of_names_are_bounded() -> None:
     last = (Logged("a", line(id="long", idle_s=3600.0)) for _ in range(9))
     summary = summed((each for those in (last, lines) for each in those), "notebook")
     assert len(summary.rows) == totals.MOST_NAMES + 1
+    assert "others" in summary.rows
     assert sum(hours.reserved for hours in summary.rows.values()) == pytest.approx(count + 9)
     assert (summary.idle[0].name, summary.idle[0].hours) == ("train.ipynb", 9.0)
 
 
+@pytest.mark.parametrize("by", ["user", "notebook", "gpu", "day"])
+def test_a_users_words_change_no_other_users_row(by: str) -> None:
+    """However many names one user writes, the others' rows are as they would be without them."""
+    others = [Logged("b", line()), Logged("c", line(id="c1", gpu="GPU-2", label="GPU1"))]
+    many = [
+        Logged("a", line(id=f"i{n}", name=f"n{n}", gpu=f"GPU-x{n}", start=AT + n * DAY_S))
+        for n in range(totals.MOST_NAMES + 2)
+    ]
+    expected = summed([*others, Logged("a", line(name="n", gpu="GPU-x", start=0.0))], by)
+    found = summed([*many, *others], by)
+    own = {name for name in expected.rows if not name.startswith(("a", "GPU-x", "19"))}
+    assert own
+    if by == "day":
+        own = set()  # a day is everybody's
+    assert {name: found.rows[name] for name in own} == {n: expected.rows[n] for n in own}
+    assert found.labels["b"] == {"GPU-1": "GPU0"}
+
+
+def test_a_user_gives_no_gpu_another_name(kept: Histories, typed: CommandLine, here: Here) -> None:
+    """A GPU that is there is called what the driver calls it, whatever a history says."""
+    kept.write([line(start=time.time() - 60, gpu=here.uuid("1"), label="GPU7 (broken)")])
+    rows = json.loads(typed("report", "--json", "--by", "gpu").stdout)["rows"]
+    assert [row["name"] for row in rows] == ["GPU1"]
+
+
 # -- what is read ----------------------------------------------------------------------------------
+
+
+def test_too_many_lines_of_a_user(kept: Histories) -> None:
+    """Of a user with more lines than are read the newest count, and that is said."""
+    old, new = line(start=AT - 40 * DAY_S, id="old"), [line(id=f"n{n}") for n in range(3)]
+    kept.write([old])
+    kept.write(new)
+    for most, found, cut in ((4, 4, set()), (3, 3, {proc.user_name(os.geteuid())}), (0, 0, None)):
+        said: set[str] = set()
+        lines = [each.entry.id for each in histories_of.since(0, NOW, said, most)]
+        assert len(lines) == found
+        assert cut is None or said == cut
+        assert found != 3 or "old" not in lines
+    assert "nina: too many lines, of which the newest count" in str(
+        REPORT._replace(cut=("nina",)).picture()
+    )
 
 
 def test_a_page_that_is_appended_by_now_counts_once(kept: Histories) -> None:

@@ -6,21 +6,27 @@ import os
 import stat
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from reserve_gpu import proc
 from reserve_gpu.history import places
 from reserve_gpu.history.log_lines import LINE_LIMIT, LogLine, month, parsed
-from reserve_gpu.history.log_writer import MONTH, PAGE, PAGE_LIMIT
+from reserve_gpu.history.log_writer import MONTH, PAGE
 from reserve_gpu.history.totals import Logged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FILE_LIMIT = 1 << 30  # bytes
 AHEAD_S = 86400.0  # a clock may have been wrong by so much, and its time zone another
-MOST_ON_PAGES = 100_000  # lines of reservations that last, of one user
+MOST_LINES = 200_000  # that are read of one user: twice what eight GPUs come to in a year
+
+
+class Allowance:
+    """How many lines may still be read of one user, whatever they say."""
+
+    def __init__(self, lines: int) -> None:
+        self.left = lines
+        self.is_cut = False  # there are more
 
 
 def exists() -> bool:
@@ -31,37 +37,45 @@ def exists() -> bool:
     return False
 
 
-def since(moment: float, now: float) -> Iterator[Logged]:
-    """Yield all lines of what began between these moments, in seconds since the epoch."""
+def since(
+    moment: float, now: float, cut: set[str], most_lines: int = MOST_LINES
+) -> Iterator[Logged]:
+    """Yield the lines of what began between these moments, in seconds since the epoch.
+
+    cut: gets the users who have more lines than the most that are read: of them the newest count.
+    """
+    allowances: dict[int, Allowance] = {}
     for folder, uid in places.to_read():
+        allowance = allowances.setdefault(uid, Allowance(most_lines))
         try:
-            yield from _of_folder(folder, uid, moment, now)
+            yield from _of_folder(folder, uid, moment, now, allowance)
         finally:
             os.close(folder)
+        if allowance.is_cut:
+            cut.add(proc.user_name(uid))
 
 
-def _of_folder(folder: int, uid: int, moment: float, now: float) -> Iterator[Logged]:
+def _of_folder(
+    folder: int, uid: int, moment: float, now: float, allowance: Allowance
+) -> Iterator[Logged]:
     user, latest = proc.user_name(uid), now + AHEAD_S
-    names = sorted(os.listdir(folder))
+    names = sorted(os.listdir(folder), reverse=True)
     last: set[tuple[str, str | None, float]] = set()  # lines of pages, which may be appended by now
-    pages = _lines(folder, uid, filter(PAGE.fullmatch, names), PAGE_LIMIT)
-    for entry in islice(pages, MOST_ON_PAGES):
+    for entry in _lines(folder, uid, filter(PAGE.fullmatch, names), allowance):
         last.add((entry.id, entry.gpu, entry.start))
         if moment <= entry.start <= latest:
             yield Logged(user, entry)
     first = month(max(0.0, moment - AHEAD_S))
     months = (name for name in filter(MONTH.fullmatch, names) if name[:7] >= first)
-    for entry in _lines(folder, uid, months):
+    for entry in _lines(folder, uid, months, allowance):
         if moment <= entry.start <= latest and not (
             last and (entry.id, entry.gpu, entry.start) in last
         ):
             yield Logged(user, entry)
 
 
-def _lines(
-    folder: int, uid: int, names: Iterator[str], limit: int = FILE_LIMIT
-) -> Iterator[LogLine]:
-    """Yield the lines of these files. limit: a file of more bytes is none of ours."""
+def _lines(folder: int, uid: int, names: Iterator[str], allowance: Allowance) -> Iterator[LogLine]:
+    """Yield the lines of these files, as many as may be read."""
     for name in names:
         with suppress(OSError):
             file = os.open(
@@ -70,7 +84,12 @@ def _lines(
             with os.fdopen(file, "rb") as opened:
                 status = os.fstat(file)
                 is_plain = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
-                if is_plain and status.st_uid == uid and status.st_size <= limit:
-                    # Of a line that is too long these are pieces, which are none of ours.
-                    lines = iter(partial(opened.readline, LINE_LIMIT + 1), b"")
-                    yield from filter(None, map(parsed, lines))
+                # Of a line that is too long these are pieces, which are none of ours.
+                lines = iter(partial(opened.readline, LINE_LIMIT + 1), b"")
+                for line in lines if is_plain and status.st_uid == uid else ():
+                    if not allowance.left:
+                        allowance.is_cut = True
+                        return
+                    allowance.left -= 1
+                    if entry := parsed(line):
+                        yield entry

@@ -1,6 +1,7 @@
 """Where histories stand, and whether this user's is kept.
 
     /var/lib/reserve_gpu/history/1000/      if root has made the directory above it
+    /var/lib/reserve_gpu/history/1000-1/    if another user was there first
     ~/.local/state/reserve_gpu/lab1/        else: of the machine lab1
 
 Neither is made unless somebody says `history = true`, in the administrator's file or in the user's
@@ -11,6 +12,7 @@ lasts (`1f9c2a7e.open`): its last line, which is written anew each minute.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 OWN_MODE = 0o700
 ROOT = 0
+MOST_FOLDERS = 1000  # that may bear the name of one user, whoever has made them
+NAME = re.compile(r"([0-9]{1,10})(-[0-9]{1,3})?")
 
 
 def to_write(ruled: Rules | None) -> int | None:
@@ -37,9 +41,11 @@ def to_write(ruled: Rules | None) -> int | None:
         return None
     if path == _in_home():
         os.makedirs(settings.state_directory(), OWN_MODE, exist_ok=True)
-    with suppress(FileExistsError):
-        os.mkdir(path, OWN_MODE)
-    return opened(path, os.geteuid())
+        return _made(path)
+    for each in _numbered(path):
+        with suppress(HistoryError):
+            return _made(each)
+    raise HistoryError(f"{path}, and what is called like it, belongs to another user")
 
 
 def path_to_write(ruled: Rules | None) -> str | None:
@@ -63,11 +69,11 @@ def to_read() -> Iterator[tuple[int, int]]:
     The caller closes it.
     """
     own, above = os.geteuid(), settings.history_directory()
-    names = {str(own)}
+    names = _numbered(str(own))
     if own == ROOT and is_for_all(above):
         with suppress(OSError):
-            names |= {name for name in os.listdir(above) if name.isascii() and name.isdecimal()}
-    paths = [(os.path.join(above, name), int(name)) for name in sorted(names, key=int)]
+            names = iter(sorted(filter(NAME.fullmatch, os.listdir(above))))
+    paths = [(os.path.join(above, name), int(name.partition("-")[0])) for name in names]
     for path, uid in [*paths, (_in_home(), own)]:
         with suppress(OSError, HistoryError):
             yield opened(path, uid), uid
@@ -94,6 +100,25 @@ def opened(path: str, uid: int) -> int:
         return descriptor
     os.close(descriptor)
     raise HistoryError(f"{path} belongs to another user, or others may write to it")
+
+
+def _made(path: str) -> int:
+    """Make a folder, or take it if it is this user's; returns a descriptor.
+
+    Raises HistoryError where it is not, and OSError where nothing can be made.
+    """
+    try:
+        os.mkdir(path, OWN_MODE)
+    except FileExistsError:
+        if os.lstat(path).st_uid != os.geteuid():
+            raise HistoryError(f"{path} belongs to another user") from None
+    return opened(path, os.geteuid())
+
+
+def _numbered(name: str) -> Iterator[str]:
+    """Yield the names that a user's folder may have: the first one that nobody else has made."""
+    yield name
+    yield from (f"{name}-{number}" for number in range(1, MOST_FOLDERS))
 
 
 def _in_home() -> str:

@@ -14,9 +14,9 @@ LEAST_IDLE_HOURS = 1.0  # of one that is named
 QUARTER_S = 900
 UNKNOWN = "?"
 # Names and reservations are what users have written, so there may be a million of them.
-MOST_NAMES = 10_000
+MOST_NAMES = 5_000  # of one user
 OTHERS = "others"  # what further names are counted for
-MOST_GPUS = 256  # of one reservation
+MOST_GPUS = 256  # of one reservation, and of one user
 MOST_RESERVATIONS = 50_000  # among which the longest idle ones are looked for
 
 
@@ -89,7 +89,7 @@ def _day_of_quarter(quarter: int) -> str:
 # What a line counts for; None for a wait, which may be for any device.
 KEYS: dict[str, Callable[[Logged], str | None]] = {
     "user": lambda logged: logged.user,
-    "notebook": lambda logged: logged.entry.name or UNKNOWN,
+    "notebook": lambda logged: f"{logged.user}: {logged.entry.name or UNKNOWN}",
     "gpu": lambda logged: None if logged.entry.kind is Kind.WAITED else logged.entry.gpu,
     "day": lambda logged: day(logged.entry.start),
 }
@@ -99,30 +99,34 @@ class Summary(NamedTuple):
     """What histories come to.
 
     rows: by what was asked for. days: by day. idle: the reservations that lay idle for longest.
-    labels: what devices are called, by UUID.
+    labels: what each user calls devices, by UUID.
     """
 
     rows: Mapping[str, Hours]
     days: Mapping[str, Hours]
     idle: tuple[Idle, ...]
-    labels: Mapping[str, str]
+    labels: Mapping[str, Mapping[str, str]]
 
 
 def summed(lines: Iterable[Logged], by: str = "user") -> Summary:
-    """Sum up the lines. by: one of KEYS."""
+    """Sum up the lines. by: one of KEYS; of several users notebooks are named with their user."""
     key, rows, days, idle = KEYS[by], _Sums(), _Sums(), _IdleTimes()
-    labels: dict[str, str] = {}
+    labels: dict[str, dict[str, str]] = {}
     for logged in lines:
-        entry = logged.entry
+        user, entry = logged
         added = hours(entry)
         if (name := key(logged)) is not None:
-            rows.add(name, added)
-        days.add(day(entry.start), added)
-        if entry.gpu and entry.label and len(labels) < MOST_NAMES:
-            labels[entry.gpu] = entry.label
+            rows.add(user, name, added)
+        days.add(user, day(entry.start), added)
+        own = labels.setdefault(user, {})
+        if entry.gpu and entry.label and len(own) < MOST_GPUS:
+            own[entry.gpu] = entry.label
         if added.idle:
             idle.add(logged, added.idle)
-    return Summary(rows.all(), days.all(), idle.longest(labels), labels)
+    sums = rows.all()
+    if by == "notebook" and len(labels) == 1:
+        sums = {name.partition(": ")[2]: each for name, each in sums.items()}
+    return Summary(sums, days.all(), idle.longest(labels), labels)
 
 
 class _Sums:
@@ -130,11 +134,14 @@ class _Sums:
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
+        self._left: dict[str, int] = {}  # how many more names each user may bring in
 
-    def add(self, name: str, added: Hours) -> None:
+    def add(self, user: str, name: str, added: Hours) -> None:
         before = self._sums.get(name)
         if before is None:
-            known = name if len(self._sums) < MOST_NAMES else OTHERS
+            left = self._left.get(user, MOST_NAMES)
+            self._left[user] = left - bool(left)
+            known = name if left else f"{user}: {OTHERS}"
             before = self._sums.setdefault(known, [0.0] * len(added))
         for kind, number in enumerate(added):
             before[kind] += number
@@ -163,9 +170,9 @@ class _IdleTimes:
         lain = Idle(user, name, gpus, before.since, before.hours + idle_hours)
         self._idle[user, entry.id] = lain
 
-    def longest(self, labels: Mapping[str, str]) -> tuple[Idle, ...]:
+    def longest(self, labels: Mapping[str, Mapping[str, str]]) -> tuple[Idle, ...]:
         return tuple(
-            idle._replace(gpus=tuple(sorted(labels.get(gpu, gpu) for gpu in idle.gpus)))
+            idle._replace(gpus=tuple(sorted(labels[idle.user].get(gpu, gpu) for gpu in idle.gpus)))
             for _, idle in self._most(MOST_IDLE)
             if idle.hours >= LEAST_IDLE_HOURS
         )

@@ -48,6 +48,7 @@ class Report(NamedTuple):
     host: the machine, or several. user: whose history alone it is, None for that of all.
     is_kept: there is a history. file: where it is switched on.
     problems: why hosts have not answered, in a line for each. has_answers: not all of them.
+    cut: users of whose lines only the newest are counted, as there are too many.
     """
 
     by: str
@@ -63,6 +64,7 @@ class Report(NamedTuple):
     file: str = ""
     problems: Mapping[str, str] = MappingProxyType({})
     has_answers: bool = True
+    cut: tuple[str, ...] = ()
 
     @property
     def total(self) -> Hours:
@@ -89,6 +91,7 @@ class Report(NamedTuple):
             "until": self.until,
             "by": self.by,
             "is_kept": self.is_kept,
+            "cut": list(self.cut),
             "rows": [{"name": name, **_rounded(hours)} for name, hours in _sorted(self)],
             "total": _rounded(self.total),
             "days": [{"name": day, **_rounded(self.days[day])} for day in sorted(self.days)],
@@ -123,6 +126,8 @@ def _head(report: Report) -> Iterator[Line]:
     yield ((f"{shown(report.host, REASON_LIMIT)}{whose}, since {since}", FAINT),)
     for host, problem in report.problems.items():
         yield (shown(host), STRONG), ": ", (shown(problem, REASON_LIMIT), MARK)
+    for user in report.cut:
+        yield (shown(user), STRONG), ": ", ("too many lines, of which the newest count", MARK)
 
 
 def _sentence(report: Report) -> str:

@@ -56,6 +56,7 @@ def report(fields: object) -> Report:
         host=said.text("host") or "",
         user=said.text("user"),
         is_kept=said.boolean("is_kept") is not False,
+        cut=tuple(said.texts("cut")),
     )
 
 
