@@ -219,8 +219,10 @@ def test_one_fraction_for_gpus_of_different_sizes(here: Here) -> None:
 def test_a_users_cap_is_said(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has set a cap is told that it stands."""
     monkeypatch.setenv(CUPY_LIMIT, "1000")
-    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="CUPY_GPU_MEMORY_LIMIT is set already"):
+    said = "CUPY_GPU_MEMORY_LIMIT is set already"
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match=said) as caught:
         reserve_gpu.reserve(memory="3GB")
+    assert {each.filename for each in caught} == {__file__}  # where it was asked for
     assert os.environ[CUPY_LIMIT] == "1000"
 
 

@@ -16,8 +16,8 @@ import pytest
 from reserve_gpu.reservation import elsewhere
 from tests.locked import held
 from tests.machine import CHILD
-from tests.processes import is_running, own_name, wait_for
-from tests.test_users import DAEMON, NOBODY, for_users
+from tests.processes import US, is_running, own_name, wait_for
+from tests.test_users import DAEMON, NOBODY, as_user, for_users
 from tests.test_users import child as child_of
 from tests.waiters import stopped
 
@@ -278,6 +278,17 @@ def test_a_stranger_is_not_heard(users: Machine) -> None:
         for friend in (same, root):
             assert friend.run(LISTEN + ask).value == {"answer": "RELEASED"}
         assert first.run("len(asked)").value == 2
+
+
+@pytest.mark.xdist_group("users")
+def test_root_releases_what_anybody_has(users: Machine) -> None:
+    """Root ends another user's process by the GPU that it has; a third user has nothing to end."""
+    with child_of(users, NOBODY) as first:
+        first.reserve("'1'")
+        release = [*US, "release", "1", "--end"]
+        assert "You hold no GPU" in users.command(*as_user(DAEMON), *release).stderr
+        assert users.command(*release).stdout.startswith("Ended ")
+        assert not is_running(first.pid)
 
 
 @pytest.mark.xdist_group("users")

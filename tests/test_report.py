@@ -100,7 +100,7 @@ def intended(stays: Sequence[Stay], key: Callable[[Stay], str]) -> dict[str, lis
 
 
 def notebook_of(stay: Stay) -> str:
-    """Return what a notebook is called; root makes histories of many users, and sees whose it is."""
+    """Return what a notebook is called; root has histories of many users, and sees whose it is."""
     user = "" if os.geteuid() else f"uid {FIRST_UID + stay.person}: "
     return f"{user}{stay.notebook}"
 

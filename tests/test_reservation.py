@@ -693,10 +693,14 @@ def test_the_limit_stays_while_something_is_held(here: Here) -> None:
         reserve_gpu.reserve("2")
 
 
+TWO_SIZES = "gpu\n name A100\n memory 40960\ngpu\n name A100\n memory 81920\n"
+
+
 @pytest.mark.parametrize("order", ["FASTEST_FIRST", ""])
-def test_number_on_mixed_models(here: Here, order: str) -> None:
+@pytest.mark.parametrize("scenario", [None, TWO_SIZES], ids=["models", "sizes"])
+def test_number_on_mixed_models(here: Here, order: str, scenario: str | None) -> None:
     """A number that may mean another GPU to CUDA than to NVML is refused, with the way out."""
-    here.use("mixed")
+    here.write(scenario) if scenario else here.use("mixed")
     os.environ.update({VISIBLE: "0", ORDER: order})
     with pytest.raises(reserve_gpu.RequestError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):
         reserve_gpu.reserve()

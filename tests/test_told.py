@@ -76,6 +76,15 @@ def test_who_is_not_told(here: Here, how: str) -> None:
         assert "has waited" not in shell.run("pass").all
 
 
+def test_who_waits_for_one_of_two(here: Here) -> None:
+    """Who waits for one of the GPUs that are held is told of."""
+    shell = here.shell(is_notebook=True)
+    shell.run("%reserve_gpu 0,1")
+    with here.child() as child:
+        Waiter(here, child, "'1'")
+        assert "has waited" in shell.run("pass").shown
+
+
 def test_a_program_that_reads_the_output(here: Here) -> None:
     """A notebook that runs unattended is told nothing."""
     pytest.importorskip("ipykernel.kernelspec")
