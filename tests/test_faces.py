@@ -52,7 +52,7 @@ WISHES: list[dict[str, Any]] = [
     {"memory": "12.5%", "count": 2},
     {"memory": "9536.5MiB", "count": 2},
     {"devices": "2", "memory": "0.5TiB", "note": "x"},
-    {"for_": 3660, "idle": 7200.5},
+    {"for_": 3660},
     {"note": "until Friday"},
     {"note": "-x", "name": "--a"},
     {"note": 'it\'s; $HOME | `x` #1 \\ "quoted"'},
