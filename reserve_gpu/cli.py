@@ -12,7 +12,7 @@ from argparse import Namespace, RawDescriptionHelpFormatter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu import command, errors, looking, options
+from reserve_gpu import command, errors, foreign, looking, options, settings
 from reserve_gpu.calls import Late
 from reserve_gpu.options import Option, Parser
 from reserve_gpu.report import page, prometheus
@@ -224,13 +224,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _open_standard_descriptors()
         if "_ARGCOMPLETE" in os.environ:
             _complete(_parser(COMMANDS))
-        return _start(list(sys.argv[1:] if arguments is None else arguments))
+        return _start(_words(list(sys.argv[1:] if arguments is None else arguments)))
     except errors.ReserveGPUError as error:
         command.say(command.error_text(error))
         return error.exit_code
     except KeyboardInterrupt:
         command.say("Interrupted; nothing was reserved.")
         return command.INTERRUPTED
+
+
+def _words(typed: list[str]) -> list[str]:
+    """Return the words that were typed, or those that another machine has sent as one."""
+    if len(typed) == 1 and typed[0].startswith(settings.SENT):
+        with suppress(ValueError):
+            sent = foreign.parsed(bytes.fromhex(typed[0].removeprefix(settings.SENT)))
+            if isinstance(sent, list):
+                return [foreign.text(each, foreign.SIZE_LIMIT) for each in sent]
+    return typed
 
 
 def _start(words: list[str]) -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import sys
 import time
 from contextlib import contextmanager, suppress
@@ -39,6 +38,7 @@ MOST_HOSTS = 256
 LOOK = ("reserve-gpu", "status", "--format", "json")
 # What ssh may be given as a name; one that begins with a hyphen would be an option.
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%-]*")
+PLAIN = re.compile(r"[A-Za-z0-9_./,:@+-][A-Za-z0-9_./,:@+=-]*")  # in every shell
 LISTED = re.compile(r"(?:[^,\[]|\[[^]]*\]?)+")  # what commas outside of brackets divide
 NUMBERS = "[0-9]{1,9}(?:-[0-9]{1,9})?"
 RANGE = re.compile(rf"([^\[\]]*)\[({NUMBERS}(?:,{NUMBERS})*)\](.*)")
@@ -170,10 +170,16 @@ def asked(names: Iterable[str], words: Sequence[str]) -> Iterator[dict[str, Prog
 
 
 def argv(name: str, words: Sequence[str]) -> list[str]:
-    """Return what runs a command of ours on a host; this machine is not asked by ssh."""
+    """Return what runs a command of ours on a host; this machine is not asked by ssh.
+
+    The login shell there may be any: it reads plain words alone, and none that people have typed.
+    """
+    program, *rest = words
     if proc.is_here(name):
-        return [sys.executable, "-m", "reserve_gpu", *words[1:]]
-    return [*SSH, name, shlex.join(words)]
+        return [sys.executable, "-m", "reserve_gpu", *rest]
+    if not all(map(PLAIN.fullmatch, rest)):
+        rest = [settings.SENT + json.dumps(rest).encode().hex()]
+    return [*SSH, name, " ".join([program, *rest])]
 
 
 def _answer(command: str, name: str, program: Program, read: Callable[[object], T]) -> T | str:

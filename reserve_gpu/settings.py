@@ -17,6 +17,7 @@ HISTORY = "RESERVE_GPU_HISTORY"
 # Of a kernel that was started by ssh: what `started` returns, as JSON in hexadecimal digits, which
 # no shell changes.
 STARTED = "RESERVE_GPU_STARTED"
+SENT = "sent:"  # what begins a word that stands for a whole command line, in the same form
 CONFIG_FILE = "/etc/reserve_gpu.toml"
 HISTORY_DIRECTORY = "/var/lib/reserve_gpu/history"
 

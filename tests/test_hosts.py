@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu import hosts
+from reserve_gpu import cli, hosts
 from reserve_gpu.errors import RequestError
 from reserve_gpu.report import from_json, prometheus
 from reserve_gpu.report.about_hosts import HostAnswer
@@ -110,6 +111,28 @@ def test_no_host_is_known(here: Here) -> None:
     with pytest.raises(RequestError, match=r"\[hosts\]\nlab = ") as caught:
         hosts.named([])
     assert str(here.home / ".config" / "reserve_gpu.toml") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["a\\'b';touch FILE;#.ipynb", "!x", "$HOME `id`", "a\nb", "~", "=ls", "%1", "50%", "", "ä"],
+)
+def test_a_login_shell_reads_plain_words(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever people have typed reaches another machine as it was, and no shell there reads it."""
+    words = ["reserve-gpu", "kernel", "hold", "--note", word]
+    *_, name, line = hosts.argv("lab1", words)
+    assert name == "lab1"
+    assert re.fullmatch(r"reserve-gpu sent:[0-9a-f]+", line)
+    assert cli._words(line.split()[1:]) == words[1:]
+    _, sent = hosts.argv("lab1", ["reserve-gpu", "nonsense", word])[-1].split()
+    assert cli.main([sent]) == RequestError.exit_code
+    assert "There is no command nonsense" in capsys.readouterr().err
+
+
+def test_plain_words_stay_as_they_are() -> None:
+    """What every shell takes for a word is sent as it is, so that older versions read it too."""
+    words = [*hosts.LOOK, "--since", "@17", "--memory=10GB"]
+    assert hosts.argv("lab1", words)[-1] == " ".join(words)
 
 
 # -- what they say -------------------------------------------------------------------------------
