@@ -11,11 +11,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from tests import driver
@@ -331,6 +332,27 @@ def test_a_hanging_driver_holds_up_nothing_else(on_server: Machine, server: Lab)
     (broken, free) = answers[0]["devices"]
     assert "the driver hangs" in broken["reason"]
     assert free["state"] == "free"
+
+
+def test_a_server_ends_while_the_driver_hangs(machine: Machine) -> None:
+    """However many releases wait for a driver that hangs, the server ends when it is asked to."""
+    with running(machine) as lab:
+        ask(lab, "api/kernels")
+        machine.write((driver.SCENARIOS / "hang.txt").read_text())
+
+        def release() -> None:
+            with suppress(OSError):  # the server goes away
+                ask(lab, "reserve_gpu/release", {"pid": 1})
+
+        threads = [threading.Thread(target=release) for _ in range(60)]
+        for thread in threads:
+            thread.start()
+        server = psutil.Process(lab.pid)
+        wait_for(lambda: len(server.net_connections("tcp")) > len(threads), 0.1)
+        ask(lab, "api/kernels")  # after them
+        lab.close()
+        for thread in threads:
+            thread.join()
 
 
 # -- JupyterLab ------------------------------------------------------------------------------------

@@ -62,9 +62,8 @@ class ReleaseHandler(Handler):
         asked = self.get_json_body()
         if not isinstance(asked, dict) or type(asked.get("pid")) is not int or missing:
             raise HTTPError(400, "Give the pid of a reservation.")
-        answer = await asyncio.to_thread(
-            look.release, asked["pid"], is_end=asked.get("end") is True
-        )
+        is_end = asked.get("end") is True
+        answer = await apart(partial(look.release, asked["pid"], is_end=is_end))
         self.finish(json.dumps(answer))
 
 
