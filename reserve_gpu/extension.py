@@ -188,8 +188,9 @@ def _add_completion(shell: InteractiveShell) -> None:
         return completion.matches(shell, context)
 
     if shell.Completer is not None:
-        shell.Completer.custom_matchers.append(
-            context_matcher(identifier=MATCHER, priority=FIRST)(matcher)
+        # Other code adds one of its own at the end, and takes the last one away again.
+        shell.Completer.custom_matchers.insert(
+            0, context_matcher(identifier=MATCHER, priority=FIRST)(matcher)
         )
 
 

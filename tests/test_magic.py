@@ -95,6 +95,29 @@ def test_load_ext_gives_the_magic(here: Here) -> None:
     assert (cell.stdout, cell.stderr, cell.error) == (ONE_DEVICE, "", None)
 
 
+def test_a_kernel_of_another_make(here: Here) -> None:
+    """In a kernel whose shell lacks what ipykernel's has the magic works, as xeus-python's does."""
+    shell = here.shell(is_notebook=True)
+    del shell.shell.get_parent
+    assert "CUDA_VISIBLE_DEVICES = '0'" in shell.run("%reserve_gpu").stdout
+    assert shell.run("%reserve_gpu --status").error is None
+    with here.rival("1"):
+        assert "NoFreeDeviceError" in str(shell.run("%reserve_gpu 1").error)
+
+
+def test_others_take_away_their_own_matcher(here: Here) -> None:
+    """Code that takes the last matcher of the completer away again does not take ours."""
+    shell = here.shell()
+    matchers = getattr(shell.shell.Completer, "custom_matchers", None)
+    if not matchers:
+        pytest.skip("the way of IPython before 8.6")
+    before = [*matchers]
+    matchers.append(print)
+    shell.run("%load_ext reserve_gpu\n%reload_ext reserve_gpu")
+    assert matchers.pop() is print
+    assert len(matchers) == len(before)
+
+
 def test_two_devices_get_a_line_each(here: Here) -> None:
     """Several devices have a line each and share the variables, in the order that was asked for."""
     cell = run(here.shell(), "%reserve_gpu 1,0")

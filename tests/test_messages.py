@@ -640,25 +640,25 @@ def test_a_command_that_does_not_run_sees_nothing() -> None:
     assert left(refused(RESERVED, face=SHELL)) == ""
 
 
+NO_VALUE = "no GPU at all. CUDA knows no such value: unset it."
+
+
 @pytest.mark.parametrize(
-    ("limit", "count", "expected"),
+    ("limit", "count", "inside"),
     [
-        ("", 0, "CUDA_VISIBLE_DEVICES='' was set before: it limits this process to no GPU at all."),
-        ("0", 1, "CUDA_VISIBLE_DEVICES='0' was set before: it limits this process to that one."),
-        ("0,1", 2, "CUDA_VISIBLE_DEVICES='0,1' was set before: it limits this process to those."),
-        (
-            "\x1b[1m",
-            0,
-            (
-                "CUDA_VISIBLE_DEVICES='\ufffd[1m' was set before: it limits this process to no GPU "
-                "at all."
-            ),
-        ),
+        ("", 0, "no GPU at all."),
+        ("-1", 0, "no GPU at all."),
+        ("7", 0, "no GPU at all."),
+        ("0", 1, "that one."),
+        ("0,1", 2, "those."),
+        *((value, 0, NO_VALUE) for value in ("all", "None", "cuda:1", "[0]", "\x1b[1m")),
     ],
 )
-def test_limit(limit: str, count: int, expected: str) -> None:
-    """An inherited limit is named with what it leaves."""
+def test_limit(limit: str, count: int, inside: str) -> None:
+    """An inherited limit is named with what it leaves, and with what is wrong with it."""
     rows = [RESERVED] * count
+    shown = limit.replace("\x1b", "\ufffd")
+    expected = f"CUDA_VISIBLE_DEVICES={shown!r} was set before: it limits this process to {inside}"
     assert ways_out(refused(*rows, limit=limit))[-1] == expected
 
 

@@ -702,8 +702,11 @@ def test_number_on_mixed_models(here: Here, order: str, scenario: str | None) ->
     """A number that may mean another GPU to CUDA than to NVML is refused, with the way out."""
     here.write(scenario) if scenario else here.use("mixed")
     os.environ.update({VISIBLE: "0", ORDER: order})
-    with pytest.raises(reserve_gpu.RequestError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):
+    with pytest.raises(reserve_gpu.RequestError, match="UUIDs for numbers") as caught:
         reserve_gpu.reserve()
+    assert ("without CUDA_DEVICE_ORDER" in str(caught.value)) is not bool(order)
+    assert ("CUDA_DEVICE_ORDER=PCI_BUS_ID" in str(caught.value)) is not bool(order)
+    assert ("with CUDA_DEVICE_ORDER='FASTEST_FIRST'" in str(caught.value)) is bool(order)
     assert variables()[VISIBLE] == "0"
     os.environ[ORDER] = "PCI_BUS_ID"
     assert got() == "0"

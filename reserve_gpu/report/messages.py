@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import notices
 from reserve_gpu.errors import REASON_LIMIT, shown
-from reserve_gpu.gpus.names import gpu_index
+from reserve_gpu.gpus.names import entries, gpu_index
 from reserve_gpu.model import MIB, UNITS, Device, Fault, Promise, Request, Size, State, Unfit
 from reserve_gpu.report import reasons, times, words
 from reserve_gpu.report.faces import MAGIC
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from reserve_gpu.model import Row, Slow
     from reserve_gpu.report.faces import Face
 
+NO_DEVICES = ("-1", "NoDevFiles")  # as CUDA_VISIBLE_DEVICES, what hides all of them
 ANY = Request()  # a GPU, whichever
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 
@@ -478,7 +479,9 @@ def limit_line(limit: str, count: int) -> str:
     """Say how an inherited CUDA_VISIBLE_DEVICES limits this process. count: of its devices."""
     inside = {0: "no GPU at all", 1: "that one"}.get(count, "those")
     variable = f"CUDA_VISIBLE_DEVICES={shown(limit)!r}"
-    return f"{variable} was set before: it limits this process to {inside}."
+    is_known = not limit.strip() or limit.strip() in NO_DEVICES or entries(limit)
+    more = "" if is_known else " CUDA knows no such value: unset it."
+    return f"{variable} was set before: it limits this process to {inside}.{more}"
 
 
 def fit(rows: Sequence[Row]) -> list[Row]:

@@ -92,7 +92,7 @@ def is_watched() -> bool:
     from IPython.core.getipython import get_ipython
 
     shell: Any = get_ipython()
-    if not hasattr(shell, "kernel"):
+    if not hasattr(shell, "get_parent"):  # a terminal, or a kernel of another make
         return True
     return bool(shell.get_parent().get("content", {}).get("allow_stdin"))
 

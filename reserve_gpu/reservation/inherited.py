@@ -102,7 +102,7 @@ def inside(gpus: Nvml, inherited: Mapping[str, str | None]) -> Iterator[Device |
         return (d for index in indices for d in gpus.devices(index))
     everything = list(gpus.walk())
     if numbers and not in_bus_order:
-        _require_one_model(value, everything)
+        _require_one_model(value, inherited[environment.ORDER], everything)
     return iter(names.visible(listed, everything))
 
 
@@ -140,17 +140,20 @@ def _check_index(gpus: Nvml, index: int) -> None:
         raise ImpossibleError(f"There is no GPU{index}: this machine has {there}.")
 
 
-def _require_one_model(value: str, everything: Sequence[Device | Fault]) -> None:
-    """Raise RequestError where numbers without CUDA_DEVICE_ORDER may mean other GPUs than NVML's.
+def _require_one_model(value: str, order: str | None, everything: Sequence[Device | Fault]) -> None:
+    """Raise RequestError where numbers in CUDA's order may mean other GPUs than NVML's.
 
-    CUDA's default order is fastest first. Among GPUs of one model that is the PCI bus order.
+    Its default order is fastest first. Among GPUs of one model that is the PCI bus order.
     """
     devices = [device for device in everything if isinstance(device, Device)]
     models = {names.model(device) for device in devices}
     sizes = {device.memory_mib for device in devices if device.instance is None}
     if len(models) > 1 or len(sizes) > 1:
+        how = f"with CUDA_DEVICE_ORDER={shown(order)!r}" if order else "without CUDA_DEVICE_ORDER"
+        # Who has chosen an order means its numbers.
+        remedy = "Set" if order else "Set CUDA_DEVICE_ORDER=PCI_BUS_ID beside it, or"
         raise RequestError(
-            f"CUDA_VISIBLE_DEVICES={shown(value)!r} was set before, without CUDA_DEVICE_ORDER, and "
-            "the GPUs here are of different models, so its numbers may mean others than "
-            "nvidia-smi's. Set CUDA_DEVICE_ORDER=PCI_BUS_ID beside it, or UUIDs for numbers."
+            f"CUDA_VISIBLE_DEVICES={shown(value)!r} was set before, {how}, and the GPUs here are "
+            "of different models, so its numbers may mean others than nvidia-smi's. "
+            f"{remedy} UUIDs for numbers (nvidia-smi -L)."
         )
