@@ -160,6 +160,7 @@ class Usage(NamedTuple):
     reserve_known: bool = True  # used_mib is without the driver's own reserve
     graphics_mib: float = 0.0  # what listed graphics processes account for
     mode: int | None = None  # one of ComputeMode
+    awaits_reset: bool = False  # some of its memory is out of use until then
 
     @property
     def unexplained_mib(self) -> float | None:

@@ -743,19 +743,30 @@ def test_two_gpus_with_one_uuid(here: Here) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("remap-pending 1", "its memory has failed: a reset of the GPU repairs it"),
         (
             "remap-failed 1",
             "its memory has failed, and can't be repaired: the GPU has to be replaced",
         ),
+        ("recovery 1", "it has a fault: the driver asks for a reset of the GPU"),
+        ("recovery 2", "it has a fault: the driver asks for a reboot of the machine"),
     ],
 )
 @pytest.mark.parametrize("mig", ["", "mig on\n instance 0\n"])
-def test_a_gpu_whose_memory_has_failed_is_broken(
-    here: Here, line: str, reason: str, mig: str
-) -> None:
+def test_a_gpu_with_a_fault_is_broken(here: Here, line: str, reason: str, mig: str) -> None:
     """It is passed over with the reason, and so are its instances."""
     here.write(f"gpu\n {line}\n {mig}gpu\n")
     assert got() == "1"
     row = reserve_gpu.status().rows[0]
     assert (row.state, row.reason) == (State.BROKEN, reason)
+
+
+@pytest.mark.parametrize("line", ["remap-pending 1", "recovery 4"])
+def test_memory_that_waits_for_a_reset_takes_no_gpu_away(here: Here, line: str) -> None:
+    """A GPU of whose memory some is out of use until a reset can be had, and that is said."""
+    here.write(f"gpu\n {line}\n")
+    fault = "some of its memory has failed, which the next reset of the GPU repairs"
+    (row,) = reserve_gpu.status().rows
+    assert row.state is State.FREE
+    assert fault in str(reserve_gpu.status())
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match=f"GPU0 can be used, but {fault}"):
+        assert got() == "0"

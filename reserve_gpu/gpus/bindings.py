@@ -184,9 +184,9 @@ class Bindings:
         """Ask, but return None where NVML's code means that it is not to be had here."""
         return _none_for(absent, self.ask, name, *arguments)
 
-    def decoration(self, name: str, handle: Any) -> Any:
+    def decoration(self, name: str, *arguments: Any) -> Any:
         """Return what only decorates a message, None where it can't be read."""
-        return self.ask_if_offered(name, handle, absent=NO_DECORATION)
+        return self.ask_if_offered(name, *arguments, absent=NO_DECORATION)
 
     def bus_id(self, handle: Any) -> str | None:
         """Return the PCI bus id with four digits of domain, as in 0000:03:00.0."""

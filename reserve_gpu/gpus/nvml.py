@@ -27,6 +27,16 @@ NO_PROCESS_LIST = NOT_OFFERED | {Code.UNKNOWN}
 NO_MEMORY_V2 = NOT_OFFERED | {Code.INVALID_ARGUMENT}
 # Only these answers mean that a GPU can't be split. After any other it may be, with somebody on a
 # part of it whom a look at the whole GPU need not show; so then it is not used.
+# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, and what it may be that takes a GPU away:
+# https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html
+RECOVERY, DRAIN_AND_RESET = 230, 4
+RECOVERIES = {
+    1: "a reset of the GPU",
+    2: "a reboot of the machine",
+    3: "the end of all peer-to-peer traffic, and then more",
+    5: "a reset of the GPU's bus",
+    6: "a reboot of the machine",
+}
 NO_MIG = frozenset({Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND})
 NO_INSTANCE = frozenset({Code.NOT_FOUND})  # gaps in the numbering of the instances are normal
 
@@ -79,6 +89,7 @@ class Nvml:
         # instance NVML refuses to say what is a property of the board.
         self._handles: dict[str, tuple[Any, Any]] = {}
         self._places: dict[str, tuple[int, int | None]] = {}  # index and slot, by UUID
+        self._awaiting_reset: set[int] = set()  # GPUs of whose memory some is out of use until then
 
     def __enter__(self) -> Self:
         self._driver = Bindings(self._limit_s)
@@ -209,7 +220,7 @@ class Nvml:
         gpu = self._driver.ask("nvmlDeviceGetHandleByIndex", index)
         mode = self._driver.ask_if_offered("nvmlDeviceGetMigMode", gpu, absent=NO_MIG)
         is_split = bool(mode and mode[0])
-        if reason := self._read_memory_fault(gpu):
+        if reason := self._read_fault(index, gpu):
             return [Fault(index, reason)]
         if not is_split:
             return [self._read_device(index, gpu, gpu)]
@@ -217,18 +228,22 @@ class Nvml:
             Fault(index, "MIG is on, but it has no MIG instances", state=State.EMPTY)
         ]
 
-    def _read_memory_fault(self, gpu: Any) -> str | None:
-        """Return why programs can fail on a GPU whose memory has failed, None where it has not.
+    def _read_fault(self, index: int, gpu: Any) -> str | None:
+        """Return why programs can't run on a GPU that has a fault, None where they can.
 
         https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
         """
-        rows = self._driver.decoration("nvmlDeviceGetRemappedRows", gpu)
-        if rows is None:
-            return None
-        *_, is_pending, has_failed = rows
+        decoration = self._driver.decoration
+        rows = decoration("nvmlDeviceGetRemappedRows", gpu)
+        *_, is_pending, has_failed = rows or (False, False)
+        fields = decoration("nvmlDeviceGetFieldValues", gpu, [RECOVERY])
+        action = fields[0].value.uiVal if fields and not fields[0].nvmlReturn else 0
+        if is_pending or action == DRAIN_AND_RESET:
+            self._awaiting_reset.add(index)
         if has_failed:
             return "its memory has failed, and can't be repaired: the GPU has to be replaced"
-        return "its memory has failed: a reset of the GPU repairs it" if is_pending else None
+        asked = RECOVERIES.get(action)
+        return asked and f"it has a fault: the driver asks for {asked}"
 
     def _read_instances(self, index: int, gpu: Any) -> list[Device | Fault]:
         """Return the MIG instances of a GPU. Raises DeviceError if there is no telling."""
@@ -307,6 +322,7 @@ class Nvml:
             reserve_known=reserve_mib is not None,
             graphics_mib=float(sum(process.memory_mib or 0 for process in graphics)),
             mode=mode,
+            awaits_reset=device.index in self._awaiting_reset,
         )
 
     def _read_memory(self, handle: Any) -> tuple[float | None, float | None, float | None]:

@@ -191,8 +191,10 @@ def too_late(reason: notices.TooLate, face: Face) -> str:
 
 @say.register
 def caution(notice: notices.Caution) -> str:
-    """Say why the user of a reserved device should take care: others use it."""
+    """Say why the user of a reserved device should take care: others use it, or it has a fault."""
     row, request = notice
+    if row.use_state is State.IDLE:
+        return f"{row.label} can be used, but {reasons.cause(row)}"
     if size := request.promise.size:  # what others use is counted, but nothing stops its growth
         part = words.part(size)
         return (

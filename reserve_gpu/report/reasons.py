@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 TROUBLE = "Waiting alone won't help: "
 LOOK = "look at what nvidia-smi says, and "  # not for what is only drained
 LOST = " (a GPU that is lost needs a reset or a reboot)"
+AWAITS_RESET = "some of its memory has failed, which the next reset of the GPU repairs"
 # By the compute mode of a device, what it means for those who would use it.
 MODES = {
     ComputeMode.PROHIBITED: "compute mode is prohibited: nobody can use it",
@@ -47,8 +48,10 @@ def cause(row: Row) -> str:
         return MODES[ComputeMode.PROHIBITED]
     if use is State.UNKNOWN:
         return "neither its processes nor its memory can be read"
-    if use is not State.BUSY or usage is None:
+    if usage is None or use not in (State.BUSY, State.IDLE, State.FREE):
         return ""
+    if use is not State.BUSY:
+        return AWAITS_RESET if usage.awaits_reset else ""
     if usage.compute:
         return f"{usage.compute} compute process{'' if usage.compute == 1 else 'es'}"
     if usage.mps:

@@ -263,7 +263,9 @@ def _cautions(asking: Asking, granted: Granted) -> list[Notice]:
     """Return what is to be said against the devices that were taken."""
     rows = [_caution(asking, locked) for locked in granted.locked if not locked.row.is_mine]
     cautions: list[Notice] = [
-        Caution(row, asking.request) for row in rows if row.use_state is not State.IDLE
+        Caution(row, asking.request)
+        for row in rows
+        if row.use_state is not State.IDLE or (row.usage and row.usage.awaits_reset)
     ]
     return (
         [*cautions, Private(asking.locks.path)] if proc.is_private(asking.locks.path) else cautions

@@ -94,6 +94,28 @@ DEVICE_CALL(nvmlDeviceGetRemappedRows,
             (handle_t device, unsigned *corrected, unsigned *uncorrectable, unsigned *pending, unsigned *failed),
             fill_rows(it.gpu, corrected, uncorrectable, pending, failed))
 
+/* Fields that are asked for by number; the driver knows one. */
+struct field {
+    unsigned field, scope;
+    long long time, latency;
+    int type, code;
+    unsigned long long value;
+};
+
+static int fill_fields(const struct gpu *gpu, int count, struct field *fields) {
+    enum { RECOVERY_ACTION = 230, UNSIGNED = 1 };
+    if (!fields || count < 1) return INVALID_ARGUMENT;
+    for (struct field *field = fields; field < fields + count; field++) {
+        field->code = field->field == RECOVERY_ACTION ? SUCCESS : NOT_SUPPORTED;
+        field->type = UNSIGNED;
+        field->value = (unsigned)gpu->recovery;
+    }
+    return SUCCESS;
+}
+
+DEVICE_CALL(nvmlDeviceGetFieldValues, (handle_t device, int count, struct field *fields),
+            fill_fields(it.gpu, count, fields))
+
 /* ---- what the board measures ---------------------------------------------------------------- */
 
 struct temperature_v1 {
