@@ -770,3 +770,36 @@ def test_memory_that_waits_for_a_reset_takes_no_gpu_away(here: Here, line: str) 
     assert fault in str(reserve_gpu.status())
     with pytest.warns(reserve_gpu.ReserveGPUWarning, match=f"GPU0 can be used, but {fault}"):
         assert got() == "0"
+
+
+DESKTOP = (
+    "gpu\n memory 8192\n screen 1\n compute 4321 {mib}\n graphics 4321 {mib}\n graphics 99 300\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("mib", "state"), [(20, State.FREE), (596, State.FREE), (4096, State.BUSY), ("-", State.BUSY)]
+)
+def test_a_desktop_that_computes_is_no_job(here: Here, mib: float | str, state: State) -> None:
+    """A process in both of NVML's lists is a desktop's where it has little memory, else a job."""
+    here.write(DESKTOP.format(mib=mib))
+    (row,) = reserve_gpu.status().rows
+    assert row.state is state
+    if state is State.FREE:
+        assert (len(row.processes), len(row.graphics)) == (0, 2)
+        assert got() == "0"
+
+
+def test_the_gpu_with_the_screen_comes_last(here: Here) -> None:
+    """Who names no GPU gets the one that draws the screen only where no other is free."""
+    here.write(DESKTOP.format(mib=20) + "gpu\n memory 8192\n")
+    assert got() == "1"
+    assert got("0") == "0"
+    assert got(count=2) == "0,1"
+    reserve_gpu.release()
+    with here.rival("1"):
+        assert got() == "0"
+        reserve_gpu.release()
+    with here.rival("0"), here.rival("1"):
+        text = refused()
+        assert text.index("\n0 ") < text.index("\n1 ")

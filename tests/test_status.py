@@ -357,8 +357,8 @@ def test_in_a_container_only_memory_tells_of_idleness(here: Here) -> None:
 # No process has pids of seven digits from 4,194,304 on.
 LISTS = """
 gpu
-  compute 5000011 300
-  mps 5000011 300
+  compute 5000011 3000
+  mps 5000011 3000
   graphics 5000011 20
   mps 5000012 200
   graphics 5000012 20
@@ -386,7 +386,7 @@ def test_every_process_has_its_kind(here: Here) -> None:
     assert [row["is_used_without_reservation"] for row in rows] == [True, False, True]
     assert rows[2]["reason"] == "2.9 GiB in use by no visible process"
     text = str(reserve_gpu.status())
-    assert "  no reservation: pid 5000011, 300 MiB; pid 5000012, 200 MiB\n" in text
+    assert "  no reservation: pid 5000011, 2.9 GiB; pid 5000012, 200 MiB\n" in text
     assert "  graphics: pid 5000013\n" in text
     assert rows[2]["reason"] in text
     assert "20 MiB" not in text

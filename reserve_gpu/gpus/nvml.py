@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from reserve_gpu import proc
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.bindings import NOT_OFFERED, Bindings, Code, DeviceError
+from reserve_gpu.gpus.usage import is_desktop
 from reserve_gpu.model import GRAPHICS, MIB, Device, Fault, Gauges, Process, State, Usage
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ NO_PROCESS_LIST = NOT_OFFERED | {Code.UNKNOWN}
 NO_MEMORY_V2 = NOT_OFFERED | {Code.INVALID_ARGUMENT}
 # Only these answers mean that a GPU can't be split. After any other it may be, with somebody on a
 # part of it whom a look at the whole GPU need not show; so then it is not used.
+NO_MIG = frozenset({Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND})
+NO_INSTANCE = frozenset({Code.NOT_FOUND})  # gaps in the numbering of the instances are normal
+
 # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, and what it may be that takes a GPU away:
 # https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html
 RECOVERY, DRAIN_AND_RESET = 230, 4
@@ -37,8 +41,6 @@ RECOVERIES = {
     5: "a reset of the GPU's bus",
     6: "a reboot of the machine",
 }
-NO_MIG = frozenset({Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND})
-NO_INSTANCE = frozenset({Code.NOT_FOUND})  # gaps in the numbering of the instances are normal
 
 # By the kind of processes, as in `RunningProcesses` of NVML's names; the strongest kind first.
 KINDS = {"compute": "Compute", "MPS": "MPSCompute", GRAPHICS: "Graphics"}
@@ -90,6 +92,7 @@ class Nvml:
         self._handles: dict[str, tuple[Any, Any]] = {}
         self._places: dict[str, tuple[int, int | None]] = {}  # index and slot, by UUID
         self._awaiting_reset: set[int] = set()  # GPUs of whose memory some is out of use until then
+        self._screens: set[int] = set()  # GPUs on which a display is active
 
     def __enter__(self) -> Self:
         self._driver = Bindings(self._limit_s)
@@ -118,6 +121,16 @@ class Nvml:
         """Yield all devices in PCI bus order, each GPU touched only when it is reached."""
         for index in range(self.count()):
             yield from self.devices(index)
+
+    def screens_last(self, devices: Iterable[Device | Fault]) -> Iterator[Device | Fault]:
+        """Yield the devices in their order, but those at the end on which a display is active."""
+        screens = []
+        for device in devices:
+            if device.index in self._screens:
+                screens.append(device)
+            else:
+                yield device
+        yield from screens
 
     def devices(self, index: int) -> list[Device | Fault]:
         """Return the devices of the GPU with that index: itself, or its MIG instances.
@@ -220,6 +233,8 @@ class Nvml:
         gpu = self._driver.ask("nvmlDeviceGetHandleByIndex", index)
         mode = self._driver.ask_if_offered("nvmlDeviceGetMigMode", gpu, absent=NO_MIG)
         is_split = bool(mode and mode[0])
+        if self._driver.decoration("nvmlDeviceGetDisplayActive", gpu):
+            self._screens.add(index)
         if reason := self._read_fault(index, gpu):
             return [Fault(index, reason)]
         if not is_split:
@@ -302,7 +317,9 @@ class Nvml:
         handle, _ = self._handles[device.uuid]
         graphics = self._read_list(handle, GRAPHICS)
         usage = self._read_usage(device, graphics)
-        processes = _distinct([*self._read_computing(device), *graphics])
+        drawing = {process.pid for process in graphics}
+        computing = (p for p in self._read_computing(device) if not is_desktop(p, drawing))
+        processes = _distinct([*computing, *graphics])
         return usage, processes, self._read_gauges(device)
 
     def _read_usage(self, device: Device, graphics: list[Process] | None = None) -> Usage:
@@ -313,8 +330,13 @@ class Nvml:
         mode = self._driver.ask_if_offered("nvmlDeviceGetComputeMode", gpu)
         if graphics is None:
             graphics = self._read_list(handle, GRAPHICS)
+        compute = self._read_count(handle, "Compute")
+        if compute and graphics:
+            drawing = {process.pid for process in graphics}
+            listed = self._read_list(handle, COMPUTING[0])
+            compute = max(0, compute - sum(is_desktop(process, drawing) for process in listed))
         return Usage(
-            compute=self._read_count(handle, "Compute"),
+            compute=compute,
             mps=self._read_count(handle, "MPSCompute"),
             sees_all=self.sees_all,
             total_mib=total_mib,

@@ -7,16 +7,29 @@ from typing import TYPE_CHECKING
 from reserve_gpu.model import ComputeMode, State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-    from reserve_gpu.model import Device, Usage
+    from reserve_gpu.model import Device, Process, Usage
 
 DEFAULT_IDLE_MIB = 1024.0
+DESKTOP_MIB = 1024.0  # of one process
 DEFAULT_IDLE_FRACTION = 0.05
 # The first version of NVML's memory reading, all that drivers before 510 have, counts the driver's
 # own reserve as used: 100 to 600 MB on an idle card
 # (https://github.com/wookayin/gpustat/issues/141).
 DRIVER_RESERVE_MIB = 640.0
+
+
+def is_desktop(process: Process, drawing: Collection[int]) -> bool:
+    """Tell whether a process that computes and draws is a desktop's, and no job.
+
+    Remote desktops, applets and browsers stand in both of NVML's lists, with 14 to 596 MiB in what
+    people have posted; a simulator that renders and trains has gigabytes.
+    drawing: the pids in the list of graphics processes.
+    """
+    if process.pid not in drawing or process.kind != "compute" or process.memory_mib is None:
+        return False
+    return process.memory_mib <= DESKTOP_MIB
 
 
 def judge(usage: Usage, idle_mib: float | None = None) -> State:

@@ -104,6 +104,8 @@ def attempt(
             if place:
                 place.want(policy.wanted(taken.rows))
         rows += taken.rows
+    if not asking.request.devices:  # in which order they were looked at is nothing to show
+        rows.sort(key=lambda row: (row.device.index, row.device.instance or 0))
     return Denied(tuple(rows), tuple(ahead))
 
 
@@ -117,7 +119,8 @@ def _batches(
     the others what can be touched in an instant, as taking the mutex for each of many takes longer.
     """
     if candidates is not None:
-        yield [_refreshed(asking.gpus, device) for device in candidates]
+        anew = [_refreshed(asking.gpus, device) for device in candidates]
+        yield anew if asking.request.devices else [*asking.gpus.screens_last(anew)]
         return
     devices = inherited.candidates(asking.gpus, asking.request, asking.inherited)
     if not policy.first_will_do(asking.request):

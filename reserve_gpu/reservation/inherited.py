@@ -29,7 +29,7 @@ else:
 def candidates(
     gpus: Nvml, request: Request, inherited: Mapping[str, str | None]
 ) -> Iterator[Device | Fault]:
-    """Return the devices to try for the request: those that it names, or all.
+    """Return the devices to try for the request: those that it names, or all, screens last.
 
     Each GPU is touched only when it is reached: that can take seconds.
     inherited: the CUDA variables as they were before this process reserved anything.
@@ -37,7 +37,7 @@ def candidates(
     """
     if request.devices:
         return iter(_named(gpus, request, inherited))
-    return inside(gpus, inherited)
+    return gpus.screens_last(inside(gpus, inherited))
 
 
 def require_absolute(request: Request, inherited: Mapping[str, str | None]) -> None:

@@ -88,7 +88,8 @@ def choose(
         return None
     if request.part_mib is not None:
         return sorted(devices, key=lambda device: rank[device.uuid])[:count]
-    return closest(devices, count, link)
+    # A GPU with a screen is tried last, but CUDA numbers all in PCI bus order.
+    return sorted(closest(devices, count, link), key=lambda d: (d.index, d.instance or 0))
 
 
 def closest(

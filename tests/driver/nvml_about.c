@@ -165,7 +165,7 @@ DEVICE_CALL(nvmlDeviceGetMaxClockInfo, (handle_t device, unsigned type, unsigned
             ((void)type, number(1500, mhz)))
 DEVICE_CALL(nvmlDeviceGetPersistenceMode, (handle_t device, unsigned *mode), number(0, mode))
 DEVICE_CALL(nvmlDeviceGetPerformanceState, (handle_t device, unsigned *state), number(8, state))
-DEVICE_CALL(nvmlDeviceGetDisplayActive, (handle_t device, unsigned *active), number(0, active))
+DEVICE_CALL(nvmlDeviceGetDisplayActive, (handle_t device, unsigned *active), number(it.gpu->screen, active))
 DEVICE_CALL(nvmlDeviceGetDisplayMode, (handle_t device, unsigned *mode), number(0, mode))
 DEVICE_CALL(nvmlDeviceGetSerial, (handle_t device, char *serial, unsigned length),
             ((void)serial, (void)length, NOT_SUPPORTED))

@@ -244,6 +244,7 @@ static const struct word {
     {"numa", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, numa), NULL, NULL},
     {"remap-pending", OF_GPU, NUMBER, offsetof(struct gpu, remap_pending), NULL, NULL},
     {"remap-failed", OF_GPU, NUMBER, offsetof(struct gpu, remap_failed), NULL, NULL},
+    {"screen", OF_GPU, NUMBER, offsetof(struct gpu, screen), NULL, NULL},
     {"recovery", OF_GPU, NUMBER, offsetof(struct gpu, recovery), NULL, NULL},
     {"name", OF_DEVICE, STRING, offsetof(struct device, name), NULL, NULL},
     {"uuid", OF_DEVICE, STRING, offsetof(struct device, uuid), NULL, NULL},

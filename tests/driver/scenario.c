@@ -234,11 +234,19 @@ static void add_mib(void *to, struct process process) {
     if (process.mib != NONE && process.pid != sum->besides) sum->mib += process.mib;
 }
 
+/* A process that computes and draws stands in both lists with the same memory. */
+static bool is_counted(const struct process *first, int i) {
+    for (int before = 0; before < i; before++)
+        if (first[before].pid == first[i].pid && first[before].kind != first[i].kind) return true;
+    return false;
+}
+
 static void add_device(struct sum *sum, const struct device *device) {
     const struct process *first = &machine->processes[device->first_process];
     sum->mib += device->used_mib;
     for (int i = 0; i < device->processes_count; i++)
-        if (first[i].mib != NONE && (!first[i].until_dead || is_alive(first[i].pid))) sum->mib += first[i].mib;
+        if (first[i].mib != NONE && !is_counted(first, i) && (!first[i].until_dead || is_alive(first[i].pid)))
+            sum->mib += first[i].mib;
     each_context(device->uuid, add_mib, sum);
 }
 

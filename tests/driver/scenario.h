@@ -38,7 +38,7 @@ struct gpu {
     unsigned domain, bus, slot, function;          /* the PCI address */
     char vbios[TEXT];
     int width, generation, mode, utilisation, temperature, power, power_limit, speed, minor, numa;
-    int remap_pending, remap_failed, recovery;
+    int remap_pending, remap_failed, recovery, screen;
     int major_capability, minor_capability;
     int mig, slots;
     enum link links[GPUS];
