@@ -161,11 +161,16 @@ class Usage(NamedTuple):
     graphics_mib: float = 0.0  # what listed graphics processes account for
     mode: int | None = None  # one of ComputeMode
     awaits_reset: bool = False  # some of its memory is out of use until then
+    is_numa_node: bool = False  # of the host, which keeps pages there for nobody
 
     @property
     def unexplained_mib(self) -> float | None:
-        """Return the memory in use that no graphics process accounts for."""
-        return None if self.used_mib is None else self.used_mib - self.graphics_mib
+        """Return the memory in use of no graphics process; None where that says nothing.
+
+        Where a GPU is a NUMA node (GH200, GB200) pages stay there after the process that had them.
+        """
+        is_known = self.used_mib is not None and not self.is_numa_node
+        return (self.used_mib or 0.0) - self.graphics_mib if is_known else None
 
 
 class Gauges(NamedTuple):

@@ -803,3 +803,19 @@ def test_the_gpu_with_the_screen_comes_last(here: Here) -> None:
     with here.rival("0"), here.rival("1"):
         text = refused()
         assert text.index("\n0 ") < text.index("\n1 ")
+
+
+def test_a_numa_node_is_judged_by_its_processes(here: Here) -> None:
+    """Pages that nobody has any more on a GPU that is a NUMA node of the host are no use."""
+    left = "gpu\n memory 98304\n numa 1\n used 20000\n"
+    here.write(left)
+    (row,) = reserve_gpu.status().rows
+    assert row.state is State.FREE
+    assert got(memory="90GiB") == "0"
+    reserve_gpu.release()
+    here.write(f"{left} compute 4321 500\n")
+    (row,) = reserve_gpu.status().rows
+    assert row.state is State.BUSY
+    here.write(left.replace(" numa 1\n", ""))
+    (row,) = reserve_gpu.status().rows
+    assert row.state is State.BUSY

@@ -93,6 +93,7 @@ class Nvml:
         self._places: dict[str, tuple[int, int | None]] = {}  # index and slot, by UUID
         self._awaiting_reset: set[int] = set()  # GPUs of whose memory some is out of use until then
         self._screens: set[int] = set()  # GPUs on which a display is active
+        self._numa_nodes: set[int] = set()  # GPUs whose memory is a NUMA node of the host
 
     def __enter__(self) -> Self:
         self._driver = Bindings(self._limit_s)
@@ -235,6 +236,8 @@ class Nvml:
         is_split = bool(mode and mode[0])
         if self._driver.decoration("nvmlDeviceGetDisplayActive", gpu):
             self._screens.add(index)
+        if self._driver.decoration("nvmlDeviceGetNumaNodeId", gpu) is not None:
+            self._numa_nodes.add(index)
         if reason := self._read_fault(index, gpu):
             return [Fault(index, reason)]
         if not is_split:
@@ -345,6 +348,7 @@ class Nvml:
             graphics_mib=float(sum(process.memory_mib or 0 for process in graphics)),
             mode=mode,
             awaits_reset=device.index in self._awaiting_reset,
+            is_numa_node=device.index in self._numa_nodes,
         )
 
     def _read_memory(self, handle: Any) -> tuple[float | None, float | None, float | None]:
