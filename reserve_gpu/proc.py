@@ -156,6 +156,18 @@ def own_processes(
                     yield int(pid), line[size:]
 
 
+def shows_files(pid: int) -> bool:
+    """Tell whether it can be seen what a process has open: not another user's.
+
+    Root sees that too, but not in a container, where it mostly has no CAP_SYS_PTRACE:
+    https://man7.org/linux/man-pages/man2/ptrace.2.html, "Ptrace access mode checking".
+    """
+    with suppress(OSError):
+        os.readlink(f"/proc/{pid}/exe")
+        return True
+    return False
+
+
 def has_locked(pid: int | str, file: os.stat_result) -> bool:
     """Tell whether a process of this user has that very file open, and locked by that opening."""
     with suppress(OSError):  # it has ended, or is another user's

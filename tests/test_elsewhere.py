@@ -327,9 +327,13 @@ def test_sockets_of_processes_that_have_ended(here: Here) -> None:
         first.run(LISTEN + "Listener(answer).start()")
         first.kill()
         assert sockets_of(here, first.pid)
+        (path,) = sockets_of(here, first.pid)
+        path.with_name("somebody's own").touch()
         second.run(LISTEN + "Listener(answer).start()")
         assert not sockets_of(here, first.pid)
+        before = os.listdir("/proc/self/fd")
         assert elsewhere.ask(second.pid, os.geteuid(), {}) == {"answer": "RELEASED"}
+        assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_nonsense_is_no_request(here: Here) -> None:

@@ -204,7 +204,7 @@ def _keeper(pid: int, file: os.stat_result) -> int | None:
     by its holder, and its ctime can't be set back.
     """
     began = proc.began(pid)
-    if os.access(f"/proc/{pid}/fd", os.R_OK):
+    if proc.shows_files(pid):
         is_keeper = proc.has_locked(pid, file)
     else:
         is_keeper = began is not None and began <= file.st_ctime + CLOCK_S

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -220,8 +221,10 @@ def _folders_of(uid: int) -> Iterator[int]:
         if name.startswith(first):
             with suppress(OSError):
                 folder = _opened(f"{directory}/{name}", uid)
-                yield folder
-                os.close(folder)
+                try:
+                    yield folder
+                finally:
+                    os.close(folder)
 
 
 def _own_folder() -> int:
@@ -239,8 +242,8 @@ def _own_folder() -> int:
         os.mkdir(another, OWN_FOLDER)
         folder = _opened(another, uid)
     for name in os.listdir(folder):
-        namespace, pid, _ = name.split("-")
-        if namespace == str(proc.pid_namespace()) and proc.uid_of(int(pid)) is None:
+        pid = re.fullmatch(rf"{proc.pid_namespace()}-([0-9]{{1,10}})-[0-9a-f]+", name)
+        if pid and proc.uid_of(int(pid[1])) is None:
             os.unlink(name, dir_fd=folder)
     return folder
 
