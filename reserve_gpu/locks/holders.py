@@ -96,6 +96,9 @@ class Holders:
 
     def _holder(self, record: Record, status: os.stat_result) -> Holder:
         pid = self._pid(status)
+        if pid is None and proc.sees_all_locks():  # the list was no snapshot, and has missed it
+            self._pids = None
+            pid = self._pid(status)
         return named(record, _keeper(pid, status) if pid else None, status.st_mtime)
 
     def _record(self, name: str) -> tuple[Record, os.stat_result | None]:
