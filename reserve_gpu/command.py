@@ -45,7 +45,7 @@ def run(arguments: Namespace) -> NoReturn:
     this_process.call_it(this_process.command(arguments.command) or "")
     _reserve(arguments, faces.shell(arguments.command))
     api.forget_idleness()
-    _set_alarm(is_timed=is_timed, is_quiet=arguments.quiet)
+    set_alarm(is_timed=is_timed, is_quiet=arguments.quiet)
     become(program, arguments.command)
 
 
@@ -59,7 +59,7 @@ def _require_alarm() -> None:
         raise errors.RequestError(f"{text} Leave out --for and --until.") from error
 
 
-def _set_alarm(*, is_timed: bool, is_quiet: bool) -> None:
+def set_alarm(*, is_timed: bool, is_quiet: bool) -> None:
     """Have the command ended when its reservation is over. Raises CommandError.
 
     is_timed: it was asked for; else only an administrator's rule can want it.

@@ -47,6 +47,7 @@ def join(arguments: Namespace) -> NoReturn:
     program = command.find(words)
     this_process.call_it(this_process.command(words) or "")
     command.say(api.join(chosen(arguments.which)))
+    command.set_alarm(is_timed=False, is_quiet=False)
     command.become(program, words)
 
 

@@ -13,6 +13,7 @@ from reserve_gpu.model import Device, Holder, Lease, Request, Row, Rule, Ticket
 PART_STAYS = "The `with` block around this has asked for a larger part, which stays reserved."
 HAS_ENDED = "This reservation has been released; ask for another one."
 HAS_GONE = "This reservation has just been released. Look again: reserve-gpu list"
+TIME_IS_OVER = "The time of this reservation is over: there is nothing to join any more."
 CAPS_ARE_LATE = (
     "CUDA runs already: JAX, TensorFlow and CuPy keep the limit that they started with until a "
     "restart."
@@ -164,6 +165,7 @@ class LeaseNotice(NamedTuple):
 
     at: when it ends, or has ended, in seconds since the epoch.
     children: what this process has started, where that has the variables of the reservation still.
+    is_guest: only the holder that was joined can keep them for longer.
     """
 
     action: Action
@@ -171,6 +173,7 @@ class LeaseNotice(NamedTuple):
     lease: Lease
     at: float
     children: Sequence[str] = ()
+    is_guest: bool = False
 
 
 class LeaseOver(NamedTuple):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from reserve_gpu.notices import TIME_IS_OVER
 from tests.locked import held
-from tests.machine import CHILD
-from tests.processes import US
+from tests.machine import CHILD, LIMIT_S
+from tests.processes import US, wait_for
 from tests.reserving import got, of_gpu, refused
 from tests.test_users import DAEMON, NOBODY, for_users
 from tests.test_users import child as child_of
@@ -45,6 +48,14 @@ def guest(machine: Machine, which: str = "") -> Iterator[Child]:
     with machine.child() as child:
         answer = child.run(JOIN.format(which))
         assert answer.error is None, answer.text
+        yield child
+
+
+@contextmanager
+def guest_of(machine: Machine, holder: Child, wish: str = "") -> Iterator[Child]:
+    """Make a process that has joined what this one reserves."""
+    assert holder.reserve(wish).error is None
+    with guest(machine) as child:
         yield child
 
 
@@ -272,6 +283,85 @@ def test_the_work_of_a_guest_is_no_idleness(here: Here) -> None:
             here.use("two")
             here.add("utilisation 95")
             assert holder.run(is_used).value is False
+
+
+# -- until when ------------------------------------------------------------------------------------
+
+LINE = (
+    "from reserve_gpu.notices import Action\n"
+    f"{SESSION}s = session(); s.run(s.timer._show, s.held, Action.WARN, 0.0)\n"
+    "s.timer.display._shown"
+)
+UNTIL = "reserve_gpu.current().lease.until"
+
+
+def test_joining_gives_no_time(here: Here) -> None:
+    """A rule's time counts from the first holder, whoever joins whom, and a guest ends with it."""
+    here.rules.write_text('[limits]\ntime = "8s"\n')
+    with here.child() as one, here.child() as two:
+        one.reserve("'0'")
+        until = one.run(UNTIL).value
+        assert two.run(JOIN.format("")).error is None
+        assert two.run(UNTIL).value == until
+        assert two.reserve("for_=7").error == "RequestError"
+        assert "To keep" not in two.run(LINE).value
+        one.run("reserve_gpu.release()")
+        assert one.run(JOIN.format("")).error is None
+        two.run("reserve_gpu.release()")
+        assert one.run(UNTIL).value == until
+        wait_for(lambda: held(here) == [])
+        assert time.time() < until + LIMIT_S / 2
+        assert one.visible() == ""
+
+
+def test_nothing_is_reserved_anew_after_its_time(here: Here) -> None:
+    """A guest that is left, and runs CUDA past a rule's time, gets nothing that has ended."""
+    here.rules.write_text('[limits]\ntime = "3s"\n')
+    with here.child() as holder, guest_of(here, holder) as other:
+        other.run("import ctypes; assert not ctypes.CDLL('libcuda.so.1').cuInit(0)")
+        overdue = f"{SESSION}session().held.overdue"
+        wait_for(lambda: other.run(overdue).value)
+        holder.kill()
+        answer = other.reserve()
+        assert answer.error == "RequestError"
+        assert 'time = "3s"' in answer.text
+        assert "Release it" in answer.text
+
+
+def test_nothing_to_join_once_the_time_is_over(here: Here) -> None:
+    """Nobody joins what is held past its end."""
+    with here.child() as holder, here.child() as other:
+        holder.reserve("'0', for_=0.5")
+        holder.run("import ctypes; assert not ctypes.CDLL('libcuda.so.1').cuInit(0)")
+        wait_for(lambda: holder.run(f"{SESSION}session().held.overdue").value)
+        answer = other.run(JOIN.format(""))
+        assert answer.text == TIME_IS_OVER
+        assert other.visible() is None
+
+
+def test_a_guest_lasts_as_long_as_its_holder(here: Here) -> None:
+    """A guest has the holder's end, and follows it where the holder prolongs it."""
+    with here.child() as holder, guest_of(here, holder, "for_=5") as other:
+        assert other.run(UNTIL).value == holder.run(UNTIL).value
+        holder.reserve("'0', for_=3600")
+        until = holder.run(UNTIL).value
+        wait_for(lambda: other.run(UNTIL).value == until)
+
+
+def test_a_rule_ends_a_guest_too(here: Here) -> None:
+    """A rule that ends who uses CUDA past its time ends a joined process and command too."""
+    here.rules.write_text('[limits]\ntime = "3s"\nafter_cuda = "end"\n')
+    with here.child() as holder:
+        holder.reserve("'0'")
+        with here.child() as other:
+            assert other.run(JOIN.format("")).error is None
+            other.run("import ctypes; assert not ctypes.CDLL('libcuda.so.1').cuInit(0)")
+            other.process.wait(LIMIT_S)
+    with here.child() as holder:
+        holder.reserve("'0'")
+        done = join(here, "--", "sleep", "60")
+        assert done.returncode == -signal.SIGTERM
+        assert "The command gets SIGTERM at" in done.stderr
 
 
 # -- who may ---------------------------------------------------------------------------------------

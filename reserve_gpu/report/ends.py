@@ -100,6 +100,8 @@ def _clock(at: float) -> str:
 
 def _to_keep(notice: LeaseNotice, face: Face) -> str:
     """Return what to type to hold it for longer, as it was asked for."""
+    if notice.is_guest:
+        return ""
     is_idle = _is_by_idleness(notice)
     lease = Lease(idle_s=notice.lease.idle_s) if is_idle else Lease(lasts_s=2.0 * HOUR_S)
     typed = face.typed(Request(promise=Promise(lease=lease)))

@@ -32,6 +32,7 @@ from reserve_gpu.model import (
     Ticket,
     Usage,
 )
+from reserve_gpu.notices import CannotProlong, Failure
 from reserve_gpu.reservation import inherited, policy
 from reserve_gpu.reservation.outcome import Denied, Granted, Locked, Taken
 
@@ -167,13 +168,19 @@ def _by_rules(
 
 
 def _with_lease(asking: Asking, granted: Granted) -> Granted:
-    """Return what is granted from now on; some of it this process may have had already."""
+    """Return what is granted from now on; some of it this process may have had already.
+
+    Raises Failure where it has had that for as long as a rule allows.
+    """
     lease = asking.request.promise.lease
     if asking.rules is None:
         return granted._replace(lease=lease.begun(time.time()))
     lease = quota.lease(lease, asking.rules).begun(time.time())
     since = min(locked.lock.since for locked in granted.locked)
-    return granted._replace(lease=quota.counted(lease, asking.rules, since))
+    lease = quota.counted(lease, asking.rules, since)
+    if asking.rules.time and lease.until is not None and lease.until <= time.time():
+        raise Failure(CannotProlong(asking.rules.time, lease.until))
+    return granted._replace(lease=lease)
 
 
 class Look:

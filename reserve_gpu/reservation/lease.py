@@ -179,7 +179,8 @@ class LeaseTimer:
 
     def _show(self, held: Held, action: Action, at: float) -> None:
         children = proc.children() if action is Action.RELEASE else ()
-        self.display.show(LeaseNotice(action, held.devices, held.lease, at, children))
+        is_guest = held.guest is not None
+        self.display.show(LeaseNotice(action, held.devices, held.lease, at, children, is_guest))
 
     def take_notices(self) -> list[str]:
         """Return what the next cell has to tell; what is overdue, again and again."""

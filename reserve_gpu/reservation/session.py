@@ -142,6 +142,8 @@ class Session(Executor):
     def _step(self) -> float | None:
         pauses = [self.log()]
         if self._timer:
+            if self._held and self._held.guest:
+                self._follow_holder()
             pauses.append(self._timer.step())
         return min((pause_s for pause_s in pauses if pause_s is not None), default=None)
 
@@ -228,7 +230,8 @@ class Session(Executor):
         Where less is asked for than is held, release the rest, as long as CUDA has not started.
         """
         held = None if self._is_left() else self.held  # a guest that is left reserves anew
-        if held and held.guest and not _is_met(held, request):
+        is_more = request.promise.lease.has_end  # joining gives no time
+        if held and held.guest and (is_more or not _is_met(held, request)):
             raise Failure(IsGuest(held.devices, held.guest.name))
         devices = held and policy.kept(held.devices, request)
         if not (held and devices):
@@ -604,7 +607,15 @@ class Session(Executor):
         Raises RequestError where that has released it by now, and LockError.
         """
         with LockDirectory() as directory, directory.mutex():
-            self._become(guests.joined(reserved, directory))
+            self._become(guests.joined(reserved, directory), renew_lease=True)
+
+    def _follow_holder(self) -> None:
+        """Hold what a guest has joined for longer, where its holder has prolonged it."""
+        held = self.held
+        if held and held.guest and held.lease.until is not None and held.overdue is None:
+            with suppress(LockError), LockDirectory() as locks, locks.mutex(RENEW_LIMIT_S):
+                if longer := guests.prolonged(held, locks):
+                    self._become(longer, renew_lease=True)
 
     # -- asked from elsewhere ----------------------------------------------------------------------
 
