@@ -60,11 +60,15 @@ class Stays(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """Something has changed CUDA_VISIBLE_DEVICES. is_late: CUDA has started with that."""
+    """Other code has changed variables. values: theirs now.
 
-    visible: str | None
+    is_late: CUDA has started, and not on what is held. is_mended: they are set again.
+    """
+
+    values: Mapping[str, str | None]
     held: Sequence[Device]
     is_late: bool
+    is_mended: bool
 
 
 class LockedAnew(NamedTuple):

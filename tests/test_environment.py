@@ -465,13 +465,16 @@ def test_another_way_of_holding_comes_late(asking: Asking) -> None:
 
 
 @pytest.mark.process
-def test_a_changed_variable_comes_late(asking: Asking) -> None:
-    """Once CUDA has started a changed variable stays as it is, and the warning says that."""
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_changed_variable_and_cuda(asking: Asking, *, is_late: bool) -> None:
+    """A changed variable is set again; if CUDA has started with it, only a restart helps."""
     change = "os.environ.update(CUDA_VISIBLE_DEVICES='0')"
-    answers, warnings = asking("ask(devices='1')", START, change, "ask()", VARIABLE)
-    assert answers[4] == "0"
+    steps = [change, START] if is_late else [START, change]
+    answers, warnings = asking("ask(devices='1')", *steps, "ask()", VARIABLE)
+    assert answers[4] == "1"
     (warning,) = warnings
-    assert "CUDA has started; this kernel holds GPU1" in warning
+    assert ("CUDA has not started on GPU1 alone: restart" in warning) == is_late
+    assert ("the variables are set for GPU1 again" in warning) != is_late
 
 
 @pytest.mark.promise

@@ -212,6 +212,28 @@ def test_fails_closed_and_recovers(here: Here) -> None:
     assert variables() == before
 
 
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("import os; os.environ['CUDA_VISIBLE_DEVICES'] = '0'", "VISIBLE_DEVICES was set to '0'"),
+        ("import os; del os.environ['CUDA_VISIBLE_DEVICES']", "VISIBLE_DEVICES was unset"),
+        ("%env CUDA_DEVICE_ORDER=FASTEST_FIRST", "DEVICE_ORDER was set to 'FASTEST_FIRST'"),
+    ],
+)
+def test_a_variable_that_a_cell_changes(here: Here, line: str, what: str) -> None:
+    """Whoever changes what CUDA reads is told once, at the end of that cell, and how to go on."""
+    shell = here.shell()
+    shell.run("%reserve_gpu 1")
+    told = f"CUDA_{what} after the reservation of GPU1."
+    assert told in shell.run(line).all
+    assert told not in shell.run("1").all
+    again = shell.run("%reserve_gpu")
+    assert f"CUDA_{what} after the reservation; the variables are set for GPU1 again" in again.all
+    for name, value in variables().items():
+        assert f"{name} = {value!r}" in again.stdout
+    assert told in shell.run(line).all
+
+
 def test_release_gives_the_variables_back(here: Here) -> None:
     """--release says what it released and restores each variable; twice is no error."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "1"

@@ -658,7 +658,9 @@ def test_limit(limit: str, count: int, inside: str) -> None:
     """An inherited limit is named with what it leaves, and with what is wrong with it."""
     rows = [RESERVED] * count
     shown = limit.replace("\x1b", "\ufffd")
-    expected = f"CUDA_VISIBLE_DEVICES={shown!r} was set before: it limits this process to {inside}"
+    expected = (
+        f"CUDA_VISIBLE_DEVICES={shown!r} was set elsewhere: it limits this process to {inside}"
+    )
     assert ways_out(refused(*rows, limit=limit))[-1] == expected
 
 
@@ -906,7 +908,7 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             "0,1",
             (
                 "There are 2 GPUs here; you asked for 9. "
-                "CUDA_VISIBLE_DEVICES='0,1' was set before: it limits this process to those."
+                "CUDA_VISIBLE_DEVICES='0,1' was set elsewhere: it limits this process to those."
             ),
         ),
         (
@@ -1059,7 +1061,8 @@ def test_caution(caution: Row, request_: Request, expected: str) -> None:
 
 
 GOES_ON = "CUDA has started in this kernel and goes on using what it saw then, so "
-CHANGED = "CUDA_VISIBLE_DEVICES was"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+CHANGED = f"{VISIBLE} was"
 
 
 @pytest.mark.parametrize(
@@ -1081,21 +1084,35 @@ CHANGED = "CUDA_VISIBLE_DEVICES was"
             ),
         ),
         (
-            messages.say(Changed(None, [GPU0], is_late=False)),
+            messages.say(Changed({VISIBLE: None}, [GPU0], is_late=False, is_mended=True)),
             f"{CHANGED} unset after the reservation; the variables are set for GPU0 again",
         ),
         (
-            messages.say(Changed("7\n", [GPU0, GPU1], is_late=False)),
+            messages.say(
+                Changed(
+                    {VISIBLE: "7\n", "CUDA_DEVICE_ORDER": None},
+                    [GPU0, GPU1],
+                    is_late=False,
+                    is_mended=True,
+                )
+            ),
             (
-                f"{CHANGED} set to '7\ufffd' after the reservation; the variables are set for GPU0 "
-                "and GPU1 again"
+                f"{CHANGED} set to '7\ufffd' and CUDA_DEVICE_ORDER was unset after the "
+                "reservation; the variables are set for GPU0 and GPU1 again"
             ),
         ),
         (
-            messages.say(Changed("", [GPU0], is_late=True)),
+            messages.say(Changed({VISIBLE: "7"}, [GPU0], is_late=False, is_mended=False)),
             (
-                f"{CHANGED} set to '' after the reservation, and CUDA has started; this kernel "
-                "holds GPU0"
+                f"{CHANGED} set to '7' after the reservation of GPU0. Undo that, or type "
+                "%reserve_gpu again, before CUDA starts"
+            ),
+        ),
+        (
+            messages.say(Changed({VISIBLE: ""}, [GPU0], is_late=True, is_mended=True)),
+            (
+                f"{CHANGED} set to '' after the reservation, and CUDA has not started on GPU0 "
+                "alone: restart, and reserve again"
             ),
         ),
         (

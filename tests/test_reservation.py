@@ -647,7 +647,7 @@ def test_inherited_limit(
     before = {VISIBLE: value, **order}
     os.environ.update(before)
     if visible is None:
-        assert f"CUDA_VISIBLE_DEVICES={value!r} was set before" in refused()
+        assert f"CUDA_VISIBLE_DEVICES={value!r} was set elsewhere" in refused()
         assert variables()[VISIBLE] == ""
     else:
         assert got() == visible

@@ -615,7 +615,7 @@ def test_a_limit_from_outside_is_said(here: Here, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1\x1b")
     status = reserve_gpu.status()
     assert status.to_dict()["limit"] == "1\x1b"
-    assert "CUDA_VISIBLE_DEVICES='1\N{REPLACEMENT CHARACTER}' was set before: " in str(status)
+    assert "CUDA_VISIBLE_DEVICES='1\N{REPLACEMENT CHARACTER}' was set elsewhere: " in str(status)
 
 
 # -- the queue -------------------------------------------------------------------------------------
@@ -1031,7 +1031,7 @@ def test_below_a_reservation(machine: Machine) -> None:
     assert "CUDA_VISIBLE_DEVICES='1' was set by your own reservation, above this process" in said
     status = (sys.executable, "-m", "reserve_gpu", "status")
     said = machine.command(*status, CUDA_VISIBLE_DEVICES="1").stdout
-    assert "CUDA_VISIBLE_DEVICES='1' was set before" in said
+    assert "CUDA_VISIBLE_DEVICES='1' was set elsewhere" in said
 
 
 @pytest.mark.process

@@ -316,13 +316,18 @@ def stays(notice: notices.Stays) -> str:
 
 @say.register
 def changed(notice: notices.Changed) -> str:
-    """Say that something has changed CUDA_VISIBLE_DEVICES during a reservation."""
-    visible, held, is_late = notice
-    how = "unset" if visible is None else f"set to {shown(visible)!r}"
-    what = f"CUDA_VISIBLE_DEVICES was {how} after the reservation"
+    """Say that other code has changed variables during a reservation."""
+    values, held, is_late, is_mended = notice
+    ways = [
+        f"{name} was unset" if value is None else f"{name} was set to {shown(value)!r}"
+        for name, value in values.items()
+    ]
+    what, gpus = f"{listed(ways)} after the reservation", labels(held)
     if is_late:
-        return f"{what}, and CUDA has started; this kernel holds {labels(held)}"
-    return f"{what}; the variables are set for {labels(held)} again"
+        return f"{what}, and CUDA has not started on {gpus} alone: restart, and reserve again"
+    if is_mended:
+        return f"{what}; the variables are set for {gpus} again"
+    return f"{what} of {gpus}. Undo that, or type %reserve_gpu again, before CUDA starts"
 
 
 @say.register
@@ -483,7 +488,7 @@ def limit_line(limit: str, count: int) -> str:
     variable = f"CUDA_VISIBLE_DEVICES={shown(limit)!r}"
     is_known = not limit.strip() or limit.strip() in NO_DEVICES or entries(limit)
     more = "" if is_known else " CUDA knows no such value: unset it."
-    return f"{variable} was set before: it limits this process to {inside}.{more}"
+    return f"{variable} was set elsewhere: it limits this process to {inside}.{more}"
 
 
 def fit(rows: Sequence[Row]) -> list[Row]:

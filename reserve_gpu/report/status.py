@@ -139,7 +139,7 @@ def _head(status: Status) -> list[Line]:
 def _foot(status: Status) -> list[Line]:
     foot = _advice(status)
     if status.limit is not None:
-        text = " was set before: this process can reserve only GPUs in it."
+        text = " was set elsewhere: this process can reserve only GPUs in it."
         if status.is_above:
             text = " was set by your own reservation, above this process: use it as it is."
         foot.append(((f"CUDA_VISIBLE_DEVICES={shown(status.limit)!r}", STRONG), text))

@@ -55,8 +55,8 @@ def require_absolute(request: Request, inherited: Mapping[str, str | None]) -> N
             there = f"{listed[number]} of that list" if number < len(listed) else "no GPU at all"
             raise RequestError(
                 f"{shown(name)} is CUDA's number, which counts within CUDA_VISIBLE_DEVICES="
-                f"{shown(value)!r}, which was set before: it would be {shown(there)}. Name the GPU "
-                "as nvidia-smi does."
+                f"{shown(value)!r}, which was set elsewhere: it would be {shown(there)}. Name the "
+                "GPU as nvidia-smi does."
             )
 
 
@@ -120,7 +120,7 @@ def _named(
             left = ", ".join(other.label for other in allowed) or "no GPU"
             raise RequestError(
                 f"{device.label} is outside of CUDA_VISIBLE_DEVICES={shown(value or '')!r}, "
-                f"which was set before and limits this process to {left}."
+                f"which was set elsewhere and limits this process to {left}."
             )
     return devices
 
@@ -153,7 +153,7 @@ def _require_one_model(value: str, order: str | None, everything: Sequence[Devic
         # Who has chosen an order means its numbers.
         remedy = "Set" if order else "Set CUDA_DEVICE_ORDER=PCI_BUS_ID beside it, or"
         raise RequestError(
-            f"CUDA_VISIBLE_DEVICES={shown(value)!r} was set before, {how}, and the GPUs here are "
-            "of different models, so its numbers may mean others than nvidia-smi's. "
+            f"CUDA_VISIBLE_DEVICES={shown(value)!r} was set elsewhere, {how}, and the GPUs here "
+            "are of different models, so its numbers may mean others than nvidia-smi's. "
             f"{remedy} UUIDs for numbers (nvidia-smi -L)."
         )

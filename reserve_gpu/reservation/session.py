@@ -41,7 +41,7 @@ from reserve_gpu.reservation.environment import Changes
 from reserve_gpu.reservation.held import Answered, Change, Held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from typing_extensions import Self
 
@@ -130,6 +130,7 @@ class Session(Executor):
         self._is_back = False  # what is held was kept over the restart, and not asked for by size
         self._listener: elsewhere.Listener | None = None
         self._told: set[tuple[str, int]] = set()  # who waits and was told of
+        self._told_change: Changed | None = None
         self._told_until = 0.0  # before which nobody is told of, by time.monotonic()
         self._notices: list[Notice] = []  # for the next cell, beside those of the lease
         environment.remember_over_fork()
@@ -388,6 +389,7 @@ class Session(Executor):
         except (LockError, Failure) as error:
             notices = [error.reason if isinstance(error, Failure) else str(error)]
         if self._held:
+            notices += self._changed_in_cell(self._held)
             self._become(self._held)  # VS Code names the notebook only after the kernel has started
             for lock in self._held.locks.values():
                 lock.stamp()
@@ -514,16 +516,30 @@ class Session(Executor):
         return []
 
     def _mend_variables(self, reservation: Answered) -> list[Notice]:
-        """Set the variables again if somebody changed them, as long as CUDA will read them."""
-        expected = {name: reservation.environ.get(name) for name in environment.CUDA}
-        values = environment.read(environment.CUDA)
-        if values == expected:
+        """Set the variables again if other code has changed them."""
+        if changed := self._changed(reservation, environment.CUDA):
+            environment.write({name: reservation.environ.get(name) for name in environment.CUDA})
+            return [changed._replace(is_mended=True)]
+        return []
+
+    def _changed(self, reservation: Answered, variables: Sequence[str]) -> Changed | None:
+        """Return what other code has made of these variables, None if they are as they were set."""
+        now = environment.read(variables)
+        values = {n: value for n, value in now.items() if value != reservation.environ.get(n)}
+        if not values:
+            return None
+        seen = {*environment.cuda_uuids()}
+        is_held = seen == {names.bare_uuid(device.uuid) for device in reservation.devices}
+        is_late = environment.cuda_started() and not is_held
+        return Changed(values, reservation.devices, is_late, is_mended=False)
+
+    def _changed_in_cell(self, held: Held) -> list[Notice]:
+        """Return what a cell has made of the variables that decide what CUDA sees, once."""
+        if held.reservation is None or self._changes.written == environment.NO_DEVICES:
             return []
-        is_late = environment.cuda_started()
-        if not is_late:
-            environment.write(expected)
-        visible = values[environment.VISIBLE]
-        return [Changed(visible, reservation.devices, is_late)]
+        change = self._changed(held.reservation, (environment.VISIBLE, environment.ORDER))
+        is_news, self._told_change = change != self._told_change, change
+        return [change] if change and is_news else []
 
     def _mend_caps(self, held: Held, reservation: Answered) -> list[Notice]:
         """Set the caps again that are gone; one that somebody has changed is theirs from now on.
