@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import proc, settings
+from reserve_gpu import settings
 from reserve_gpu.cells import kernels_file
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.bindings import DeviceError
@@ -20,7 +21,7 @@ from reserve_gpu.reservation.reserving import HELD_LIMIT_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reserve_gpu.model import Device
+    from reserve_gpu.model import Device, Process
 
 LEAVE_LIMIT_S = 2.0  # a client kills a kernel that does not end within 5 s
 
@@ -56,8 +57,10 @@ def end_cell() -> list[str]:
     """Let others see that a cell of this kernel has ended; returns lines to show, mostly none."""
     this_session = session()
     notices = this_session.end_cell()
-    if this_session.part_mib:
-        notices += this_session.exceeded(_uses(this_session.devices))
+    if this_session.is_look_due:
+        began = time.monotonic()
+        listed = _processes(this_session.devices)
+        notices += this_session.see(listed, took_s=time.monotonic() - began)
     return messages.said(notices)
 
 
@@ -72,10 +75,9 @@ def tell_waiters(is_watched: Callable[[], bool]) -> str | None:
     return messages.say(notice) if notice else None
 
 
-def _uses(devices: Sequence[Device]) -> dict[Device, float | None]:
-    """Return what this process and its children use of each device, in MiB, where it is seen."""
-    pid = os.getpid()
+def _processes(devices: Sequence[Device]) -> dict[Device, list[Process]]:
+    """Return what is on each device, where whose it is can be seen."""
     with suppress(DriverError), Nvml(HELD_LIMIT_S) as gpus:
         if gpus.sees_all:  # else a pid may be another process's in our PID namespace
-            return {d: proc.uses(gpus.processes(d), {pid})[pid] for d in devices}
+            return {device: gpus.processes(device) for device in devices}
     return {}

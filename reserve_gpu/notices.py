@@ -46,8 +46,8 @@ class Unusable(NamedTuple):
     reason: str
 
 
-class KeptButUsed(NamedTuple):
-    """Others use a device that was kept over a restart."""
+class UsedByOthers(NamedTuple):
+    """Others use a device that is held."""
 
     row: Row
 
@@ -142,7 +142,7 @@ class BeforeEndFailed(NamedTuple):
 
 
 Notice: TypeAlias = (
-    "str | Caution | Private | Unusable | KeptButUsed | Stays | Changed | LockedAnew"
+    "str | Caution | Private | Unusable | UsedByOthers | Stays | Changed | LockedAnew"
     " | LeftAlone | ReleasedBy | SomebodyWaits"
     " | Shortened | CapsStand | ToType | Exceeded | BeforeEndFailed | Reason"
 )

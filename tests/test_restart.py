@@ -257,7 +257,7 @@ def test_the_old_kernels_memory_is_no_use(here: Here) -> None:
             here.add(f"compute {first.pid} 900\ncompute {other.pid} 100")
             visible, (line,) = take_over(second, file)
             assert visible == "1"
-            assert line.startswith("GPU1 was kept over the restart, but others use it: busy, ")
+            assert line.startswith("GPU1 is reserved for this kernel, but others use it: busy, ")
             assert f"pid {other.pid}" in line
             assert f"pid {first.pid}" not in line
 

@@ -1,8 +1,12 @@
-"""The holder of an idle GPU is told at the end of a cell who waits for it."""
+"""The holder of a GPU is told at the end of a cell who waits for it, and who else uses it."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,11 +14,14 @@ import pytest
 import reserve_gpu
 from reserve_gpu.reservation.session import session
 from tests.locked import watched
-from tests.processes import own_name
+from tests.processes import own_name, wait_for
 from tests.waiters import Waiter
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.here import Here
+    from tests.shell import Shell
 
 pytestmark = [pytest.mark.process]
 
@@ -133,3 +140,48 @@ def test_the_locks_are_not_listed_after_a_cell(here: Here) -> None:
         with watched(note):
             assert "has waited" in shell.run("pass").shown
     assert str(here.locks) not in listed
+
+
+# -- who else uses it ------------------------------------------------------------------------------
+
+
+@contextmanager
+def a_process_of_somebody_else() -> Iterator[int]:
+    """Make a process of another user; for all but root the first process is one."""
+    if os.geteuid():
+        yield 1
+        return
+    line = "setpriv --reuid=nobody --regid=nogroup --clear-groups sleep 600 >/dev/null & echo $!"
+    pid = int(subprocess.check_output(["sh", "-c", line]))  # no child of this process
+    try:
+        command = Path(f"/proc/{pid}/cmdline")
+        wait_for(lambda: command.read_bytes().startswith(b"sleep"))
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_stranger_on_the_gpu(here: Here) -> None:
+    """A stranger's gigabytes on a reserved GPU are told at a cell's end, once, and whose."""
+    shell = here.shell()
+    shell.run("%reserve_gpu 1")
+    with a_process_of_somebody_else() as pid:
+        here.add(f"compute {pid} 900\ncompute {os.getpid()} 2000")
+        told = "GPU1 is reserved for this kernel, but others use it: busy, "
+        assert told not in shell.run("1").all
+        here.use("two")
+        here.add(f"compute {pid} 3000")
+        assert f"(pid {pid}" in run_until(shell, told)
+        assert told not in shell.run("1").all
+
+
+def run_until(shell: Shell, text: str) -> str:
+    """Run cells until one shows the text, as a slow look at the driver is not made after each."""
+    shown = [""]
+
+    def is_shown() -> bool:
+        shown[0] = shell.run("1").all
+        return text in shown[0]
+
+    wait_for(is_shown)
+    return shown[0]

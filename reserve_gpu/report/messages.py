@@ -297,10 +297,11 @@ def kept(devices: Sequence[Device], until: float) -> str:
 
 
 @say.register
-def kept_but_used(notice: notices.KeptButUsed) -> str:
-    """Warn that somebody else uses a device that was kept over a restart."""
-    use = reasons.use(notice.row)
-    return f"{notice.row.label} was kept over the restart, but others use it: {use}"
+def used_by_others(notice: notices.UsedByOthers) -> str:
+    """Warn that somebody else uses a device that this kernel holds."""
+    return f"{notice.row.label} is reserved for this kernel, but others use it: " + (
+        reasons.use(notice.row)
+    )
 
 
 @say.register

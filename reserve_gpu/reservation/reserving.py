@@ -21,12 +21,12 @@ from reserve_gpu.notices import (
     Caution,
     Failure,
     Impossible,
-    KeptButUsed,
     Private,
     Refused,
     ReservedAbove,
     TooLate,
     Unusable,
+    UsedByOthers,
 )
 from reserve_gpu.reservation import environment, inherited, policy
 from reserve_gpu.reservation.attempt import Asking, attempt
@@ -146,7 +146,7 @@ def take_over(session: Session, connection_file: str | None) -> list[Notice]:
             known = machine.identified(gpus, there, [Holder(listed_pid=os.getpid())])
             if others := tuple(process for process in known if not process.has_reserved):
                 row = Row(device, State.RESERVED, reading, processes=others, use_state=State.BUSY)
-                notices.append(KeptButUsed(row))
+                notices.append(UsedByOthers(row))
     return notices
 
 

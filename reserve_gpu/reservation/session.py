@@ -46,21 +46,32 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from reserve_gpu.locks.lock import Lock
-    from reserve_gpu.model import Device, Reserved
+    from reserve_gpu.model import Device, Process, Reserved
     from reserve_gpu.notices import Notice
-    from reserve_gpu.reservation import caps, elsewhere, guests, handover, journal, restart, waiters
+    from reserve_gpu.reservation import (
+        caps,
+        elsewhere,
+        guests,
+        handover,
+        journal,
+        restart,
+        use,
+        waiters,
+    )
     from reserve_gpu.reservation import lease as lease_timer
     from reserve_gpu.reservation.outcome import Granted
 else:
     caps, handover = Late("reservation.caps"), Late("reservation.handover")
     restart = Late("reservation.restart")  # which only kernels of Jupyter need
     guests, waiters = Late("reservation.guests"), Late("reservation.waiters")
+    use = Late("reservation.use")  # which only IPython needs
     elsewhere = Late("reservation.elsewhere")  # which only IPython needs
     lease_timer = Late("reservation.lease")  # which only what ends needs
     journal = Late("reservation.journal")  # which only a history needs
 
 
 NOTHING = Held((), {})
+QUICK_S = 0.02  # a look at the devices that takes longer is not made after each cell
 RENEW_LIMIT_S = 1.0  # for the mutex, at the end of a cell
 
 
@@ -129,8 +140,9 @@ class Session(Executor):
         self._has_taken_over = False
         self._is_back = False  # what is held was kept over the restart, and not asked for by size
         self._listener: elsewhere.Listener | None = None
-        self._told: set[tuple[str, int]] = set()  # who waits and was told of
+        self._told: set[tuple[str, int]] = set()  # who waits, or uses a device, and was told of
         self._told_change: Changed | None = None
+        self._look_at = 0.0  # what is on the devices, after a cell; by time.monotonic()
         self._told_until = 0.0  # before which nobody is told of, by time.monotonic()
         self._notices: list[Notice] = []  # for the next cell, beside those of the lease
         environment.remember_over_fork()
@@ -558,12 +570,23 @@ class Session(Executor):
         reservation.environ = _set_only(values)
         return notices
 
-    def exceeded(self, uses: Mapping[Device, float | None]) -> list[Notice]:
-        """Take in what this process uses of its parts; returns which of them it exceeds now.
+    @property
+    def is_look_due(self) -> bool:
+        """Tell whether to look, at the end of a cell, at what is on the devices."""
+        is_due = self.part_mib is not None or time.monotonic() >= self._look_at
+        return bool(self.devices) and is_due
 
-        uses: in MiB, None where it can't be seen.
+    def see(self, listed: Mapping[Device, list[Process]], took_s: float) -> list[Notice]:
+        """Take in what is on the devices; returns which part is exceeded now, and who has come.
+
+        took_s: for so long the look has taken, so that a slow driver is not asked after each cell.
         """
+        self._look_at = time.monotonic() + (took_s * waiters.PATIENCE if took_s > QUICK_S else 0.0)
         held = self._held or NOTHING  # another thread may release it
+        if held.part_mib is None:
+            return use.strangers(listed, self._told)
+        pid = os.getpid()
+        uses = {device: proc.uses(those, {pid})[pid] for device, those in listed.items()}
         self._over, notices = caps.exceeded(held, self._changes.written, uses, self._over)
         return notices
 
