@@ -142,6 +142,7 @@ class Session(Executor):
         self._listener: elsewhere.Listener | None = None
         self._told: set[tuple[str, int]] = set()  # who waits, or uses a device, and was told of
         self._told_change: Changed | None = None
+        self._seen: Answered | None = None  # the reservation whose devices were looked at so
         self._look_at = 0.0  # what is on the devices, after a cell; by time.monotonic()
         self._told_until = 0.0  # before which nobody is told of, by time.monotonic()
         self._notices: list[Notice] = []  # for the next cell, beside those of the lease
@@ -573,7 +574,8 @@ class Session(Executor):
     @property
     def is_look_due(self) -> bool:
         """Tell whether to look, at the end of a cell, at what is on the devices."""
-        is_due = self.part_mib is not None or time.monotonic() >= self._look_at
+        is_new = self.reservation is not self._seen
+        is_due = is_new or self.part_mib is not None or time.monotonic() >= self._look_at
         return bool(self.devices) and is_due
 
     def see(self, listed: Mapping[Device, list[Process]], took_s: float) -> list[Notice]:
@@ -583,8 +585,10 @@ class Session(Executor):
         """
         self._look_at = time.monotonic() + (took_s * waiters.PATIENCE if took_s > QUICK_S else 0.0)
         held = self._held or NOTHING  # another thread may release it
+        is_new, self._seen = self._seen is not held.reservation, held.reservation
         if held.part_mib is None:
-            return use.strangers(listed, self._told)
+            strangers = use.strangers(listed, self._told)
+            return [] if is_new else strangers  # of those who were there it was told
         pid = os.getpid()
         uses = {device: proc.uses(those, {pid})[pid] for device, those in listed.items()}
         self._over, notices = caps.exceeded(held, self._changes.written, uses, self._over)
