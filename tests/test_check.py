@@ -276,6 +276,24 @@ def test_trouble(here: Here, monkeypatch: pytest.MonkeyPatch, what: str) -> None
 
 
 @probing
+@pytest.mark.parametrize("capability", ["12.0", pytest.param("3.7", marks=pytest.mark.full)])
+def test_no_code_for_the_gpu(here: Here, monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
+    """A build without code for the reserved GPU, newer or older than it, does not fit."""
+    here.add(f"capability {capability}")
+    installed(monkeypatch, "torch", "tensorflow", "jax")
+    reserve_gpu.reserve("1")
+    rows = check()
+    assert states(rows) == {
+        **all_are("fits", "JAX"),
+        **dict.fromkeys(("PyTorch", "TensorFlow"), "fails"),
+    }
+    target = f"sm_{capability.replace('.', '')}"
+    for name in ("PyTorch", "TensorFlow"):
+        assert rows[name]["reason"].startswith(f"no code for {target} in this build, only for sm_5")
+        assert rows[name]["sees"][0]["label"] == "GPU1"
+
+
+@probing
 @pytest.mark.parametrize("keys", [("jax",), ALL])
 def test_fewer_than_reserved(
     here: Here, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]

@@ -14,6 +14,7 @@ from reserve_gpu.frameworks.verdict import (
     answer,
     cuda_uuid,
     judge,
+    runs_on,
 )
 from reserve_gpu.model import Device
 
@@ -50,7 +51,29 @@ BOTH = [ONE, OTHER]
 HELD = Expectation(reserved=(GPU1,), visible="1", expected="1", driver=DRIVER)
 UNHELD = Expectation(visible="1", driver=DRIVER)
 
+TORCH_OF_CU124 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
+TORCH_OF_CU129 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
+
 VERDICTS = [
+    (done(targets=TORCH_OF_CU124, capabilities=[[8, 9]]), HELD, "fits", ""),
+    (
+        done(targets=TORCH_OF_CU124, capabilities=[[12, 0]]),
+        HELD,
+        "fails",
+        "no code for sm_120 in this build, only for sm_50, sm_60, ",
+    ),
+    (
+        done(targets=TORCH_OF_CU129, capabilities=[[9, 0], [7, 0]], devices=BOTH),
+        HELD._replace(reserved=(GPU1, GPU2)),
+        "fails",
+        "no code for sm_70 in this build, only for sm_75, ",
+    ),
+    (
+        done(targets=TORCH_OF_CU124, capabilities=[[12, 0]], devices=BOTH),
+        HELD,
+        "other devices",
+        "",
+    ),
     (done(), HELD, "fits", ""),
     (done(devices=BOTH), HELD._replace(reserved=(GPU1, GPU2)), "fits", ""),
     (
@@ -141,6 +164,42 @@ def test_judge(found: FrameworkAnswer, place: Expectation, state: str, reason: s
     assert row.verdict is Verdict(state)
     assert row.reason.startswith(reason) if state == "fails" else reason in row.reason
     assert bool(reason) == bool(row.reason)
+
+
+RUNS: list[tuple[str, tuple[int, int], bool]] = [
+    ("sm_86", (8, 6), True),
+    ("sm_86", (8, 9), True),
+    ("sm_86", (8, 0), False),
+    ("sm_86", (9, 0), False),
+    ("sm_90", (12, 0), False),
+    ("sm_75", (7, 0), False),
+    ("sm_120", (12, 1), True),
+    ("sm_120", (12, 0), True),
+    ("sm_121", (12, 0), False),
+    ("compute_86", (8, 6), True),
+    ("compute_86", (12, 0), True),
+    ("compute_86", (8, 0), False),
+    ("compute_120", (7, 0), False),
+    ("sm_90a", (9, 0), True),
+    ("sm_90a", (10, 0), False),
+    ("sm_100a", (10, 3), False),
+    ("compute_90a", (9, 0), True),
+    ("compute_90a", (10, 0), False),
+    ("sm_100f", (10, 0), True),
+    ("sm_100f", (10, 3), True),
+    ("sm_103f", (10, 0), False),
+    ("compute_100f", (10, 7), True),
+    ("compute_100f", (12, 0), False),
+    ("sm_100z", (8, 0), True),
+    ("gfx90a", (8, 0), True),
+    ("", (8, 0), True),
+]
+
+
+@pytest.mark.parametrize(("target", "capability", "runs"), RUNS)
+def test_what_code_runs_where(target: str, capability: tuple[int, int], *, runs: bool) -> None:
+    """Code runs on the GPUs that NVIDIA names for its target; what we can't read may run."""
+    assert runs_on(target, capability) is runs
 
 
 def test_what_is_seen_has_its_name() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 NO_CUDA = None  # as a build: this one can't use an NVIDIA GPU
 UNNAMED = ""  # as a build: for CUDA, but it does not say which version
+CAPABILITY = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, and _MINOR (cuda.h)
 PR_SET_PDEATHSIG, SIGKILL = 1, 9  # sys/prctl.h, signal.h
 
 
@@ -37,12 +38,14 @@ class Framework(NamedTuple):
     """A framework that has been imported.
 
     build: the CUDA version that it was built for, as `12.4`. devices: starts CUDA, and lists its
-    devices by their numbers there.
+    devices by their numbers there. targets: then lists what it has code for, as `sm_90` and
+    `compute_90`; empty where it compiles for any GPU, or doesn't say.
     """
 
     version: str
     build: str | None
     devices: Callable[[], Sequence[int]]
+    targets: Callable[[], Sequence[str]] = tuple
 
 
 class _Driver:
@@ -69,6 +72,14 @@ class _Driver:
         self._ask(function, self.ctypes.byref(data), device)
         return str(uuid.UUID(bytes=bytes(data)))
 
+    def capability(self, number: int) -> list[int]:
+        """Return the compute capability, as [12, 0]."""
+        value, parts = self.ctypes.c_int(), list[int]()
+        for attribute in CAPABILITY:
+            self._ask("cuDeviceGetAttribute", self.ctypes.byref(value), attribute, number)
+            parts.append(value.value)
+        return parts
+
     def _ask(self, function: str, *arguments: Any) -> None:
         if code := getattr(self.cuda, function)(*arguments):
             name, text = self.ctypes.c_char_p(), self.ctypes.c_char_p()
@@ -91,17 +102,21 @@ def _torch() -> Framework:
         torch.cuda.init()  # its error says why, while is_available() is only False
         return range(torch.cuda.device_count())
 
-    return Framework(str(torch.__version__), torch.version.cuda, devices)
+    targets = getattr(torch.cuda, "get_arch_list", tuple)  # from PyTorch 1.7 on
+    return Framework(str(torch.__version__), torch.version.cuda, devices, targets)
 
 
 def _tensorflow() -> Framework:
     """Ask TensorFlow (https://www.tensorflow.org/guide/gpu); Keras goes by what it sees."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"  # its warnings say why it sees no device
     tf: Any = import_module("tensorflow")
-    version = str(tf.__version__)
-    cuda = tf.sysconfig.get_build_info().get("cuda_version", UNNAMED)
-    build = cuda if tf.test.is_built_with_cuda() else NO_CUDA
-    return Framework(version, build, lambda: range(len(tf.config.list_physical_devices("GPU"))))
+    info = tf.sysconfig.get_build_info()
+    return Framework(
+        str(tf.__version__),
+        info.get("cuda_version", UNNAMED) if tf.test.is_built_with_cuda() else NO_CUDA,
+        lambda: range(len(tf.config.list_physical_devices("GPU"))),
+        lambda: info.get("cuda_compute_capabilities", ()),
+    )
 
 
 def _jax() -> Framework:
@@ -169,6 +184,8 @@ def ask(key: str, allowed: Collection[str], say: Callable[..., None]) -> None:
         return
     numbers = framework.devices()
     say(devices=[uuids[number] if number < len(uuids) else None for number in numbers])
+    if targets := framework.targets():
+        say(targets=[*map(str, targets)], capabilities=[*map(driver.capability, numbers)])
 
 
 def main(key: str, allowed: Collection[str], path: list[str]) -> None:

@@ -5,6 +5,7 @@ Pure functions of plain values.
 
 from __future__ import annotations
 
+import re
 import signal
 from contextlib import suppress
 from enum import Enum
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from reserve_gpu import foreign
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus.names import bare_uuid
+from reserve_gpu.report.words import listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +44,8 @@ class FrameworkAnswer(NamedTuple):
     visible: CUDA_VISIBLE_DEVICES after its import. doing: what it did last.
     devices: the UUIDs, without `GPU-`, that the driver gives what the framework sees, None for one
         that the driver does not show; None if it did not come so far.
+    targets: what it has code for, as `sm_90` and `compute_90`; empty if it does not say.
+    capabilities: the compute capability of each device, as [9, 0].
     error: what went wrong. driver_code: the CUresult of the call that failed, if it was one.
     stderr: the last line of its output.
     code: its exit code, or minus the signal that ended it; None: it was stopped after limit_s.
@@ -52,6 +56,8 @@ class FrameworkAnswer(NamedTuple):
     visible: str | None = None
     doing: str = "being started"
     devices: Sequence[str | None] | None = None
+    targets: Sequence[str] = ()
+    capabilities: Sequence[Sequence[int]] = ()
     error: str | None = None
     driver_code: int | None = None
     is_done: bool = False
@@ -132,6 +138,25 @@ def cuda_uuid(device: Device) -> str:
     return bare_uuid((is_old_instance and device.gpu_uuid) or device.uuid)
 
 
+def runs_on(target: str, capability: tuple[int, int]) -> bool:
+    """Tell whether code for that target of nvcc runs on a GPU of that compute capability.
+
+    What was compiled (`sm_86`) runs on the same major and a minor that is not lower; PTX
+    (`compute_86`) is compiled by the driver, for this GPU and all above. `a` is for that capability
+    alone, `f` for its family. A target that we can't read may run.
+    https://docs.nvidia.com/cuda/ada-compatibility-guide
+    https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/compute-capabilities.html
+    """
+    match = re.fullmatch(r"(sm|compute)_([0-9]+)([0-9])([af]?)", target, re.ASCII)
+    if match is None:
+        return True
+    built_for = int(match[2]), int(match[3])
+    if match[4] == "a":
+        return built_for == capability
+    is_plain_ptx = match[1] == "compute" and not match[4]
+    return built_for <= capability and (is_plain_ptx or built_for[0] == capability[0])
+
+
 def answer(out: bytes, err: bytes, code: int | None, limit_s: float) -> FrameworkAnswer:
     """Return the answer of a process: lines of JSON on stdout.
 
@@ -158,6 +183,12 @@ def _verdict(answer: FrameworkAnswer, place: Expectation) -> tuple[Verdict, str]
     reserved = [cuda_uuid(device) for device in place.reserved]
     if answer.devices != (reserved or place.driver.devices):
         return Verdict.OTHER, _why_other(answer, reserved, place)
+    for major, minor in answer.capabilities:
+        if not any(runs_on(target, (major, minor)) for target in answer.targets):
+            return Verdict.FAILS, (
+                f"no code for sm_{major}{minor} in this build, only for "
+                f"{_foreign(listed(answer.targets))}; install another one"
+            )
     return (Verdict.FITS if reserved else Verdict.UNRESERVED), ""
 
 

@@ -13,6 +13,8 @@ import subprocess
 import sys
 import time
 
+TARGETS = ["sm_50", "sm_60", "sm_70", "sm_80", "sm_90"]  # what a build has code for
+
 
 def trouble(name: str) -> str:
     """Return the trouble that this framework is to get into, "" for none."""

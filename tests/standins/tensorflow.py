@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
-from tests.standins.standin import Cuda, arrive, trouble
+from tests.standins.standin import TARGETS, Cuda, arrive, trouble
 
 arrive("tensorflow")
 _cuda = Cuda("tensorflow")
@@ -25,6 +25,11 @@ def _physical(kind: str) -> list[SimpleNamespace]:
     return [SimpleNamespace(name=f"/physical_device:{kind}:{n}") for n in range(_count())]
 
 
-sysconfig = SimpleNamespace(get_build_info=lambda: {"cuda_version": "11.2"})
+sysconfig = SimpleNamespace(
+    get_build_info=lambda: {
+        "cuda_version": "11.2",
+        "cuda_compute_capabilities": TARGETS,
+    }
+)
 test = SimpleNamespace(is_built_with_cuda=lambda: trouble("tensorflow") != "cpu")
 config = SimpleNamespace(list_physical_devices=_physical)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from tests.standins.standin import Cuda, arrive, trouble
+from tests.standins.standin import TARGETS, Cuda, arrive, trouble
 
 arrive("torch")
 _cuda = Cuda("torch")
@@ -34,4 +34,5 @@ cuda = SimpleNamespace(
     init=_init,
     is_available=lambda: _cuda.start() > 0,
     device_count=_cuda.start,
+    get_arch_list=lambda: TARGETS,
 )
