@@ -219,7 +219,11 @@ TROUBLES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "ignores": ("other devices", "importing it sets CUDA_VISIBLE_DEVICES to '0'", KEYS),
     "hides": ("no device", "importing it sets CUDA_VISIBLE_DEVICES to ''", KEYS),
     "old": ("no device", "too old", ("torch", "jax", "cupy", "numba")),
-    "crashes": ("fails", "crashed (SIGSEGV) while being imported: terminate called", KEYS),
+    "crashes": (
+        "fails",
+        "crashed (Segmentation fault) while being imported: terminate called",
+        KEYS,
+    ),
     "exits": ("fails", "exit code 3", KEYS),
     "raises": ("fails", "ImportError: libcudnn.so.9: cannot open shared object file", KEYS),
     "simulates": ("fails", "NUMBA_ENABLE_CUDASIM is set", ("numba",)),
@@ -392,20 +396,44 @@ def test_without_a_driver(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     os.environ["LD_LIBRARY_PATH"] = ""  # for the children
     rows = check()
     assert states(rows) == all_are("no device", "PyTorch", "JAX")
-    assert "libcuda.so.1" in rows[DRIVER]["reason"]
+    assert rows[DRIVER]["reason"].startswith("libcuda.so.1: cannot open")
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute" in rows[DRIVER]["remedy"]
     reasons = {rows[name]["reason"] for name in ("PyTorch", "JAX")}
-    assert reasons == {"no NVIDIA driver can be used here"}
+    assert reasons == {"the CUDA driver does not start"}
 
 
 @probing
 def test_a_driver_that_does_not_start(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where cuInit fails each row has its error by number and name."""
+    """Where cuInit fails the driver has its error by number and name; the others point there."""
     installed(monkeypatch, "torch")
     here.add("fail cuInit * 801")
     rows = check()
     assert states(rows) == all_are("no device", "PyTorch")
-    for name in states(rows):
-        assert "cuInit answers 801 CUDA_ERROR_NOT_SUPPORTED" in rows[name]["reason"]
+    error = "cuInit answers 801 CUDA_ERROR_NOT_SUPPORTED: operation not supported"
+    assert rows[DRIVER]["reason"] == error
+    assert rows["PyTorch"]["reason"] == "the CUDA driver does not start"
+
+
+@probing
+@pytest.mark.parametrize(
+    ("code", "name", "typed"),
+    [
+        (802, "CUDA_ERROR_SYSTEM_NOT_READY", "systemctl status nvidia-fabricmanager"),
+        (100, "CUDA_ERROR_NO_DEVICE", "ls -l /dev/nvidia*"),
+        (999, "CUDA_ERROR_UNKNOWN", "sudo modprobe -r nvidia_uvm && sudo modprobe nvidia_uvm"),
+    ],
+)
+def test_what_to_do_about_the_driver(
+    here: Here, monkeypatch: pytest.MonkeyPatch, code: int, name: str, typed: str
+) -> None:
+    """Of a driver that does not start, what can be typed stands alone on a line, once."""
+    installed(monkeypatch, "torch")
+    reserve_gpu.reserve("1")
+    here.add(f"fail cuInit * {code}")
+    lines = str(reserve_gpu.check()).splitlines()
+    assert [line for line in lines if typed in line] == [typed]
+    assert f"no device: cuInit answers {code} {name}: " in lines[2]
+    assert lines[3].endswith("no device: the CUDA driver does not start")
 
 
 # -- this process ----------------------------------------------------------------------------------

@@ -45,8 +45,8 @@ def done(**fields: Any) -> FrameworkAnswer:
 
 DRIVER = done(version="12.2", build="")
 NOTHING: dict[str, Any] = {"devices": []}
-NO_DEVICE = "RuntimeError: cuInit answers 100 CUDA_ERROR_NO_DEVICE: no CUDA-capable device"
-NO_DRIVER = FrameworkAnswer(error="OSError: libcuda.so.1: cannot open", is_done=True)
+NO_DEVICE = "cuInit answers 100 CUDA_ERROR_NO_DEVICE: no CUDA-capable device"
+NO_DRIVER = FrameworkAnswer(error="libcuda.so.1: cannot open", driver_code=-1, is_done=True)
 BOTH = [ONE, OTHER]
 HELD = Expectation(reserved=(GPU1,), visible="1", expected="1", driver=DRIVER)
 UNHELD = Expectation(visible="1", driver=DRIVER)
@@ -126,17 +126,23 @@ VERDICTS = [
     ),
     (
         done(**NOTHING),
-        HELD._replace(driver=done(**NOTHING, error="RuntimeError: cuInit answers 803 X")),
+        HELD._replace(driver=done(**NOTHING, error=NO_DEVICE, driver_code=100)),
         "no device",
-        "RuntimeError: cuInit answers 803 X",
+        "the CUDA driver does not start",
+    ),
+    (
+        done(**NOTHING),
+        HELD._replace(driver=done(**NOTHING, error="cuInit answers 803 X")),
+        "no device",
+        "the CUDA driver does not start",
     ),
     (
         done(**NOTHING, visible=""),
         Expectation(
-            visible="", driver=done(**NOTHING, error="E: cuInit answers 803 X", driver_code=803)
+            visible="", driver=done(**NOTHING, error="cuInit answers 803 X", driver_code=803)
         ),
         "no device",
-        "E: cuInit answers 803 X",
+        "the CUDA driver does not start",
     ),
     (
         done(build="13.0", **NOTHING),
@@ -147,12 +153,22 @@ VERDICTS = [
     (done(build="12.9", **NOTHING, error="E: no"), HELD, "no device", "E: no"),
     (done(build="", **NOTHING, stderr="W no"), HELD, "no device", "W no"),
     (done(**NOTHING), HELD, "no device", "it gives no reason"),
-    (done(**NOTHING), HELD._replace(driver=NO_DRIVER), "no device", "no NVIDIA driver can be used"),
+    (
+        done(**NOTHING),
+        HELD._replace(driver=NO_DRIVER),
+        "no device",
+        "the CUDA driver does not start",
+    ),
     (NO_DRIVER, HELD._replace(driver=NO_DRIVER), "no device", "libcuda.so.1: cannot open"),
     (FrameworkAnswer(error="ImportError: x", is_done=True), HELD, "fails", "ImportError: x"),
     (done(is_done=False, code=None, limit_s=9.0), HELD, "fails", "no answer within 9 s"),
-    (done(is_done=False, code=-11, stderr="bad"), HELD, "fails", "crashed (SIGSEGV) while"),
-    (done(is_done=False, code=-200), HELD, "fails", "crashed (signal 200)"),
+    (
+        done(is_done=False, code=-11, stderr="bad"),
+        HELD,
+        "fails",
+        "crashed (Segmentation fault) while",
+    ),
+    (done(is_done=False, code=-40), HELD, "fails", "crashed (Real-time signal 6)"),
     (done(is_done=False, code=7), HELD, "fails", "ended with exit code 7"),
 ]
 
@@ -164,6 +180,45 @@ def test_judge(found: FrameworkAnswer, place: Expectation, state: str, reason: s
     assert row.verdict is Verdict(state)
     assert row.reason.startswith(reason) if state == "fails" else reason in row.reason
     assert bool(reason) == bool(row.reason)
+
+
+def failed(code: int, error: str = "cuInit answers X", **fields: Any) -> FrameworkAnswer:
+    """Return the answer of a driver that does not start."""
+    return done(**{**NOTHING, **fields}, error=error, driver_code=code)
+
+
+REMEDIES: list[tuple[FrameworkAnswer, str | None, str]] = [
+    (failed(34), "1", ".../stubs"),
+    (failed(46), "1", "compute_mode"),
+    (failed(100), "1", "docker run --gpus all"),
+    (failed(100), None, "docker run --gpus all"),
+    (failed(100), "", ""),
+    (failed(100), "9", ""),
+    (failed(101), "1", ""),
+    (failed(802), "1", "systemctl status nvidia-fabricmanager"),
+    (failed(803), "1", "reboot"),
+    (failed(804), "1", "cuda-compat"),
+    (failed(999), "1", "/dev/nvidia-uvm"),
+    (failed(999), "", "/dev/nvidia-uvm"),
+    (failed(801), "1", ""),
+    (NO_DRIVER, "1", "NVIDIA_DRIVER_CAPABILITIES"),
+    (NO_DRIVER._replace(error="libother.so.2: cannot open"), "1", ""),
+    (NO_DRIVER._replace(error="libcuda.so.1: wrong ELF class"), "1", ""),
+    (done(), "1", ""),
+]
+
+
+@pytest.mark.parametrize(("driver", "visible", "remedy"), REMEDIES)
+def test_what_to_do_about_the_driver(
+    driver: FrameworkAnswer, visible: str | None, remedy: str
+) -> None:
+    """The driver's row says what to do about its error, where that is known and the cause."""
+    driver = driver._replace(visible=visible)
+    place = HELD._replace(driver=driver, visible=visible)
+    row = judge("X", driver, place)
+    assert (row.remedy is None) is (not remedy)
+    assert remedy in (row.remedy or "")
+    assert judge("Y", done(**NOTHING, visible=visible), place).remedy is None
 
 
 RUNS: list[tuple[str, tuple[int, int], bool]] = [
@@ -205,8 +260,8 @@ def test_what_code_runs_where(target: str, capability: tuple[int, int], *, runs:
 def test_what_is_seen_has_its_name() -> None:
     """Known devices go by their label, others by the UUID that CUDA gives them, if any."""
     row = judge("X", done(devices=[*BOTH, STRANGER, None]), HELD._replace(known=(GPU2, PART)))
-    assert row.sees == ("GPU1", "GPU2", STRANGER, "?")
-    assert row.uuids == (GPU1.uuid, GPU2.uuid, STRANGER, None)
+    seen = ("GPU1", GPU1.uuid), ("GPU2", GPU2.uuid), (STRANGER, STRANGER), ("?", None)
+    assert row.sees == seen
 
 
 NO_ANSWERS: list[dict[str, Any]] = [{}, {"level": "info"}, {"is_done": True, "devices": []}]

@@ -242,10 +242,11 @@ def _present(check: Check) -> list[Finding]:
 
 
 def _below(check: Check) -> list[str]:
-    """Return the lines below the table: what is not installed, and what can be typed."""
+    """Return the lines below the table: what is not installed, what to do, what can be typed."""
     names = [row.name for row in check.rows if row.verdict is Verdict.ABSENT]
     absent = [f"Not installed: {listed(names)}."] if names else []
-    texts = [messages.say(ToType(row.name, row.to_type)) for row in check.rows if row.to_type]
+    texts = [row.remedy for row in check.rows if row.remedy]
+    texts += [messages.say(ToType(row.name, row.to_type)) for row in check.rows if row.to_type]
     return [*absent, *(line for text in texts for line in text.splitlines())]
 
 
@@ -261,7 +262,8 @@ def _cells(check: Check, row: Finding) -> list[str]:
         built_for = f"CUDA {row.build}".rstrip()
     result = f"{row.verdict.value}: {row.reason}" if row.reason else row.verdict.value
     cap = [] if check.part_mib is None else [row.cap or "not capped"]
-    return [row.name, row.version or "", built_for, ", ".join(row.sees), result, *cap]
+    sees = ", ".join(label for label, _ in row.sees)
+    return [row.name, row.version or "", built_for, sees, result, *cap]
 
 
 def _row_dict(row: Finding) -> dict[str, Any]:
@@ -271,10 +273,9 @@ def _row_dict(row: Finding) -> dict[str, Any]:
         "version": row.version,
         "is_built_for_cuda": row.build is not None if row.version else None,
         "cuda_version": row.build or None,
-        "sees": [
-            {"label": label, "uuid": uuid} for label, uuid in zip(row.sees, row.uuids, strict=True)
-        ],
+        "sees": [{"label": label, "uuid": uuid} for label, uuid in row.sees],
         "reason": row.reason or None,
+        "remedy": row.remedy,
         "cap": row.cap,
         "to_type": row.to_type,
     }

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 NO_CUDA = None  # as a build: this one can't use an NVIDIA GPU
 UNNAMED = ""  # as a build: for CUDA, but it does not say which version
+NOT_LOADED = -1  # as a CUresult: there is no libcuda.so.1, or it can't be loaded
 CAPABILITY = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, and _MINOR (cuda.h)
 PR_SET_PDEATHSIG, SIGKILL = 1, 9  # sys/prctl.h, signal.h
 
 
 class DriverCallError(Exception):
-    """A function of the CUDA driver failed. code: its CUresult (cuda.h)."""
+    """The CUDA driver failed. code: the CUresult of the call (cuda.h), or NOT_LOADED."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -53,7 +54,10 @@ class _Driver:
 
     def __init__(self) -> None:
         self.ctypes: Any = import_module("ctypes")
-        self.cuda = self.ctypes.CDLL("libcuda.so.1")
+        try:
+            self.cuda = self.ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise DriverCallError(str(error), NOT_LOADED) from error
         version = self.ctypes.c_int()
         self._ask("cuDriverGetVersion", self.ctypes.byref(version))
         self.version = _dotted(version.value)
@@ -110,13 +114,10 @@ def _tensorflow() -> Framework:
     """Ask TensorFlow (https://www.tensorflow.org/guide/gpu); Keras goes by what it sees."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "1"  # its warnings say why it sees no device
     tf: Any = import_module("tensorflow")
-    info = tf.sysconfig.get_build_info()
-    return Framework(
-        str(tf.__version__),
-        info.get("cuda_version", UNNAMED) if tf.test.is_built_with_cuda() else NO_CUDA,
-        lambda: range(len(tf.config.list_physical_devices("GPU"))),
-        lambda: info.get("cuda_compute_capabilities", ()),
-    )
+    info, gpus = tf.sysconfig.get_build_info(), tf.config.list_physical_devices
+    build = info.get("cuda_version", UNNAMED) if tf.test.is_built_with_cuda() else NO_CUDA
+    targets = info.get("cuda_compute_capabilities", ())
+    return Framework(str(tf.__version__), build, lambda: range(len(gpus("GPU"))), lambda: targets)
 
 
 def _jax() -> Framework:
@@ -205,10 +206,11 @@ def main(key: str, allowed: Collection[str], path: list[str]) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
     try:
         ask(key, allowed, say)
+    except DriverCallError as error:
+        say(error=str(error), driver_code=error.code)
     except Exception as error:  # noqa: BLE001 - whatever it is, that is the answer
         text = next((line for line in str(error).splitlines() if line.strip()), "")
-        code = error.code if isinstance(error, DriverCallError) else None
-        say(error=": ".join(filter(None, (type(error).__name__, text))), driver_code=code)
+        say(error=": ".join(filter(None, (type(error).__name__, text))))
     say(is_done=True)
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu import foreign
 from reserve_gpu.errors import shown
-from reserve_gpu.gpus.names import bare_uuid
+from reserve_gpu.frameworks.probes import NOT_LOADED
+from reserve_gpu.gpus import names
 from reserve_gpu.report.words import listed
 
 if TYPE_CHECKING:
@@ -23,6 +24,33 @@ if TYPE_CHECKING:
 
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE (cuda.h)
 TEXT_LIMIT = 200  # characters of what a framework says
+
+# What to do about an error of cuInit; docs/check.md says where that is from. What can be typed
+# stands on a line of its own.
+REMEDIES: dict[int, str] = {
+    NOT_LOADED: "CUDA's part of the NVIDIA driver was not found. A container needs "
+    "NVIDIA_DRIVER_CAPABILITIES=compute,utility; Debian has it in the package libcuda1.",
+    # CUDA_ERROR_STUB_LIBRARY
+    34: "This libcuda.so.1 is the stub of the CUDA toolkit, made for linking: no program can run "
+    "with it. Take its folder (.../stubs) out of LD_LIBRARY_PATH.",
+    # CUDA_ERROR_DEVICE_UNAVAILABLE
+    46: "A GPU in exclusive mode lets in one process at a time, a prohibited one none. Its mode:\n"
+    "nvidia-smi --query-gpu=index,compute_mode --format=csv",
+    NO_DEVICE: "CUDA can open no GPU. Start a container with its GPUs (docker run --gpus all). "
+    "Elsewhere see what nvidia-smi says, and who may open the GPUs:\nls -l /dev/nvidia*",
+    # CUDA_ERROR_SYSTEM_NOT_READY
+    802: "On a machine with NVSwitch (HGX, DGX) the Fabric Manager must run, in the version of the "
+    "driver. Ask the administrator to look:\nsystemctl status nvidia-fabricmanager",
+    # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
+    803: "libcuda.so.1 and the kernel module are of different versions of the driver. After an "
+    "update of the driver, reboot. A container must not bring a driver of its own.",
+    # CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE
+    804: "libcuda.so.1 is newer than the kernel module, which not every GPU supports. After an "
+    "update of the driver, reboot. Else take cuda-compat out of LD_LIBRARY_PATH.",
+    # CUDA_ERROR_UNKNOWN
+    999: "A container needs /dev/nvidia-uvm. After a suspend, end what uses a GPU, and have root "
+    "load that module anew:\nsudo modprobe -r nvidia_uvm && sudo modprobe nvidia_uvm",
+}
 
 
 class Verdict(Enum):
@@ -93,18 +121,18 @@ class Finding(NamedTuple):
     """One row: a framework, what it sees, and what that comes to.
 
     build: the CUDA version that it is built for, "" for one unnamed, None for none.
-    sees: labels. uuids: for each of them, None where it is not known.
-    reason: why, where it does not fit. cap: the variable that keeps it within a part. to_type: the
-    line that would, where no variable does.
+    sees: for each device its label and its UUID, None where that is not known.
+    reason: why, where it does not fit. remedy: of the driver, what to do about its error. cap: the
+    variable that keeps it within a part. to_type: the line that would, where no variable does.
     """
 
     name: str
     verdict: Verdict
     version: str | None = None
     build: str | None = None
-    sees: tuple[str, ...] = ()
-    uuids: tuple[str | None, ...] = ()
+    sees: tuple[tuple[str, str | None], ...] = ()
     reason: str = ""
+    remedy: str | None = None
     cap: str | None = None
     to_type: str | None = None
 
@@ -117,15 +145,14 @@ class Finding(NamedTuple):
 def judge(name: str, answer: FrameworkAnswer, place: Expectation) -> Finding:
     """Return the row of a framework, from its answer."""
     verdict, reason = _verdict(answer, place)
-    names = [place.named(uuid) for uuid in answer.devices or ()]
     return Finding(
         name,
         verdict,
         version=answer.version and shown(answer.version, 40),
         build=None if answer.build is None else shown(answer.build, 20),
-        sees=tuple(label for label, _ in names),
-        uuids=tuple(uuid for _, uuid in names),
+        sees=tuple(map(place.named, answer.devices or ())),
         reason=reason,
+        remedy=_remedy(answer, reason) if answer is place.driver else None,
     )
 
 
@@ -135,7 +162,7 @@ def cuda_uuid(device: Device) -> str:
     Before driver 470 a MIG instance is called `MIG-GPU-...`, and CUDA gives it that of its GPU.
     """
     is_old_instance = device.uuid.startswith("MIG-GPU-")
-    return bare_uuid((is_old_instance and device.gpu_uuid) or device.uuid)
+    return names.bare_uuid((is_old_instance and device.gpu_uuid) or device.uuid)
 
 
 def runs_on(target: str, capability: tuple[int, int]) -> bool:
@@ -196,7 +223,7 @@ def _how_it_ended(answer: FrameworkAnswer) -> str:
     if answer.code is None:
         how = f"no answer within {answer.limit_s:g} s"
     elif answer.code < 0:
-        how = f"crashed ({_signal_name(-answer.code)})"
+        how = f"crashed ({signal.strsignal(-answer.code)})"
     else:
         how = f"ended with exit code {answer.code}"
     last_words = f": {_foreign(answer.stderr)}" if answer.stderr else ""
@@ -207,25 +234,35 @@ def _why_none(answer: FrameworkAnswer, place: Expectation) -> str:
     """Return the likeliest cause of seeing no device; of several, the one to fix first."""
     driver = place.driver
     is_imported = answer.version is not None
+    error = _foreign(driver.error or "")
+    failure = error if answer is driver else "the CUDA driver does not start"
     if is_imported and answer.build is None:
         return "a CPU build; install the one for CUDA"
     if driver.version is None:
-        is_driver = answer is driver
-        return _foreign(answer.error or "") if is_driver else "no NVIDIA driver can be used here"
+        return failure
     if is_imported and answer.visible != place.visible:
         return _at_import(answer)
-    if driver.error and place.visible is not None and driver.driver_code == NO_DEVICE:
+    if driver.driver_code == NO_DEVICE and place.visible is not None:
         if not place.visible.strip():
             return "CUDA_VISIBLE_DEVICES is empty"
-        return f"CUDA_VISIBLE_DEVICES={shown(place.visible)!r} names no device here"
+        if not names.visible(names.entries(place.visible), (*place.reserved, *place.known)):
+            return f"CUDA_VISIBLE_DEVICES={shown(place.visible)!r} names no device here"
     if driver.error:
-        return _foreign(driver.error)
+        return failure
     if _major(driver.version) < _major(answer.build):
         return (
             f"the driver is too old: it knows CUDA {driver.version}, "
             f"this build is for {shown(answer.build or '', 20)}"
         )
     return _foreign(answer.error or answer.stderr or "it gives no reason")
+
+
+def _remedy(driver: FrameworkAnswer, reason: str) -> str | None:
+    """Return what to do about the driver's error; None where it is not known, or not the cause."""
+    is_cause = reason == _foreign(driver.error or "")
+    if driver.driver_code == NOT_LOADED:
+        is_cause = reason.startswith("libcuda.so.1: cannot open")  # the words of glibc
+    return REMEDIES.get(driver.driver_code or 0) if is_cause else None
 
 
 def _why_other(answer: FrameworkAnswer, reserved: Sequence[str], place: Expectation) -> str:
@@ -250,13 +287,6 @@ def _at_import(answer: FrameworkAnswer) -> str:
 
 def _foreign(text: str) -> str:
     return shown(text.strip(), TEXT_LIMIT)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _major(version: str | None) -> int:
