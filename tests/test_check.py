@@ -368,6 +368,18 @@ def test_nothing_reserved(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @probing
+def test_nvml_fails_since(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held is checked though NVML fails by now; where nothing is held its error is said."""
+    installed(monkeypatch, "torch")
+    reserve_gpu.reserve("1")
+    here.add("fail nvmlInitWithFlags * 18")
+    assert states(check()) == all_are("fits", "PyTorch")
+    reserve_gpu.release()
+    with pytest.raises(reserve_gpu.DriverError, match="Reboot this machine"):
+        reserve_gpu.check()
+
+
+@probing
 def test_in_a_child_of_the_holder(here: Here) -> None:
     """A process that was started by the one that holds the GPUs checks that reservation."""
     code = "import sys; sys.modules.update(torch=None, jax=None, numba=None)\n"

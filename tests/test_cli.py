@@ -523,9 +523,10 @@ def test_no_driver(here: Here, typed: CommandLine) -> None:
     """Without a driver it is exit code 69; with --optional the command runs as it would have."""
     here.add(DRIVER_NOT_LOADED)
     os.environ["CUDA_VISIBLE_DEVICES"] = "3"
-    for words in (["run", "--", "env"], ["status"], ["status", "--json"]):
+    for words in (["run", "--", "env"], ["status"], ["status", "--json"], ["check"]):
         done = typed(*words)
         assert (done.code, done.stdout, done.argv) == (69, "", None)
+        assert done.stderr.startswith("The NVIDIA driver's kernel module is not loaded.")
     done = typed("run", "--optional", "--", "env")
     assert (done.argv, done.visible) == (["env"], "3")
     assert done.stderr.splitlines()[-1] == "Going on without a GPU."

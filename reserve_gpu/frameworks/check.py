@@ -128,8 +128,8 @@ def check(
     face: where the result is read.
 
     Where something else than what is reserved is visible, no framework is started on it.
-    Raises ImpossibleError on a system where nothing can be reserved, ReserveGPUError where no
-    process can be started.
+    Raises ImpossibleError on a system where nothing can be reserved, DriverError where there is no
+    driver, or it fails, and nothing is held; ReserveGPUError where no process can be started.
     """
     if not sys.platform.startswith("linux"):
         raise ImpossibleError(f"A check needs Linux or WSL2; this is {sys.platform}.")
@@ -137,6 +137,8 @@ def check(
     try:
         rows = looking.look(slow).rows
     except DriverError:
+        if reservation is None:
+            raise
         rows = ()
     reserved, promise = _inherited(rows)
     if reservation:
