@@ -277,7 +277,7 @@ def _require_command(words: list[str]) -> None:
         return
     wrong = " ".join(words[: 1 + is_group])
     if wrong in options.REMOVED:
-        raise errors.RequestError(f"There is no {wrong} any more; {options.REMOVED[wrong]}")
+        raise errors.RequestError(options.gone(wrong))
     raise errors.RequestError(
         f"There is no command {errors.shown(wrong)}. There are: {', '.join(known)}. "
         "See reserve-gpu --help"

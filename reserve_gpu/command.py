@@ -81,6 +81,7 @@ def set_alarm(*, is_timed: bool, is_quiet: bool) -> None:
 def start_kernel(arguments: Namespace) -> NoReturn:
     """Become a kernel, which starts in any case; its first cell tells why it has no GPU."""
     program, reason = find(arguments.command), None
+    errors.is_beside_cells = True
     started = this_kernel.started()
     if started:
         os.environ[settings.STARTED] = this_kernel.as_started({**started, "pid": str(os.getpid())})

@@ -191,6 +191,14 @@ class ReserveGPUWarning(UserWarning):
 
 
 COMMAND_LIMIT = 10_000  # characters: two paths of the greatest length, and some words
+is_beside_cells = False  # in JupyterLab's server, and until a kernel has started
+
+
+def shell_line(line: str) -> str:
+    """Return a line for a shell as it is typed where it is read: behind `!` in a cell."""
+    ipython = sys.modules.get("IPython.core.getipython")
+    is_in_cell = is_beside_cells or (ipython and ipython.get_ipython() is not None)
+    return f"!{line}" if is_in_cell else line
 
 
 def install_command(package: str, instead_of: str = "") -> str:
@@ -212,7 +220,7 @@ def install_command(package: str, instead_of: str = "") -> str:
     else:
         install, uninstall = f"{python} -m pip install", f"{python} -m pip uninstall -y"
     before = f"{uninstall} {instead_of} && " if instead_of else ""
-    return shown(f"{before}{install} {package}", COMMAND_LIMIT)
+    return shown(shell_line(f"{before}{install} {package}"), COMMAND_LIMIT)
 
 
 def _is_made_by_uv() -> bool:

@@ -12,8 +12,8 @@ from reserve_gpu.model import Device, Holder, Lease, Request, Row, Rule, Ticket
 
 PART_STAYS = "The `with` block around this has asked for a larger part, which stays reserved."
 HAS_ENDED = "This reservation has been released; ask for another one."
-HAS_GONE = "This reservation has just been released. Look again: reserve-gpu list"
 TIME_IS_OVER = "The time of this reservation is over: there is nothing to join any more."
+HAS_GONE = "This reservation has just been released. Look again:"
 CAPS_ARE_LATE = (
     "CUDA runs already: JAX, TensorFlow and CuPy keep the limit that they started with until a "
     "restart."

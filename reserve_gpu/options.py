@@ -10,7 +10,7 @@ from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from reserve_gpu import api
-from reserve_gpu.errors import EXCUSED, RequestError, shown
+from reserve_gpu.errors import EXCUSED, RequestError, shell_line, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Waiting
 from reserve_gpu.report.times import duration
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from reserve_gpu.report.faces import Face
 
 MESSAGE_LIMIT = 200  # characters of argparse's message, which repeats what was typed
-# What is no option or command any more, and what to type.
+# What is no option or command any more, and what to type. {}: `!` in a cell.
 REMOVED = {
     "--share": "for a part of a GPU say how much you will use: --memory 10GB, or --memory 50%",
     "record": "use without a reservation is a metric of: reserve-gpu status --format prometheus",
     "--watch": "the live view is reserve-gpu top, in a terminal",
-    "--json": "for programs there is: reserve-gpu status --json",
-    "--hosts": "several machines are shown by: reserve-gpu status --hosts lab",
+    "--json": "for programs there is: {}reserve-gpu status --json",
+    "--hosts": "several machines are shown by: {}reserve-gpu status --hosts lab",
     "--color": "set NO_COLOR=1 or FORCE_COLOR=1 in the environment",
     "--exclude": "name the GPUs that you want, as 0,2",
 }
@@ -254,6 +254,11 @@ END_IT = Option(
 )
 
 
+def gone(word: str) -> str:
+    """Say what to type in place of an option or a command that has gone."""
+    return f"There is no {word} any more; {REMOVED[word].format(shell_line(''))}"
+
+
 class Parser(ArgumentParser):
     """A parser that raises RequestError where argparse would end the process."""
 
@@ -270,7 +275,7 @@ class Parser(ArgumentParser):
         for word in unknown:
             flag = word.partition("=")[0]
             if flag in REMOVED:
-                raise RequestError(f"There is no {flag} any more; {REMOVED[flag]}")
+                raise RequestError(gone(flag))
             if flag.startswith("-") and flag != "--":
                 raise RequestError(f"There is no option {shown(flag)}. {self._nearest(flag)}")
         if unknown:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import reserve_gpu
-from reserve_gpu import this_process
+from reserve_gpu import errors, this_process
 from reserve_gpu.cli import main
 from reserve_gpu.settings import HELD
 from tests.here import become
@@ -87,6 +87,7 @@ def as_a_process() -> Iterator[None]:
     finally:
         reserve_gpu.release()
         this_process.call_it("")
+        errors.is_beside_cells = False
         become(environ)
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -130,7 +130,7 @@ def test_a_refusal_says_what_is_ones_own(two: Two) -> None:
     line = next(line for line in cell.shown.splitlines() if line.startswith("You hold"))
     assert line == (
         f"You hold GPU0 and GPU1 yourself, in train.ipynb (pid {two.first.pid}), idle: "
-        "reserve-gpu release train.ipynb"
+        "!reserve-gpu release train.ipynb"
     )
     assert "Ask " not in cell.shown
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import shlex
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import reserve_gpu
-from reserve_gpu import cli, command, options
+from reserve_gpu import cli, command, errors, options
 from reserve_gpu.model import (
     ComputeMode,
     Device,
@@ -24,14 +25,18 @@ from reserve_gpu.model import (
     Usage,
 )
 from reserve_gpu.notices import Refused
-from reserve_gpu.report import faces, pictures, words
+from reserve_gpu.report import about_hosts, faces, pictures, words
+from reserve_gpu.report.about_hosts import HostAnswer, Hosts
+from reserve_gpu.report.status import Status
 from reserve_gpu.reservation.request import parse
 from tests.holders import a_holder
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable
 
     from reserve_gpu.report.faces import Face
+    from tests.here import Here
 
 SCRIPT = ["python", "train it.py", "--wait", "it's; $HOME | `x` #1"]
 FACES = {"magic": faces.MAGIC, "shell": faces.shell(SCRIPT), "Python": faces.PYTHON}
@@ -126,6 +131,45 @@ def test_each_way_out_is_what_it_says(face: Face) -> None:
     assert read(queue)[1]
     assert read(smaller) == (request._replace(count=1), None)
     assert read(named)[0].devices == ("1",)
+
+
+OWN_ELSEWHERE = Row(
+    GPU0, State.RESERVED, Usage(), holders=(a_holder(4321, "alice", "old.ipynb", seen=True),)
+)
+# What to type in a shell, by what shows it.
+SHELL_LINES: dict[str, Callable[[], object]] = {
+    "reserve-gpu release old.ipynb": lambda: Status((OWN_ELSEWHERE,), user="alice"),
+    "reserve-gpu kernel install --hosts lab": lambda: Hosts((), typed=("lab",))._replace(
+        answers=(HostAnswer("lab1", Status((THERE,))),)
+    ),
+    "ssh -t lab1 reserve-gpu run -- COMMAND ...": lambda: Hosts(
+        (HostAnswer("lab1", Status((THERE,))),)
+    ),
+    "ssh lab2": lambda: about_hosts.silent("lab2", 5),
+    "reserve-gpu status --json": lambda: options.gone("--json"),
+    f"{sys.executable} -m pip install": lambda: errors.install_command("distributed"),
+}
+
+
+@pytest.mark.parametrize("typed", SHELL_LINES)
+def test_a_line_for_a_shell_is_typed_behind_a_sign_in_a_cell(here: Here, typed: str) -> None:
+    """What a notebook says to type in a shell stands behind `!` there, and bare in a shell."""
+    show = SHELL_LINES[typed]
+    assert typed in str(show())
+    assert f"!{typed}" not in str(show())
+    here.shell()
+    assert f"!{typed}" in str(show())
+
+
+def test_a_refusal_is_typed_in_a_cell(here: Here) -> None:
+    """A refusal of the magic and of Python says `!reserve-gpu` in a cell, as text and as HTML."""
+    with here.rival(notebook="old.ipynb"), here.rival("1"):
+        shell = here.shell(is_notebook=True)
+        for line in ("%reserve_gpu", "import reserve_gpu; reserve_gpu.reserve()"):
+            for form in ("text/plain", "text/html"):
+                shown = shell.run(line).values[0][form]
+                assert shown.count("reserve-gpu ") == shown.count("!reserve-gpu release old.ipynb")
+                assert "!reserve-gpu" in shown
 
 
 OWN, ANOTHERS = Process(1, user="alice"), Process(2, user="bob")

@@ -17,6 +17,7 @@ from tornado.web import HTTPError, authenticated
 
 try:
     from jupyterlab_reserve_gpu import look
+    from reserve_gpu import errors
 except ImportError as error:
     missing = f"Jupyter's server can't import reserve_gpu ({error}). Install it there."
 else:
@@ -70,6 +71,7 @@ class ReleaseHandler(Handler):
 def add(application: ServerWebApplication) -> None:
     """Add the addresses to the server."""
     if not missing:
+        errors.is_beside_cells = True  # what the panel says to type is typed in a cell
         application.settings[SHARED] = (
             look.Shared(lambda: _look(application.settings["kernel_manager"]), look.EVERY_S),
             look.Shared(lambda: apart(look.look_elsewhere), look.HOSTS_EVERY_S),

@@ -20,7 +20,7 @@ from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
 from reserve_gpu import calls, proc, settings
-from reserve_gpu.errors import LockError, MutexHeldError, shown
+from reserve_gpu.errors import LockError, MutexHeldError, shell_line, shown
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.descriptors import NONE
 from reserve_gpu.locks.holders import SHARE, Holders, is_own_guest
@@ -371,7 +371,7 @@ def default_path() -> str:
 
 
 def _second_name(path: str) -> str:
-    return f"its lock file is a second name of {MUTEX}. Run: rm {path}"
+    return f"its lock file is a second name of {MUTEX}. Run: {shell_line(f'rm {path}')}"
 
 
 def _share_prefix(uuid: str) -> str:

@@ -13,7 +13,7 @@ import stat
 import time
 from contextlib import suppress
 
-from reserve_gpu.errors import TOO_MANY_FILES, LockError
+from reserve_gpu.errors import TOO_MANY_FILES, LockError, shell_line
 from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors
 
@@ -152,7 +152,8 @@ def _require_own_files(directory: int, path: str) -> None:
     if status.st_mode & stat.S_ISVTX:  # else somebody made it for another purpose, or for himself
         _finish(directory, status, DIRECTORY_MODE)
     elif status.st_mode & stat.S_IWOTH:
-        raise LockError(f"In {path} anybody can delete anybody's locks. Run: chmod 1777 {path}")
+        run = shell_line(f"chmod 1777 {path}")
+        raise LockError(f"In {path} anybody can delete anybody's locks. Run: {run}")
 
 
 def _finish(descriptor: int, status: os.stat_result, mode: int) -> None:

@@ -7,7 +7,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu import proc
-from reserve_gpu.errors import REASON_LIMIT, shown
+from reserve_gpu.errors import REASON_LIMIT, shell_line, shown
 from reserve_gpu.report import about_rules as ruled
 from reserve_gpu.report import asking, layout, messages, status, words
 from reserve_gpu.report.faces import SHELL
@@ -109,7 +109,7 @@ def _head(hosts: Hosts) -> Iterator[Line]:
         yield (text, STRONG), when
         return
     what = f"{total} GPU{'' if total == 1 else 's'}"
-    kernel = " ".join(["reserve-gpu kernel install --hosts", *map(quote, hosts.typed)])
+    kernel = shell_line(" ".join(["reserve-gpu kernel install --hosts", *map(quote, hosts.typed)]))
     if not count:
         yield (f"None of {what} is free.", STRONG), when
         yield "A kernel that waits for one: ", (f"{kernel} --wait 45s", TYPED)
@@ -117,7 +117,8 @@ def _head(hosts: Hosts) -> Iterator[Line]:
     yield (f"{count} of {what} {words.be(count)} free: {', '.join(places)}.", STRONG), when
     first = next(name for name, those in available.items() if those)
     run = SHELL.typed(messages.ANY)
-    yield "Get one: ", (run if proc.is_here(first) else f"ssh -t {first} {run}", TYPED)
+    there = "" if proc.is_here(first) else f"ssh -t {first} "
+    yield "Get one: ", (shell_line(f"{there}{run}"), TYPED)
     yield "A kernel for notebooks that gets one: ", (kernel, TYPED)
 
 
@@ -145,7 +146,7 @@ def _section(name: str, seen: Status) -> Layout:
 
 def silent(name: str, limit_s: float) -> str:
     """Say that a host has not answered in time."""
-    return f"no answer within {limit_s:.0f} s. Try: ssh {name}"
+    return f"no answer within {limit_s:.0f} s. Try: {shell_line(f'ssh {name}')}"
 
 
 def failed(name: str, code: int | None, out: str, err: str, command: str) -> str:
@@ -153,24 +154,28 @@ def failed(name: str, code: int | None, out: str, err: str, command: str) -> str
 
     out, err: what was said there on stdout and on stderr.
     """
-    reason = _last(err)
+    reason, try_it = _last(err), shell_line(f"ssh {name}")
     if code == SSH_FAILED and DENIED in err.lower():
-        return f"ssh is not let in: {reason}. It needs your key: ssh-copy-id {name}"
+        return (
+            f"ssh is not let in: {reason}. It needs your key: {shell_line(f'ssh-copy-id {name}')}"
+        )
     if code == SSH_FAILED:
-        return f"ssh can't reach it: {reason or 'it does not say why'}. Try: ssh {name}"
+        return f"ssh can't reach it: {reason or 'it does not say why'}. Try: {try_it}"
     if code in NOT_FOUND:
+        path = shell_line(f"ssh {name} 'echo $PATH'")
         return (
             "ssh finds no reserve-gpu there. Install it, or link it into the PATH that ssh has "
-            f"there, which this shows: ssh {name} 'echo $PATH'"
+            f"there, which this shows: {path}"
         )
-    return _last(f"{out}\n{err}") or f"its reserve-gpu fails. Try: ssh {name} reserve-gpu {command}"
+    return _last(f"{out}\n{err}") or f"its reserve-gpu fails. Try: {try_it} reserve-gpu {command}"
 
 
 def another_format(name: str, version: int | None, text: str, command: str) -> str:
     """Say that a host's answer is not of the version that is read here."""
     if version is None:
         answer = _last(text) or "it is empty"
-        return f"its answer is no {command}: {answer}. Try: ssh {name} reserve-gpu {command}"
+        typed = shell_line(f"ssh {name} reserve-gpu {command}")
+        return f"its answer is no {command}: {answer}. Try: {typed}"
     older, where = ("older", f"on {name}") if version < status.VERSION else ("newer", "here")
     return f"its reserve_gpu is {older} than this one (format {version}). Update it {where}."
 

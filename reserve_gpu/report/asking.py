@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from reserve_gpu.errors import shell_line
 from reserve_gpu.model import Reserved, State
 from reserve_gpu.report import about_reservations, layout, times, words
 from reserve_gpu.report.words import MARK, STRONG, TYPED, listed
@@ -35,7 +36,7 @@ def yourself(rows: Sequence[Row], now: float, user: str, at: str = "") -> list[L
             (words.name_of(each.holder), STRONG),
             *about_reservations.idle(each, now),
             ": ",
-            (f"{at}reserve-gpu release {about_reservations.name(each, own)}", TYPED),
+            (shell_line(f"{at}reserve-gpu release {about_reservations.name(each, own)}"), TYPED),
         )
         for each in own[: words.NAMED_IDLE]
     ]

@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu.calls import Late
-from reserve_gpu.errors import LockError, RequestError
+from reserve_gpu.errors import LockError, RequestError, shell_line
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import is_own_guest
 from reserve_gpu.model import NO_LEASE, Device, Lease, Promise
@@ -42,7 +42,7 @@ def joined(reserved: Reserved, directory: LockDirectory) -> Held:
     for device, host in host_of.items():
         there = directory.holders_of(device.uuid)
         if not any((each.since, each.pid) == (host.since, host.pid) for each in there):
-            raise RequestError(HAS_GONE)
+            raise RequestError(f"{HAS_GONE} {shell_line('reserve-gpu list')}")
     # A guest's guest has joined the same as that one.
     since = {device: host.record.guest_of or host.since or 0.0 for device, host in host_of.items()}
     host, now = reserved.holder, time.time()
