@@ -17,6 +17,7 @@ from reserve_gpu.model import (
     Device,
     Fault,
     Holder,
+    Lease,
     Process,
     Promise,
     Request,
@@ -701,14 +702,40 @@ def test_the_longest_idle_is_asked_first() -> None:
 
 
 def test_only_a_few_are_asked() -> None:
-    """Of many idle reservations the three that are so for longest are named."""
-    rows = [idle(Device(i, f"GPU-{i}"), ALICE, since=100.0 - i) for i in range(6)]
+    """Of many people with idle reservations the three whose are so for longest are named."""
+    rows = [idle(Device(i, f"GPU-{i}"), a_holder(i, f"u{i}"), since=100.0 - i) for i in range(6)]
     line, _ = ways_out(refused(*rows))
-    assert [f"Ask alice (train.ipynb) for GPU{i}, idle" in line for i in range(6)] == [
+    assert [f"Ask u{i} for GPU{i}, idle" in line for i in range(6)] == [
         *[False] * 3,
         *[True] * 3,
     ]
     assert line.index("GPU5") < line.index("GPU4") < line.index("GPU3")
+
+
+def test_each_is_asked_once() -> None:
+    """Who could help is named once, with all that they have in their notebooks, and since when."""
+    now = time.time()
+    other = a_holder(4322, "alice", "eval.ipynb", seen=True)
+    mine = [idle(Device(i, f"GPU-{i}"), ALICE, since=now - 7200) for i in (0, 1, 2)]
+    eval_ = [idle(Device(i, f"GPU-{i}"), other, since=now - 3600) for i in (3, 5)]
+    late = changed(other, lease=Lease(until=now - 60), since=now - 7200)
+    used = Row(Device(7, "GPU-7"), State.RESERVED, COMPUTED_ON, holders=(late,))
+    new = idle(Device(4, "GPU-4"), BOB, since=now - 60)
+    then = time.strftime("%H:%M", time.localtime(now - 60))
+    both = "Ask alice (train.ipynb and eval.ipynb) for"
+    for rows, expected in (
+        (mine, "Ask alice (train.ipynb) for GPU0 to GPU2, idle for 2 h."),
+        (
+            [*mine, new, *eval_],
+            f"{both} GPU0 to GPU2, idle for 2 h, and GPU3 and GPU5, idle for 1 h.",
+        ),
+        (
+            [mine[0], used],
+            f"{both} GPU0, idle for 2 h, and GPU7, overdue since {then}.",
+        ),
+        ([new], "Ask bob (/home/bob) for GPU4, idle for 1 min."),
+    ):
+        assert ways_out(refused(*rows))[0] == expected
 
 
 def test_all_who_share_are_asked() -> None:

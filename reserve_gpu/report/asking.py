@@ -45,24 +45,57 @@ def yourself(rows: Sequence[Row], now: float, user: str, at: str = "") -> list[L
 def whom(rows: Sequence[Row], now: float, user: str | None = None) -> Line:
     """Return whom to ask: holders of idle devices, the longest idle first, then overdue ones.
 
-    user: who reads it, and is not told to ask themselves.
+    Each is named once, with all that they could release. user: who reads it, and is not told to ask
+    themselves.
     """
-    line: Line = ()
     if user:
         rows = [row for row in rows if not all(_is_of(holder, user) for holder in row.holders)]
     idle = _longest_idle(rows, now)
     late = [row for row in _others(rows) if row not in idle and _overdue(row, now)]
-    for place, row in enumerate([*idle, *late][: words.NAMED_IDLE]):
-        overdue = _overdue(row, now)
-        if not place or overdue or (layout.idle_s(row, now) or 0.0) >= layout.NEW_S:
-            asked = (overdue or row.holders)[: words.NAMED_SHARERS]
-            people = listed(list(map(words.person, asked)))
-            line += f"{' ' if line else ''}Ask ", (people, STRONG), f" for {_seen(row, now)}"
-            since = [times.overdue_since(holder, now) or now for holder in overdue]
-            if since:
-                line += ", ", (f"overdue since {times.moment(min(since), now)}", MARK)
-            line += (".",)
-    return line
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in [*idle, *late]:
+        groups.setdefault(tuple(map(_user, _asked(row, now))), []).append(row)
+    left_alone = [
+        those for those in groups.values() if any(_is_left_alone(row, now) for row in those)
+    ]
+    named = left_alone[: words.NAMED_IDLE] or [*groups.values()][:1]
+    lines = [_request([row for row in rows if row in those], now) for those in named]
+    return tuple(part for line in lines for part in (" ", *line))[1:]
+
+
+def _request(rows: Sequence[Row], now: float) -> Line:
+    """Return `Ask bob (a.ipynb) for GPU1, idle for 2 h, and GPU3, overdue since 18:00.`."""
+    asked = [holder for row in rows for holder in _asked(row, now)]
+    users = [*dict.fromkeys(map(_user, asked))][: words.NAMED_SHARERS]
+    people = [words.person(*(each for each in asked if _user(each) == user)) for user in users]
+    line: Line = ("Ask ", (listed(people), STRONG), " for ")
+    for place, why in enumerate(dict.fromkeys(_why(row, now) for row in rows)):
+        those = [row for row in rows if _why(row, now) == why]
+        line += (f"{', and ' if place else ''}{words.ranges(those)}", *why)
+    return (*line, ".")
+
+
+def _why(row: Row, now: float) -> Line:
+    """Return `, idle for 2 h, overdue since 18:00`, as far as that is so."""
+    line: Line = (f", {times.idle(layout.idle_s(row, now))}",) if row.is_unused else ()
+    since = [times.overdue_since(holder, now) or now for holder in _overdue(row, now)]
+    return (
+        (*line, ", ", (f"overdue since {times.moment(min(since), now)}", MARK)) if since else line
+    )
+
+
+def _user(holder: Holder) -> str:
+    return holder.user or words.person(holder)
+
+
+def _asked(row: Row, now: float) -> Sequence[Holder]:
+    """Return those who are asked for a device: who is overdue, else all who have it."""
+    return _overdue(row, now) or row.holders
+
+
+def _is_left_alone(row: Row, now: float) -> bool:
+    """Tell whether a device is overdue, or idle for so long that nobody may need it."""
+    return bool(_overdue(row, now)) or (layout.idle_s(row, now) or 0.0) >= layout.NEW_S
 
 
 def likeliest(rows: Sequence[Row], now: float) -> Line:

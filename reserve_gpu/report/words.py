@@ -190,10 +190,11 @@ def plain(line: Line) -> str:
     return "".join(part if isinstance(part, str) else part[0] for part in line)
 
 
-def person(holder: Holder) -> str:
-    """Return whom to talk to: `alice (train.ipynb)`."""
-    user, name = shown(holder.user or "somebody"), holder.name
-    return f"{user} ({shown(name)})" if name else user
+def person(*holders: Holder) -> str:
+    """Return whom to talk to: `alice (train.ipynb)`. holders: all of one user."""
+    user = shown(holders[0].user or "somebody")
+    names = dict.fromkeys(shown(holder.name) for holder in holders if holder.name)
+    return f"{user} ({listed([*names][:NAMED_SHARERS])})" if names else user
 
 
 def name_of(holder: Holder) -> str:
