@@ -15,6 +15,7 @@ from reserve_gpu.history import log_reader, places, totals
 from reserve_gpu.model import Device
 from reserve_gpu.report import from_json as said
 from reserve_gpu.report.about_history import Report
+from reserve_gpu.report.words import LEAST_HOURS
 from reserve_gpu.reservation.request import rules
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def _here(by: str, since: float, now: float) -> Report:
     """Return the report of this machine."""
     cut: set[str] = set()
     summary = totals.summed(log_reader.since(since, now, cut), by)
+    is_new = totals.together(summary.days.values()).reserved < LEAST_HOURS
+    is_new = is_new and [*summary.days] == [totals.day(now)] and not _has_older(since)
     sees_all = os.geteuid() == places.ROOT and places.is_for_all(settings.history_directory())
     return Report(
         by,
@@ -66,7 +69,13 @@ def _here(by: str, since: float, now: float) -> Report:
         is_kept=log_reader.exists() or _is_on(),
         file=settings.user_file(),
         cut=tuple(sorted(cut)),
+        is_new=is_new,
     )
+
+
+def _has_older(moment: float) -> bool:
+    """Tell whether anything was logged before that moment."""
+    return any(each.entry.start < moment for each in log_reader.since(0.0, moment, set()))
 
 
 def _is_on() -> bool:

@@ -654,6 +654,8 @@ NOTHING = "No GPU was reserved in the last 7 days."
         (TOTAL, 5400, "31.0 GPU-hours reserved in the last 1 h 30 min, 22.0 of them idle."),
         (TOTAL, None, "31.0 GPU-hours reserved since 2026-11-17 16:15, 22.0 of them idle."),
         (Hours(1, 1), 7 * DAY_S, "1.0 GPU-hours reserved in the last 7 days, none of them idle."),
+        (Hours(1), 7 * DAY_S, "1.0 GPU-hours reserved in the last 7 days."),
+        (Hours(0.03), 7 * DAY_S, "Less than 0.1 GPU-hours were reserved in the last 7 days."),
         (Hours(), 7 * DAY_S, NOTHING),
     ],
 )
@@ -836,6 +838,24 @@ def test_without_a_history(kept: Histories, typed: CommandLine, here: Here) -> N
 def test_a_history_that_has_just_begun(kept: Histories, typed: CommandLine) -> None:
     """Where a history is switched on, and nothing is logged yet, nobody is told to switch it on."""
     assert typed("report").stdout.startswith("No GPU was reserved in the last 7 days.\n")
+
+
+@pytest.mark.parametrize("form", ["text", "html"])
+def test_the_first_report(kept: Histories, typed: CommandLine, form: str) -> None:
+    """On the first minutes of a history nothing is summed up, and that is said; later it is."""
+    now = time.time()
+    new = line(since=now, start=now, end=now + 9, seconds=9.0, used_s=None, idle_s=None)
+    kept.write([new])
+    begun = "The history has just begun: there is hardly anything in it yet."
+    text = typed("report", "--format", form).stdout
+    assert begun in text
+    assert not re.search(r"none of them|<0\.1|&lt;0\.1|>0\.0", text)
+    for more in (line(start=now - 60, id="b1"), line(start=now - 40 * DAY_S, id="c1")):
+        kept.write([new, more])
+        text = typed("report", "--format", form).stdout
+        assert begun not in text
+        assert "GPU-hours" in text
+        assert "none of them" not in text
 
 
 def test_nothing_in_that_time(kept: Histories, typed: CommandLine) -> None:

@@ -49,6 +49,7 @@ class Report(NamedTuple):
     is_kept: there is a history. file: where it is switched on.
     problems: why hosts have not answered, in a line for each. has_answers: not all of them.
     cut: users of whose lines only the newest are counted, as there are too many.
+    is_new: it has begun today, and nothing can be summed up yet.
     """
 
     by: str
@@ -65,6 +66,7 @@ class Report(NamedTuple):
     problems: Mapping[str, str] = MappingProxyType({})
     has_answers: bool = True
     cut: tuple[str, ...] = ()
+    is_new: bool = False
 
     @property
     def total(self) -> Hours:
@@ -73,7 +75,8 @@ class Report(NamedTuple):
 
     def picture(self) -> Picture:
         """Return what it looks like."""
-        tables = [table for table in (_hours(self), _longest_idle(self)) if table.height]
+        tables = [each for each in (_hours(self), _longest_idle(self)) if each.height]
+        tables = [] if self.is_new else tables
         head = [*_head(self)]
         return Picture(Layout(head, foot=[*_foot(self)], sheets=tables), head[0][0][0])
 
@@ -133,10 +136,15 @@ def _head(report: Report) -> Iterator[Line]:
 def _sentence(report: Report) -> str:
     """Return `31.0 GPU-hours reserved in the last 7 days, 22.0 of them idle.`."""
     total, since = report.total, _period(report)
+    if report.is_new:
+        return "The history has just begun: there is hardly anything in it yet."
     if not total.reserved:
         return f"No GPU was reserved {since}."
-    idle = f"{words.hours(total.idle) if total.idle else 'none'} of them idle"
-    return f"{words.hours(total.reserved)} GPU-hours reserved {since}, {idle}."
+    if total.reserved < words.LEAST_HOURS:
+        return f"Less than 0.1 GPU-hours were reserved {since}."
+    idle = f", {words.hours(total.idle) if total.idle else 'none'} of them idle"
+    is_known = total.idle or total.unknown <= LEAST_UNKNOWN * total.reserved
+    return f"{words.hours(total.reserved)} GPU-hours reserved {since}{idle if is_known else ''}."
 
 
 def _period(report: Report) -> str:
@@ -198,7 +206,7 @@ def _foot(report: Report) -> Iterator[Line]:
         yield (("What is logged then, and where: docs/history.md", FAINT),)
         return
     total, told = report.total, _told([*report.rows.items()])
-    if total.unknown > LEAST_UNKNOWN * total.reserved:
+    if total.unknown > max(LEAST_UNKNOWN * total.reserved, words.LEAST_HOURS):
         unknown, reserved = words.hours(total.unknown), words.hours(total.reserved)
         yield ((f"Of {unknown} of {reserved} GPU-hours the use could not be read.", FAINT),)
     if meanings := [f"{kind}: {COLUMNS[kind][1]}" for kind in told if COLUMNS[kind][1]]:
