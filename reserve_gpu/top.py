@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 EVERY_S = 1.0
 ELSEWHERE = "reserve-gpu status shows the same once."
-ENDS = ("q", "\x1b")
+ESCAPE = "\x1b"
+ENDS = ("q", ESCAPE)
+FAR = 10_000  # lines: more than any machine has
 LEAST_ROOM = 4  # lines: a blank one, the title, a process, and how many more there are
 
 
@@ -104,7 +106,7 @@ class Top:
             key = self._key(due - time.monotonic())
             if key in ENDS:
                 return
-            self._above += {"KEY_DOWN": 1, "KEY_UP": -1}.get(key, 0)
+            self._above += self._steps().get(key, 0)
             if time.monotonic() >= due:
                 due = time.monotonic() + EVERY_S
                 try:
@@ -127,11 +129,19 @@ class Top:
     def _key(self, left_s: float) -> str:
         """Return the key that is pressed within that time, or its name, or nothing."""
         self._screen.timeout(max(0, round(left_s * 1000)))
-        try:
-            key = self._screen.getkey()
-        except self._curses.error:  # none
-            return ""
-        return str(key)
+        keys: list[str] = []
+        with suppress(self._curses.error):  # no more of them
+            keys.append(self._screen.getkey())
+            self._screen.timeout(0)
+            while keys[0] == ESCAPE:  # what comes with it is one key: Alt-x, or one without a name
+                keys.append(self._screen.getkey())
+        return "".join(keys)
+
+    def _steps(self) -> dict[str, int]:
+        """Return by how many lines each key scrolls; no further than there are any."""
+        page = self._screen.getmaxyx()[0] - 1
+        lines = {"KEY_DOWN": 1, "KEY_UP": -1, "KEY_NPAGE": page, "KEY_PPAGE": -page}
+        return {**lines, "KEY_HOME": -self._above, "KEY_END": FAR}
 
     def _draw(self, lines: Sequence[Line]) -> None:
         height, width = self._screen.getmaxyx()
@@ -145,7 +155,7 @@ class Top:
                 self._write(y, x, words, terminal.STYLES.get(style, style))
                 x += columns.width_of(words)
         keys = f"{time.strftime('%H:%M:%S')}   q quit"
-        keys += "   arrows: more" if len(lines) > room else ""
+        keys += "   arrows, PgUp, PgDn, Home, End: more" if len(lines) > room else ""
         self._write(height - 1, 0, columns.cut(keys, width - 1), "2")
         self._screen.refresh()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import curses
 import re
 import signal
 import sys
@@ -13,6 +14,7 @@ import pytest
 from reserve_gpu import top
 from reserve_gpu.cli import main
 from reserve_gpu.model import Device, Process, Row, State
+from reserve_gpu.report.status import Status
 from reserve_gpu.report.words import plain
 from tests.machine import LIMIT_S
 
@@ -109,6 +111,68 @@ def test_it_shows_parts(machine: Machine) -> None:
         child.expect("6 GiB can still be promised")
         child.send("q")
         assert end(child)[1] == 0
+
+
+class Screen:
+    """A screen of 24 lines. keys: what is pressed, one after the other; what comes at once is one.
+
+    seen: the lines that stood there at each of them.
+    """
+
+    def __init__(self, *keys: list[str]) -> None:
+        self._keys = [*keys]
+        self._arriving: Iterator[str] = iter([])
+        self._lines: dict[int, str] = {}
+        self.seen: list[str] = []
+
+    def getmaxyx(self) -> tuple[int, int]:
+        return 24, 120
+
+    def timeout(self, milliseconds: int) -> None:
+        if milliseconds:
+            self.seen.append("\n".join(self._lines[y] for y in sorted(self._lines)))
+            self._arriving = iter(self._keys.pop(0))
+
+    def getkey(self) -> str:
+        for key in self._arriving:
+            return key
+        raise curses.error
+
+    def erase(self) -> None:
+        self._lines = {}
+
+    def addstr(self, y: int, x: int, words: str, _: int) -> None:
+        self._lines[y] = self._lines.get(y, "").ljust(x) + words
+
+    def refresh(self) -> None:
+        """Do nothing: all of it is shown at once."""
+
+
+def shown(*keys: list[str]) -> list[str]:
+    """Return the numbers of the GPUs that stand there at each key, the first and the last one."""
+    screen, rows = Screen(*keys, ["q"]), tuple(map(row, range(64)))
+    seen = Status(rows)
+    top.Top(screen, lambda: seen, is_coloured=False).run(seen)
+    every = [re.findall(r"^(\d+) +free", text, re.MULTILINE) for text in screen.seen]
+    return [f"{numbers[0]}-{numbers[-1]}" for numbers in every]
+
+
+def test_keys_scroll() -> None:
+    """Each of 64 GPUs is reached by arrows, by pages, by Home and by End, and none beyond them."""
+    pages = [["KEY_NPAGE"]] * 4 + [["KEY_PPAGE"]] * 3
+    numbers = ["0-20", "21-43", "42-63", "42-63", "42-63", "19-41", "0-20"]
+    assert shown(*pages)[: len(numbers)] == numbers
+    assert shown(["KEY_END"], ["KEY_UP"], ["KEY_HOME"], ["KEY_DOWN"]) == [
+        "0-20", "42-63", "41-63", "0-20", "0-21",
+    ]  # fmt: skip
+
+
+def test_alt_and_a_key_ends_nothing() -> None:
+    """Alt-x, and a key that the terminal does not name, come as Esc with more: only Esc ends it."""
+    assert len(shown(["\x1b", "x"], ["\x1b", "[", "1", ";", "3", "A"], ["x"])) == 4
+    screen = Screen(["\x1b"])
+    top.Top(screen, lambda: Status(()), is_coloured=False).run(Status(()))
+    assert len(screen.seen) == 1
 
 
 @pytest.mark.process
