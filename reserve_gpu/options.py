@@ -29,6 +29,8 @@ MESSAGE_LIMIT = 200  # characters of argparse's message, which repeats what was 
 REMOVED = {
     "--share": "for a part of a GPU say how much you will use: --memory 10GB, or --memory 50%",
     "record": "use without a reservation is a metric of: reserve-gpu status --format prometheus",
+    "kernel remove": "kernels are removed by: {}jupyter kernelspec remove NAME",
+    "kernel list": "kernels are listed by: {}jupyter kernelspec list",
     "--watch": "the live view is reserve-gpu top, in a terminal",
     "--json": "for programs there is: {}reserve-gpu status --json",
     "--hosts": "several machines are shown by: {}reserve-gpu status --hosts lab",

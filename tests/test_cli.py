@@ -352,6 +352,8 @@ NO_SUCH = (
         ("--status --json", NO_SUCH.format("--status")),
         ("0-1 -- true", NO_SUCH.format("0-1")),
         ("record", "There is no record any more; use without a reservation is a metric of: "),
+        ("kernel remove python3-gpu", "are removed by: jupyter kernelspec remove NAME\n"),
+        ("kernel list", "kernels are listed by: jupyter kernelspec list\n"),
         ("status --watch", "There is no --watch any more; the live view is reserve-gpu top"),
         ("status --jsno", "There is no option --jsno. Did you mean --json?\n"),
         ("run --wiat=1h -- true x", "There is no option --wiat. Did you mean --wait?\n"),

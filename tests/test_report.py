@@ -665,6 +665,12 @@ def test_the_first_line(total: Hours, lasts_s: float | None, sentence: str) -> N
     assert str(report.picture()).splitlines()[0] == sentence
 
 
+def test_no_machine_that_answers() -> None:
+    """A report of which no machine has answered doesn't say that nothing was reserved."""
+    report = REPORT._replace(days={}, has_answers=False)
+    assert str(report.picture()).startswith("No machine answered.\n")
+
+
 def test_what_could_not_be_read_is_said() -> None:
     """A line says for how long the use could not be read, if that is more than 5 %."""
     assert "Of 0.2 of 4.0" not in str(with_unknown(0.2).picture())

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from reserve_gpu import errors, foreign, hosts, options
 from reserve_gpu.errors import RequestError, ReserveGPUError, shown
 from reserve_gpu.quantities import parse_duration
+from reserve_gpu.report.words import listed
 from reserve_gpu.reservation import request
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 MARK = "reserve_gpu"  # in the metadata of what was installed here
 KERNEL_NAME = "python3-gpu"
 SSHPYK = "'sshpyk>=1.25'"  # as a shell takes it
+NEEDED = ("jupyter_client", "ipykernel")
 PROVISIONER = "reserve-gpu-hosts"  # as pyproject.toml has it
 IDLE = "2h"  # after which a kernel on another machine releases its GPU, if somebody waits for it
 LONGEST_WAIT_S = 45  # clients give up on a kernel that has not started after 60 s
@@ -38,14 +40,24 @@ class InstallError(ReserveGPUError):
     exit_code = 73  # EX_CANTCREAT
 
 
+class NoHostAnswersError(ReserveGPUError):
+    """A kernel was installed for other machines, of which none answers."""
+
+    exit_code = 69  # EX_UNAVAILABLE
+
+
 def install(arguments: Namespace) -> str:
     """Install the kernelspec, in place of an earlier one of ours; returns what to tell.
 
     Raises RequestError for a request that makes no sense, or a name that another kernel has;
-    InstallError.
+    InstallError; NoHostAnswersError.
     """
+    lacks_sshpyk = arguments.hosts is not None and not find_spec("sshpyk")
+    if missing := [each for each in NEEDED if not find_spec(each)]:
+        raise _missing(*missing, *[SSHPYK] * lacks_sshpyk)
+    names = []
     if arguments.hosts is not None:
-        hosts.named(arguments.hosts)  # what names no host is said at once
+        names = hosts.named(arguments.hosts)  # what names no host is said at once
         arguments.hosts = arguments.hosts or [*hosts.groups()]
     # Of the request alone: there `--name` is the kernel's, `--gpu-name` the GPU's.
     wishes = Namespace(**{**vars(arguments), "name": arguments.gpu_name})
@@ -64,6 +76,7 @@ def install(arguments: Namespace) -> str:
     if arguments.hosts is not None:
         spec = _on_hosts(spec, wishes, arguments.hosts, name)
     before = os.path.lexists(path)
+    seen = hosts.look(names) if names else None
     try:
         _delete(path)
         shutil.copytree(resources, path)
@@ -74,8 +87,12 @@ def install(arguments: Namespace) -> str:
         raise InstallError(text) from error
     did = "Replaced" if before else "Installed"
     told = f"{did} the kernel {spec['display_name']!r} as {name}, in {path}"
-    if arguments.hosts is not None and not find_spec("sshpyk"):
+    if lacks_sshpyk:
         told += f"\nWarning: sshpyk is missing. Run: {errors.install_command(SSHPYK)}"
+    if seen and not seen.machines:
+        told += "\nWarning: no machine answers, so it can't start now."
+        why = [f"{each.host}: {each.problem}" for each in seen.answers]
+        raise NoHostAnswersError("\n".join([told, *why]))
     return told
 
 
@@ -121,10 +138,8 @@ def _check(wishes: Namespace) -> None:
 
 def _stock(wishes: Namespace) -> tuple[dict[str, Any], str]:
     """Return the stock kernelspec, started by this command, and the folder of its logos."""
-    try:
-        from ipykernel.kernelspec import RESOURCES, get_kernel_dict
-    except ImportError as error:
-        raise _missing("ipykernel") from error
+    from ipykernel.kernelspec import RESOURCES, get_kernel_dict
+
     spec: dict[str, Any] = get_kernel_dict(extra_arguments=["--ext", "reserve_gpu"])
     start = [sys.executable, "-m", "reserve_gpu", "kernel", "start", *_words(wishes), "--"]
     spec["argv"] = start + spec["argv"]
@@ -213,5 +228,6 @@ def _is_ours(path: str) -> bool:
     return False
 
 
-def _missing(module: str) -> RequestError:
-    return RequestError(f"There is no {module} here. Run: {errors.install_command(module)}")
+def _missing(*packages: str) -> RequestError:
+    names = listed([package.strip("'").partition(">")[0] for package in packages])
+    return RequestError(f"Missing here: {names}. Run: {errors.install_command(' '.join(packages))}")

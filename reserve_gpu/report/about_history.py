@@ -136,6 +136,8 @@ def _head(report: Report) -> Iterator[Line]:
 def _sentence(report: Report) -> str:
     """Return `31.0 GPU-hours reserved in the last 7 days, 22.0 of them idle.`."""
     total, since = report.total, _period(report)
+    if not report.has_answers:
+        return "No machine answered."
     if report.is_new:
         return "The history has just begun: there is hardly anything in it yet."
     if not total.reserved:
