@@ -1,0 +1,154 @@
+"""What the product says of machines that people have shown in public: `tests/machines/`.
+
+Only the readings are real, so this confirms nothing about hardware.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from reserve_gpu import machine
+from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.model import Request, State
+from reserve_gpu.reservation import environment
+from reserve_gpu.reservation.attempt import Asking, attempt
+from reserve_gpu.reservation.outcome import Granted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.here import Here
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "tests" / "machines"
+FILES = sorted(FOLDER.glob("*.txt"))
+LEAST_FILES, LEAST_KINDS = 60, 25
+
+VERDICTS = ("free", "busy", "broken", "unknown")
+# The product's states in a person's words; the others are said of reservations.
+SAID = {
+    State.FREE: "free",
+    State.BUSY: "busy",
+    State.BROKEN: "broken",
+    State.DENIED: "broken",
+    State.EMPTY: "broken",
+    State.PROHIBITED: "broken",
+    State.UNKNOWN: "unknown",
+}
+NOTHING = "nothing"
+PLACES = ("host", "container", "WSL2")
+
+
+class Posted(NamedTuple):
+    """What a file of the corpus says of its machine besides the readings.
+
+    people, product: by the number of a GPU or instance, what each says of it; product only where
+    it disagrees. takes: what a bare reservation takes if it is not one that a person calls free.
+    """
+
+    addresses: tuple[str, ...]
+    kind: str
+    seen_from: str
+    people: Mapping[str, str]
+    product: Mapping[str, str]
+    takes: str | None
+
+    @classmethod
+    def read(cls, path: Path) -> Posted:
+        """Read the comments at the top. Raises ValueError for a line that is none of them."""
+        facts: dict[str, list[str]] = {"from": [], "kind": [], "seen from": []}
+        people: dict[str, str] = {}
+        product: dict[str, str] = {}
+        takes = None
+        for line in re.findall(r"^# (?! )(.*)$", path.read_text(), re.MULTILINE):
+            name, _, text = line.partition(": ")
+            if gpu := re.fullmatch(r"gpu (\d+(?::\d+)?)", name):
+                people[gpu[1]] = verdict(text)
+            elif taken := re.match(r"product: takes (\d+(?::\d+)?|nothing); \S", line):
+                takes = taken[1]
+            elif other := re.match(r"product: (\d+(?::\d+)?) is (\w+; \S.*)", line):
+                product[other[1]] = verdict(other[2])
+            elif name in facts and text:
+                facts[name].append(text)
+            else:
+                raise ValueError(f"{path.name}: {line}")
+        (kind,), (seen_from, *_) = facts["kind"], [*facts["seen from"], "host"]
+        return cls(tuple(facts["from"]), kind, seen_from, people, product, takes)
+
+
+def verdict(text: str) -> str:
+    """Return the word that a reason follows. Raises ValueError without either."""
+    word, _, reason = text.partition("; ")
+    if word not in VERDICTS or not reason:
+        raise ValueError(f"{text!r}: one of {', '.join(VERDICTS)}, a semicolon, and why")
+    return word
+
+
+POSTED = {path.stem: Posted.read(path) for path in FILES}
+
+
+@pytest.mark.parametrize("name", POSTED)
+def test_each_machine_is_judged_as_a_person_judges_it(here: Here, name: str) -> None:
+    """Each GPU is what a person or the file's disagreement says, and a free one is reserved."""
+    posted = POSTED[name]
+    here.write((FOLDER / f"{name}.txt").read_text())
+    with Nvml() as gpus, LockDirectory(str(here.locks)) as locks:
+        gpus.sees_all = posted.seen_from == "host"  # wherever the tests run
+        rows = machine.look(gpus).rows
+        outcome = attempt(Asking(Request(), gpus, locks, environment.read(), held={}))
+        assert {row.device.number: SAID[row.state] for row in rows} == {
+            **posted.people,
+            **posted.product,
+        }
+        if isinstance(outcome, Granted):
+            (locked,) = outcome.locked
+            locked.lock.release()
+            taken = locked.device.number
+        else:
+            taken = NOTHING
+    free = {number for number, word in posted.people.items() if word == "free"} or {NOTHING}
+    assert taken == posted.takes if posted.takes else taken in free
+
+
+def test_a_disagreement_is_one() -> None:
+    """What a file says of the product is not what it says of a person, for a GPU that is there."""
+    for name, posted in POSTED.items():
+        for number, word in posted.product.items():
+            assert posted.people[number] != word, (name, number)
+        if posted.takes:
+            assert posted.people.get(posted.takes) != "free", name
+            assert posted.takes != NOTHING or "free" in posted.people.values(), name
+
+
+def test_the_corpus_is_large_and_of_many_kinds() -> None:
+    """There are 60 machines of 25 kinds or more, each with an address and a listed kind."""
+    kinds = re.findall(r"^\| (?!kind|-|`|word|output)([^|]+) \|$", page("README.md"), re.MULTILINE)
+    assert len(kinds) == len(set(kinds)) > LEAST_KINDS
+    for name, posted in POSTED.items():
+        assert posted.kind in kinds, name
+        assert posted.seen_from in PLACES, name
+        assert posted.addresses, name
+        assert all(re.fullmatch(r"https?://\S+/\S+", each) for each in posted.addresses), name
+    assert len(POSTED) >= LEAST_FILES
+    assert len({posted.kind for posted in POSTED.values()}) >= LEAST_KINDS
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/machines.md"])
+def test_the_numbers_that_readers_are_told(path: str) -> None:
+    """README and "Where it works" name the machines, kinds and GPUs, and how many agree."""
+    gpus = sum(len(posted.people) for posted in POSTED.values())
+    apart = sum(len(posted.product) for posted in POSTED.values())
+    kinds = len({posted.kind for posted in POSTED.values()})
+    text = " ".join((ROOT / path).read_text().split())
+    told = f"{len(POSTED)} machines of {kinds} kinds"
+    assert told in text
+    assert f"{gpus - apart} of {gpus} GPUs" in text
+
+
+def page(name: str) -> str:
+    return (FOLDER / name).read_text()
