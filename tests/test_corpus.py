@@ -6,6 +6,7 @@ Only the readings are real, so this confirms nothing about hardware.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,11 +19,10 @@ from reserve_gpu.model import Request, State
 from reserve_gpu.reservation import environment
 from reserve_gpu.reservation.attempt import Asking, attempt
 from reserve_gpu.reservation.outcome import Granted
+from tests.here import Here
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.here import Here
+    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "tests" / "machines"
@@ -92,12 +92,19 @@ def verdict(text: str) -> str:
 POSTED = {path.stem: Posted.read(path) for path in FILES}
 
 
+@pytest.fixture(scope="module")
+def one_after_the_other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
+    """Make a machine that becomes each of the corpus: they have nothing but their readings."""
+    with Here(tmp_path_factory.mktemp("corpus")) as machine:
+        yield machine
+
+
 @pytest.mark.parametrize("name", POSTED)
-def test_each_machine_is_judged_as_a_person_judges_it(here: Here, name: str) -> None:
+def test_each_machine_is_judged_as_a_person_judges_it(one_after_the_other: Here, name: str) -> None:
     """Each GPU is what a person or the file's disagreement says, and a free one is reserved."""
     posted = POSTED[name]
-    here.write((FOLDER / f"{name}.txt").read_text())
-    with Nvml() as gpus, LockDirectory(str(here.locks)) as locks:
+    one_after_the_other.write((FOLDER / f"{name}.txt").read_text())
+    with Nvml() as gpus, LockDirectory(str(one_after_the_other.locks)) as locks:
         gpus.sees_all = posted.seen_from == "host"  # wherever the tests run
         rows = machine.look(gpus).rows
         outcome = attempt(Asking(Request(), gpus, locks, environment.read(), held={}))
@@ -126,7 +133,7 @@ def test_a_disagreement_is_one() -> None:
 
 
 def test_the_corpus_is_large_and_of_many_kinds() -> None:
-    """There are 60 machines of 25 kinds or more, each with an address and a listed kind."""
+    """There are 60 outputs from 25 kinds or more, each with an address and a listed kind."""
     kinds = re.findall(r"^\| (?!kind|-|`|word|output)([^|]+) \|$", page("README.md"), re.MULTILINE)
     assert len(kinds) == len(set(kinds)) > LEAST_KINDS
     for name, posted in POSTED.items():
@@ -140,14 +147,26 @@ def test_the_corpus_is_large_and_of_many_kinds() -> None:
 
 @pytest.mark.parametrize("path", ["README.md", "docs/machines.md"])
 def test_the_numbers_that_readers_are_told(path: str) -> None:
-    """README and "Where it works" name the machines, kinds and GPUs, and how many agree."""
-    gpus = sum(len(posted.people) for posted in POSTED.values())
-    apart = sum(len(posted.product) for posted in POSTED.values())
+    """README and "Where it works" name the outputs, kinds and GPUs, and how many agree."""
+    told = " ".join((ROOT / path).read_text().split())
+    gpus, apart = numbers()
     kinds = len({posted.kind for posted in POSTED.values()})
-    text = " ".join((ROOT / path).read_text().split())
-    told = f"{len(POSTED)} machines of {kinds} kinds"
-    assert told in text
-    assert f"{gpus - apart} of {gpus} GPUs" in text
+    assert f"{len(POSTED)} outputs from {kinds} kinds of machine" in told
+    assert f"{gpus - sum(apart.values())} of {gpus} GPUs" in told
+
+
+def test_the_differences_that_readers_are_told() -> None:
+    """The page says how many GPUs are called free that are not, and how many the reverse."""
+    told = " ".join((ROOT / "docs" / "machines.md").read_text().split())
+    _, apart = numbers()
+    assert f"{apart['free']} GPUs that a person would not take" in told
+    assert f"{apart.total() - apart['free']} that a person would take" in told
+
+
+def numbers() -> tuple[int, Counter[str]]:
+    """Return the number of GPUs, and of those where the product disagrees, by what it says."""
+    gpus = sum(len(posted.people) for posted in POSTED.values())
+    return gpus, Counter(word for posted in POSTED.values() for word in posted.product.values())
 
 
 def page(name: str) -> str:
