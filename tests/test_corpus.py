@@ -104,22 +104,23 @@ def test_each_machine_is_judged_as_a_person_judges_it(one_after_the_other: Here,
     """Each GPU is what a person or the file's disagreement says, and a free one is reserved."""
     posted = POSTED[name]
     one_after_the_other.write((FOLDER / f"{name}.txt").read_text())
-    with Nvml() as gpus, LockDirectory(str(one_after_the_other.locks)) as locks:
-        gpus.sees_all = posted.seen_from == "host"  # wherever the tests run
-        rows = machine.look(gpus).rows
-        outcome = attempt(Asking(Request(), gpus, locks, environment.read(), held={}))
-        assert {row.device.number: SAID[row.state] for row in rows} == {
-            **posted.people,
-            **posted.product,
-        }
-        if isinstance(outcome, Granted):
-            (locked,) = outcome.locked
-            locked.lock.release()
-            taken = locked.device.number
-        else:
-            taken = NOTHING
+    states, taken = seen_and_taken(one_after_the_other, posted.seen_from)
+    assert states == {**posted.people, **posted.product}
     free = {number for number, word in posted.people.items() if word == "free"} or {NOTHING}
     assert taken == posted.takes if posted.takes else taken in free
+
+
+def seen_and_taken(here: Here, seen_from: str) -> tuple[dict[str, str], str]:
+    """Return what the product says of each GPU, and which one a bare reservation takes."""
+    with Nvml() as gpus, LockDirectory(str(here.locks)) as locks:
+        gpus.sees_all = seen_from == "host"  # wherever the tests run
+        states = {row.device.number: SAID[row.state] for row in machine.look(gpus).rows}
+        outcome = attempt(Asking(Request(), gpus, locks, environment.read(), held={}))
+        if not isinstance(outcome, Granted):
+            return states, NOTHING
+        (locked,) = outcome.locked
+        locked.lock.release()
+        return states, locked.device.number
 
 
 def test_a_disagreement_is_one() -> None:
