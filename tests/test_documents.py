@@ -247,6 +247,13 @@ def test_links() -> None:
             assert not anchor or anchor in anchors(target), (document, link)
 
 
+def test_each_page_has_its_place() -> None:
+    """The site's contents name each page once, and none that is not there."""
+    others = [ROOT / "CHANGELOG.md", ROOT / "tests" / "driver" / "README.md"]
+    named = re.findall(r'"([\w/]+\.md)"', (ROOT / "zensical.toml").read_text())
+    assert sorted(ROOT / name for name in named) == sorted(DOCUMENTS + others)
+
+
 def anchors(document: Path) -> set[str]:
     """Return what the headings of a document are called in links, as GitHub calls them."""
     headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
