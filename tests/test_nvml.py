@@ -819,3 +819,15 @@ def test_a_numa_node_is_judged_by_its_processes(here: Here) -> None:
     here.write(left.replace(" numa 1\n", ""))
     (row,) = reserve_gpu.status().rows
     assert row.state is State.BUSY
+
+
+def test_a_status_reads_each_list_of_processes_once(here: Here) -> None:
+    """Where processes compute and draw, the status asks for the list of each kind once."""
+    here.write("gpu\n memory 8192\n compute 4321 20\n graphics 4321 20\n mps 777 100\n")
+    with Nvml() as nvml:
+        (device,) = nvml.walk()
+        assert isinstance(device, Device)
+        nvml.read_all(device)
+    once = 2  # calls: how many there are, and then who
+    for query in QUERIES:
+        assert here.calls().count(f"{query}_v2 0") == once, query

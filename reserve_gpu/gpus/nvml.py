@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import proc
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.bindings import NOT_OFFERED, Bindings, Code, DeviceError
 from reserve_gpu.gpus.usage import is_desktop
-from reserve_gpu.model import GRAPHICS, MIB, Device, Fault, Gauges, Process, State, Usage
+from reserve_gpu.model import GRAPHICS, MIB, Board, Device, Fault, Gauges, Process, State, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from typing_extensions import Self
 
@@ -34,6 +35,7 @@ NO_INSTANCE = frozenset({Code.NOT_FOUND})  # gaps in the numbering of the instan
 # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, and what it may be that takes a GPU away:
 # https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html
 RECOVERY, DRAIN_AND_RESET = 230, 4
+FAILED = "its memory has failed, and can't be repaired: the GPU has to be replaced"
 RECOVERIES = {
     1: "a reset of the GPU",
     2: "a reboot of the machine",
@@ -91,9 +93,7 @@ class Nvml:
         # instance NVML refuses to say what is a property of the board.
         self._handles: dict[str, tuple[Any, Any]] = {}
         self._places: dict[str, tuple[int, int | None]] = {}  # index and slot, by UUID
-        self._awaiting_reset: set[int] = set()  # GPUs of whose memory some is out of use until then
-        self._screens: set[int] = set()  # GPUs on which a display is active
-        self._numa_nodes: set[int] = set()  # GPUs whose memory is a NUMA node of the host
+        self._boards: dict[int, Board] = {}  # by the GPU's index
 
     def __enter__(self) -> Self:
         self._driver = Bindings(self._limit_s)
@@ -127,7 +127,8 @@ class Nvml:
         """Yield the devices in their order, but those at the end on which a display is active."""
         screens = []
         for device in devices:
-            if device.index in self._screens:
+            board = self._boards.get(device.index)
+            if board and board.has_screen:
                 screens.append(device)
             else:
                 yield device
@@ -234,34 +235,29 @@ class Nvml:
         gpu = self._driver.ask("nvmlDeviceGetHandleByIndex", index)
         mode = self._driver.ask_if_offered("nvmlDeviceGetMigMode", gpu, absent=NO_MIG)
         is_split = bool(mode and mode[0])
-        if self._driver.decoration("nvmlDeviceGetDisplayActive", gpu):
-            self._screens.add(index)
-        if self._driver.decoration("nvmlDeviceGetNumaNodeId", gpu) is not None:
-            self._numa_nodes.add(index)
-        if reason := self._read_fault(index, gpu):
-            return [Fault(index, reason)]
+        self._boards[index] = board = self._read_board(gpu)
+        if board.fault:
+            return [Fault(index, board.fault)]
         if not is_split:
             return [self._read_device(index, gpu, gpu)]
         return self._read_instances(index, gpu) or [
             Fault(index, "MIG is on, but it has no MIG instances", state=State.EMPTY)
         ]
 
-    def _read_fault(self, index: int, gpu: Any) -> str | None:
-        """Return why programs can't run on a GPU that has a fault, None where they can.
-
-        https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
-        """
+    def _read_board(self, gpu: Any) -> Board:
+        """Return what a GPU is like: https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/."""
         decoration = self._driver.decoration
         rows = decoration("nvmlDeviceGetRemappedRows", gpu)
         *_, is_pending, has_failed = rows or (False, False)
         fields = decoration("nvmlDeviceGetFieldValues", gpu, [RECOVERY])
         action = fields[0].value.uiVal if fields and not fields[0].nvmlReturn else 0
-        if is_pending or action == DRAIN_AND_RESET:
-            self._awaiting_reset.add(index)
-        if has_failed:
-            return "its memory has failed, and can't be repaired: the GPU has to be replaced"
         asked = RECOVERIES.get(action)
-        return asked and f"it has a fault: the driver asks for {asked}"
+        return Board(
+            FAILED if has_failed else asked and f"it has a fault: the driver asks for {asked}",
+            bool(decoration("nvmlDeviceGetDisplayActive", gpu)),
+            bool(is_pending) or action == DRAIN_AND_RESET,
+            decoration("nvmlDeviceGetNumaNodeId", gpu) is not None,
+        )
 
     def _read_instances(self, index: int, gpu: Any) -> list[Device | Fault]:
         """Return the MIG instances of a GPU. Raises DeviceError if there is no telling."""
@@ -317,27 +313,28 @@ class Nvml:
         return gpu_uuid, f"MIG-{gpu_uuid}/{gpu_instance}/{part}"
 
     def _read_all(self, device: Device) -> tuple[Usage, list[Process], Gauges]:
-        handle, _ = self._handles[device.uuid]
-        graphics = self._read_list(handle, GRAPHICS)
-        usage = self._read_usage(device, graphics)
-        drawing = {process.pid for process in graphics}
-        computing = (p for p in self._read_computing(device) if not is_desktop(p, drawing))
-        processes = _distinct([*computing, *graphics])
+        listed = self._lists(device)
+        usage = self._read_usage(device, listed)
+        processes = _distinct([*_jobs(listed), *listed("MPS"), *listed(GRAPHICS)])
         return usage, processes, self._read_gauges(device)
 
-    def _read_usage(self, device: Device, graphics: list[Process] | None = None) -> Usage:
-        """Return the usage. graphics: those processes, where they were read already."""
+    def _lists(self, device: Device) -> Callable[[str], list[Process]]:
+        """Return what reads the processes of a kind, each list once, when it is asked for."""
+        return cache(partial(self._read_list, self._handles[device.uuid][0]))
+
+    def _read_usage(
+        self, device: Device, listed: Callable[[str], list[Process]] | None = None
+    ) -> Usage:
+        """Return the usage. listed: the lists of processes, where there are some already."""
         handle, gpu = self._handles[device.uuid]
+        board, listed = self._boards[device.index], listed or self._lists(device)
         total_mib, used_mib, reserve_mib = self._read_memory(handle)
         # An instance has no compute mode of its own.
         mode = self._driver.ask_if_offered("nvmlDeviceGetComputeMode", gpu)
-        if graphics is None:
-            graphics = self._read_list(handle, GRAPHICS)
+        graphics = listed(GRAPHICS)
         compute = self._read_count(handle, "Compute")
         if compute and graphics:
-            drawing = {process.pid for process in graphics}
-            listed = self._read_list(handle, COMPUTING[0])
-            compute = max(0, compute - sum(is_desktop(process, drawing) for process in listed))
+            compute = max(0, compute - len(listed("compute")) + len(_jobs(listed)))
         return Usage(
             compute=compute,
             mps=self._read_count(handle, "MPSCompute"),
@@ -347,8 +344,8 @@ class Nvml:
             reserve_known=reserve_mib is not None,
             graphics_mib=float(sum(process.memory_mib or 0 for process in graphics)),
             mode=mode,
-            awaits_reset=device.index in self._awaiting_reset,
-            is_numa_node=device.index in self._numa_nodes,
+            awaits_reset=board.awaits_reset,
+            is_numa_node=board.has_host_memory,
         )
 
     def _read_memory(self, handle: Any) -> tuple[float | None, float | None, float | None]:
@@ -432,6 +429,12 @@ class Nvml:
             level = self._driver.ask("nvmlDeviceGetTopologyCommonAncestor", *gpus)
             return LINKS.get(level, Link.SYSTEM)
         return Link.SYSTEM
+
+
+def _jobs(listed: Callable[[str], list[Process]]) -> list[Process]:
+    """Return the compute processes without those that are a desktop's."""
+    drawing = {process.pid for process in listed(GRAPHICS)}
+    return [process for process in listed("compute") if not is_desktop(process, drawing)]
 
 
 def _distinct(listed: Iterable[Process]) -> list[Process]:
