@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.request
 from contextlib import ExitStack, contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -265,6 +266,10 @@ class Notebook:
         found: list[tuple[str, float]] = self.outputs(cell).evaluate(CONTRASTS)
         return found
 
+    def bars(self, cell: int) -> list[str]:
+        """Return the colours of the bars below the cell."""
+        return [colour(bar) for bar in self.outputs(cell).locator("meter").all()]
+
     def cut_off(self, cell: int) -> list[str]:
         """Return the text of what is wider than there is room for, below the cell."""
         found: list[str] = self.outputs(cell).evaluate(CUT_OFF)
@@ -283,6 +288,17 @@ class Notebook:
     def _command(self, name: str) -> None:
         self._activate()
         self.page.evaluate("name => window.jupyterapp.commands.execute(name)", name)
+
+
+def colour(bar: Locator) -> str:
+    """Return the colour in which the full end of a bar is seen: green, amber or red."""
+    from PIL import Image
+
+    picture = Image.open(BytesIO(bar.screenshot())).convert("RGB")
+    pixel = picture.getpixel((4, picture.height // 2))
+    assert isinstance(pixel, tuple)
+    red, green, _ = pixel
+    return "green" if red < green else "amber" if green > red * 0.68 else "red"
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from contextlib import closing, contextmanager
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lab import CHROMIUM, THEMES, Lab, Notebook, browser, opening, show_theme
+from tests.lab import CHROMIUM, THEMES, Lab, Notebook, browser, notebook, opening, show_theme
 from tests.machine import Machine
 from tests.processes import own_name
 
@@ -184,6 +185,25 @@ def test_status_is_legible(on_lab: Machine, open_notebook: Callable[..., Noteboo
         assert notebook.finish(cell)
     check_looks(notebook, 1)
     check_looks(notebook, 2)
+
+
+def test_bars_of_a_notebook_that_is_not_trusted(on_lab: Machine, lab: Lab, page: Page) -> None:
+    """In saved outputs, which Jupyter cleans, much memory is red, some amber, and little green."""
+    with on_lab.child() as child:
+        used = "".join(f"{ONE}compute {child.pid} {mib}\n" for mib in (12288, 60000, 79000))
+        on_lab.write(used)
+        html = child.run("reserve_gpu.status()._repr_html_()").value
+    content = notebook("1")
+    content["cells"][0]["outputs"] = [
+        {"output_type": "display_data", "data": {"text/html": html}, "metadata": {}}
+    ]
+    (lab.folder / "saved.ipynb").write_text(json.dumps(content))
+    saved = Notebook(page, "saved.ipynb")
+    for theme in THEMES:
+        show_theme(page, theme)
+        assert saved.bars(0) == ["green", "amber", "red"], theme
+    show_theme(page, "light")
+    saved.close()
 
 
 def test_status_beside_another_notebook(

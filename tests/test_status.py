@@ -847,7 +847,7 @@ class Table(HTMLParser):
         return [line.split() for line in self.lines if line.strip()]
 
 
-ATTRIBUTES = {"style", "title", "min", "max", "low", "high", "optimum", "value"}
+ATTRIBUTES = {"style", "title", "min", "max", "low", "high", "value"}
 TAGS = {"table", "thead", "tbody", "tr", "th", "td", "b", "bdi", "div", "meter", "span"}
 HOSTILE = "<script>alert(1)</script>&amp;\x1b[31m\u202e\N{HEBREW LETTER ALEF}" + "x" * 500
 

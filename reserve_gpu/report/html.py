@@ -171,8 +171,9 @@ def _memory(entry: Entry) -> str:
 
 
 def _meter(share: float) -> str:
+    # Jupyter drops `optimum`. Then it is the middle, 0.5; as that is below `low`, little is best.
     return (
-        f'<meter min="0" max="1" low="0.5" high="0.9" optimum="0" value="{share:.3f}"'
+        f'<meter min="0" max="1" low="0.5001" high="0.9" value="{share:.3f}"'
         ' style="width:4em"></meter>'
     )
 
