@@ -155,17 +155,17 @@ def test_a_part_is_shown(here: Here, monkeypatch: pytest.MonkeyPatch, packages: 
     found = reserve_gpu.check()
     lines = str(found).splitlines()
     assert lines[0].startswith("Reserved: 3 GB of GPU1. Python: ")
-    assert lines[1].split()[-1] == "cap"
+    assert lines[1].split()[-2:] == ["cap", "result"]
     ends = {line.split()[0]: line for line in lines[2:]}
-    assert ends["PyTorch"].endswith("  not capped")
+    assert ends["PyTorch"].split()[-3:] == ["not", "capped", "fits"]
     cap = "CUPY_GPU_MEMORY_LIMIT=<b>1e9</b>\N{REPLACEMENT CHARACTER}"
-    assert ends["CuPy"].endswith(f"  {cap}")
+    assert f"  {cap}  " in ends["CuPy"]
     assert lines[-2:] == note
     html = found._repr_html_()
     assert f"<div>{note[1]}</div>" in html
     rows = Cells(html).rows
     assert {len(row) for row in rows} == {6}
-    assert {row[0]: row[-1] for row in rows}["CuPy"].startswith(cap)  # what is below, too
+    assert {row[0]: row[-2] for row in rows}["CuPy"] == cap
 
 
 @probing
@@ -412,6 +412,17 @@ def test_without_a_driver(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "NVIDIA_DRIVER_CAPABILITIES=compute" in rows[DRIVER]["remedy"]
     reasons = {rows[name]["reason"] for name in ("PyTorch", "JAX")}
     assert reasons == {"the CUDA driver does not start"}
+
+
+@probing
+def test_a_driver_of_which_nothing_is_known(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A libcuda.so.1 that is there and can't be loaded comes with no advice for a missing one."""
+    installed(monkeypatch)
+    (here.folder / "libcuda.so.1").write_text("no library")
+    os.environ["LD_LIBRARY_PATH"] = str(here.folder)
+    row = check()[DRIVER]
+    assert "libcuda.so.1: " in row["reason"]
+    assert row["remedy"] is None
 
 
 @probing

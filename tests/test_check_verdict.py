@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
 import pytest
 
+from reserve_gpu.frameworks.check import Check
 from reserve_gpu.frameworks.verdict import (
     Expectation,
+    Finding,
     FrameworkAnswer,
     Verdict,
     answer,
@@ -202,8 +205,6 @@ REMEDIES: list[tuple[FrameworkAnswer, str | None, str]] = [
     (failed(999), "", "/dev/nvidia-uvm"),
     (failed(801), "1", ""),
     (NO_DRIVER, "1", "NVIDIA_DRIVER_CAPABILITIES"),
-    (NO_DRIVER._replace(error="libother.so.2: cannot open"), "1", ""),
-    (NO_DRIVER._replace(error="libcuda.so.1: wrong ELF class"), "1", ""),
     (done(), "1", ""),
 ]
 
@@ -262,6 +263,51 @@ def test_what_is_seen_has_its_name() -> None:
     row = judge("X", done(devices=[*BOTH, STRANGER, None]), HELD._replace(known=(GPU2, PART)))
     seen = ("GPU1", GPU1.uuid), ("GPU2", GPU2.uuid), (STRANGER, STRANGER), ("?", None)
     assert row.sees == seen
+
+
+class Tty(io.StringIO):
+    """A terminal, as far as Python asks."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_long_reason_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal a reason is broken between words, below itself; elsewhere a row is one line."""
+    reason = " ".join(f"word{number}" for number in range(30))
+    driver = judge("CUDA driver", DRIVER, HELD)
+    found = Check((driver, Finding("PyTorch", Verdict.FAILS, reason=reason)), reserved=(GPU1,))
+    whole = str(found).splitlines()
+    assert whole[-1].endswith(f"  fails: {reason}")
+    assert len(whole) == 4
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout", Tty())
+    broken = str(found).splitlines()
+    assert max(map(len, broken)) <= 80
+    assert broken[:3] == whole[:3]
+    indent = whole[-1].index("fails")
+    assert {line[:indent].strip() for line in broken[4:]} == {""}
+    assert " ".join(line[indent:] for line in broken[3:]) == f"fails: {reason}"
+
+
+def test_what_can_be_typed_stands_alone() -> None:
+    """What can be typed, to reserve or to mend the driver, is a line of its own."""
+    driver = failed(802)
+    place = Expectation(visible="1", driver=driver)
+    found = Check((judge("CUDA driver", driver, place), judge("PyTorch", done(**NOTHING), place)))
+    lines = str(found).splitlines()
+    assert lines[1] == "reserve_gpu.reserve()"
+    assert lines[-1] == "systemctl status nvidia-fabricmanager"
+    assert f"<div>{lines[1]}</div>" in found._repr_html_()
+    assert f"<div>{lines[-1]}</div>" in found._repr_html_()
+
+
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_only_the_driver(*, has_torch: bool) -> None:
+    """Where no framework is installed the check says that it has asked none."""
+    torch = judge("PyTorch", done(), HELD) if has_torch else Finding("PyTorch", Verdict.ABSENT)
+    rows = judge("CUDA driver", DRIVER, HELD), torch, Finding("JAX", Verdict.ABSENT)
+    assert ("Only the driver was asked." in str(Check(rows, reserved=(GPU1,)))) is not has_torch
 
 
 NO_ANSWERS: list[dict[str, Any]] = [{}, {"level": "info"}, {"is_done": True, "devices": []}]

@@ -1003,7 +1003,7 @@ def test_check(here: Here, typed: CommandLine, monkeypatch: pytest.MonkeyPatch) 
     installed(monkeypatch, "torch")
     unreserved = typed("check")
     assert unreserved.code == 0
-    assert "Reserve one first: reserve-gpu run -- reserve-gpu check." in unreserved.stdout
+    assert "Reserve one first:\nreserve-gpu run -- reserve-gpu check\n" in unreserved.stdout
     reserve_gpu.reserve("1")
     os.environ["CUDA_VISIBLE_DEVICES"] = "0"
     does_not = typed("check", "--json")

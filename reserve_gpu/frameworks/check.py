@@ -18,20 +18,22 @@ from reserve_gpu.frameworks.verdict import Finding, Verdict
 from reserve_gpu.model import Device, Promise
 from reserve_gpu.notices import ToType
 from reserve_gpu.our_session import session
-from reserve_gpu.report import html, messages
+from reserve_gpu.report import html, messages, terminal, words
+from reserve_gpu.report.columns import GAP, width_of, wrapped
 from reserve_gpu.report.faces import PYTHON, Face
 from reserve_gpu.report.times import duration
-from reserve_gpu.report.words import escape, labels, listed, size
+from reserve_gpu.report.words import escape, listed, plain
 from reserve_gpu.reservation import caps, environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from reserve_gpu.model import News, Row
+    from reserve_gpu.model import News, Row, Size
 
 LIMIT_S = 120.0  # importing a framework from a slow disk alone can take a minute
 PATH_LIMIT = 500  # characters of a path that are shown
 VALUE_LIMIT = 100  # likewise of a variable
+LEAST = 30  # columns for the result, however narrow the terminal
 DRIVER = "driver"
 NAMES = {
     DRIVER: "CUDA driver",
@@ -42,9 +44,6 @@ NAMES = {
 }
 # For the children alone: the reserved GPU may be in use already, so JAX takes none of its memory.
 QUIET = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-
-TITLES = ("framework", "version", "built for", "sees", "result")
-CAP_TITLE = "cap"
 
 
 class Progress(NamedTuple):
@@ -66,16 +65,14 @@ class Check:
 
     reserved: what they should see, in CUDA's order. visible: CUDA_VISIBLE_DEVICES at the time.
     python: the path of the Python whose frameworks these are.
-    part_mib: of each of the reserved, None where all of it is reserved. part_unit: in which that
-    was asked for. face: where it is read.
+    part: of each of the reserved, None where all of it is reserved. face: where it is read.
     """
 
     rows: tuple[Finding, ...]
     reserved: tuple[Device, ...] = ()
     visible: str | None = None
     python: str = ""
-    part_mib: float | None = None
-    part_unit: str = "GiB"
+    part: Size | None = None
     face: Face = PYTHON
 
     @property
@@ -85,12 +82,15 @@ class Check:
 
     def __repr__(self) -> str:
         rows = [_titles(self), *(_cells(self, row) for row in _present(self))]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        return "\n".join([_headline(self), *lines, *_below(self)])
+        *widths, _ = (max(map(width_of, column)) + GAP for column in zip(*rows, strict=True))
+        is_wide = not terminal.is_terminal(sys.stdout)
+        screen = terminal.PLAIN_COLUMNS if is_wide else terminal.size(sys.stdout)[0]
+        lines = _above(self)
+        for *cells, result in rows:
+            start = "".join(map(str.ljust, cells, widths))
+            first, *more = wrapped((result,), max(screen, len(start) + LEAST), len(start))
+            lines += [start + plain(first).lstrip(), *map(plain, more)]
+        return "\n".join(line.rstrip() for line in [*lines, *_below(self)])
 
     def _repr_html_(self) -> str:
         """Return the table in HTML, with inline styles: an untrusted notebook keeps no others."""
@@ -99,8 +99,7 @@ class Check:
             contents = map(escape, _cells(self, row))
             cells = (f'<td style="{html.LINE};{html.LONG}">{content}</td>' for content in contents)
             rows += f'<tr style="{html.ROW}">{"".join(cells)}</tr>'
-        head, *below = (f"<div>{escape(line)}</div>" for line in (_headline(self), *_below(self)))
-        return f"{head}{html.table(_titles(self), rows)}{''.join(below)}"
+        return f"{_divs(_above(self))}{html.table(_titles(self), rows)}{_divs(_below(self))}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return what programs read, as JSON takes it; names are only ever added."""
@@ -108,7 +107,7 @@ class Check:
             "is_well": self.is_well,
             "python": self.python,
             "reserved": [{"label": d.label, "uuid": d.uuid} for d in self.reserved],
-            "part_mib": self.part_mib,
+            "part_mib": self.part.mib if self.part else None,
             "cuda_visible_devices": self.visible,
             "frameworks": [_row_dict(row) for row in self.rows],
         }
@@ -152,25 +151,22 @@ def check(
         driver=answers[DRIVER],
     )
     findings = [
-        _with_cap(key, verdict.judge(name, answers[key], place), reserved, promise.part_mib)
+        _capped(key, verdict.judge(name, answers[key], place), reserved, promise.size)
         if key in answers
         else Finding(name, Verdict.ABSENT)
         for key, name in NAMES.items()
     ]
-    part = promise.part_mib, promise.part_unit
-    return Check((*findings,), reserved, place.visible, sys.executable, *part, face)
+    return Check((*findings,), reserved, place.visible, sys.executable, promise.size, face)
 
 
-def _with_cap(
-    key: str, finding: Finding, devices: Sequence[Device], part_mib: float | None
-) -> Finding:
+def _capped(key: str, found: Finding, devices: Sequence[Device], part: Size | None) -> Finding:
     """Return the finding with what keeps the framework within a part, or the line that would."""
-    if part_mib is None:
-        return finding
+    if part is None:
+        return found
     names = caps.kept_by(os.environ)
     if name := names.get(key):
-        return finding._replace(cap=f"{name}={shown(os.environ[name], VALUE_LIMIT)}")
-    return finding._replace(to_type=caps.to_type(devices, part_mib).get(key))
+        return found._replace(cap=f"{name}={shown(os.environ[name], VALUE_LIMIT)}")
+    return found._replace(to_type=caps.to_type(devices, part.mib).get(key))
 
 
 def _answers(
@@ -225,17 +221,18 @@ def _inherited(rows: Sequence[Row]) -> tuple[tuple[Device, ...], Promise]:
 # -- the parts of a result -------------------------------------------------------------------------
 
 
-def _headline(check: Check) -> str:
-    python = f" Python: {shown(check.python, PATH_LIMIT)}"
+def _above(check: Check) -> list[str]:
+    """Return the lines above the table; what can be typed stands alone on one."""
+    python = f" Python: {shown(check.python, PATH_LIMIT)}."
     if check.reserved:
-        is_part = check.part_mib is not None
-        part = f"{size(check.part_mib or 0.0, check.part_unit)} of " if is_part else ""
-        return f"Reserved: {part}{labels(check.reserved)}.{python}."
+        part = f"{words.part(check.part)} of " if check.part else ""
+        return [f"Reserved: {part}{words.labels(check.reserved)}.{python}"]
     now = "not set" if check.visible is None else repr(shown(check.visible))
-    return (
-        "Nothing is reserved here, so no framework was started on a GPU. Reserve one first: "
-        f"{check.face.typed(messages.ANY)}. CUDA_VISIBLE_DEVICES is {now}.{python}."
-    )
+    return [
+        "Nothing is reserved here, so no framework was started on a GPU. Reserve one first:",
+        check.face.typed(messages.ANY),
+        f"CUDA_VISIBLE_DEVICES is {now}.{python}",
+    ]
 
 
 def _present(check: Check) -> list[Finding]:
@@ -247,25 +244,32 @@ def _below(check: Check) -> list[str]:
     """Return the lines below the table: what is not installed, what to do, what can be typed."""
     names = [row.name for row in check.rows if row.verdict is Verdict.ABSENT]
     absent = [f"Not installed: {listed(names)}."] if names else []
+    if len(names) == len(check.rows) - 1:
+        absent.append("Only the driver was asked. Do your programs run with another Python?")
     texts = [row.remedy for row in check.rows if row.remedy]
     texts += [messages.say(ToType(row.name, row.to_type)) for row in check.rows if row.to_type]
     return [*absent, *(line for text in texts for line in text.splitlines())]
 
 
+def _divs(lines: Sequence[str]) -> str:
+    return "".join(f"<div>{escape(line)}</div>" for line in lines)
+
+
 def _titles(check: Check) -> tuple[str, ...]:
-    return TITLES if check.part_mib is None else (*TITLES, CAP_TITLE)
+    cap = ("cap",) if check.part else ()
+    return "framework", "version", "built for", "sees", *cap, "result"
 
 
 def _cells(check: Check, row: Finding) -> list[str]:
-    """Return the columns of one framework; the last is there where a part is reserved."""
+    """Return the columns of one framework; one for its cap where a part is reserved."""
     if row.build is None:
         built_for = "CPU" if row.version else ""
     else:
         built_for = f"CUDA {row.build}".rstrip()
     result = f"{row.verdict.value}: {row.reason}" if row.reason else row.verdict.value
-    cap = [] if check.part_mib is None else [row.cap or "not capped"]
+    cap = [row.cap or "not capped"] if check.part else []
     sees = ", ".join(label for label, _ in row.sees)
-    return [row.name, row.version or "", built_for, sees, result, *cap]
+    return [row.name, row.version or "", built_for, sees, *cap, result]
 
 
 def _row_dict(row: Finding) -> dict[str, Any]:

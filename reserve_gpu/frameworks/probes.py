@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 NO_CUDA = None  # as a build: this one can't use an NVIDIA GPU
 UNNAMED = ""  # as a build: for CUDA, but it does not say which version
-NOT_LOADED = -1  # as a CUresult: there is no libcuda.so.1, or it can't be loaded
+MISSING = -1  # as a CUresult: there is no libcuda.so.1
 CAPABILITY = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, and _MINOR (cuda.h)
 PR_SET_PDEATHSIG, SIGKILL = 1, 9  # sys/prctl.h, signal.h
 
 
 class DriverCallError(Exception):
-    """The CUDA driver failed. code: the CUresult of the call (cuda.h), or NOT_LOADED."""
+    """The CUDA driver failed. code: the CUresult of the call (cuda.h), or MISSING."""
 
-    def __init__(self, text: str, code: int) -> None:
+    def __init__(self, text: str, code: int | None) -> None:
         super().__init__(text)
         self.code = code
 
@@ -57,19 +57,16 @@ class _Driver:
         try:
             self.cuda = self.ctypes.CDLL("libcuda.so.1")
         except OSError as error:
-            raise DriverCallError(str(error), NOT_LOADED) from error
-        version = self.ctypes.c_int()
-        self._ask("cuDriverGetVersion", self.ctypes.byref(version))
-        self.version = _dotted(version.value)
+            is_missing = str(error).startswith("libcuda.so.1: cannot open")  # the words of glibc
+            raise DriverCallError(str(error), MISSING if is_missing else None) from error
+        self.version = _dotted(self._number("cuDriverGetVersion"))
 
     def devices(self) -> Sequence[int]:
         self._ask("cuInit", 0)
-        self._ask("cuDeviceGetCount", self.ctypes.byref(count := self.ctypes.c_int()))
-        return range(count.value)
+        return range(self._number("cuDeviceGetCount"))
 
     def uuid(self, number: int) -> str:
-        device, data = self.ctypes.c_int(), (self.ctypes.c_ubyte * 16)()
-        self._ask("cuDeviceGet", self.ctypes.byref(device), number)
+        device, data = self._number("cuDeviceGet", number), (self.ctypes.c_ubyte * 16)()
         # The first version gives a MIG instance the UUID of its GPU.
         has_second = hasattr(self.cuda, "cuDeviceGetUuid_v2")
         function = "cuDeviceGetUuid_v2" if has_second else "cuDeviceGetUuid"
@@ -78,11 +75,12 @@ class _Driver:
 
     def capability(self, number: int) -> list[int]:
         """Return the compute capability, as [12, 0]."""
-        value, parts = self.ctypes.c_int(), list[int]()
-        for attribute in CAPABILITY:
-            self._ask("cuDeviceGetAttribute", self.ctypes.byref(value), attribute, number)
-            parts.append(value.value)
-        return parts
+        return [self._number("cuDeviceGetAttribute", which, number) for which in CAPABILITY]
+
+    def _number(self, function: str, *arguments: int) -> int:
+        """Return the int that the function writes to where its first argument points."""
+        self._ask(function, self.ctypes.byref(number := self.ctypes.c_int()), *arguments)
+        return int(number.value)
 
     def _ask(self, function: str, *arguments: Any) -> None:
         if code := getattr(self.cuda, function)(*arguments):

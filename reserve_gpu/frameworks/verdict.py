@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu import foreign
 from reserve_gpu.errors import shown
-from reserve_gpu.frameworks.probes import NOT_LOADED
+from reserve_gpu.frameworks.probes import MISSING
 from reserve_gpu.gpus import names
 from reserve_gpu.report.words import listed
 
@@ -28,7 +28,7 @@ TEXT_LIMIT = 200  # characters of what a framework says
 # What to do about an error of cuInit; docs/check.md says where that is from. What can be typed
 # stands on a line of its own.
 REMEDIES: dict[int, str] = {
-    NOT_LOADED: "CUDA's part of the NVIDIA driver was not found. A container needs "
+    MISSING: "CUDA's part of the NVIDIA driver was not found. A container needs "
     "NVIDIA_DRIVER_CAPABILITIES=compute,utility; Debian has it in the package libcuda1.",
     # CUDA_ERROR_STUB_LIBRARY
     34: "This libcuda.so.1 is the stub of the CUDA toolkit, made for linking: no program can run "
@@ -145,6 +145,7 @@ class Finding(NamedTuple):
 def judge(name: str, answer: FrameworkAnswer, place: Expectation) -> Finding:
     """Return the row of a framework, from its answer."""
     verdict, reason = _verdict(answer, place)
+    is_cause = answer is place.driver and reason == _foreign(answer.error or "")
     return Finding(
         name,
         verdict,
@@ -152,7 +153,7 @@ def judge(name: str, answer: FrameworkAnswer, place: Expectation) -> Finding:
         build=None if answer.build is None else shown(answer.build, 20),
         sees=tuple(map(place.named, answer.devices or ())),
         reason=reason,
-        remedy=_remedy(answer, reason) if answer is place.driver else None,
+        remedy=REMEDIES.get(answer.driver_code or 0) if is_cause else None,
     )
 
 
@@ -255,14 +256,6 @@ def _why_none(answer: FrameworkAnswer, place: Expectation) -> str:
             f"this build is for {shown(answer.build or '', 20)}"
         )
     return _foreign(answer.error or answer.stderr or "it gives no reason")
-
-
-def _remedy(driver: FrameworkAnswer, reason: str) -> str | None:
-    """Return what to do about the driver's error; None where it is not known, or not the cause."""
-    is_cause = reason == _foreign(driver.error or "")
-    if driver.driver_code == NOT_LOADED:
-        is_cause = reason.startswith("libcuda.so.1: cannot open")  # the words of glibc
-    return REMEDIES.get(driver.driver_code or 0) if is_cause else None
 
 
 def _why_other(answer: FrameworkAnswer, reserved: Sequence[str], place: Expectation) -> str:
