@@ -18,9 +18,10 @@ from reserve_gpu.frameworks.verdict import Finding, Verdict
 from reserve_gpu.model import Device, Promise
 from reserve_gpu.notices import ToType
 from reserve_gpu.our_session import session
-from reserve_gpu.report import html, messages, terminal, words
+from reserve_gpu.report import html, messages, words
 from reserve_gpu.report.columns import GAP, width_of, wrapped
 from reserve_gpu.report.faces import PYTHON, Face
+from reserve_gpu.report.terminal import PLAIN_COLUMNS, is_terminal, size
 from reserve_gpu.report.times import duration
 from reserve_gpu.report.words import escape, listed, plain
 from reserve_gpu.reservation import caps, environment
@@ -83,8 +84,7 @@ class Check:
     def __repr__(self) -> str:
         rows = [_titles(self), *(_cells(self, row) for row in _present(self))]
         *widths, _ = (max(map(width_of, column)) + GAP for column in zip(*rows, strict=True))
-        is_wide = not terminal.is_terminal(sys.stdout)
-        screen = terminal.PLAIN_COLUMNS if is_wide else terminal.size(sys.stdout)[0]
+        screen = size(sys.stdout)[0] if is_terminal(sys.stdout) else PLAIN_COLUMNS
         lines = _above(self)
         for *cells, result in rows:
             start = "".join(map(str.ljust, cells, widths))
@@ -273,15 +273,9 @@ def _cells(check: Check, row: Finding) -> list[str]:
 
 
 def _row_dict(row: Finding) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "state": row.verdict.value,
-        "version": row.version,
-        "is_built_for_cuda": row.build is not None if row.version else None,
-        "cuda_version": row.build or None,
-        "sees": [{"label": label, "uuid": uuid} for label, uuid in row.sees],
-        "reason": row.reason or None,
-        "remedy": row.remedy,
-        "cap": row.cap,
-        "to_type": row.to_type,
-    }
+    """Return a row as programs read it: the finding's fields, some of them by other names."""
+    told = row._asdict()
+    build, told["state"] = told.pop("build"), told.pop("verdict").value
+    told["is_built_for_cuda"] = build is not None if row.version else None
+    told["sees"] = [{"label": label, "uuid": uuid} for label, uuid in row.sees]
+    return told | {"cuda_version": build or None, "reason": row.reason or None}
