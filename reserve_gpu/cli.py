@@ -35,6 +35,11 @@ else:
 
 LAST_STANDARD = 2  # the descriptor of stderr
 DOES_NOT_FIT = 1  # exit code of `check`
+MEANT = {  # by words that others have for it
+    "reserve": "Type reserve-gpu run, or in a notebook %reserve_gpu.",
+    "free": "Did you mean release, or status?",
+    "ps": "Did you mean status, or list?",
+}
 OPTIONS = ("-h", "--help", "--version")
 
 TEXT = "Reserve GPUs for a command, for as long as it runs."
@@ -245,6 +250,7 @@ def _words(typed: list[str]) -> list[str]:
 
 def _start(words: list[str]) -> int:
     """Parse the words that are ours, and call the subcommand."""
+    words = [*words[1:], "--help"] if words[:1] == ["help"] else words
     typed = [each for each in COMMANDS if each.words.split() == words[: each.words.count(" ") + 1]]
     if words and not typed:
         _require_command(words)
@@ -278,10 +284,9 @@ def _require_command(words: list[str]) -> None:
     wrong = " ".join(words[: 1 + is_group])
     if wrong in options.REMOVED:
         raise errors.RequestError(options.gone(wrong))
-    raise errors.RequestError(
-        f"There is no command {errors.shown(wrong)}. There are: {', '.join(known)}. "
-        "See reserve-gpu --help"
-    )
+    near = MEANT.get(wrong) or options.likely(wrong, known)
+    text = f"There is no command {errors.shown(wrong)}. {near} See reserve-gpu --help"
+    raise errors.RequestError(text)
 
 
 def _parser(commands: Sequence[Command]) -> Parser:

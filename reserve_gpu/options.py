@@ -6,7 +6,7 @@ and Tab completion take it from the table.
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from reserve_gpu import api
@@ -40,6 +40,21 @@ REMOVED = {
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
+def likely(word: str, known: Sequence[str], before: str = "") -> str:
+    """Return `Did you mean NEAREST?`, or all that is known. before: to each of them."""
+    from difflib import get_close_matches
+
+    for near in get_close_matches(word, known, 1):
+        return f"Did you mean {before}{near}?"
+    return f"There are: {', '.join(before + each for each in known)}."
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise RequestError(f"{shown(text)!r} is no number of GPUs. Give one, as -n 2.")
+    return int(text)
+
+
 class Option:
     """One argument, as argparse takes it.
 
@@ -49,9 +64,17 @@ class Option:
 
     def __init__(self, *flags: str, offers: Sequence[str] = (), **settings: Any) -> None:
         self.flags, self.settings, self.offers = flags, settings, offers
+        if "choices" in settings:
+            settings["type"] = self._choice
         self.flag = flags[-1]  # `--min-memory`; `devices` for the names of devices
         # What the parser calls its value, and reserve() its keyword.
         self.attribute = settings.get("dest") or self.flag.lstrip("-").replace("-", "_")
+
+    def _choice(self, text: str) -> str:
+        choices = self.settings["choices"]
+        if text not in choices:
+            raise RequestError(f"There is no {self.flag} {shown(text)}. {likely(text, choices)}")
+        return text
 
 
 DEVICES = Option(
@@ -66,7 +89,7 @@ COUNT = Option(
     "-n",
     "--count",
     offers=("1", "2", "4", "8"),
-    type=int,
+    type=_count,
     metavar="COUNT",
     help="how many, the best connected ones",
 )
@@ -272,8 +295,16 @@ class Parser(ArgumentParser):
         Raises RequestError for a word that is unknown.
         """
         # One way to write an option: what is like one is answered with the nearest.
-        self.allow_abbrev = False
-        arguments, unknown = super().parse_known_args(args, namespace)
+        self.allow_abbrev = self.exit_on_error = False
+        try:
+            arguments, unknown = super().parse_known_args(args, namespace)
+        except ArgumentError as error:
+            if isinstance(error.__context__, RequestError):  # of a value, in our own words
+                raise error.__context__ from None
+            flag = (error.argument_name or "").partition("/")[0]
+            action = self._option_string_actions.get(flag)
+            needs = f"needs a value: {action.help}" if action and action.nargs != 0 else ""
+            self.error(f"{flag} {needs or error.message}".replace("%%", "%"))
         for word in unknown:
             flag = word.partition("=")[0]
             if flag in REMOVED:
@@ -281,18 +312,18 @@ class Parser(ArgumentParser):
             if flag.startswith("-") and flag != "--":
                 raise RequestError(f"There is no option {shown(flag)}. {self._nearest(flag)}")
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        names.parse(getattr(arguments, "devices", ()))
+            self.error(f"What is {' '.join(unknown)}? A value of several words needs quotes")
+        devices = getattr(arguments, "devices", ())
+        for word in {each[2:] for each in self._option_string_actions}.intersection(devices):
+            raise RequestError(f"{word!r} names no GPU. Did you mean --{word}?")
+        names.parse(devices)
         return arguments, unknown
 
     def _nearest(self, flag: str) -> str:
         """Return a sentence with the option that may be meant, or with all that there are."""
-        from difflib import get_close_matches
-
-        known = [each for each in self._option_string_actions if each.startswith("--")]
         # Without the hyphens, which are alike in all of them.
-        near = get_close_matches(flag.lstrip("-"), [each[2:] for each in known], 1)
-        return f"Did you mean --{near[0]}?" if near else f"There are: {', '.join(known)}."
+        known = [each[2:] for each in self._option_string_actions if each.startswith("--")]
+        return likely(flag.lstrip("-"), known, "--")
 
     def error(self, message: str) -> NoReturn:
         """Raise RequestError with argparse's message, and where to read more, if there is help."""

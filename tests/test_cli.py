@@ -333,7 +333,7 @@ NO_SUCH = (
         ("run", "There is no command to run"),
         ("run --", "There is no command to run"),
         ("run 0 --", "There is no command to run"),
-        ("run -n x -- true", "See reserve-gpu run --help"),
+        ("run -n -1 -- true", "'-1' is no number of GPUs. Give one, as -n 2.\n"),
         ("run nonsense -- true", "'nonsense' names no GPU"),
         ("run --wait soon -- true", "'soon' is no duration"),
         ("run 7 -- true", "There is no GPU7"),
@@ -342,14 +342,32 @@ NO_SUCH = (
         ("kill 3", NO_SUCH.format("kill")),
         ("wait", NO_SUCH.format("wait")),
         ("release GPU0", "You hold no GPU on this machine."),
-        ("kernel show", NO_SUCH.format("kernel show")),
+        ("kernel show", "Did you mean kernel install? See"),
         (
             "status --nonsense",
             "There is no option --nonsense. There are: --help, --format, ",
         ),
         ("status -- true", "See reserve-gpu status --help"),
-        ("stat", NO_SUCH.format("stat")),
-        ("--status --json", NO_SUCH.format("--status")),
+        ("stat", "There is no command stat. Did you mean status? See"),
+        ("reserve", "Type reserve-gpu run, or in a notebook %reserve_gpu. See"),
+        ("reserve 2 -n 3", "Type reserve-gpu run, or in a notebook %reserve_gpu. See"),
+        ("free", "Did you mean release, or status? See"),
+        ("ps aux", "Did you mean status, or list? See"),
+        ("help nonsense", NO_SUCH.format("nonsense")),
+        ("run -n two -- true", "'two' is no number of GPUs. Give one, as -n 2.\n"),
+        (
+            "run -n -- true",
+            "-n needs a value: how many, the best connected ones. See reserve-gpu run --help\n",
+        ),
+        ("run --for -- true", "--for needs a value: release it after 90s, 30m, 4h, 2d. See"),
+        ("kernel install --idle", "--idle needs a value: release it when no cell has run, "),
+        ("kernel install --prefix", "--prefix needs a value: in DIR/share/jupyter/kernels. See"),
+        ("status --json=3", "See reserve-gpu status --help\n"),
+        ("status --format", "--format needs a value: text (the default), json (for programs)"),
+        ("status --format htlm", "There is no --format htlm. Did you mean html?\n"),
+        ("report --by users", "There is no --by users. Did you mean user?\n"),
+        ("status 3", "What is 3? "),
+        ("--status --json", "There is no command --status. Did you mean status? See"),
         ("0-1 -- true", NO_SUCH.format("0-1")),
         ("record", "There is no record any more; use without a reservation is a metric of: "),
         ("kernel remove python3-gpu", "are removed by: jupyter kernelspec remove NAME\n"),
@@ -359,8 +377,11 @@ NO_SUCH = (
         ("run --wiat=1h -- true x", "There is no option --wiat. Did you mean --wait?\n"),
         ("run --gpu=1 -- true", "There is no option --gpu. There are: --help, --count, "),
         ("run -w -- true", "There is no option -w. There are: --help, --count, "),
-        ("run wait -- true", "'wait' names no GPU. Give an index"),
-        ("run 0 --name RTX 2080 Ti -- true", "unrecognized arguments: 2080 Ti."),
+        ("run wait -- true", "'wait' names no GPU. Did you mean --wait?\n"),
+        (
+            "run 0 --name RTX 2080 Ti -- true",
+            "What is 2080 Ti? A value of several words needs quotes. See",
+        ),
     ],
 )
 def test_usage(typed: CommandLine, words: str, text: str) -> None:
@@ -383,6 +404,13 @@ def test_quiet(typed: CommandLine, wishes: str) -> None:
 def test_help_in_short(typed: CommandLine, words: str) -> None:
     """`-h` shows the help that --help shows, also of a group of commands."""
     done, asked = typed(*words.split(), "-h"), typed(*words.split(), "--help")
+    assert (done.code, done.stdout, done.stderr) == (0, asked.stdout, "")
+
+
+@pytest.mark.parametrize("words", ["", "run", "kernel", "kernel install"])
+def test_help_as_a_command(typed: CommandLine, words: str) -> None:
+    """`reserve-gpu help run` shows the help of run, as `reserve-gpu run --help`."""
+    done, asked = typed("help", *words.split()), typed(*words.split(), "--help")
     assert (done.code, done.stdout, done.stderr) == (0, asked.stdout, "")
 
 

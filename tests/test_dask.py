@@ -316,7 +316,7 @@ def test_two_hosts(tmp_path: Path) -> None:
     [
         ("--min-memory fast", "'fast' is no size."),
         ("--frobnicate", "There is no option --frobnicate. There are: "),
-        ("-n two", "argument -n/--count: invalid int value: 'two'.\n"),
+        ("-n two", "'two' is no number of GPUs. Give one, as -n 2.\n"),
         ("--wait soon", "'soon' is no duration."),
         ("--for ever", "'ever' is no duration."),
     ],

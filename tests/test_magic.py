@@ -402,6 +402,7 @@ RUBBISH = [
     ("--min-memory -1", "-1"),
     ("--min-memory 1TB", "none has 1 TB"),
     ("--name Voodoo", "Voodoo"),
+    ("status", "'status' names no GPU. Did you mean --status?"),
     ("--status --watch", "There is no --watch any more; the live view is reserve-gpu top"),
     ("--exclude 1", "There is no --exclude any more; name the GPUs that you want"),
     ("--share", "There is no --share any more; for a part of a GPU say how much you will use: "),

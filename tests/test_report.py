@@ -887,8 +887,8 @@ def test_by(kept: Histories, typed: CommandLine, by: str) -> None:
     [
         ("--since soon", "'soon' is no time"),
         ("--since tomorrow", "still to come"),
-        ("--by gpus", "invalid choice: 'gpus'"),
-        ("--format xml", "invalid choice: 'xml'"),
+        ("--by gpus", "There is no --by gpus. Did you mean gpu?"),
+        ("--format xml", "There is no --format xml. There are: text, json, html."),
         ("--sinse 7d", "Did you mean --since?"),
     ],
 )
