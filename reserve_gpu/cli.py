@@ -356,7 +356,11 @@ def _print(text: str, form: str = "text") -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     encoding = None if form == "text" else "utf-8"
     sys.stdout.reconfigure(encoding=encoding, errors="replace")  # type: ignore[union-attr]
-    print(text.removesuffix("\n"), flush=True)
+    try:
+        print(text.removesuffix("\n"), flush=True)
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - else Python tries again at its end
+        raise command.CommandError(f"stdout can't be written: {error.strerror}.", 74) from error
 
 
 def _open_standard_descriptors() -> None:

@@ -336,6 +336,7 @@ NO_SUCH = (
         ("run -n -1 -- true", "'-1' is no number of GPUs. Give one, as -n 2.\n"),
         ("run nonsense -- true", "'nonsense' names no GPU"),
         ("run --wait soon -- true", "'soon' is no duration"),
+        ("run --for 99999999d -- true", "'99999999d' is too long. The most is 34722d.\n"),
         ("run 7 -- true", "There is no GPU7"),
         ("run -n 9 -- true", "9"),
         ("nonsense", NO_SUCH.format("nonsense")),
@@ -675,6 +676,19 @@ def test_a_signal_ends_a_wait(here: Here, number: str, code: int) -> None:
         assert "Traceback" not in said
         assert not queue(here)
     assert held(here) == []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("words", ["status", "status --json", "list", "--version"])
+def test_a_full_disk(here: Here, words: str) -> None:
+    """Where stdout can't be written one line says so, and the exit code is not 0."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*US, *words.split()], env=here.environ(), cwd=here.folder, text=True, check=False,
+            stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, timeout=LIMIT_S,
+        )  # fmt: skip
+    assert done.returncode == 74
+    assert done.stderr == "stdout can't be written: No space left on device.\n"
 
 
 @pytest.mark.process

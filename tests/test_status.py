@@ -581,6 +581,8 @@ def test_without_a_lock_directory(here: Here, monkeypatch: pytest.MonkeyPatch) -
     assert [device["state"] for device in found["devices"]] == ["unknown", "busy"]
     assert "/dev/null" in found["problem"]
     assert "Reservations may be missing here: The lock directory /dev/null" in str(status)
+    assert str(status).startswith("Whether GPU0 is free can't be seen.")
+    assert not re.search("None of|Get one|queue|Ask", str(status))
 
 
 def test_a_lock_that_cannot_be_opened(here: Here) -> None:

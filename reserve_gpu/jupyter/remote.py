@@ -142,7 +142,7 @@ def _at_first_sight(answer: HostAnswer) -> str:
     """Return why a host is not asked to reserve, by how it stands; it may be asked to wait."""
     if answer.status is None:
         return answer.problem
-    free = statuses.free(answer.status.rows)
+    free = statuses.free(answer.status)
     return f"{free.rstrip('.')}, which is not what is asked for" if _free(answer) else free
 
 

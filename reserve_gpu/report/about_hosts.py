@@ -130,7 +130,7 @@ def _section(name: str, seen: Status) -> Layout:
         (name, STRONG),
         ("" if is_same else f" ({own})", FAINT),
         ": ",
-        (status.free(seen.rows), STRONG),
+        (status.free(seen), STRONG),
         *layout.common_model(seen.rows),
     )
     message = ruled.head(seen.rules)

@@ -107,11 +107,13 @@ def queue(status: Status) -> list[Line]:
     ]
 
 
-def free(rows: Sequence[Row]) -> str:
+def free(status: Status) -> str:
     """Return `3 of 8 GPUs are free: GPU2, GPU4 and GPU5.`."""
-    available = layout.free(rows)
+    rows, available = status.rows, layout.free(status.rows)
     if not rows:
         return "There is no GPU."
+    if unseen := _unseen(status):
+        return f"Whether {words.ranges(unseen)} {words.be(len(unseen))} free can't be seen."
     is_split = any(row.device.instance is not None for row in rows)
     what = f"{len(rows)} {'device' if is_split else 'GPU'}{'' if len(rows) == 1 else 's'}"
     if len(rows) == 1:
@@ -126,10 +128,16 @@ def free(rows: Sequence[Row]) -> str:
     return f"{len(available)} of {what} {words.be(len(available))} free: {named}."
 
 
+def _unseen(status: Status) -> list[Row]:
+    """Return what may be free for all that is known of reservations, where nothing else is."""
+    is_told = status.problem is None or layout.free(status.rows)
+    return [] if is_told else [row for row in status.rows if row.state is State.UNKNOWN]
+
+
 def _head(status: Status) -> list[Line]:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.time))
     about = (f"  {shown(status.host)}, {when}", FAINT)
-    first = ((free(status.rows), STRONG), about, *layout.common_model(status.rows, ", "))
+    first = ((free(status), STRONG), about, *layout.common_model(status.rows, ", "))
     lines: list[Line] = [*ruled.head(status.rules), first]
     if mine := [row for row in status.rows if row.is_mine]:
         lines.append(((f"{status.face.here.capitalize()} has {words.labels(mine)}.", MARK),))
@@ -160,7 +168,8 @@ def _advice(status: Status) -> list[Line]:
     Return nothing if this process may use only some of the devices: another line says which.
     """
     rows, face = status.rows, status.face
-    if not rows or status.limit is not None or any(row.is_mine for row in rows):
+    has_any = status.limit is not None or any(row.is_mine for row in rows)
+    if not rows or has_any or _unseen(status):
         return []
     if status.is_late:
         return [(f"CUDA has started in {face.here}: only what it sees can be reserved.",)]
