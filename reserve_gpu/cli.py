@@ -44,57 +44,58 @@ OPTIONS = ("-h", "--help", "--version")
 
 TEXT = "Reserve GPUs for a command, for as long as it runs."
 RUN_TEXT = """\
-The command has the same process id, so signals and its exit code are its own. The GPUs are free
-when it has ended, and whatever it started and left running. What is said here is said on stderr.
-At the end of --for and --until the command gets SIGTERM, and a minute later SIGKILL.
+The command has the same process id, and its own signals and exit code. The
+GPUs are free when it has ended, and whatever it started and left running. At
+the end of --for and --until it gets SIGTERM, and a minute later SIGKILL.
 
 examples:
   reserve-gpu run -- python train.py             on the first idle GPU
-  reserve-gpu run -n 2 --wait 1h -- python train.py
-                                                 on two; wait for them for up to an hour
-  reserve-gpu run --for 4h -- python train.py    for four hours
-  reserve-gpu run 1,3 -- bash                    GPUs 1 and 3 for all that this shell starts
+  reserve-gpu run -n 2 --wait 1h -- python t.py  on two; wait for up to an hour
+  reserve-gpu run 1,3 -- bash                    for all that this shell starts
   mpirun -n 4 reserve-gpu run -- python rank.py  a GPU for each rank
 
 exit codes: the command's own, if it was started; else
-  2 the request makes no sense here     69 no NVIDIA driver, or it fails
-  75 no GPU is free, or the wait ran out     78 the lock directory can't be used
-  126 the command can't be run     127 it can't be found     130 interrupted
+  2 the request makes no sense here       69 no NVIDIA driver, or it fails
+  75 no GPU is free, or the wait ran out  78 the lock directory can't be used
+  126 the command can't be run            127 it can't be found
+  130 interrupted
 """
 REPORT_TEXT = """\
-It shows what was logged where `history = true` is set: your own reservations, and for root those of
-all users. A part of a GPU counts by its share of the memory.
+It shows what was logged where `history = true` is set: your own reservations,
+and for root those of all. A part of a GPU counts by its share of the memory.
 
 examples:
-  reserve-gpu report                             each user, in the last 7 days
-  reserve-gpu report --since Mon --by notebook   each notebook and command, since Monday 0:00
-  reserve-gpu report --since 30d --by gpu        each GPU, in the last 30 days
+  reserve-gpu report                            each user, in the last 7 days
+  reserve-gpu report --since Mon --by notebook  each notebook, since Monday
+  reserve-gpu report --since 30d --by gpu       each GPU, in the last 30 days
+  reserve-gpu report --hosts lab                all machines of the group lab
   reserve-gpu report --since 2026-11-01 --format html > november.html
-  reserve-gpu report --hosts lab                 all machines of the group lab together
 """
 CHECK_TEXT = """\
-Asks PyTorch, TensorFlow, JAX and others, each in a process of its own; run it under `reserve-gpu
-run` to check what a command would get: reserve-gpu run -- reserve-gpu check. Exit code 1: not so.
-It asks those of the Python that reserve-gpu is installed for.
+It asks PyTorch, TensorFlow, JAX and others of this Python, each in a process
+of its own. The exit code is 1 if one of them uses other GPUs. To check what a
+command would get: reserve-gpu run -- reserve-gpu check
 """
 JOIN_TEXT = """\
-Without a name, your only reservation is joined; without a command, your shell is started. The
-command has the same GPUs, the same part and the same variables. The GPUs are taken as long as the
-notebook or the command lives.
+Without a name your only reservation is joined, without a command your shell
+is started. It has the same GPUs, the same part and the same variables. The
+GPUs are taken as long as the notebook or the command lives.
 
 examples:
-  reserve-gpu join                               your shell, beside your only notebook
-  reserve-gpu join train.ipynb -- python eval.py a command, beside that one
+  reserve-gpu join                                your shell
+  reserve-gpu join train.ipynb -- python eval.py  a command
 """
 RELEASE_TEXT = """\
-Without a name, your only reservation is released. A notebook that has started CUDA, a script and a
-command can't release a GPU as long as they live: --end ends them. Exit code 75: something is still
-held, or in use. On another machine: ssh lab1 reserve-gpu release train.ipynb
+Without a name your only reservation is released. A notebook that has started
+CUDA, a script and a command hold a GPU as long as they live: --end ends them.
+The exit code is 75 if something is still held, or in use.
+On another machine: ssh lab1 reserve-gpu release train.ipynb
 """
 KERNEL_TEXT = """\
-It is started with this Python. Where no GPU is free it starts anyway, sees no GPU, and its
-first cell shows why. --wait may be up to 45s, as notebooks give up on a kernel after 60 s.
-With --hosts it runs on the machine that has a free GPU; where none is free it does not start.
+It is started with this Python. Where no GPU is free it starts anyway, sees no
+GPU, and its first cell shows why. --wait may be up to 45s, as notebooks give
+up on a kernel after 60 s. With --hosts it runs on the machine that has a free
+GPU; where none is free it does not start.
 """
 
 

@@ -256,10 +256,10 @@ MAGIC_CHAPTERS = {
 MAGIC_EXAMPLES = """\
 examples:
   %reserve_gpu                           the first idle GPU
-  %reserve_gpu 1,3                       GPUs 1 and 3, which CUDA then numbers 0 and 1
-  %reserve_gpu -n 2 --min-memory 16GB    two of 16 GB or more, as close to each other as can be
-  %reserve_gpu --memory 10GB             10 GB of one that others may have parts of, too
-  %reserve_gpu --wait 1h --note thesis   the first that comes free within an hour, and why
+  %reserve_gpu 1,3                       GPUs 1 and 3; for CUDA they are 0 and 1
+  %reserve_gpu -n 2 --min-memory 16GB    two of 16 GB or more, close together
+  %reserve_gpu --memory 10GB             10 GB of a GPU that others share
+  %reserve_gpu --wait 1h --note thesis   wait for an hour at most, and say why
 """
 
 

@@ -363,6 +363,7 @@ def test_nothing_reserved(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not found.reserved
     assert found.is_well
     assert str(found).startswith("Nothing is reserved here")
+    assert max(map(len, str(found).splitlines()[:2])) <= 80
     assert "CUDA_VISIBLE_DEVICES is not set." in str(found)
     assert not [call for call in here.calls() if "PrimaryCtx" in call]
 

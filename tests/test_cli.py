@@ -473,12 +473,15 @@ def test_a_command_after_options_or_devices_needs_a_sign(
     "words",
     [
         "--help", "run --help", "run -h", "run --wait --help", "run --help env", "status --help",
-        "check --help", "report --help", "kernel --help", "kernel install --help",
+        "check --help", "report --help", "kernel --help", "kernel install --help", "top --help",
+        "join --help", "list --help", "release --help",
     ],
 )  # fmt: skip
-def test_help(here: Here, typed: CommandLine, words: str) -> None:
-    """--help tells of each command what there is to know, and touches no GPU."""
+def test_help(here: Here, typed: CommandLine, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    """--help tells of each command what there is to know, in 80 columns, and touches no GPU."""
+    monkeypatch.setenv("COLUMNS", "80")
     done = typed(*words.split())
+    assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
     assert (done.code, done.stderr, done.argv) == (0, "", None)
     assert done.stdout.startswith("usage: reserve-gpu")
     assert "kernel start" not in done.stdout

@@ -477,7 +477,7 @@ def test_the_manual_page(here: Here) -> None:
     assert len(examples) == 5
     for example in examples:
         magic_parser().parse_args(example.split())
-    assert max(map(len, page.splitlines())) < 100
+    assert max(map(len, page.splitlines())) <= 80
     assert held(here) == []
 
 

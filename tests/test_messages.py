@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import time
 from itertools import product
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reserve_gpu import machine, notices
+from reserve_gpu import machine, notices, proc
 from reserve_gpu.calls import NESTED
 from reserve_gpu.model import (
     ComputeMode,
@@ -679,6 +680,20 @@ def idle(
         holders=(changed(holder, since=since, last_cell=cell),),
         is_unused=True,
     )
+
+
+@pytest.mark.parametrize(
+    ("user", "text"),
+    [
+        (proc.user_name(os.geteuid()), "You released GPU0 and GPU1 at 18:00 with reserve-gpu"),
+        ("nobody\x1b", "nobody\ufffd released GPU0 and GPU1 at 18:00 with reserve-gpu"),
+    ],
+)
+def test_who_has_released_it(user: str, text: str) -> None:
+    """Who has released a GPU from elsewhere is called you, another one by their name."""
+    at = time.mktime((2026, 11, 20, 18, 0, 0, 0, 0, -1))
+    said = messages.say(notices.ReleasedBy((GPU0, GPU1), user, at))
+    assert said == f"{text} release. %reserve_gpu gets another one."
 
 
 def test_the_longest_idle_is_asked_first() -> None:

@@ -233,9 +233,9 @@ def test_a_name_that_all_share_is_in_the_head() -> None:
     """The model stands once where all GPUs are of one, and beside each where they differ."""
     alike: tuple[Row, ...] = (free(0), free(1))
     lost = Row(Fault(2, "GPU is lost"), State.BROKEN)
-    for rows in (alike, (*alike, lost)):
+    for rows, rest in ((alike, ""), ((*alike, lost), " and 1 that can't be read")):
         first, titles, *lines = str(status(*rows)).splitlines()
-        assert first.endswith(", 2 x A100-SXM4-80GB")
+        assert first.endswith(f", 2 x A100-SXM4-80GB{rest}")
         assert "name" not in titles
         assert not any("A100" in line for line in lines)
     assert "<th" in status(*alike)._repr_html_()

@@ -107,9 +107,10 @@ def entries(rows: Sequence[Row], view: View) -> list[Entry]:
 
 
 def common_model(rows: Sequence[Row], before: str = "  ") -> Line:
-    """Return `8 x A100-SXM4-80GB`, for the head, if all devices share one name."""
+    """Return `8 x A100-SXM4-80GB`, for the head, if all devices that can be read share one name."""
     name, count = _shared_name(rows), sum(isinstance(row.device, Device) for row in rows)
-    return ((f"{before}{count} x {name}", FAINT),) if name else ()
+    rest = f" and {len(rows) - count} that can't be read" if count < len(rows) else ""
+    return ((f"{before}{count} x {name}{rest}", FAINT),) if name else ()
 
 
 def _shared_name(rows: Sequence[Row]) -> str:

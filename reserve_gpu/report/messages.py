@@ -6,12 +6,13 @@ Values in, text out. What is said of one device is in `words.py`.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import Counter
 from functools import singledispatch
 from typing import TYPE_CHECKING
 
-from reserve_gpu import notices
+from reserve_gpu import notices, proc
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.names import entries, gpu_index
 from reserve_gpu.model import MIB, UNITS, Device, Fault, Promise, Request, Size, State, Unfit
@@ -226,11 +227,9 @@ def unusable(notice: notices.Unusable) -> str:
 def released_by(notice: notices.ReleasedBy) -> str:
     """Say that devices were released because somebody asked for it."""
     devices, user, at = notice
-    return (
-        f"{labels(devices)} {'was' if len(devices) == 1 else 'were'} released at "
-        f"{times.moment(at, at)}: {shown(user)} asked for it with reserve-gpu release. "
-        "%reserve_gpu gets another one."
-    )
+    who = "You" if user == proc.user_name(os.geteuid()) else shown(user)
+    what = f"{who} released {labels(devices)} at {times.moment(at, at)} with reserve-gpu release"
+    return f"{what}. %reserve_gpu gets another one."
 
 
 @say.register
