@@ -19,7 +19,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.histories import Histories, Stay
 from tests.hosts import Hosts
 from tests.lab import Lab, Notebook, browser, show_theme
 from tests.machine import ROOT, Child, Machine
@@ -253,26 +252,6 @@ def terminal(scene: Scene, lab: Lab, page: Page) -> None:
     page.locator("pre").screenshot(path=IMAGES / "terminal.png")
 
 
-def report(scene: Scene, lab: Lab, page: Page) -> None:
-    """Draw who used what in a week, in a terminal of 100 columns."""
-    del lab
-    histories = Histories(scene.machine.folder / "history")
-    now = time.time() // HOUR_S * HOUR_S
-    for number, (user, hours, used) in enumerate(
-        (("alice", 31, 0.3), ("bob", 22, 0.9), ("carol", 14, 0.05), ("dave", 3, 0.96))
-    ):
-        start = int(now) - (hours + 5 * number + 1) * HOUR_S
-        stay = Stay(number, number, start, hours * HOUR_S, used, 0.04)
-        lines = (line._replace(name=NOTEBOOKS[number]) for line in stay.lines())
-        histories.write(lines, USERS[user])
-    shown = scene.machine.command(
-        sys.executable, "-m", "reserve_gpu", "report",
-        COLUMNS="100", NO_COLOR="", FORCE_COLOR="1", RESERVE_GPU_HISTORY=str(histories.folder),
-    )  # fmt: skip
-    page.set_content(TERMINAL.format(as_html(f"# reserve-gpu report\n{shown.stdout}")))
-    page.locator("pre").screenshot(path=IMAGES / "report.png")
-
-
 def hosts(scene: Scene, lab: Lab, page: Page) -> None:
     """Draw three machines in a terminal, of which one does not answer."""
     del lab
@@ -416,7 +395,6 @@ PICTURES: tuple[tuple[str, Callable[[Scene, Lab, Page], None], dict[str, int]], 
     ("light", handover, {"width": 1300, "height": 640}),
     ("dark", waiting, {"width": 1600, "height": 900}),
     ("dark", terminal, {"width": 1300, "height": 800}),
-    ("dark", report, {"width": 1300, "height": 800}),
     ("dark", hosts, {"width": 1300, "height": 800}),
     ("light", jupyterlab, {"width": 1400, "height": 640}),
     ("dark", jupyterlab_wanted, {"width": 1100, "height": 640}),

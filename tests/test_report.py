@@ -39,6 +39,7 @@ from tests.histories import (
 from tests.hosts import Hosts, needs_ssh
 from tests.lab import CHROMIUM, FLAGS
 from tests.locked import needs_root
+from tests.machine import ROOT
 from tests.test_users import DAEMON, NOBODY, as_user, for_users
 
 if TYPE_CHECKING:
@@ -543,6 +544,20 @@ def titles(report: Report, width: int) -> list[str]:
     place = next(n for n, each in enumerate(lines) if each.startswith(("user", "notebook", "GPU")))
     bars = ["bars"] if "\N{FULL BLOCK}" in "".join(lines) else []
     return bars + lines[place].split()
+
+
+WEEK = {"alice": Hours(31, 9.3, 20.5), "bob": Hours(22, 19.8, 1.3), "dave": Hours(3, 2.9, 0.0)}
+FORGOTTEN = Idle("alice", "train.ipynb", ("GPU0",), TUESDAY - DAY_S, 20.5)
+
+
+def test_the_example_of_the_page() -> None:
+    """docs/history.md begins with the report of a week as it is in a terminal of 72 columns."""
+    page = (ROOT / "docs" / "history.md").read_text()
+    typed, *example = page.split("```")[1].splitlines()[1:]
+    start = TUESDAY - 7 * DAY_S
+    week = Report("user", WEEK, WEEK, (FORGOTTEN,), start, TUESDAY, 7.0 * DAY_S, "gpu-box")
+    assert typed == "$ sudo reserve-gpu report"
+    assert example == shown(week, 72)
 
 
 @pytest.mark.parametrize("width", [20, 30, 40, 60, 61, 80, 100, 120, 121, 160, 200])
