@@ -28,6 +28,7 @@ READING_LIMIT_S = 2.0
 # Where processes can't be seen, a device with less memory in use than this has none on it: the CUDA
 # context of a program that computes nothing takes some hundred MiB.
 CONTEXT_MIB = 64.0
+IN_DOUBT = (State.BUSY, State.UNKNOWN)  # who is on such a device is worth a look
 NO_DRIVER = "the driver does not answer"
 
 
@@ -106,7 +107,7 @@ def explained(nvml: Nvml, rows: Sequence[Row], idle_mib: float | None = None) ->
     idle_mib: memory in use up to which a device is idle, None for the default.
     """
     read = [_with_users(nvml, row, idle_mib) for row in rows]
-    busy = [row.device for row in read if row.usage and row.use_state is State.BUSY]
+    busy = [row.device for row in read if row.usage and row.use_state in IN_DOUBT]
     listed = nvml.processes_of([device for device in busy if isinstance(device, Device)])
     return [
         _used(nvml, row, listed.get(row.device, []))
@@ -126,7 +127,7 @@ def _with_users(nvml: Nvml, row: Row, idle_mib: float | None) -> Row:
             row = row._replace(usage=nvml.usage(row.device, READING_LIMIT_S))
         except DeviceError as error:
             return row._replace(reason=str(error), is_unused=None)
-    return row._replace(use_state=judge(row.usage, idle_mib)) if row.usage else row
+    return row._replace(use_state=row.use_state or judge(row.usage, idle_mib)) if row.usage else row
 
 
 def identified(

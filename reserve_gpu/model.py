@@ -171,20 +171,17 @@ class Usage(NamedTuple):
     mps: int | None = None  # how many MPS clients
     sees_all: bool = True  # no process listed means that there is none (not so in a container)
     total_mib: float | None = None
-    used_mib: float | None = None
+    used_mib: float | None = None  # where the memory is the host's: by processes
     reserve_known: bool = True  # used_mib is without the driver's own reserve
     graphics_mib: float = 0.0  # what listed graphics processes account for
     mode: int | None = None  # one of ComputeMode
     awaits_reset: bool = False  # some of its memory is out of use until then
-    is_numa_node: bool = False  # of the host, which keeps pages there for nobody
+    has_host_memory: bool = False  # or a NUMA node of it, where pages are left for nobody
 
     @property
     def unexplained_mib(self) -> float | None:
-        """Return the memory in use of no graphics process; None where that says nothing.
-
-        Where a GPU is a NUMA node (GH200, GB200) pages stay there after the process that had them.
-        """
-        is_known = self.used_mib is not None and not self.is_numa_node
+        """Return the memory in use of no graphics process; None where that says nothing."""
+        is_known = self.used_mib is not None and not self.has_host_memory
         return (self.used_mib or 0.0) - self.graphics_mib if is_known else None
 
 

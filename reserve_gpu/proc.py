@@ -103,6 +103,13 @@ def is_here(name: str) -> bool:
     return name in {own, own.partition(".")[0], "localhost"}
 
 
+def memory_mib() -> float | None:
+    """Return the memory of the machine, as MemTotal of /proc/meminfo; None where that is hidden."""
+    with suppress(AttributeError):  # on Windows
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return None
+
+
 def boot_clock_ns() -> int:
     """Return the nanoseconds since the boot: one clock for all users and containers."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

@@ -48,6 +48,8 @@ LOST, UNREADABLE = 4, 5  # GPUs that have a trouble of their own
 TROUBLE = f"""
 fail nvmlDeviceGetHandleByIndex_v2 {LOST} 15
 fail nvmlDeviceGetComputeRunningProcesses_v3 {UNREADABLE} 999
+fail nvmlDeviceGetMemoryInfo {UNREADABLE} 4
+fail nvmlDeviceGetMemoryInfo_v2 {UNREADABLE} 4
 """
 
 
@@ -57,7 +59,7 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         self.machine = Machine(folder)
         self.machine.log.touch()
-        self.uses: dict[int, list[str]] = {UNREADABLE: ["memory none"]}
+        self.uses: dict[int, list[str]] = {}
         self._people = ExitStack()
         self._update()
 

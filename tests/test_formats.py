@@ -219,7 +219,8 @@ def test_metrics_of_parts_that_are_not_known(here: Here) -> None:
 
 def test_metrics_of_what_is_not_known(here: Here) -> None:
     """What can't be seen has no sample, least of all one that says that a GPU is free."""
-    here.write("gpu\n temperature none\n utilisation none\n memory none\ngpu")
+    here.write("gpu\n temperature none\n utilisation none\ngpu")
+    here.add("fail nvmlDeviceGetMemoryInfo 0 4\nfail nvmlDeviceGetMemoryInfo_v2 0 4")
     here.add("fail nvmlDeviceGetComputeMode 1 15")
     here.locks.mkdir(mode=0o755, exist_ok=True)
     (here.locks / "mutex.lock").mkdir()

@@ -136,16 +136,31 @@ def test_a_listed_pid_is_not_looked_up_in_a_container(machine: Machine) -> None:
 @pytest.mark.process
 def test_a_container_without_a_reading(machine: Machine) -> None:
     """With neither memory nor processes to go by a GPU is not picked but can be named."""
-    machine.write("gpu\n  memory none")
+    machine.write("gpu\nfail nvmlDeviceGetMemoryInfo * 4\nfail nvmlDeviceGetMemoryInfo_v2 * 4")
     with behind(machine, *CONTAINER, CUDA_DEVICE_MEMORY="7") as child:
         refused = child.reserve()
         assert refused.error == "NoFreeDeviceError"
         assert of_gpu(refused.text).startswith("unknown: ")
         assert "reserve('0')" not in refused.text  # nobody knows whose it is
+        assert "in the queue" not in refused.text  # and no wait would tell
+        assert "If you know that nobody uses GPU0, reserve all of it by its number." in refused.text
         assert any("unknown" in text for text in child.run(WARNINGS.format("0")).value)
         uuid = child.run("reserve_gpu.current().devices[0].uuid").value
         assert child.run(CUDA_SEES).value == [uuid[4:]]
         assert "CUDA_DEVICE_MEMORY" not in variables_in(child)
+
+
+@pytest.mark.process
+def test_the_hosts_memory_in_a_container(machine: Machine) -> None:
+    """A GPU with the host's memory, whose processes can't be seen, is unknown, and can be named."""
+    machine.write("gpu\n  memory none")
+    with behind(machine, *CONTAINER) as child:
+        for asked in ("", "memory='1GiB'"):
+            refused = child.reserve(asked)
+            assert of_gpu(refused.text).startswith("unknown: its memory is the host's, and not all")
+            assert "reserve all of it by its number" in refused.text
+        assert child.run("reserve_gpu.status().rows[0].promisable_mib").value is None
+        assert any("unknown" in text for text in child.run(WARNINGS.format("0")).value)
 
 
 @pytest.mark.promise
@@ -678,16 +693,18 @@ def test_gpus_in_trouble(here: Here) -> None:
 
 @on_a_host
 def test_without_a_memory_reading(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes decide; CUDA_DEVICE_MEMORY is not set, and comes back with the release."""
+    """Processes decide, the memory is the host's, and the variable comes back with the release."""
     here.use("gb10")
     monkeypatch.setenv("CUDA_DEVICE_MEMORY", "7")
+    host_mib = int(re.findall(r"MemTotal: *(\d+) kB", Path("/proc/meminfo").read_text())[0]) // 1024
     assert got() == "1"
-    assert "CUDA_DEVICE_MEMORY" not in variables()
+    assert variables()["CUDA_DEVICE_MEMORY"] == str(host_mib)
     assert "4321000" in of_gpu(refused(count=2))
     reserve_gpu.release()
     assert variables() == {"CUDA_DEVICE_MEMORY": "7"}
-    with pytest.raises(ImpossibleError, match="can't be had"):
-        reserve_gpu.reserve(min_memory=1000)
+    assert got(min_memory=f"{host_mib}MiB") == "1"
+    with pytest.raises(ImpossibleError, match="none has"):
+        reserve_gpu.reserve(min_memory=f"{host_mib + 1}MiB")
 
 
 def test_a_desktop_is_idle(here: Here) -> None:

@@ -126,7 +126,8 @@ def test_two_devices_get_a_line_each(here: Here) -> None:
 
 def test_what_the_driver_does_not_say_is_left_out(here: Here) -> None:
     """An unreported link width leaves no gap in the line, an unreported memory sets no variable."""
-    here.write("gpu\n name X\n width none\n memory none\ngpu\n name Y")
+    here.write("gpu\n name X\n width none\ngpu\n name Y\n")
+    here.add("fail nvmlDeviceGetMemoryInfo 0 4\nfail nvmlDeviceGetMemoryInfo_v2 0 4")
     os.environ["CUDA_DEVICE_MEMORY"] = "1"
     first, second, *rest = run(here.shell(), "%reserve_gpu 0,1").stdout.splitlines()
     assert first.startswith("Reserving GPU0: 0000:01:00.0 X (VBIOS ")

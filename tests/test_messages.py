@@ -539,7 +539,7 @@ def test_nothing_free_without_a_wait(waited_s: float | None) -> None:
         (State.RESERVED, True),
         (State.BUSY, True),
         (State.AWAITED, True),
-        (State.UNKNOWN, True),
+        (State.UNKNOWN, False),  # nothing is seen to run that could end
         (State.BROKEN, False),
         (State.PROHIBITED, False),
         (State.DENIED, False),

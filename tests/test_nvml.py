@@ -148,7 +148,7 @@ def test_not_idle(here: Here, scenario: str, state: State, words: str) -> None:
 
 def test_without_a_memory_reading(here: Here) -> None:
     """Without a memory reading the processes decide, if all can be seen; else it is unknown."""
-    here.write("gpu\n memory none")
+    here.write("gpu\nfail nvmlDeviceGetMemoryInfo_v2 0 4\nfail nvmlDeviceGetMemoryInfo 0 4\n")
     if proc.sees_all_processes():
         assert got() == "0"
     else:  # in a container, an empty process list proves nothing
@@ -190,7 +190,8 @@ def test_what_is_known_of_a_gpu(here: Here) -> None:
     """A GPU has its name, bus id, VBIOS, lanes and memory; None for what is not reported."""
     here.write(
         "gpu\n name Tesla T4\n bus 0001:3b:00.0\n vbios 90.04\n width 8\n memory 15360\n"
-        "gpu\n width none\n memory none\nfail nvmlDeviceGetName 1 3\n"
+        "gpu\n width none\nfail nvmlDeviceGetName 1 3\n"
+        "fail nvmlDeviceGetMemoryInfo_v2 1 4\nfail nvmlDeviceGetMemoryInfo 1 4\n"
     )
     first, second = walk()
     assert first == Device(
@@ -805,20 +806,56 @@ def test_the_gpu_with_the_screen_comes_last(here: Here) -> None:
         assert text.index("\n0 ") < text.index("\n1 ")
 
 
-def test_a_numa_node_is_judged_by_its_processes(here: Here) -> None:
-    """Pages that nobody has any more on a GPU that is a NUMA node of the host are no use."""
-    left = "gpu\n memory 98304\n numa 1\n used 20000\n"
-    here.write(left)
+HOST_MIB = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
+# Of GPUs with the host's memory: how NVML tells of it, with 20 GB in use, and how much there is.
+HOSTS_MEMORY = {
+    "a NUMA node of the host": ("gpu\n memory 98304\n used 20000\n numa 1\n", 98304),
+    "not supported": ("gpu\n memory none\n used 20000\n", HOST_MIB),
+    "the host's total": (f"gpu\n memory {HOST_MIB}\n used 20000\n addressing 2\n", HOST_MIB),
+}
+
+
+@pytest.mark.skipif(not proc.sees_all_processes(), reason="in a container they can't be seen")
+@pytest.mark.parametrize(("gpu", "total_mib"), HOSTS_MEMORY.values(), ids=HOSTS_MEMORY.keys())
+def test_the_hosts_memory(here: Here, gpu: str, total_mib: int) -> None:
+    """Where a GPU has the host's memory processes decide, and what they hold is what is in use."""
+    here.write(gpu)
     (row,) = reserve_gpu.status().rows
-    assert row.state is State.FREE
-    assert got(memory="90GiB") == "0"
+    assert (row.state, row.promisable_mib) == (State.FREE, total_mib)
+    assert got(memory="90%") == "0"
     reserve_gpu.release()
-    here.write(f"{left} compute 4321 500\n")
+    here.write(f"{gpu} compute 4321 5000\n graphics 99 40\n")
+    (device,) = reserve_gpu.status().to_dict()["devices"]
+    assert (device["state"], device["memory_total_mib"]) == ("busy", total_mib)
+    assert device["memory_used_mib"] == 5040
+    assert f" 4.9 of {total_mib / 1024:.1f} GiB ".replace(".0 GiB", " GiB") in refused()
+    with pytest.warns(reserve_gpu.ReserveGPUWarning, match="which others use"):
+        assert got(memory=f"{total_mib - 5040}MiB") == "0"
+    reserve_gpu.release()
+    assert refused(memory=f"{total_mib - 5039}MiB")
+
+
+def test_the_hosts_memory_where_a_process_does_not_say_how_much(here: Here) -> None:
+    """Beside a process of unknown size no part of the host's memory is promised."""
+    here.write("gpu\n memory none\n compute 4321 -\n")
+    assert f" ? of {HOST_MIB / 1024:.1f} GiB ".replace(".0 GiB", " GiB") in refused()
+    assert "its memory is the host's, and not all that" in of_gpu(refused(memory=1000))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "state"),
+    [
+        (f"memory {HOST_MIB}\n used 5000", State.BUSY),  # as much as the host, on a card
+        (f"memory {HOST_MIB // 2}\n used 5000\n addressing 2", State.BUSY),
+        (f"memory {HOST_MIB}\n used 5000\n addressing 1", State.BUSY),
+        (f"memory none\n addressing 2\n{processes_fail(3)}", State.UNKNOWN),
+    ],
+)
+def test_memory_that_is_not_the_hosts(here: Here, gpu: str, state: State) -> None:
+    """Memory in use makes a card busy that has as much as its host; what is unread is unknown."""
+    here.write(f"gpu\n {gpu}\n")
     (row,) = reserve_gpu.status().rows
-    assert row.state is State.BUSY
-    here.write(left.replace(" numa 1\n", ""))
-    (row,) = reserve_gpu.status().rows
-    assert row.state is State.BUSY
+    assert row.state is state
 
 
 def test_a_status_reads_each_list_of_processes_once(here: Here) -> None:

@@ -195,7 +195,7 @@ def test_reserving_often_leaves_nothing(here: Here) -> None:
 @pytest.mark.filterwarnings("ignore:You asked for")  # in a container such a GPU is unknown
 def test_environment_is_restored(here: Here, before: dict[str, str], times: int) -> None:
     """Release restores every variable exactly, also after several different reservations."""
-    here.write("gpu\n  memory none\ngpu\n  memory none")
+    here.write("gpu\ngpu\nfail nvmlDeviceGetMemoryInfo * 4\nfail nvmlDeviceGetMemoryInfo_v2 * 4")
     os.environ.update(before)
     for index in (1, 0)[:times]:
         if VISIBLE in before and index == 0:

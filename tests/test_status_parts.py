@@ -100,7 +100,7 @@ def test_hostile_promises(here: Here, part_mib: object) -> None:
 
 def test_parts_where_memory_can_not_be_read(here: Here) -> None:
     """Where a GPU does not say how much memory is in use, what is left to promise is not known."""
-    here.write("gpu\n memory none")
+    here.write("gpu\nfail nvmlDeviceGetMemoryInfo 0 4\nfail nvmlDeviceGetMemoryInfo_v2 0 4")
     with here.rival(part_mib=1024):
         (device,) = devices()
         assert " 0 of 1 GiB for " in str(reserve_gpu.status())

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    Lists = Callable[[str], list[Process]]  # which read the processes of a kind
+
 CALL_LIMIT_S = 20.0  # initialising one GPU takes 1 to 3 s without persistence mode
 
 # Old drivers under WSL2 answer UNKNOWN for process lists.
@@ -46,11 +48,14 @@ RECOVERIES = {
 
 # By the kind of processes, as in `RunningProcesses` of NVML's names; the strongest kind first.
 KINDS = {"compute": "Compute", "MPS": "MPSCompute", GRAPHICS: "Graphics"}
-COMPUTING = ("compute", "MPS")
 
 # The second will be gone with CUDA 14; the first is missing before R570 and from older bindings.
 TEMPERATURES = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
 TEMPERATURE_GPU = 0  # NVML_TEMPERATURE_GPU
+
+# Where the memory of a GPU is the host's, its total is about the host's.
+LEAST_OF_HOST = 0.9
+ADDRESSING_ATS = 2  # NVML_DEVICE_ADDRESSING_MODE_ATS: host and GPU have one set of page tables
 
 P2P_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
 P2P_OK = 0  # NVML_P2P_STATUS_OK
@@ -65,14 +70,9 @@ class Link:
     SYSTEM = 3
 
 
-# By the common ancestor that NVML names (nvmlGpuTopologyLevel_t).
-LINKS = {
-    0: Link.SWITCH,  # INTERNAL: on one board
-    10: Link.SWITCH,  # SINGLE: one PCIe switch
-    20: Link.SWITCH,  # MULTIPLE: several PCIe switches
-    30: Link.SOCKET,  # HOSTBRIDGE
-    40: Link.SOCKET,  # NODE: one NUMA node
-}
+# The common ancestor of two GPUs as NVML names it (nvmlGpuTopologyLevel_t), the closest first: one
+# board, one PCIe switch, several of them; one host bridge, one NUMA node; all else.
+SEVERAL_SWITCHES, ONE_NODE = 20, 40
 
 
 class Nvml:
@@ -127,8 +127,7 @@ class Nvml:
         """Yield the devices in their order, but those at the end on which a display is active."""
         screens = []
         for device in devices:
-            board = self._boards.get(device.index)
-            if board and board.has_screen:
+            if (board := self._boards.get(device.index)) and board.has_screen:
                 screens.append(device)
             else:
                 yield device
@@ -235,7 +234,8 @@ class Nvml:
         gpu = self._driver.ask("nvmlDeviceGetHandleByIndex", index)
         mode = self._driver.ask_if_offered("nvmlDeviceGetMigMode", gpu, absent=NO_MIG)
         is_split = bool(mode and mode[0])
-        self._boards[index] = board = self._read_board(gpu)
+        is_shared = self._has_host_memory(gpu, is_split=is_split)
+        self._boards[index] = board = self._read_board(gpu, has_host_memory=is_shared)
         if board.fault:
             return [Fault(index, board.fault)]
         if not is_split:
@@ -244,7 +244,7 @@ class Nvml:
             Fault(index, "MIG is on, but it has no MIG instances", state=State.EMPTY)
         ]
 
-    def _read_board(self, gpu: Any) -> Board:
+    def _read_board(self, gpu: Any, *, has_host_memory: bool) -> Board:
         """Return what a GPU is like: https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/."""
         decoration = self._driver.decoration
         rows = decoration("nvmlDeviceGetRemappedRows", gpu)
@@ -256,8 +256,30 @@ class Nvml:
             FAILED if has_failed else asked and f"it has a fault: the driver asks for {asked}",
             bool(decoration("nvmlDeviceGetDisplayActive", gpu)),
             bool(is_pending) or action == DRAIN_AND_RESET,
-            decoration("nvmlDeviceGetNumaNodeId", gpu) is not None,
+            has_host_memory,
         )
+
+    def _has_host_memory(self, gpu: Any, *, is_split: bool) -> bool:
+        """Tell whether a GPU is a NUMA node of the host, or has no memory of its own.
+
+        NVML mostly can't say how much memory GPUs without have (GB10, Jetson, Thor:
+        https://github.com/leptonai/gpud/pull/1170). Some drivers give the host's total
+        (https://github.com/Syllo/nvtop/pull/463), but a card can have as much as its host, too. It
+        does not share the host's page tables (https://github.com/AlexsJones/llmfit/pull/93).
+        """
+        is_numa_node = self._driver.decoration("nvmlDeviceGetNumaNodeId", gpu) is not None
+        if is_numa_node or is_split:
+            return is_numa_node
+        try:
+            if (total_mib := self._read_memory(gpu)[0]) is None:
+                self._driver.ask("nvmlDeviceGetMemoryInfo", gpu)  # which says why
+        except DeviceError as error:
+            return error.code == Code.NOT_SUPPORTED
+        host_mib = proc.memory_mib() or 0.0
+        if not LEAST_OF_HOST * host_mib <= (total_mib or 0.0) <= host_mib:
+            return False
+        mode = self._driver.decoration("nvmlDeviceGetAddressingMode", gpu)
+        return bool(mode == ADDRESSING_ATS)
 
     def _read_instances(self, index: int, gpu: Any) -> list[Device | Fault]:
         """Return the MIG instances of a GPU. Raises DeviceError if there is no telling."""
@@ -287,6 +309,8 @@ class Nvml:
                 return known
         decoration = self._driver.decoration
         total_mib, _, reserve_mib = self._read_memory(handle)
+        if total_mib is None and slot is None and self._boards[index].has_host_memory:
+            total_mib = proc.memory_mib()
         gpu_uuid, old_name = (None, None) if slot is None else self._read_origin(handle, gpu)
         return Device(
             index=index,
@@ -318,34 +342,39 @@ class Nvml:
         processes = _distinct([*_jobs(listed), *listed("MPS"), *listed(GRAPHICS)])
         return usage, processes, self._read_gauges(device)
 
-    def _lists(self, device: Device) -> Callable[[str], list[Process]]:
-        """Return what reads the processes of a kind, each list once, when it is asked for."""
+    def _lists(self, device: Device) -> Lists:
+        """Return what reads each list of processes once, when it is asked for."""
         return cache(partial(self._read_list, self._handles[device.uuid][0]))
 
-    def _read_usage(
-        self, device: Device, listed: Callable[[str], list[Process]] | None = None
-    ) -> Usage:
+    def _read_usage(self, device: Device, listed: Lists | None = None) -> Usage:
         """Return the usage. listed: the lists of processes, where there are some already."""
         handle, gpu = self._handles[device.uuid]
         board, listed = self._boards[device.index], listed or self._lists(device)
-        total_mib, used_mib, reserve_mib = self._read_memory(handle)
+        _, used_mib, reserve_mib = self._read_memory(handle)
         # An instance has no compute mode of its own.
         mode = self._driver.ask_if_offered("nvmlDeviceGetComputeMode", gpu)
         graphics = listed(GRAPHICS)
         compute = self._read_count(handle, "Compute")
+        mps = self._read_count(handle, "MPSCompute")
+        if board.has_host_memory:
+            every = _distinct(process for kind in KINDS for process in listed(kind))
+            sizes = [each.memory_mib for each in every if each.memory_mib is not None]
+            is_complete = len(sizes) == len(every) >= (compute or 0) + (mps or 0)
+            is_known = is_complete and self.sees_all and compute is not None
+            used_mib = float(sum(sizes)) if is_known else None
         if compute and graphics:
             compute = max(0, compute - len(listed("compute")) + len(_jobs(listed)))
         return Usage(
             compute=compute,
-            mps=self._read_count(handle, "MPSCompute"),
+            mps=mps,
             sees_all=self.sees_all,
-            total_mib=total_mib,
+            total_mib=device.memory_mib,
             used_mib=used_mib,
             reserve_known=reserve_mib is not None,
             graphics_mib=float(sum(process.memory_mib or 0 for process in graphics)),
             mode=mode,
             awaits_reset=board.awaits_reset,
-            is_numa_node=board.has_host_memory,
+            has_host_memory=board.has_host_memory,
         )
 
     def _read_memory(self, handle: Any) -> tuple[float | None, float | None, float | None]:
@@ -385,11 +414,8 @@ class Nvml:
         return None
 
     def _read_computing_of(self, devices: Sequence[Device]) -> dict[Device, list[Process]]:
-        return {device: self._read_computing(device) for device in devices}
-
-    def _read_computing(self, device: Device) -> list[Process]:
-        handle, _ = self._handles[device.uuid]
-        return _distinct([p for kind in COMPUTING for p in self._read_list(handle, kind)])
+        lists = {device: self._lists(device) for device in devices}
+        return {d: _distinct([*lists[d]("compute"), *lists[d]("MPS")]) for d in lists}
 
     def _read_list(self, handle: Any, kind: str) -> list[Process]:
         """Return the processes of one kind; none where the driver keeps them to itself.
@@ -427,11 +453,12 @@ class Nvml:
                 return Link.NVLINK
         with suppress(DeviceError):
             level = self._driver.ask("nvmlDeviceGetTopologyCommonAncestor", *gpus)
-            return LINKS.get(level, Link.SYSTEM)
+            if level <= ONE_NODE:
+                return Link.SWITCH if level <= SEVERAL_SWITCHES else Link.SOCKET
         return Link.SYSTEM
 
 
-def _jobs(listed: Callable[[str], list[Process]]) -> list[Process]:
+def _jobs(listed: Lists) -> list[Process]:
     """Return the compute processes without those that are a desktop's."""
     drawing = {process.pid for process in listed(GRAPHICS)}
     return [process for process in listed("compute") if not is_desktop(process, drawing)]

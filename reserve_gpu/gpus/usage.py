@@ -95,10 +95,9 @@ def promisable_mib(
     if len(promised) < len(parts) or is_exclusive or not is_open:
         return 0.0
     uses = [use for _, use in parts if use is not None]
-    used_mib = 0.0 if usage.is_numa_node else usage.used_mib
     if len(uses) < len(parts):  # in a container, say
-        taken = max(sum(promised), used_mib)
+        taken = max(sum(promised), usage.used_mib)
     else:
-        strangers_mib = max(0.0, used_mib - sum(uses))
+        strangers_mib = max(0.0, usage.used_mib - sum(uses))
         taken = strangers_mib + sum(max(size or 0.0, use or 0.0) for size, use in parts)
     return max(0.0, device.usable_mib - taken)

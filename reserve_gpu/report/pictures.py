@@ -199,14 +199,14 @@ def _ways_out(reason: Refused, face: Face, now: float) -> list[Line]:
     missing = [row for row in rows if not row.would_be_taken]
     available = [row for row in rows if row.would_be_taken]
     may_come_free = any(
-        row.state in (*IN_USE, State.LIMITED) or (row.state is State.UNKNOWN and not row.reason)
+        row.state in (*IN_USE, State.LIMITED) or (row.state is State.UNKNOWN and row.processes)
         for row in missing
     )
     ways = asking.whom(missing, now, user)
     if any(row.counted for row in rows):  # by what this user has, so that nobody else can help
         ways = ("Release what you have there.",)
     lines = asking.yourself(missing, now, user) if user else []
-    lines += [ways] if ways else []
+    lines += [*([ways] if ways else []), *reasons.unseen(missing)]
     if reasons.is_trouble(states, request.needed):
         lines.append((reasons.trouble(states),))
     elif may_come_free and not reason.waited_s:

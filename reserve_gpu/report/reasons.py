@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import STUCK, ComputeMode, Fault, State, Unfit
-from reserve_gpu.report.words import gib, named, room, rounded_down, users
+from reserve_gpu.report.words import gib, labels, named, room, rounded_down, users
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reserve_gpu.model import Device, Row
+    from reserve_gpu.report.words import Line
 
 # What to do where no device can come free by itself.
 TROUBLE = "Waiting alone won't help: "
 LOOK = "look at what nvidia-smi says, and "  # not for what is only drained
 LOST = " (a GPU that is lost needs a reset or a reboot)"
 AWAITS_RESET = "some of its memory has failed, which the next reset of the GPU repairs"
+UNREAD = "neither its processes nor its memory can be read"
+HOSTS_MEMORY = "its memory is the host's, and not all that processes hold of it can be seen"
 # By the compute mode of a device, what it means for those who would use it.
 MODES = {
     ComputeMode.PROHIBITED: "compute mode is prohibited: nobody can use it",
@@ -47,7 +50,8 @@ def cause(row: Row) -> str:
     if use is State.PROHIBITED:
         return MODES[ComputeMode.PROHIBITED]
     if use is State.UNKNOWN:
-        return "neither its processes nor its memory can be read"
+        is_read = usage is not None and usage.has_host_memory and usage.compute is not None
+        return HOSTS_MEMORY if is_read else UNREAD
     if usage is None or use not in (State.BUSY, State.IDLE, State.FREE):
         return ""
     if use is not State.BUSY:
@@ -80,6 +84,15 @@ def promisable(row: Row, unit: str) -> str:
     if row.is_mine and row.state is State.FULL:
         return f"your part can grow to {room(mib, unit)}"
     return f"{room(mib, unit)} can still be promised"
+
+
+def unseen(rows: Sequence[Row]) -> list[Line]:
+    """Return what to do where it can't be seen whether devices are in use, or by whom."""
+    dark = [row for row in rows if row.state is State.UNKNOWN and not (row.reason or row.processes)]
+    if not dark:
+        return []
+    it = "it" if len(dark) == 1 else "one of them"
+    return [(f"If you know that nobody uses {labels(dark)}, reserve all of {it} by its number.",)]
 
 
 def is_trouble(states: Sequence[State], needed: int = 1) -> bool:

@@ -60,6 +60,17 @@ static int capability(const struct gpu *gpu, int *major, int *minor) {
     return SUCCESS;
 }
 
+struct addressing {
+    unsigned version, mode;
+};
+
+static int addressing(const struct gpu *gpu, struct addressing *to) {
+    enum { VERSION = sizeof *to | 1 << 24 };
+    if (!to) return INVALID_ARGUMENT;
+    if (to->version != VERSION) return ARGUMENT_VERSION_MISMATCH;
+    return number(gpu->addressing, &to->mode);
+}
+
 /* An instance has a name, a UUID and a memory of its own; all else is its GPU's. */
 DEVICE_CALL(nvmlDeviceGetName, (handle_t device, char *name, unsigned length), text(it.device->name, name, length))
 DEVICE_CALL(nvmlDeviceGetUUID, (handle_t device, char *uuid, unsigned length), text(it.device->uuid, uuid, length))
@@ -68,6 +79,7 @@ DEVICE_CALL(nvmlDeviceGetVbiosVersion, (handle_t device, char *version, unsigned
             text(it.gpu->vbios, version, length))
 DEVICE_CALL(nvmlDeviceGetMinorNumber, (handle_t device, unsigned *minor), number(it.gpu->minor, minor))
 DEVICE_CALL(nvmlDeviceGetNumaNodeId, (handle_t device, unsigned *node), number(it.gpu->numa, node))
+DEVICE_CALL(nvmlDeviceGetAddressingMode, (handle_t device, struct addressing *mode), addressing(it.gpu, mode))
 DEVICE_CALL(nvmlDeviceGetBrand, (handle_t device, unsigned *type), brand(&it, type))
 DEVICE_CALL(nvmlDeviceGetCudaComputeCapability, (handle_t device, int *major, int *minor),
             capability(it.gpu, major, minor))

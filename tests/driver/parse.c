@@ -103,7 +103,8 @@ static void open_gpu(char *rest) {
     if (position == GPUS) wrong("more than %d GPUs", GPUS);
     now.gpu = &now.scenario->gpus[position];
     *now.gpu = (struct gpu){.bus = position + 1, .width = 16, .generation = 3, .temperature = 40, .power = 30,
-                            .power_limit = 250, .speed = 10, .minor = position, .numa = NONE, .slots = NONE, .major_capability = 8};
+                            .power_limit = 250, .speed = 10, .minor = position, .numa = NONE, .addressing = NONE,
+                            .slots = NONE, .major_capability = 8};
     open_device(&now.gpu->whole, 8192);
     strcpy(now.gpu->whole.name, "NVIDIA Stand-in");
     strcpy(now.gpu->vbios, "86.07.22.00.A8");
@@ -242,6 +243,7 @@ static const struct word {
     {"speed", OF_GPU, NUMBER, offsetof(struct gpu, speed), NULL, NULL},
     {"minor", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, minor), NULL, NULL},
     {"numa", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, numa), NULL, NULL},
+    {"addressing", OF_GPU, NUMBER_OR_NONE, offsetof(struct gpu, addressing), NULL, NULL},
     {"remap-pending", OF_GPU, NUMBER, offsetof(struct gpu, remap_pending), NULL, NULL},
     {"remap-failed", OF_GPU, NUMBER, offsetof(struct gpu, remap_failed), NULL, NULL},
     {"screen", OF_GPU, NUMBER, offsetof(struct gpu, screen), NULL, NULL},

@@ -37,7 +37,7 @@ struct gpu {
     struct device whole;
     unsigned domain, bus, slot, function;          /* the PCI address */
     char vbios[TEXT];
-    int width, generation, mode, utilisation, temperature, power, power_limit, speed, minor, numa;
+    int width, generation, mode, utilisation, temperature, power, power_limit, speed, minor, numa, addressing;
     int remap_pending, remap_failed, recovery, screen;
     int major_capability, minor_capability;
     int mig, slots;
