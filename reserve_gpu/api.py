@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
 from reserve_gpu.calls import Late
 from reserve_gpu.cells import kernels_file
@@ -18,23 +18,20 @@ from reserve_gpu.errors import (
     ReserveGPUWarning,
     shown,
 )
-from reserve_gpu.model import Waiting
+from reserve_gpu.model import Device, News, Request, Reserved, Waiting
 from reserve_gpu.notices import Failure, HoldsAlready, TooLate
 from reserve_gpu.our_session import session
 from reserve_gpu.quantities import parse_duration
-from reserve_gpu.report.faces import MAGIC, PYTHON
+from reserve_gpu.report.faces import MAGIC, PYTHON, Face
 from reserve_gpu.reservation import environment, reserving
 from reserve_gpu.reservation.request import Deadline, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import TypeVar
 
     from reserve_gpu.gpus.names import DeviceNames
-    from reserve_gpu.model import Device, News, Request, Reserved
     from reserve_gpu.report import failures, messages
     from reserve_gpu.report import progress as displays
-    from reserve_gpu.report.faces import Face
     from reserve_gpu.reservation import restart
     from reserve_gpu.reservation.session import Reservation
 

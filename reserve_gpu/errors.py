@@ -11,11 +11,10 @@ import os
 import sys
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any, Protocol, TextIO
 
     from reserve_gpu.model import Row
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from reserve_gpu import api, errors, hosts, options, this_process
 from reserve_gpu.errors import ReserveGPUError, shown
 from reserve_gpu.jupyter import kernelspec
-from reserve_gpu.model import Device, State, Waiting
-from reserve_gpu.programs import heard
+from reserve_gpu.model import Device, News, Request, Row, State, Waiting
+from reserve_gpu.programs import Program, heard
 from reserve_gpu.report import about_hosts as said
 from reserve_gpu.report import faces, layout, messages, words
 from reserve_gpu.report import status as statuses
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from reserve_gpu.model import News, Request, Row
-    from reserve_gpu.programs import Program
     from reserve_gpu.report.about_hosts import HostAnswer
     from reserve_gpu.report.status import Status
 

@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import calls, proc
 from reserve_gpu.calls import POLL_S
-from reserve_gpu.locks.directory import QUEUE
-from reserve_gpu.model import Asks, Record
+from reserve_gpu.locks.directory import QUEUE, LockDirectory
+from reserve_gpu.model import Asks, Record, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from typing_extensions import Self
 
-    from reserve_gpu.locks.directory import LockDirectory
     from reserve_gpu.locks.lock import Lock
-    from reserve_gpu.model import Ticket
 
 STOPPED_S = 5.0  # without a sign of life; a waiter gives one each second
 NOBODY = Record()

@@ -13,13 +13,12 @@ from reserve_gpu.report import asking, layout, messages, status, words
 from reserve_gpu.report.faces import SHELL
 from reserve_gpu.report.layout import Layout, View
 from reserve_gpu.report.pictures import Picture
-from reserve_gpu.report.words import FAINT, MARK, STRONG, TYPED
+from reserve_gpu.report.words import FAINT, MARK, STRONG, TYPED, Line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from reserve_gpu.report.status import Status
-    from reserve_gpu.report.words import Line
 
 VERSION = 1  # of the JSON; names are only ever added to it
 SSH_FAILED = 255  # ssh(1), "EXIT STATUS"

@@ -12,14 +12,13 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
-from reserve_gpu.model import Slow
+from reserve_gpu.model import News, Slow
 from reserve_gpu.report import colour, columns, messages, pictures, terminal
 
 if TYPE_CHECKING:
     from IPython.display import DisplayHandle
     from typing_extensions import Self
 
-    from reserve_gpu.model import News
     from reserve_gpu.report.pictures import Picture
 
 CLEAR = "\x1b[J"  # delete from the cursor to the end of the screen

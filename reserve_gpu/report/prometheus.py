@@ -11,14 +11,13 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from reserve_gpu.errors import shown
-from reserve_gpu.model import MIB, Device, State
+from reserve_gpu.model import MIB, Device, Holder, Row, State
 from reserve_gpu.report import times
 from reserve_gpu.report.layout import idle_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from reserve_gpu.model import Holder, Row
     from reserve_gpu.report.status import Status
 
     Labels = Mapping[str, str]

@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import settings
-from reserve_gpu.model import MIB, Promise, Request
-from reserve_gpu.notices import CAPS_ARE_LATE, CapsStand, Exceeded, ToType
+from reserve_gpu.model import MIB, Device, Promise, Request
+from reserve_gpu.notices import CAPS_ARE_LATE, CapsStand, Exceeded, Notice, ToType
 from reserve_gpu.reservation.environment import (
     CUPY_LIMIT,
     OLD_TORCH_ALLOCATOR,
@@ -30,8 +30,6 @@ from reserve_gpu.reservation.request import setting_mib
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reserve_gpu.model import Device
-    from reserve_gpu.notices import Notice
     from reserve_gpu.reservation.held import Held
 
 # What a CUDA context takes beside what a framework counts: about 300 MB with PyTorch's kernels,

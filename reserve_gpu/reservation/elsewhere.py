@@ -24,14 +24,13 @@ from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.descriptors import NONE
 from reserve_gpu.locks.directory import default_path
-from reserve_gpu.model import Answer, Device
+from reserve_gpu.model import Answer, Device, Holder, Reserved
 from reserve_gpu.reservation import restart
 from reserve_gpu.reservation.process_end import LONGEST_S, STOP_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from reserve_gpu.model import Holder, Reserved
     from reserve_gpu.reservation.restart import Left
 
     Answerer = Callable[[dict[str, Any]], dict[str, Any]]

@@ -12,7 +12,7 @@ from reserve_gpu import proc
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import ImpossibleError, RequestError, shown
 from reserve_gpu.gpus import names
-from reserve_gpu.model import Device, Fault
+from reserve_gpu.model import Device, Fault, Request
 from reserve_gpu.reservation import environment
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from reserve_gpu.gpus.nvml import Nvml
     from reserve_gpu.locks.directory import LockDirectory
-    from reserve_gpu.model import Request
     from reserve_gpu.reservation import caps
 else:
     caps = Late("reservation.caps")

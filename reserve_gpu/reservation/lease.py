@@ -13,7 +13,7 @@ import sys
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from reserve_gpu import proc
 from reserve_gpu.cells import cells
@@ -21,17 +21,15 @@ from reserve_gpu.errors import DriverError, LockError
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.notices import Action, LeaseNotice, LeaseOver
+from reserve_gpu.notices import Action, LeaseDisplay, LeaseNotice, LeaseOver
 from reserve_gpu.reservation import environment, guests, schedule, use
 from reserve_gpu.reservation.process_end import ProcessEnd
 from reserve_gpu.reservation.schedule import Circumstances, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Protocol
 
     from reserve_gpu.model import Device, Lease
-    from reserve_gpu.notices import LeaseDisplay
     from reserve_gpu.reservation.held import Held
 
     class Owner(Protocol):

@@ -6,12 +6,11 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus import names, usage
-from reserve_gpu.model import STUCK, Device, Fault, State, Unfit
+from reserve_gpu.model import STUCK, Device, Fault, Request, Row, State, Unfit, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from reserve_gpu.model import Request, Row, Usage
 
 SEVERAL_INSTANCES_SINCE = 570  # driver, with CUDA 12.8
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus import names
 from reserve_gpu.locks.directory import device_of, lock_name
-from reserve_gpu.model import Device, Row, State
+from reserve_gpu.model import Device, Fault, Holder, Lease, Request, Row, Rules, State
 from reserve_gpu.notices import (
     CannotProlong,
     EndsAnyway,
@@ -21,8 +21,6 @@ from reserve_gpu.notices import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-
-    from reserve_gpu.model import Fault, Holder, Lease, Request, Rules
 
 
 def allowed(

@@ -15,7 +15,7 @@ from reserve_gpu.gpus import names
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
-from reserve_gpu.model import Device, End, Holder, Row, State
+from reserve_gpu.model import Device, End, Holder, Request, Row, State
 from reserve_gpu.notices import (
     ANOTHER_THREAD_WAITS,
     Caution,
@@ -31,17 +31,15 @@ from reserve_gpu.notices import (
 from reserve_gpu.reservation import environment, inherited, policy
 from reserve_gpu.reservation.attempt import Asking, attempt
 from reserve_gpu.reservation.outcome import Denied, Granted, Locked
-from reserve_gpu.reservation.request import idle_mib, require_settings, restart_s, rules
+from reserve_gpu.reservation.request import Deadline, idle_mib, require_settings, restart_s, rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from reserve_gpu import machine
     from reserve_gpu.locks.queue import Place
-    from reserve_gpu.model import Request
     from reserve_gpu.notices import Notice
     from reserve_gpu.reservation import journal, quota, wait
-    from reserve_gpu.reservation.request import Deadline
     from reserve_gpu.reservation.session import Reservation, Session
 else:  # what a grant mostly never needs
     machine, wait = Late("machine"), Late("reservation.wait")

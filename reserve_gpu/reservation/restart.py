@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import alarm, foreign, heir, proc
 from reserve_gpu.locks import descriptors, files
-from reserve_gpu.locks.directory import OTHERS_MODE, OWN_MODE
+from reserve_gpu.locks.directory import OTHERS_MODE, OWN_MODE, LockDirectory
 from reserve_gpu.locks.holders import is_sharers
 from reserve_gpu.reservation import handover
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from reserve_gpu.locks.directory import LockDirectory
     from reserve_gpu.locks.lock import Lock
     from reserve_gpu.reservation.held import Held
 

@@ -10,14 +10,13 @@ from reserve_gpu import calls, machine, proc
 from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.locks.queue import Place, wait_for_news
 from reserve_gpu.locks.record import myself
-from reserve_gpu.model import NO_LEASE, Asks, Device, Record, State, Waiting
+from reserve_gpu.model import NO_LEASE, Asks, Device, Record, Row, State, Ticket, Waiting
 from reserve_gpu.reservation import policy
 from reserve_gpu.reservation.outcome import Denied, Granted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from reserve_gpu.model import Row, Ticket
     from reserve_gpu.reservation.attempt import Asking
     from reserve_gpu.reservation.request import Deadline
 
