@@ -40,7 +40,7 @@ class Recorder:
         self._looked_at = now
         self.at = time.monotonic() if at is None else at  # up to which the lines count
         self._next_look = time.monotonic() + every_s
-        self._write()
+        self.page.write(self.entries)
 
     @property
     def entries(self) -> tuple[LogLine, ...]:
@@ -85,7 +85,7 @@ class Recorder:
         if is_next_hour(self.entries[0]):
             self.page.turn(self.entries)
             self._entries = {d: _next(entry) for d, entry in self._entries.items()}
-        self._write()
+        self.page.write(self.entries)
 
     def _add(self) -> None:
         """Add the time since the last call to each line."""
@@ -94,11 +94,7 @@ class Recorder:
         for device, entry in self._entries.items():
             used = self._uses.get(device, use.Use())
             line = added(entry, passed_s, used, now, is_over=_is_over(self.held, used))
-            share = _share(device, self.held, used)
-            self._entries[device] = _described(line, self.held)._replace(share=share)
-
-    def _write(self) -> None:
-        self.page.write(self.entries)
+            self._entries[device] = _described(line, device, self.held, used)
 
 
 # -- pure functions of values ----------------------------------------------------------------------
@@ -146,13 +142,20 @@ def _next(entry: LogLine) -> LogLine:
 def _first(own_id: str, device: Device, held: Held, now: float) -> LogLine:
     """Return the first line of a reservation."""
     entry = LogLine(Kind.RESERVED, own_id, now, now, now, gpu=device.uuid, label=device.label)
-    return _described(entry, held)._replace(share=_share(device, held, None))
+    return _described(entry, device, held, use.Use())
 
 
-def _described(entry: LogLine, held: Held) -> LogLine:
-    """Return the line with what is said of the reservation now."""
+def _described(entry: LogLine, device: Device, held: Held, used: Use) -> LogLine:
+    """Return the line with what is said of the reservation now.
+
+    Its share is of a whole GPU, by memory; 1 if that is not known.
+    """
     who, lease = myself(), held.lease
+    share = used.share or 1.0
+    if held.part_mib is not None and device.memory_mib:
+        share *= min(1.0, held.part_mib / device.memory_mib)
     return entry._replace(
+        share=share,
         name=who.notebook or who.command,
         note=held.promise.note,
         part_mib=held.part_mib,
@@ -167,11 +170,3 @@ def _is_over(held: Held, used: Use) -> bool | None:
     if held.part_mib is None or used.mib is None:
         return None
     return used.mib > held.part_mib
-
-
-def _share(device: Device, held: Held, used: Use | None) -> float:
-    """Return which share of a whole GPU is reserved, by memory; 1 if that is not known."""
-    share = (used and used.share) or 1.0
-    if held.part_mib is not None and device.memory_mib:
-        share *= min(1.0, held.part_mib / device.memory_mib)
-    return share
