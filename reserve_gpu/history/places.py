@@ -64,9 +64,9 @@ def path_to_write(ruled: Rules | None) -> str | None:
 
 
 def to_read() -> Iterator[tuple[int, int]]:
-    """Yield each folder that this user may read, open, and the user whose it is; root reads all.
+    """Yield each folder that this user may read, and the user whose it is; root reads all.
 
-    The caller closes it.
+    The folder's descriptor is open until the next one is asked for.
     """
     own, above = os.geteuid(), settings.history_directory()
     names = _numbered(str(own))
@@ -76,7 +76,11 @@ def to_read() -> Iterator[tuple[int, int]]:
     paths = [(os.path.join(above, name), int(name.partition("-")[0])) for name in names]
     for path, uid in [*paths, (_in_home(), own)]:
         with suppress(OSError, HistoryError):
-            yield opened(path, uid), uid
+            folder = opened(path, uid)
+            try:
+                yield folder, uid
+            finally:
+                os.close(folder)
 
 
 def is_for_all(path: str) -> bool:
