@@ -37,7 +37,7 @@ REMOVED = {
     "--color": "set NO_COLOR=1 or FORCE_COLOR=1 in the environment",
     "--exclude": "name the GPUs that you want, as 0,2",
 }
-DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+DAYS = "Mon Tue Wed Thu Fri Sat Sun"
 
 
 def likely(word: str, known: Sequence[str], before: str = "") -> str:
@@ -58,14 +58,21 @@ def _count(text: str) -> int:
 class Option:
     """One argument, as argparse takes it.
 
-    flags: its names, the long one last. settings: argparse's keyword arguments.
-    offers: values that Tab offers.
+    usage: its names, and what its value is called: `-n --count COUNT`. Without a value it is a
+    switch. text: its help. offers: values that Tab offers. settings: argparse's keyword arguments.
     """
 
-    def __init__(self, *flags: str, offers: Sequence[str] = (), **settings: Any) -> None:
-        self.flags, self.settings, self.offers = flags, settings, offers
-        if "choices" in settings:
+    def __init__(self, usage: str, text: str, offers: str = "", **settings: Any) -> None:
+        flags = [word for word in usage.split() if not word.isupper()]
+        value = usage.split()[len(flags) :]
+        if value:
+            settings = {"metavar": value[0], **settings}
+        elif not settings:
+            settings = {"action": "store_true"}
+        elif "choices" in settings:
             settings["type"] = self._choice
+        self.flags, self.offers = tuple(flags), tuple(offers.split())
+        self.settings = {"help": text, **settings}
         self.flag = flags[-1]  # `--min-memory`; `devices` for the names of devices
         # What the parser calls its value, and reserve() its keyword.
         self.attribute = settings.get("dest") or self.flag.lstrip("-").replace("-", "_")
@@ -78,72 +85,49 @@ class Option:
 
 
 DEVICES = Option(
-    "devices",
-    nargs="*",
-    metavar="DEVICE",
-    help="GPUs to take: an index (2, GPU2 or cuda:2), several (1,3 or 1 3, order kept), a range "
+    "devices DEVICE",
+    "GPUs to take: an index (2, GPU2 or cuda:2), several (1,3 or 1 3, order kept), a range "
     "(0-3), a UUID or its start (GPU-8f2a), a MIG instance (1:0), a PCI bus id (0000:03:00.0); "
     "none: the first free one",
+    nargs="*",
 )
-COUNT = Option(
-    "-n",
-    "--count",
-    offers=("1", "2", "4", "8"),
-    type=_count,
-    metavar="COUNT",
-    help="how many, the best connected ones",
-)
+COUNT = Option("-n --count COUNT", "how many, the best connected ones", "1 2 4 8", type=_count)
 MIN_MEMORY = Option(
-    "--min-memory",
-    offers=("8GiB", "16GiB", "24GiB", "40GiB", "80GiB"),
-    metavar="SIZE",
-    help="total memory of each: 16GB, 16GiB, 16000 (MiB)",
+    "--min-memory SIZE",
+    "total memory of each: 16GB, 16GiB, 16000 (MiB)",
+    "8GiB 16GiB 24GiB 40GiB 80GiB",
 )
-NAME = Option("--name", metavar="TEXT", help="only GPUs with this text in their name")
+NAME = Option("--name TEXT", "only GPUs with this text in their name")
 WAIT = Option(
-    "--wait",
-    offers=("10m", "1h", "8h", "1d"),
+    "--wait DURATION",
+    "wait in the queue until there is one, for DURATION (90s, 10m, 2h, 1h30m) or for ever",
+    "10m 1h 8h 1d",
     nargs="?",
     const=True,
-    metavar="DURATION",
-    help="wait in the queue until there is one, for DURATION (90s, 10m, 2h, 1h30m) or for ever",
 )
 MEMORY = Option(
-    "--memory",
-    offers=("4GB", "10GB", "20GB", "40GB", "50%"),
-    metavar="SIZE",
-    help="a part of it: the most memory that you will use (10GB, or 50%% of what it has); others "
+    "--memory SIZE",
+    "a part of it: the most memory that you will use (10GB, or 50%% of what it has); others "
     "may have the rest",
+    "4GB 10GB 20GB 40GB 50%",
 )
-NOTE = Option("--note", metavar="TEXT", help="a line for others to read beside your reservation")
-FOR = Option(
-    "--for",
-    offers=("1h", "4h", "8h", "1d"),
-    dest="for_",
-    metavar="DURATION",
-    help="release it after 90s, 30m, 4h, 2d",
-)
+NOTE = Option("--note TEXT", "a line for others to read beside your reservation")
+FOR = Option("--for DURATION", "release it after 90s, 30m, 4h, 2d", "1h 4h 8h 1d", dest="for_")
 UNTIL = Option(
-    "--until",
-    offers=("12:00", "18:00", *DAYS),
-    metavar="TIME",
-    help="release it at 18:00, 6pm, Fri, tomorrow, 2026-12-01 or 'Fri 18:00'",
+    "--until TIME",
+    "release it at 18:00, 6pm, Fri, tomorrow, 2026-12-01 or 'Fri 18:00'",
+    f"12:00 18:00 {DAYS}",
 )
 IDLE = Option(
-    "--idle",
-    offers=("30m", "1h", "2h"),
-    metavar="DURATION",
-    help="release it when no cell has run, and nothing has used it, for DURATION",
+    "--idle DURATION",
+    "release it when no cell has run, and nothing has used it, for DURATION",
+    "30m 1h 2h",
 )
-IF_WANTED = Option(
-    "--if-wanted", action="store_true", help="release it then only if somebody waits for it"
-)
+IF_WANTED = Option("--if-wanted", "release it then only if somebody waits for it")
 END_KERNEL = Option(
-    "--end-kernel",
-    action="store_true",
-    help="end the kernel then, if it has started CUDA: nothing else frees the memory",
+    "--end-kernel", "end the kernel then, if it has started CUDA: nothing else frees the memory"
 )
-OPTIONAL = Option("--optional", action="store_true", help="if no GPU can be had, go on without one")
+OPTIONAL = Option("--optional", "if no GPU can be had, go on without one")
 
 WHICH = (DEVICES, COUNT, MIN_MEMORY, NAME)
 HOW = (MEMORY, WAIT, NOTE, OPTIONAL)
@@ -154,93 +138,82 @@ REQUEST_OF_COMMAND = (*WHICH, *HOW, FOR, UNTIL)
 # Where a failure never ends the program: kernels start in any case, and so do Dask's workers.
 REQUEST_THAT_GOES_ON = tuple(option for option in REQUEST if option is not OPTIONAL)
 
-QUIET = Option(
-    "-q", "--quiet", action="store_true", help="say nothing if all goes well: for make and cron"
-)
-JSON = Option("--json", action="store_true", help="as JSON, for programs")
-ALL = Option("--all", action="store_true", help="each GPU, also where many are free and alike")
+QUIET = Option("-q --quiet", "say nothing if all goes well: for make and cron")
+JSON = Option("--json", "as JSON, for programs")
+ALL = Option("--all", "each GPU, also where many are free and alike")
 
 # One value with --json, which says the same in short.
 FORMAT = Option(
     "--format",
+    "text (the default), json (for programs), html (a page), "
+    "prometheus (for node_exporter's textfile collector)",
     choices=("text", "json", "html", "prometheus"),
     default="text",
-    help="text (the default), json (for programs), html (a page), "
-    "prometheus (for node_exporter's textfile collector)",
 )
-FORMAT_JSON = Option(
-    "--json", dest="format", action="store_const", const="json", help="--format json"
-)
+FORMAT_JSON = Option("--json", "--format json", dest="format", action="store_const", const="json")
 SINCE = Option(
-    "--since",
-    offers=("1d", "7d", "30d", "today", "yesterday", *DAYS),
+    "--since TIME",
+    "7d (the default), 12h, today, yesterday, Mon, 2026-11-01 or '2026-11-01 18:00'",
+    f"1d 7d 30d today yesterday {DAYS}",
     default="7d",
-    metavar="TIME",
-    help="7d (the default), 12h, today, yesterday, Mon, 2026-11-01 or '2026-11-01 18:00'",
 )
 BY = Option(
     "--by",
+    "a row for each user (the default), notebook, gpu or day",
     choices=("user", "notebook", "gpu", "day"),
     default="user",
-    help="a row for each user (the default), notebook, gpu or day",
 )
 REPORT_FORMAT = Option(
     "--format",
+    "text (the default), json (for programs), html (a page)",
     choices=("text", "json", "html"),
     default="text",
-    help="text (the default), json (for programs), html (a page)",
 )
 
 HOSTS = Option(
-    "--hosts",
-    nargs="*",
-    metavar="HOST",
-    help="of other machines, by ssh: groups of [hosts] in /etc/reserve_gpu.toml or "
+    "--hosts HOST",
+    "of other machines, by ssh: groups of [hosts] in /etc/reserve_gpu.toml or "
     "~/.config/reserve_gpu.toml, or names (lab1 gpu[01-04]); without a name all groups",
+    nargs="*",
 )
 
 # Of a kernel on another machine, between that one and this one.
 HOLD = (
     *REQUEST_THAT_GOES_ON,
-    Option("--id", required=True),
-    Option("--kernel", required=True),
+    Option("--id ID", "", required=True),
+    Option("--kernel KERNEL", "", required=True),
 )
 KERNEL = (
     *(option for option in REQUEST_THAT_GOES_ON if option is not NAME),
-    Option("--gpu-name", metavar="TEXT", help="only GPUs with this text in their name"),
+    Option("--gpu-name TEXT", "only GPUs with this text in their name"),
     Option(
-        "--name",
-        metavar="NAME",
-        help="of the kernel; python3-gpu by default, and python3-gpu-lab with --hosts lab",
+        "--name NAME",
+        "of the kernel; python3-gpu by default, and python3-gpu-lab with --hosts lab",
     ),
     Option(
-        "--display-name",
-        metavar="TEXT",
-        help="what notebooks show; by default Python 3 (GPU: count 2), as what you ask for",
+        "--display-name TEXT",
+        "what notebooks show; by default Python 3 (GPU: count 2), as what you ask for",
     ),
     HOSTS,
-    Option("--user", action="store_true", help="for this user; the default"),
-    Option("--sys-prefix", action="store_true", help="in this Python's environment"),
-    Option("--prefix", metavar="DIR", help="in DIR/share/jupyter/kernels"),
+    Option("--user", "for this user; the default"),
+    Option("--sys-prefix", "in this Python's environment"),
+    Option("--prefix DIR", "in DIR/share/jupyter/kernels"),
 )
 
 MAGIC = (
-    Option("--status", action="store_true", help="show every GPU, who uses it and who has it"),
+    Option("--status", "show every GPU, who uses it and who has it"),
+    Option("--check", "does each framework use exactly what is reserved?"),
+    Option("--all", f"with --status: {ALL.settings['help']}"),
+    Option("--hosts HOST", "with --status: of other machines, by ssh", nargs="*"),
+    Option("--release", "release what this kernel holds"),
     Option(
-        "--check", action="store_true", help="does each framework use exactly what is reserved?"
-    ),
-    Option("--all", action="store_true", help=f"with --status: {ALL.settings['help']}"),
-    Option("--hosts", nargs="*", metavar="HOST", help="with --status: of other machines, by ssh"),
-    Option("--release", action="store_true", help="release what this kernel holds"),
-    Option(
-        "--join",
+        "--join WHICH",
+        "use the GPUs that another notebook of yours has: by a GPU, its name, or its pid",
         nargs="?",
         const="",
-        metavar="WHICH",
-        help="use the GPUs that another notebook of yours has: by a GPU, its name, or its pid",
     ),
 )
-HELP = Option("-h", "--help", action="store_true", help="show this")
+HELP = Option("-h --help", "show this")
 
 # The magic's manual page.
 MAGIC_TEXT = """\
@@ -264,18 +237,12 @@ examples:
 
 
 RESERVATIONS = Option(
-    "which",
-    nargs="*",
-    metavar="WHICH",
-    help="a GPU (0), a notebook (train.ipynb) or a pid (4321)",
+    "which WHICH", "a GPU (0), a notebook (train.ipynb) or a pid (4321)", nargs="*"
 )
-ALL_HELD = Option(
-    "--all", action="store_true", help="all that you hold; for root, all of everybody"
-)
+ALL_HELD = Option("--all", "all that you hold; for root, all of everybody")
 END_IT = Option(
     "--end",
-    action="store_true",
-    help="end the process: what was given to before_end() first, then SIGTERM, 10 s later SIGKILL",
+    "end the process: what was given to before_end() first, then SIGTERM, 10 s later SIGKILL",
 )
 
 
