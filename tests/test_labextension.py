@@ -28,6 +28,7 @@ from tests.lab import (
     Lab,
     Notebook,
     browser,
+    colour,
     new_page,
     opening,
     show_theme,
@@ -644,8 +645,42 @@ def test_sixty_four_gpus(
             contrasts = where.evaluate(CONTRASTS)
             assert contrasts
             assert [(theme, *each) for each in contrasts if each[1] < LEGIBLE] == []
-    assert panel(page).evaluate(CUT_OFF) == []
+    cut = panel(page).evaluate(CUT_OFF)
+    titles = panel(page).locator("tbody tr").evaluate_all("rows => rows.map(row => row.title)")
+    assert [text for text in cut if text not in titles] == []
     show_theme(page, "light")
+
+
+def test_eight_gpus_fit(page: Page, lab: Lab, on_lab: Machine) -> None:
+    """As JupyterLab opens it, the panel has a line for a free GPU, and two for one that is taken.
+
+    Each has its bar in its colour, and one's own is marked.
+    """
+    note = "note='for the thesis, until Friday; then all of you can have it'"
+    with (
+        on_lab.child(JPY_SESSION_NAME="/home/alice/a-notebook-with-a-long-name.ipynb") as child,
+        another(page, lab) as other,
+    ):
+        on_lab.write(ONE * 8)
+        assert not child.reserve(f"3, {note}").error
+        used = "".join(f"{ONE}compute {child.pid} {mib}\n" for mib in (12288, 60000, 81500))
+        on_lab.write(f"{ONE * 3}{used}{ONE * 2}")
+        other.set_viewport_size({"width": 1000, "height": 900})
+        show_panel(other)
+        rows = panel(other).locator("tbody tr")
+        says(rows.nth(5), "79.6 of 80 GiB")
+        heights = [(row.bounding_box() or {"height": 0})["height"] for row in rows.all()]
+        line = heights[0]
+        assert [round(height / line) for height in heights] == [1, 1, 1, 2, 2, 2, 1, 1], heights
+        assert panel(other).evaluate("panel => panel.scrollHeight <= panel.clientHeight")
+        backgrounds = rows.evaluate_all(
+            "rows => rows.map(row => getComputedStyle(row).backgroundColor)"
+        )
+        assert [each != backgrounds[0] for each in backgrounds] == [n == 3 for n in range(8)]
+        for theme in THEMES:
+            show_theme(other, theme)
+            bars = [colour(row.locator("meter")) for row in rows.all()[3:6]]
+            assert bars == ["green", "amber", "red"], theme
 
 
 def test_no_driver(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:

@@ -19,7 +19,9 @@ from reserve_gpu import (
 )
 from reserve_gpu.model import Answer
 from reserve_gpu.report import about_reservations as said
+from reserve_gpu.report import layout
 from reserve_gpu.report.faces import MAGIC
+from reserve_gpu.report.layout import View
 from reserve_gpu.report.status import Status
 from reserve_gpu.reservation import elsewhere, restart
 
@@ -78,7 +80,15 @@ def look(kernels: Iterable[Kernel]) -> dict[str, Any]:
             fields.update(find.about(holder))
     for ticket, fields in zip(status.waiting, answer["waiting"], strict=True):
         fields.update(find.about(ticket.holder))
-    return {**answer, "failure": failure, "html": "" if failure else status._repr_html_()}
+    return {**answer, "failure": failure, "html": "" if failure else _html(status)}
+
+
+def _html(status: Status) -> str:
+    """Return the picture, in which every row with a reservation of this user's is marked."""
+    rows = [row._replace(is_mine=any(map(machine.is_own, row.holders))) for row in status.rows]
+    picture = status.picture()
+    entries = layout.entries(rows, View(status.time))
+    return picture._replace(layout=picture.layout._replace(entries=entries))._repr_html_()
 
 
 def look_elsewhere() -> dict[str, Any]:

@@ -114,7 +114,9 @@ export class Panel extends ReactWidget {
         <h2>{title}</h2>
         <div
           className="jp-ReserveGPU-picture"
-          dangerouslySetInnerHTML={{ __html: this._sanitizer.sanitize(html) }}
+          dangerouslySetInnerHTML={{
+            __html: named(this._sanitizer.sanitize(html))
+          }}
         />
       </section>
     ) : null;
@@ -183,4 +185,22 @@ export class Panel extends ReactWidget {
       </li>
     );
   }
+}
+
+/** Name each cell by its column, for the style sheet, and let one that is cut tell its text. */
+function named(html: string): string {
+  const { body } = new DOMParser().parseFromString(html, 'text/html');
+  for (const table of body.querySelectorAll('table')) {
+    const titles = [...table.querySelectorAll('th')].map(
+      title => title.textContent
+    );
+    for (const row of table.tBodies[0].rows) {
+      [...row.cells].forEach((cell, index) => {
+        cell.dataset.column = titles[index] ?? '';
+      });
+      const who = [...(row.cells[row.cells.length - 1]?.children ?? [])];
+      row.title = who.map(line => line.textContent).join('\n');
+    }
+  }
+  return body.innerHTML;
 }
