@@ -683,6 +683,22 @@ def test_eight_gpus_fit(page: Page, lab: Lab, on_lab: Machine) -> None:
             assert bars == ["green", "amber", "red"], theme
 
 
+def test_nothing_of_a_notebook_beside_the_settings(
+    on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
+) -> None:
+    """With the settings in front nothing is said of a notebook, nor offered for one."""
+    from playwright.sync_api import expect
+
+    on_lab.write(ONE * 2)
+    notebook = open_notebook("train.ipynb", "")
+    says(item(page), "^no GPU.*reserve one$")
+    page.evaluate("jupyterapp.commands.execute('settingeditor:open')")
+    says(item(page), "^2 of 2 GPUs free$")
+    expect(panel(page).get_by_text("Reserve a GPU for this notebook")).to_have_count(0)
+    notebook.bring_to_front()
+    says(item(page), "^no GPU.*reserve one$")
+
+
 def test_no_driver(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
     """Without a driver the item says so, and the panel why, and what is held in any case."""
     on_lab.write(ONE)

@@ -60,7 +60,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     } else {
       app.shell.add(item, 'top', { rank: 900 }); // Notebook
     }
-    follow(tracker, machine);
+    follow(app.shell, tracker, machine);
     addCommands(app, palette, machine, actions, open);
     void registry?.load(ID).then(settings => {
       const read = () => {
@@ -75,12 +75,19 @@ const plugin: JupyterFrontEndPlugin<void> = {
   }
 };
 
-/** Show the notebook in front; look again after each of its cells. */
-function follow(tracker: INotebookTracker, machine: Machine): void {
+/** Show the notebook in front, if it is one; look again after each of its cells. */
+function follow(
+  shell: JupyterFrontEnd.IShell,
+  tracker: INotebookTracker,
+  machine: Machine
+): void {
   const show = () => {
-    const kernel = tracker.currentWidget?.sessionContext.session?.kernel;
-    machine.show(kernel?.id ?? null);
+    const { currentWidget: notebook } = tracker;
+    const isInFront = notebook && notebook === shell.currentWidget;
+    const kernel = isInFront && notebook.sessionContext.session?.kernel;
+    machine.show(kernel ? kernel.id : null);
   };
+  shell.currentChanged?.connect(show);
   tracker.currentChanged.connect(show);
   tracker.widgetAdded.connect((_, { sessionContext }) => {
     sessionContext.kernelChanged.connect(show);
