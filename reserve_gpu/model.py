@@ -276,11 +276,6 @@ class Promise(NamedTuple):
         """Return the size in MiB, None for the whole device."""
         return self.size.mib if self.size else None
 
-    @property
-    def part_unit(self) -> str:
-        """Return the unit in which memory is shown beside it."""
-        return self.size.unit if self.size else "GiB"
-
     def changed_by(self, new: "Promise") -> "Promise":
         """Return this promise after a new call: it sets the size, and keeps what it leaves out."""
         note = self.note if new.note is None else new.note

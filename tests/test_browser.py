@@ -162,7 +162,7 @@ def test_status(on_lab: Machine, open_notebook: Callable[..., Notebook]) -> None
         r"reserved.*mine\.ipynb",
         "free",
         r"reserved.*train\.ipynb.*" + re.escape(HOSTILE),
-        rf"busy.*39\.1 of 80 GiB.*pid {child.pid}",
+        rf"busy.*39\.1 of 80\.0 GiB.*pid {child.pid}",
         "broken",
         "unknown",
     ]

@@ -446,7 +446,7 @@ def test_a_click_reserves(
     notebook = open_notebook("train.ipynb", VARIABLES)
     says(item(page), "^no GPU")
     item(page).get_by_text("reserve one").click()
-    says(item(page), r"^GPU0 · 0 of 80 GiB$")
+    says(item(page), r"^GPU0 · 0.0 of 80.0 GiB$")
     assert is_urgent(page, "calm")
     notebook.run(0)
     assert notebook.finish(0) == "['0']"
@@ -496,7 +496,7 @@ def test_a_hand_over(on_lab: Machine, page: Page, open_notebook: Callable[..., N
     says(item(page), "^waits, number 1$")
     says(own(page, "right.ipynb"), "waits, number 1, for a GPU")
     left.bring_to_front()
-    says(item(page), "^GPU0 · 0 of 80 GiB · idle, and somebody waits$")
+    says(item(page), "^GPU0 · 0.0 of 80.0 GiB · idle, and somebody waits$")
     assert is_urgent(page, "near")
     told(page, r"Somebody waits for GPU0, which lies idle in left\.ipynb\.")
     own(page, "left.ipynb").get_by_role("button", name="Release").click()
@@ -528,7 +528,7 @@ def test_before_an_end(on_lab: Machine, page: Page, open_notebook: Callable[...,
     notebook = open_notebook("train.ipynb", "%reserve_gpu 1 --for 8m --memory 10GB")
     notebook.run(0)
     notebook.finish(0)
-    says(item(page), r"^GPU1 · a part, 0 of 10 GB · until \d\d:\d\d, in 8 min$")
+    says(item(page), r"^GPU1 · a part, 0.0 of 9.3 GiB · until \d\d:\d\d, in 8 min$")
     assert is_urgent(page, "near")
     (path,) = (on_lab.locks / name for name in held(on_lab))
     record = json.loads(path.read_text())
@@ -537,7 +537,7 @@ def test_before_an_end(on_lab: Machine, page: Page, open_notebook: Callable[...,
     )  # else it is a short one
     message = told(page, r"GPU1 of train\.ipynb ends at \d\d:\d\d, in 8 min\.")
     message.get_by_role("button", name="2 h more").click()
-    says(item(page), r"^GPU1 · a part, 0 of 10 GB · until [^,]+$")
+    says(item(page), r"^GPU1 · a part, 0.0 of 9.3 GiB · until [^,]+$")
     assert is_urgent(page, "calm")
     (holder,) = fresh_holders(page)
     assert 7200 < holder["until"] - time.time() < 7200 + 9 * 60
@@ -594,7 +594,7 @@ def test_more_than_its_part(
     notebook.run(0)
     pid = notebook.finish(0).splitlines()[-1]
     on_lab.write(f"{ONE}  compute {pid} 12288\n")
-    says(item(page), "^GPU0 · 12 of 10 GiB, over its part$")
+    says(item(page), "^GPU0 · 12.0 of 10.0 GiB, over its part$")
     assert is_urgent(page, "over")
 
 
@@ -606,7 +606,7 @@ def test_ending_a_kernel(
     notebook = open_notebook("train.ipynb", "%reserve_gpu")
     notebook.run(0)
     notebook.finish(0)
-    says(item(page), "^GPU0 · 0 of 80 GiB$")
+    says(item(page), "^GPU0 · 0.0 of 80.0 GiB$")
     end = own(page, "train.ipynb").get_by_role("button", name="End the kernel")
     end.click()
     page.locator(".jp-Dialog").get_by_text("GPU0 is free then").wait_for()

@@ -86,15 +86,16 @@ LONG = "x" * 5000
 @pytest.mark.parametrize(
     ("mib", "expected"),
     [
-        (0, "0 MiB"),
-        (1023, "1023 MiB"),
+        (0, "0.0 GiB"),
+        (5, "<0.1 GiB"),
+        (300, "0.3 GiB"),
         (1024, "1.0 GiB"),
         (10444.8, "10.2 GiB"),
         (81920, "80.0 GiB"),
     ],
 )
 def test_memory(mib: float, expected: str) -> None:
-    """Memory is shown in GiB, below one in MiB."""
+    """Memory is shown in GiB, with one digit behind the point; a little is not nothing."""
     assert words.gib(mib) == expected
 
 
@@ -368,13 +369,13 @@ def test_for_how_long(seconds_ago: float, expected: str) -> None:
     [
         (PYTHON, "alice, python (pid 4321000) 3.4 GiB"),
         (Process(17), "pid 17"),
-        (Process(17, 512), "pid 17, 512 MiB"),
+        (Process(17, 512), "pid 17, 0.5 GiB"),
         (Process(17, user="bob"), "bob, pid 17"),
         (Process(17, command="java"), "java (pid 17)"),
         (Process(17, command=LONG), f"{'x' * 39}\u2026 (pid 17)"),
         (
             Process(17, 5, HOSTILE, "a\nb"),
-            f"{HARMLESS}, a\ufffdb (pid 17) 5 MiB",
+            f"{HARMLESS}, a\ufffdb (pid 17) <0.1 GiB",
         ),
     ],
 )
@@ -448,8 +449,8 @@ def test_nothing_free() -> None:
     assert [" ".join(line.split()) for line in text.splitlines()] == [
         head,
         "GPU state name memory who",
-        "0 reserved A100 3.4 of 40 GiB alice, train.ipynb (pid 4321000)",
-        "1 busy Tesla T4 3.4 of 15 GiB no reservation: alice, python (pid 4321000)",
+        "0 reserved A100 3.4 of 40.0 GiB alice, train.ipynb (pid 4321000)",
+        "1 busy Tesla T4 3.4 of 15.0 GiB no reservation: alice, python (pid 4321000)",
         QUEUE,
         "No GPU is visible to this notebook.",
     ]
@@ -908,7 +909,7 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             [Row(GPU0._replace(index=n), State.UNFIT, unfit=Unfit.MEMORY) for n in range(8)],
             Request(min_memory_mib=190734.86, memory_unit="GB"),
             None,
-            "Of 8 GPUs none has 200 GB; the largest has 42.95 GB.",
+            "Of 8 GPUs none has 186.3 GiB; the largest has 40.0 GiB.",
         ),
         (
             [Row(GPU, State.UNFIT, unfit=Unfit.MODEL) for GPU in (GPU0, GPU0, GPU1, GPU2)],
@@ -927,8 +928,8 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             Request(model="A100", min_memory_mib=81920),
             None,
             (
-                "1 GPU of 80 GiB or more with 'A100' in the name can't be had here. Of 2 GPUs none "
-                "will do; GPU1 is called Tesla T4; GPU0 has 40 GiB."
+                "1 GPU of 80.0 GiB or more with 'A100' in the name can't be had here. Of 2 GPUs "
+                "none will do; GPU1 is called Tesla T4; GPU0 has 40.0 GiB."
             ),
         ),
         (
@@ -940,8 +941,8 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             Request(count=2, min_memory_mib=20480),
             None,
             (
-                "2 GPUs of 20 GiB or more can't be had here. Of 3 GPUs GPU0 will do; GPU1 has 15 "
-                "GiB; GPU2 does not say how much memory it has."
+                "2 GPUs of 20.0 GiB or more can't be had here. Of 3 GPUs GPU0 will do; GPU1 has "
+                "15.0 GiB; GPU2 does not say how much memory it has."
             ),
         ),
         (
@@ -966,13 +967,13 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             [Row(GPU0._replace(reserve_mib=600), State.UNFIT, unfit=Unfit.PART)],
             Request(promise=Promise(Size(40959.0, "MiB")), min_memory_mib=1024.0),
             None,
-            "Of 1 GPU none has 40959 MiB; the largest has 40360 MiB.",
+            "Of 1 GPU none has 40.0 GiB; the largest has 39.4 GiB.",
         ),
         (
             [Row(GPU, State.UNFIT, unfit=Unfit.PART) for GPU in (GPU0, GPU1)],
             Request(promise=Promise(Size(95367.4, "GB"))),
             None,
-            "Of 2 GPUs none has 100 GB; the largest has 42.9 GB.",
+            "Of 2 GPUs none has 93.1 GiB; the largest has 40.0 GiB.",
         ),
         (
             [
@@ -983,8 +984,8 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             Request(count=2, promise=Promise(Size(20480.0))),
             None,
             (
-                "20 GiB of each of 2 GPUs can't be had here. Of 3 GPUs GPU0 will do; GPU1 has 15 "
-                "GiB; GPU2 does not say how much memory it has."
+                "20.0 GiB of each of 2 GPUs can't be had here. Of 3 GPUs GPU0 will do; GPU1 has "
+                "15.0 GiB; GPU2 does not say how much memory it has."
             ),
         ),
         (
@@ -995,7 +996,10 @@ def test_no_refusal_advises_to_take_what_others_have(reading: Usage | None) -> N
             ],
             Request(promise=Promise(Size(95367.4, "GB"))),
             None,
-            "Of 3 GPUs none has 100 GB; the largest has 42.9 GB; GPU4 can't be read: GPU is lost.",
+            (
+                "Of 3 GPUs none has 93.1 GiB; the largest has 40.0 GiB; GPU4 can't be read: GPU is "
+                "lost."
+            ),
         ),
     ],
 )
@@ -1197,11 +1201,11 @@ FULL_GPU = Row(GPU0, State.FULL, COMPUTED_ON, holders=(A_PART, BOB), promisable_
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        (FULL_GPU, "6.2 GB can still be promised"),
+        (FULL_GPU, "5.8 GiB can still be promised"),
         (FULL_GPU._replace(promisable_mib=0.0), "nothing can be promised"),
         (FULL_GPU._replace(promisable_mib=0.2, holders=(A_PART,)), "nothing can be promised"),
-        (FULL_GPU._replace(promisable_mib=50.0), "0.052 GB can still be promised"),
-        (FULL_GPU._replace(is_mine=True), "your part can grow to 6.2 GB"),
+        (FULL_GPU._replace(promisable_mib=110.0), "0.1 GiB can still be promised"),
+        (FULL_GPU._replace(is_mine=True), "your part can grow to 5.8 GiB"),
     ],
 )
 def test_full(row: Row, expected: str) -> None:
@@ -1216,22 +1220,22 @@ def test_full(row: Row, expected: str) -> None:
         (
             [FULL_GPU, FULL_GPU._replace(device=GPU2, promisable_mib=7000.0)],
             TEN_GB,
-            "No GPU has room for 10 GB: the most is 7.3 GB on GPU2.",
+            "No GPU has room for 9.3 GiB: the most is 6.8 GiB on GPU2.",
         ),
         (
             [FULL_GPU],
             TEN_GB._replace(devices=("0",)),
-            "GPU0 has no room for 10 GB: 6.2 GB at most.",
+            "GPU0 has no room for 9.3 GiB: 5.8 GiB at most.",
         ),
         (
             [FULL_GPU, Row(GPU1, State.FREE, would_be_taken=True), RESERVED],
             TEN_GB._replace(count=2),
-            "Not enough GPU devices have room for 10 GB: 1 of 3 has, 2 are needed.",
+            "Not enough GPU devices have room for 9.3 GiB: 1 of 3 has, 2 are needed.",
         ),
         (
             [FULL_GPU, Row(GPU1, State.UNFIT, unfit=Unfit.PART), RESERVED],
             TEN_GB._replace(count=2),
-            "Not enough GPU devices have room for 10 GB: none of 2 has, 2 are needed.",
+            "Not enough GPU devices have room for 9.3 GiB: none of 2 has, 2 are needed.",
         ),
         ([RESERVED], TEN_GB, NONE_FREE),
         ([FULL_GPU], ANY, "No free GPU devices: GPU0 is full."),
@@ -1245,10 +1249,10 @@ def test_headline_of_parts(rows: list[Row], request_: Request, expected: str) ->
 @pytest.mark.parametrize(
     ("rows", "count", "expected"),
     [
-        ([FULL_GPU], 1, "6.2GB"),
-        ([FULL_GPU, FULL_GPU._replace(promisable_mib=8000.0)], 1, "8.3GB"),
-        ([FULL_GPU, FULL_GPU._replace(promisable_mib=8000.0)], 2, "6.2GB"),
-        ([FULL_GPU, Row(GPU1, State.FREE, would_be_taken=True)], 2, "6.2GB"),
+        ([FULL_GPU], 1, "5.8GiB"),
+        ([FULL_GPU, FULL_GPU._replace(promisable_mib=8000.0)], 1, "7.8GiB"),
+        ([FULL_GPU, FULL_GPU._replace(promisable_mib=8000.0)], 2, "5.8GiB"),
+        ([FULL_GPU, Row(GPU1, State.FREE, would_be_taken=True)], 2, "5.8GiB"),
         ([FULL_GPU, FULL_GPU._replace(device=PART)], 2, None),  # not together
         ([FULL_GPU, RESERVED], 2, None),
         ([FULL_GPU._replace(promisable_mib=1000.0)], 1, None),  # no program starts in that
@@ -1258,7 +1262,7 @@ def test_headline_of_parts(rows: list[Row], request_: Request, expected: str) ->
 def test_a_smaller_part_is_offered(rows: list[Row], count: int, expected: str | None) -> None:
     """What is offered is the largest part that all of the devices that are needed have room for."""
     lines = ways_out(refused(*rows, request=TEN_GB._replace(count=count)))
-    offers = [line for line in lines if "GB can be had now: " in line]
+    offers = [line for line in lines if "GiB can be had now: " in line]
     assert [line.split("--memory ")[1] for line in offers] == ([expected] if expected else [])
 
 
@@ -1267,8 +1271,8 @@ def test_a_larger_part_beside_the_own_one() -> None:
     own = changed(A_PART, pid=17)
     row = FULL_GPU._replace(holders=(own, BOB), is_mine=True)
     picture = refused(row, request=TEN_GB, kept=[GPU0])
-    assert "this kernel: alice, train.ipynb (pid 17) up to 40 GB\n" in str(picture)
-    assert "\n     your part can grow to 6.2 GB\n" in str(picture)
+    assert "this kernel: alice, train.ipynb (pid 17) up to 37.3 GiB\n" in str(picture)
+    assert "\n     your part can grow to 5.8 GiB\n" in str(picture)
     assert "can still be promised" not in str(picture)
     assert left(picture) == "This kernel keeps GPU0; nothing was changed."
 
@@ -1297,8 +1301,8 @@ def test_a_warning_of_strangers_beside_a_part() -> None:
     """Who gets a part where others compute without a reservation is told that they may use more."""
     caution = Row(GPU0, State.BUSY, COMPUTED_ON, processes=(PYTHON,), use_state=State.BUSY)
     assert messages.say(Caution(caution, TEN_GB)) == (
-        "You have 10 GB of GPU0, which others use without a reservation: busy, alice, python (pid "
-        "4321000). What they use now is not in your part, but they may use more"
+        "You have 9.3 GiB of GPU0, which others use without a reservation: busy, alice, python "
+        "(pid 4321000). What they use now is not in your part, but they may use more"
     )
 
 
@@ -1337,9 +1341,9 @@ def test_what_is_said_to_who_is_over(names: tuple[str, ...], expected: str) -> N
     """Who is over reads how much, what caps it if that is known, and the line to type."""
     request = TEN_GB._replace(devices=("0",), promise=TEN_GB.promise._replace(note="x"))
     assert messages.say(Exceeded(GPU0, 11540.0, request, names)) == (
-        f"This kernel uses 12.1 GB of GPU0, of which it has reserved 10 GB: others may run out of "
-        f"memory.{expected} Free memory (a restart frees all of it), or ask for more:\n"
-        "%reserve_gpu 0 --memory 13GB"
+        f"This kernel uses 11.3 GiB of GPU0, 2.0 GiB more than it has reserved: others may run out "
+        f"of memory.{expected} Free memory (a restart frees all of it), or ask for more:\n"
+        "%reserve_gpu 0 --memory 12GiB"
     )
 
 
@@ -1354,24 +1358,24 @@ def test_what_is_said_to_who_is_over(names: tuple[str, ...], expected: str) -> N
         (Request(count=2), "2 GPUs"),
         (Request(("0", "gpu1:0", "GPU2")), "GPU0, GPU1:0 and GPU2"),
         (Request(("GPU-8f2a", "03:00.0")), "GPU-8f2a and 03:00.0"),
-        (Request(min_memory_mib=16384), "a GPU of 16 GiB or more"),
-        (Request(min_memory_mib=15258.789, memory_unit="GB"), "a GPU of 16 GB or more"),
-        (Request(min_memory_mib=16000, memory_unit="MiB"), "a GPU of 16000 MiB or more"),
+        (Request(min_memory_mib=16384), "a GPU of 16.0 GiB or more"),
+        (Request(min_memory_mib=15258.789, memory_unit="GB"), "a GPU of 14.9 GiB or more"),
+        (Request(min_memory_mib=16000, memory_unit="MiB"), "a GPU of 15.6 GiB or more"),
         (Request(("cuda:1", "3")), "GPU1 and GPU3"),
         (Request(model="a100\x07"), "a GPU with 'a100\ufffd' in the name"),
-        (Request(promise=Promise(Size(10240))), "10 GiB of a GPU"),
+        (Request(promise=Promise(Size(10240))), "10.0 GiB of a GPU"),
         (Request(("0",), promise=Promise(Size(0, percent=50))), "50% of GPU0"),
         (
             Request(promise=Promise(Size(9536.743, "GB")), count=2),
-            "10 GB of each of 2 GPUs",
+            "9.3 GiB of each of 2 GPUs",
         ),
         (
             Request(("0",), promise=Promise(Size(2048)), min_memory_mib=4096),
-            "2 GiB of GPU0 of 4 GiB or more",
+            "2.0 GiB of GPU0 of 4.0 GiB or more",
         ),
         (
             Request(count=2, min_memory_mib=16384, model="T4"),
-            "2 GPUs of 16 GiB or more with 'T4' in the name",
+            "2 GPUs of 16.0 GiB or more with 'T4' in the name",
         ),
     ],
 )

@@ -430,10 +430,10 @@ def test_a_gpu_in_parts() -> None:
     """Each sharer's promise stands there with its use, and below them what is left to promise."""
     lines = at(status(held(0, "carol"), IN_PARTS), 200)
     assert lines[3].endswith(
-        'alice, train.ipynb (pid 4001) 12.1 of 10 GiB: over, for 1 h: "until Friday"'
+        'alice, train.ipynb (pid 4001) 12.1 of 10.0 GiB: over, for 1 h: "until Friday"'
     )
     assert lines[4:6] == [
-        "     bob, train.ipynb (pid 4002) up to 30 GiB for 2 h",
+        "     bob, train.ipynb (pid 4002) up to 30.0 GiB for 2 h",
         "     37.1 GiB can still be promised",
     ]
     assert "GiB can still" not in lines[2]
@@ -497,13 +497,13 @@ def test_bars_in_a_notebook() -> None:
 def test_what_is_full_says_who_has_what() -> None:
     """A refusal tells who has how much, each in their own unit, what is left, and what to type."""
     lines = at(PICTURES["full"], 200)
-    assert lines[0].startswith("No GPU has room for 10 GB: the most is 6.2 GB on GPU1.  ")
-    assert re.search("^1 +full .* alice, .* 12.1 of 10 GiB: over, for", lines[2])
-    assert " up to 30 GiB for" in lines[3]
-    assert lines[4] == "     6.2 GB can still be promised"
+    assert lines[0].startswith("No GPU has room for 9.3 GiB: the most is 5.8 GiB on GPU1.  ")
+    assert re.search("^1 +full .* alice, .* 12.1 of 10.0 GiB: over, for", lines[2])
+    assert " up to 30.0 GiB for" in lines[3]
+    assert lines[4] == "     5.8 GiB can still be promised"
     assert lines[-3:-1] == [
         "Wait in the queue: %reserve_gpu --memory 10GB --wait",
-        "6.2 GB can be had now: %reserve_gpu --memory 6.2GB",
+        "5.8 GiB can be had now: %reserve_gpu --memory 5.8GiB",
     ]
 
 

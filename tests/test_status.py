@@ -386,7 +386,7 @@ def test_every_process_has_its_kind(here: Here) -> None:
     assert [row["is_used_without_reservation"] for row in rows] == [True, False, True]
     assert rows[2]["reason"] == "2.9 GiB in use by no visible process"
     text = str(reserve_gpu.status())
-    assert "  no reservation: pid 5000011, 2.9 GiB; pid 5000012, 200 MiB\n" in text
+    assert "  no reservation: pid 5000011, 2.9 GiB; pid 5000012, 0.2 GiB\n" in text
     assert "  graphics: pid 5000013\n" in text
     assert rows[2]["reason"] in text
     assert "20 MiB" not in text
@@ -634,13 +634,13 @@ def test_the_queue_says_who_waits_for_what(here: Here) -> None:
         status = reserve_gpu.status()
     found, text = status.to_dict(), str(status)
     (ticket,) = found["waiting"]
-    asks = "2 GPUs of 16 GiB or more with 'nvidia' in the name"
+    asks = "2 GPUs of 16.0 GiB or more with 'nvidia' in the name"
     assert (ticket["pid"], ticket["note"], ticket["asks"]) == (child.pid, "thesis", asks)
     assert ticket["wants"] == sorted(device["uuid"] for device in found["devices"][:2])
     assert [device["next_in_line"] for device in found["devices"]] == [1, 1, None]
     assert re.search(rf"^0 +awaited .* by {ME} \(", text, re.MULTILINE)
     assert re.search(
-        rf"1\. .*\(pid {child.pid}\) has waited for 2 GPUs of 16 GiB.*: \"thesis\"", text
+        rf"1\. .*\(pid {child.pid}\) has waited for 2 GPUs of 16.0 GiB.*: \"thesis\"", text
     )
 
 
@@ -792,14 +792,14 @@ def test_what_the_rows_say() -> None:
     )
     alice = "alice, train.ipynb (pid 4321000) for 2 h 10 min"
     assert [" ".join(line.split()) for line in lines[2:-3]] == [
-        f"0 reserved 5.0 of 15 GiB 97 % {alice}",
+        f"0 reserved 5.0 of 15.0 GiB 97 % {alice}",
         "without a reservation: bob, python3 (pid 777)",
-        f'1 reserved 5.0 of 15 GiB 3 % {alice}, idle for 1 h: "till noon"',
-        "2 busy 5.0 of 15 GiB 0 % no reservation: bob, python3 (pid 777)",
-        "0 busy 5.0 of 15 GiB used by pid 1",
-        "1 unknown ? of 15 GiB can't be seen",
+        f'1 reserved 5.0 of 15.0 GiB 3 % {alice}, idle for 1 h: "till noon"',
+        "2 busy 5.0 of 15.0 GiB 0 % no reservation: bob, python3 (pid 777)",
+        "0 busy 5.0 of 15.0 GiB used by pid 1",
+        "1 unknown ? of 15.0 GiB can't be seen",
         "7 broken GPU is lost",
-        "2 awaited 5.0 of 15 GiB 3 % by carol (sweep.ipynb)",
+        "2 awaited 5.0 of 15.0 GiB 3 % by carol (sweep.ipynb)",
         "waiting in the queue",
         "1. carol, sweep.ipynb (pid 99) has waited for 2 GPUs for 12 min",
     ]

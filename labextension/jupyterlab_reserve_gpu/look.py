@@ -64,8 +64,7 @@ def look(kernels: Iterable[Kernel]) -> dict[str, Any]:
     """Return the JSON of `reserve-gpu status`, and what only the browser needs.
 
     `html` is the picture, `failure` why the driver does not answer. Each holder and each waiter has
-    `kernel`, the id of this server's kernel that it belongs to, `is_own`, and `unit`, in which its
-    part was asked for.
+    `kernel`, the id of this server's kernel that it belongs to, and `is_own`.
     """
     failure = None
     try:
@@ -127,7 +126,6 @@ class _Finder:
         is_own = machine.is_own(holder)
         return {
             "is_own": is_own,
-            "unit": holder.record.promise.part_unit if holder.part_mib else None,
             "kernel": self._kernel(holder) if is_own else None,
         }
 

@@ -11,7 +11,6 @@ export interface IProcess {
 }
 
 export interface IHolder extends IProcess {
-  unit: string | null;
   since: number | null;
   until: number | null;
   overdue: number | null;

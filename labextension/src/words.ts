@@ -120,8 +120,7 @@ function memory({ devices, parts }: IReservation): string {
   if (total === null) {
     return '';
   }
-  const unit = (isPart && parts[0].unit) || 'GiB';
-  const text = `${inUnit(used, unit)} of ${inUnit(total, unit)} ${unit}`;
+  const text = `${inGiB(used)} of ${inGiB(total)} GiB`;
   const isOver = parts.some(part => part.is_over);
   return isOver ? `${text}, over its part` : isPart ? `a part, ${text}` : text;
 }
@@ -133,12 +132,7 @@ function sum(values: (number | null)[]): number | null {
   );
 }
 
-/** Return `9.5`, or `12`: the memory in `GB`, `MiB` or another unit. */
-function inUnit(mib: number | null, unit: string): string {
-  if (mib === null) {
-    return '?';
-  }
-  const power = 'KMGT'.indexOf(unit[0]) + 1;
-  const value = (mib * 1024 ** 2) / (unit.includes('i') ? 1024 : 1000) ** power;
-  return value >= 99.5 ? value.toFixed(0) : value.toFixed(1).replace('.0', '');
+/** Return `9.5`: the memory in GiB. */
+function inGiB(mib: number | null): string {
+  return mib === null ? '?' : (mib / 1024).toFixed(1);
 }

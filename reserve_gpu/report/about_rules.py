@@ -81,6 +81,6 @@ def _held(holder: Holder) -> str:
     """Return `GPU0 in train.ipynb (pid 4321)`: what one process of this user has."""
     what = shown(holder.record.label or "a GPU")
     if holder.part_mib is not None:
-        what = f"{words.size(holder.part_mib, holder.record.promise.part_unit)} of {what}"
+        what = f"{words.gib(holder.part_mib)} of {what}"
     where = f" in {shown(holder.name, words.NOTEBOOK_LIMIT)}" if holder.name else ""
     return f"{what}{where}{f' (pid {holder.pid})' if holder.pid else ''}"

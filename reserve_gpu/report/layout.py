@@ -80,12 +80,11 @@ class View(NamedTuple):
     """What a picture is made for.
 
     now: in seconds since the epoch. this_process: what this process is called.
-    unit: of the memory that can still be promised. is_all: also what is alike has lines of its own.
+    is_all: also what is alike has lines of its own.
     """
 
     now: float
     this_process: str = ""
-    unit: str = "GiB"
     is_all: bool = False
 
 
@@ -230,11 +229,11 @@ def _name(name: str | None) -> str:
 
 
 def _memory(used_mib: float | None, total_mib: int | None) -> str:
-    """Return `10.2 of 80 GiB`, as far as it is known."""
+    """Return `10.2 of 80.0 GiB`, as far as it is known."""
     if used_mib is None and total_mib is None:
         return ""
     used, total = ("?" if m is None else f"{m / 1024:.1f}" for m in (used_mib, total_mib))
-    return f"{used} of {total.removesuffix('.0')} GiB"
+    return f"{used} of {total} GiB"
 
 
 def _lines(row: Row, view: View) -> list[Line]:
@@ -244,7 +243,7 @@ def _lines(row: Row, view: View) -> list[Line]:
         lines.append((("by ", FAINT), words.person(row.awaited_by), *words.note(row.awaited_by)))
     lines += _uses(row)
     if is_in_parts(row):
-        lines.append((reasons.promisable(row, view.unit),))
+        lines.append((reasons.promisable(row),))
     mode = reasons.MODES.get(row.usage.mode or 0) if row.usage else None
     lines += [(text,) for text in (reasons.reason(row), mode) if text]
     graphics_mib = sum(process.memory_mib or 0 for process in row.graphics)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu import notices, proc
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.names import entries, gpu_index
-from reserve_gpu.model import MIB, UNITS, Device, Fault, Promise, Request, Size, State, Unfit
+from reserve_gpu.model import Device, Fault, Promise, Request, Size, State, Unfit
 from reserve_gpu.report import reasons, times, words
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.words import labels, listed, named
@@ -133,14 +133,14 @@ def _unfit(request: Request, group: Sequence[Row], total: int) -> str:
     devices = [row.device for row in group if isinstance(row.device, Device)]
     is_all, unfit = len(group) == total, group[0].unfit
     if unfit in (Unfit.MEMORY, Unfit.PART):
-        wanted_mib, unit = request.min_memory_mib, request.memory_unit
-        most_mib: float = max(device.memory_mib or 0 for device in devices)
+        wanted_mib = request.min_memory_mib or 0.0
+        most_mib = max(device.memory_mib or 0 for device in devices)
         if unfit is Unfit.PART:
-            wanted_mib, unit = request.part_mib or 0.0, request.promise.part_unit
-            most_mib = words.rounded_down(max(device.usable_mib or 0 for device in devices), unit)
-        largest = words.size(most_mib, unit)
+            wanted_mib = request.part_mib or 0.0
+            most_mib = max(device.usable_mib or 0 for device in devices)
+        largest = words.room(most_mib)
         if is_all:
-            return f"none has {words.size(wanted_mib, unit)}; the largest has {largest}"
+            return f"none has {words.gib(wanted_mib)}; the largest has {largest}"
         return f"{labels(group)} {'has' if len(group) == 1 else 'have at most'} {largest}"
     if unfit is Unfit.MODEL:
         models = Counter(shown(device.name or "without a name") for device in devices)
@@ -382,22 +382,15 @@ def to_type(notice: notices.ToType) -> str:
 def exceeded(notice: notices.Exceeded) -> str:
     """Warn a process that uses more of a device than its part."""
     device, used_mib, request, caps = notice
-    unit = request.promise.part_unit
-    part = words.size(request.part_mib or 0.0, unit)
-    used = words.size(used_mib, unit)
-    more = Request(request.devices, promise=Promise(Size(_rounded_up(used_mib, unit), unit)))
+    used, over = words.gib(used_mib), words.gib(used_mib - (request.part_mib or 0.0))
+    size = Size(math.ceil(used_mib / words.MIB_OF_GIB) * words.MIB_OF_GIB)
+    more = Request(request.devices, promise=Promise(size))
     capped = f" It is capped by {listed(caps)}, which not every program reads." if caps else ""
     return (
-        f"This kernel uses {used} of {device.label}, of which it has reserved {part}: others may "
-        f"run out of memory.{capped} Free memory (a restart frees all of it), or ask "
-        f"for more:\n{MAGIC.typed(more)}"
+        f"This kernel uses {used} of {device.label}, {over} more than it has reserved: others "
+        f"may run out of memory.{capped} Free memory (a restart frees all of it), or ask for "
+        f"more:\n{MAGIC.typed(more)}"
     )
-
-
-def _rounded_up(mib: float, unit: str) -> float:
-    """Round up to a whole number of that unit, for TB and TiB of GiB."""
-    step = UNITS[unit] / MIB if UNITS[unit] <= UNITS["GiB"] else UNITS["GiB"] / MIB
-    return math.ceil(mib / step) * step
 
 
 # -- limits of the administrator -------------------------------------------------------------------
@@ -452,12 +445,12 @@ def cannot_prolong(reason: notices.CannotProlong) -> str:
 
 
 def asked(request: Request) -> str:
-    """Return the request in words: `GPU0 and GPU1:0`, `2 GPUs of 16 GiB or more`."""
+    """Return the request in words: `GPU0 and GPU1:0`, `2 GPUs of 16.0 GiB or more`."""
     what = "a GPU" if request.needed == 1 else f"{request.needed} GPUs"
     if request.devices:
         what = listed([_label(name) for name in request.devices])
     if request.min_memory_mib:
-        what += f" of {words.size(request.min_memory_mib, request.memory_unit)} or more"
+        what += f" of {words.gib(request.min_memory_mib)} or more"
     if request.model:
         what += f" with {shown(request.model)!r} in the name"
     if size := request.promise.size:

@@ -34,13 +34,13 @@ def offer(rows: Sequence[Row], face: Face) -> Line:
     most_mib = max(rooms, default=0.0)
     if most_mib < LEAST_MIB:
         return ()
-    part_mib = min(OFFERED_MIB, words.rounded_down(most_mib, "GiB"))
+    part_mib = min(OFFERED_MIB, words.rounded_down(most_mib))
     part = Request(promise=Promise(Size(part_mib)))
     return "Get a part of a GPU with ", (face.typed(part), TYPED)
 
 
 def no_room(request: Request, rows: Sequence[Row]) -> str:
-    """Return `No GPU has room for 10 GB: the most is 6.2 GB on GPU2.`, if that is the reason.
+    """Return `No GPU has room for 9.3 GiB: the most is 6.2 GiB on GPU2.`, if that is the reason.
 
     rows: of the devices that would do.
     """
@@ -53,7 +53,7 @@ def no_room(request: Request, rows: Sequence[Row]) -> str:
         has = f"{enough or 'none'} of {total} {'have' if enough > 1 else 'has'}"
         return f"Not enough GPU devices have room for {wanted}: {has}, {request.needed} are needed."
     most = max(full, key=lambda row: row.promisable_mib or 0.0)
-    room = words.room(most.promisable_mib or 0.0, request.promise.part_unit)
+    room = words.room(most.promisable_mib or 0.0)
     if request.devices:
         return f"{most.label} has no room for {wanted}: {room} at most."
     return f"No GPU has room for {wanted}: the most is {room} on {most.label}."
@@ -72,11 +72,10 @@ def smaller(request: Request, rows: Sequence[Row]) -> Request | None:
         )  # fmt: skip
         if len(rooms) >= request.needed:
             most_mib = max(most_mib, rooms[request.needed - 1])
-    part_mib = words.rounded_down(most_mib, request.promise.part_unit)
+    part_mib = words.rounded_down(most_mib)
     if most_mib < LEAST_MIB or not 0 < part_mib < (request.part_mib or math.inf):
         return None
-    size = Size(part_mib, request.promise.part_unit)
-    return request._replace(promise=request.promise._replace(size=size))
+    return request._replace(promise=request.promise._replace(size=Size(part_mib)))
 
 
 def _promisable_mib(row: Row, part_mib: float) -> float:

@@ -144,7 +144,7 @@ def refusal(reason: Refused, face: Face) -> Picture:
     if end := messages.left_with(reason.kept, face):
         foot.append((end,))
     foot += [(("Warning: ", MARK), problem) for problem in reason.problems]
-    entries = layout.entries(rows, View(now, face.here, request.promise.part_unit))
+    entries = layout.entries(rows, View(now, face.here))
     head: Line = ((headline, STRONG), *layout.common_model(rows))
     return Picture(Layout([head], entries, (), foot), headline)
 
@@ -215,7 +215,7 @@ def _ways_out(reason: Refused, face: Face, now: float) -> list[Line]:
         smaller = face.typed(request._replace(count=len(available)))
         lines.append((f"{len(available)} can be had now: ", (smaller, TYPED)))
     if less := parts.smaller(request, messages.fit(rows)):
-        size = words.size(less.part_mib or 0.0, less.promise.part_unit)
+        size = words.gib(less.part_mib or 0.0)
         lines.append((f"{size} can be had now: ", (face.typed(less), TYPED)))
     if usable := next((row for row in missing if _may_be_named(row, user)), None):
         named = face.typed(request._replace(devices=(usable.device.number,)))
@@ -263,10 +263,9 @@ def wait(waiting: Waiting) -> Picture:
         people = words.person(ticket.holder)
         foot.append(("Number 1 in the queue is ", (people, STRONG), f", who waits for {asks}."))
     foot += [("Likeliest to come free: ", *first)] if first else []
-    unit = waiting.request.promise.part_unit
-    holders = ", ".join(f"{row.label} {_who(row, unit, now)}" for row in rows)
+    holders = ", ".join(f"{row.label} {_who(row, now)}" for row in rows)
     first_line: Line = ((head, STRONG), *layout.common_model(rows))
-    picture = Layout([first_line], layout.entries(rows, View(now, unit=unit)), (), foot)
+    picture = Layout([first_line], layout.entries(rows, View(now)), (), foot)
     return Picture(picture, f"{head} {holders}".rstrip())
 
 
@@ -279,10 +278,10 @@ def awaited(waiting: Waiting) -> str:
     return f"Waiting for {messages.asked(waiting.request)}, {place} in the queue, for {time_}."
 
 
-def _who(row: Row, unit: str, now: float) -> str:
+def _who(row: Row, now: float) -> str:
     """Return who has a device, in a word; for a full one, how much of it can be promised."""
     if row.state is State.FULL:
-        return f"has room for {words.room(row.promisable_mib or 0.0, unit)}"
+        return f"has room for {words.room(row.promisable_mib or 0.0)}"
     user = row.holders[0].user if row.holders else None
     if layout.state(row, now) is State.KEPT:
         return f"kept for the restart of {words.person(row.holders[0])}"

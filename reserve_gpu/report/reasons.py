@@ -76,14 +76,14 @@ def use(row: Row) -> str:
     return ", ".join(filter(None, [busy, users(row.processes) or cause(row)]))
 
 
-def promisable(row: Row, unit: str) -> str:
+def promisable(row: Row) -> str:
     """Return `34.2 GiB can still be promised` of a device, or why nothing can."""
     mib = row.promisable_mib or 0.0
-    if not rounded_down(mib, unit):
+    if not rounded_down(mib):
         return "nothing can be promised"
     if row.is_mine and row.state is State.FULL:
-        return f"your part can grow to {room(mib, unit)}"
-    return f"{room(mib, unit)} can still be promised"
+        return f"your part can grow to {room(mib)}"
+    return f"{room(mib)} can still be promised"
 
 
 def unseen(rows: Sequence[Row]) -> list[Line]:

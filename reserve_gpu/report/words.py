@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.errors import REASON_LIMIT, shown
-from reserve_gpu.model import MIB, UNITS, Fault, Holder, Size, State
+from reserve_gpu.model import Fault, Holder, Size, State
 from reserve_gpu.quantities import LONGEST_S
 from reserve_gpu.report import times
 
@@ -25,6 +25,7 @@ QUEUE_TITLE = "waiting in the queue"
 # Whose word has one colour: somebody has the device, or comes first in the queue for it.
 TAKEN = (State.RESERVED, State.KEPT, State.FULL, State.AWAITED)
 
+MIB_OF_GIB = 1024
 LEAST_HOURS = 0.05  # less would be shown as 0.0
 LISTED_PROCESSES = 3
 COMMAND_LIMIT = 40  # characters
@@ -35,31 +36,24 @@ NAMED_IDLE = 3  # reserved devices on which nothing runs
 
 
 def gib(mib: float) -> str:
-    """Return memory for people: `10.2 GiB`, and `512 MiB` below one GiB."""
-    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.0f} MiB"
-
-
-def size(mib: float, unit: str) -> str:
-    """Return memory in the unit that somebody asked in: `200 GB`."""
-    return f"{_in(mib, unit)} {unit}"
+    """Return memory for people: `10.2 GiB`, and `<0.1 GiB` for a little that is not nothing."""
+    return f"{hours(mib / MIB_OF_GIB)} GiB"
 
 
 def part(asked: Size) -> str:
-    """Return a size as somebody asked for it: `10 GB` or `50%`."""
-    return size(asked.mib, asked.unit) if asked.percent is None else f"{asked.percent:.12g}%"
+    """Return a part of a device in words: `9.3 GiB`, or `50%`."""
+    return gib(asked.mib) if asked.percent is None else f"{asked.percent:.12g}%"
 
 
-def rounded_down(mib: float, unit: str) -> float:
-    """Round memory in MiB down to a short number of that unit."""
-    steps = 10 if mib * MIB >= UNITS[unit] else 1000
-    number = math.floor(mib * MIB / UNITS[unit] * steps)
-    shorter = (n / steps * UNITS[unit] / MIB for n in (number, number - 1))
-    return next((size_mib for size_mib in shorter if 0 <= size_mib <= mib), 0.0)
+def rounded_down(mib: float) -> float:
+    """Round memory in MiB down to a tenth of a GiB."""
+    tenths = math.floor(mib * 10 / MIB_OF_GIB)
+    return max(0.0, next(n * MIB_OF_GIB / 10 for n in (tenths, tenths - 1) if n * 102.4 <= mib))
 
 
-def room(mib: float, unit: str) -> str:
-    """Return memory that can still be promised, rounded down: `6.2 GB`."""
-    return size(rounded_down(mib, unit), unit)
+def room(mib: float) -> str:
+    """Return memory that can still be promised, rounded down: `6.2 GiB`."""
+    return gib(rounded_down(mib))
 
 
 def hours(number: float, *, is_zero_told: bool = True) -> str:
@@ -233,24 +227,16 @@ def _process_of(holder: Holder) -> str:
 
 
 def _part(holder: Holder) -> Line:
-    """Return ` 12.1 of 10 GB: over`, or ` up to 10 GB` if its use can't be seen.
+    """Return ` 12.1 of 9.3 GiB: over`, or ` up to 9.3 GiB` if its use can't be seen.
 
     Empty for a holder of a whole device.
     """
     if holder.part_mib is None:
         return ()
-    unit = holder.record.promise.part_unit
-    promised = size(holder.part_mib, unit)
     if holder.used_mib is None:
-        return (f" up to {promised}",)
-    line: Line = (f" {_in(holder.used_mib, unit, 1)} of {promised}",)
+        return (f" up to {gib(holder.part_mib)}",)
+    line: Line = (f" {holder.used_mib / MIB_OF_GIB:.1f} of {gib(holder.part_mib)}",)
     return (*line, ": ", ("over", MARK)) if holder.is_over else line
-
-
-def _in(mib: float, unit: str, digits: int = 2) -> str:
-    """Return memory as a number of that unit, with one digit more below 1."""
-    number = mib * MIB / UNITS[unit]
-    return f"{round(number, digits if number >= 1 else digits + 1):.12g}"
 
 
 def _process(process: Process, *, has_memory: bool) -> str:
