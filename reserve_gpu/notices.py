@@ -4,7 +4,7 @@ A notice goes beside an answer. A failure is raised in place of one, and becomes
 words of the place where it is read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
@@ -237,6 +237,7 @@ class Refused(NamedTuple):
     kept: what stays reserved. limit: the inherited CUDA_VISIBLE_DEVICES, if there is one.
     waited_s: the time that was allowed for waiting, None if nobody waited. user: who asks.
     problems: what is wrong in the administrator's file. free: others than those that were named.
+    siblings: of the holders, those that were started together with this process.
     """
 
     request: Request
@@ -247,6 +248,7 @@ class Refused(NamedTuple):
     user: str | None = None
     problems: Sequence[str] = ()
     free: Sequence[Row] = ()
+    siblings: Collection[int] = ()
 
 
 class Impossible(NamedTuple):

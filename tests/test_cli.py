@@ -981,22 +981,65 @@ def test_below_with_optional_and_a_part(here: Here) -> None:
 # -- where it is used -----------------------------------------------------------------------------
 
 
+RANK = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES; read line")
+
+
+@contextmanager
+def ranks(here: Here, count: int) -> Iterator[list[str]]:
+    """Start commands at the same moment, as mpirun starts its ranks; the GPU of each."""
+    started = [
+        subprocess.Popen(
+            [*US, "run", "--", *RANK], env=here.environ(), cwd=here.folder, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )
+        for _ in range(count)
+    ]  # fmt: skip
+    try:
+        yield [rank.stdout.readline() for rank in started if rank.stdout]
+    finally:
+        for rank in started:
+            rank.communicate()
+
+
 @pytest.mark.process
 def test_ranks_each_take_one(here: Here) -> None:
     """Four commands at the same moment, as mpirun starts its ranks, get four GPUs."""
     here.use("eight")
-    shell = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES; read line")
-    ranks = [
-        subprocess.Popen(
-            [*US, "run", "--", *shell], env=here.environ(), cwd=here.folder, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )
-        for _ in range(4)
-    ]  # fmt: skip
-    lines = [rank.stdout.readline() for rank in ranks if rank.stdout]
-    for rank in ranks:
-        rank.communicate()
-    assert sorted(lines) == ["0\n", "1\n", "2\n", "3\n"]
+    with ranks(here, 4) as lines:
+        assert sorted(lines) == ["0\n", "1\n", "2\n", "3\n"]
+
+
+@pytest.mark.process
+def test_more_ranks_than_gpus(here: Here) -> None:
+    """A ninth rank on eight GPUs reads how many to start, and nothing that would harm the others.
+
+    What the same launcher has started for another purpose still reads what can be released.
+    """
+    here.use("eight")
+    with ranks(here, 8):
+        ninth = here.command(*US, "run", "--", *RANK)
+        other = here.command(*US, "run", "--", "true")
+    *_, last = ninth.stderr.splitlines()
+    assert ninth.returncode == 75
+    assert last == (
+        "Processes that were started together with this one hold GPU0 to GPU7. Start at most 8 of "
+        "them."
+    )
+    assert "release" not in ninth.stderr
+    assert "--wait" not in ninth.stderr
+    assert "Start at most" not in other.stderr
+    assert "You hold GPU0 yourself, in sh -c echo" in other.stderr
+    assert "Or wait in the queue: reserve-gpu run --wait -- true" in other.stderr
+
+
+@pytest.mark.process
+def test_kernels_are_no_ranks(here: Here) -> None:
+    """Two kernels that one process has started have nothing to do with each other."""
+    with here.kernel() as first, here.kernel() as second:
+        first.run("%reserve_gpu -n 2")
+        shown = str(second.run("%reserve_gpu"))
+    assert "You hold GPU0 and GPU1 yourself, in kernel in" in shown
+    assert "Start at most" not in shown
 
 
 @pytest.mark.promise

@@ -196,7 +196,8 @@ def _ways_out(reason: Refused, face: Face, now: float) -> list[Line]:
     """
     request, rows, user = reason.request, reason.rows, reason.user
     states = [row.state for row in messages.fit(rows)]
-    missing = [row for row in rows if not row.would_be_taken]
+    siblings = [row for row in rows if {h.listed_pid for h in row.holders} & {*reason.siblings}]
+    missing = [row for row in rows if not row.would_be_taken and row not in siblings]
     available = [row for row in rows if row.would_be_taken]
     may_come_free = any(
         row.state in (*IN_USE, State.LIMITED) or (row.state is State.UNKNOWN and row.processes)
@@ -204,8 +205,11 @@ def _ways_out(reason: Refused, face: Face, now: float) -> list[Line]:
     )
     ways = asking.whom(missing, now, user)
     if any(row.counted for row in rows):  # by what this user has, so that nobody else can help
-        ways = ("Release what you have there.",)
+        ways = () if siblings else ("Release what you have there.",)
     lines = asking.yourself(missing, now, user) if user else []
+    if siblings:
+        those = f"Processes that were started together with this one hold {words.ranges(siblings)}"
+        lines.append((f"{those}. Start at most {len(reason.siblings)} of them.",))
     lines += [*([ways] if ways else []), *reasons.unseen(missing)]
     if reasons.is_trouble(states, request.needed):
         lines.append((reasons.trouble(states),))

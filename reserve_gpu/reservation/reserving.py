@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -14,8 +15,9 @@ from reserve_gpu.errors import DriverError, NoFreeDeviceError
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.locks import record
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
-from reserve_gpu.model import Device, End, Holder, Request, Row, State
+from reserve_gpu.model import Device, End, Holder, Request, Row, State, Who
 from reserve_gpu.notices import (
     ANOTHER_THREAD_WAITS,
     Caution,
@@ -208,8 +210,27 @@ def _failure(session: Session, asking: Asking, denied: Denied, deadline: Deadlin
             user=proc.user_of(os.getpid()),
             problems=asking.rules.problems if asking.rules else (),
             free=_free_others(asking, rows),
+            siblings=_siblings(rows),
         )
     )
+
+
+def _siblings(rows: Sequence[Row]) -> set[int]:
+    """Return the holders that the same process has started as this one, with the same command.
+
+    Such are ranks of MPI, and Dask's workers: their names differ by a number. Two kernels of one
+    server have nothing to do with each other.
+    """
+    own, parent = _unnumbered(record.myself()), os.getppid()
+    holders = [holder for row in rows for holder in row.holders]
+    alike = {each.listed_pid or 0 for each in holders if _unnumbered(each.record.who) == own}
+    if kernels_file() or parent == 1:  # which takes over orphans
+        return set()
+    return {pid for pid in alike - {os.getpid()} if proc.lineage(pid)[1:2] == [parent]}
+
+
+def _unnumbered(who: Who) -> str:
+    return re.sub(r"[0-9]+", "", who.command or "")
 
 
 def _free_others(asking: Asking, rows: Sequence[Row]) -> list[Row]:
