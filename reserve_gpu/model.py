@@ -153,7 +153,11 @@ GRAPHICS = "graphics"  # the kind of a process that makes nothing busy
 
 
 class Process(NamedTuple):
-    """A process on a device. kind: `compute`, `MPS` or `graphics`, the first that it is."""
+    """A process on a device.
+
+    kind: `compute`, `MPS` or `graphics`, the first that it is.
+    zombie_of: its parent, in a word, if it has ended and the parent has not taken notice.
+    """
 
     pid: int
     memory_mib: int | None = None  # device memory that it holds
@@ -162,6 +166,7 @@ class Process(NamedTuple):
     has_reserved: bool | None = None  # it or an ancestor has the device; None: not known
     beside: str | None = None  # a holder of the same user, in a word, that it does not belong to
     kind: str = "compute"
+    zombie_of: str | None = None
 
 
 class Usage(NamedTuple):
@@ -176,6 +181,7 @@ class Usage(NamedTuple):
     graphics_mib: float = 0.0  # what listed graphics processes account for
     mode: int | None = None  # one of ComputeMode
     awaits_reset: bool = False  # some of its memory is out of use until then
+    is_wsl: bool = False  # Windows uses the device too
     has_host_memory: bool = False  # or a NUMA node of it, where pages are left for nobody
 
     @property

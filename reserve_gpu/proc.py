@@ -37,16 +37,19 @@ def sees_all_locks() -> bool:
     return pid_namespace() == INITIAL_PID_NAMESPACE and os.access("/proc/locks", os.R_OK)
 
 
+def is_wsl() -> bool:
+    """Tell whether this is WSL2, beside which Windows and other virtual machines use the GPU."""
+    with suppress(OSError), open("/proc/sys/kernel/osrelease", encoding="utf-8") as release:
+        return "microsoft" in release.read().lower()
+    return False
+
+
 def sees_all_processes() -> bool:
     """Tell whether an empty list of NVML's means that there are no processes.
 
-    Not in a PID namespace: drivers from 535.113 on leave out what is outside of it. Not under WSL2:
-    Windows and other virtual machines use the GPU too.
+    Not in a PID namespace: drivers from 535.113 on leave out what is outside of it.
     """
-    with suppress(OSError), open("/proc/sys/kernel/osrelease", encoding="utf-8") as release:
-        is_wsl = "microsoft" in release.read().lower()
-        return pid_namespace() == INITIAL_PID_NAMESPACE and not is_wsl
-    return False
+    return pid_namespace() == INITIAL_PID_NAMESPACE and not is_wsl()
 
 
 def control_group() -> bytes:
@@ -200,16 +203,18 @@ def require_descriptors() -> None:
             raise ReserveGPUError(TOO_MANY_FILES) from None
 
 
-def _stat(pid: int) -> tuple[str, int, int] | None:
-    """Return a process's name, its parent, and when it began, in ticks since the boot.
+def _stat(pid: int) -> tuple[str, int, int, bool] | None:
+    """Return a process's name, its parent, when it began, and whether it is a zombie.
 
+    It began so many ticks after the boot. A zombie has no threads left that could be killed.
     None if it has ended, or is hidden (hidepid). Documentation/filesystems/proc.rst,
     "/proc/<pid>/stat": the name may have blanks and brackets.
     """
     with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
         name, _, rest = file.read().partition(b"(")[2].rpartition(b")")
         fields = rest.split()
-        return name.decode(errors="replace"), int(fields[1]), int(fields[19])
+        is_zombie = fields[0] == b"Z" and int(fields[17]) <= 1
+        return name.decode(errors="replace"), int(fields[1]), int(fields[19]), is_zombie
     return None
 
 
@@ -319,7 +324,11 @@ def identified(process: Process) -> Process:
     if (stat := _stat(process.pid)) is None:
         return process
     name = command(_words(process.pid)) or stat[0]
-    return process._replace(user=user_of(process.pid), command=name)
+    process = process._replace(user=user_of(process.pid), command=name)
+    if stat[3]:
+        parent = identified(process._replace(pid=stat[1], command="a process"))
+        return process._replace(zombie_of=f"{parent.command} (pid {parent.pid})")
+    return process
 
 
 def held_by() -> int:

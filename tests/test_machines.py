@@ -115,7 +115,10 @@ def test_in_a_container_memory_decides(machine: Machine) -> None:
     """Where others' processes can't be seen, a GPU whose memory is in use is busy anyway."""
     machine.use("container")
     with behind(machine, *CONTAINER) as child:
-        assert of_gpu(child.reserve("count=2").text).startswith("busy: 8.8 GiB")
+        text = child.reserve("count=2").text
+        why = "in use by no visible process (perhaps outside of this container)"
+        assert of_gpu(text).startswith(f"busy: 8.8 GiB {why}")
+        assert "fuser" not in text  # which sees as little
         assert child.reserve().value == "2"
 
 
@@ -143,7 +146,7 @@ def test_a_container_without_a_reading(machine: Machine) -> None:
         assert of_gpu(refused.text).startswith("unknown: ")
         assert "reserve('0')" not in refused.text  # nobody knows whose it is
         assert "in the queue" not in refused.text  # and no wait would tell
-        assert "If you know that nobody uses GPU0, reserve all of it by its number." in refused.text
+        assert "nobody uses GPU0, and reserve all of it by its number." in refused.text
         assert any("unknown" in text for text in child.run(WARNINGS.format("0")).value)
         uuid = child.run("reserve_gpu.current().devices[0].uuid").value
         assert child.run(CUDA_SEES).value == [uuid[4:]]
@@ -471,8 +474,20 @@ def test_wsl2(machine: Machine) -> None:
         pytest.skip("needs root and overlayfs, to put the library where WSL has it")
     with behind(machine, *OWN_MOUNTS, script=wsl(libraries), LD_LIBRARY_PATH="") as child:
         assert child.reserve().value == "1"
-        assert of_gpu(child.reserve("count=2").text).startswith("busy: 4.9 GiB")
+        text = child.reserve("count=2").text
+        why = "busy: 4.9 GiB in use by no visible process (Windows, perhaps)"
+        assert of_gpu(text).startswith(why)
+        assert "fuser" not in text  # which does not see Windows
         child.run("reserve_gpu.release()")
+        machine.write("gpu\n memory 8192\n used 2880")
+        text = child.reserve().text
+        (limit,) = re.findall("idle: RESERVE_GPU_IDLE_MEMORY=(.*)", text)
+        (named,) = re.findall(r"name it: (reserve_gpu\.reserve.*)", text)
+        assert child.run(f"{named}.release()").error is None
+        assert limit in child.run("str(reserve_gpu.status())").value
+        child.run(f"import os; os.environ['RESERVE_GPU_IDLE_MEMORY'] = '{limit}'")
+        assert child.reserve().value == "0"
+        child.run("del os.environ['RESERVE_GPU_IDLE_MEMORY']; reserve_gpu.release()")
         machine.write("gpu\n  memory none\ngpu")  # an empty list is not idle here
         assert child.reserve().value == "1"
 
@@ -716,11 +731,35 @@ def test_a_desktop_is_idle(here: Here) -> None:
 def test_memory_of_nobody(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that no process accounts for makes a GPU busy, above a threshold that can be set."""
     here.use("orphan")
-    assert of_gpu(refused(count=2)).startswith("busy: 2.9 GiB in use by no visible process")
+    text = refused(count=2)
+    assert of_gpu(text) == "busy: 2.9 GiB in use by no visible process"
+    lines = text.splitlines()
+    assert lines[4].endswith(": fuser -v /dev/nvidia*")
+    assert lines[5].startswith("Or wait in the queue: ")
+    here.write("gpu\n memory 8192\n used 3000")
+    assert lines[4] in str(reserve_gpu.status())
+    here.use("orphan")
     assert got() == "1"
     reserve_gpu.release()
     monkeypatch.setenv("RESERVE_GPU_IDLE_MEMORY", "3GiB")
     assert got() == "0"
+
+
+@on_a_host
+@pytest.mark.process
+def test_a_zombie_is_called_so(here: Here) -> None:
+    """Of a process that has ended, and is listed still, it is said with which process it goes."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+        here.write(f"gpu\n compute {process.pid} 3000")
+        text, status = refused(), reserve_gpu.status()
+        shown = here.shell().run("%reserve_gpu --status").values[0]["text/html"]
+    assert f"(pid {process.pid}, a zombie)" in of_gpu(text)
+    ends = rf"\(pid {process.pid}\) is a zombie, which ends with .*\(pid {os.getpid()}\)\."
+    assert all(re.search(ends, each) for each in (text, str(status), shown))
+    (told,) = status.to_dict()["devices"][0]["processes"]
+    assert told["zombie_of"].endswith(f"(pid {os.getpid()})")
+    assert told["command"].startswith("python")
 
 
 # -- a driver that hangs ---------------------------------------------------------------------------

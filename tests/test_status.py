@@ -687,6 +687,8 @@ def picture(*rows: Row, waiting: tuple[Ticket, ...] = (), **about: Any) -> list[
     return [re.sub("[\u2588\u2591]", "", line) for line in text.splitlines()]
 
 
+DARK = Row(GPUS[0], State.UNKNOWN, Usage(compute=0, sees_all=False))
+NOBODY = "Make sure that nobody uses GPU0, and reserve all of it by its number."
 GET, QUEUE = "Get one with %reserve_gpu", "Wait in the queue: %reserve_gpu --wait"
 HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
     "nothing": ((), "There is no GPU.", []),
@@ -743,7 +745,13 @@ HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
         (IN_PARTS._replace(awaited_by=CAROL),), "GPU1 is not free.", [QUEUE]
     ),
     "room beside strangers": (
-        (FREE[0]._replace(state=State.BUSY, promisable_mib=9000.0),), "GPU0 is not free.", [QUEUE]
+        (FREE[0]._replace(state=State.BUSY, promisable_mib=9000.0),),
+        "GPU0 is not free.",
+        [f"As root, see who may keep that memory: {reasons.WHO_HAS_OPEN}", f"Or w{QUEUE[1:]}"],
+    ),
+    "what can't be seen": ((DARK,), "GPU0 is not free.", [NOBODY]),
+    "what can't be seen beside what comes free": (
+        (DARK, RESERVED[1]), "None of 2 GPUs is free.", [NOBODY, f"Or w{QUEUE[1:]}"]
     ),
     "ours": (
         (RESERVED[0]._replace(is_mine=True), FREE[1]), "1 of 2 GPUs is free: GPU1.", []

@@ -86,7 +86,7 @@ class Nvml:
     """
 
     def __init__(self, limit_s: float = CALL_LIMIT_S) -> None:
-        self.sees_all = proc.sees_all_processes()
+        self.sees_all, self._is_wsl = proc.sees_all_processes(), proc.is_wsl()
         self._limit_s = limit_s
         self._devices: dict[int, list[Device | Fault]] = {}  # by the GPU's index
         # By UUID: NVML's handles of the device, and of the GPU that it is or is a part of. Of an
@@ -267,18 +267,17 @@ class Nvml:
         (https://github.com/Syllo/nvtop/pull/463), but a card can have as much as its host, too. It
         does not share the host's page tables (https://github.com/AlexsJones/llmfit/pull/93).
         """
-        is_numa_node = self._driver.decoration("nvmlDeviceGetNumaNodeId", gpu) is not None
-        if is_numa_node or is_split:
-            return is_numa_node
+        decoration = self._driver.decoration
+        if (node := decoration("nvmlDeviceGetNumaNodeId", gpu)) is not None or is_split:
+            return node is not None
         try:
             if (total_mib := self._read_memory(gpu)[0]) is None:
                 self._driver.ask("nvmlDeviceGetMemoryInfo", gpu)  # which says why
         except DeviceError as error:
             return error.code == Code.NOT_SUPPORTED
         host_mib = proc.memory_mib() or 0.0
-        if not LEAST_OF_HOST * host_mib <= (total_mib or 0.0) <= host_mib:
-            return False
-        mode = self._driver.decoration("nvmlDeviceGetAddressingMode", gpu)
+        is_as_large = LEAST_OF_HOST * host_mib <= (total_mib or 0.0) <= host_mib
+        mode = decoration("nvmlDeviceGetAddressingMode", gpu) if is_as_large else None
         return bool(mode == ADDRESSING_ATS)
 
     def _read_instances(self, index: int, gpu: Any) -> list[Device | Fault]:
@@ -368,6 +367,7 @@ class Nvml:
             compute=compute,
             mps=mps,
             sees_all=self.sees_all,
+            is_wsl=self._is_wsl,
             total_mib=device.memory_mib,
             used_mib=used_mib,
             reserve_known=reserve_mib is not None,
@@ -382,12 +382,11 @@ class Nvml:
         memory = None
         if not self._driver.has_memory_limit(handle):
             memory = self._driver.memory_v2(handle, absent=NO_MEMORY_V2)
-        if memory is not None:
-            return memory.total / MIB, memory.used / MIB, memory.reserved / MIB
-        memory = self._driver.ask_if_offered("nvmlDeviceGetMemoryInfo", handle)
+        memory = memory or self._driver.ask_if_offered("nvmlDeviceGetMemoryInfo", handle)
         if memory is None:
             return None, None, None
-        return memory.total / MIB, memory.used / MIB, None
+        reserve = getattr(memory, "reserved", None)  # which only the second version knows
+        return memory.total / MIB, memory.used / MIB, None if reserve is None else reserve / MIB
 
     def _read_count(self, handle: Any, kind: str) -> int | None:
         name = f"nvmlDeviceGet{kind}RunningProcesses"

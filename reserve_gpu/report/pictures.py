@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from reserve_gpu.report.faces import Face
     from reserve_gpu.report.words import Line
 
-IN_USE = (State.RESERVED, State.FULL, State.BUSY, State.AWAITED)
+
+IN_USE = (State.RESERVED, State.FULL, State.BUSY, State.AWAITED, State.LIMITED)
 
 
 class Picture(NamedTuple):
@@ -199,13 +200,12 @@ def _ways_out(reason: Refused, face: Face, now: float) -> list[Line]:
     siblings = [row for row in rows if {h.listed_pid for h in row.holders} & {*reason.siblings}]
     missing = [row for row in rows if not row.would_be_taken and row not in siblings]
     available = [row for row in rows if row.would_be_taken]
-    may_come_free = any(
-        row.state in (*IN_USE, State.LIMITED) or (row.state is State.UNKNOWN and row.processes)
-        for row in missing
-    )
     ways = asking.whom(missing, now, user)
     if any(row.counted for row in rows):  # by what this user has, so that nobody else can help
         ways = () if siblings else ("Release what you have there.",)
+    may_come_free = any(
+        row.state in IN_USE or (row.state is State.UNKNOWN and row.processes) for row in missing
+    )
     lines = asking.yourself(missing, now, user) if user else []
     if siblings:
         those = f"Processes that were started together with this one hold {words.ranges(siblings)}"
@@ -245,7 +245,8 @@ def _may_be_named(row: Row, user: str | None) -> bool:
         return False
     is_all_seen = len(row.processes) >= max(1, (row.usage.compute or 0) + (row.usage.mps or 0))
     is_own = user is not None and all(process.user == user for process in row.processes)
-    return is_usable(row.usage) and is_all_seen and is_own
+    is_windows = row.usage.is_wsl and reasons.is_nobodys(row)
+    return is_usable(row.usage) and (is_windows or (is_all_seen and is_own))
 
 
 # -- a wait ----------------------------------------------------------------------------------------

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+from reserve_gpu import settings
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import STUCK, ComputeMode, Fault, State, Unfit
-from reserve_gpu.report.words import gib, labels, named, room, rounded_down, users
+from reserve_gpu.report.words import TYPED, gib, named, room, rounded_down, users
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +24,7 @@ LOST = " (a GPU that is lost needs a reset or a reboot)"
 AWAITS_RESET = "some of its memory has failed, which the next reset of the GPU repairs"
 UNREAD = "neither its processes nor its memory can be read"
 HOSTS_MEMORY = "its memory is the host's, and not all that processes hold of it can be seen"
+WHO_HAS_OPEN = "fuser -v /dev/nvidia*"
 # By the compute mode of a device, what it means for those who would use it.
 MODES = {
     ComputeMode.PROHIBITED: "compute mode is prohibited: nobody can use it",
@@ -61,7 +64,9 @@ def cause(row: Row) -> str:
     if usage.mps:
         return f"{usage.mps} MPS client{'' if usage.mps == 1 else 's'}"
     if usage.unexplained_mib is not None:
-        return f"{gib(usage.unexplained_mib)} in use by no visible process"
+        hidden = " (Windows, perhaps)" if usage.is_wsl else " (perhaps outside of this container)"
+        whose = "" if usage.sees_all else hidden
+        return f"{gib(usage.unexplained_mib)} in use by no visible process{whose}"
     return ""
 
 
@@ -87,12 +92,32 @@ def promisable(row: Row) -> str:
 
 
 def unseen(rows: Sequence[Row]) -> list[Line]:
-    """Return what to do where it can't be seen whether devices are in use, or by whom."""
-    dark = [row for row in rows if row.state is State.UNKNOWN and not (row.reason or row.processes)]
-    if not dark:
-        return []
-    it = "it" if len(dark) == 1 else "one of them"
-    return [(f"If you know that nobody uses {labels(dark)}, reserve all of {it} by its number.",)]
+    """Return what to do where it can't be seen whether a device is in use, or by whom."""
+    lines: list[Line] = []
+    if dark := next(filter(is_dark, rows), None):
+        it = dark.label
+        lines.append((f"Make sure that nobody uses {it}, and reserve all of it by its number.",))
+    usages = [row.usage for row in rows if row.usage and is_nobodys(row)]
+    if windows := [usage.unexplained_mib or 0.0 for usage in usages if usage.is_wsl]:
+        enough = f"{settings.IDLE_MEMORY}={math.ceil(min(windows) / 1024 + 0.5)}GiB"
+        lines.append(("If it is Windows' memory, count it as idle: ", (enough, TYPED)))
+    elif any(usage.sees_all for usage in usages):
+        lines.append(("As root, see who may keep that memory: ", (WHO_HAS_OPEN, TYPED)))
+    for process in (process for row in rows for process in row.processes if process.zombie_of):
+        what = f"{shown(process.command or 'a process')} (pid {process.pid})"
+        lines.append((f"{what} is a zombie, which ends with {shown(process.zombie_of or '')}.",))
+    return lines
+
+
+def is_dark(row: Row) -> bool:
+    """Tell whether it can't be seen if a device is in use, and no wait will tell."""
+    return row.state is State.UNKNOWN and not (row.reason or row.processes)
+
+
+def is_nobodys(row: Row) -> bool:
+    """Tell whether a device is busy by memory that no visible process has."""
+    usage = row.usage if row.state is State.BUSY and not row.processes else None
+    return bool(usage and usage.unexplained_mib and not (usage.compute or usage.mps))
 
 
 def is_trouble(states: Sequence[State], needed: int = 1) -> bool:

@@ -182,8 +182,10 @@ def _advice(status: Status) -> list[Line]:
     others: Line = ("Others wait in the queue for what would be free.",) if available else ()
     own = asking.yourself(rows, status.time, status.user) if status.user else []
     ask = asking.whom(rows, status.time, status.user)
-    queue = queueing(face.typed(messages.ANY, waits=True), is_second=bool(own or ask))
-    return [line for line in (parts.offer(rows, face), others, *own, ask, queue) if line]
+    lines = [*own, *([ask] if ask else []), *reasons.unseen(rows)]
+    if not all(map(reasons.is_dark, rows)):
+        lines.append(queueing(face.typed(messages.ANY, waits=True), is_second=bool(lines)))
+    return [line for line in (parts.offer(rows, face), others, *lines) if line]
 
 
 # -- for programs ----------------------------------------------------------------------------------

@@ -243,6 +243,7 @@ def _process(process: Process, *, has_memory: bool) -> str:
     """Return `bob, python (pid 9876) 1.2 GiB`. has_memory: with its memory."""
     user = f"{shown(process.user)}, " if process.user else ""
     memory = "" if process.memory_mib is None or not has_memory else gib(process.memory_mib)
+    pid = f"pid {process.pid}{', a zombie' if process.zombie_of else ''}"
     if not process.command:
-        return f"{user}pid {process.pid}{', ' if memory else ''}{memory}"
-    return f"{user}{shown(process.command, COMMAND_LIMIT)} (pid {process.pid}) {memory}".rstrip()
+        return f"{user}{pid}{', ' if memory else ''}{memory}"
+    return f"{user}{shown(process.command, COMMAND_LIMIT)} ({pid}) {memory}".rstrip()
