@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 from reserve_gpu import foreign, proc, settings
 from reserve_gpu.errors import LockError
-from reserve_gpu.locks import descriptors
+from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
 from reserve_gpu.locks.directory import default_path, device_of, lock_name
 from reserve_gpu.locks.lock import Lock, kernel_device
 from reserve_gpu.model import Device, Record
 from reserve_gpu.reservation import environment
-from reserve_gpu.reservation.environment import Changes
 from reserve_gpu.reservation.held import Guest, Held
 
 ERRORS = (ValueError, TypeError, KeyError, AttributeError)
@@ -35,7 +34,7 @@ class Handover(NamedTuple):
     is_logged: another process logs what is used.
     """
 
-    changes: Changes
+    changes: environment.Changes
     held: Held
     reason: str | None = None
     is_logged: bool = False
@@ -98,18 +97,13 @@ def received() -> Handover | None:
 
 
 def _checked(fields: Mapping[str, Any]) -> Handover | None:
-    held = held_of(fields)
-    locks: dict[str, Lock] = {}
-    for device, (descriptor, name) in zip(held.devices, fields["locks"], strict=True):
-        lock = _adopted(descriptor, str(name))
-        if lock is None:
-            for adopted in locks.values():
-                adopted.release()
-            return None
-        locks[device.uuid] = lock
-    changes = Changes(_variables(fields["before"]), _variables(fields["written"]))
+    locks = (_adopted(descriptor, str(name)) for descriptor, name in fields["locks"])
+    held = held_of(fields).with_locks(locks)
+    if held is None:
+        return None
+    changes = environment.Changes(_variables(fields["before"]), _variables(fields["written"]))
     reason, is_logged = _text(fields["reason"]), fields.get("is_logged") is True
-    return Handover(changes, held._replace(locks=locks), reason, is_logged)
+    return Handover(changes, held, reason, is_logged)
 
 
 def _device(fields: Mapping[str, Any]) -> Device:
@@ -135,10 +129,8 @@ def _adopted(descriptor: int, name: str) -> Lock | None:
     """
     path = os.path.join(default_path(), os.path.basename(name))
     with suppress(OSError, OverflowError, ValueError, TypeError):
-        there, opened = os.stat(path, follow_symlinks=False), os.fstat(descriptor)
-        if (there.st_dev, there.st_ino) != (opened.st_dev, opened.st_ino):
-            return None
-        if kernel_device(descriptor) is None:
+        is_that_file = files.is_current(descriptors.NONE, path, descriptor)
+        if not is_that_file or kernel_device(descriptor) is None:
             return None
         since = records.read(descriptor).since
         descriptors.adopt(descriptor)

@@ -1,6 +1,6 @@
 """What this process holds, as a value: the locks, and the calls that were answered with them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from reserve_gpu import proc
@@ -88,6 +88,21 @@ class Held(NamedTuple):
         """Tell whether both set the same variables, and belong to the same reservation."""
         mine, others = ((h.devices, h.part_mib, h.reservation) for h in (self, other))
         return mine == others
+
+    def with_locks(self, locks: Iterable[Lock | None]) -> "Held | None":
+        """Return the same with these locks, in the order of the devices.
+
+        None where one can't be had: the others are released then.
+        """
+        own: list[Lock] = []
+        for lock in locks:
+            if lock is None:
+                for each in own:
+                    each.release()
+                return None
+            own.append(lock)
+        uuids = (device.uuid for device in self.devices)
+        return self._replace(locks=dict(zip(uuids, own, strict=True)))
 
     def unprotected(self) -> list[Device]:
         """Return the devices whose locks don't keep others off any more."""

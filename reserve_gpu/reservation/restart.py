@@ -66,8 +66,7 @@ def leave(held: Held, connection_file: str, until: float) -> None:
         **handover.described(held),
     }
     numbers = [lock.descriptor for lock in locks]
-    seconds = repr(until - time.time())
-    words = [*heir.WORDS, connection_file, seconds]
+    words = [*heir.WORDS, connection_file, repr(until - time.time())]
     alarm.leave(words, numbers, {heir.LEFT: json.dumps(left)})
 
 
@@ -92,15 +91,7 @@ def take_over(left: Left, directory: LockDirectory) -> Held | None:
     is_kept = all(_has_locked(left.heir, directory, name) for name, _ in left.names)
     if not end(left) or not is_kept:
         return None
-    locks: dict[str, Lock] = {}
-    for device, (name, since) in zip(left.held.devices, left.names, strict=True):
-        lock = _acquired(directory, name, since)
-        if lock is None:
-            for taken in locks.values():
-                taken.release()
-            return None
-        locks[device.uuid] = lock
-    return left.held._replace(locks=locks)
+    return left.held.with_locks(_acquired(directory, name, since) for name, since in left.names)
 
 
 def end(left: Left, uid: int | None = None) -> bool:
