@@ -15,7 +15,6 @@ from reserve_gpu.errors import LockError
 from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
-from reserve_gpu.locks.descriptors import NONE
 
 if TYPE_CHECKING:
     from reserve_gpu.model import Record
@@ -70,7 +69,7 @@ class Lock:
         with suppress(OSError):
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         descriptors.close(self.descriptor)
-        self.descriptor = NONE  # the number may soon be another file's
+        self.descriptor = descriptors.NONE  # the number may soon be another file's
 
     def held(self) -> bool:
         """Tell whether this process, not its parent, still has the file open that it locked."""
@@ -78,8 +77,8 @@ class Lock:
         return self._pid == os.getpid() and opening is not None and opening == self._opening
 
     def stands(self) -> bool:
-        """Tell whether the locked file is still the one that others find under its name."""
-        return files.is_current(NONE, self.path, self.descriptor)
+        """Tell whether it keeps others off: it is held, and they find its file under its name."""
+        return self.held() and files.is_current(descriptors.NONE, self.path, self.descriptor)
 
     def keep_over_exec(self) -> None:
         """Pass the lock on to the program that this process becomes, and to its children."""

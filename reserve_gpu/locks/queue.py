@@ -76,7 +76,7 @@ class Place:
 
     def stands(self) -> bool:
         """Tell whether the ticket is there, for others to see."""
-        return self._lock is not None and self._lock.held() and self._lock.stands()
+        return self._lock is not None and self._lock.stands()
 
     def join(self) -> None:
         """Join the queue, or take the old place again if somebody deleted the ticket.

@@ -106,11 +106,7 @@ class Held(NamedTuple):
 
     def unprotected(self) -> list[Device]:
         """Return the devices whose locks don't keep others off any more."""
-        return [
-            device
-            for device in self.devices
-            if not (self.locks[device.uuid].held() and self.locks[device.uuid].stands())
-        ]
+        return [device for device in self.devices if not self.locks[device.uuid].stands()]
 
     def relocked(self, device: Device, directory: LockDirectory) -> "tuple[Held, LockedAnew]":
         """Lock the device anew; returns what is held then, and what to tell of it. Under the mutex.
