@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu import proc, settings
@@ -36,7 +36,7 @@ from reserve_gpu.reservation.outcome import Denied, Granted, Locked
 from reserve_gpu.reservation.request import Deadline, idle_mib, require_settings, restart_s, rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from reserve_gpu import machine
     from reserve_gpu.locks.queue import Place
@@ -165,26 +165,17 @@ def _wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) 
         now = asking._replace(held=held, part_mib=session.part_mib, rules=rules())
         return attempt(now, session.hold, place, RETRY_MUTEX_LIMIT_S, candidates)
 
+    began, start, how = time.time(), time.monotonic(), End.GAVE_UP
     session.is_waiting = True  # for calls in other threads
     try:
-        with _logged_wait(deadline.asks) as log:
-            outcome = wait.wait_in_queue(asking, denied, deadline, try_again, session.between)
-            if isinstance(outcome, Granted):
-                log(End.GRANTED)
-            return outcome
+        outcome = wait.wait_in_queue(asking, denied, deadline, try_again, session.between)
+        if isinstance(outcome, Granted):
+            how = End.GRANTED
+        return outcome
     finally:
         session.is_waiting = False
-
-
-@contextmanager
-def _logged_wait(asks: str) -> Iterator[Callable[[End], object]]:
-    """Write into the history how long this waits, and how that ends; by default in vain."""
-    began, start, ends = time.time(), time.monotonic(), [End.GAVE_UP]
-    try:
-        yield ends.append
-    finally:
         if settings.may_keep_history():
-            journal.log_wait(asks, began, time.monotonic() - start, ends[-1])
+            journal.log_wait(deadline.asks, began, time.monotonic() - start, how)
 
 
 def _failure(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> Failure:
@@ -257,8 +248,7 @@ def _is_above(session: Session, asking: Asking, denied: Denied) -> bool:
     """Tell whether an ancestor has reserved all that this process may use."""
     if session.devices or not asking.inherited[environment.VISIBLE]:
         return False
-    is_held = any(row.holders for row in denied.rows)
-    return is_held and policy.is_above(denied.rows, proc.ancestors())
+    return policy.is_above(denied.rows, proc.ancestors())
 
 
 def _only_what_cuda_sees(session: Session, request: Request, gpus: Nvml) -> Request:
