@@ -22,7 +22,7 @@ from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.notices import Action, LeaseDisplay, LeaseNotice, LeaseOver
-from reserve_gpu.reservation import environment, guests, schedule, use
+from reserve_gpu.reservation import environment, guests, schedule, use, waiters
 from reserve_gpu.reservation.process_end import ProcessEnd
 from reserve_gpu.reservation.schedule import Circumstances, Step
 
@@ -314,9 +314,4 @@ def waiters_for(devices: Sequence[Device]) -> dict[str, int]:
             tickets = directory.tickets()
     except LockError:
         return {}
-    return {
-        ticket.name: ticket.heartbeat
-        for ticket in tickets
-        if ticket.holder.listed_pid != os.getpid()
-        and any(ticket.could_use(device.uuid) for device in devices)
-    }
+    return {ticket.name: ticket.heartbeat for ticket in waiters.others(tickets, devices)}

@@ -11,7 +11,7 @@ from reserve_gpu.errors import LockError
 from reserve_gpu.locks.directory import LockDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from reserve_gpu.model import Device, Ticket
 
@@ -27,12 +27,18 @@ def first_of(devices: Sequence[Device], told: Collection[tuple[str, int]]) -> Ti
     told: those of whom the holder was told already.
     """
     with suppress(LockError), LockDirectory() as directory:
-        for ticket in _tickets(directory):
-            is_own = ticket.holder.listed_pid == os.getpid()
-            could_use = any(ticket.could_use(device.uuid) for device in devices)
-            if could_use and not is_own and key(ticket) not in told:
+        for ticket in others(_tickets(directory), devices):
+            if key(ticket) not in told:
                 return ticket._replace(holder=proc.with_user(ticket.holder))
     return None
+
+
+def others(tickets: Iterable[Ticket], devices: Sequence[Device]) -> Iterator[Ticket]:
+    """Yield the tickets of other processes that could use one of the devices."""
+    for ticket in tickets:
+        could_use = any(ticket.could_use(device.uuid) for device in devices)
+        if could_use and ticket.holder.listed_pid != os.getpid():
+            yield ticket
 
 
 def key(ticket: Ticket) -> tuple[str, int]:
