@@ -138,9 +138,7 @@ def _try_again(
     try:
         asking.locks.follow()
         return attempt(place)
-    except MutexHeldError:  # by one whose driver hangs, perhaps not for ever
-        return denied
-    except LockError:  # a full disk, say
-        if not place.has_joined:
-            raise
-        return denied
+    except LockError as error:  # a full disk, or a driver that hangs under the mutex
+        if place.has_joined or isinstance(error, MutexHeldError):
+            return denied
+        raise
