@@ -48,14 +48,13 @@ class Taken:
         self._held = held
         self.locked: dict[str, Locked] = {}
         self.rows: list[Row] = []
-        self._kept: frozenset[str] = frozenset()
 
     def __enter__(self) -> "Taken":  # noqa: PYI034 - typing has Self from 3.11 on
         return self
 
     def __exit__(self, *_: object) -> None:
         for uuid, locked in self.locked.items():
-            if uuid not in self._kept and locked.lock is not self._held.get(uuid):
+            if locked.lock is not self._held.get(uuid):
                 locked.lock.release()
 
     def add(self, answer: Locked | Row) -> None:
@@ -71,7 +70,8 @@ class Taken:
 
     def keep(self, granted: Granted) -> None:
         """Let these stay locked."""
-        self._kept = frozenset(locked.device.uuid for locked in granted.locked)
+        for locked in granted.locked:
+            del self.locked[locked.device.uuid]
 
 
 def _spare(row: Row) -> Row:
