@@ -100,17 +100,17 @@ def closest(
     """
     distance = {(a, b): link(a, b) for a, b in combinations(devices, 2)}
     distance |= {(b, a): cost for (a, b), cost in distance.items()}
-    best: tuple[int, list[Device]] | None = None
-    for start in devices:
-        chosen, cost = [start], 0
+
+    def grown(start: Device) -> list[Device]:
+        chosen = [start]
         while len(chosen) < count:
             left = (device for device in devices if device not in chosen)
-            nearest = min(left, key=lambda d: sum(distance[d, other] for other in chosen))
-            cost += sum(distance[nearest, other] for other in chosen)
-            chosen.append(nearest)
-        if best is None or cost < best[0]:
-            best = cost, chosen
-    return [device for device in devices if best and device in best[1]]
+            chosen.append(min(left, key=lambda d: sum(distance[d, other] for other in chosen)))
+        return chosen
+
+    groups = map(grown, devices)
+    best = min(groups, key=lambda group: sum(distance[pair] for pair in combinations(group, 2)))
+    return [device for device in devices if device in best]
 
 
 def kept(held: Sequence[Device], request: Request) -> list[Device] | None:
@@ -142,9 +142,8 @@ def reclaim(request: Request, seen: Sequence[Device]) -> Request | None:
     Once CUDA has started it sees these and no others, so nothing else can be reserved any more.
     seen: in CUDA's order.
     """
-    if not seen or kept(seen, request) != list(seen):
-        return None
-    if not request.devices and request.needed != len(seen):
+    is_another_number = not request.devices and request.needed != len(seen)
+    if not seen or is_another_number or kept(seen, request) != list(seen):
         return None
     numbers = tuple(device.number for device in seen)
     return request._replace(devices=numbers, count=None)
