@@ -21,14 +21,6 @@ AHEAD_S = 86400.0  # a clock may have been wrong by so much, and its time zone a
 MOST_LINES = 200_000  # that are read of one user: twice what eight GPUs come to in a year
 
 
-class Allowance:
-    """How many lines may still be read of one user, whatever they say."""
-
-    def __init__(self, lines: int) -> None:
-        self.left = lines
-        self.is_cut = False  # there are more
-
-
 def exists() -> bool:
     """Tell whether there is any history that this user may read."""
     return any(True for _ in places.to_read())
@@ -41,34 +33,33 @@ def since(
 
     cut: gets the users who have more lines than the most that are read: of them the newest count.
     """
-    allowances: dict[int, Allowance] = {}
+    left: dict[int, int] = {}  # lines that may still be read of each user; below 0: more
     for folder, uid in places.to_read():
-        allowance = allowances.setdefault(uid, Allowance(most_lines))
-        yield from _of_folder(folder, uid, moment, now, allowance)
-        if allowance.is_cut:
+        left.setdefault(uid, most_lines)
+        yield from _of_folder(folder, uid, moment, now, left)
+        if left[uid] < 0:
             cut.add(proc.user_name(uid))
 
 
 def _of_folder(
-    folder: int, uid: int, moment: float, now: float, allowance: Allowance
+    folder: int, uid: int, moment: float, now: float, left: dict[int, int]
 ) -> Iterator[Logged]:
     user, latest = proc.user_name(uid), now + AHEAD_S
     names = sorted(os.listdir(folder), reverse=True)
     last: set[tuple[str, str | None, float]] = set()  # lines of pages, which may be appended by now
-    for entry in _lines(folder, uid, filter(PAGE.fullmatch, names), allowance):
+    for entry in _lines(folder, uid, filter(PAGE.fullmatch, names), left):
         last.add((entry.id, entry.gpu, entry.start))
         if moment <= entry.start <= latest:
             yield Logged(user, entry)
     first = month(max(0.0, moment - AHEAD_S))
     months = (name for name in filter(MONTH.fullmatch, names) if name[:7] >= first)
-    for entry in _lines(folder, uid, months, allowance):
-        if moment <= entry.start <= latest and not (
-            last and (entry.id, entry.gpu, entry.start) in last
-        ):
+    for entry in _lines(folder, uid, months, left):
+        is_known = last and (entry.id, entry.gpu, entry.start) in last
+        if moment <= entry.start <= latest and not is_known:
             yield Logged(user, entry)
 
 
-def _lines(folder: int, uid: int, names: Iterator[str], allowance: Allowance) -> Iterator[LogLine]:
+def _lines(folder: int, uid: int, names: Iterator[str], left: dict[int, int]) -> Iterator[LogLine]:
     """Yield the lines of these files, as many as may be read."""
     for name in names:
         with suppress(OSError):
@@ -81,9 +72,8 @@ def _lines(folder: int, uid: int, names: Iterator[str], allowance: Allowance) ->
                 # Of a line that is too long these are pieces, which are none of ours.
                 lines = iter(partial(opened.readline, LINE_LIMIT + 1), b"")
                 for line in lines if is_plain and status.st_uid == uid else ():
-                    if not allowance.left:
-                        allowance.is_cut = True
+                    left[uid] -= 1
+                    if left[uid] < 0:
                         return
-                    allowance.left -= 1
                     if entry := parsed(line):
                         yield entry
