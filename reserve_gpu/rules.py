@@ -236,8 +236,7 @@ def content(file: str, owners: Collection[int]) -> bytes:
     if not os.path.isabs(file):
         raise OSError(f"{settings.CONFIG} must be an absolute path")
     try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(file, flags)
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if os.path.islink(file):
             raise OSError("it is a link") from error

@@ -63,9 +63,7 @@ def _lines(folder: int, uid: int, names: Iterator[str], left: dict[int, int]) ->
     """Yield the lines of these files, as many as may be read."""
     for name in names:
         with suppress(OSError):
-            file = os.open(
-                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
-            )
+            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
             with os.fdopen(file, "rb") as opened:
                 status = os.fstat(file)
                 is_plain = stat.S_ISREG(status.st_mode) and status.st_nlink == 1

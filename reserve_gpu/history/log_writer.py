@@ -151,9 +151,7 @@ def _opened(folder: int, name: str, flags: int) -> int:
     Raises OSError, and HistoryError for what is not a plain file that this user alone can change.
     """
     with no_fork:
-        file = os.open(
-            name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, OWN_MODE, dir_fd=folder
-        )
+        file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, OWN_MODE, dir_fd=folder)
         descriptors.remember(file)
     status = os.fstat(file)
     is_own = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

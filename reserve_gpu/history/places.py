@@ -98,7 +98,7 @@ def is_for_all(path: str) -> bool:
 
 def opened(path: str, uid: int) -> int:
     """Open a folder; returns a descriptor. Raises OSError, and HistoryError if it is not uid's."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     status = os.fstat(descriptor)
     if status.st_uid == uid and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return descriptor

@@ -36,7 +36,7 @@ def open_directory(path: str) -> int:
         with suppress(FileExistsError):
             os.mkdir(path, DIRECTORY_MODE)
         # O_PATH: even a directory that its maker may not read yet, under umask 0777.
-        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
         with no_fork:
             descriptor = descriptors.remember(os.open(path, flags))
         try:
@@ -132,7 +132,7 @@ def _open(directory: int, name: str, path: str, flags: int, mode: int | None = N
 
     mode: to be given to a file of this user's.
     """
-    flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK
     with no_fork:
         descriptor = os.open(name, flags, mode or 0, dir_fd=directory)
         try:
