@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import foreign, settings
+from reserve_gpu import foreign, settings, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,11 +30,8 @@ def _connection_file(words: Sequence[str]) -> str | None:
             return os.path.abspath(words[place + 1])
         if word.startswith(("-f=", "--f=", "--IPKernelApp.connection_file=")):
             return os.path.abspath(word.partition("=")[2])
-    module = sys.modules.get("ipykernel.kernelapp")
-    app = module and module.IPKernelApp
-    if not (app and app.initialized()):
-        return None
-    path = getattr(app.instance(), "abs_connection_file", None)
+    kernel = this_process.application("ipykernel.kernelapp", "IPKernelApp")
+    path = getattr(kernel, "abs_connection_file", None)
     return os.path.abspath(path) if path else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.errors import shown
 
@@ -71,13 +71,17 @@ def notebook() -> str | None:
     return os.path.basename(str(path)) if path else None
 
 
+def application(module: str, name: str) -> Any:
+    """Return the application of that module which this process is, None if it is none."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind.instance() if kind and kind.initialized() else None
+
+
 def _engine() -> str | None:
     """Return the number and cluster of this engine of ipyparallel's, None if it is none."""
-    module = sys.modules.get("ipyparallel.engine.app")
-    app = module and module.IPEngine
-    if not (app and app.initialized()):
+    engine = application("ipyparallel.engine.app", "IPEngine")
+    if engine is None:
         return None
-    engine = app.instance()
     cluster = f" of cluster {engine.cluster_id}" if engine.cluster_id else ""
     return shown(f"engine {'?' if engine.id is None else engine.id}{cluster}", NAME_LIMIT)
 
