@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
@@ -29,8 +30,6 @@ class Program:
     def __init__(
         self, command: Sequence[str], environ: Mapping[str, str] | None, *, is_ssh: bool
     ) -> None:
-        import subprocess
-
         self._process = subprocess.Popen(
             command,
             env=environ,
@@ -72,16 +71,12 @@ class Program:
 
     def code(self) -> int | None:
         """Return its exit code, or minus the signal that killed it; None if it does not end."""
-        import subprocess
-
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(ENDS_S)
         return None
 
     def end(self) -> None:
         """Kill it, if it still runs, and all that it has started."""
-        import subprocess
-
         if all(stream.closed for stream in self._said):
             return
         with suppress(ProcessLookupError):
