@@ -82,8 +82,7 @@ def _identity(descriptor: int) -> tuple[object, ...]:
 @cache
 def _hook_fork() -> None:
     """Register the hook once; without it every lock would leak into every child."""
-    if hasattr(os, "register_at_fork"):  # Windows has no fork
-        os.register_at_fork(after_in_child=_close_all)
+    os.register_at_fork(after_in_child=_close_all)
 
 
 def _close_all() -> None:
