@@ -141,8 +141,7 @@ def _reserved(labels: Labels, row: Row, status: Status) -> Iterator[Sample]:
 
 def _is_known(row: Row) -> bool:
     """Tell whether it is known that nobody has a device without holders."""
-    is_hidden = row.usage is None or row.state is State.UNKNOWN or row.is_unreserved_use is None
-    return not is_hidden
+    return None not in (row.usage, row.is_unreserved_use) and row.state is not State.UNKNOWN
 
 
 def _idle(labels: Labels, row: Row, status: Status) -> Iterator[Sample]:
