@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from reserve_gpu import settings
 from reserve_gpu.model import MIB, Device, Promise, Request
@@ -47,25 +47,18 @@ MODULES, INSTALLED = ("torch", "tensorflow"), (".dist-info", ".egg-info")
 UNLIMITED = ("platform", "cuda_async")  # of JAX's allocators
 
 
-class Cap(NamedTuple):
-    """What frameworks are kept to.
+def cap(devices: Sequence[Device], part_mib: float) -> tuple[float, str]:
+    """Return what frameworks are kept to with this part of each device. Raises RequestError.
 
-    room_mib: of each device, what is left of the part beside the CUDA context. fraction: the same
-    of the memory of the largest, empty where that is not known.
+    First what is left of the part beside the CUDA context, in MiB; then the fraction that this is
+    of the memory of the largest device, empty where that is not known.
     """
-
-    room_mib: float
-    fraction: str
-
-
-def cap(devices: Sequence[Device], part_mib: float) -> Cap:
-    """Return the limits of frameworks with this part of each device. Raises RequestError."""
     context_mib = setting_mib(settings.CONTEXT_MEMORY)
     context_mib = DEFAULT_CONTEXT_MIB if context_mib is None else context_mib
     room_mib = part_mib - min(context_mib, part_mib / 2)
     totals = [device.memory_mib or 0 for device in devices]
     fraction = int(room_mib / max(totals) * 1e6) / 1e6 if all(totals) else 0.0  # rounded down
-    return Cap(room_mib, f"{fraction:.6f}" if fraction else "")
+    return room_mib, f"{fraction:.6f}" if fraction else ""
 
 
 def variables(
