@@ -17,7 +17,6 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import api, errors, hosts, options, this_process
-from reserve_gpu.errors import ReserveGPUError, shown
 from reserve_gpu.jupyter import kernelspec
 from reserve_gpu.model import Device, News, Request, Row, State, Waiting
 from reserve_gpu.programs import Program, heard
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from reserve_gpu.report.about_hosts import HostAnswer
-    from reserve_gpu.report.status import Status
 
 HOLD = ("reserve-gpu", "kernel", "hold")
 KEEP, KEPT = b"keep\n", b'"kept": true'
@@ -45,7 +42,7 @@ HAS_LIMIT_S = 20.0  # for the kernel to have it, once it has started
 LOOK_EVERY_S = 0.3
 
 
-class NoHostError(ReserveGPUError):
+class NoHostError(errors.ReserveGPUError):
     """No host has what was asked for; the text says why not, in a line for each."""
 
     exit_code = 75  # EX_TEMPFAIL
@@ -88,23 +85,18 @@ def find(
         why |= {each.host: lacking.get(each.host) or _at_first_sight(each) for each in answers}
         fitting = [each for each in ready if each.status and fits(each.status, asked)]
         for each in sorted(fitting, key=_free, reverse=True):
-            place, refused = _first_to_reserve([each.host], at_once, HOLD_LIMIT_S)
-            if place:
+            if place := _first_to_reserve([each.host], at_once, HOLD_LIMIT_S, why):
                 return place
-            why |= refused
         rest = [each.host for each in answers if not each.status]
     if wait is not None and ready:
         limit_s = request.Deadline.after(wait).left_s + HOLD_LIMIT_S
-        place, refused = _first_to_reserve(
-            [each.host for each in ready], [*kernel, *wishes], limit_s
-        )
-        if place:
+        those = [each.host for each in ready]
+        if place := _first_to_reserve(those, [*kernel, *wishes], limit_s, why):
             return place
-        why |= refused
     raise NoHostError(_none(asked, among, why))
 
 
-def fits(seen: Status, asked: Request) -> bool:
+def fits(seen: statuses.Status, asked: Request) -> bool:
     """Tell whether a host seems to have what is asked for; only its own locks can say for sure."""
     if asked.devices:
         return True
@@ -132,11 +124,11 @@ def has_gpu(name: str, pid: int) -> bool:
     return False
 
 
-def _free(answer: HostAnswer) -> int:
+def _free(answer: said.HostAnswer) -> int:
     return len(layout.free(answer.status.rows)) if answer.status else 0
 
 
-def _at_first_sight(answer: HostAnswer) -> str:
+def _at_first_sight(answer: said.HostAnswer) -> str:
     """Return why a host is not asked to reserve, by how it stands; it may be asked to wait."""
     if answer.status is None:
         return answer.problem
@@ -145,13 +137,13 @@ def _at_first_sight(answer: HostAnswer) -> str:
 
 
 def _first_to_reserve(
-    those: Sequence[str], arguments: Sequence[str], limit_s: float
-) -> tuple[KernelPlace | None, dict[str, str]]:
+    those: Sequence[str], arguments: Sequence[str], limit_s: float, why: dict[str, str]
+) -> KernelPlace | None:
     """Have hosts reserve, and keep what the first of them gets; the others release theirs.
 
-    Return the place; None with the reason of each host where none has got anything.
+    why: gets the reason of each host that has got nothing.
     """
-    why = {name: said.silent(name, limit_s) for name in those}
+    why |= {name: said.silent(name, limit_s) for name in those}
     with hosts.asked(those, [*HOLD, *arguments]) as asked:
         for name in heard(asked, limit_s, lambda out: bool(hosts.fields_in(out))):
             fields, text = hosts.fields_in(asked[name].said[0]), ""
@@ -160,12 +152,12 @@ def _first_to_reserve(
                 if not PLAIN_PATH.fullmatch(place.python):
                     text = f"sshpyk can't start its Python, {place.python!r}"
                 elif _keeps(asked[name]):
-                    return place, why
+                    return place
                 else:
                     text = "it has not kept the GPU that it had reserved"
             text = text or fields.get("refused") or hosts.problem(name, asked[name])
-            why[name] = shown(str(text), errors.REASON_LIMIT)
-    return None, why
+            why[name] = errors.shown(str(text), errors.REASON_LIMIT)
+    return None
 
 
 def _keeps(program: Program) -> bool:
@@ -202,7 +194,7 @@ def hold(arguments: Namespace) -> int:
     try:
         options.reserve(arguments, faces.MAGIC, _end_if_alone)
         reservation = api.current()
-    except ReserveGPUError as error:
+    except errors.ReserveGPUError as error:
         _say(refused=error.picture.brief if error.picture else str(error).partition("\n")[0])
         return error.exit_code
     _say(gpus=words.labels(reservation.devices if reservation else ()), python=sys.executable)
