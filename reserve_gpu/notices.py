@@ -4,11 +4,11 @@ A notice goes beside an answer. A failure is raised in place of one, and becomes
 words of the place where it is read.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-from reserve_gpu.model import Device, Holder, Lease, Request, Row, Rule, Ticket
+from reserve_gpu.model import Device, Holder, Lease, Request, Row, Rule, Ticket, Variables
 
 PART_STAYS = "The `with` block around this has asked for a larger part, which stays reserved."
 HAS_ENDED = "This reservation has been released; ask for another one."
@@ -65,7 +65,7 @@ class Changed(NamedTuple):
     is_late: CUDA has started, and not on what is held. is_mended: they are set again.
     """
 
-    values: Mapping[str, str | None]
+    values: Variables
     held: Sequence[Device]
     is_late: bool
     is_mended: bool
@@ -228,7 +228,7 @@ class ReservedAbove(NamedTuple):
     """An ancestor has reserved all that this process may use. environ: the CUDA variables."""
 
     rows: Sequence[Row]
-    environ: Mapping[str, str | None]
+    environ: Variables
 
 
 class Refused(NamedTuple):

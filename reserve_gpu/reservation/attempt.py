@@ -20,23 +20,13 @@ from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory, device_of
 from reserve_gpu.locks.holders import is_sharers, without_guests
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import Place
-from reserve_gpu.model import (
-    Device,
-    Fault,
-    Holder,
-    Record,
-    Request,
-    Row,
-    Rules,
-    State,
-    Ticket,
-    Usage,
-)
+from reserve_gpu.model import Device, Fault, Holder, Record, Request, Row, Rules, State, Ticket
 from reserve_gpu.notices import CannotProlong, Failure
 from reserve_gpu.reservation import inherited, policy
 from reserve_gpu.reservation.outcome import Denied, Granted, Locked, Taken
 
 if TYPE_CHECKING:
+    from reserve_gpu.model import Usage, Variables
     from reserve_gpu.reservation import quota
 else:
     quota = Late("reservation.quota")  # which only rules need
@@ -61,7 +51,7 @@ class Asking(NamedTuple):
     request: Request
     gpus: Nvml
     locks: LockDirectory
-    inherited: Mapping[str, str | None]
+    inherited: "Variables"
     held: Mapping[str, Lock]
     part_mib: float | None = None
     idle_mib: float | None = None
@@ -313,7 +303,7 @@ class Look:
     def _limit_s(self) -> float:
         return max(LEAST_LIMIT_S, self._readings_until - time.monotonic())
 
-    def _row(self, device: Device, reading: Usage) -> Row:
+    def _row(self, device: Device, reading: "Usage") -> Row:
         """Return how a device is used: free, if it can be had where nobody else comes first."""
         use = usage.judge(reading, self._asking.idle_mib)
         is_open = policy.is_to_be_taken(self._request, use, reading)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu import settings
-from reserve_gpu.model import MIB, Device, Promise, Request
+from reserve_gpu.model import MIB, Device, Promise, Request, Variables
 from reserve_gpu.notices import CAPS_ARE_LATE, CapsStand, Exceeded, Notice, ToType
 from reserve_gpu.reservation.environment import (
     CUPY_LIMIT,
@@ -61,9 +61,7 @@ def cap(devices: Sequence[Device], part_mib: float) -> tuple[float, str]:
     return room_mib, f"{fraction:.6f}" if fraction else ""
 
 
-def variables(
-    devices: Sequence[Device], part_mib: float, inherited: Mapping[str, str | None]
-) -> dict[str, str]:
+def variables(devices: Sequence[Device], part_mib: float, inherited: Variables) -> dict[str, str]:
     """Return what to set for a part of each of these devices.
 
     JAX reads its fraction when it first uses a device, and takes it of the total. CuPy reads its
@@ -89,15 +87,13 @@ def variables(
     return values if inherited.get(TF_GROWTH) else {**values, TF_GROWTH: "true"}
 
 
-def marked(
-    devices: Sequence[Device], part_mib: float, inherited: Mapping[str, str | None]
-) -> dict[str, str]:
+def marked(devices: Sequence[Device], part_mib: float, inherited: Variables) -> dict[str, str]:
     """Return the variables, and a mark by which children don't take them for the user's."""
     values = variables(devices, part_mib, inherited)
     return {**values, OWN_CAPS: own_caps(values, inherited)} if values else {}
 
 
-def capped_by(values: Mapping[str, str | None]) -> dict[str, str]:
+def capped_by(values: Variables) -> dict[str, str]:
     """Return the name of the variable that caps each framework, by the framework's module."""
     names = {
         "torch": _torch_name(values) if FRACTION_WORD in _torch_words(values) else None,
@@ -107,7 +103,7 @@ def capped_by(values: Mapping[str, str | None]) -> dict[str, str]:
     return {key: name for key, name in names.items() if name}
 
 
-def kept_by(values: Mapping[str, str | None]) -> dict[str, str]:
+def kept_by(values: Variables) -> dict[str, str]:
     """Return what caps each framework, without one whose allocator keeps to no limit.
 
     https://docs.jax.dev/en/latest/gpu_memory_allocation.html
@@ -140,8 +136,8 @@ def to_type(devices: Sequence[Device], part_mib: float) -> dict[str, str]:
 def notices(
     devices: Sequence[Device],
     part_mib: float,
-    inherited: Mapping[str, str | None],
-    written: Mapping[str, str | None],
+    inherited: Variables,
+    written: Variables,
     *,
     is_late: bool,
 ) -> list[Notice]:
@@ -164,7 +160,7 @@ def notices(
 
 def exceeded(
     held: Held,
-    written: Mapping[str, str | None],
+    written: Variables,
     uses: Mapping[Device, float | None],
     before: frozenset[Device],
 ) -> tuple[frozenset[Device], list[Notice]]:
@@ -211,16 +207,16 @@ def knows_fraction(version: str | None) -> bool:
     return match is not None and tuple(map(int, match[0].split("."))) >= FRACTION_SINCE
 
 
-def _torch_name(values: Mapping[str, str | None]) -> str | None:
+def _torch_name(values: Variables) -> str | None:
     """Return the name that PyTorch reads: the first that is set."""
     return _first(values, OLD_TORCH_ALLOCATOR, TORCH_ALLOCATOR)
 
 
-def _torch_words(values: Mapping[str, str | None]) -> str:
+def _torch_words(values: Variables) -> str:
     name = _torch_name(values)
     return ((name and values[name]) or "").strip(", ")
 
 
-def _first(values: Mapping[str, str | None], *names: str) -> str | None:
+def _first(values: Variables, *names: str) -> str | None:
     """Return the first of these names with a value that is not empty."""
     return next((name for name in names if values.get(name)), None)

@@ -12,11 +12,11 @@ from reserve_gpu import proc
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import ImpossibleError, RequestError, shown
 from reserve_gpu.gpus import names
-from reserve_gpu.model import Device, Fault, Request
+from reserve_gpu.model import Device, Fault, Request, Variables
 from reserve_gpu.reservation import environment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from reserve_gpu.gpus.nvml import Nvml
     from reserve_gpu.locks.directory import LockDirectory
@@ -25,9 +25,7 @@ else:
     caps = Late("reservation.caps")
 
 
-def candidates(
-    gpus: Nvml, request: Request, inherited: Mapping[str, str | None]
-) -> Iterator[Device | Fault]:
+def candidates(gpus: Nvml, request: Request, inherited: Variables) -> Iterator[Device | Fault]:
     """Return the devices to try for the request: those that it names, or all, screens last.
 
     Each GPU is touched only when it is reached: that can take seconds.
@@ -39,7 +37,7 @@ def candidates(
     return gpus.screens_last(inside(gpus, inherited))
 
 
-def require_absolute(request: Request, inherited: Mapping[str, str | None]) -> None:
+def require_absolute(request: Request, inherited: Variables) -> None:
     """Raise RequestError for a `cuda:0` where it is no number of nvidia-smi's.
 
     CUDA counts within CUDA_VISIBLE_DEVICES. Where somebody else has set that, who says `cuda:0` may
@@ -85,7 +83,7 @@ def adopt_parents_gpus(gpus: Nvml, locks: LockDirectory) -> None:
     environment.write(values)
 
 
-def inside(gpus: Nvml, inherited: Mapping[str, str | None]) -> Iterator[Device | Fault]:
+def inside(gpus: Nvml, inherited: Variables) -> Iterator[Device | Fault]:
     """Return the devices that this process may use, in PCI bus order, each touched when reached.
 
     Raises RequestError where only CUDA knows which devices are meant.
@@ -105,9 +103,7 @@ def inside(gpus: Nvml, inherited: Mapping[str, str | None]) -> Iterator[Device |
     return iter(names.visible(listed, everything))
 
 
-def _named(
-    gpus: Nvml, request: Request, inherited: Mapping[str, str | None]
-) -> list[Device | Fault]:
+def _named(gpus: Nvml, request: Request, inherited: Variables) -> list[Device | Fault]:
     """Return the device that each name means, in their order. Raises RequestError."""
     devices = [_meant(gpus, name) for name in request.devices]
     names.require_distinct(devices)
@@ -125,18 +121,15 @@ def _named(
 
 
 def _meant(gpus: Nvml, name: str) -> Device | Fault:
+    """Return the device of that name. Raises RequestError."""
     index = names.gpu_index(name)
     if index is None:
         return names.pick(name, list(gpus.walk()))
-    _check_index(gpus, index)
-    return names.pick(name, gpus.devices(index))
-
-
-def _check_index(gpus: Nvml, index: int) -> None:
     count = gpus.count()
     if index >= count:
         there = "only GPU0" if count == 1 else f"GPU0 to GPU{count - 1}"
         raise ImpossibleError(f"There is no GPU{index}: this machine has {there}.")
+    return names.pick(name, gpus.devices(index))
 
 
 def _require_one_model(value: str, order: str | None, everything: Sequence[Device | Fault]) -> None:
