@@ -601,7 +601,7 @@ def test_more_than_its_part(
 def test_ending_a_kernel(
     on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
 ) -> None:
-    """A kernel is ended after a question only; its GPU is free then."""
+    """A kernel is ended after a question only, to which Enter says no; its GPU is free then."""
     on_lab.write(ONE)
     notebook = open_notebook("train.ipynb", "%reserve_gpu")
     notebook.run(0)
@@ -609,8 +609,12 @@ def test_ending_a_kernel(
     says(item(page), "^GPU0 · 0.0 of 80.0 GiB$")
     end = own(page, "train.ipynb").get_by_role("button", name="End the kernel")
     end.click()
-    page.locator(".jp-Dialog").get_by_text("GPU0 is free then").wait_for()
-    page.locator(".jp-Dialog .jp-mod-reject").click()
+    says(
+        page.locator(".jp-Dialog"),
+        r"End the kernel of train\.ipynb\?What it has in memory is lost\.",
+    )
+    page.keyboard.press("Enter")
+    page.locator(".jp-Dialog").wait_for(state="detached")
     assert len(held(on_lab)) == 1
     end.click()
     page.locator(".jp-Dialog .jp-mod-warn").click()

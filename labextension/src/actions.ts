@@ -63,11 +63,13 @@ export class Actions {
 
   /** End a process after a question: a kernel by Jupyter, so that it does not start again. */
   async end({ holder, pid, ...rest }: IReservation): Promise<void> {
+    const { length } = rest.devices;
     const what = labels({ holder, pid, ...rest });
     const question = await showDialog({
-      title: `End ${name(holder)}?`,
-      body: `Its variables are lost, and what it computes stops. ${what} is free then.`,
-      buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: 'End it' })]
+      title: `End ${holder.kernel ? 'the kernel of ' : ''}${name(holder)}?`,
+      body: `What it has in memory is lost. ${what} ${length > 1 ? 'are' : 'is'} free then.`,
+      buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: 'End it' })],
+      defaultButton: 0
     });
     if (!question.button.accept) {
       return;
