@@ -290,7 +290,7 @@ def jupyterlab(scene: Scene, lab: Lab, page: Page) -> None:
         notebook.run(0)
         notebook.finish(0)
         scene.use(6, scene.pid_of("sweep.ipynb"), 12400, 71)
-        see(page, "GPU6 · 12.1 of 80 GiB · until")
+        see(page, "GPU6 · 12.1 of 80.0 GiB · until")
         page.screenshot(path=IMAGES / "jupyterlab.png")
     scene.free(6)
 

@@ -154,7 +154,7 @@ def test_a_part_is_shown(here: Here, monkeypatch: pytest.MonkeyPatch, packages: 
     note = str(warned[-1].message).splitlines()
     found = reserve_gpu.check()
     lines = str(found).splitlines()
-    assert lines[0].startswith("Reserved: 3 GB of GPU1. Python: ")
+    assert lines[0].startswith("Reserved: 2.8 GiB of GPU1. Python: ")
     assert lines[1].split()[-2:] == ["cap", "result"]
     ends = {line.split()[0]: line for line in lines[2:]}
     assert ends["PyTorch"].split()[-3:] == ["not", "capped", "fits"]

@@ -149,10 +149,10 @@ def test_a_part_is_counted_once(here: Here) -> None:
         holder.reserve("'3', memory='50GB'")
         with guest(here), here.child() as third:
             assert third.reserve("'3', memory='30GB'").value == "3"
-            assert "has no room for 40 GB" in refused("3", memory="40GB")
+            assert "has no room for 37.3 GiB" in refused("3", memory="40GB")
             assert holder.reserve("'3', memory='52GB'").value == "3"
             holder.kill()
-            assert "has no room for 40 GB" in refused("3", memory="40GB")
+            assert "has no room for 37.3 GiB" in refused("3", memory="40GB")
         assert got("3", memory="40GB") == "3"
 
 

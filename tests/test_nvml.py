@@ -97,7 +97,7 @@ BUSY = {
         "gpu\n memory 81920\n used 1100", State.BUSY, "1.1 GiB in use by no visible process",
     ),
     "memory of nobody on a small card": (
-        "gpu\n memory 4096\n used 210", State.BUSY, "210 MiB in use by no",
+        "gpu\n memory 4096\n used 210", State.BUSY, "0.2 GiB in use by no",
     ),
     "memory of nobody beside a desktop": (
         "gpu\n memory 81920\n graphics 1 2000\n used 1100", State.BUSY,
@@ -172,7 +172,7 @@ def test_threshold_is_configurable(
     """$RESERVE_GPU_IDLE_MEMORY moves the threshold both ways."""
     here.write("gpu\n memory 8192\n used 300")
     monkeypatch.setenv("RESERVE_GPU_IDLE_MEMORY", size)
-    assert got() == "0" if is_idle else "300 MiB" in of_gpu(refused())
+    assert got() == "0" if is_idle else "0.3 GiB" in of_gpu(refused())
 
 
 def test_threshold_that_is_no_size(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

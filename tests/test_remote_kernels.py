@@ -206,7 +206,7 @@ def test_what_does_not_fit(lab: Lab) -> None:
     with lab.client() as client:
         text = client.run(f"start({kernel!r})").value
     assert text.endswith(
-        "No kernel was started, as no host gave it a GPU of 80 GiB or more.\n"
+        "No kernel was started, as no host gave it a GPU of 80.0 GiB or more.\n"
         "lab1: Both GPUs are free, which is not what is asked for."
     )
 

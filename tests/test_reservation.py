@@ -437,7 +437,7 @@ def test_a_reason_for_each_device(here: Here) -> None:
         text = refused()
     first = text.splitlines()[0]
     states = "3 of 6 busy, 1 prohibited, 1 reserved, 1 broken"
-    assert first == f"No free GPU devices: {states}.  5 x Stand-in"
+    assert first == f"No free GPU devices: {states}.  5 x Stand-in and 1 that can't be read"
     parts = ["4321000", "2.9 GiB", "prohibited", "777", f"pid {os.getpid()}", "lost"]
     for index, part in enumerate(parts):
         assert part in of_gpu(text, str(index))
