@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import api, calls, looking, proc, programs
 from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, shown
@@ -45,19 +45,6 @@ NAMES = {
 }
 # For the children alone: the reserved GPU may be in use already, so JAX takes none of its memory.
 QUIET = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-
-
-class Progress(NamedTuple):
-    """How a check stands: the names of those that have answered and of those that have not."""
-
-    done: tuple[str, ...]
-    running: tuple[str, ...]
-    waited_s: float
-
-    def __str__(self) -> str:
-        total = len(self.done) + len(self.running)
-        how = f"{len(self.done)} of {total} have answered, {duration(self.waited_s)}"
-        return f"Checking what each framework sees: {how}. Waiting for {', '.join(self.running)}"
 
 
 @dataclass(frozen=True)
@@ -116,15 +103,15 @@ class Check:
 def check(
     *,
     limit_s: float = LIMIT_S,
-    progress: Callable[[Progress], object] | None = None,
+    progress: Callable[[str, float], object] | None = None,
     slow: Callable[[News], object] = lambda _: None,
     face: Face = PYTHON,
 ) -> Check:
     """Ask the driver and each installed framework what they see with this process's variables.
 
     limit_s: seconds that each may take; they are asked at the same time.
-    progress: called now and then while this waits. slow: is told of a driver that takes long.
-    face: where the result is read.
+    progress: called now and then with a line that says how this stands, and the seconds so far.
+    slow: is told of a driver that takes long. face: where the result is read.
 
     Where something else than what is reserved is visible, no framework is started on it.
     Raises ImpossibleError on a system where nothing can be reserved, DriverError where there is no
@@ -172,7 +159,7 @@ def _capped(key: str, found: Finding, devices: Sequence[Device], part: Size | No
 def _answers(
     reserved: Sequence[Device],
     limit_s: float,
-    progress: Callable[[Progress], object] | None,
+    progress: Callable[[str, float], object] | None,
 ) -> dict[str, verdict.FrameworkAnswer]:
     """Return what the driver and each installed framework say."""
     present = [key for key in NAMES if key == DRIVER or probes.is_installed(key)]
@@ -181,8 +168,9 @@ def _answers(
 
     def tell(running: Sequence[str], waited_s: float) -> None:
         if progress is not None:
-            done = [NAMES[key] for key in present if key not in running]
-            progress(Progress(tuple(done), tuple(NAMES[key] for key in running), waited_s))
+            done, left = len(present) - len(running), ", ".join(NAMES[key] for key in running)
+            how = f"{done} of {len(present)} have answered, {duration(waited_s)}"
+            progress(f"Checking what each framework sees: {how}. Waiting for {left}", waited_s)
 
     commands = {key: [sys.executable, probes.__file__, key, allowed, path] for key in present}
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from reserve_gpu.model import News, Slow
 from reserve_gpu.report import colour, columns, messages, pictures, terminal
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
     from reserve_gpu.report.pictures import Picture
 
 CLEAR = "\x1b[J"  # delete from the cursor to the end of the screen
-
-
-class Timed(Protocol):
-    """Something under way that says in words how it stands, and for how long it has run."""
-
-    @property
-    def waited_s(self) -> float:
-        """Return the seconds so far."""
 
 
 class Frame(NamedTuple):
@@ -77,9 +69,9 @@ class Live:
         devices = [(row.label, row.state, [h.pid for h in row.holders]) for row in news.rows]
         self._show(news.waited_s, Frame(pictures.wait(news), (news.place, devices)))
 
-    def show_check(self, progress: Timed) -> None:
+    def show_check(self, line: str, waited_s: float) -> None:
         """Show how a check stands; it takes seconds, not hours, so nothing of it is news to log."""
-        self._show(progress.waited_s, Frame(pictures.of_line(str(progress))))
+        self._show(waited_s, Frame(pictures.of_line(line)))
 
     def _show(self, waited_s: float, frame: Frame) -> None:
         """Show it, at most once in every second that is counted."""
