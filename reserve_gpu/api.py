@@ -7,17 +7,9 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
+from reserve_gpu import errors
 from reserve_gpu.calls import Late
 from reserve_gpu.cells import kernels_file
-from reserve_gpu.errors import (
-    NoDriverError,
-    NoFreeDeviceError,
-    RequestError,
-    ReservedAboveError,
-    ReserveGPUError,
-    ReserveGPUWarning,
-    shown,
-)
 from reserve_gpu.model import Device, News, Request, Reserved, Waiting
 from reserve_gpu.notices import Failure, HoldsAlready, TooLate
 from reserve_gpu.our_session import session
@@ -106,7 +98,7 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
     reservation, texts, is_new = ask(request, Deadline.after(wait), show)
     try:
         for text in texts:
-            warnings.warn(text, ReserveGPUWarning, stacklevel=2)
+            warnings.warn(text, errors.ReserveGPUWarning, stacklevel=2)
         if progress == "auto" and reservation.lease.has_end:
             session().show_lease()
     except BaseException:  # of a signal, or as warnings are errors: nobody gets to know of it
@@ -149,7 +141,7 @@ def ask(
             )
     except Failure as failure:
         raise failures.error(failure.reason, face) from None
-    except ReserveGPUError:
+    except errors.ReserveGPUError:
         raise
     except BaseException:  # what a signal handler has raised
         this_session.run_in_any_case(undo)
@@ -190,15 +182,16 @@ def go_without() -> None:
     session().run_in_any_case(session().go_without)
 
 
-def go_on_after(error: ReserveGPUError) -> str:
+def go_on_after(error: errors.ReserveGPUError) -> str:
     """Go on although nothing could be reserved, with no GPU that could be used by mistake.
 
     Returns how: a line to read.
     """
-    if not isinstance(error, (NoDriverError, NoFreeDeviceError)):  # the last has seen to it
+    # NoFreeDeviceError has seen to it.
+    if not isinstance(error, (errors.NoDriverError, errors.NoFreeDeviceError)):
         go_without()
     visible = environment.read()[environment.VISIBLE]
-    is_above = isinstance(error, ReservedAboveError)
+    is_above = isinstance(error, errors.ReservedAboveError)
     return messages.going_on(session().devices, visible if is_above else None)
 
 
@@ -269,7 +262,9 @@ def before_end(function: F | None = None, *, limit: float | str = "5m") -> F | C
     if function is None:
         return partial(before_end, limit=limit)
     if not callable(function):
-        raise RequestError(f"before_end() takes a function, not {shown(repr(function))}.")
+        raise errors.RequestError(
+            f"before_end() takes a function, not {errors.shown(repr(function))}."
+        )
     session().timer.process_end.call_before(function, parse_duration(limit))
     return function
 

@@ -15,7 +15,6 @@ import threading
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from reserve_gpu import api, errors, options, this_process
-from reserve_gpu.errors import RequestError, ReservedAboveError, ReserveGPUError, TooLateError
 from reserve_gpu.quantities import parse_duration
 from reserve_gpu.reservation import request
 
@@ -110,13 +109,13 @@ class ReserveGPU(WorkerPlugin):
             this_process.call_it(f"Dask worker {worker.name} of {worker.scheduler.address}")
         try:
             reservation = await _reserve(self.arguments)
-        except TooLateError as error:
+        except errors.TooLateError as error:
             _refuse(worker, error)
         except Exception as error:
-            reason = ABOVE if isinstance(error, ReservedAboveError) else error
+            reason = ABOVE if isinstance(error, errors.ReservedAboveError) else error
             leaves = " and leaves" if self.required else ""
             text = f"Dask worker {worker.address} got no GPU{leaves}: {reason}"
-            logger.exception(text, exc_info=not isinstance(error, ReserveGPUError))
+            logger.exception(text, exc_info=not isinstance(error, errors.ReserveGPUError))
             if self.required:
                 _leave(worker, text)
             else:
@@ -150,7 +149,7 @@ def _is_thread(worker: Worker) -> bool:
     return str(worker.address).startswith("inproc://")
 
 
-def _refuse(worker: Worker, error: TooLateError) -> None:
+def _refuse(worker: Worker, error: errors.TooLateError) -> None:
     """Raise to the client that registers the plugin; a worker about to join leaves."""
     if not api.current():
         api.release()  # gives back the variables: CUDA does not read them any more
@@ -158,7 +157,7 @@ def _refuse(worker: Worker, error: TooLateError) -> None:
     if has_joined or _is_thread(worker):
         text = f"Dask worker {worker.address}: {error} client.restart() starts it anew."
         _go_on(worker)
-        raise TooLateError(text) from None
+        raise errors.TooLateError(text) from None
     text = f"Dask worker {worker.address} leaves: {error}"
     logger.critical(text)
     _leave(worker, text)
@@ -199,7 +198,7 @@ def _plugin(_context: click.Context, _argument: click.Parameter, words: Sequence
     try:
         parsed = parser.parse_args(words)
         return ReserveGPU(required=parsed.required, **options.wishes(parsed))
-    except RequestError as error:
+    except errors.RequestError as error:
         raise click.UsageError(str(error)) from error
 
 

@@ -24,7 +24,6 @@ from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.programs import Program, heard, started
 from reserve_gpu.report import about_hosts as said
 from reserve_gpu.report import from_json
-from reserve_gpu.report.about_hosts import HostAnswer, Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -122,19 +121,19 @@ def _groups(tables: Mapping[str, Any], file: str) -> dict[str, list[str]]:
 # -- what they say -------------------------------------------------------------------------------
 
 
-def look_at(words: Sequence[str]) -> Hosts:
+def look_at(words: Sequence[str]) -> said.Hosts:
     """Ask the hosts that these words mean. Raises RequestError."""
     return look(named(words))._replace(typed=tuple(words))
 
 
-def look(names: Sequence[str], limit_s: float = LIMIT_S) -> Hosts:
+def look(names: Sequence[str], limit_s: float = LIMIT_S) -> said.Hosts:
     """Ask all of them at once how they stand. A host that does not answer is an answer too."""
     found = answers(names, LOOK, from_json.status, limit_s).items()
     told = [
-        HostAnswer(name, None, each) if isinstance(each, str) else HostAnswer(name, each)
+        said.HostAnswer(name, None, each) if isinstance(each, str) else said.HostAnswer(name, each)
         for name, each in found
     ]
-    return Hosts(tuple(told), time.time(), tuple(names))
+    return said.Hosts(tuple(told), time.time(), tuple(names))
 
 
 def answers(

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from reserve_gpu import calls, proc, settings
 from reserve_gpu.errors import LockError, MutexHeldError, shell_line, shown
 from reserve_gpu.locks import descriptors, files
-from reserve_gpu.locks.descriptors import NONE
 from reserve_gpu.locks.holders import SHARE, Holders, is_own_guest
 from reserve_gpu.locks.lock import Lock, flock, kernel_device
 
@@ -77,7 +76,7 @@ class LockDirectory:
 
         A program that cleans up may have removed the old one. Raises LockError.
         """
-        if not files.is_current(NONE, self.path, self.descriptor):
+        if not files.is_current(descriptors.NONE, self.path, self.descriptor):
             before, self.descriptor = self.descriptor, files.open_directory(self.path)
             self._device = None
             descriptors.close(before)

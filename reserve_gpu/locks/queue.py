@@ -12,7 +12,6 @@ import time
 from typing import TYPE_CHECKING
 
 from reserve_gpu import calls, proc
-from reserve_gpu.calls import POLL_S
 from reserve_gpu.locks.directory import QUEUE, LockDirectory
 from reserve_gpu.model import Asks, Record, Ticket
 
@@ -166,7 +165,7 @@ def wait_for_news(
         left_s = until - time.monotonic()
         if left_s <= 0:
             return False
-        time.sleep(min(left_s, POLL_S))
+        time.sleep(min(left_s, calls.POLL_S))
         if is_told and is_news():
             return True
 

@@ -23,7 +23,6 @@ from reserve_gpu.model import (
     Usage,
 )
 from reserve_gpu.report import about_history, reasons
-from reserve_gpu.report.about_history import Report
 from reserve_gpu.report.status import COMPUTE_MODES, VERSION, Status
 
 if TYPE_CHECKING:
@@ -42,11 +41,11 @@ class FormatError(ValueError):
         self.version = version
 
 
-def report(fields: object) -> Report:
+def report(fields: object) -> about_history.Report:
     """Return the report of a history that the JSON describes. Raises FormatError."""
     said = _table(fields, about_history.VERSION, "rows")
     by = said.text("by")
-    return Report(
+    return about_history.Report(
         by if by in KEYS else "user",
         dict(map(_hours, said.tables("rows", MOST_HOURS))),
         dict(map(_hours, said.tables("days", MOST_HOURS))),

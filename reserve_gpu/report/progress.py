@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from IPython.display import DisplayHandle
     from typing_extensions import Self
 
-    from reserve_gpu.report.pictures import Picture
 
 CLEAR = "\x1b[J"  # delete from the cursor to the end of the screen
 
@@ -30,7 +29,7 @@ class Frame(NamedTuple):
     news: what is worth a line in a log when it changes, None for nothing.
     """
 
-    picture: Picture
+    picture: pictures.Picture
     news: Any = None
 
 

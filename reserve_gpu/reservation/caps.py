@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu import settings
 from reserve_gpu.model import MIB, Device, Promise, Request, Variables
 from reserve_gpu.notices import CAPS_ARE_LATE, CapsStand, Exceeded, Notice, ToType
-from reserve_gpu.reservation.environment import (
-    CUPY_LIMIT,
-    OLD_TORCH_ALLOCATOR,
-    OLD_XLA_FRACTION,
-    OWN_CAPS,
-    TF_GROWTH,
-    TORCH_ALLOCATOR,
-    XLA_FRACTION,
-    own_caps,
-)
+from reserve_gpu.reservation import environment
 from reserve_gpu.reservation.request import setting_mib
 
 if TYPE_CHECKING:
@@ -77,28 +68,33 @@ def variables(devices: Sequence[Device], part_mib: float, inherited: Variables) 
     theirs = capped_by(inherited)
     values = {}
     if "cupy" not in theirs:
-        values[CUPY_LIMIT] = str(int(room_mib * MIB))
+        values[environment.CUPY_LIMIT] = str(int(room_mib * MIB))
     if fraction and "jax" not in theirs:
-        values[XLA_FRACTION] = fraction
-    has_word = knows_fraction(installed().get("torch")) and not inherited.get(OLD_TORCH_ALLOCATOR)
+        values[environment.XLA_FRACTION] = fraction
+    is_old = bool(inherited.get(environment.OLD_TORCH_ALLOCATOR))
+    has_word = not is_old and knows_fraction(installed().get("torch"))
     if fraction and has_word and "torch" not in theirs:
         words = filter(None, (_torch_words(inherited), f"{FRACTION_WORD}:{fraction}"))
-        values[TORCH_ALLOCATOR] = ",".join(words)
-    return values if inherited.get(TF_GROWTH) else {**values, TF_GROWTH: "true"}
+        values[environment.TORCH_ALLOCATOR] = ",".join(words)
+    if not inherited.get(environment.TF_GROWTH):
+        values[environment.TF_GROWTH] = "true"
+    return values
 
 
 def marked(devices: Sequence[Device], part_mib: float, inherited: Variables) -> dict[str, str]:
     """Return the variables, and a mark by which children don't take them for the user's."""
     values = variables(devices, part_mib, inherited)
-    return {**values, OWN_CAPS: own_caps(values, inherited)} if values else {}
+    if values:
+        values[environment.OWN_CAPS] = environment.own_caps(values, inherited)
+    return values
 
 
 def capped_by(values: Variables) -> dict[str, str]:
     """Return the name of the variable that caps each framework, by the framework's module."""
     names = {
         "torch": _torch_name(values) if FRACTION_WORD in _torch_words(values) else None,
-        "jax": _first(values, OLD_XLA_FRACTION, XLA_FRACTION),
-        "cupy": _first(values, CUPY_LIMIT),
+        "jax": _first(values, environment.OLD_XLA_FRACTION, environment.XLA_FRACTION),
+        "cupy": _first(values, environment.CUPY_LIMIT),
     }
     return {key: name for key, name in names.items() if name}
 
@@ -209,7 +205,7 @@ def knows_fraction(version: str | None) -> bool:
 
 def _torch_name(values: Variables) -> str | None:
     """Return the name that PyTorch reads: the first that is set."""
-    return _first(values, OLD_TORCH_ALLOCATOR, TORCH_ALLOCATOR)
+    return _first(values, environment.OLD_TORCH_ALLOCATOR, environment.TORCH_ALLOCATOR)
 
 
 def _torch_words(values: Variables) -> str:

@@ -22,7 +22,6 @@ from reserve_gpu import alarm, calls, foreign, proc
 from reserve_gpu.errors import LockError, NoThreadError
 from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors
-from reserve_gpu.locks.descriptors import NONE
 from reserve_gpu.locks.directory import default_path
 from reserve_gpu.model import Answer, Device, Holder, Reserved
 from reserve_gpu.reservation import restart
@@ -30,8 +29,6 @@ from reserve_gpu.reservation.process_end import LONGEST_S, STOP_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
-
-    from reserve_gpu.reservation.restart import Left
 
     Answerer = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -52,7 +49,7 @@ class Listener:
 
     def __init__(self, answer: Answerer) -> None:
         self._answer = answer
-        self._descriptor = NONE
+        self._descriptor = descriptors.NONE
 
     def start(self) -> None:
         """Listen from now on; where that can't be had, nobody is heard."""
@@ -111,7 +108,7 @@ def pids_of(holder: Holder) -> set[int | None]:
     return {holder.pid, *((left.heir, left.kernel) if left else ())}
 
 
-def _left(holder: Holder) -> Left | None:
+def _left(holder: Holder) -> restart.Left | None:
     """Return what is kept for the restart of the holder's kernel; None for nothing.
 
     Whatever its record says of that: anybody may have written it.

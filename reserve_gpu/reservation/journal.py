@@ -16,7 +16,6 @@ from reserve_gpu.calls import Late
 from reserve_gpu.errors import ReserveGPUError
 from reserve_gpu.history import log_writer, places
 from reserve_gpu.history.log_lines import Kind, LogLine
-from reserve_gpu.history.log_writer import Page
 from reserve_gpu.locks.record import myself
 from reserve_gpu.model import End
 from reserve_gpu.reservation import guests
@@ -123,7 +122,7 @@ def _begun(held: Held, change: Change) -> Recorder | None:
         return None
     try:
         log_writer.close_lost(folder)
-        return Recorder(Page.new(folder), held, change.now, change.at)
+        return Recorder(log_writer.Page.new(folder), held, change.now, change.at)
     except BaseException:
         os.close(folder)
         raise

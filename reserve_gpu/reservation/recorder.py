@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from reserve_gpu.history.log_writer import Page
     from reserve_gpu.model import Device, End
     from reserve_gpu.reservation.held import Held
-    from reserve_gpu.reservation.use import Use
 
 EVERY_S = 60.0  # between two looks
 # A look speaks for so long at most: a process that was stopped for hours has not been looked at.
@@ -36,7 +35,7 @@ class Recorder:
     ) -> None:
         self.page, self.held, self._every_s = page, held, every_s
         self._entries = {device: _first(page.id, device, held, now) for device in held.devices}
-        self._uses: dict[Device, Use] = {}  # by the last look
+        self._uses: dict[Device, use.Use] = {}  # by the last look
         self._looked_at = now
         self.at = time.monotonic() if at is None else at  # up to which the lines count
         self._next_look = time.monotonic() + every_s
@@ -101,7 +100,7 @@ class Recorder:
 
 
 def added(
-    entry: LogLine, passed_s: float, used: Use, now: float, *, is_over: bool | None = None
+    entry: LogLine, passed_s: float, used: use.Use, now: float, *, is_over: bool | None = None
 ) -> LogLine:
     """Return the line with the time that has passed.
 
@@ -145,7 +144,7 @@ def _first(own_id: str, device: Device, held: Held, now: float) -> LogLine:
     return _described(entry, device, held, use.Use())
 
 
-def _described(entry: LogLine, device: Device, held: Held, used: Use) -> LogLine:
+def _described(entry: LogLine, device: Device, held: Held, used: use.Use) -> LogLine:
     """Return the line with what is said of the reservation now.
 
     Its share is of a whole GPU, by memory; 1 if that is not known.
@@ -164,7 +163,7 @@ def _described(entry: LogLine, device: Device, held: Held, used: Use) -> LogLine
     )
 
 
-def _is_over(held: Held, used: Use) -> bool | None:
+def _is_over(held: Held, used: use.Use) -> bool | None:
     if held.overdue is not None:
         return True
     if held.part_mib is None or used.mib is None:

@@ -9,18 +9,7 @@ from reserve_gpu import quantities, settings
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
-from reserve_gpu.gpus.names import DeviceNames
-from reserve_gpu.model import (
-    LONGEST_RESTART_S,
-    MIB,
-    NO_LEASE,
-    UNITS,
-    Lease,
-    Promise,
-    Request,
-    Rules,
-    Size,
-)
+from reserve_gpu.model import LONGEST_RESTART_S, MIB, UNITS, Lease, Promise, Request, Rules, Size
 
 if TYPE_CHECKING:
     from reserve_gpu import rules as administrator
@@ -62,7 +51,7 @@ class Deadline(NamedTuple):
 
 
 def parse(  # noqa: PLR0913 - these are reserve()'s
-    devices: DeviceNames | None,
+    devices: names.DeviceNames | None,
     *,
     count: int | None = None,
     min_memory: float | str | None = None,
@@ -76,7 +65,7 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
     end_kernel: bool = False,
 ) -> Request:
     """Make a request of the arguments of reserve(). Raises RequestError."""
-    named = _names(devices)
+    named = () if devices is None or devices == () else names.parse(devices)
     if devices is not None and not named:
         raise RequestError("No GPU is named. Leave the name out to get the first free one.")
     if count is not None and (type(count) is not int or count < 1):
@@ -179,7 +168,7 @@ def _lease(
         if_wanted=if_wanted,
         end_kernel=end_kernel,
     )
-    if lease != NO_LEASE and not lease.has_end:
+    if lease != Lease() and not lease.has_end:
         what = "if wanted" if if_wanted else "with the end of the kernel"
         raise RequestError(f"To release it {what}, say when: after 4h, at 18:00, or idle for 1h.")
     return lease
@@ -203,7 +192,3 @@ def _which_unit(keyword: str, size: str | float) -> str:
     if not isinstance(size, str):
         forms = [f'{keyword}="{form}"' for form in forms]
     return f"{number} MiB or {number} GB? Write {forms[0]} or {forms[1]}."
-
-
-def _names(devices: DeviceNames | None) -> tuple[str, ...]:
-    return () if devices is None or devices == () else names.parse(devices)
