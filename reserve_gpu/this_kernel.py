@@ -42,11 +42,8 @@ def started() -> dict[str, str]:
     the options, divided by NUL, and `pid` is the kernel's, once that is known: a process with
     another pid has inherited the variable.
     """
-    text = os.environ.get(settings.STARTED)
-    if not text:
-        return {}
-    with suppress(ValueError):
-        fields = foreign.parsed(bytes.fromhex(text))
+    with suppress(ValueError):  # as without the variable
+        fields = foreign.parsed(bytes.fromhex(os.environ.get(settings.STARTED, "")))
         if isinstance(fields, dict) and fields.get("pid") in (None, str(os.getpid())):
             return {name: value for name, value in fields.items() if isinstance(value, str)}
     return {}
