@@ -270,6 +270,22 @@ def test_only_reservations_can_be_released(on_server: Machine, server: Lab) -> N
         assert child.run("1").value == 1
 
 
+def test_another_reservation_of_the_process_is_not_released(
+    on_server: Machine, server: Lab
+) -> None:
+    """What a process has reserved since a button was shown is not released by that button."""
+    on_server.write(ONE)
+    with kernel(on_server, server) as (_, client):
+        run(client, "%reserve_gpu")
+        (before,) = fresh(server)["devices"][0]["holders"]
+        run(client, "%reserve_gpu --release\n%reserve_gpu")
+        asked = {"pid": before["pid"], "since": before["since"]}
+        assert not ask(server, "reserve_gpu/release", asked)["is_done"]
+        assert len(held(on_server)) == 1
+        (now,) = ask(server, "reserve_gpu/status?new=1")["devices"][0]["holders"]
+        assert ask(server, "reserve_gpu/release", asked | {"since": now["since"]})["is_done"]
+
+
 def test_fifty_clients_cost_one_look(on_server: Machine, server: Lab) -> None:
     """However many ask, the driver is asked once in two seconds; nobody asks, and it is not."""
     on_server.write(ONE)
@@ -430,12 +446,17 @@ def told(page: Page, text: str) -> Locator:
     """Open the list of what was told, and wait until that stands there."""
     from playwright.sync_api import expect
 
+    message = messages(page).filter(has=page.get_by_text(re.compile(text)))
+    expect(message).to_have_count(1)
+    return message
+
+
+def messages(page: Page) -> Locator:
+    """Open the list of what was told; its entries."""
     center = page.locator(".jp-Notification-Center")
     if not center.count():
         page.evaluate("jupyterapp.commands.execute('apputils:display-notifications')")
-    message = center.locator(".jp-Notification-List-Item", has_text=re.compile(text))
-    expect(message).to_have_count(1)
-    return message
+    return center.locator(".jp-Notification-List-Item")
 
 
 def test_a_click_reserves(
@@ -446,6 +467,7 @@ def test_a_click_reserves(
     notebook = open_notebook("train.ipynb", VARIABLES)
     says(item(page), "^no GPU")
     item(page).get_by_text("reserve one").click()
+    told(page, r"^train\.ipynb has GPU0\.$")
     says(item(page), r"^GPU0 · 0.0 of 80.0 GiB$")
     assert is_urgent(page, "calm")
     notebook.run(0)
@@ -471,22 +493,47 @@ def test_the_palette_releases(
 def test_nothing_free_offers_to_wait(
     on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
 ) -> None:
-    """Where nothing is free the click says so and offers the queue; the place in it is shown."""
+    """Where nothing is free a click says who has it, and offers the queue; each is said once."""
+    from playwright.sync_api import expect
+
+    on_lab.write(ONE)
+    with on_lab.child(JPY_SESSION_NAME="other.ipynb") as child:
+        assert not child.reserve().error
+        open_notebook("train.ipynb", "")
+        says(item(page), "^no GPU")
+        item(page).get_by_text("reserve one").click()
+        message = told(page, r"No GPU is free: your other\.ipynb has GPU0\.")
+        message.get_by_role("button", name="Wait for one").click()
+        says(item(page), "^(asks for a GPU|waits, number 1)$")
+        expect(panel(page).get_by_text("Reserve a GPU for this notebook")).to_have_count(0)
+        says(item(page), "^waits, number 1$")
+        expect(messages(page)).to_have_count(0)
+        child.run("reserve_gpu.release()")
+        says(item(page), "^GPU0 · ")
+        told(page, r"train\.ipynb waits no more: it has GPU0\.")
+        expect(messages(page)).to_have_count(1)
+
+
+def test_stopping_a_wait(
+    on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
+) -> None:
+    """A wait that a click has begun is in no cell: Stop in the panel ends it, with one click."""
     on_lab.write(ONE)
     with on_lab.child() as child:
         assert not child.reserve().error
         open_notebook("train.ipynb", "")
         says(item(page), "^no GPU")
         item(page).get_by_text("reserve one").click()
-        message = told(page, "No free GPU devices: GPU0 is reserved")
-        message.get_by_role("button", name="Wait for one").click()
-        says(item(page), "^waits, number 1$")
-        child.run("reserve_gpu.release()")
-        says(item(page), "^GPU0 · ")
+        told(page, "No GPU is free").get_by_role("button", name="Wait for one").click()
+        own(page, "train.ipynb").get_by_role("button", name="Stop").click()
+        says(item(page), "^no GPU.*reserve one")
+        assert fresh_answer(page)["waiting"] == []
 
 
 def test_a_hand_over(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
-    """An idle GPU for which a notebook waits is amber; Release in the panel hands it over."""
+    """An idle GPU for which a notebook waits is amber, with who waits; Release hands it over."""
+    from playwright.sync_api import expect
+
     on_lab.write(ONE)
     left = open_notebook("left.ipynb", "%reserve_gpu")
     left.run(0)
@@ -494,16 +541,80 @@ def test_a_hand_over(on_lab: Machine, page: Page, open_notebook: Callable[..., N
     right = open_notebook("right.ipynb", "%reserve_gpu --wait")
     right.run(0)
     says(item(page), "^waits, number 1$")
-    says(own(page, "right.ipynb"), "waits, number 1, for a GPU")
+    says(own(page, "right.ipynb").last, "waits, number 1, for a GPU")
     left.bring_to_front()
-    says(item(page), "^GPU0 · 0.0 of 80.0 GiB · idle, and somebody waits$")
+    says(item(page), r"^GPU0 · 0.0 of 80.0 GiB · idle; your right\.ipynb waits for a GPU$")
     assert is_urgent(page, "near")
-    told(page, r"Somebody waits for GPU0, which lies idle in left\.ipynb\.")
-    own(page, "left.ipynb").get_by_role("button", name="Release").click()
+    wanted = told(page, r"GPU0 lies idle in left\.ipynb, and your right\.ipynb waits for a GPU\.")
+    assert level(wanted) == "warning"
+    own(page, "left.ipynb").first.get_by_role("button", name="Release").click()
     says(item(page), "^no GPU")
+    messages(page)  # a click elsewhere has closed the list
+    expect(wanted).to_have_count(0)
     right.bring_to_front()
     says(item(page), "^GPU0 · ")
     told(page, r"right\.ipynb waits no more: it has GPU0\.")
+
+
+def test_a_button_looks_before_it_releases(
+    on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
+) -> None:
+    """`Release all 3` in a notification releases nothing once nobody waits any more."""
+    on_lab.write(ONE * 3)
+    notebook = open_notebook("train.ipynb", "%reserve_gpu -n 3")
+    notebook.run(0)
+    notebook.finish(0)
+    with on_lab.child(JPY_SESSION_NAME="small.ipynb") as child:
+        child.send("reserve_gpu.reserve(wait=True)")
+        message = told(page, "GPU0, GPU1 and GPU2 lie idle.*small.ipynb waits for a GPU")
+        with stale(page):
+            child.kill()
+            message.get_by_role("button", name="Release all 3").click()
+            told(page, "Nobody waits any more")
+    assert len(held(on_lab)) == 3
+
+
+def test_a_button_looks_before_it_prolongs(
+    on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]
+) -> None:
+    """`2 h more` makes no new reservation once the old one is over."""
+    on_lab.write(ONE)
+    notebook = open_notebook("train.ipynb", "%reserve_gpu --for 8m", "%reserve_gpu --release")
+    notebook.run(0)
+    notebook.finish(0)
+    make_long_ago(on_lab)
+    told(page, r"GPU0 of train\.ipynb ends at")
+    with stale(page):
+        notebook.run(1)
+        notebook.finish(1)
+        message = told(page, r"GPU0 of train\.ipynb ends at")
+        message.get_by_role("button", name="2 h more").click()
+        told(page, r"train\.ipynb does not have GPU0 any more\.")
+    assert held(on_lab) == []
+
+
+@contextmanager
+def stale(page: Page) -> Iterator[None]:
+    """Let the page see no news, as between two looks; but what a button asks for is answered."""
+    last = page.evaluate("fetch(new URL('/reserve_gpu/status', location)).then(a => a.text())")
+    address = re.compile(r"reserve_gpu/status\?\d+$")  # JupyterLab adds the time
+    page.route(address, lambda route: route.fulfill(body=last, content_type="application/json"))
+    yield
+    page.unroute(address)
+
+
+def make_long_ago(machine: Machine) -> None:
+    """Let the only reservation have begun an hour earlier; of a short one no end is told."""
+    (path,) = (machine.locks / name for name in held(machine))
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"since": record["since"] - 3600}))
+
+
+def level(message: Locator) -> str:
+    """Return of what kind a notification is, as it is seen: info, warning, error or success."""
+    classes = message.evaluate("e => [e, ...e.querySelectorAll('*')].map(x => x.className)")
+    found = re.search("jp-Notification-Toast-(info|warning|error|success)", str(classes))
+    return found[1] if found else str(classes)
 
 
 def test_a_busy_notebook_releases(
@@ -524,20 +635,21 @@ def test_a_busy_notebook_releases(
 
 def test_before_an_end(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
     """In the last ten minutes it is amber and told; `2 h more` moves the end of the same part."""
+    from playwright.sync_api import expect
+
     on_lab.write(ONE * 2)
     notebook = open_notebook("train.ipynb", "%reserve_gpu 1 --for 8m --memory 10GB")
     notebook.run(0)
     notebook.finish(0)
     says(item(page), r"^GPU1 · a part, 0.0 of 9.3 GiB · until \d\d:\d\d, in 8 min$")
     assert is_urgent(page, "near")
-    (path,) = (on_lab.locks / name for name in held(on_lab))
-    record = json.loads(path.read_text())
-    path.write_text(
-        json.dumps(record | {"since": record["since"] - 3600})
-    )  # else it is a short one
-    message = told(page, r"GPU1 of train\.ipynb ends at \d\d:\d\d, in 8 min\.")
+    make_long_ago(on_lab)
+    message = told(page, r"GPU1 of train\.ipynb ends at \d\d:\d\d, within 10 minutes\.")
+    assert level(message) == "warning"
     message.get_by_role("button", name="2 h more").click()
     says(item(page), r"^GPU1 · a part, 0.0 of 9.3 GiB · until [^,]+$")
+    told(page, r"^train\.ipynb has GPU1, until [^,]+\.$")
+    expect(messages(page)).to_have_count(1)
     assert is_urgent(page, "calm")
     (holder,) = fresh_holders(page)
     assert 7200 < holder["until"] - time.time() < 7200 + 9 * 60
@@ -545,18 +657,30 @@ def test_before_an_end(on_lab: Machine, page: Page, open_notebook: Callable[...,
 
 def fresh_holders(page: Page) -> list[dict[str, Any]]:
     """Return the holders of all devices, as the page gets them."""
-    answer = page.evaluate("fetch(new URL('/reserve_gpu/status', location)).then(a => a.json())")
-    return [holder for device in answer["devices"] for holder in device["holders"]]
+    return [holder for device in fresh_answer(page)["devices"] for holder in device["holders"]]
+
+
+def fresh_answer(page: Page) -> Any:
+    """Return how the machine stands, as the page gets it."""
+    return page.evaluate(
+        "fetch(new URL('/reserve_gpu/status?new=1', location)).then(a => a.json())"
+    )
 
 
 def test_an_end(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
-    """Once the time is over the notebook has no GPU, and that is told."""
+    """The last minute is told in amber. Then the notebook has no GPU, and that alone is told."""
+    from playwright.sync_api import expect
+
     on_lab.write(ONE)
-    notebook = open_notebook("train.ipynb", "%reserve_gpu --for 8s")
+    notebook = open_notebook("train.ipynb", "%reserve_gpu --for 20s")
     notebook.run(0)
+    notebook.finish(0)
+    make_long_ago(on_lab)
     says(item(page), r"^GPU0 · .* in 1 min$")
+    assert level(told(page, r"GPU0 of train\.ipynb ends at .*, within a minute\.")) == "warning"
     says(item(page), "^no GPU")
     told(page, r"The reservation of GPU0 for train\.ipynb has ended\.")
+    expect(messages(page)).to_have_count(1)
 
 
 def test_overdue(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
@@ -571,14 +695,21 @@ def test_overdue(on_lab: Machine, page: Page, open_notebook: Callable[..., Noteb
 
 
 def test_a_restart(on_lab: Machine, page: Page, open_notebook: Callable[..., Notebook]) -> None:
-    """What is kept for a restart is said, and Release in the panel frees it."""
+    """What is kept for a restart is amber with its seconds; a click takes it again, or frees it."""
     on_lab.write(ONE)
-    notebook = open_notebook("train.ipynb", "%reserve_gpu")
+    notebook = open_notebook("train.ipynb", "%reserve_gpu", VARIABLES)
     notebook.run(0)
     notebook.finish(0)
     notebook.restart()
-    says(item(page), "^GPU0, kept for its restart$")
-    panel(page).get_by_role("button", name="Release").click()
+    says(item(page), r"^GPU0, kept for \d\d s.*take it again$")
+    assert is_urgent(page, "near")
+    item(page).get_by_text("take it again").click()
+    says(item(page), "^GPU0 · ")
+    notebook.run(1)
+    assert notebook.finish(1) == "['0']"
+    notebook.restart()
+    says(own(page, "train.ipynb"), r"kept for \d\d s")
+    own(page, "train.ipynb").get_by_role("button", name="Release").click()
     says(item(page), "^no GPU")
     assert held(on_lab) == []
 

@@ -44,13 +44,14 @@ class StatusHandler(Handler):
     @authenticated
     @authorized
     async def get(self) -> None:
-        """Answer with the last look, or a new one."""
+        """Answer with the last look, or a new one; with ?new=1 always with a new one."""
         if missing:
             self.finish(json.dumps({"failure": missing}))
             return
         here, others = self.settings[SHARED]
         shared = others if self.get_query_argument("hosts", "") else here
-        self.finish(json.dumps(await shared.get()))
+        is_new = bool(self.get_query_argument("new", ""))
+        self.finish(json.dumps(await shared.get(is_new=is_new)))
 
 
 class ReleaseHandler(Handler):
@@ -63,8 +64,10 @@ class ReleaseHandler(Handler):
         asked = self.get_json_body()
         if not isinstance(asked, dict) or type(asked.get("pid")) is not int or missing:
             raise HTTPError(400, "Give the pid of a reservation.")
-        is_end = asked.get("end") is True
-        answer = await apart(partial(look.release, asked["pid"], is_end=is_end))
+        wish = partial(
+            look.release, asked["pid"], since=asked.get("since"), is_end=asked.get("end") is True
+        )
+        answer = await apart(wish)
         self.finish(json.dumps(answer))
 
 

@@ -51,10 +51,13 @@ class Shared:
         self._answer: asyncio.Future[Any] | None = None
         self._begun = 0.0
 
-    async def get(self) -> Any:
-        """Return the answer. One who goes away ends it for nobody else."""
+    async def get(self, *, is_new: bool = False) -> Any:
+        """Return the answer. One who goes away ends it for nobody else.
+
+        is_new: one that is begun now: somebody is about to act by it.
+        """
         is_old = time.monotonic() - self._begun >= self._every_s
-        if self._answer is None or (self._answer.done() and is_old):
+        if is_new or self._answer is None or (self._answer.done() and is_old):
             self._begun = time.monotonic()
             self._answer = asyncio.ensure_future(self._make())
         return await asyncio.shield(self._answer)
@@ -102,15 +105,19 @@ def look_elsewhere() -> dict[str, Any]:
     return {**seen.to_dict(), "html": seen._repr_html_()}
 
 
-def release(pid: int, *, is_end: bool) -> dict[str, Any]:
-    """Have a process of this user's release what it holds, or end it; as `reserve-gpu release`."""
+def release(pid: int, *, since: float | None = None, is_end: bool) -> dict[str, Any]:
+    """Have a process of this user's release what it holds, or end it; as `reserve-gpu release`.
+
+    since: of the reservation that is meant; None for whatever that process holds.
+    """
     every: list[Reserved] = []
     with suppress(LockError):
         every = list_join_release.of_user()
     for reserved in every:
-        if pid in elsewhere.pids_of(reserved.holder):
+        holder = reserved.holder
+        if pid in elsewhere.pids_of(holder) and since in (None, holder.since):
             answer = elsewhere.end(reserved) if is_end else elsewhere.release(reserved)
-            text = said.released(reserved, answer, every)
+            text, *_ = said.released(reserved, answer, every).split(" To end ")  # a button does
             return {"is_done": answer in DONE, "text": text}
     return {"is_done": False, "text": f"You hold no GPU in a process of the number {pid}."}
 

@@ -49,7 +49,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     item.id = 'jupyterlab-reserve-gpu-item';
     machine.changed.connect(() => {
       if (machine.status && !machine.problem) {
-        notices.update(machine.status);
+        notices.update(machine.status, machine.now);
       }
       app.commands.notifyCommandChanged();
     });

@@ -9,6 +9,7 @@ import { type IHosts, type IStatus } from './status';
 const SHARED_MS = 2100; // the server gives the same answer for two seconds
 const HOSTS_MS = 10_000;
 const RETRY_MS = 60_000; // at most, after requests that failed
+const TICK_MS = 1000; // while seconds are shown
 
 const MISSING =
   "Jupyter's server does not run jupyterlab_reserve_gpu. " +
@@ -22,6 +23,8 @@ export class Machine {
   problem = '';
   /** The kernel of the notebook in front. */
   kernel: string | null = null;
+  /** Kernels that ask for a GPU by a click, and have not got an answer yet. */
+  asking = new Set<string>();
 
   /** seesHosts: tells whether somebody can see the other machines. */
   constructor(settings: ServerConnection.ISettings, seesHosts: () => boolean) {
@@ -42,6 +45,17 @@ export class Machine {
       standby: () => (seesHosts() ? 'when-hidden' : true)
     });
     this._soon = new Debouncer(() => this._poll.refresh(), SHARED_MS);
+    setInterval(() => {
+      const every = this.status?.devices.flatMap(({ holders }) => holders);
+      if (every?.some(holder => holder.kept_until !== null)) {
+        this._changed.emit();
+      }
+    }, TICK_MS);
+  }
+
+  /** The server's clock, in seconds since the epoch. */
+  get now(): number {
+    return this._ahead_s + Date.now() / 1000;
   }
 
   get changed(): ISignal<this, void> {
@@ -59,6 +73,25 @@ export class Machine {
   show(kernel: string | null): void {
     this.kernel = kernel;
     this._changed.emit();
+  }
+
+  /** Remember whether a kernel asks for a GPU by a click. */
+  mark(kernel: string, isAsking: boolean): void {
+    if (isAsking) {
+      this.asking.add(kernel);
+    } else {
+      this.asking.delete(kernel);
+    }
+    this._changed.emit();
+  }
+
+  /** Look at once, whatever is known already. */
+  async look(): Promise<IStatus> {
+    await this._look('status?new=1');
+    if (!this.status) {
+      throw new Error(this.problem);
+    }
+    return this.status;
   }
 
   /** Look again, once the server does. */
@@ -86,9 +119,10 @@ export class Machine {
     return response.json();
   }
 
-  private async _look(): Promise<void> {
+  private async _look(path = 'status'): Promise<void> {
     try {
-      const status = await this.ask<IStatus>('status');
+      const status = await this.ask<IStatus>(path);
+      this._ahead_s = status.time - Date.now() / 1000;
       this.problem = status.failure ?? '';
       this.status = status.devices ? status : null; // no devices without reserve_gpu
     } catch (error) {
@@ -105,6 +139,7 @@ export class Machine {
     this._changed.emit();
   }
 
+  private _ahead_s = 0;
   private _changed = new Signal<this, void>(this);
   private _hostsPoll: Poll;
   private _poll: Poll;

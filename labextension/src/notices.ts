@@ -1,14 +1,15 @@
-/** What is told without being asked, once each: from two looks at the machine. */
+/** What is told without being asked: once, and as long as it is true. */
 
 import { Notification } from '@jupyterlab/apputils';
 import { type Actions, attempt } from './actions';
 import {
   type IReservation,
   type IStatus,
-  isWanted,
-  ownReservations
+  isSame,
+  ownReservations,
+  wish
 } from './status';
-import { clock, labels, name, NEAR_S } from './words';
+import { clock, labels, name, NEAR_S, waits } from './words';
 
 const LAST_S = 60;
 
@@ -17,6 +18,14 @@ export interface ISwitches {
   tellBeforeEnd: boolean;
   tellEnded: boolean;
   tellWanted: boolean;
+}
+
+interface INotice {
+  which: keyof ISwitches;
+  reservation: IReservation;
+  text: string;
+  type: 'info' | 'warning' | 'error';
+  action?: Notification.IAction;
 }
 
 export class Notices {
@@ -31,97 +40,143 @@ export class Notices {
     this._actions = actions;
   }
 
-  /** Tell what is new. Only kernels of this server are spoken of. */
-  update(status: IStatus): void {
-    const now = status.time;
+  /** Tell what is new, and take away what is true no more. Only kernels of this server count. */
+  update(status: IStatus, now: number): void {
     const held = ownReservations(status).filter(({ holder }) => holder.kernel);
-    for (const reservation of held) {
-      this._waitOver(reservation);
-      this._beforeEnd(reservation, now);
-      this._wanted(reservation);
-    }
-    this._ended(held, now);
-    this._held = held;
-    this._waiting = new Set(status.waiting.map(({ kernel }) => kernel));
-  }
-
-  private _waitOver(reservation: IReservation): void {
-    if (this._waiting.has(reservation.holder.kernel)) {
-      const text = `${name(reservation.holder)} waits no more: it has ${labels(reservation)}.`;
-      this._tell('tellWaitOver', text, `wait ${reservation.holder.since}`);
-    }
-  }
-
-  private _beforeEnd(reservation: IReservation, now: number): void {
-    const { until, since, overdue } = reservation.holder;
-    if (until === null || overdue !== null) {
-      return;
-    }
-    const left = until - now;
-    const limit = [LAST_S, NEAR_S].find(each => left > 0 && left <= each);
-    if (!limit || (since !== null && until - since <= limit)) {
-      return; // a short one has just been asked for
-    }
-    const minutes = Math.ceil(left / 60);
-    const text = `${labels(reservation)} of ${name(reservation.holder)} ends at ${clock(until, now)}, in ${minutes} min.`;
-    const callback = () => attempt(this._actions.prolong(reservation, now));
-    this._tell(
-      'tellBeforeEnd',
-      text,
-      `end ${limit} ${until} ${reservation.pid}`,
-      {
-        label: '2 h more',
-        callback
+    const waiting = new Set(status.waiting.map(({ kernel }) => kernel));
+    this._remember(held, waiting, now);
+    const notices = [
+      ...held.map(each => this._waitOver(each)),
+      ...held.map(each => this._beforeEnd(each, now)),
+      ...held.map(each => this._wanted(each, status)),
+      ...held.map(overdue),
+      ...[...this._ended.values()].map(ended)
+    ].filter(notice => notice !== null);
+    const keys = new Set(notices.map(keyOf));
+    for (const [key, id] of this._told) {
+      if (!keys.has(key)) {
+        Notification.dismiss(id);
       }
-    );
-  }
-
-  private _wanted(reservation: IReservation): void {
-    if (isWanted(reservation)) {
-      const text = `Somebody waits for ${labels(reservation)}, which lies idle in ${name(reservation.holder)}.`;
-      const callback = () => attempt(this._actions.release(reservation));
-      this._tell(
-        'tellWanted',
-        text,
-        `wanted ${reservation.pid} ${reservation.holder.since}`,
-        {
-          label: 'Release',
-          callback
-        }
-      );
     }
-  }
-
-  private _ended(held: IReservation[], now: number): void {
-    for (const before of this._held) {
-      const { until, overdue } = before.holder;
-      const still = held.find(({ pid }) => pid === before.pid);
-      const isOver = until !== null && until <= now && !still;
-      if (isOver || (overdue === null && still?.holder.overdue)) {
-        const rest = still ? ' Its kernel still uses it.' : '';
-        const text = `The reservation of ${labels(before)} for ${name(before.holder)} has ended.${rest}`;
-        this._tell('tellEnded', text, `ended ${before.pid} ${until}`);
+    for (const notice of notices) {
+      const { which, text, type, action } = notice;
+      if (this.switches[which] && !this._told.has(keyOf(notice))) {
+        const actions = action ? [action] : [];
+        const options = { autoClose: false as const, actions };
+        this._told.set(keyOf(notice), Notification.emit(text, type, options));
       }
     }
   }
 
-  private _tell(
-    which: keyof ISwitches,
-    text: string,
-    once: string,
-    action?: { label: string; callback: () => void }
+  /** Remember who has got what it waited for, and whose reservation has ended by its time. */
+  private _remember(
+    held: IReservation[],
+    waiting: Set<string | null>,
+    now: number
   ): void {
-    if (this.switches[which] && !this._told.has(once)) {
-      this._told.add(once);
-      Notification.info(text, {
-        autoClose: false,
-        actions: action ? [action] : []
-      });
+    for (const each of held) {
+      const { kernel } = each.holder;
+      const before = this._held.find(({ holder }) =>
+        isSame(holder, each.holder)
+      );
+      const isNew = !before || labels(before) !== labels(each);
+      if (isNew && this._waiting.has(kernel) && !waiting.has(kernel)) {
+        this._waited.add(`${each.pid} ${each.holder.since}`);
+      }
+      this._ended.delete(kernel);
     }
+    for (const before of this._held) {
+      const { kernel, until, overdue } = before.holder;
+      const isGone = !held.some(({ holder }) => holder.kernel === kernel);
+      if (isGone && until !== null && until <= now && overdue === null) {
+        this._ended.set(kernel, before);
+      }
+    }
+    this._held = held;
+    this._waiting = waiting;
+  }
+
+  private _waitOver(reservation: IReservation): INotice | null {
+    const { pid, since } = reservation.holder;
+    return this._waited.has(`${pid} ${since}`)
+      ? {
+          which: 'tellWaitOver',
+          reservation,
+          text: `${name(reservation.holder)} waits no more: it has ${labels(reservation)}.`,
+          type: 'info'
+        }
+      : null;
+  }
+
+  private _beforeEnd(reservation: IReservation, now: number): INotice | null {
+    const { until, since, overdue } = reservation.holder;
+    const left = (until ?? 0) - now;
+    const limit = [LAST_S, NEAR_S].find(each => left > 0 && left <= each);
+    if (until === null || overdue !== null || !limit) {
+      return null;
+    }
+    if (since !== null && until - since <= limit) {
+      return null; // a short one has just been asked for
+    }
+    const within = limit === LAST_S ? 'a minute' : '10 minutes';
+    return {
+      which: 'tellBeforeEnd',
+      reservation,
+      text: `${labels(reservation)} of ${name(reservation.holder)} ends at ${clock(until, now)}, within ${within}.`,
+      type: 'warning',
+      action: {
+        label: '2 h more',
+        callback: () => attempt(this._actions.prolong(reservation))
+      }
+    };
+  }
+
+  private _wanted(reservation: IReservation, status: IStatus): INotice | null {
+    const wanted = wish(status, reservation);
+    if (!wanted) {
+      return null;
+    }
+    const { length } = reservation.devices;
+    const lies = wanted.devices.length > 1 ? 'lie' : 'lies';
+    return {
+      which: 'tellWanted',
+      reservation,
+      text: `${labels(wanted)} ${lies} idle in ${name(reservation.holder)}, and ${waits(wanted)}.`,
+      type: 'warning',
+      action: {
+        label: length > 1 ? `Release all ${length}` : 'Release',
+        callback: () =>
+          attempt(this._actions.release(reservation, wanted.ticket))
+      }
+    };
   }
 
   private _actions: Actions;
+  private _ended = new Map<string | null, IReservation>();
   private _held: IReservation[] = [];
-  private _told = new Set<string>();
+  /** The notifications by what they say. */
+  private _told = new Map<string, string>();
+  private _waited = new Set<string>();
   private _waiting = new Set<string | null>();
+}
+
+function keyOf({ text, reservation: { holder } }: INotice): string {
+  return `${text} ${holder.pid} ${holder.since}`;
+}
+
+function ended(reservation: IReservation): INotice {
+  const text = `The reservation of ${labels(reservation)} for ${name(reservation.holder)} has ended.`;
+  return { which: 'tellEnded', reservation, text, type: 'info' };
+}
+
+function overdue(reservation: IReservation): INotice | null {
+  const { text } = ended(reservation);
+  return reservation.holder.overdue !== null
+    ? {
+        which: 'tellEnded',
+        reservation,
+        text: `${text} Its kernel still uses it.`,
+        type: 'error'
+      }
+    : null;
 }

@@ -7,11 +7,11 @@ export interface IProcess {
   notebook: string | null;
   command: string | null;
   kernel: string | null;
+  since: number | null;
   is_own: boolean;
 }
 
 export interface IHolder extends IProcess {
-  since: number | null;
   until: number | null;
   overdue: number | null;
   kept_until: number | null;
@@ -24,15 +24,19 @@ export interface IHolder extends IProcess {
 export interface IDevice {
   label: string;
   state: string;
+  uuid: string | null;
   memory_total_mib: number | null;
   memory_used_mib: number | null;
   holders: IHolder[];
+  processes: { user: string | null }[];
   is_reserved_but_idle: boolean | null;
   next_in_line: number | null;
 }
 
 export interface ITicket extends IProcess {
   asks: string | null;
+  /** UUIDs of the devices that would do. */
+  wants: string[];
 }
 
 /** `failure` is there alone where the server has no reserve_gpu. */
@@ -87,12 +91,31 @@ export function place(status: IStatus, kernel: string): number {
   return status.waiting.findIndex(ticket => ticket.kernel === kernel) + 1;
 }
 
-/** Tell whether somebody waits for a device of it that lies idle. */
-export function isWanted(reservation: IReservation): boolean {
-  return (
-    reservation.holder.kept_until === null &&
-    reservation.devices.some(
-      device => device.is_reserved_but_idle && device.next_in_line !== null
-    )
-  );
+/** Tell whether two looks show the very same reservation, or wait. */
+export function isSame(one: IProcess, other: IProcess): boolean {
+  return one.pid === other.pid && one.since === other.since;
+}
+
+/** A wait of somebody, and the devices for it that lie idle. */
+export interface IWish {
+  ticket: ITicket;
+  devices: IDevice[];
+}
+
+/** Return who comes first of those who wait for what lies idle in a reservation. */
+export function wish(
+  status: IStatus,
+  { holder, pid, devices }: IReservation
+): IWish | null {
+  if (holder.kept_until !== null) {
+    return null;
+  }
+  const idle = devices.filter(device => device.is_reserved_but_idle);
+  for (const ticket of status.waiting.filter(other => other.pid !== pid)) {
+    const wanted = idle.filter(({ uuid }) => ticket.wants.includes(uuid ?? ''));
+    if (wanted.length) {
+      return { ticket, devices: wanted };
+    }
+  }
+  return null;
 }

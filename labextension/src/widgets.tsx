@@ -17,6 +17,9 @@ const SVG = `<svg xmlns="http://www.w3.org/2000/svg" width="16" viewBox="0 0 16 
 <g class="jp-icon3" fill="#616161"><path fill-rule="evenodd" d="M1 4h14v8H1zm1.5 1.5v5h11v-5z"/>
 <circle cx="5.5" cy="8" r="1.7"/><circle cx="10.5" cy="8" r="1.7"/><path d="M3 13h7v1.5H3z"/></g></svg>`;
 
+const RESERVE = 'reserve one';
+const AGAIN = 'take it again';
+
 export const cardIcon = new LabIcon({
   name: 'jupyterlab-reserve-gpu:card',
   svgstr: SVG
@@ -50,8 +53,9 @@ export class Item extends ReactWidget {
         </button>
       );
     }
-    const { text, level } = ofKernel(status, kernel);
-    const isWithout = kernel !== null && text === 'no GPU';
+    const { text, level } = ofKernel(status, kernel, machine.now);
+    const isAsking = kernel !== null && machine.asking.has(kernel);
+    const offer = kernel !== null && !isAsking && offered(status, kernel);
     return (
       <>
         <button
@@ -59,11 +63,11 @@ export class Item extends ReactWidget {
           onClick={open}
           title={problem || 'Show the GPUs of this machine'}
         >
-          {text}
+          {isAsking && text === 'no GPU' ? 'asks for a GPU' : text}
         </button>
-        {isWithout && (
+        {offer && (
           <button onClick={() => attempt(actions.reserve(kernel))}>
-            reserve one
+            {offer}
           </button>
         )}
       </>
@@ -126,17 +130,17 @@ export class Panel extends ReactWidget {
     const { machine, actions } = this._options;
     const every = ownReservations(status);
     const waiting = status.waiting.filter(({ is_own }) => is_own);
-    const { kernel } = machine;
+    const { kernel, asking } = machine;
     const isWithout =
       kernel !== null &&
-      !every.some(({ holder }) => holder.kernel === kernel) &&
-      !place(status, kernel);
+      !asking.has(kernel) &&
+      offered(status, kernel) === RESERVE;
     return (
       <section>
         <h2>Yours</h2>
         {!every.length && !waiting.length && <p>You hold no GPU here.</p>}
         <ul>
-          {every.map(each => this._reservation(each, status.time))}
+          {every.map(each => this._reservation(each, status))}
           {waiting.map(ticket => (
             <li key={`waits ${ticket.pid}`}>
               <b>{name(ticket)}</b>
@@ -144,47 +148,59 @@ export class Panel extends ReactWidget {
                 waits, number {status.waiting.indexOf(ticket) + 1}, for{' '}
                 {ticket.asks ?? 'a GPU'}
               </div>
+              {ticket.kernel && (
+                <div className="jp-ReserveGPU-buttons">
+                  {button('Stop', () => actions.stop(ticket))}
+                </div>
+              )}
             </li>
           ))}
         </ul>
-        {isWithout && (
-          <button
-            className="jp-mod-styled"
-            onClick={() => attempt(actions.reserve(kernel))}
-          >
-            Reserve a GPU for this notebook
-          </button>
-        )}
+        {isWithout &&
+          button('Reserve a GPU for this notebook', () =>
+            actions.reserve(kernel)
+          )}
       </section>
     );
   }
 
-  private _reservation(reservation: IReservation, now: number): JSX.Element {
-    const { actions } = this._options;
+  private _reservation(
+    reservation: IReservation,
+    status: IStatus
+  ): JSX.Element {
+    const { actions, machine } = this._options;
     const { holder, pid } = reservation;
-    const { text, level } = ofReservation(reservation, now);
-    const act = (label: string, run: () => Promise<void>) => (
-      <button className="jp-mod-styled" onClick={() => attempt(run())}>
-        {label}
-      </button>
-    );
+    const { text, level } = ofReservation(reservation, status, machine.now);
+    const { kernel, kept_until: kept } = holder;
     return (
       <li key={pid} className={`jp-mod-${level}`}>
         <b>{name(holder)}</b>
         <div>{text}</div>
         <div className="jp-ReserveGPU-buttons">
-          {act('Release', () => actions.release(reservation))}
-          {holder.kernel &&
+          {kernel &&
+            kept !== null &&
+            button('Take it again', () => actions.reserve(kernel))}
+          {button('Release', () => actions.release(reservation))}
+          {kernel &&
+            kept === null &&
             holder.until !== null &&
-            act('2 h more', () => actions.prolong(reservation, now))}
-          {holder.kept_until === null &&
-            act(holder.kernel ? 'End the kernel' : 'End the process', () =>
+            button('2 h more', () => actions.prolong(reservation))}
+          {kept === null &&
+            button(kernel ? 'End the kernel' : 'End the process', () =>
               actions.end(reservation)
             )}
         </div>
       </li>
     );
   }
+}
+
+function button(label: string, act: () => Promise<void>): JSX.Element {
+  return (
+    <button className="jp-mod-styled" onClick={() => attempt(act())}>
+      {label}
+    </button>
+  );
 }
 
 /** Name each cell by its column, for the style sheet, and let one that is cut tell its text. */
@@ -203,4 +219,15 @@ function named(html: string): string {
     }
   }
   return body.innerHTML;
+}
+
+/** Return what a click on the status bar does for a kernel, empty for nothing. */
+function offered(status: IStatus, kernel: string): string {
+  const held = ownReservations(status).find(
+    ({ holder }) => holder.kernel === kernel
+  );
+  if (status.failure !== null || place(status, kernel)) {
+    return '';
+  }
+  return held ? (held.holder.kept_until !== null ? AGAIN : '') : RESERVE;
 }

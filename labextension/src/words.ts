@@ -1,14 +1,18 @@
 /** Every sentence about a reservation, for the status bar, the panel and notifications. */
 
 import {
+  type IDevice,
   type IReservation,
   type IStatus,
-  isWanted,
+  type IWish,
   ownReservations,
-  place
+  place,
+  wish
 } from './status';
 
 export const NEAR_S = 600; // before an end
+const NAME_LIMIT = 40; // characters
+const LIST_LIMIT = 110; // of characters: JupyterLab cuts a notification at 140
 
 export type Level = 'calm' | 'near' | 'over';
 
@@ -17,9 +21,9 @@ export interface IText {
   level: Level;
 }
 
-/** Return `GPU0, GPU1`. */
-export function labels(reservation: IReservation): string {
-  return reservation.devices.map(device => device.label).join(', ');
+/** Return `GPU0, GPU1 and GPU2`. */
+export function labels({ devices }: { devices: IDevice[] }): string {
+  return listed(devices.map(device => device.label));
 }
 
 /** Return who has it, in a word. */
@@ -28,7 +32,7 @@ export function name(of: {
   command: string | null;
   pid: number | null;
 }): string {
-  return of.notebook ?? of.command ?? `process ${of.pid ?? '?'}`;
+  return short(of.notebook ?? of.command ?? `process ${of.pid ?? '?'}`);
 }
 
 /** Return `18:00`, with the day if it is not today's. */
@@ -44,16 +48,22 @@ export function clock(seconds: number, now: number): string {
 }
 
 /** Return `GPU6 · 12 of 80 GiB · until 18:00`, and how urgent that is. */
-export function ofReservation(reservation: IReservation, now: number): IText {
+export function ofReservation(
+  reservation: IReservation,
+  status: IStatus,
+  now: number
+): IText {
   const { holder } = reservation;
   const what = labels(reservation);
   if (holder.kept_until !== null) {
-    return { text: `${what}, kept for its restart`, level: 'calm' };
+    const left = Math.max(0, Math.ceil(holder.kept_until - now));
+    return { text: `${what}, kept for ${left} s`, level: 'near' };
   }
   const texts = [what, memory(reservation)];
   let level: Level = 'calm';
-  if (isWanted(reservation)) {
-    texts.push('idle, and somebody waits');
+  const wanted = wish(status, reservation);
+  if (wanted) {
+    texts.push(`idle; ${waits(wanted)}`);
     level = 'near';
   }
   if (holder.overdue !== null) {
@@ -75,15 +85,16 @@ export function ofReservation(reservation: IReservation, now: number): IText {
 }
 
 /** Return what the status bar says of a kernel; null stands for no notebook. */
-export function ofKernel(status: IStatus, kernel: string | null): IText {
-  const now = status.time;
+export function ofKernel(
+  status: IStatus,
+  kernel: string | null,
+  now: number
+): IText {
   if (status.failure !== null) {
     return { text: 'GPUs: no answer', level: 'calm' };
   }
   if (kernel === null) {
-    const free = status.devices.filter(
-      device => device.state === 'free' && device.next_in_line === null
-    );
+    const free = status.devices.filter(isFree);
     return {
       text: `${free.length} of ${status.devices.length} GPUs free`,
       level: 'calm'
@@ -91,7 +102,7 @@ export function ofKernel(status: IStatus, kernel: string | null): IText {
   }
   const held = ownReservations(status)
     .filter(reservation => reservation.holder.kernel === kernel)
-    .map(reservation => ofReservation(reservation, now));
+    .map(reservation => ofReservation(reservation, status, now));
   const number = place(status, kernel);
   const texts = held.map(each => each.text);
   if (number) {
@@ -102,6 +113,80 @@ export function ofKernel(status: IStatus, kernel: string | null): IText {
       held.some(each => each.level === one)
     ) ?? 'calm';
   return { text: texts.join('; ') || 'no GPU', level };
+}
+
+/** Return `train.ipynb has GPU4, until 10:49.` */
+export function has(reservation: IReservation, now: number): string {
+  const { until } = reservation.holder;
+  const end = until === null ? '' : `, until ${clock(until, now)}`;
+  return `${name(reservation.holder)} has ${labels(reservation)}${end}.`;
+}
+
+/** Return `bob waits for 2 GPUs`, of one's own `your fold.ipynb waits for a GPU`. */
+export function waits({ ticket }: IWish): string {
+  const who = ticket.is_own
+    ? `your ${name(ticket)}`
+    : short(ticket.user ?? 'somebody');
+  return `${who} waits for ${short(ticket.asks ?? 'a GPU')}`;
+}
+
+/** Return `No GPU is free: alice has GPU0 and GPU2, GPU1 is broken.`; null if one is free. */
+export function refusal(status: IStatus): string | null {
+  if (!status.devices.length || status.devices.some(isFree)) {
+    return null;
+  }
+  const groups = new Map<string, IDevice[]>();
+  for (const device of status.devices) {
+    const key = whose(status, device).join('\n');
+    groups.set(key, [...(groups.get(key) ?? []), device]);
+  }
+  let text = '';
+  for (const [key, devices] of groups) {
+    const next = key.replace('\n', labels({ devices }));
+    if (text.length + next.length > LIST_LIMIT) {
+      return `No GPU is free: ${text}, and others.`;
+    }
+    text += text ? `, ${next}` : next;
+  }
+  return `No GPU is free: ${text}.`;
+}
+
+/** Return who has a device, or why nobody can: what stands before its label, and after it. */
+function whose(status: IStatus, device: IDevice): [string, string] {
+  const { holders, processes, next_in_line: next, state } = device;
+  if (holders.length) {
+    const people = holders.map(each =>
+      each.is_own ? `your ${name(each)}` : short(each.user ?? 'somebody')
+    );
+    const every = [...new Set(people)];
+    return [`${listed(every)} ${every.length > 1 ? 'have' : 'has'} `, ''];
+  }
+  if (processes.length) {
+    const [{ user }] = processes;
+    return [`${short(user ?? 'somebody')} uses `, ' without a reservation'];
+  }
+  if (next) {
+    const { user } = status.waiting[next - 1];
+    return [`${short(user ?? 'somebody')} is next for `, ''];
+  }
+  return ['', ` is ${state}`];
+}
+
+function isFree({ state, next_in_line: next }: IDevice): boolean {
+  return state === 'free' && next === null;
+}
+
+/** Return a text that others have written, on one line and not too long. */
+function short(text: string): string {
+  const line = text.replaceAll(/\s+/g, ' ');
+  return line.length > NAME_LIMIT ? `${line.slice(0, NAME_LIMIT)}...` : line;
+}
+
+function listed(texts: string[]): string {
+  const last = texts.length - 1;
+  return last > 0
+    ? `${texts.slice(0, last).join(', ')} and ${texts[last]}`
+    : texts.join();
 }
 
 /** Return `12 of 80 GiB`; of a part, what is used of that. */
