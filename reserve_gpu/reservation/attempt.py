@@ -26,7 +26,7 @@ from reserve_gpu.reservation import inherited, policy
 from reserve_gpu.reservation.outcome import Denied, Granted, Locked, Taken
 
 if TYPE_CHECKING:
-    from reserve_gpu.model import Usage, Variables
+    from reserve_gpu.model import Usage
     from reserve_gpu.reservation import quota
 else:
     quota = Late("reservation.quota")  # which only rules need
@@ -51,7 +51,7 @@ class Asking(NamedTuple):
     request: Request
     gpus: Nvml
     locks: LockDirectory
-    inherited: "Variables"
+    inherited: Mapping[str, str | None]
     held: Mapping[str, Lock]
     part_mib: float | None = None
     idle_mib: float | None = None

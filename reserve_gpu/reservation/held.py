@@ -90,7 +90,7 @@ class Held(NamedTuple):
         return mine == others
 
     def with_locks(self, locks: Iterable[Lock | None]) -> "Held | None":
-        """Return the same with these locks, in the order of the devices.
+        """Return what is held with these locks, in the order of the devices.
 
         None where one can't be had: the others are released then.
         """

@@ -11,7 +11,7 @@ from reserve_gpu.errors import LockError, MutexHeldError
 from reserve_gpu.locks.queue import Place, wait_for_news
 from reserve_gpu.locks.record import myself
 from reserve_gpu.model import NO_LEASE, Asks, Device, Record, Row, State, Ticket, Waiting
-from reserve_gpu.reservation import policy, waiters
+from reserve_gpu.reservation import policy
 from reserve_gpu.reservation.outcome import Denied, Granted
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ def wait_in_queue(
                 break
             place.heartbeat()
             waited_s = time.monotonic() - start
-            ahead = [*waiters.others(outcome.ahead, devices)]
+            ahead = [
+                t for t in outcome.ahead if any(t.could_use(device.uuid) for device in devices)
+            ]
             rows = tuple(map(explain, outcome.rows))
             first = explain.ticket(ahead[0]) if ahead else None
             limit_s = deadline.limit_s or 0.0
