@@ -54,8 +54,9 @@ def _here(by: str, since: float, now: float) -> Report:
     """Return the report of this machine."""
     cut: set[str] = set()
     summary = totals.summed(log_reader.since(since, now, cut), by)
-    is_new = totals.together(summary.days.values()).reserved < LEAST_HOURS
-    is_new = is_new and [*summary.days] == [totals.day(now)] and not _has_older(since)
+    is_tiny = totals.together(summary.days.values()).reserved < LEAST_HOURS
+    is_of_today = [*summary.days] == [totals.day(now)]
+    older = (each.entry.start < since for each in log_reader.since(0.0, since, set()))
     sees_all = os.geteuid() == places.ROOT and places.is_for_all(settings.history_directory())
     return Report(
         by,
@@ -69,13 +70,8 @@ def _here(by: str, since: float, now: float) -> Report:
         is_kept=log_reader.exists() or _is_on(),
         file=settings.user_file(),
         cut=tuple(sorted(cut)),
-        is_new=is_new,
+        is_new=is_tiny and is_of_today and not any(older),
     )
-
-
-def _has_older(moment: float) -> bool:
-    """Tell whether anything was logged before that moment."""
-    return any(each.entry.start < moment for each in log_reader.since(0.0, moment, set()))
 
 
 def _is_on() -> bool:

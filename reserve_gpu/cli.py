@@ -12,7 +12,7 @@ from argparse import Namespace, RawDescriptionHelpFormatter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu import command, errors, foreign, looking, options, settings
+from reserve_gpu import __version__, command, errors, foreign, looking, options, settings
 from reserve_gpu.calls import Late
 from reserve_gpu.options import Option, Parser
 from reserve_gpu.report import page, prometheus
@@ -54,11 +54,9 @@ examples:
   reserve-gpu run 1,3 -- bash                    for all that this shell starts
   mpirun -n 4 reserve-gpu run -- python rank.py  a GPU for each rank
 
-exit codes: the command's own, if it was started; else
-  2 the request makes no sense here       69 no NVIDIA driver, or it fails
-  75 no GPU is free, or the wait ran out  78 the lock directory can't be used
-  126 the command can't be run            127 it can't be found
-  130 interrupted
+exit codes: the command's own, if it was started; else 2 for a mistake, 69 for
+the driver, 75 if no GPU is free, 78 for the lock directory, 126 and 127 if
+the command can't be run or found, 130 if interrupted
 """
 REPORT_TEXT = """\
 It shows what was logged where `history = true` is set: your own reservations,
@@ -67,7 +65,6 @@ and for root those of all. A part of a GPU counts by its share of the memory.
 examples:
   reserve-gpu report                            each user, in the last 7 days
   reserve-gpu report --since Mon --by notebook  each notebook, since Monday
-  reserve-gpu report --since 30d --by gpu       each GPU, in the last 30 days
   reserve-gpu report --hosts lab                all machines of the group lab
   reserve-gpu report --since 2026-11-01 --format html > november.html
 """
@@ -80,10 +77,6 @@ JOIN_TEXT = """\
 Without a name your only reservation is joined, without a command your shell
 is started. It has the same GPUs, the same part and the same variables. The
 GPUs are taken as long as the notebook or the command lives.
-
-examples:
-  reserve-gpu join                                your shell
-  reserve-gpu join train.ipynb -- python eval.py  a command
 """
 RELEASE_TEXT = """\
 Without a name your only reservation is released. A notebook that has started
@@ -263,7 +256,7 @@ def _start(words: list[str]) -> int:
             own = words[:length] + ours
     arguments = _parser(typed or COMMANDS).parse_args(own, Namespace(command=to_run))
     if arguments.version:
-        _print(_version())
+        _print(f"reserve-gpu {__version__}")
         return 0
     if "start" not in arguments:  # the help is what was asked for, but a script has made a mistake
         _print(arguments.parser.format_help().rstrip())
@@ -337,15 +330,6 @@ FORMATS: dict[str, Callable[[Status | Hosts], str]] = {
     "html": page.page,
     "prometheus": lambda seen: prometheus.text(*seen.machines),
 }
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return f"reserve-gpu {version('reserve_gpu')}"
-    except PackageNotFoundError:
-        return "reserve-gpu, not installed"
 
 
 def _print(text: str, form: str = "text") -> None:

@@ -142,14 +142,16 @@ QUIET = Option("-q --quiet", "say nothing if all goes well: for make and cron")
 JSON = Option("--json", "as JSON, for programs")
 ALL = Option("--all", "each GPU, also where many are free and alike")
 
-# One value with --json, which says the same in short.
-FORMAT = Option(
-    "--format",
-    "text (the default), json (for programs), html (a page), "
-    "prometheus (for node_exporter's textfile collector)",
-    choices=("text", "json", "html", "prometheus"),
-    default="text",
-)
+
+def _format(*choices: str, more: str = "") -> Option:
+    words = f"text (the default), json (for programs), html (a page){more}"
+    return Option("--format", words, choices=choices, default="text")
+
+
+NODE = ", prometheus (for node_exporter's textfile collector)"
+FORMAT = _format("text", "json", "html", "prometheus", more=NODE)
+REPORT_FORMAT = _format("text", "json", "html")
+# One value with --format, which says the same in more words.
 FORMAT_JSON = Option("--json", "--format json", dest="format", action="store_const", const="json")
 SINCE = Option(
     "--since TIME",
@@ -163,13 +165,6 @@ BY = Option(
     choices=("user", "notebook", "gpu", "day"),
     default="user",
 )
-REPORT_FORMAT = Option(
-    "--format",
-    "text (the default), json (for programs), html (a page)",
-    choices=("text", "json", "html"),
-    default="text",
-)
-
 HOSTS = Option(
     "--hosts HOST",
     "of other machines, by ssh: groups of [hosts] in /etc/reserve_gpu.toml or "
@@ -272,25 +267,22 @@ class Parser(ArgumentParser):
             action = self._option_string_actions.get(flag)
             needs = f"needs a value: {action.help}" if action and action.nargs != 0 else ""
             self.error(f"{flag} {needs or error.message}".replace("%%", "%"))
+        # Without the hyphens, which are alike in all of them.
+        known = [each[2:] for each in self._option_string_actions if each.startswith("--")]
         for word in unknown:
             flag = word.partition("=")[0]
             if flag in REMOVED:
                 raise RequestError(gone(flag))
             if flag.startswith("-") and flag != "--":
-                raise RequestError(f"There is no option {shown(flag)}. {self._nearest(flag)}")
+                near = likely(flag.lstrip("-"), known, "--")
+                raise RequestError(f"There is no option {shown(flag)}. {near}")
         if unknown:
             self.error(f"What is {' '.join(unknown)}? A value of several words needs quotes")
         devices = getattr(arguments, "devices", ())
-        for word in {each[2:] for each in self._option_string_actions}.intersection(devices):
+        for word in {*known}.intersection(devices):
             raise RequestError(f"{word!r} names no GPU. Did you mean --{word}?")
         names.parse(devices)
         return arguments, unknown
-
-    def _nearest(self, flag: str) -> str:
-        """Return a sentence with the option that may be meant, or with all that there are."""
-        # Without the hyphens, which are alike in all of them.
-        known = [each[2:] for each in self._option_string_actions if each.startswith("--")]
-        return likely(flag.lstrip("-"), known, "--")
 
     def error(self, message: str) -> NoReturn:
         """Raise RequestError with argparse's message, and where to read more, if there is help."""

@@ -29,7 +29,6 @@ EVERY_S = 1.0
 ELSEWHERE = "reserve-gpu status shows the same once."
 ESCAPE = "\x1b"
 ENDS = ("q", ESCAPE)
-FAR = 10_000  # lines: more than any machine has
 LEAST_ROOM = 4  # lines: a blank one, the title, a process, and how many more there are
 
 
@@ -102,11 +101,15 @@ class Top:
         """Show the status, and look again each second, until a key ends it."""
         due = time.monotonic() + EVERY_S
         while True:
-            self._draw(list(self._lines(seen)))
+            rows = list(self._lines(seen))
+            self._draw(rows)
             key = self._key(due - time.monotonic())
             if key in ENDS:
                 return
-            self._above += self._steps().get(key, 0)
+            page = self._screen.getmaxyx()[0] - 1
+            steps = {"KEY_DOWN": 1, "KEY_UP": -1, "KEY_NPAGE": page, "KEY_PPAGE": -page}
+            ends = {"KEY_HOME": 0, "KEY_END": len(rows)}
+            self._above = ends.get(key, self._above + steps.get(key, 0))
             if time.monotonic() >= due:
                 due = time.monotonic() + EVERY_S
                 try:
@@ -136,12 +139,6 @@ class Top:
             while keys[0] == ESCAPE:  # what comes with it is one key: Alt-x, or one without a name
                 keys.append(self._screen.getkey())
         return "".join(keys)
-
-    def _steps(self) -> dict[str, int]:
-        """Return by how many lines each key scrolls; no further than there are any."""
-        page = self._screen.getmaxyx()[0] - 1
-        lines = {"KEY_DOWN": 1, "KEY_UP": -1, "KEY_NPAGE": page, "KEY_PPAGE": -page}
-        return {**lines, "KEY_HOME": -self._above, "KEY_END": FAR}
 
     def _draw(self, lines: Sequence[Line]) -> None:
         height, width = self._screen.getmaxyx()

@@ -336,7 +336,10 @@ NO_SUCH = (
         ("run -n -1 -- true", "'-1' is no number of GPUs. Give one, as -n 2.\n"),
         ("run nonsense -- true", "'nonsense' names no GPU"),
         ("run --wait soon -- true", "'soon' is no duration"),
-        ("run --for 99999999d -- true", "'99999999d' is too long. The most is 34722d.\n"),
+        (
+            "run --for 99999999d -- true",
+            "is no time to hold a GPU. Give 30m, 4h or 2d, and 34722d at",
+        ),
         ("run 7 -- true", "There is no GPU7"),
         ("run -n 9 -- true", "9"),
         ("nonsense", NO_SUCH.format("nonsense")),

@@ -86,7 +86,8 @@ class Check:
             contents = map(escape, _cells(self, row))
             cells = (f'<td style="{html.LINE};{html.LONG}">{content}</td>' for content in contents)
             rows += f'<tr style="{html.ROW}">{"".join(cells)}</tr>'
-        return f"{_divs(_above(self))}{html.table(_titles(self), rows)}{_divs(_below(self))}"
+        above, below = (html.divs([(line,) for line in f(self)]) for f in (_above, _below))
+        return f"{above}{html.table(_titles(self), rows)}{below}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return what programs read, as JSON takes it; names are only ever added."""
@@ -237,10 +238,6 @@ def _below(check: Check) -> list[str]:
     texts = [row.remedy for row in check.rows if row.remedy]
     texts += [messages.say(ToType(row.name, row.to_type)) for row in check.rows if row.to_type]
     return [*absent, *(line for text in texts for line in text.splitlines())]
-
-
-def _divs(lines: Sequence[str]) -> str:
-    return "".join(f"<div>{escape(line)}</div>" for line in lines)
 
 
 def _titles(check: Check) -> tuple[str, ...]:

@@ -53,8 +53,7 @@ def install(arguments: Namespace) -> str:
     InstallError; NoHostAnswersError.
     """
     lacks_sshpyk = arguments.hosts is not None and not find_spec("sshpyk")
-    if missing := [each for each in NEEDED if not find_spec(each)]:
-        raise _missing(*missing, *[SSHPYK] * lacks_sshpyk)
+    kernels = manager(*[SSHPYK] * lacks_sshpyk)
     names = []
     if arguments.hosts is not None:
         names = hosts.named(arguments.hosts)  # what names no host is said at once
@@ -63,7 +62,7 @@ def install(arguments: Namespace) -> str:
     wishes = Namespace(**{**vars(arguments), "name": arguments.gpu_name})
     _check(wishes)
     name = _name(arguments)
-    others = manager().find_kernel_specs()
+    others = kernels.find_kernel_specs()
     path = os.path.join(_place(arguments), name)
     for existing in (path, others.get(name)):
         if existing and os.path.lexists(existing) and not _is_ours(existing):
@@ -178,12 +177,18 @@ def _on_hosts(
     }
 
 
-def manager() -> KernelSpecManager:
-    """Return what knows the kernels of this user. Raises RequestError without jupyter_client."""
-    try:
-        from jupyter_client.kernelspec import KernelSpecManager
-    except ImportError as error:
-        raise _missing("jupyter_client") from error
+def manager(*also_missing: str) -> KernelSpecManager:
+    """Return what knows the kernels of this user. Raises RequestError without Jupyter's packages.
+
+    also_missing: packages to install with those.
+    """
+    if missing := [each for each in NEEDED if not find_spec(each)]:
+        packages = [*missing, *also_missing]
+        names = listed([package.strip("'").partition(">")[0] for package in packages])
+        run = errors.install_command(" ".join(packages))
+        raise RequestError(f"Missing here: {names}. Run: {run}")
+    from jupyter_client.kernelspec import KernelSpecManager
+
     # To list kernels is to import ipykernel, and before version 7 that imports debugpy, which would
     # print a warning about frozen modules.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
@@ -226,8 +231,3 @@ def _is_ours(path: str) -> bool:
             metadata = foreign.parsed(file.read(foreign.SIZE_LIMIT + 1))["metadata"]
         return isinstance(metadata, dict) and MARK in metadata
     return False
-
-
-def _missing(*packages: str) -> RequestError:
-    names = listed([package.strip("'").partition(">")[0] for package in packages])
-    return RequestError(f"Missing here: {names}. Run: {errors.install_command(' '.join(packages))}")

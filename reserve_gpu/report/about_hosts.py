@@ -153,28 +153,25 @@ def failed(name: str, code: int | None, out: str, err: str, command: str) -> str
 
     out, err: what was said there on stdout and on stderr.
     """
-    reason, try_it = _last(err), shell_line(f"ssh {name}")
+    reason, ssh = _last(err), shell_line(f"ssh {name}")
     if code == SSH_FAILED and DENIED in err.lower():
-        return (
-            f"ssh is not let in: {reason}. It needs your key: {shell_line(f'ssh-copy-id {name}')}"
-        )
+        return f"ssh is not let in: {reason}. Type: {shell_line(f'ssh-copy-id {name}')}"
     if code == SSH_FAILED:
-        return f"ssh can't reach it: {reason or 'it does not say why'}. Try: {try_it}"
+        return f"ssh can't reach it: {reason or 'it does not say why'}. Try: {ssh}"
     if code in NOT_FOUND:
-        path = shell_line(f"ssh {name} 'echo $PATH'")
         return (
             "ssh finds no reserve-gpu there. Install it, or link it into the PATH that ssh has "
-            f"there, which this shows: {path}"
+            f"there, which this shows: {ssh} 'echo $PATH'"
         )
-    return _last(f"{out}\n{err}") or f"its reserve-gpu fails. Try: {try_it} reserve-gpu {command}"
+    return _last(f"{out}\n{err}") or f"its reserve-gpu fails. Try: {ssh} reserve-gpu {command}"
 
 
 def another_format(name: str, version: int | None, text: str, command: str) -> str:
     """Say that a host's answer is not of the version that is read here."""
     if version is None:
         answer = _last(text) or "it is empty"
-        typed = shell_line(f"ssh {name} reserve-gpu {command}")
-        return f"its answer is no {command}: {answer}. Try: {typed}"
+        ssh = shell_line(f"ssh {name}")
+        return f"its answer is no {command}: {answer}. Try: {ssh} reserve-gpu {command}"
     older, where = ("older", f"on {name}") if version < status.VERSION else ("newer", "here")
     return f"its reserve_gpu is {older} than this one (format {version}). Update it {where}."
 

@@ -56,10 +56,10 @@ def html(layout: Layout) -> str:
         titles = _titles(layout.entries)
         entries = table(titles, "".join(_row(entry, titles) for entry in layout.entries))
     if layout.queue:
-        queue = f'<div style="margin-top:6px"><b>{QUEUE_TITLE}</b></div>{_divs(layout.queue)}'
+        queue = f'<div style="margin-top:6px"><b>{QUEUE_TITLE}</b></div>{divs(layout.queue)}'
     below = "".join(f'<div style="margin-top:12px">{html(each)}</div>' for each in layout.sections)
     sheets = "".join(map(_sheet, layout.sheets))
-    return f"{_divs(layout.head)}{entries}{queue}{sheets}{_divs(layout.foot)}{below}"
+    return f"{divs(layout.head)}{entries}{queue}{sheets}{divs(layout.foot)}{below}"
 
 
 def table(titles: Sequence[str], rows: str) -> str:
@@ -148,7 +148,7 @@ def _row(entry: Entry, titles: Sequence[str]) -> str:
         "name": (NAME, _isolated(entry.name)),
         "memory": (CELL, _memory(entry)),  # in a narrow notebook the bar stands above
         "util": (SHORT, f'<span title="{escape(heat)}">{entry.util}</span>'),
-        "who": (WHO, _divs([line for line in lines if line])),
+        "who": (WHO, divs([line for line in lines if line])),
     }
     cells = ""
     for title in titles:
@@ -157,7 +157,8 @@ def _row(entry: Entry, titles: Sequence[str]) -> str:
     return f'<tr style="{OWN_ROW if entry.is_mine else ROW}">{cells}</tr>'
 
 
-def _divs(lines: Sequence[Line]) -> str:
+def divs(lines: Sequence[Line]) -> str:
+    """Return a line below the other."""
     return "".join(f"<div>{_line(line)}</div>" for line in lines)
 
 

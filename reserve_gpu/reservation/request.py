@@ -177,11 +177,9 @@ def _lease(
 def _some_time(text: float | str) -> float:
     """Parse a duration that has an end, and is not over at once. Raises RequestError."""
     duration_s = quantities.parse_duration(text)
-    if duration_s == quantities.LONGEST_S:  # what is longer is parsed as that
-        most = quantities.LONGEST_S // 86400
-        raise RequestError(f"{shown(str(text))!r} is too long. The most is {most:.0f}d.")
-    if not 0 < duration_s < quantities.LONGEST_S:
-        raise RequestError(f"{shown(str(text))!r} is no time to hold a GPU. Give 30m, 4h or 2d.")
+    if not 0 < duration_s < quantities.LONGEST_S:  # what is longer is parsed as the longest
+        which = "Give 30m, 4h or 2d, and 34722d at most."
+        raise RequestError(f"{shown(str(text))!r} is no time to hold a GPU. {which}")
     return duration_s
 
 
