@@ -276,9 +276,8 @@ def _cautions(asking: Asking, granted: Granted) -> list[Notice]:
         for row in rows
         if row.use_state is not State.IDLE or (row.usage and row.usage.awaits_reset)
     ]
-    return (
-        [*cautions, Private(asking.locks.path)] if proc.is_private(asking.locks.path) else cautions
-    )
+    path = asking.locks.path
+    return [*cautions, Private(path)] if proc.is_private(path) else cautions
 
 
 def _caution(asking: Asking, locked: Locked) -> Row:
