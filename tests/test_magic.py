@@ -401,7 +401,7 @@ RUBBISH = [
     ("1 -n 2", "2"),
     ("--min-memory lots", "lots"),
     ("--min-memory -1", "-1"),
-    ("--min-memory 1TB", "none has 1 TB"),
+    ("--min-memory 1TB", "none has 931.3 GiB"),
     ("--name Voodoo", "Voodoo"),
     ("status", "'status' names no GPU. Did you mean --status?"),
     ("--status --watch", "There is no --watch any more; the live view is reserve-gpu top"),
