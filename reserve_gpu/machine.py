@@ -28,8 +28,6 @@ READING_LIMIT_S = 2.0
 # Where processes can't be seen, a device with less memory in use than this has none on it: the CUDA
 # context of a program that computes nothing takes some hundred MiB.
 CONTEXT_MIB = 64.0
-IN_DOUBT = (State.BUSY, State.UNKNOWN)  # who is on such a device is worth a look
-NO_DRIVER = "the driver does not answer"
 
 
 class LookResult(NamedTuple):
@@ -89,7 +87,7 @@ def reserved_without_driver() -> tuple[Row, ...]:
     for holder in holders:
         known.setdefault(holder.record.index or 0, []).append(proc.with_user(holder))
     return tuple(
-        Row(Fault(index, NO_DRIVER), State.RESERVED, holders=with_hosts(those))
+        Row(Fault(index, "the driver does not answer"), State.RESERVED, holders=with_hosts(those))
         for index, those in sorted(known.items())
     )
 
@@ -107,14 +105,9 @@ def explained(nvml: Nvml, rows: Sequence[Row], idle_mib: float | None = None) ->
     idle_mib: memory in use up to which a device is idle, None for the default.
     """
     read = [_with_users(nvml, row, idle_mib) for row in rows]
-    busy = [row.device for row in read if row.usage and row.use_state in IN_DOUBT]
-    listed = nvml.processes_of([device for device in busy if isinstance(device, Device)])
-    return [
-        _used(nvml, row, listed.get(row.device, []))
-        if row.usage and isinstance(row.device, Device)
-        else row
-        for row in read
-    ]
+    in_use = [row.device for row in read if row.usage and row.use_state is not State.IDLE]
+    listed = nvml.processes_of(in_use)
+    return [_used(nvml, row, listed.get(row.device, ())) if row.usage else row for row in read]
 
 
 def _with_users(nvml: Nvml, row: Row, idle_mib: float | None) -> Row:
@@ -131,11 +124,7 @@ def _with_users(nvml: Nvml, row: Row, idle_mib: float | None) -> Row:
 
 
 def identified(
-    nvml: Nvml,
-    processes: Sequence[Process],
-    holders: Sequence[Holder],
-    *,
-    is_complete: bool = True,
+    nvml: Nvml, processes: Sequence[Process], holders: Sequence[Holder], *, is_complete: bool = True
 ) -> tuple[Process, ...]:
     """Return the processes with user and command, and whether each belongs to a holder.
 

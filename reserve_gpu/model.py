@@ -119,13 +119,11 @@ class Device(NamedTuple):
 class Board(NamedTuple):
     """What a whole GPU is like, which holds for all parts of it.
 
-    fault: why programs can't run on it, None where they can.
     has_screen: a display is active on it.
     awaits_reset: some of its memory is out of use until then.
     has_host_memory: its memory is the host's, or a NUMA node of the host.
     """
 
-    fault: str | None
     has_screen: bool
     awaits_reset: bool
     has_host_memory: bool

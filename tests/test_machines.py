@@ -146,7 +146,7 @@ def test_a_container_without_a_reading(machine: Machine) -> None:
         assert of_gpu(refused.text).startswith("unknown: ")
         assert "reserve('0')" not in refused.text  # nobody knows whose it is
         assert "in the queue" not in refused.text  # and no wait would tell
-        assert "nobody uses GPU0, and reserve all of it by its number." in refused.text
+        assert "nobody uses GPU0. Then reserve all of it by number." in refused.text
         assert any("unknown" in text for text in child.run(WARNINGS.format("0")).value)
         uuid = child.run("reserve_gpu.current().devices[0].uuid").value
         assert child.run(CUDA_SEES).value == [uuid[4:]]
@@ -161,7 +161,7 @@ def test_the_hosts_memory_in_a_container(machine: Machine) -> None:
         for asked in ("", "memory='1GiB'"):
             refused = child.reserve(asked)
             assert of_gpu(refused.text).startswith("unknown: its memory is the host's, and not all")
-            assert "reserve all of it by its number" in refused.text
+            assert "reserve all of it by number" in refused.text
         assert child.run("reserve_gpu.status().rows[0].promisable_mib").value is None
         assert any("unknown" in text for text in child.run(WARNINGS.format("0")).value)
 
@@ -755,7 +755,7 @@ def test_a_zombie_is_called_so(here: Here) -> None:
         text, status = refused(), reserve_gpu.status()
         shown = here.shell().run("%reserve_gpu --status").values[0]["text/html"]
     assert f"(pid {process.pid}, a zombie)" in of_gpu(text)
-    ends = rf"\(pid {process.pid}\) is a zombie, which ends with .*\(pid {os.getpid()}\)\."
+    ends = rf"\(pid {process.pid}, a zombie\) ends with .*\(pid {os.getpid()}\)\."
     assert all(re.search(ends, each) for each in (text, str(status), shown))
     (told,) = status.to_dict()["devices"][0]["processes"]
     assert told["zombie_of"].endswith(f"(pid {os.getpid()})")

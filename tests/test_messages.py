@@ -1431,6 +1431,46 @@ def test_what_is_likeliest_to_come_free() -> None:
     assert ways_out(pictures.wait(Waiting(Request(), 1, 0.0, (RESERVED, BUSY)))) == []
 
 
+ZOMBIE = PYTHON._replace(zombie_of=f"{HOSTILE} (pid 11)")
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (
+            Row(GPU0, State.BUSY, FULL),
+            ["As root, see who may keep that memory: fuser -v /dev/nvidia*"],
+        ),
+        (
+            Row(GPU0, State.BUSY, FULL._replace(sees_all=False, is_wsl=True)),
+            ["If it is Windows' memory, count it as idle: RESERVE_GPU_IDLE_MEMORY=11GiB"],
+        ),
+        (Row(GPU0, State.BUSY, FULL._replace(sees_all=False)), []),  # others can end it, unseen
+        (Row(GPU0, State.RESERVED, FULL, holders=(ALICE,)), []),
+        (
+            Row(GPU0, State.UNKNOWN, Usage(compute=0, sees_all=False)),
+            ["Make sure that nobody uses GPU0. Then reserve all of it by number."],
+        ),
+        (Row(GPU0, State.UNKNOWN, reason="its lock is a link"), []),
+        (Row(GPU0, State.UNKNOWN, Usage(compute=1, sees_all=False)), []),
+        (
+            Row(GPU0, State.BUSY, COMPUTED_ON, processes=(ZOMBIE,)),
+            [f"alice, python (pid 4321000, a zombie) ends with {HARMLESS} (pid 11)."],
+        ),
+    ],
+)
+def test_what_helps_where_a_wait_may_not_end(row: Row, expected: list[str]) -> None:
+    """A refusal, a wait and a status say what to do about use that nobody is seen to have."""
+    in_wait = ways_out(pictures.wait(Waiting(Request(), 1, 0.0, (row,))))
+    in_status = [words.plain(line) for line in Status((row,), face=MAGIC).picture().layout.foot]
+    in_refusal = ways_out(refused(row))
+    assert in_wait == expected
+    assert in_status[: len(expected)] == in_refusal[: len(expected)] == expected
+    is_vain = row.state is State.UNKNOWN and not (row.usage and row.usage.compute)
+    assert any("in the queue: " in line for line in in_refusal) is not is_vain
+    assert any("in the queue: " in line for line in in_status) is not is_vain
+
+
 @pytest.mark.parametrize(
     ("row", "expected"),
     [

@@ -31,6 +31,7 @@ QUERIES = [f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Compute", "Graph
 NO_V3 = "".join(f"missing {query}_v3\n" for query in QUERIES)
 NO_V2 = "".join(f"missing {query}_v2\n" for query in QUERIES)
 NO_MEMORY_V2 = "missing nvmlDeviceGetMemoryInfo_v2\n"
+NO_MEMORY = "fail nvmlDeviceGetMemoryInfo 0 4\nfail nvmlDeviceGetMemoryInfo_v2 0 4\n"
 HANGING_S = 0.1  # a call that takes longer hangs
 
 
@@ -122,7 +123,10 @@ BUSY = {
         "gpu\n mode exclusive_process\n compute 4321000 5", State.BUSY, "4321000",
     ),
     "neither processes nor memory": (
-        f"{processes_fail(3)}gpu\n memory none", State.UNKNOWN, "neither",
+        f"{processes_fail(3)}{NO_MEMORY}gpu", State.UNKNOWN, "neither",
+    ),
+    "neither processes nor memory but the host's": (
+        f"{processes_fail(3)}gpu\n memory none", State.UNKNOWN, "its memory is the host's",
     ),
 }  # fmt: skip
 
@@ -148,7 +152,7 @@ def test_not_idle(here: Here, scenario: str, state: State, words: str) -> None:
 
 def test_without_a_memory_reading(here: Here) -> None:
     """Without a memory reading the processes decide, if all can be seen; else it is unknown."""
-    here.write("gpu\nfail nvmlDeviceGetMemoryInfo_v2 0 4\nfail nvmlDeviceGetMemoryInfo 0 4\n")
+    here.write(f"{NO_MEMORY}gpu")
     if proc.sees_all_processes():
         assert got() == "0"
     else:  # in a container, an empty process list proves nothing

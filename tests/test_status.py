@@ -688,7 +688,7 @@ def picture(*rows: Row, waiting: tuple[Ticket, ...] = (), **about: Any) -> list[
 
 
 DARK = Row(GPUS[0], State.UNKNOWN, Usage(compute=0, sees_all=False))
-NOBODY = "Make sure that nobody uses GPU0, and reserve all of it by its number."
+NOBODY = "Make sure that nobody uses GPU0. Then reserve all of it by number."
 GET, QUEUE = "Get one with %reserve_gpu", "Wait in the queue: %reserve_gpu --wait"
 HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
     "nothing": ((), "There is no GPU.", []),
@@ -747,7 +747,7 @@ HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
     "room beside strangers": (
         (FREE[0]._replace(state=State.BUSY, promisable_mib=9000.0),),
         "GPU0 is not free.",
-        [f"As root, see who may keep that memory: {reasons.WHO_HAS_OPEN}", f"Or w{QUEUE[1:]}"],
+        ["As root, see who may keep that memory: fuser -v /dev/nvidia*", f"Or w{QUEUE[1:]}"],
     ),
     "what can't be seen": ((DARK,), "GPU0 is not free.", [NOBODY]),
     "what can't be seen beside what comes free": (

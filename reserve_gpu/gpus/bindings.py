@@ -60,17 +60,14 @@ NOT_OFFERED = frozenset({
 })  # fmt: skip
 # The same for what only decorates a message, as a GPU's name does: it may be missing for more
 # reasons without the device being refused for that.
-NO_DECORATION = NOT_OFFERED | {
-    Code.UNKNOWN, Code.NOT_FOUND, Code.CORRUPTED_INFOROM, Code.NO_DATA,
-}  # fmt: skip
+NO_DECORATION = NOT_OFFERED | {Code.UNKNOWN, Code.NOT_FOUND, Code.CORRUPTED_INFOROM, Code.NO_DATA}
 # There is none, or the group can't be asked for. Any other answer says that the GPU is in trouble.
 NO_LIMIT = NO_DECORATION | {Code.INVALID_ARGUMENT, Code.OPERATING_SYSTEM}
 
 # What to do about an error of nvmlInit.
 REMEDIES: dict[int, str] = {
     Code.LIBRARY_NOT_FOUND: "No NVIDIA driver here: libnvidia-ml.so.1 was not found. Install the "
-    "driver (nvidia-smi works then), or start the container with GPU access (docker run --gpus "
-    "all).",
+    "driver, or start the container with GPU access (docker run --gpus all).",
     Code.DRIVER_NOT_LOADED: "The NVIDIA driver's kernel module is not loaded. Look at what "
     "nvidia-smi says; reboot, or ask the administrator to.",
     Code.LIB_RM_VERSION_MISMATCH: "The NVIDIA driver was updated while the old kernel module kept "
@@ -79,12 +76,10 @@ REMEDIES: dict[int, str] = {
     "container, start it with GPU access (docker run --gpus all).",
     Code.NO_PERMISSION: "This user may not use the NVIDIA driver. Ask the administrator for access "
     "to /dev/nvidia*.",
-    Code.FUNCTION_NOT_FOUND: "The NVIDIA driver is older than the installed nvidia-ml-py needs. "
-    "Update the driver.",
+    Code.FUNCTION_NOT_FOUND: "Update the driver: it is too old for the installed nvidia-ml-py.",
     # https://github.com/NVIDIA/nvidia-container-toolkit/issues/48
-    Code.UNKNOWN: "The NVIDIA driver does not start. A container that lost its GPUs, as after "
-    "systemctl daemon-reload on its host, must be started again; elsewhere, look at what "
-    "nvidia-smi says.",
+    Code.UNKNOWN: "The NVIDIA driver does not start: look at what nvidia-smi says. A container "
+    "that lost its GPUs, as after systemctl daemon-reload on its host, must be started again.",
 }
 # The official bindings have these, old packages of the same module name don't
 # (https://github.com/wookayin/gpustat/issues/105).

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    Place = Device | Fault
     Lists = Callable[[str], list[Process]]  # which read the processes of a kind
 
 CALL_LIMIT_S = 20.0  # initialising one GPU takes 1 to 3 s without persistence mode
@@ -57,17 +58,13 @@ TEMPERATURE_GPU = 0  # NVML_TEMPERATURE_GPU
 LEAST_OF_HOST = 0.9
 ADDRESSING_ATS = 2  # NVML_DEVICE_ADDRESSING_MODE_ATS: host and GPU have one set of page tables
 
-P2P_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
-P2P_OK = 0  # NVML_P2P_STATUS_OK
+P2P_NVLINK, P2P_OK = 2, 0  # NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK
 
 
 class Link:
     """How far two GPUs are from each other; less is closer."""
 
-    NVLINK = 0
-    SWITCH = 1
-    SOCKET = 2
-    SYSTEM = 3
+    NVLINK, SWITCH, SOCKET, SYSTEM = range(4)
 
 
 # The common ancestor of two GPUs as NVML names it (nvmlGpuTopologyLevel_t), the closest first: one
@@ -171,18 +168,16 @@ class Nvml:
         """Return the compute processes and MPS clients on the device that the driver shows."""
         return self.processes_of([device]).get(device, [])
 
-    def processes_of(self, devices: Sequence[Device]) -> dict[Device, list[Process]]:
+    def processes_of(self, devices: Sequence[Place]) -> dict[Place, list[Process]]:
         """Return the compute processes and MPS clients on each device, in one reading.
 
         None of them where the driver does not answer.
         """
-        known = []
         for device in devices:
-            with suppress(DeviceError):
-                self._require(device)
-                known.append(device)
+            if isinstance(device, Device) and device.uuid not in self._handles:
+                self.devices(device.index)  # an earlier conversation has found it
         with suppress(DeviceError):
-            return self._driver.run(self._read_computing_of, tuple(known))
+            return self._driver.run(self._read_computing_of, tuple(devices))
         return {}
 
     def workers(self, device: Device, since: float) -> dict[int, int] | None:
@@ -234,66 +229,59 @@ class Nvml:
         gpu = self._driver.ask("nvmlDeviceGetHandleByIndex", index)
         mode = self._driver.ask_if_offered("nvmlDeviceGetMigMode", gpu, absent=NO_MIG)
         is_split = bool(mode and mode[0])
-        is_shared = self._has_host_memory(gpu, is_split=is_split)
-        self._boards[index] = board = self._read_board(gpu, has_host_memory=is_shared)
-        if board.fault:
-            return [Fault(index, board.fault)]
+        self._boards[index] = self._read_board(gpu)
         if not is_split:
             return [self._read_device(index, gpu, gpu)]
-        return self._read_instances(index, gpu) or [
+        return [*self._read_instances(index, gpu)] or [
             Fault(index, "MIG is on, but it has no MIG instances", state=State.EMPTY)
         ]
 
-    def _read_board(self, gpu: Any, *, has_host_memory: bool) -> Board:
-        """Return what a GPU is like: https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/."""
+    def _read_board(self, gpu: Any) -> Board:
+        """Return what a GPU is like. Raises DeviceError if it has a fault.
+
+        https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
+        """
         decoration = self._driver.decoration
         rows = decoration("nvmlDeviceGetRemappedRows", gpu)
         *_, is_pending, has_failed = rows or (False, False)
         fields = decoration("nvmlDeviceGetFieldValues", gpu, [RECOVERY])
         action = fields[0].value.uiVal if fields and not fields[0].nvmlReturn else 0
-        asked = RECOVERIES.get(action)
-        return Board(
-            FAILED if has_failed else asked and f"it has a fault: the driver asks for {asked}",
-            bool(decoration("nvmlDeviceGetDisplayActive", gpu)),
-            bool(is_pending) or action == DRAIN_AND_RESET,
-            has_host_memory,
-        )
+        if has_failed:
+            raise DeviceError(FAILED)
+        if action in RECOVERIES:
+            raise DeviceError(f"it has a fault: the driver asks for {RECOVERIES[action]}")
+        has_screen = bool(decoration("nvmlDeviceGetDisplayActive", gpu))
+        is_numa_node = decoration("nvmlDeviceGetNumaNodeId", gpu) is not None
+        return Board(has_screen, bool(is_pending) or action == DRAIN_AND_RESET, is_numa_node)
 
-    def _has_host_memory(self, gpu: Any, *, is_split: bool) -> bool:
-        """Tell whether a GPU is a NUMA node of the host, or has no memory of its own.
+    def _has_host_memory(self, gpu: Any, total_mib: float | None) -> bool:
+        """Tell whether a GPU has no memory of its own.
 
-        NVML mostly can't say how much memory GPUs without have (GB10, Jetson, Thor:
+        NVML mostly can't say how much memory those have (GB10, Jetson, Thor:
         https://github.com/leptonai/gpud/pull/1170). Some drivers give the host's total
         (https://github.com/Syllo/nvtop/pull/463), but a card can have as much as its host, too. It
         does not share the host's page tables (https://github.com/AlexsJones/llmfit/pull/93).
         """
-        decoration = self._driver.decoration
-        if (node := decoration("nvmlDeviceGetNumaNodeId", gpu)) is not None or is_split:
-            return node is not None
+        ask = self._driver.ask
         try:
-            if (total_mib := self._read_memory(gpu)[0]) is None:
-                self._driver.ask("nvmlDeviceGetMemoryInfo", gpu)  # which says why
+            # Where there is no total it is asked for once more, for the error.
+            total_mib = total_mib or ask("nvmlDeviceGetMemoryInfo", gpu).total / MIB
+            host_mib = proc.memory_mib() or 0.0
+            is_as_large = LEAST_OF_HOST * host_mib <= total_mib <= host_mib
+            return is_as_large and ask("nvmlDeviceGetAddressingMode", gpu) == ADDRESSING_ATS
         except DeviceError as error:
-            return error.code == Code.NOT_SUPPORTED
-        host_mib = proc.memory_mib() or 0.0
-        is_as_large = LEAST_OF_HOST * host_mib <= (total_mib or 0.0) <= host_mib
-        mode = decoration("nvmlDeviceGetAddressingMode", gpu) if is_as_large else None
-        return bool(mode == ADDRESSING_ATS)
+            return total_mib is None and error.code == Code.NOT_SUPPORTED
 
-    def _read_instances(self, index: int, gpu: Any) -> list[Device | Fault]:
-        """Return the MIG instances of a GPU. Raises DeviceError if there is no telling."""
-        slots = self._driver.ask("nvmlDeviceGetMaxMigDeviceCount", gpu)
-        instances = [self._read_instance(index, gpu, slot) for slot in range(slots)]
-        return [instance for instance in instances if instance is not None]
-
-    def _read_instance(self, index: int, gpu: Any, slot: int) -> Device | Fault | None:
-        try:
-            handle = self._driver.ask_if_offered(
-                "nvmlDeviceGetMigDeviceHandleByIndex", gpu, slot, absent=NO_INSTANCE
-            )
-            return None if handle is None else self._read_device(index, handle, gpu, slot)
-        except DeviceError as error:
-            return Fault(index, str(error), slot, error.state)
+    def _read_instances(self, index: int, gpu: Any) -> Iterator[Device | Fault]:
+        """Yield the MIG instances of a GPU. Raises DeviceError if there is no telling."""
+        ask = self._driver.ask_if_offered
+        for slot in range(self._driver.ask("nvmlDeviceGetMaxMigDeviceCount", gpu)):
+            try:
+                function = "nvmlDeviceGetMigDeviceHandleByIndex"
+                if (handle := ask(function, gpu, slot, absent=NO_INSTANCE)) is not None:
+                    yield self._read_device(index, handle, gpu, slot)
+            except DeviceError as error:  # noqa: PERF203 - one's fault says nothing of the others
+                yield Fault(index, str(error), slot, error.state)
 
     def _read_device(self, index: int, handle: Any, gpu: Any, slot: int | None = None) -> Device:
         """Return the device at that place; asked again, return the same object."""
@@ -308,8 +296,9 @@ class Nvml:
                 return known
         decoration = self._driver.decoration
         total_mib, _, reserve_mib = self._read_memory(handle)
-        if total_mib is None and slot is None and self._boards[index].has_host_memory:
-            total_mib = proc.memory_mib()
+        if slot is None and self._has_host_memory(gpu, total_mib):
+            self._boards[index] = self._boards[index]._replace(has_host_memory=True)
+            total_mib = total_mib or proc.memory_mib()
         gpu_uuid, old_name = (None, None) if slot is None else self._read_origin(handle, gpu)
         return Device(
             index=index,
@@ -356,11 +345,9 @@ class Nvml:
         compute = self._read_count(handle, "Compute")
         mps = self._read_count(handle, "MPSCompute")
         if board.has_host_memory:
-            every = _distinct(process for kind in KINDS for process in listed(kind))
-            sizes = [each.memory_mib for each in every if each.memory_mib is not None]
-            is_complete = len(sizes) == len(every) >= (compute or 0) + (mps or 0)
-            is_known = is_complete and self.sees_all and compute is not None
-            used_mib = float(sum(sizes)) if is_known else None
+            sizes = [p.memory_mib for p in _distinct(p for kind in KINDS for p in listed(kind))]
+            is_all = self.sees_all and compute is not None and len(sizes) >= compute + (mps or 0)
+            used_mib = float(sum(filter(None, sizes))) if is_all and None not in sizes else None
         if compute and graphics:
             compute = max(0, compute - len(listed("compute")) + len(_jobs(listed)))
         return Usage(
@@ -412,8 +399,9 @@ class Nvml:
                 return self._driver.ask(name, *arguments)
         return None
 
-    def _read_computing_of(self, devices: Sequence[Device]) -> dict[Device, list[Process]]:
-        lists = {device: self._lists(device) for device in devices}
+    def _read_computing_of(self, devices: Sequence[Place]) -> dict[Place, list[Process]]:
+        known = [d for d in devices if isinstance(d, Device) and d.uuid in self._handles]
+        lists = {device: self._lists(device) for device in known}
         return {d: _distinct([*lists[d]("compute"), *lists[d]("MPS")]) for d in lists}
 
     def _read_list(self, handle: Any, kind: str) -> list[Process]:

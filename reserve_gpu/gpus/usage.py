@@ -25,11 +25,10 @@ def is_desktop(process: Process, drawing: Collection[int]) -> bool:
 
     Remote desktops, applets and browsers stand in both of NVML's lists, with 14 to 596 MiB in what
     people have posted; a simulator that renders and trains has gigabytes.
-    drawing: the pids in the list of graphics processes.
+    process: one of the list of compute processes. drawing: the pids in that of graphics processes.
     """
-    if process.pid not in drawing or process.kind != "compute" or process.memory_mib is None:
-        return False
-    return process.memory_mib <= DESKTOP_MIB
+    is_small = process.memory_mib is not None and process.memory_mib <= DESKTOP_MIB
+    return is_small and process.pid in drawing
 
 
 def judge(usage: Usage, idle_mib: float | None = None) -> State:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from reserve_gpu.report.faces import Face
     from reserve_gpu.report.words import Line
 
-
-IN_USE = (State.RESERVED, State.FULL, State.BUSY, State.AWAITED, State.LIMITED)
+# What may end by itself.
+PASSING = {State.RESERVED, State.FULL, State.BUSY, State.AWAITED, State.LIMITED, State.UNKNOWN}
 
 
 class Picture(NamedTuple):
@@ -203,9 +203,7 @@ def _ways_out(reason: Refused, face: Face, now: float) -> list[Line]:
     ways = asking.whom(missing, now, user)
     if any(row.counted for row in rows):  # by what this user has, so that nobody else can help
         ways = () if siblings else ("Release what you have there.",)
-    may_come_free = any(
-        row.state in IN_USE or (row.state is State.UNKNOWN and row.processes) for row in missing
-    )
+    may_come_free = any(row.state in PASSING and not reasons.is_dark(row) for row in missing)
     lines = asking.yourself(missing, now, user) if user else []
     if siblings:
         those = f"Processes that were started together with this one hold {words.ranges(siblings)}"
@@ -262,7 +260,7 @@ def wait(waiting: Waiting) -> Picture:
     rows = messages.fit(waiting.rows)
     now = time.time()
     first = asking.likeliest(rows, now)
-    foot: list[Line] = []
+    foot = reasons.unseen(rows)
     if (ticket := waiting.first) is not None:
         asks = shown(ticket.asks or "a GPU")
         people = words.person(ticket.holder)

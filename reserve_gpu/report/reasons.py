@@ -24,7 +24,6 @@ LOST = " (a GPU that is lost needs a reset or a reboot)"
 AWAITS_RESET = "some of its memory has failed, which the next reset of the GPU repairs"
 UNREAD = "neither its processes nor its memory can be read"
 HOSTS_MEMORY = "its memory is the host's, and not all that processes hold of it can be seen"
-WHO_HAS_OPEN = "fuser -v /dev/nvidia*"
 # By the compute mode of a device, what it means for those who would use it.
 MODES = {
     ComputeMode.PROHIBITED: "compute mode is prohibited: nobody can use it",
@@ -53,8 +52,7 @@ def cause(row: Row) -> str:
     if use is State.PROHIBITED:
         return MODES[ComputeMode.PROHIBITED]
     if use is State.UNKNOWN:
-        is_read = usage is not None and usage.has_host_memory and usage.compute is not None
-        return HOSTS_MEMORY if is_read else UNREAD
+        return HOSTS_MEMORY if usage and usage.has_host_memory else UNREAD
     if usage is None or use not in (State.BUSY, State.IDLE, State.FREE):
         return ""
     if use is not State.BUSY:
@@ -94,24 +92,21 @@ def promisable(row: Row) -> str:
 def unseen(rows: Sequence[Row]) -> list[Line]:
     """Return what to do where it can't be seen whether a device is in use, or by whom."""
     lines: list[Line] = []
-    if dark := next(filter(is_dark, rows), None):
-        it = dark.label
-        lines.append((f"Make sure that nobody uses {it}, and reserve all of it by its number.",))
-    usages = [row.usage for row in rows if row.usage and is_nobodys(row)]
-    if windows := [usage.unexplained_mib or 0.0 for usage in usages if usage.is_wsl]:
-        enough = f"{settings.IDLE_MEMORY}={math.ceil(min(windows) / 1024 + 0.5)}GiB"
+    if dark := next((row.label for row in rows if is_dark(row) and not row.reason), None):
+        lines.append((f"Make sure that nobody uses {dark}. Then reserve all of it by number.",))
+    usage = next((row.usage for row in rows if is_nobodys(row)), None)
+    if usage and usage.is_wsl:
+        enough = f"{settings.IDLE_MEMORY}={math.ceil((usage.used_mib or 0.0) / 1024 + 0.5)}GiB"
         lines.append(("If it is Windows' memory, count it as idle: ", (enough, TYPED)))
-    elif any(usage.sees_all for usage in usages):
-        lines.append(("As root, see who may keep that memory: ", (WHO_HAS_OPEN, TYPED)))
-    for process in (process for row in rows for process in row.processes if process.zombie_of):
-        what = f"{shown(process.command or 'a process')} (pid {process.pid})"
-        lines.append((f"{what} is a zombie, which ends with {shown(process.zombie_of or '')}.",))
-    return lines
+    elif usage and usage.sees_all:
+        lines.append(("As root, see who may keep that memory: ", ("fuser -v /dev/nvidia*", TYPED)))
+    zombies = [p for row in rows for p in row.processes if p.zombie_of]
+    return [*lines, *((f"{users([p])} ends with {shown(p.zombie_of or '')}.",) for p in zombies)]
 
 
 def is_dark(row: Row) -> bool:
     """Tell whether it can't be seen if a device is in use, and no wait will tell."""
-    return row.state is State.UNKNOWN and not (row.reason or row.processes)
+    return row.state is State.UNKNOWN and not (row.usage and row.usage.compute)
 
 
 def is_nobodys(row: Row) -> bool:
