@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from contextlib import suppress
@@ -20,7 +19,7 @@ from reserve_gpu.reservation.request import rules
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from reserve_gpu.history.totals import Hours, Summary
 
@@ -127,10 +126,3 @@ def _added(rows: Iterable[tuple[str, Hours]]) -> Mapping[str, Hours]:
     for name, hours in rows:
         sums[name] = totals.together([sums[name], hours]) if name in sums else hours
     return sums
-
-
-FORMATS: dict[str, Callable[[Report], str]] = {
-    "text": lambda report: report.picture().to_text(),
-    "json": lambda report: json.dumps(report.to_dict(), indent=2),
-    "html": Report.to_page,
-}

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from reserve_gpu import accounting, hosts, list_join_release, top
     from reserve_gpu.frameworks import check as checks
     from reserve_gpu.jupyter import kernelspec, remote
+    from reserve_gpu.report.about_history import Report
     from reserve_gpu.report.about_hosts import Hosts
     from reserve_gpu.report.status import Status
 else:
@@ -125,7 +126,8 @@ def _report(arguments: Namespace) -> int:
     if arguments.hosts is not None:
         _end_with_ssh()
     report = accounting.report(arguments)
-    _print(accounting.FORMATS[arguments.format](report), arguments.format)
+    form = arguments.format
+    _print(report.to_page() if form == "html" else FORMATS[form](report), form)
     return 0 if report.has_answers else errors.DriverError.exit_code
 
 
@@ -317,14 +319,14 @@ def _complete(parser: Parser) -> None:
         argcomplete.autocomplete(parser, exclude=hidden)
 
 
-def _json(result: Status | Hosts | checks.Check) -> str:
+def _json(result: Status | Hosts | Report | checks.Check) -> str:
     import json
 
     return json.dumps(result.to_dict(), indent=2)
 
 
-# What the status is given out as.
-FORMATS: dict[str, Callable[[Status | Hosts], str]] = {
+# What a status is given out as; a report has a page of its own, and no metrics.
+FORMATS: dict[str, Callable[[Any], str]] = {
     "text": lambda seen: seen.picture().to_text(),
     "json": _json,
     "html": page.page,
