@@ -12,7 +12,7 @@ from argparse import Namespace, RawDescriptionHelpFormatter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu import __version__, command, errors, foreign, looking, options, settings
+from reserve_gpu import command, errors, foreign, looking, options, settings
 from reserve_gpu.calls import Late
 from reserve_gpu.options import Option, Parser
 from reserve_gpu.report import page, prometheus
@@ -258,7 +258,7 @@ def _start(words: list[str]) -> int:
             own = words[:length] + ours
     arguments = _parser(typed or COMMANDS).parse_args(own, Namespace(command=to_run))
     if arguments.version:
-        _print(f"reserve-gpu {__version__}")
+        _print(_version())
         return 0
     if "start" not in arguments:  # the help is what was asked for, but a script has made a mistake
         _print(arguments.parser.format_help().rstrip())
@@ -332,6 +332,15 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "html": page.page,
     "prometheus": lambda seen: prometheus.text(*seen.machines),
 }
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"reserve-gpu {version('reserve_gpu')}"
+    except PackageNotFoundError:
+        return "reserve-gpu, not installed"
 
 
 def _print(text: str, form: str = "text") -> None:
