@@ -234,7 +234,7 @@ def test_another_reservation_takes_its_place(here: Here) -> None:
 def test_the_end_of_a_lease_is_logged(here: Here) -> None:
     """A reservation whose time is over says so in its last line."""
     switch_on(here)
-    reserve_gpu.reserve(for_=1.1)
+    reserve_gpu.reserve(for_=2)
     wait_for(lambda: not held(here))
     wait_for(lambda: lines(here))
     assert [line["how"] for line in lines(here)] == ["its time was over"]

@@ -316,15 +316,15 @@ def test_joining_gives_no_time(here: Here) -> None:
 
 def test_nothing_is_reserved_anew_after_its_time(here: Here) -> None:
     """A guest that is left, and runs CUDA past a rule's time, gets nothing that has ended."""
-    here.rules.write_text('[limits]\ntime = "3s"\n')
     with here.child() as holder, guest_of(here, holder) as other:
         other.run("import ctypes; assert not ctypes.CDLL('libcuda.so.1').cuInit(0)")
-        overdue = f"{SESSION}session().held.overdue"
-        wait_for(lambda: other.run(overdue).value)
+        here.rules.write_text('[limits]\ntime = "1s"\n')
+        over = time.time() + 1
         holder.kill()
+        wait_for(lambda: time.time() > over)
         answer = other.reserve()
         assert answer.error == "RequestError"
-        assert 'time = "3s"' in answer.text
+        assert 'time = "1s"' in answer.text
         assert "Release it" in answer.text
 
 
@@ -341,7 +341,9 @@ def test_nothing_to_join_once_the_time_is_over(here: Here) -> None:
 
 def test_a_guest_lasts_as_long_as_its_holder(here: Here) -> None:
     """A guest has the holder's end, and follows it where the holder prolongs it."""
-    with here.child() as holder, guest_of(here, holder, "for_=5") as other:
+    with here.child() as holder, here.child() as other:
+        holder.reserve("'0', for_=10")
+        assert other.run(JOIN.format("")).error is None
         assert other.run(UNTIL).value == holder.run(UNTIL).value
         holder.reserve("'0', for_=3600")
         until = holder.run(UNTIL).value
@@ -350,18 +352,15 @@ def test_a_guest_lasts_as_long_as_its_holder(here: Here) -> None:
 
 def test_a_rule_ends_a_guest_too(here: Here) -> None:
     """A rule that ends who uses CUDA past its time ends a joined process and command too."""
-    here.rules.write_text('[limits]\ntime = "3s"\nafter_cuda = "end"\n')
-    with here.child() as holder:
+    here.rules.write_text('[limits]\ntime = "10s"\nafter_cuda = "end"\n')
+    with here.child() as holder, here.child() as other:
         holder.reserve("'0'")
-        with here.child() as other:
-            assert other.run(JOIN.format("")).error is None
-            other.run("import ctypes; assert not ctypes.CDLL('libcuda.so.1').cuInit(0)")
-            other.process.wait(LIMIT_S)
-    with here.child() as holder:
-        holder.reserve("'0'")
-        done = join(here, "--", "sleep", "60")
+        assert other.run(JOIN.format("")).error is None
+        other.run("import ctypes; assert not ctypes.CDLL('libcuda.so.1').cuInit(0)")
+        done = join(here, "0", "--", "sleep", "600")
         assert done.returncode == -signal.SIGTERM
         assert "The command gets SIGTERM at" in done.stderr
+        other.process.wait(LIMIT_S)
 
 
 # -- who may ---------------------------------------------------------------------------------------
