@@ -726,7 +726,7 @@ HEADS: dict[str, tuple[tuple[Row, ...], str, list[str]]] = {
     "awaited": (
         tuple(AWAITED),
         "None of 3 GPUs is free.",
-        ["Others wait in the queue for what would be free.", QUEUE],
+        ["Those in the queue come first for what would be free.", QUEUE],
     ),
     "room for a part": (
         (RESERVED[0], IN_PARTS),

@@ -179,7 +179,7 @@ def _advice(status: Status) -> list[Line]:
     states = [row.state for row in rows]
     if reasons.is_trouble(states):
         return [(reasons.trouble(states),)]
-    others: Line = ("Others wait in the queue for what would be free.",) if available else ()
+    others: Line = ("Those in the queue come first for what would be free.",) if available else ()
     own = asking.yourself(rows, status.time, status.user) if status.user else []
     ask = asking.whom(rows, status.time, status.user)
     lines = [*own, *([ask] if ask else []), *reasons.unseen(rows)]
