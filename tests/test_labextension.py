@@ -599,8 +599,10 @@ def stale(page: Page) -> Iterator[None]:
     last = page.evaluate("fetch(new URL('/reserve_gpu/status', location)).then(a => a.text())")
     address = re.compile(r"reserve_gpu/status\?\d+$")  # JupyterLab adds the time
     page.route(address, lambda route: route.fulfill(body=last, content_type="application/json"))
-    yield
-    page.unroute(address)
+    try:
+        yield
+    finally:
+        page.unroute(address)
 
 
 def make_long_ago(machine: Machine) -> None:
