@@ -23,7 +23,7 @@ from reserve_gpu.report.words import labels, listed, named
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from reserve_gpu.model import Row, Slow
+    from reserve_gpu.model import Row, Slow, Variables
     from reserve_gpu.report.faces import Face
 
 NO_DEVICES = ("-1", "NoDevFiles")  # as CUDA_VISIBLE_DEVICES, what hides all of them
@@ -45,7 +45,7 @@ def said(notices: Iterable[notices.Notice]) -> list[str]:
 # -- what was done ---------------------------------------------------------------------------------
 
 
-def variables(environ: Mapping[str, str | None]) -> list[str]:
+def variables(environ: Variables) -> list[str]:
     """Return a line for each variable that is set: `CUDA_VISIBLE_DEVICES = '2'`."""
     return [f"{name} = {value!r}" for name, value in sorted(environ.items()) if value is not None]
 
@@ -55,7 +55,7 @@ def command_ends(until: float, now: float) -> str:
     return f"The command gets SIGTERM at {times.moment(until, now)}, and SIGKILL a minute later."
 
 
-def released(devices: Sequence[Device], environ: Mapping[str, str | None], *, started: bool) -> str:
+def released(devices: Sequence[Device], environ: Variables, *, started: bool) -> str:
     """Return what a release prints.
 
     started: CUDA runs in this process, so its memory on the devices stays in use.

@@ -46,25 +46,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from reserve_gpu.locks.lock import Lock
-    from reserve_gpu.model import Device, Process, Reserved
+    from reserve_gpu.model import Device, Process, Reserved, Variables
     from reserve_gpu.notices import Notice
-    from reserve_gpu.reservation import (
-        caps,
-        elsewhere,
-        guests,
-        handover,
-        journal,
-        restart,
-        use,
-        waiters,
-    )
+    from reserve_gpu.reservation import caps, elsewhere, guests, handover, journal, restart, waiters
     from reserve_gpu.reservation import lease as lease_timer
     from reserve_gpu.reservation.outcome import Granted
 else:
     caps, handover = Late("reservation.caps"), Late("reservation.handover")
     restart = Late("reservation.restart")  # which only kernels of Jupyter need
     guests, waiters = Late("reservation.guests"), Late("reservation.waiters")
-    use = Late("reservation.use")  # which only IPython needs
     elsewhere = Late("reservation.elsewhere")  # which only IPython needs
     lease_timer = Late("reservation.lease")  # which only what ends needs
     journal = Late("reservation.journal")  # which only a history needs
@@ -436,7 +426,7 @@ class Session(Executor):
     def _become(
         self,
         held: Held | None,
-        values: Mapping[str, str | None] | None = None,
+        values: Variables | None = None,
         *,
         renew_lease: bool = False,
         is_adopted: bool = False,
@@ -479,7 +469,7 @@ class Session(Executor):
             if lock not in kept:
                 lock.release()
 
-    def _with_variables(self, held: Held | None, values: Mapping[str, str | None]) -> Held | None:
+    def _with_variables(self, held: Held | None, values: Variables) -> Held | None:
         """Set the variables; returns what is held with its reservation."""
         if held is None:
             self._changes = self._changes.to(values)
@@ -587,7 +577,7 @@ class Session(Executor):
         held = self._held or NOTHING  # another thread may release it
         is_new, self._seen = self._seen is not held.reservation, held.reservation
         if held.part_mib is None:
-            strangers = use.strangers(listed, self._told)
+            strangers = waiters.strangers(listed, self._told)
             return [] if is_new else strangers  # of those who were there it was told
         pid = os.getpid()
         uses = {device: proc.uses(those, {pid})[pid] for device, those in listed.items()}
@@ -785,7 +775,7 @@ def _is_met(held: Held, request: Request) -> bool:
     return tuple(kept or ()) == held.devices and held.part_mib == part_mib
 
 
-def _caps(held: Held, inherited: Mapping[str, str | None]) -> tuple[dict[str, str], list[Notice]]:
+def _caps(held: Held, inherited: Variables) -> tuple[dict[str, str], list[Notice]]:
     """Return the caps to set for what is held, and what to tell of them."""
     if held.part_mib is None:
         return {}, []
@@ -794,6 +784,6 @@ def _caps(held: Held, inherited: Mapping[str, str | None]) -> tuple[dict[str, st
     return values, caps.notices(held.devices, held.part_mib, inherited, values, is_late=is_late)
 
 
-def _set_only(values: Mapping[str, str | None]) -> dict[str, str]:
+def _set_only(values: Variables) -> dict[str, str]:
     """Return those that are set, for people; not what only processes below read."""
     return {n: v for n, v in values.items() if v is not None and n != environment.OWN_CAPS}

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import proc
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.gpus.usage import DESKTOP_MIB
-from reserve_gpu.model import GRAPHICS, Row, State
-from reserve_gpu.notices import UsedByOthers
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
-    from reserve_gpu.model import Device, Process
-    from reserve_gpu.notices import Notice
+    from reserve_gpu.model import Device
 
 
 class Use(NamedTuple):
@@ -78,28 +73,3 @@ def _of_device(gpus: Nvml, device: Device, own: Collection[int], since: float) -
 
 def _is_above_zero(utilisation: int | None) -> bool | None:
     return None if utilisation is None else utilisation > 0
-
-
-def strangers(
-    listed: Mapping[Device, Sequence[Process]], told: set[tuple[str, int]]
-) -> list[Notice]:
-    """Return a notice for each device on which another user has begun to use gigabytes.
-
-    listed: what is on each device that is held. told: which of them are known; grows by the others.
-    """
-    notices: list[Notice] = []
-    own, user = {os.getpid()}, proc.user_of(os.getpid())
-    for device, processes in listed.items():
-        new = [
-            proc.identified(process)
-            for process in processes
-            if process.kind != GRAPHICS
-            and (process.memory_mib or 0) > DESKTOP_MIB
-            and (device.uuid, process.pid) not in told
-            and not proc.is_below(process.pid, own)
-        ]
-        told |= {(device.uuid, process.pid) for process in new}
-        if others := tuple(process for process in new if process.user != user):
-            row = Row(device, State.RESERVED, processes=others, use_state=State.BUSY)
-            notices.append(UsedByOthers(row))
-    return notices

@@ -1,4 +1,4 @@
-"""Who waits for what this process holds: the holder is told, where it lies idle."""
+"""Who waits for what this process holds, and who else uses it: the holder is told."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import proc
 from reserve_gpu.errors import LockError
+from reserve_gpu.gpus.usage import DESKTOP_MIB
 from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.model import GRAPHICS, Device, Process, Row, State, Ticket
+from reserve_gpu.notices import Notice, UsedByOthers
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
-    from reserve_gpu.model import Device, Ticket
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 EVERY_S = 600.0  # at most so often somebody is told
 MUTEX_LIMIT_S = 0.2
@@ -56,3 +57,28 @@ def _tickets(directory: LockDirectory) -> list[Ticket]:
         return directory.listed_users_tickets()
     with directory.mutex(MUTEX_LIMIT_S):
         return directory.tickets()
+
+
+def strangers(
+    listed: Mapping[Device, Sequence[Process]], told: set[tuple[str, int]]
+) -> list[Notice]:
+    """Return a notice for each device on which another user has begun to use gigabytes.
+
+    listed: what is on each device that is held. told: which of them are known; grows by the others.
+    """
+    notices: list[Notice] = []
+    own, user = {os.getpid()}, proc.user_of(os.getpid())
+    for device, processes in listed.items():
+        new = [
+            proc.identified(process)
+            for process in processes
+            if process.kind != GRAPHICS
+            and (process.memory_mib or 0) > DESKTOP_MIB
+            and (device.uuid, process.pid) not in told
+            and not proc.is_below(process.pid, own)
+        ]
+        told |= {(device.uuid, process.pid) for process in new}
+        if others := tuple(process for process in new if process.user != user):
+            row = Row(device, State.RESERVED, processes=others, use_state=State.BUSY)
+            notices.append(UsedByOthers(row))
+    return notices
