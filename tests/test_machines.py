@@ -481,7 +481,7 @@ def test_wsl2(machine: Machine) -> None:
         child.run("reserve_gpu.release()")
         machine.write("gpu\n memory 8192\n used 2880")
         text = child.reserve().text
-        (limit,) = re.findall("idle: RESERVE_GPU_IDLE_MEMORY=(.*)", text)
+        (limit,) = re.findall("environment: RESERVE_GPU_IDLE_MEMORY=(.*)", text)
         (named,) = re.findall(r"name it: (reserve_gpu\.reserve.*)", text)
         assert child.run(f"{named}.release()").error is None
         assert limit in child.run("str(reserve_gpu.status())").value
@@ -755,7 +755,7 @@ def test_a_zombie_is_called_so(here: Here) -> None:
         text, status = refused(), reserve_gpu.status()
         shown = here.shell().run("%reserve_gpu --status").values[0]["text/html"]
     assert f"(pid {process.pid}, a zombie)" in of_gpu(text)
-    ends = rf"\(pid {process.pid}, a zombie\) ends with .*\(pid {os.getpid()}\)\."
+    ends = rf"\(pid {process.pid}, a zombie\) goes when .*\(pid {os.getpid()}\) ends\."
     assert all(re.search(ends, each) for each in (text, str(status), shown))
     (told,) = status.to_dict()["devices"][0]["processes"]
     assert told["zombie_of"].endswith(f"(pid {os.getpid()})")

@@ -1443,7 +1443,7 @@ ZOMBIE = PYTHON._replace(zombie_of=f"{HOSTILE} (pid 11)")
         ),
         (
             Row(GPU0, State.BUSY, FULL._replace(sees_all=False, is_wsl=True)),
-            ["If it is Windows' memory, count it as idle: RESERVE_GPU_IDLE_MEMORY=11GiB"],
+            ["If that is Windows alone, set in the environment: RESERVE_GPU_IDLE_MEMORY=11GiB"],
         ),
         (Row(GPU0, State.BUSY, FULL._replace(sees_all=False)), []),  # others can end it, unseen
         (Row(GPU0, State.RESERVED, FULL, holders=(ALICE,)), []),
@@ -1452,10 +1452,11 @@ ZOMBIE = PYTHON._replace(zombie_of=f"{HOSTILE} (pid 11)")
             ["Make sure that nobody uses GPU0. Then reserve all of it by number."],
         ),
         (Row(GPU0, State.UNKNOWN, reason="its lock is a link"), []),
+        (Row(GPU0, State.UNKNOWN, Usage(compute=0, sees_all=False), holders=(A_PART,)), []),
         (Row(GPU0, State.UNKNOWN, Usage(compute=1, sees_all=False)), []),
         (
             Row(GPU0, State.BUSY, COMPUTED_ON, processes=(ZOMBIE,)),
-            [f"alice, python (pid 4321000, a zombie) ends with {HARMLESS} (pid 11)."],
+            [f"alice, python (pid 4321000, a zombie) goes when {HARMLESS} (pid 11) ends."],
         ),
     ],
 )

@@ -420,9 +420,8 @@ class Nvml:
         """Ask nvmlDeviceGetProcessUtilization; NOT_FOUND means that there were none."""
         handle, _ = self._handles[device.uuid]
         since_us = int(since * 1e6)
-        name = "nvmlDeviceGetProcessUtilization"
         try:
-            samples = self._driver.ask(name, handle, since_us)
+            samples = self._driver.ask("nvmlDeviceGetProcessUtilization", handle, since_us)
         except DeviceError as error:
             return {} if error.code == Code.NOT_FOUND else None
         used = (s for s in samples if s.smUtil or s.memUtil or s.encUtil or s.decUtil)

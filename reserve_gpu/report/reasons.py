@@ -92,16 +92,17 @@ def promisable(row: Row) -> str:
 def unseen(rows: Sequence[Row]) -> list[Line]:
     """Return what to do where it can't be seen whether a device is in use, or by whom."""
     lines: list[Line] = []
-    if dark := next((row.label for row in rows if is_dark(row) and not row.reason), None):
+    if dark := next((r.label for r in rows if is_dark(r) and not (r.reason or r.holders)), None):
         lines.append((f"Make sure that nobody uses {dark}. Then reserve all of it by number.",))
     usage = next((row.usage for row in rows if is_nobodys(row)), None)
     if usage and usage.is_wsl:
         enough = f"{settings.IDLE_MEMORY}={math.ceil((usage.used_mib or 0.0) / 1024 + 0.5)}GiB"
-        lines.append(("If it is Windows' memory, count it as idle: ", (enough, TYPED)))
+        lines.append(("If that is Windows alone, set in the environment: ", (enough, TYPED)))
     elif usage and usage.sees_all:
         lines.append(("As root, see who may keep that memory: ", ("fuser -v /dev/nvidia*", TYPED)))
-    zombies = [p for row in rows for p in row.processes if p.zombie_of]
-    return [*lines, *((f"{users([p])} ends with {shown(p.zombie_of or '')}.",) for p in zombies)]
+    zombies = [p for row in rows for p in row.processes if p.zombie_of][:1]
+    lines += [(f"{users([p])} goes when {shown(p.zombie_of or '')} ends.",) for p in zombies]
+    return lines
 
 
 def is_dark(row: Row) -> bool:
