@@ -6,6 +6,7 @@ import { type Machine } from './model';
 import {
   type IReservation,
   type ITicket,
+  heldBy,
   isSame,
   ownReservations,
   place
@@ -147,9 +148,7 @@ export class Actions {
 
   private _tellWhatItHas(kernel: string): void {
     const { status, now } = this._machine;
-    const found =
-      status &&
-      ownReservations(status).find(({ holder }) => holder.kernel === kernel);
+    const found = heldBy(status, kernel);
     if (found) {
       tell(has(found, now), true);
     }
@@ -171,9 +170,7 @@ export class Actions {
         (status &&
           ((reason && !refusal(status)) ||
             place(status, kernel) ||
-            ownReservations(status).some(
-              ({ holder }) => holder.kernel === kernel
-            )));
+            heldBy(status, kernel)));
       if (isOver) {
         machine.changed.disconnect(check);
         Notification.dismiss(id);

@@ -12,7 +12,7 @@ import { IStatusBar } from '@jupyterlab/statusbar';
 import { Actions, attempt } from './actions';
 import { Machine } from './model';
 import { type ISwitches, Notices } from './notices';
-import { ownReservations } from './status';
+import { heldBy } from './status';
 import { Item, Panel } from './widgets';
 
 const ID = 'jupyterlab-reserve-gpu:plugin';
@@ -107,12 +107,7 @@ function addCommands(
   actions: Actions,
   open: () => void
 ): void {
-  const held = () =>
-    machine.kernel !== null && machine.status
-      ? ownReservations(machine.status).find(
-          ({ holder }) => holder.kernel === machine.kernel
-        )
-      : undefined;
+  const held = () => heldBy(machine.status, machine.kernel);
   const commands = {
     'reserve-gpu:reserve': {
       label: 'Reserve a GPU',

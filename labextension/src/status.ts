@@ -86,6 +86,16 @@ export function ownReservations(status: IStatus): IReservation[] {
   return [...found.values()];
 }
 
+/** Return the first reservation of a kernel, if it has one. */
+export function heldBy(
+  status: IStatus | null,
+  kernel: string | null
+): IReservation | undefined {
+  return kernel !== null && status
+    ? ownReservations(status).find(({ holder }) => holder.kernel === kernel)
+    : undefined;
+}
+
 /** Return the place in the queue of a kernel, from 1; 0 if it does not wait. */
 export function place(status: IStatus, kernel: string): number {
   return status.waiting.findIndex(ticket => ticket.kernel === kernel) + 1;

@@ -8,6 +8,7 @@ import { type Machine } from './model';
 import {
   type IReservation,
   type IStatus,
+  heldBy,
   ownReservations,
   place
 } from './status';
@@ -223,9 +224,7 @@ function named(html: string): string {
 
 /** Return what a click on the status bar does for a kernel, empty for nothing. */
 function offered(status: IStatus, kernel: string): string {
-  const held = ownReservations(status).find(
-    ({ holder }) => holder.kernel === kernel
-  );
+  const held = heldBy(status, kernel);
   if (status.failure !== null || place(status, kernel)) {
     return '';
   }
