@@ -218,7 +218,8 @@ def _above(check: Check) -> list[str]:
         return [f"Reserved: {part}{words.labels(check.reserved)}.{python}"]
     now = "not set" if check.visible is None else repr(shown(check.visible))
     return [
-        "Nothing is reserved here, so no framework was started on a GPU. Reserve one first:",
+        "Nothing is reserved here, so no framework was started on a GPU.",
+        "Reserve one first:",
         check.face.typed(messages.ANY),
         f"CUDA_VISIBLE_DEVICES is {now}.{python}",
     ]
