@@ -805,7 +805,7 @@ def test_eight_gpus_fit(page: Page, lab: Lab, on_lab: Machine) -> None:
         other.set_viewport_size({"width": 1000, "height": 900})
         show_panel(other)
         rows = panel(other).locator("tbody tr")
-        says(rows.nth(5), "79.6 of 80 GiB")
+        says(rows.nth(5), "79.6 of 80.0 GiB")
         heights = [(row.bounding_box() or {"height": 0})["height"] for row in rows.all()]
         line = heights[0]
         assert [round(height / line) for height in heights] == [1, 1, 1, 2, 2, 2, 1, 1], heights
