@@ -801,7 +801,7 @@ def test_eight_gpus_fit(page: Page, lab: Lab, on_lab: Machine) -> None:
         on_lab.write(ONE * 8)
         assert not child.reserve(f"'3,4', {note}").error
         used = "".join(
-            f"{ONE}utilisation 97\ncompute {child.pid} {mib}\n" for mib in (12288, 60000, 81500)
+            f"{ONE}utilisation 97\ncompute {child.pid} {mib}\n" for mib in (36000, 60000, 81500)
         )
         on_lab.write(f"{ONE * 3}{used}{ONE * 2}")
         other.set_viewport_size({"width": 1100, "height": 900})
