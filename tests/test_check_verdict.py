@@ -296,9 +296,9 @@ def test_what_can_be_typed_stands_alone() -> None:
     place = Expectation(visible="1", driver=driver)
     found = Check((judge("CUDA driver", driver, place), judge("PyTorch", done(**NOTHING), place)))
     lines = str(found).splitlines()
-    assert lines[1] == "reserve_gpu.reserve()"
+    assert lines[2] == "reserve_gpu.reserve()"
     assert lines[-1] == "systemctl status nvidia-fabricmanager"
-    assert f"<div>{lines[1]}</div>" in found._repr_html_()
+    assert f"<div>{lines[2]}</div>" in found._repr_html_()
     assert f"<div>{lines[-1]}</div>" in found._repr_html_()
 
 
