@@ -159,6 +159,7 @@ def test_errors_are_one_family(
     assert issubclass(reserve_gpu.TooLateError, reserve_gpu.ReserveGPUError)
 
 
+@pytest.mark.full
 def test_reserving_often_leaves_nothing(here: Here) -> None:
     """Reserving and releasing again and again leaves no descriptor, thread or object behind."""
     here.write(TWO_GPUS)
@@ -598,6 +599,7 @@ def test_many_gpus_cost_few_turns(here: Here) -> None:
     assert 1 < len(times) < 32  # one turn for each GPU would be 64
 
 
+@pytest.mark.full
 def test_readings_that_hang_do_not_keep_others_out(here: Here) -> None:
     """All readings of a look have two seconds together: then others can look, and GPUs are left."""
     here.write("gpu\n" * 4)

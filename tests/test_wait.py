@@ -437,6 +437,7 @@ def test_who_finds_the_queue_full_is_told_so(here: Here) -> None:
     assert not queued(here)
 
 
+@pytest.mark.full
 def test_who_waits_looks_often_after_news(here: Here) -> None:
     """After a release a waiter looks more than once a second: the memory may be freed a bit later.
 
@@ -456,6 +457,7 @@ def test_who_waits_looks_often_after_news(here: Here) -> None:
     assert nearest < 0.75 * policy.LOOK_S
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("trouble", [remove_the_directory, block_the_mutex])
 def test_a_wait_outlives_trouble(here: Here, trouble: Callable[[Here], None]) -> None:
     """A lock directory that is removed, or can't be used for a moment, does not end a wait."""
@@ -777,6 +779,7 @@ def test_a_terminal_that_is_resized(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Waiting" not in end
 
 
+@pytest.mark.full
 def test_a_log_gets_a_line_only_on_news(here: Here) -> None:
     """What goes to no terminal is a line when the wait begins and one when things change."""
     here.write(BUSY)
