@@ -334,6 +334,7 @@ class MutexHolder:
         self._stack.close()
 
 
+@pytest.mark.full
 def test_limit_while_another_process_reserves(here: Here) -> None:
     """A wait ends in time also where another process keeps everybody from looking."""
     here.write(ONE)
@@ -347,6 +348,7 @@ def test_limit_while_another_process_reserves(here: Here) -> None:
     assert time.monotonic() - start < 20  # other calls wait for a mutex for 30 s
 
 
+@pytest.mark.full
 def test_a_wait_goes_on_while_another_process_reserves(here: Here) -> None:
     """Who waits is shown that it does also where another process keeps everybody from looking."""
     here.write(ONE)
@@ -819,6 +821,7 @@ def test_where_the_limit_runs_out_only_optional_goes_on(
     assert queued(here) == []
 
 
+@pytest.mark.full
 def test_what_is_in_the_way_of_a_look_may_be_mended(here: Here) -> None:
     """Who is in the queue goes on waiting while something stands in place of a lock file."""
     mutex = here.locks / "mutex.lock"
