@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 COUNT = 60
 MARK = "misspelt_"
+# Their classes have bases of other packages: what mypy sees there depends on what is installed.
+OTHERS = ("dask.py", "provisioner.py")
 
 
 class Place(NamedTuple):
@@ -51,6 +53,7 @@ def places() -> list[Place]:
     return [
         place
         for path in sorted((ROOT / "reserve_gpu").rglob("*.py"))
+        if path.name not in OTHERS
         for place in _places(str(path.relative_to(ROOT)), path.read_bytes())
     ]
 
