@@ -67,18 +67,19 @@ def strangers(
     listed: what is on each device that is held. told: which of them are known; grows by the others.
     """
     notices: list[Notice] = []
-    own, user = {os.getpid()}, proc.user_of(os.getpid())
     for device, processes in listed.items():
         new = [
-            proc.identified(process)
+            process
             for process in processes
             if process.kind != GRAPHICS
             and (process.memory_mib or 0) > DESKTOP_MIB
             and (device.uuid, process.pid) not in told
-            and not proc.is_below(process.pid, own)
+            and proc.uid_of(process.pid) != os.geteuid()
+            and not proc.is_below(process.pid, {os.getpid()})
         ]
         told |= {(device.uuid, process.pid) for process in new}
-        if others := tuple(process for process in new if process.user != user):
-            row = Row(device, State.RESERVED, processes=others, use_state=State.BUSY)
+        if new:  # whose they are is slow to find out
+            known = tuple(map(proc.identified, new))
+            row = Row(device, State.RESERVED, processes=known, use_state=State.BUSY)
             notices.append(UsedByOthers(row))
     return notices
