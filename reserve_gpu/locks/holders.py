@@ -133,7 +133,7 @@ def with_hosts(holders: Sequence[Holder]) -> tuple[Holder, ...]:
     """
     known = list(holders)
     for place, guest in enumerate(holders):
-        at = _host_of(guest, holders)
+        at = place_of_host(guest.record.guest_of, guest.uid, holders)
         if at is not None:
             host = known[at]
             uses = (host.used_mib, guest.used_mib)
@@ -158,14 +158,16 @@ def is_own_guest(holder: Holder, since: Collection[float]) -> bool:
     return holder.record.guest_of in since and holder.uid == os.geteuid()
 
 
-def _host_of(guest: Holder, holders: Sequence[Holder]) -> int | None:
-    """Return which of these it is that a guest has joined; None for no guest, or if it has gone."""
-    since = guest.record.guest_of
-    if since is None or guest.uid is None:
+def place_of_host(since: float | None, uid: int | None, holders: Sequence[Holder]) -> int | None:
+    """Return which of these a guest has joined; None for no guest, or if that one has gone.
+
+    since, uid: when that one has taken the device, and whose process it is.
+    """
+    if since is None or uid is None:
         return None
     for at, other in enumerate(holders):
         is_host = other.record.guest_of is None and other.since == since
-        if is_host and other.uid == guest.uid:
+        if is_host and other.uid == uid:
             return at
     return None
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import LockError, RequestError, shell_line
 from reserve_gpu.locks.directory import LockDirectory
-from reserve_gpu.locks.holders import is_own_guest
+from reserve_gpu.locks.holders import is_own_guest, place_of_host
 from reserve_gpu.model import NO_LEASE, Device, Lease, Promise
 from reserve_gpu.notices import HAS_GONE, TIME_IS_OVER
 from reserve_gpu.reservation import environment
@@ -107,16 +107,9 @@ def is_left(held: Held, directory: LockDirectory) -> bool:
 
 def _hosts(held: Held, directory: LockDirectory) -> list[Holder | None]:
     """Return the holder of each device that a guest has joined, None for one that has gone."""
-    return [
-        next(
-            (
-                holder
-                for holder in directory.holders_of(device.uuid)
-                if holder.record.guest_of is None
-                and holder.since == since
-                and holder.uid == os.geteuid()
-            ),
-            None,
-        )
-        for device, since in zip(held.devices, held.guest.of if held.guest else (), strict=False)
-    ]
+    hosts: list[Holder | None] = []
+    for device, since in zip(held.devices, held.guest.of if held.guest else (), strict=False):
+        there = directory.holders_of(device.uuid)
+        at = place_of_host(since, os.geteuid(), there)
+        hosts.append(None if at is None else there[at])
+    return hosts
