@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from contextlib import ExitStack, suppress
+from functools import cache
 from typing import TYPE_CHECKING
 
 from reserve_gpu import settings
@@ -37,6 +38,7 @@ def sees_all_locks() -> bool:
     return pid_namespace() == INITIAL_PID_NAMESPACE and os.access("/proc/locks", os.R_OK)
 
 
+@cache
 def is_wsl() -> bool:
     """Tell whether this is WSL2, beside which Windows and other virtual machines use the GPU."""
     with suppress(OSError), open("/proc/sys/kernel/osrelease", encoding="utf-8") as release:

@@ -298,9 +298,8 @@ def kept(devices: Sequence[Device], until: float) -> str:
 @say.register
 def used_by_others(notice: notices.UsedByOthers) -> str:
     """Warn that somebody else uses a device that this kernel holds."""
-    return f"{notice.row.label} is reserved for this kernel, but others use it: " + (
-        reasons.use(notice.row)
-    )
+    use = reasons.use(notice.row)
+    return f"{notice.row.label} is reserved for this kernel, but others use it: {use}"
 
 
 @say.register

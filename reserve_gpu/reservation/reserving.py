@@ -212,11 +212,11 @@ def _siblings(rows: Sequence[Row]) -> set[int]:
     Such are ranks of MPI, and Dask's workers: their names differ by a number. Two kernels of one
     server have nothing to do with each other.
     """
-    own, parent = _unnumbered(record.myself()), os.getppid()
-    holders = [holder for row in rows for holder in row.holders]
-    alike = {each.listed_pid or 0 for each in holders if _unnumbered(each.record.who) == own}
+    parent = os.getppid()
     if kernels_file() or parent == 1:  # which takes over orphans
         return set()
+    own, holders = _unnumbered(record.myself()), [each for row in rows for each in row.holders]
+    alike = {each.listed_pid or 0 for each in holders if _unnumbered(each.record.who) == own}
     return {pid for pid in alike - {os.getpid()} if proc.lineage(pid)[1:2] == [parent]}
 
 
