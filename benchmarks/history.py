@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.table import Row
 from reserve_gpu import settings
-from reserve_gpu.history import log_reader, totals
+from reserve_gpu.log import log_reader, totals
 from tests.histories import DAY_S, PEOPLE, Histories, write_year, year
 
 if TYPE_CHECKING:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
-    from reserve_gpu.api import before_end, current, release, reserve
+    from reserve_gpu.core.api import before_end, current, release, reserve
+    from reserve_gpu.core.looking import status
+    from reserve_gpu.core.session import Reservation
     from reserve_gpu.errors import (
         DriverError,
         ImpossibleError,
@@ -34,10 +36,8 @@ if TYPE_CHECKING:
         WaitTimeoutError,
     )
     from reserve_gpu.frameworks.check import Check, check
-    from reserve_gpu.looking import status
     from reserve_gpu.model import Device, Waiting
     from reserve_gpu.report.status import Status
-    from reserve_gpu.reservation.session import Reservation
 
 __version__ = "2.0.0"
 
@@ -75,15 +75,15 @@ __all__ = [
 _HOMES = {
     "Check": "frameworks.check",
     "Device": "model",
-    "Reservation": "reservation.session",
+    "Reservation": "core.session",
     "Status": "report.status",
     "Waiting": "model",
-    "before_end": "api",
+    "before_end": "core.api",
     "check": "frameworks.check",
-    "current": "api",
-    "release": "api",
-    "reserve": "api",
-    "status": "looking",
+    "current": "core.api",
+    "release": "core.api",
+    "reserve": "core.api",
+    "status": "core.looking",
 }  # all others are errors
 
 

@@ -8,20 +8,20 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu import hosts, proc, quantities, settings
+from reserve_gpu.core.request import rules
 from reserve_gpu.errors import DriverError, RequestError
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.history import log_reader, places, totals
+from reserve_gpu.log import log_reader, places, totals
 from reserve_gpu.model import Device
 from reserve_gpu.report import from_json as said
 from reserve_gpu.report.about_history import Report
 from reserve_gpu.report.words import LEAST_HOURS
-from reserve_gpu.reservation.request import rules
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterable, Mapping
 
-    from reserve_gpu.history.totals import Hours, Summary
+    from reserve_gpu.log.totals import Hours, Summary
 
 DRIVER_LIMIT_S = 5.0  # for the driver to say what the devices are called
 WORDS = ("reserve-gpu", "report", "--format", "json")

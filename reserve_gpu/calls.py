@@ -382,7 +382,7 @@ def sleep(seconds: float) -> None:
 class Late:
     """A module of ours that most processes never need: its first use imports it.
 
-    name: below `reserve_gpu`, as `reservation.quota`.
+    name: below `reserve_gpu`, as `core.quota`.
     """
 
     def __init__(self, name: str) -> None:

@@ -12,8 +12,9 @@ from argparse import Namespace, RawDescriptionHelpFormatter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu import command, errors, foreign, looking, options, settings
+from reserve_gpu import command, errors, foreign, options, settings
 from reserve_gpu.calls import Late
+from reserve_gpu.core import looking
 from reserve_gpu.options import Option, Parser
 from reserve_gpu.report import page, prometheus
 from reserve_gpu.report.faces import SHELL, shell

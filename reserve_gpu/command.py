@@ -14,7 +14,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from reserve_gpu import alarm, api, errors, options, settings, this_kernel, this_process
+from reserve_gpu import alarm, errors, options, settings, this_kernel, this_process
+from reserve_gpu.core import api
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import NO_LEASE

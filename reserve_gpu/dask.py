@@ -14,9 +14,9 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from reserve_gpu import api, errors, options, this_process
+from reserve_gpu import errors, options, this_process
+from reserve_gpu.core import api, request
 from reserve_gpu.quantities import parse_duration
-from reserve_gpu.reservation import request
 
 try:
     import click
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
+    from reserve_gpu.core.session import Reservation
     from reserve_gpu.gpus.names import DeviceNames
     from reserve_gpu.model import Waiting
-    from reserve_gpu.reservation.session import Reservation
 
 # By default: when a worker is killed and replaced at once, its GPU is still in use for a moment,
 # until the driver has cleaned up.

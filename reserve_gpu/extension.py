@@ -22,11 +22,16 @@ from reserve_gpu.errors import WaitInterrupted
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-    from reserve_gpu import api, between_cells, magic, options, our_session
+    from reserve_gpu import magic, options
+    from reserve_gpu.core import api, between_cells, our_session
     from reserve_gpu.jupyter import completion
 else:
     magic, options, completion = Late("magic"), Late("options"), Late("jupyter.completion")
-    api, between_cells, our_session = Late("api"), Late("between_cells"), Late("our_session")
+    api, between_cells, our_session = (
+        Late("core.api"),
+        Late("core.between_cells"),
+        Late("core.our_session"),
+    )
 
 
 MAGIC_NAME = "%reserve_gpu"

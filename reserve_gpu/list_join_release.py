@@ -7,13 +7,13 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from reserve_gpu import api, looking, machine, this_process
+from reserve_gpu import machine, this_process
 from reserve_gpu.calls import Late
+from reserve_gpu.core import api, elsewhere, looking
 from reserve_gpu.errors import DriverError, LockError, RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Answer, Device, Reserved
 from reserve_gpu.report import about_reservations as said
-from reserve_gpu.reservation import elsewhere
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from reserve_gpu import api, between_cells, errors, looking, options, proc, this_kernel
+from reserve_gpu import errors, options, proc, this_kernel
 from reserve_gpu.calls import Late
-from reserve_gpu.our_session import session
+from reserve_gpu.core import api, between_cells, environment, looking
+from reserve_gpu.core.our_session import session
 from reserve_gpu.report import messages, words
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.progress import Live
-from reserve_gpu.reservation import environment
 
 if TYPE_CHECKING:
     from argparse import Namespace

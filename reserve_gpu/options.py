@@ -9,12 +9,12 @@ from __future__ import annotations
 from argparse import SUPPRESS, ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from reserve_gpu import api
+from reserve_gpu.core import api
+from reserve_gpu.core.request import Deadline, parse
 from reserve_gpu.errors import EXCUSED, RequestError, shell_line, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Waiting
 from reserve_gpu.report.times import duration
-from reserve_gpu.reservation.request import Deadline, parse
 
 if TYPE_CHECKING:
     from argparse import Namespace, _ActionsContainer

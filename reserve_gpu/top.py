@@ -9,8 +9,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from reserve_gpu.core.looking import looking
 from reserve_gpu.errors import DriverError, RequestError, shown
-from reserve_gpu.looking import looking
 from reserve_gpu.report import colour, columns, pictures, terminal
 from reserve_gpu.report.faces import SHELL
 from reserve_gpu.report.progress import Live

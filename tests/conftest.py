@@ -78,12 +78,13 @@ def import_share(worker: dict[str, Any]) -> None:
     fresh clone each of them would do the same work otherwise. What fails is imported again, by who
     reports it.
     """
-    files = sorted(Path(__file__).parent.glob("test_*.py"))
+    tests = Path(__file__).parent
+    files = sorted(tests.rglob("test_*.py"))
     first = int(worker["workerid"].removeprefix("gw"))
     for path in files[first :: worker["workercount"]]:
         with suppress(Exception, pytest.skip.Exception), warnings.catch_warnings():
             warnings.simplefilter("error")
-            import_module(f"tests.{path.stem}")
+            import_module(".".join(path.relative_to(tests.parent).with_suffix("").parts))
 
 
 def move_into_a_home() -> Path:

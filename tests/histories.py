@@ -8,8 +8,8 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu.history import log_writer
-from reserve_gpu.history.log_lines import Kind, LogLine
+from reserve_gpu.log import log_writer
+from reserve_gpu.log.log_lines import Kind, LogLine
 from reserve_gpu.model import End
 
 if TYPE_CHECKING:

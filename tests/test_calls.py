@@ -16,8 +16,8 @@ import reserve_gpu
 from reserve_gpu import calls
 from reserve_gpu.calls import Call, Executor, GivenUpError
 from reserve_gpu.cells import cells
+from reserve_gpu.core.session import session
 from reserve_gpu.forks import no_fork
-from reserve_gpu.reservation.session import session
 from tests.locked import locked
 from tests.processes import queue, wait_for
 from tests.reserving import got, variables

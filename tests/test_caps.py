@@ -13,10 +13,8 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import errors
-from reserve_gpu.model import MIB, Device
-from reserve_gpu.report import messages
-from reserve_gpu.reservation import caps, environment
-from reserve_gpu.reservation.environment import (
+from reserve_gpu.core import caps, environment
+from reserve_gpu.core.environment import (
     CUPY_LIMIT,
     OLD_TORCH_ALLOCATOR,
     OLD_XLA_FRACTION,
@@ -24,6 +22,8 @@ from reserve_gpu.reservation.environment import (
     TORCH_ALLOCATOR,
     XLA_FRACTION,
 )
+from reserve_gpu.model import MIB, Device
+from reserve_gpu.report import messages
 from tests.locked import held
 
 if TYPE_CHECKING:
@@ -468,7 +468,7 @@ def test_real_jax(machine: Machine) -> None:
 
 READ_TENSORFLOW = """
 import sys, reserve_gpu
-from reserve_gpu.reservation import caps
+from reserve_gpu.core import caps
 held = reserve_gpu.reserve(memory='3GB')
 import tensorflow as tf
 context = sys.modules['tensorflow.python.eager.context'].context()
@@ -500,7 +500,7 @@ def test_real_tensorflow(machine: Machine) -> None:
 
 BELOW = """
 import os, sys, reserve_gpu
-from reserve_gpu.reservation import environment
+from reserve_gpu.core import environment
 os.environ.pop("CUDA_VISIBLE_DEVICES")  # or nothing but the GPU of the part could be had
 before = environment.read(environment.CAPS)
 held = reserve_gpu.reserve(1, memory=None if sys.argv[1] == "whole" else sys.argv[1])

@@ -19,7 +19,7 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import errors
-from reserve_gpu.reservation import handover
+from reserve_gpu.core import handover
 from tests.commandline import CommandLine
 from tests.frameworks import STANDINS, installed
 from tests.locked import have, held

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from reserve_gpu import machine
+from reserve_gpu.core import environment
+from reserve_gpu.core.attempt import Asking, attempt
+from reserve_gpu.core.outcome import Granted
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.model import Request, State
-from reserve_gpu.reservation import environment
-from reserve_gpu.reservation.attempt import Asking, attempt
-from reserve_gpu.reservation.outcome import Granted
 from tests.here import Here
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import reserve_gpu
-from reserve_gpu import between_cells
+from reserve_gpu.core import between_cells
 from reserve_gpu.errors import TOO_MANY_FILES, LockError
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.lock import Lock
@@ -135,7 +135,7 @@ def test_all_closed(here: Here) -> None:
         assert held(here) == [0]
         assert "reserved" in refused("0")
         child.run(CLOSE_ALL)
-        child.run("from reserve_gpu import between_cells")
+        child.run("from reserve_gpu.core import between_cells")
         (line,) = child.run("between_cells.end_cell()").value
         assert line.startswith(ANEW.format(0))
         assert held(here) == [0]

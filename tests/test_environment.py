@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from reserve_gpu import proc
-from reserve_gpu.model import Device
-from reserve_gpu.reservation import environment
-from reserve_gpu.reservation.environment import (
+from reserve_gpu.core import environment
+from reserve_gpu.core.environment import (
     MEMORY,
     ORDER,
     TORCH_ALLOCATOR,
@@ -19,6 +18,7 @@ from reserve_gpu.reservation.environment import (
     XLA_FRACTION,
     Changes,
 )
+from reserve_gpu.model import Device
 from tests.forker import Forker
 from tests.reserving import got
 
@@ -156,7 +156,7 @@ def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
         yield forker
 
 
-STARTED = "from reserve_gpu.reservation import environment\n[environment.cuda_started(), {}]"
+STARTED = "from reserve_gpu.core import environment\n[environment.cuda_started(), {}]"
 
 
 @pytest.mark.process
@@ -216,7 +216,7 @@ def test_forked_child_remembers(machine: Machine, forker: Forker, *, start: bool
 MIG = "driver 570.26\ngpu\n  mig on\n  instance 0\n  instance 2\ngpu\n"
 IMPORT = """
 import warnings
-from reserve_gpu.reservation import environment
+from reserve_gpu.core import environment
 """
 
 

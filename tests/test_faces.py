@@ -12,6 +12,7 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import cli, command, errors, options
+from reserve_gpu.core.request import parse
 from reserve_gpu.model import (
     ComputeMode,
     Device,
@@ -28,7 +29,6 @@ from reserve_gpu.notices import Refused
 from reserve_gpu.report import about_hosts, faces, pictures, words
 from reserve_gpu.report.about_hosts import HostAnswer, Hosts
 from reserve_gpu.report.status import Status
-from reserve_gpu.reservation.request import parse
 from tests.holders import a_holder
 
 if TYPE_CHECKING:

@@ -216,7 +216,7 @@ def in_fork(child: Child, code: str) -> str:
 
 HOLD = """
 from reserve_gpu.model import Record
-from reserve_gpu.reservation.session import session
+from reserve_gpu.core.session import session
 held = reserve_gpu.reserve(0)
 locks = list(session()._held.locks.values())
 """

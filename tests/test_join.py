@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.process]
 
 JOIN = (
-    "from reserve_gpu import list_join_release\nfrom reserve_gpu import api\n"
+    "from reserve_gpu import list_join_release\nfrom reserve_gpu.core import api\n"
     "api.join(list_join_release.chosen([{}]))"
 )
-SESSION = "from reserve_gpu.reservation.session import session\n"
+SESSION = "from reserve_gpu.core.session import session\n"
 ENVIRON = "{k: v for k, v in os.environ.items() if k[:5] in ('CUDA_', 'XLA_C', 'CUPY_', 'RESER')}"
 PRINT = f"import json, os; print(json.dumps({ENVIRON}))"
 
@@ -276,8 +276,7 @@ def test_the_work_of_a_guest_is_no_idleness(here: Here) -> None:
         with guest(here) as other:
             here.add(f"compute {other.pid} 900\nutilisation 95")
             is_used = (
-                "from reserve_gpu.reservation import lease\n"
-                f"{SESSION}lease.is_used(session().held, 0.0)"
+                f"from reserve_gpu.core import lease\n{SESSION}lease.is_used(session().held, 0.0)"
             )
             assert holder.run(is_used).value is True
             here.use("two")

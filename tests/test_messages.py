@@ -13,6 +13,9 @@ import pytest
 
 from reserve_gpu import machine, notices, proc
 from reserve_gpu.calls import NESTED
+from reserve_gpu.core import caps
+from reserve_gpu.core.held import Held
+from reserve_gpu.core.session import Reservation
 from reserve_gpu.model import (
     ComputeMode,
     Device,
@@ -46,9 +49,6 @@ from reserve_gpu.notices import (
 from reserve_gpu.report import faces, messages, pictures, times, words
 from reserve_gpu.report.faces import MAGIC, SHELL
 from reserve_gpu.report.status import Status
-from reserve_gpu.reservation import caps
-from reserve_gpu.reservation.held import Held
-from reserve_gpu.reservation.session import Reservation
 from tests.holders import a_holder, changed
 
 if TYPE_CHECKING:

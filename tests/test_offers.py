@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
+from reserve_gpu.core import environment
+from reserve_gpu.core.attempt import Asking, attempt
+from reserve_gpu.core.outcome import Denied, Granted
+from reserve_gpu.core.request import parse
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MOST_OF_ONE_USER, LockDirectory
 from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import Record, State
-from reserve_gpu.reservation import environment
-from reserve_gpu.reservation.attempt import Asking, attempt
-from reserve_gpu.reservation.outcome import Denied, Granted
-from reserve_gpu.reservation.request import parse
 from tests.locked import have, held, needs_root
 from tests.machine import Child, program
 from tests.reserving import of_gpu, refused

@@ -336,7 +336,7 @@ def test_uses_are_not_seen_from_containers(machine: Machine) -> None:
 @pytest.mark.parametrize("memory", ["None", "'2GB'"])
 def test_the_driver_is_asked_after_a_cell(machine: Machine, memory: str) -> None:
     """After a cell the driver is asked what is on the device, where one is held, and only there."""
-    end_cell = "from reserve_gpu import between_cells; between_cells.end_cell()"
+    end_cell = "from reserve_gpu.core import between_cells; between_cells.end_cell()"
     with machine.child() as child:
         assert child.run(end_cell).value == []
         before = machine.calls()

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
+from reserve_gpu.core import environment
+from reserve_gpu.core.attempt import Asking, attempt
+from reserve_gpu.core.outcome import Denied, Granted
+from reserve_gpu.core.request import parse
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import Record, State
-from reserve_gpu.reservation import environment
-from reserve_gpu.reservation.attempt import Asking, attempt
-from reserve_gpu.reservation.outcome import Denied, Granted
-from reserve_gpu.reservation.request import parse
 from tests.processes import own_name, wait_for
 from tests.reserving import got, of_gpu, refused
 from tests.test_machines import on_a_host

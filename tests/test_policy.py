@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from reserve_gpu.core import policy
 from reserve_gpu.gpus.nvml import Link
 from reserve_gpu.model import (
     ComputeMode,
@@ -17,7 +18,6 @@ from reserve_gpu.model import (
     Unfit,
     Usage,
 )
-from reserve_gpu.reservation import policy
 from tests.holders import a_holder
 
 A100 = Device(0, "GPU-a", name="NVIDIA A100-SXM4-40GB", bus_id="0000:01:00.0", memory_mib=40960)

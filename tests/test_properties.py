@@ -16,11 +16,11 @@ from IPython.core.error import UsageError
 
 import reserve_gpu
 from reserve_gpu import magic, quantities
+from reserve_gpu.core import inherited
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model import Device, Fault
-from reserve_gpu.reservation import inherited
 from tests.forker import Forker
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from reserve_gpu import quantities, settings
+from reserve_gpu.core import request
+from reserve_gpu.core.request import Deadline
 from reserve_gpu.errors import RequestError
 from reserve_gpu.model import Promise, Request, Size
-from reserve_gpu.reservation import request
-from reserve_gpu.reservation.request import Deadline
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import ImpossibleError, NoFreeDeviceError, RequestError, ReserveGPUWarning, rules
+from reserve_gpu.core import quota
+from reserve_gpu.core.request import parse
 from reserve_gpu.model import NO_LEASE, Rules, State
 from reserve_gpu.notices import Failure
 from reserve_gpu.report.messages import say
-from reserve_gpu.reservation import quota
-from reserve_gpu.reservation.request import parse
 from tests.machine import ROOT
 from tests.processes import US
 from tests.reserving import got, of_gpu, refused

@@ -19,16 +19,16 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import NoFreeDeviceError, WaitTimeoutError, machine
+from reserve_gpu.core import environment, policy
+from reserve_gpu.core.attempt import Asking, attempt
+from reserve_gpu.core.outcome import Denied, Granted
+from reserve_gpu.core.request import parse
+from reserve_gpu.core.wait import Explainer, News
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks.directory import MOST_OF_ONE_USER, LockDirectory
 from reserve_gpu.locks.queue import Place, wait_for_news
 from reserve_gpu.model import Device, Fault, Record, Request, Row, State, Waiting
 from reserve_gpu.report.progress import CLEAR, Live
-from reserve_gpu.reservation import environment, policy
-from reserve_gpu.reservation.attempt import Asking, attempt
-from reserve_gpu.reservation.outcome import Denied, Granted
-from reserve_gpu.reservation.request import parse
-from reserve_gpu.reservation.wait import Explainer, News
 from tests.holders import a_holder
 from tests.locked import locked
 from tests.processes import own_name, wait_for

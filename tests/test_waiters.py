@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from reserve_gpu.core import policy
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S
 from reserve_gpu.locks.queue import STOPPED_S
-from reserve_gpu.reservation import policy
 from tests import test_users
 from tests.machine import LIMIT_S, TAKE_THE_MUTEX, Machine
 from tests.processes import wait_for

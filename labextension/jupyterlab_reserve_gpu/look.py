@@ -13,17 +13,16 @@ from reserve_gpu import (
     RequestError,
     hosts,
     list_join_release,
-    looking,
     machine,
     proc,
 )
+from reserve_gpu.core import elsewhere, looking, restart
 from reserve_gpu.model import Answer
 from reserve_gpu.report import about_reservations as said
 from reserve_gpu.report import layout
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.layout import View
 from reserve_gpu.report.status import Status
-from reserve_gpu.reservation import elsewhere, restart
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable

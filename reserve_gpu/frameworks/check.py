@@ -11,20 +11,20 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import api, calls, looking, proc, programs
+from reserve_gpu import calls, proc, programs
+from reserve_gpu.core import api, caps, environment, looking
+from reserve_gpu.core.our_session import session
 from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, shown
 from reserve_gpu.frameworks import probes, verdict
 from reserve_gpu.frameworks.verdict import Finding, Verdict
 from reserve_gpu.model import Device, Promise
 from reserve_gpu.notices import ToType
-from reserve_gpu.our_session import session
 from reserve_gpu.report import html, messages, words
 from reserve_gpu.report.columns import GAP, width_of, wrapped
 from reserve_gpu.report.faces import PYTHON, Face
 from reserve_gpu.report.terminal import PLAIN_COLUMNS, is_terminal, size
 from reserve_gpu.report.times import duration
 from reserve_gpu.report.words import escape, listed, plain
-from reserve_gpu.reservation import caps, environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -17,10 +17,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import errors, foreign, hosts, options
+from reserve_gpu.core import request
 from reserve_gpu.errors import RequestError, ReserveGPUError, shown
 from reserve_gpu.quantities import parse_duration
 from reserve_gpu.report.words import listed
-from reserve_gpu.reservation import request
 
 if TYPE_CHECKING:
     from jupyter_client.kernelspec import KernelSpecManager

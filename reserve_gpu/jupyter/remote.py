@@ -16,14 +16,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import api, errors, hosts, options, this_process
+from reserve_gpu import errors, hosts, options, this_process
+from reserve_gpu.core import api, policy, request
 from reserve_gpu.jupyter import kernelspec
 from reserve_gpu.model import Device, News, Request, Row, State, Waiting
 from reserve_gpu.programs import Program, heard
 from reserve_gpu.report import about_hosts as said
 from reserve_gpu.report import faces, layout, messages, words
 from reserve_gpu.report import status as statuses
-from reserve_gpu.reservation import policy, request
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.errors import REASON_LIMIT, shown
-from reserve_gpu.history.totals import Hours, together
+from reserve_gpu.log.totals import Hours, together
 from reserve_gpu.report import page, times, words
 from reserve_gpu.report.layout import Layout
 from reserve_gpu.report.pictures import Picture
@@ -17,7 +17,7 @@ from reserve_gpu.report.words import FAINT, MARK, NOTEBOOK_LIMIT, STRONG, TYPED,
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from reserve_gpu.history.totals import Idle
+    from reserve_gpu.log.totals import Idle
     from reserve_gpu.report.words import Line
 
 VERSION = 1  # of the JSON; names are only ever added to it

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reserve_gpu.foreign import Fields, fields_of, known
-from reserve_gpu.history.totals import KEYS, UNKNOWN, Hours, Idle
+from reserve_gpu.log.totals import KEYS, UNKNOWN, Hours, Idle
 from reserve_gpu.model import (
     GRAPHICS,
     Device,

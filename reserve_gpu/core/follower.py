@@ -1,0 +1,84 @@
+"""Logs what a command uses that `reserve-gpu run` has become.
+
+A command knows nothing of this package, so a small process of its own looks once a minute, as a
+notebook does by itself. It holds no lock of a device, no terminal and no pipe, is no child of the
+command, and is gone as soon as nobody has the locks any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from reserve_gpu import alarm, this_process
+from reserve_gpu.core import handover
+from reserve_gpu.core.recorder import EVERY_S, Recorder
+from reserve_gpu.errors import ReserveGPUError
+from reserve_gpu.locks import descriptors
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.log.log_writer import Page
+from reserve_gpu.model import End
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+# Leaves a process at once, which imports all of this only then.
+PROGRAM = (
+    "import os, sys; os.fork() or "
+    "__import__('reserve_gpu.core.follower', fromlist=['main']).main(sys.argv[1])"
+)
+POLL_S = 1.0  # between two looks at whether somebody has the locks, once the command has ended
+
+
+def start(logged: Recorder) -> bool:
+    """Leave the page to a follower of this very process; returns True. Raises OSError."""
+    page, held = logged.page, logged.held
+    about = {
+        "pid": os.getpid(),
+        "name": logged.entries[0].name,
+        "page": (page.folder, page.descriptor, page.name),
+        "since": logged.entries[0].since,
+        "at": logged.at,
+        **handover.described(held),
+    }
+    try:
+        with descriptors.process(os.getpid()) as process:
+            words = ["-c", PROGRAM, json.dumps({**about, "process": process})]
+            alarm.leave(words, (page.folder, page.descriptor, process))
+    finally:
+        page.close()
+    return True
+
+
+def main(text: str) -> None:
+    """Log what a command uses until nobody has the locks. text: what `start` says of it."""
+    about: dict[str, Any] = json.loads(text)
+    this_process.call_it(about["name"] or "")
+    folder, descriptor, name = about["page"]
+    descriptors.adopt(descriptor)
+    held, page = handover.held_of(about), Page(folder, descriptor, name)
+    logged = Recorder(page, held, about["since"], about["at"])
+    names = [os.path.basename(file) for _, file in about["locks"]]
+    own: Collection[int] | None = {about["pid"]}
+    while own or _are_locked(names):
+        pause_s = _step(logged, own)
+        if own is None:
+            time.sleep(min(pause_s, POLL_S))
+        elif alarm.ends_within(about["process"], pause_s) or not _are_locked(names):
+            own = None
+    logged.end(End.EXIT)
+
+
+def _step(logged: Recorder, own: Collection[int] | None) -> float:
+    try:
+        return logged.step(own)[0]
+    except (OSError, ReserveGPUError):  # a full disk, say
+        return EVERY_S
+
+
+def _are_locked(names: Collection[str]) -> bool:
+    """Tell whether somebody has all these lock files locked, by the kernel's list."""
+    with LockDirectory() as directory:
+        return not directory.unlisted(names)

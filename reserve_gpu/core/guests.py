@@ -1,0 +1,115 @@
+"""A guest: a second process of a user on the devices that a first one has reserved.
+
+It has the same devices and the same part, and a lock file beside the holder's, as a sharer has one:
+so the devices are taken as long as one of the two lives, and its processes are no strangers'. It
+ends when its holder's lease does: joining gives nobody more time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
+
+from reserve_gpu.calls import Late
+from reserve_gpu.core import environment
+from reserve_gpu.core.held import Guest, Held
+from reserve_gpu.core.request import rules
+from reserve_gpu.errors import LockError, RequestError, shell_line
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.holders import is_own_guest, place_of_host
+from reserve_gpu.model import NO_LEASE, Device, Lease, Promise
+from reserve_gpu.notices import HAS_GONE, TIME_IS_OVER
+
+if TYPE_CHECKING:
+    from reserve_gpu.core import quota
+    from reserve_gpu.model import Holder, Reserved
+else:
+    quota = Late("core.quota")  # which only rules need
+
+
+def joined(reserved: Reserved, directory: LockDirectory) -> Held:
+    """Lock the files of a guest; returns what it holds then. Under the mutex.
+
+    Raises RequestError where the reservation has ended, or its time is over, and LockError.
+    """
+    host_of = {
+        row.device: next(holder for holder in row.holders if holder.pid == reserved.holder.pid)
+        for row in reserved.rows
+        if isinstance(row.device, Device)
+    }
+    for device, host in host_of.items():
+        there = directory.holders_of(device.uuid)
+        if not any((each.since, each.pid) == (host.since, host.pid) for each in there):
+            raise RequestError(f"{HAS_GONE} {shell_line('reserve-gpu list')}")
+    # A guest's guest has joined the same as that one.
+    since = {device: host.record.guest_of or host.since or 0.0 for device, host in host_of.items()}
+    host, now = reserved.holder, time.time()
+    lease = _lease(host.record.promise.lease, min(since.values()), now)
+    if lease.until is not None and lease.until <= now and not lease.if_wanted:
+        raise RequestError(TIME_IS_OVER)
+    with ExitStack() as stack:  # all of them or none
+        locks = {}
+        for device in host_of:
+            lock = directory.acquire_guests(device.uuid, since[device])
+            locks[device.uuid] = lock
+            stack.callback(lock.release)
+        stack.pop_all()
+    devices = environment.in_order(host_of, host.record.visible or "")
+    of = tuple(since[device] for device in devices)
+    promise = Promise(host.record.promise.size, lease)
+    return Held(devices, locks, promise, guest=Guest(of, host.name))
+
+
+def _lease(host: Lease, since: float, at: float) -> Lease:
+    """Return until when a guest holds what it has joined: as long as its holder does.
+
+    A rule counts from when the first holder took it, and is the guest's too. The rest is the
+    holder's word, which others may have written, so that it ends no process. Idleness is the
+    holder's affair: what its guests use is no idleness there.
+    """
+    own = Lease(until=host.until, if_wanted=host.if_wanted)
+    if (ruled := rules()) is None:
+        return own
+    own = quota.lease(NO_LEASE if host.is_strict else own, ruled).begun(at)
+    return quota.counted(own, ruled, since)._replace(idle_s=None)
+
+
+def own_pids(held: Held) -> set[int]:
+    """Return this process and those that have joined what it holds, as far as they can be seen."""
+    with suppress(LockError), LockDirectory() as directory:
+        holders = [
+            holder
+            for device in held.devices
+            for holder in directory.listed_own_sharers_of(device.uuid)
+            if is_own_guest(holder, [held.locks[device.uuid].since])
+        ]
+        return {os.getpid(), *(holder.listed_pid for holder in holders if holder.listed_pid)}
+    return {os.getpid()}
+
+
+def prolonged(held: Held, directory: LockDirectory) -> Held | None:
+    """Return what a guest holds where its holder has prolonged its lease; under the mutex."""
+    hosts = [host for host in _hosts(held, directory) if host]
+    since = min(lock.since for lock in held.locks.values())
+    for host in hosts:
+        lease = _lease(host.record.promise.lease, since, time.time())
+        if lease.until and lease.until > (held.lease.until or lease.until):
+            return held._replace(promise=held.promise._replace(lease=lease), overdue=None)
+    return None
+
+
+def is_left(held: Held, directory: LockDirectory) -> bool:
+    """Tell whether the holder that a guest has joined has gone. Under the mutex."""
+    return None in _hosts(held, directory)
+
+
+def _hosts(held: Held, directory: LockDirectory) -> list[Holder | None]:
+    """Return the holder of each device that a guest has joined, None for one that has gone."""
+    hosts: list[Holder | None] = []
+    for device, since in zip(held.devices, held.guest.of if held.guest else (), strict=False):
+        there = directory.holders_of(device.uuid)
+        at = place_of_host(since, os.geteuid(), there)
+        hosts.append(None if at is None else there[at])
+    return hosts

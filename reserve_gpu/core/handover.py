@@ -1,0 +1,138 @@
+"""A reservation that outlives exec: how a process leaves it to the program that it becomes.
+
+The locks stay with the process, as their descriptors stay open over that one exec. What else there
+is to know travels in an environment variable, beside the pid: a process with another pid has only
+inherited it. Nothing in it is believed that the kernel does not confirm of the locks.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from reserve_gpu import foreign, proc, settings
+from reserve_gpu.core import environment
+from reserve_gpu.core.held import Guest, Held
+from reserve_gpu.errors import LockError
+from reserve_gpu.locks import descriptors, files
+from reserve_gpu.locks import record as records
+from reserve_gpu.locks.directory import default_path, device_of, lock_name
+from reserve_gpu.locks.lock import Lock, kernel_device
+from reserve_gpu.model import Device, Record
+
+ERRORS = (ValueError, TypeError, KeyError, AttributeError)
+LIMIT = 100_000  # characters; the kernel's own limit for one variable is 128 KiB
+REASON_LIMIT = 5_000  # characters, each of up to 12 in JSON
+
+
+class Handover(NamedTuple):
+    """What one program leaves to the next in the same process.
+
+    changes: to the CUDA variables.
+    reason: why there is no device, if there is none and a person should be told.
+    is_logged: another process logs what is used.
+    """
+
+    changes: environment.Changes
+    held: Held
+    reason: str | None = None
+    is_logged: bool = False
+
+
+def offer(handover: Handover) -> None:
+    """Leave it to the program that this process becomes with its next exec."""
+    for lock in handover.held.locks.values():
+        lock.keep_over_exec()
+    fields = {
+        "before": dict(handover.changes.before),
+        "written": dict(handover.changes.written),
+        "reason": handover.reason and handover.reason[:REASON_LIMIT],
+        "is_logged": handover.is_logged,
+        **described(handover.held),
+    }
+    os.environ[settings.HELD] = f"{os.getpid()} {json.dumps(fields)}"
+
+
+def described(held: Held) -> dict[str, Any]:
+    """Return what is held, as JSON takes it."""
+    locks = [held.locks[device.uuid] for device in held.devices]
+    return {
+        "devices": [device._asdict() for device in held.devices],
+        "locks": [(lock.descriptor, lock.name) for lock in locks],
+        "record": Record(promise=held.promise).to_dict(),
+        "guest": held.guest,
+    }
+
+
+def held_of(fields: Mapping[str, Any]) -> Held:
+    """Return what was described, without its locks. Raises ERRORS for what makes no sense."""
+    guest = fields.get("guest")
+    if guest is not None:
+        of, name = guest
+        name = None if name is None else foreign.text(name)
+        guest = Guest(tuple(map(foreign.number, of)), name)
+    promise = Record.from_dict(fields["record"]).promise
+    devices = tuple(map(_device, fields["devices"]))
+    for device, (_, name) in zip(devices, fields["locks"], strict=True):
+        if device_of(os.path.basename(name)) != device_of(lock_name(device.uuid)):
+            raise ValueError(name)  # the lock of another device
+    return Held(devices, {}, promise, guest=guest)
+
+
+def received() -> Handover | None:
+    """Return what this process was given; None if there is nothing, or it is not true any more."""
+    value = os.environ.get(settings.HELD, "")
+    if proc.held_by() != os.getpid():
+        return None
+    try:
+        handover = _checked(foreign.parsed(value.partition(" ")[2], LIMIT))
+    except (*ERRORS, LockError):
+        return None
+    if handover and handover.held.devices:
+        os.environ[settings.HELD] = str(os.getpid())  # processes below need know no more
+    elif handover:
+        del os.environ[settings.HELD]
+    return handover
+
+
+def _checked(fields: Mapping[str, Any]) -> Handover | None:
+    locks = (_adopted(descriptor, str(name)) for descriptor, name in fields["locks"])
+    held = held_of(fields).with_locks(locks)
+    if held is None:
+        return None
+    changes = environment.Changes(_variables(fields["before"]), _variables(fields["written"]))
+    reason, is_logged = _text(fields["reason"]), fields.get("is_logged") is True
+    return Handover(changes, held, reason, is_logged)
+
+
+def _device(fields: Mapping[str, Any]) -> Device:
+    device = Device(**foreign.fields_of(Device, fields))
+    if fields.items() <= device._asdict().items():
+        return device
+    raise ValueError(fields)
+
+
+def _variables(values: Mapping[str, Any]) -> dict[str, str | None]:
+    return {name: _text(values[name]) for name in environment.VARIABLES if name in values}
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else foreign.text(value, LIMIT)
+
+
+def _adopted(descriptor: int, name: str) -> Lock | None:
+    """Return the lock that this process had before exec; None if it is not that.
+
+    Only the kernel is believed: the descriptor is open, its file is the one of that name, and this
+    very opening of the file has it locked. From now on it is closed in forks and over exec.
+    """
+    path = os.path.join(default_path(), os.path.basename(name))
+    with suppress(OSError, OverflowError, ValueError, TypeError):
+        is_that_file = files.is_current(descriptors.NONE, path, descriptor)
+        if not is_that_file or kernel_device(descriptor) is None:
+            return None
+        since = records.read(descriptor).since
+        descriptors.adopt(descriptor)
+        return Lock(descriptor, path, since=since)
+    return None

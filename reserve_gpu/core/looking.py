@@ -1,0 +1,80 @@
+"""A look at the machine, as a status: for the magic, the command line, JupyterLab and Python."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from reserve_gpu import calls, machine, proc
+from reserve_gpu.core import environment
+from reserve_gpu.core.our_session import session
+from reserve_gpu.core.request import idle_mib, rules
+from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.model import State
+from reserve_gpu.report.status import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from reserve_gpu.model import News, Row
+
+
+def status() -> Status:
+    """Look at every device of this machine that the driver shows.
+
+    Raises DriverError where there is no driver. Where the lock directory can't be used the devices
+    are there anyway, and `problem` says why nothing is known of reservations.
+    """
+    return look()
+
+
+def look(show: Callable[[News], object] = lambda _: None) -> Status:
+    """Look at the machine, for any face. show: is told of a driver that takes long."""
+    with looking(show) as look_now:
+        return look_now()
+
+
+@contextmanager
+def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callable[[], Status]]:
+    """Yield a function that looks at the machine, in one conversation with the driver.
+
+    show: is told of a driver that takes long. After a look that failed, or found a broken device,
+    it begins another conversation: the trouble may be over.
+    """
+    with ExitStack() as conversation:
+        gpus: Nvml | None = None
+
+        def look_now() -> Status:
+            nonlocal gpus
+            visible = session().inherited()[environment.VISIBLE]
+            if gpus is None:
+                conversation.close()
+                gpus = conversation.enter_context(Nvml())
+            using, gpus = gpus, None
+            ruled = rules()
+            drained = ruled.drained if ruled else ()
+            seen = machine.look(using, idle_mib=idle_mib(), drained=drained)
+            if all(row.state is not State.BROKEN for row in seen.rows):
+                gpus = using
+            return Status(
+                seen.rows,
+                seen.waiting,
+                seen.problem,
+                time=time.time(),
+                host=proc.machine_name(),
+                limit=visible,
+                rules=ruled,
+                is_above=visible is not None and _is_above(seen.rows),
+                is_late=environment.cuda_started(),
+                user=proc.user_of(os.getpid()),
+            )
+
+        yield lambda: calls.apart(look_now, show=show)
+
+
+def _is_above(rows: Sequence[Row]) -> bool:
+    """Tell whether an ancestor of this process has reserved one of the devices."""
+    pids = {h.listed_pid for row in rows if not row.is_mine for h in row.holders if h.listed_pid}
+    return bool(pids) and not pids.isdisjoint(proc.ancestors())

@@ -1,0 +1,299 @@
+"""The road of one reservation: from a request to what is held, or to the reason why it is not."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from reserve_gpu import proc, settings
+from reserve_gpu.calls import Late
+from reserve_gpu.cells import kernels_file
+from reserve_gpu.core import environment, inherited, policy
+from reserve_gpu.core.attempt import Asking, attempt
+from reserve_gpu.core.outcome import Denied, Granted, Locked
+from reserve_gpu.core.request import Deadline, idle_mib, require_settings, restart_s, rules
+from reserve_gpu.errors import DriverError, NoFreeDeviceError
+from reserve_gpu.gpus import names
+from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.gpus.nvml import Nvml
+from reserve_gpu.locks import record
+from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
+from reserve_gpu.model import Device, End, Holder, Request, Row, State, Who
+from reserve_gpu.notices import (
+    ANOTHER_THREAD_WAITS,
+    Caution,
+    Failure,
+    Impossible,
+    Private,
+    Refused,
+    ReservedAbove,
+    TooLate,
+    Unusable,
+    UsedByOthers,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reserve_gpu import machine
+    from reserve_gpu.core import journal, quota, wait
+    from reserve_gpu.core.session import Reservation, Session
+    from reserve_gpu.locks.queue import Place
+    from reserve_gpu.notices import Notice
+else:  # what a grant mostly never needs
+    machine, wait = Late("machine"), Late("core.wait")
+    journal, quota = Late("core.journal"), Late("core.quota")
+
+RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for the mutex
+LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
+HELD_LIMIT_S = 5.0  # for the driver to answer about what is held: a first touch takes up to 3 s
+
+
+def reserve(
+    session: Session, request: Request, deadline: Deadline, before: list[Reservation | None]
+) -> tuple[Reservation, list[Notice]]:
+    """Hold what is asked for, on the session's thread; returns that, and what to tell of it.
+
+    before: gets what was held, once that is known. Raises Failure, RequestError, NoFreeDeviceError,
+    DriverError, LockError.
+    """
+    if session.is_waiting:  # another thread's call, which goes on
+        session.go_without()
+        raise NoFreeDeviceError(ANOTHER_THREAD_WAITS)
+    _require_descriptors(session)
+    notices = session.renew() + take_over(session, kernels_file())
+    before.append(session.reservation)
+    require_settings(request)
+    inherited.require_absolute(request, session.inherited())
+    if ruled := rules():
+        request, more = quota.allowed(
+            request, ruled, session.lease, session.since_of(request), time.time()
+        )
+        notices += [*ruled.problems, *more]
+    request = session.as_held(request)
+    # Held already: say so again, and change nothing.
+    if (met := session.met_by(request)) is not None:
+        return session.answer(notices + met)
+    if ruled:
+        quota.require_amount(request, ruled)
+    # Too late: CUDA has started, and reads no variable any more.
+    if (is_late := environment.cuda_started()) and not environment.cuda_uuids():
+        raise Failure(TooLate(session.devices))
+    with Nvml() as gpus:
+        gpus.count()  # without a driver nothing is made
+        request = session.in_place(request)
+        if is_late:
+            request = _only_what_cuda_sees(session, request, gpus)
+        with LockDirectory() as locks:
+            if not is_late:
+                inherited.adopt_parents_gpus(gpus, locks)
+            asking = Asking(
+                request,
+                gpus,
+                locks,
+                inherited=session.inherited(),
+                held=session.locks_in(locks.path),
+                part_mib=session.part_mib,
+                idle_mib=idle_mib(),
+                driver=gpus.driver_version() if request.needed > 1 else None,
+                rules=ruled,
+                is_taking_back=is_late,
+            )
+            # Walk the GPUs in their order: lock one, then look at it. Hold all that was asked for,
+            # which sets the variables, or nothing.
+            # Who waits anyway waits for one who is stopped while it has the mutex, too.
+            limit_s = max(LEAST_WAIT_S, deadline.left_s) if deadline.waits else MUTEX_LIMIT_S
+            outcome = attempt(asking, session.hold, mutex_limit_s=limit_s)
+            if isinstance(outcome, Denied) and _may_wait(session, asking, outcome, deadline):
+                outcome = _wait(session, asking, outcome, deadline)
+            if isinstance(outcome, Denied):
+                raise _failure(session, asking, outcome, deadline)
+            return session.answer([*notices, *_cautions(asking, outcome), *session.cap_notices])
+
+
+def _require_descriptors(session: Session) -> None:
+    """Raise ReserveGPUError where too few are left, unless something is held already."""
+    if not session.devices:
+        proc.require_descriptors()
+
+
+def take_over(session: Session, connection_file: str | None) -> list[Notice]:
+    """Hold what the kernel before this one has left for its restart; returns what to tell of it.
+
+    connection_file: of the kernel that this process is, or becomes.
+    The kernel that has left them is no stranger: the driver may take seconds to free its memory.
+    """
+    if connection_file is None:
+        return []
+    restart_s()  # a setting that is no number is said first
+    left = session.take_over(connection_file)
+    notices: list[Notice] = []
+    if left is None:
+        return notices
+    with suppress(DriverError), Nvml(HELD_LIMIT_S) as gpus:
+        for device in left.held.devices:
+            try:
+                reading, listed = gpus.usage(device), gpus.processes(device)
+            except DeviceError as error:
+                notices.append(Unusable(device, str(error)))
+                continue
+            there = [process for process in listed if process.pid != left.kernel]
+            if left.held.part_mib is not None or not gpus.sees_all:  # whose they are can't be told
+                there = []
+            known = machine.identified(gpus, there, [Holder(listed_pid=os.getpid())])
+            if others := tuple(process for process in known if not process.has_reserved):
+                row = Row(device, State.RESERVED, reading, processes=others, use_state=State.BUSY)
+                notices.append(UsedByOthers(row))
+    return notices
+
+
+def _may_wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> bool:
+    is_possible = policy.may_come_free(denied.rows, asking.request)
+    return deadline.waits and is_possible and not _is_above(session, asking, denied)
+
+
+def _wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> Granted | Denied:
+    """Wait in the queue; attempt it again whenever something has come free."""
+    candidates = [row.device for row in denied.rows]
+
+    def try_again(place: Place) -> Granted | Denied:
+        # Meanwhile the rules may have changed, and the lease of what is held may have ended.
+        held = session.locks_in(asking.locks.path)
+        now = asking._replace(held=held, part_mib=session.part_mib, rules=rules())
+        return attempt(now, session.hold, place, RETRY_MUTEX_LIMIT_S, candidates)
+
+    began, start, how = time.time(), time.monotonic(), End.GAVE_UP
+    session.is_waiting = True  # for calls in other threads
+    try:
+        outcome = wait.wait_in_queue(asking, denied, deadline, try_again, session.between)
+        if isinstance(outcome, Granted):
+            how = End.GRANTED
+        return outcome
+    finally:
+        session.is_waiting = False
+        if settings.may_keep_history():
+            journal.log_wait(deadline.asks, began, time.monotonic() - start, how)
+
+
+def _failure(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> Failure:
+    """Return why nothing was taken. Unless the request is wrong, no GPU is visible from now on."""
+    request, visible = asking.request, asking.inherited[environment.VISIBLE]
+    if policy.is_impossible(denied.rows, request):
+        return Failure(Impossible(request, denied.rows, visible))
+    is_above = _is_above(session, asking, denied)
+    if not is_above:
+        session.go_without()  # first: what follows may take long, and be interrupted
+    rows = machine.explained(asking.gpus, denied.rows, asking.idle_mib)
+    if is_above:
+        environ = {name: asking.inherited[name] for name in environment.CUDA}
+        return Failure(ReservedAbove(rows, environ))
+    has_waited = deadline.waits and policy.may_come_free(rows, request)
+    return Failure(
+        Refused(
+            request,
+            rows,
+            kept=session.devices,
+            limit=visible,
+            waited_s=deadline.limit_s if has_waited else None,
+            user=proc.user_of(os.getpid()),
+            problems=asking.rules.problems if asking.rules else (),
+            free=_free_others(asking, rows),
+            siblings=_siblings(rows),
+        )
+    )
+
+
+def _siblings(rows: Sequence[Row]) -> set[int]:
+    """Return the holders that the same process has started as this one, with the same command.
+
+    Such are ranks of MPI, and Dask's workers: their names differ by a number. Two kernels of one
+    server have nothing to do with each other.
+    """
+    parent = os.getppid()
+    if kernels_file() or parent == 1:  # which takes over orphans
+        return set()
+    own, holders = _unnumbered(record.myself()), [each for row in rows for each in row.holders]
+    alike = {each.listed_pid or 0 for each in holders if _unnumbered(each.record.who) == own}
+    return {pid for pid in alike - {os.getpid()} if proc.lineage(pid)[1:2] == [parent]}
+
+
+def _unnumbered(who: Who) -> str:
+    return re.sub(r"[0-9]+", "", who.command or "")
+
+
+def _free_others(asking: Asking, rows: Sequence[Row]) -> list[Row]:
+    """Return what is free in place of the named devices; rows: of these, and why they can't be had.
+
+    Nothing if an inherited limit or a rule keeps others from this process, or CUDA has started.
+    """
+    request, ruled = asking.request, asking.rules
+    is_limited = asking.inherited[environment.VISIBLE] is not None or asking.is_taking_back
+    if not request.devices or is_limited or any(row.state is State.LIMITED for row in rows):
+        return []
+    drained = ruled.drained if ruled else ()
+    look = machine.look(asking.gpus, idle_mib=asking.idle_mib, drained=drained)
+    return [
+        row
+        for row in look.rows
+        if row.state is State.FREE
+        and not row.awaited_by
+        and not policy.unfit(row.device, request, asking.driver)
+    ]
+
+
+def _is_above(session: Session, asking: Asking, denied: Denied) -> bool:
+    """Tell whether an ancestor has reserved all that this process may use."""
+    if session.devices or not asking.inherited[environment.VISIBLE]:
+        return False
+    return policy.is_above(denied.rows, proc.ancestors())
+
+
+def _only_what_cuda_sees(session: Session, request: Request, gpus: Nvml) -> Request:
+    """Return the request by the names of the devices that CUDA sees. Raises Failure.
+
+    CUDA has started, so nothing else can be reserved; but this process may have released these.
+    """
+    everything = [device for device in gpus.walk() if isinstance(device, Device)]
+    by_uuid = {names.bare_uuid(device.uuid): device for device in everything}
+    visible = [by_uuid[uuid] for uuid in environment.cuda_uuids() if uuid in by_uuid]
+    if narrowed := policy.reclaim(request, visible):
+        return narrowed
+    # Who never reserved anything sees all GPUs: to reserve them all is no advice to give.
+    is_limited = len(visible) < len(everything) or len(everything) == 1
+    held = {device.uuid for device in session.devices}
+    is_held = all(device.uuid in held for device in visible)
+    raise Failure(TooLate(session.devices, visible if is_limited and not is_held else ()))
+
+
+def _cautions(asking: Asking, granted: Granted) -> list[Notice]:
+    """Return what is to be said against the devices that were taken."""
+    rows = [_caution(asking, locked) for locked in granted.locked if not locked.row.is_mine]
+    cautions: list[Notice] = [
+        Caution(row, asking.request)
+        for row in rows
+        if row.use_state is not State.IDLE or (row.usage and row.usage.awaits_reset)
+    ]
+    path = asking.locks.path
+    return [*cautions, Private(path)] if proc.is_private(path) else cautions
+
+
+def _caution(asking: Asking, locked: Locked) -> Row:
+    """Return what others do on the device; of what this process has there nobody is warned.
+
+    Nor of what those do who share it by parts: that was counted.
+    """
+    row, is_part = locked.row, asking.request.part_mib is not None
+    if row.usage is None or (row.use_state is State.IDLE and not row.holders):
+        return row
+    known = (Holder(listed_pid=os.getpid()), *row.holders)
+    on_it = machine.identified(asking.gpus, asking.gpus.processes(locked.device), known)
+    # In a container whose they are can't be seen: a sharer's, perhaps.
+    strange = (False,) if is_part else (False, None)
+    others = tuple(process for process in on_it if process.has_reserved in strange)
+    is_all_seen = len(on_it) >= max(1, (row.usage.compute or 0) + (row.usage.mps or 0))
+    is_own = not others and (is_part or is_all_seen)
+    use = State.IDLE if is_own else State.BUSY if is_part else row.use_state
+    return row._replace(use_state=use, processes=others)

@@ -1,0 +1,143 @@
+"""A restart of a kernel keeps its devices: what it leaves, and how the next kernel gets it.
+
+The kernel leaves its locks to an heir (heir.py), a process that has the descriptors and waits. The
+next kernel of the same user with the same connection file ends that process and takes the locks,
+under the machine's mutex, so that nobody can come between. What is written in the lock files
+decides nothing: the heir is found among this user's own processes, by its program and its
+arguments, and it has in its environment what was left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from reserve_gpu import alarm, foreign, heir, proc
+from reserve_gpu.core import handover
+from reserve_gpu.locks import descriptors, files
+from reserve_gpu.locks.directory import OTHERS_MODE, OWN_MODE, LockDirectory
+from reserve_gpu.locks.holders import is_sharers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from reserve_gpu.core.held import Held
+    from reserve_gpu.locks.lock import Lock
+
+LIMIT = 200_000  # bytes of what was left
+ENDS_S = 2.0  # for a process that was killed, and for the kernel that has left its locks to it
+POLL_S = 0.01
+
+
+class Left(NamedTuple):
+    """What a kernel has left to its next one.
+
+    heir: the process that keeps it. kernel: the one that has ended; its memory may take the driver
+    some seconds to free. until: for how long it is kept, in seconds since the epoch.
+    directory: of the locks. names: of the lock files, and since when each is locked.
+    held: the rest.
+    """
+
+    heir: int
+    kernel: int
+    until: float
+    directory: str
+    names: tuple[tuple[str, float], ...]
+    held: Held
+
+
+def leave(held: Held, connection_file: str, until: float) -> None:
+    """Leave what is held to the next kernel with that connection file. Raises OSError.
+
+    connection_file: without it no kernel comes. For a kernel that is started by ssh its name, which
+        is no path.
+    until: for how long to keep it, in seconds since the epoch.
+    """
+    locks = [held.locks[device.uuid] for device in held.devices]
+    left = {
+        "kernel": os.getpid(),
+        "until": until,
+        "directory": os.path.dirname(locks[0].path),
+        "since": [lock.since for lock in locks],
+        **handover.described(held),
+    }
+    numbers = [lock.descriptor for lock in locks]
+    words = [*heir.WORDS, connection_file, repr(until - time.time())]
+    alarm.leave(words, numbers, {heir.LEFT: json.dumps(left)})
+
+
+def all_left(connection_file: str | None = None, uid: int | None = None) -> Iterator[Left]:
+    """Yield what kernels of this user have left.
+
+    connection_file: of the kernel that comes, None for any. uid: of another user, for root.
+    """
+    for pid, arguments in proc.own_processes(heir.WORDS, uid=uid):
+        if arguments and connection_file in (None, arguments[0]):
+            # It may have ended, or be another program that was given the same file.
+            with suppress(OSError, *handover.ERRORS):
+                yield _read(pid)
+
+
+def take_over(left: Left, directory: LockDirectory) -> Held | None:
+    """Take what was left, from the heir; None where it is not kept any more. Under the mutex.
+
+    The kernel may have released it after it had left it, and somebody may have deleted a file: then
+    the heir keeps nothing. Raises LockError.
+    """
+    is_kept = all(_has_locked(left.heir, directory, name) for name, _ in left.names)
+    if not end(left) or not is_kept:
+        return None
+    return left.held.with_locks(_acquired(directory, name, since) for name, since in left.names)
+
+
+def end(left: Left, uid: int | None = None) -> bool:
+    """End the heir, which frees what it keeps; tells whether it was there.
+
+    uid: of another user, for root.
+    """
+    with suppress(OSError), descriptors.process(left.heir) as process:  # else it has ended
+        # Its number may have become another process's before the pidfd was opened.
+        if any(proc.own_processes(heir.WORDS, [left.heir], uid)):
+            alarm.send(process, signal.SIGKILL)
+            return alarm.ends_within(process, ENDS_S)
+    return False
+
+
+def _has_locked(pid: int, directory: LockDirectory, name: str) -> bool:
+    """Tell whether a process has the file of that name locked which others find there."""
+    file = files.status_of(directory.descriptor, name)
+    return file is not None and proc.has_locked(pid, file)
+
+
+def _acquired(directory: LockDirectory, name: str, since: float) -> Lock | None:
+    """Lock the file; the kernel that has left it may be ending just now."""
+    until = time.monotonic() + ENDS_S
+    mode = OWN_MODE if is_sharers(name) else OTHERS_MODE
+    while (lock := directory.acquire(name, mode, since)) is None:
+        if time.monotonic() >= until:
+            return None
+        time.sleep(POLL_S)
+    return lock
+
+
+def _read(pid: int) -> Left:
+    """Return what an heir keeps. Raises OSError, and what comes of text that is not ours."""
+    mark = f"{heir.LEFT}=".encode()
+    with open(f"/proc/{pid}/environ", "rb") as environ:
+        variables = environ.read(LIMIT).split(b"\0")
+    (left,) = (variable for variable in variables if variable.startswith(mark))
+    fields = foreign.parsed(left[len(mark) :])
+    names = [os.path.basename(name) for _, name in fields["locks"]]
+    since = map(foreign.number, fields["since"])
+    return Left(
+        heir=pid,
+        kernel=foreign.pid(fields["kernel"]),
+        until=foreign.number(fields["until"]),
+        directory=foreign.text(fields["directory"], LIMIT),
+        names=tuple(zip(names, since, strict=True)),
+        held=handover.held_of(fields),
+    )

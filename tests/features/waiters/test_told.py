@@ -1,0 +1,187 @@
+"""The holder of a GPU is told at the end of a cell who waits for it, and who else uses it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu.core.session import session
+from tests.locked import watched
+from tests.processes import own_name, wait_for
+from tests.waiters import Waiter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.here import Here
+    from tests.shell import Shell
+
+pytestmark = [pytest.mark.process]
+
+IDLE = "gpu\n  memory 8192\n"
+
+
+@pytest.fixture(autouse=True)
+def _nobody_was_told(here: Here) -> None:
+    own = session()
+    own._told.clear()
+    own._told_until = 0.0
+
+
+@pytest.mark.promise
+def test_who_waits_is_told_once(here: Here) -> None:
+    """One line says who waits and what to type; it comes once, and not while the GPU is used."""
+    here.write(IDLE)
+    shell = here.shell(is_notebook=True)
+    shell.run("%reserve_gpu")
+    assert shell.run("pass").all.strip() == ""
+    with here.child() as child:
+        waiter = Waiter(here, child, "'0', note='thesis'")
+        here.write(f"{IDLE}  compute {os.getpid()} 900\n  utilisation 90\n")
+        assert "has waited" not in shell.run("pass").all
+        here.write(IDLE)
+        session()._told_until = 0.0  # a moment later
+        told = shell.run("pass").shown.strip()
+        assert told.startswith(f"{own_name()} has waited ")
+        how = "GPU0 is idle here: %reserve_gpu --release gives it to them."
+        assert told.endswith(f' for GPU0 ("thesis"). {how}')
+        assert "has waited" not in shell.run("pass").all
+        shell.run("%reserve_gpu --release")
+        assert waiter.answer().value == "0"
+
+
+def test_at_most_every_ten_minutes(here: Here) -> None:
+    """A second waiter is told of when ten minutes have passed, not before."""
+    here.write(IDLE)
+    shell = here.shell(is_notebook=True)
+    shell.run("%reserve_gpu")
+    with here.child() as one, here.child() as two:
+        Waiter(here, one, "note='first'")
+        assert '("first")' in shell.run("pass").shown
+        Waiter(here, two, "note='second'")
+        assert "has waited" not in shell.run("pass").shown
+        session()._told_until = 0.0  # ten minutes later
+        assert '("second")' in shell.run("pass").shown
+
+
+@pytest.mark.parametrize("how", ["switched off", "another GPU"])
+def test_who_is_not_told(here: Here, how: str) -> None:
+    """Nobody is told who does not want it, or of somebody who waits for another GPU."""
+    shell = here.shell(is_notebook=True)
+    shell.run("%reserve_gpu 0")
+    shell.run(f"%env RESERVE_GPU_TELL_WAITERS={int(how != 'switched off')}")
+    with here.child() as other, here.child() as child:
+        other.reserve("'1'")
+        Waiter(here, child, "'1'" if how == "another GPU" else "'0'")
+        assert "has waited" not in shell.run("pass").all
+
+
+def test_who_waits_for_one_of_two(here: Here) -> None:
+    """Who waits for one of the GPUs that are held is told of."""
+    shell = here.shell(is_notebook=True)
+    shell.run("%reserve_gpu 0,1")
+    with here.child() as child:
+        Waiter(here, child, "'1'")
+        assert "has waited" in shell.run("pass").shown
+
+
+def test_a_program_that_reads_the_output(here: Here) -> None:
+    """A notebook that runs unattended is told nothing."""
+    pytest.importorskip("ipykernel.kernelspec")
+    with here.kernel() as kernel, here.child() as child:
+        kernel.run("%reserve_gpu 0")
+        Waiter(here, child, "'0'")
+        unattended = kernel.client.execute("pass", allow_stdin=False, stop_on_error=False)
+        assert "has waited" not in kernel.finish(unattended).all
+        assert "has waited" in kernel.run("pass").all
+
+
+def test_files_of_the_queue_are_no_waiters(here: Here) -> None:
+    """Ten thousand files that look like places in the queue are nobody's."""
+    here.write(IDLE)
+    shell = here.shell(is_notebook=True)
+    shell.run("%reserve_gpu")
+    for number in range(10_000):
+        (here.locks / f"queue-4711-{number}.lock").touch()
+    assert "has waited" not in shell.run("pass").all
+
+
+def test_what_has_ended_meanwhile_is_told_of_nobody(here: Here) -> None:
+    """A reservation that ends while this looks who waits stays ended, and nothing is told."""
+    here.write(IDLE)
+    shell = here.shell(is_notebook=True)
+    shell.run("%reserve_gpu")
+    with here.child() as child:
+        Waiter(here, child)
+        assert session().tell_waiters(lambda: bool(reserve_gpu.release())) is None
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") is None
+
+
+def test_the_locks_are_not_listed_after_a_cell(here: Here) -> None:
+    """Who waits is found by name: however many files there are, the end of a cell lists none."""
+    here.write(IDLE)
+    shell = here.shell(is_notebook=True)
+    shell.run("%reserve_gpu")
+    listed: list[str] = []
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("os.listdir", "os.scandir"):
+            listed.append(os.path.realpath(arguments[0]))
+
+    with here.child() as child:
+        Waiter(here, child)
+        with watched(note):
+            assert "has waited" in shell.run("pass").shown
+    assert str(here.locks) not in listed
+
+
+# -- who else uses it ------------------------------------------------------------------------------
+
+
+@contextmanager
+def a_process_of_somebody_else() -> Iterator[int]:
+    """Make a process of another user; for all but root the first process is one."""
+    if os.geteuid():
+        yield 1
+        return
+    line = "setpriv --reuid=nobody --regid=nogroup --clear-groups sleep 600 >/dev/null & echo $!"
+    pid = int(subprocess.check_output(["sh", "-c", line]))  # no child of this process
+    try:
+        command = Path(f"/proc/{pid}/cmdline")
+        wait_for(lambda: command.read_bytes().startswith(b"sleep"))
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_stranger_on_the_gpu(here: Here) -> None:
+    """A stranger's gigabytes on a reserved GPU are told at a cell's end, once, and whose."""
+    shell = here.shell()
+    shell.run("%reserve_gpu 1")
+    with a_process_of_somebody_else() as pid:
+        here.add(f"compute {pid} 900\ncompute {os.getpid()} 2000")
+        told = "GPU1 is reserved for this kernel, but others use it: busy, "
+        assert told not in shell.run("1").all
+        here.use("two")
+        here.add(f"compute {pid} 3000")
+        assert f"(pid {pid}" in run_until(shell, told)
+        assert told not in shell.run("1").all
+
+
+def run_until(shell: Shell, text: str) -> str:
+    """Run cells until one shows the text, as a slow look at the driver is not made after each."""
+    shown = [""]
+
+    def is_shown() -> bool:
+        shown[0] = shell.run("1").all
+        return text in shown[0]
+
+    wait_for(is_shown)
+    return shown[0]
