@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
     from reserve_gpu import magic, options
-    from reserve_gpu.core import api, between_cells, our_session
+    from reserve_gpu.core import api, between_cells, session
     from reserve_gpu.jupyter import completion
 else:
     magic, options, completion = Late("magic"), Late("options"), Late("jupyter.completion")
-    api, between_cells, our_session = (
+    api, between_cells, session = (
         Late("core.api"),
         Late("core.between_cells"),
-        Late("core.our_session"),
+        Late("core.session"),
     )
 
 
@@ -161,7 +161,7 @@ def _was_given_something() -> bool:
     Asking takes over what that program held (see api.before_exec), which must not come later: a
     child that the shell starts before would inherit the locks.
     """
-    return proc.held_by() == os.getpid() and bool(our_session.session().reason or api.current())
+    return proc.held_by() == os.getpid() and bool(session.session().reason or api.current())
 
 
 def _show_interrupted(*about: Any, **_options: Any) -> None:

@@ -2,7 +2,7 @@
 
 It has the descriptors of the locks and nothing else of the kernel: no socket, no terminal, no
 working directory, and it is no child of the kernel, which ends all its children. The kernel's list
-of locks and `reserve_gpu.core.restart` find it; whoever ends it frees the devices.
+of locks and `reserve_gpu.core.kept` find it; whoever ends it frees the devices.
 
 This file is also the program of that process, which is run by Python alone, without this package:
 it imports nothing but the standard library.

@@ -12,7 +12,7 @@ from IPython.display import display
 from reserve_gpu import errors, options, proc, this_kernel
 from reserve_gpu.calls import Late
 from reserve_gpu.core import api, between_cells, environment, looking
-from reserve_gpu.core.our_session import session
+from reserve_gpu.core.session import session
 from reserve_gpu.report import messages, words
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.progress import Live
@@ -44,14 +44,12 @@ def run(line: str) -> None:
 
 def tell_notices() -> None:
     """Say before a cell what has become of a reservation that ends."""
-    _warn(messages.said(session().notices()))
+    _warn(between_cells.begin_cell())
 
 
 def after_cell() -> None:
     """Let others see after a cell that this kernel is in use, and say what went wrong."""
     _warn(between_cells.end_cell())
-    if text := between_cells.tell_waiters(pictures.is_watched):
-        pictures.tell(pictures.of_line(text))
 
 
 def tell_kept() -> None:
@@ -74,7 +72,7 @@ def tell_start() -> None:
         ]
         place = f"runs on {errors.shown(proc.machine_name())} and " if this_kernel.origin() else ""
         pictures.tell(f"This kernel {place}has {words.listed(devices)}.")
-        session().show_lease()
+        api.show_reserved()
 
 
 def _warn(warnings: list[str]) -> None:
@@ -166,7 +164,7 @@ def _reserve(arguments: Namespace) -> None:
         print(outcome.excused)
     print(outcome.text)
     if not outcome.excused:
-        session().show_lease()
+        api.show_reserved()
 
 
 def _ask(arguments: Namespace) -> options.Outcome:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from reserve_gpu import foreign
 
 Variables: TypeAlias = Mapping[str, str | None]  # of the environment; None: it is not set
+Fact: TypeAlias = str | float | bool  # what a feature leaves to itself
 MIB = 2**20
 MOST_WANTED = 1024  # devices that a waiter names
 LONGEST_RESTART_S = 3600.0  # for which devices are kept over the restart of a kernel

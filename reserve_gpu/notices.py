@@ -5,10 +5,9 @@ words of the place where it is read.
 """
 
 from collections.abc import Collection, Sequence
-from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-from reserve_gpu.model import Device, Holder, Lease, Request, Row, Rule, Ticket, Variables
+from reserve_gpu.model import Device, Holder, Request, Row, Rule, Variables
 
 PART_STAYS = "The `with` block around this has asked for a larger part, which stays reserved."
 HAS_ENDED = "This reservation has been released; ask for another one."
@@ -88,23 +87,6 @@ class LeftAlone(NamedTuple):
     name: str | None
 
 
-class ReleasedBy(NamedTuple):
-    """A user, this one or root, has had devices released. at: in seconds since the epoch."""
-
-    devices: Sequence[Device]
-    user: str
-    at: float
-
-
-class SomebodyWaits(NamedTuple):
-    """The first in the queue could use what lies idle here. is_late: CUDA has started here."""
-
-    ticket: Ticket
-    waited_s: float
-    devices: Sequence[Device]
-    is_late: bool
-
-
 class Shortened(NamedTuple):
     """A rule's time counts from the start. last: until when that is."""
 
@@ -143,65 +125,8 @@ class BeforeEndFailed(NamedTuple):
 
 Notice: TypeAlias = (
     "str | Caution | Private | Unusable | UsedByOthers | Stays | Changed | LockedAnew"
-    " | LeftAlone | ReleasedBy | SomebodyWaits"
-    " | Shortened | CapsStand | ToType | Exceeded | BeforeEndFailed | Reason"
+    " | LeftAlone | Shortened | CapsStand | ToType | Exceeded | BeforeEndFailed | Reason"
 )
-
-# -- of a lease ------------------------------------------------------------------------------------
-
-
-class Action(Enum):
-    """How a lease stands."""
-
-    LAST = "it lasts"
-    WARN = "its end is near"
-    WARN_AGAIN = "its end is very near"
-    PUT_OFF = "it is over, and a cell runs"
-    STAY = "it is over, and nobody waits"
-    RELEASE = "it is over"
-    LEAVE_TO_CHILD = "it is over, and a child uses the devices"
-    MARK_OVERDUE = "it is over, and CUDA uses the devices"
-    END_PROCESS = "it is over, and CUDA is to release the devices"
-
-
-class LeaseNotice(NamedTuple):
-    """How the lease of what is held stands.
-
-    at: when it ends, or has ended, in seconds since the epoch.
-    children: what this process has started, where that has the variables of the reservation still.
-    is_guest: only the holder that was joined can keep them for longer.
-    """
-
-    action: Action
-    devices: Sequence[Device]
-    lease: Lease
-    at: float
-    children: Sequence[str] = ()
-    is_guest: bool = False
-
-
-class LeaseOver(NamedTuple):
-    """What was held by a lease was released. is_replaced: another reservation has its place."""
-
-    is_replaced: bool
-
-
-class LeaseDisplay:
-    """Shows people how a lease stands; this one shows nothing."""
-
-    def show(self, notice: LeaseNotice | BeforeEndFailed) -> None:
-        """Show it in place of what was shown before."""
-
-    def close(self, notice: LeaseOver | None) -> None:
-        """Show nothing more where something is shown; the notice is the last word there."""
-
-    def show_in_cell(self) -> None:
-        """Show in this cell too what is shown."""
-
-    def take_notices(self) -> list[str]:
-        """Return what the next cell has to tell."""
-        return []
-
 
 # -- in place of one -------------------------------------------------------------------------------
 

@@ -4,14 +4,12 @@ import os
 import stat
 
 # What this process held before exec made it another program: its pid, then a description
-# (reservation/handover.py). A process with another pid has only inherited the variable.
+# (core/handover.py). A process with another pid has only inherited the variable.
 HELD = "RESERVE_GPU_HELD"
 # What people may set.
 LOCK_DIRECTORY = "RESERVE_GPU_LOCK_DIR"
 IDLE_MEMORY = "RESERVE_GPU_IDLE_MEMORY"
 CONTEXT_MEMORY = "RESERVE_GPU_CONTEXT_MEMORY"
-RESTART = "RESERVE_GPU_RESTART"
-TELL_WAITERS = "RESERVE_GPU_TELL_WAITERS"  # "0": no
 CONFIG = "RESERVE_GPU_CONFIG"
 HISTORY = "RESERVE_GPU_HISTORY"
 # Of a kernel that was started by ssh: what `started` returns, as JSON in hexadecimal digits, which

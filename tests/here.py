@@ -8,9 +8,10 @@ import os
 import re
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import reserve_gpu
+from reserve_gpu.core.session import session
 from tests import driver
 from tests.machine import Machine
 
@@ -21,12 +22,20 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from reserve_gpu.core.feature import Feature
     from tests.machine import Kernel
     from tests.shell import Shell
 
+F = TypeVar("F", bound="Feature")
 NOT_INITIALIZED = 1  # NVML_ERROR_UNINITIALIZED
 ENDING_S = 0.2  # in which a thread that is not kept by the driver ends
 HUNG_S = 5.0  # in which one ends that was
+
+
+def feature(kind: type[F]) -> F:
+    """Return this process's feature of that kind, which was wanted before."""
+    (found,) = (each for each in session().features if isinstance(each, kind))
+    return found
 
 
 class Here(Machine):

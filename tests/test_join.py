@@ -275,9 +275,7 @@ def test_the_work_of_a_guest_is_no_idleness(here: Here) -> None:
         holder.reserve("'1', idle=3600")
         with guest(here) as other:
             here.add(f"compute {other.pid} 900\nutilisation 95")
-            is_used = (
-                f"from reserve_gpu.core import lease\n{SESSION}lease.is_used(session().held, 0.0)"
-            )
+            is_used = f"from reserve_gpu.core import use\n{SESSION}use.is_used(session().held, 0.0)"
             assert holder.run(is_used).value is True
             here.use("two")
             here.add("utilisation 95")
@@ -287,9 +285,10 @@ def test_the_work_of_a_guest_is_no_idleness(here: Here) -> None:
 # -- until when ------------------------------------------------------------------------------------
 
 LINE = (
-    "from reserve_gpu.notices import Action\n"
-    f"{SESSION}s = session(); s.run(s.timer._show, s.held, Action.WARN, 0.0)\n"
-    "s.timer.display._shown"
+    "from reserve_gpu.features.lease.lease_notices import Action\n"
+    f"{SESSION}s = session(); t = s._features['LeaseTimer']\n"
+    "s.run(t._show, s.held, Action.WARN, 0.0)\n"
+    "t.display._shown"
 )
 UNTIL = "reserve_gpu.current().lease.until"
 

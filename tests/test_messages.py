@@ -16,6 +16,7 @@ from reserve_gpu.calls import NESTED
 from reserve_gpu.core import caps
 from reserve_gpu.core.held import Held
 from reserve_gpu.core.session import Reservation
+from reserve_gpu.features.asked.answerer import released_by
 from reserve_gpu.model import (
     ComputeMode,
     Device,
@@ -693,7 +694,7 @@ def idle(
 def test_who_has_released_it(user: str, text: str) -> None:
     """Who has released a GPU from elsewhere is called you, another one by their name."""
     at = time.mktime((2026, 11, 20, 18, 0, 0, 0, 0, -1))
-    said = messages.say(notices.ReleasedBy((GPU0, GPU1), user, at))
+    said = released_by((GPU0, GPU1), user, at)
     assert said == f"{text} release. %reserve_gpu gets another one."
 
 
@@ -1322,7 +1323,7 @@ def test_who_is_over(
 ) -> None:
     """A device is over with more than its part; where that can't be read it is as it was before."""
     held = Held((GPU0, GPU1), {}, Promise(Size(10.0)))
-    over, _ = caps.exceeded(held, {}, uses, frozenset(before))
+    over, _ = caps.exceeded(held, uses, frozenset(before))
     assert over == set(expected)
 
 

@@ -31,6 +31,7 @@ ROOMS = [
     {"command", "top"},
     {"jupyter", "frameworks"},
     {"options"},
+    {"features"},
     {"core"},
     {"hosts"},
     {"machine", "report"},
@@ -78,11 +79,12 @@ LATE_OURS = {"top", "frameworks", "jupyter", "extension", "magic", "cli", "comma
 
 
 # What the session's thread runs.
-WORK = {"core", "machine", "rules", "log", "gpus", "locks", "proc", "cells", "alarm"}
+WORK = {"core", "features", "machine", "rules", "log", "gpus", "locks", "proc", "cells", "alarm"}
 IMPORTS = (ast.Import, ast.ImportFrom)
 
 # Classes that share a name: `%config ReserveGPU` and `reserve_gpu.dask.ReserveGPU` are public.
-NAMESAKES = {"ReserveGPU"}
+# `core/features.py` is the table of `features/`.
+NAMESAKES = {"ReserveGPU", "features"}
 
 
 @cache
@@ -169,7 +171,7 @@ def test_imports_go_downward() -> None:
 
 def test_words_are_made_at_the_faces() -> None:
     """Nothing of the work imports what puts it into words, late or for types."""
-    asked = {"core.api", "core.between_cells", "core.looking", "core.our_session"}
+    asked = {"core.api", "core.between_cells", "core.looking", "core.caps"}
     for path in sources():
         if name_of(path).startswith("core.") and name_of(path) not in asked:
             assert not [module for module in ours(path) if module.startswith("report")]

@@ -16,7 +16,7 @@ from reserve_gpu import (
     machine,
     proc,
 )
-from reserve_gpu.core import elsewhere, looking, restart
+from reserve_gpu.core import elsewhere, kept, looking
 from reserve_gpu.model import Answer
 from reserve_gpu.report import about_reservations as said
 from reserve_gpu.report import layout
@@ -138,7 +138,7 @@ class _Finder:
     def _kernel(self, holder: Holder) -> str | None:
         if holder.record.kept_until is not None:  # the kernel that had it has ended
             for file, kernel in self._files.items():
-                for left in restart.all_left(file):
+                for left in kept.all_left(file):
                     if holder.pid in (left.heir, left.kernel):
                         return kernel
         line = proc.lineage(holder.pid) if holder.pid else []

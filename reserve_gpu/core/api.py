@@ -11,8 +11,9 @@ from reserve_gpu import errors
 from reserve_gpu.calls import Late
 from reserve_gpu.cells import kernels_file
 from reserve_gpu.core import environment, reserving
-from reserve_gpu.core.our_session import session
+from reserve_gpu.core.feature import Leaving
 from reserve_gpu.core.request import Deadline, parse
+from reserve_gpu.core.session import session
 from reserve_gpu.model import Device, News, Request, Reserved, Waiting
 from reserve_gpu.notices import Failure, HoldsAlready, TooLate
 from reserve_gpu.quantities import parse_duration
@@ -21,15 +22,17 @@ from reserve_gpu.report.faces import MAGIC, PYTHON, Face
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from reserve_gpu.core import restart
-    from reserve_gpu.core.session import Reservation
+    from reserve_gpu.core import handover, process_end
+    from reserve_gpu.core import kept as kept_for
+    from reserve_gpu.core.session import Reservation, Session
     from reserve_gpu.gpus.names import DeviceNames
     from reserve_gpu.report import failures, messages
     from reserve_gpu.report import progress as displays
 
     F = TypeVar("F", bound=Callable[[], object])
 else:  # what a reservation that is granted at once never needs
-    displays, restart = Late("report.progress"), Late("core.restart")
+    displays, kept_for = Late("report.progress"), Late("core.kept")
+    handover, process_end = Late("core.handover"), Late("core.process_end")
     failures, messages = Late("report.failures"), Late("report.messages")
 
 
@@ -100,10 +103,10 @@ def reserve(  # noqa: PLR0913 - all but the first are keywords
         for text in texts:
             warnings.warn(text, errors.ReserveGPUWarning, stacklevel=2)
         if progress == "auto" and reservation.lease.has_end:
-            session().show_lease()
+            show_reserved()
     except BaseException:  # of a signal, or as warnings are errors: nobody gets to know of it
         if is_new:
-            session().run_in_any_case(session().undo, reservation)
+            session().run_in_any_case(_undo, session(), reservation)
         raise
     return reservation
 
@@ -127,7 +130,8 @@ def ask(
     def undo() -> None:
         if before:
             reservation = this_session.reservation
-            this_session.undo(None if reservation is before[0] else reservation)
+            if reservation is not before[0]:
+                _undo(this_session, reservation)
             if before[0] or deadline.waits:
                 this_session.go_without()
 
@@ -149,6 +153,21 @@ def ask(
     return reservation, messages.said(notices) if notices else [], reservation is not before[0]
 
 
+def _undo(this_session: Session, reservation: Reservation | None) -> None:
+    """Release a reservation that nobody got to know of.
+
+    What CUDA uses stays reserved: nothing frees it as long as this process lives.
+    """
+    if reservation and not environment.cuda_started():
+        this_session.release(reservation)
+
+
+def show_reserved() -> None:
+    """Show in this cell how what it has reserved stands, where there is more to say of that."""
+    for feature in session().features:
+        feature.show()
+
+
 def current() -> Reservation | None:
     """Return the reservation that this process holds, None if there is none."""
     return session().reservation
@@ -161,7 +180,7 @@ def release() -> tuple[Device, ...]:
     `CUDA_VISIBLE_DEVICES`.
     """
     return session().run_in_any_case(session().release) or next(
-        (left.held.devices for left in all_left() if restart.end(left)), ()
+        (left.held.devices for left in all_left() if kept_for.end(left)), ()
     )
 
 
@@ -171,10 +190,10 @@ def kept() -> str | None:
     return messages.kept(left.held.devices, left.until) if left else None
 
 
-def all_left() -> Iterator[restart.Left]:
+def all_left() -> Iterator[kept_for.Left]:
     """Yield what is kept for this kernel, which has restarted."""
     if connection_file := kernels_file():
-        yield from restart.all_left(connection_file)
+        yield from kept_for.all_left(connection_file)
 
 
 def go_without() -> None:
@@ -200,7 +219,15 @@ def forget_idleness() -> None:
 
     For a process that becomes a program which can't know whether it does.
     """
-    session().run(session().forget_idleness)
+    this_session = session()
+
+    def forget() -> None:
+        held = this_session.now
+        if held.lease.idle_s is not None:
+            promise = held.promise._replace(lease=held.lease._replace(idle_s=None))
+            this_session.become(held._replace(promise=promise), renew_lease=True)
+
+    this_session.run(forget)
 
 
 def before_exec(reason: str | None = None, *, is_kernel: bool = False) -> None:
@@ -210,7 +237,12 @@ def before_exec(reason: str | None = None, *, is_kernel: bool = False) -> None:
     this package.
     """
     this_session = session()
-    leave = partial(this_session.leave_to_next_program, reason, is_kernel=is_kernel)
+
+    def leave() -> None:
+        facts = this_session.leave_as(Leaving.KERNEL if is_kernel else Leaving.COMMAND)
+        changes = this_session.variables.changes
+        handover.offer(handover.Handover(changes, this_session.now, reason, facts))
+
     this_session.run(leave)
 
 
@@ -236,13 +268,13 @@ def take_over(connection_file: str | None) -> list[str]:
 
     connection_file: of the kernel that this process is, or becomes.
     """
-    notices = session().run(reserving.take_over, session(), connection_file)
+    notices = session().run(kept_for.take_over, session(), connection_file)
     return messages.said(notices) if notices else []
 
 
 def leave_to_kernel(name: str, seconds: float) -> None:
     """Leave what this process holds to the kernel of that name, which somebody starts by ssh."""
-    session().run(session().leave_to_restart, name, seconds)
+    session().run(kept_for.leave, session(), name, seconds)
 
 
 @overload
@@ -265,7 +297,7 @@ def before_end(function: F | None = None, *, limit: float | str = "5m") -> F | C
         raise errors.RequestError(
             f"before_end() takes a function, not {errors.shown(repr(function))}."
         )
-    session().timer.process_end.call_before(function, parse_duration(limit))
+    process_end.of_this_process().call_before(function, parse_duration(limit))
     return function
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import time
 from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from reserve_gpu import settings
-from reserve_gpu.cells import kernels_file
-from reserve_gpu.core.our_session import session
-from reserve_gpu.core.request import restart_s
-from reserve_gpu.core.reserving import HELD_LIMIT_S
+from reserve_gpu.core.feature import Leaving
+from reserve_gpu.core.session import session
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
@@ -19,11 +15,10 @@ from reserve_gpu.notices import Unusable
 from reserve_gpu.report import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from reserve_gpu.model import Device, Process
 
 LEAVE_LIMIT_S = 2.0  # a client kills a kernel that does not end within 5 s
+DRIVER_LIMIT_S = 5.0  # for the driver to answer about what is held: a first touch takes up to 3 s
 
 
 def leave_to_restart() -> None:
@@ -31,11 +26,7 @@ def leave_to_restart() -> None:
 
     Raises what keeps it from that.
     """
-    connection_file, seconds = kernels_file(), restart_s()
-    if connection_file and seconds:
-        this_session = session()
-        leave = this_session.leave_to_restart
-        this_session.run_within(LEAVE_LIMIT_S, leave, connection_file, seconds)
+    session().run_within(LEAVE_LIMIT_S, session().leave_as, Leaving.RESTART)
 
 
 def device_faults() -> list[str]:
@@ -44,7 +35,7 @@ def device_faults() -> list[str]:
     A driver that does not start says nothing of a device: CUDA may go on using it.
     """
     lines = []
-    with suppress(DriverError), Nvml(HELD_LIMIT_S) as gpus:
+    with suppress(DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
         for device in session().devices:
             try:
                 gpus.usage(device)
@@ -53,31 +44,24 @@ def device_faults() -> list[str]:
     return lines
 
 
+def begin_cell() -> list[str]:
+    """Return what there is to tell before a cell, mostly nothing."""
+    return [line for feature in session().features for line in feature.cell_begins()]
+
+
 def end_cell() -> list[str]:
     """Let others see that a cell of this kernel has ended; returns lines to show, mostly none."""
     this_session = session()
-    notices = this_session.end_cell()
-    if this_session.is_look_due:
-        began = time.monotonic()
-        listed = _processes(this_session.devices)
-        notices += this_session.see(listed, took_s=time.monotonic() - began)
-    return messages.said(notices)
+    lines = messages.said(this_session.end_cell())
+    if this_session.held and not this_session.is_busy:
+        look = lru_cache(_processes)  # one look for all
+        lines += [line for each in this_session.features for line in each.cell_ended(look)]
+    return lines
 
 
-def tell_waiters(is_watched: Callable[[], bool]) -> str | None:
-    """Return what to tell at the end of a cell of those who wait for what lies idle here, if any.
-
-    is_watched: tells whether a person reads it.
-    """
-    if os.environ.get(settings.TELL_WAITERS) == "0":
-        return None
-    notice = session().tell_waiters(is_watched)
-    return messages.say(notice) if notice else None
-
-
-def _processes(devices: Sequence[Device]) -> dict[Device, list[Process]]:
-    """Return what is on each device, where whose it is can be seen."""
-    with suppress(DriverError), Nvml(HELD_LIMIT_S) as gpus:
+def _processes() -> dict[Device, list[Process]]:
+    """Return what is on each device that is held, where whose it is can be seen."""
+    with suppress(DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
         if gpus.sees_all:  # else a pid may be another process's in our PID namespace
-            return {device: gpus.processes(device) for device in devices}
+            return {device: gpus.processes(device) for device in session().devices}
     return {}

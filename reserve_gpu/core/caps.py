@@ -12,16 +12,23 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import settings
+from reserve_gpu import proc, settings
+from reserve_gpu.calls import Late
 from reserve_gpu.core import environment
+from reserve_gpu.core.feature import Feature
 from reserve_gpu.core.request import setting_mib
 from reserve_gpu.model import MIB, Device, Promise, Request, Variables
 from reserve_gpu.notices import CAPS_ARE_LATE, CapsStand, Exceeded, Notice, ToType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from reserve_gpu.core.held import Held
+    from reserve_gpu.core.feature import Owner
+    from reserve_gpu.core.held import Change, Held
+    from reserve_gpu.model import Process
+    from reserve_gpu.report import messages
+else:
+    messages = Late("report.messages")
 
 # What a CUDA context takes beside what a framework counts: about 300 MB with PyTorch's kernels,
 # which are loaded at their first use since CUDA 11.7
@@ -154,15 +161,36 @@ def notices(
     return [*stand, *late, *lines]
 
 
+class PartWatch(Feature):
+    """Warns at the end of a cell where more is used than the part."""
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__(owner)
+        self._over: frozenset[Device] = frozenset()  # of which more is used
+
+    def changed(self, change: Change) -> None:
+        """Forget what was warned of, once it is released."""
+        if change.held is None:
+            self._over = frozenset()
+
+    def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:
+        """Return a warning for each device of which more than the part is used, once."""
+        held, pid = self.owner.held, os.getpid()
+        if held is None or held.part_mib is None:
+            return []
+        uses = {device: proc.uses(those, {pid})[pid] for device, those in look().items()}
+        self._over, notices = exceeded(held, uses, self._over)
+        return messages.said(notices)
+
+
 def exceeded(
     held: Held,
-    written: Variables,
     uses: Mapping[Device, float | None],
     before: frozenset[Device],
 ) -> tuple[frozenset[Device], list[Notice]]:
     """Return the devices of which more than the part is used, and a notice for each new one.
 
-    written: the variables that are set for the part. uses: by this process and its children, in
+    uses: by this process and its children, in
     MiB, None where it can't be seen: then the device stays as it was. before: what was returned
     after the last cell.
     """
@@ -175,7 +203,8 @@ def exceeded(
         if (device in before if used_mib is None else used_mib > part_mib)
     )
     request = Request(promise=Promise(held.promise.size))
-    names = sorted(capped_by(written).values())
+    environ = held.reservation.environ if held.reservation else {}
+    names = sorted(capped_by(environ).values())
     new = [device for device in held.devices if device in over - before]
     return over, [Exceeded(device, uses[device] or 0.0, request, names) for device in new]
 

@@ -1,16 +1,14 @@
-"""What a user asks, from elsewhere, of a process that holds devices: to release them, or to end.
+"""Asks, from elsewhere, a process that holds devices to release them, or to end.
 
-The process listens on a socket (https://man7.org/linux/man-pages/man7/unix.7.html) whose name has
-its pid; a thread of its own waits there, and costs nothing meanwhile. The socket stands in a folder
-that only this user and root can enter, so that nobody else can keep it busy. The kernel tells who
-answers (SO_PEERCRED): nobody else's answer is believed.
+A process that listens has a socket (https://man7.org/linux/man-pages/man7/unix.7.html) whose name
+has its pid. It stands in a folder that only this user and root can enter, so that nobody else can
+keep it busy. The kernel tells who answers (SO_PEERCRED): nobody else's answer is believed.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import struct
@@ -18,83 +16,28 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import alarm, calls, foreign, proc
-from reserve_gpu.core import restart
+from reserve_gpu import alarm, foreign, proc
+from reserve_gpu.core import kept
 from reserve_gpu.core.process_end import LONGEST_S, STOP_S
-from reserve_gpu.errors import LockError, NoThreadError
 from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.directory import default_path
 from reserve_gpu.model import Answer, Device, Holder, Reserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
-    Answerer = Callable[[dict[str, Any]], dict[str, Any]]
+    from collections.abc import Collection, Iterator
 
 FOLDER = "asked-{uid}"  # beside the locks, or with more behind it where another user was first
 ANSWER_S = 5.0  # in which a process that is not stopped answers
-HEARD_S = 1.0  # in which one that has connected says what it wants
-BACKLOG = 128  # who have connected and are not heard yet
-OWN_FOLDER, OTHERS = 0o700, 0o077
+OTHERS = 0o077  # who may not enter the folder
 LIMIT = 1 << 16  # bytes of a message
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-
-
-class Listener:
-    """Answers what is asked of this process.
-
-    answer: returns the answer to a request; called on a thread of the listener's.
-    """
-
-    def __init__(self, answer: Answerer) -> None:
-        self._answer = answer
-        self._descriptor = descriptors.NONE
-
-    def start(self) -> None:
-        """Listen from now on; where that can't be had, nobody is heard."""
-        with suppress(OSError, LockError), no_fork:  # a fork closes it in the child
-            folder = _own_folder()
-            # The kernel takes no long names.
-            path = f"/proc/self/fd/{folder}/{_names_of(os.getpid())}{os.urandom(8).hex()}"
-            own = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._descriptor = descriptors.remember(own.fileno())
-            try:
-                own.bind(path)
-                own.listen(BACKLOG)
-                calls.start(self._serve, own, os.path.realpath(path))
-            except (OSError, NoThreadError):
-                descriptors.close(own.detach())
-            finally:
-                os.close(folder)
-
-    def stop(self) -> None:
-        """Listen no more; the thread ends."""
-        with suppress(OSError), no_fork:
-            if descriptors.opening(self._descriptor):
-                with socket.socket(fileno=os.dup(self._descriptor)) as own:
-                    own.shutdown(socket.SHUT_RDWR)
-
-    def _serve(self, own: socket.socket, path: str) -> None:
-        while True:
-            try:
-                connection, _ = own.accept()
-            except OSError:  # it was stopped, or other code has closed all descriptors
-                break
-            with connection, suppress(Exception):  # of a client, or of what it asked for
-                connection.settimeout(HEARD_S)
-                request = foreign.parsed(connection.recv(LIMIT))
-                answer = self._answer({**request, "by": proc.user_name(_peer(connection)[1])})
-                connection.sendall(json.dumps(answer).encode())
-        descriptors.close(own.detach())
-        with suppress(OSError):
-            os.unlink(path)
 
 
 def release(reserved: Reserved) -> Answer:
     """Have a process release what it holds, as far as nothing uses it."""
     left = _left(reserved.holder)
-    if left and restart.end(left, proc.uid_of(left.heir)):
+    if left and kept.end(left, proc.uid_of(left.heir)):
         return Answer.RELEASED
     return _asked(reserved, "release")
 
@@ -108,12 +51,12 @@ def pids_of(holder: Holder) -> set[int | None]:
     return {holder.pid, *((left.heir, left.kernel) if left else ())}
 
 
-def _left(holder: Holder) -> restart.Left | None:
+def _left(holder: Holder) -> kept.Left | None:
     """Return what is kept for the restart of the holder's kernel; None for nothing.
 
     Whatever its record says of that: anybody may have written it.
     """
-    every = restart.all_left(uid=proc.uid_of(holder.pid or 0))
+    every = kept.all_left(uid=proc.uid_of(holder.pid or 0))
     return next((left for left in every if holder.pid in (left.heir, left.kernel)), None)
 
 
@@ -185,13 +128,13 @@ def ask(pid: int, uid: int, request: dict[str, Any]) -> dict[str, Any] | None:
     for folder in _folders_of(uid):
         inside = f"/proc/self/fd/{folder}"
         for name in os.listdir(inside):
-            if not name.startswith(_names_of(pid)):
+            if not name.startswith(names_of(pid)):
                 continue
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
                 connection.settimeout(ANSWER_S)
                 try:
                     connection.connect(f"{inside}/{name}")
-                    if _peer(connection) != (pid, uid):
+                    if peer(connection) != (pid, uid):
                         continue
                     connection.sendall(json.dumps(request).encode())
                     answer = foreign.parsed(connection.recv(LIMIT))
@@ -204,7 +147,7 @@ def ask(pid: int, uid: int, request: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def _names_of(pid: int) -> str:
+def names_of(pid: int) -> str:
     """Return what the names of a process's sockets begin with: it is one of this PID namespace."""
     return f"{proc.pid_namespace()}-{pid}-"
 
@@ -216,35 +159,14 @@ def _folders_of(uid: int) -> Iterator[int]:
     for name in names:
         if name.startswith(first):
             with suppress(OSError):
-                folder = _opened(f"{directory}/{name}", uid)
+                folder = opened(f"{directory}/{name}", uid)
                 try:
                     yield folder
                 finally:
                     os.close(folder)
 
 
-def _own_folder() -> int:
-    """Open the folder for sockets of this user's, without those of processes that have ended.
-
-    Raises OSError, LockError.
-    """
-    first, uid = f"{default_path()}/{FOLDER.format(uid=os.geteuid())}", os.geteuid()
-    try:
-        with suppress(FileExistsError):
-            os.mkdir(first, OWN_FOLDER)
-        folder = _opened(first, uid)
-    except PermissionError:
-        another = f"{first}-{os.urandom(8).hex()}"
-        os.mkdir(another, OWN_FOLDER)
-        folder = _opened(another, uid)
-    for name in os.listdir(folder):
-        pid = re.fullmatch(rf"{proc.pid_namespace()}-([0-9]{{1,10}})-[0-9a-f]+", name)
-        if pid and proc.uid_of(int(pid[1])) is None:
-            os.unlink(name, dir_fd=folder)
-    return folder
-
-
-def _opened(path: str, uid: int) -> int:
+def opened(path: str, uid: int) -> int:
     """Open a folder that nobody but this user and root can enter. Raises OSError."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     status = os.fstat(folder)
@@ -254,7 +176,7 @@ def _opened(path: str, uid: int) -> int:
     raise PermissionError(path)
 
 
-def _peer(connection: socket.socket) -> tuple[int, int]:
+def peer(connection: socket.socket) -> tuple[int, int]:
     """Return the pid and the uid of the process at the other end, by the kernel's word."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     pid, uid, _ = CREDENTIALS.unpack(data)

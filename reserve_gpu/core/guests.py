@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 else:
     quota = Late("core.quota")  # which only rules need
 
+MUTEX_LIMIT_S = 1.0  # at the end of a cell, or between two calls
+
 
 def joined(reserved: Reserved, directory: LockDirectory) -> Held:
     """Lock the files of a guest; returns what it holds then. Under the mutex.
@@ -89,9 +91,10 @@ def own_pids(held: Held) -> set[int]:
     return {os.getpid()}
 
 
-def prolonged(held: Held, directory: LockDirectory) -> Held | None:
-    """Return what a guest holds where its holder has prolonged its lease; under the mutex."""
-    hosts = [host for host in _hosts(held, directory) if host]
+def prolonged(held: Held) -> Held | None:
+    """Return what a guest holds where its holder has prolonged its lease. Raises LockError."""
+    with LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S):
+        hosts = [host for host in _hosts(held, directory) if host]
     since = min(lock.since for lock in held.locks.values())
     for host in hosts:
         lease = _lease(host.record.promise.lease, since, time.time())
@@ -100,9 +103,10 @@ def prolonged(held: Held, directory: LockDirectory) -> Held | None:
     return None
 
 
-def is_left(held: Held, directory: LockDirectory) -> bool:
-    """Tell whether the holder that a guest has joined has gone. Under the mutex."""
-    return None in _hosts(held, directory)
+def is_left(held: Held) -> bool:
+    """Tell whether the holder that a guest has joined has gone. Raises LockError."""
+    with LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S):
+        return None in _hosts(held, directory)
 
 
 def _hosts(held: Held, directory: LockDirectory) -> list[Holder | None]:

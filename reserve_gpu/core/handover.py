@@ -19,7 +19,7 @@ from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
 from reserve_gpu.locks.directory import default_path, device_of, lock_name
 from reserve_gpu.locks.lock import Lock, kernel_device
-from reserve_gpu.model import Device, Record
+from reserve_gpu.model import Device, Fact, Record
 
 ERRORS = (ValueError, TypeError, KeyError, AttributeError)
 LIMIT = 100_000  # characters; the kernel's own limit for one variable is 128 KiB
@@ -31,13 +31,13 @@ class Handover(NamedTuple):
 
     changes: to the CUDA variables.
     reason: why there is no device, if there is none and a person should be told.
-    is_logged: another process logs what is used.
+    facts: what features leave to themselves there.
     """
 
     changes: environment.Changes
     held: Held
     reason: str | None = None
-    is_logged: bool = False
+    facts: Mapping[str, Fact] = {}
 
 
 def offer(handover: Handover) -> None:
@@ -48,7 +48,7 @@ def offer(handover: Handover) -> None:
         "before": dict(handover.changes.before),
         "written": dict(handover.changes.written),
         "reason": handover.reason and handover.reason[:REASON_LIMIT],
-        "is_logged": handover.is_logged,
+        **handover.facts,
         **described(handover.held),
     }
     os.environ[settings.HELD] = f"{os.getpid()} {json.dumps(fields)}"
@@ -102,8 +102,8 @@ def _checked(fields: Mapping[str, Any]) -> Handover | None:
     if held is None:
         return None
     changes = environment.Changes(_variables(fields["before"]), _variables(fields["written"]))
-    reason, is_logged = _text(fields["reason"]), fields.get("is_logged") is True
-    return Handover(changes, held, reason, is_logged)
+    facts = {name: fact for name, fact in fields.items() if isinstance(fact, str | float | bool)}
+    return Handover(changes, held, _text(fields["reason"]), facts)
 
 
 def _device(fields: Mapping[str, Any]) -> Device:

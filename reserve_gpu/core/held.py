@@ -1,13 +1,15 @@
 """What this process holds, as a value: the locks, and the calls that were answered with them."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from reserve_gpu import proc
+from reserve_gpu.core import policy
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import without_guests
 from reserve_gpu.locks.lock import Lock
-from reserve_gpu.model import Device, End, Holder, Lease, Promise
+from reserve_gpu.model import Device, End, Fact, Holder, Lease, Promise, Request
 from reserve_gpu.notices import Failure, LockedAnew, Lost
 
 
@@ -43,7 +45,8 @@ class Held(NamedTuple):
     overdue: since when it should have ended, where it has not.
     kept_until: for how long it is kept for the restart of this kernel, which ends now.
     guest: of one that has joined the reservation of another process of this user.
-    is_logged_elsewhere: another process logs what is used.
+    facts: what features have left to themselves in the program before this one.
+    is_back: it was kept over the restart, and not asked for by size.
     reservation: what callers were answered with.
     answers: how many calls of reserve() were answered with it outside of a `with` block.
     inside: the threads that are in a `with` block of it, once for each block.
@@ -58,7 +61,8 @@ class Held(NamedTuple):
     inside: tuple[int, ...] = ()
     kept_until: float | None = None
     guest: Guest | None = None
-    is_logged_elsewhere: bool = False
+    facts: Mapping[str, Fact] = {}
+    is_back: bool = False
 
     @property
     def part_mib(self) -> float | None:
@@ -69,6 +73,29 @@ class Held(NamedTuple):
     def lease(self) -> Lease:
         """Return until when it is held."""
         return self.promise.lease
+
+    def locks_in(self, directory: str) -> dict[str, Lock]:
+        """Return the locks, by UUID, that others respect who use that directory."""
+        locks = self.locks.items()
+        return {uuid: lock for uuid, lock in locks if os.path.dirname(lock.path) == directory}
+
+    def since_of(self, request: Request) -> float | None:
+        """Return when what is asked for was reserved, if it is held, or a part of it."""
+        is_other = (self.part_mib is None) is not (request.part_mib is None)
+        if is_other or not policy.kept(self.devices, request):
+            return None
+        return min(lock.since for lock in self.locks.values())
+
+    def as_held(self, request: Request) -> Request:
+        """Return a request that wishes for nothing particular as one for what is held.
+
+        That is for a kernel that has got back a part after its restart, and for a guest: both ask
+        for what they have.
+        """
+        is_bare = request == Request(promise=request.promise._replace(size=None))
+        if not (is_bare and (self.is_back or self.guest)):
+            return request
+        return request._replace(promise=request.promise._replace(size=self.promise.size))
 
     @property
     def is_over(self) -> bool:
@@ -153,10 +180,13 @@ class Held(NamedTuple):
         return self._replace(inside=tuple(inside))
 
 
+NOTHING = Held((), {})
+
+
 class Change(NamedTuple):
     """What has become of what was held: what is held now, how the other has ended, and when.
 
-    now: in seconds since the epoch. at: the same by time.monotonic().
+    now: in seconds since the epoch. at: the same by time.monotonic(). renew_lease: it begins anew.
     """
 
     before: Held | None
@@ -164,3 +194,4 @@ class Change(NamedTuple):
     how: End
     now: float
     at: float
+    renew_lease: bool

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import calls, machine, proc
 from reserve_gpu.core import environment
-from reserve_gpu.core.our_session import session
 from reserve_gpu.core.request import idle_mib, rules
+from reserve_gpu.core.session import session
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.model import State
 from reserve_gpu.report.status import Status
@@ -48,7 +48,7 @@ def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callabl
 
         def look_now() -> Status:
             nonlocal gpus
-            visible = session().inherited()[environment.VISIBLE]
+            visible = session().variables.inherited()[environment.VISIBLE]
             if gpus is None:
                 conversation.close()
                 gpus = conversation.enter_context(Nvml())

@@ -11,6 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from reserve_gpu import calls
 from reserve_gpu.cells import cells
 from reserve_gpu.notices import BeforeEndFailed
 
@@ -66,6 +67,13 @@ class ProcessEnd:
             threading.Thread(target=end, name="reserve_gpu end", daemon=True).start()
         except RuntimeError:  # no thread can be had: then on this one
             end()
+
+
+def of_this_process() -> ProcessEnd:
+    """Return the one of this very process: a fork has its own."""
+    known: dict[int, ProcessEnd] = calls.survive_reload("process ends", dict)
+    pid = os.getpid()
+    return known.get(pid) or known.setdefault(pid, ProcessEnd())
 
 
 def _end_process(is_due: Callable[[], bool]) -> None:

@@ -2,21 +2,19 @@
 
 import os
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import quantities, settings
 from reserve_gpu.calls import Late
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
-from reserve_gpu.model import LONGEST_RESTART_S, MIB, UNITS, Lease, Promise, Request, Rules, Size
+from reserve_gpu.model import MIB, UNITS, Lease, Promise, Request, Rules, Size
 
 if TYPE_CHECKING:
     from reserve_gpu import rules as administrator
 else:
     administrator = Late("rules")  # with a parser, which nobody needs without such a file
 
-RESTART_S = 60.0
 # No GPU that runs CUDA has so little: who asks for 16 means GB, though a bare number is MiB.
 _LEAST_BARE_MIB = 1000
 
@@ -111,18 +109,6 @@ def require_settings(request: Request) -> None:
     """Raise RequestError for a setting that is no size, before it matters."""
     if request.part_mib is not None:
         setting_mib(settings.CONTEXT_MEMORY)
-
-
-def restart_s() -> float:
-    """Return for how long a restart of a kernel keeps its devices. Raises RequestError."""
-    text = os.environ.get(settings.RESTART) or str(RESTART_S)
-    with suppress(ValueError):
-        if 0 <= (seconds := float(text)) <= LONGEST_RESTART_S:
-            return seconds
-    raise RequestError(
-        f"{settings.RESTART}={shown(text)!r} must be a number of seconds, as 60, up to an hour; "
-        "0 keeps nothing."
-    )
 
 
 def rules() -> Rules | None:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import os
 import re
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import proc, settings
+from reserve_gpu import proc
 from reserve_gpu.calls import Late
 from reserve_gpu.cells import kernels_file
 from reserve_gpu.core import environment, inherited, policy
 from reserve_gpu.core.attempt import Asking, attempt
+from reserve_gpu.core.feature import Wait
 from reserve_gpu.core.outcome import Denied, Granted, Locked
-from reserve_gpu.core.request import Deadline, idle_mib, require_settings, restart_s, rules
-from reserve_gpu.errors import DriverError, NoFreeDeviceError
+from reserve_gpu.core.request import Deadline, idle_mib, require_settings, rules
+from reserve_gpu.errors import NoFreeDeviceError, RequestError
 from reserve_gpu.gpus import names
-from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks import record
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.model import Device, End, Holder, Request, Row, State, Who
 from reserve_gpu.notices import (
     ANOTHER_THREAD_WAITS,
+    HAS_ENDED,
     Caution,
     Failure,
     Impossible,
@@ -31,25 +31,23 @@ from reserve_gpu.notices import (
     Refused,
     ReservedAbove,
     TooLate,
-    Unusable,
-    UsedByOthers,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reserve_gpu import machine
-    from reserve_gpu.core import journal, quota, wait
+    from reserve_gpu.core import guests, quota, wait
+    from reserve_gpu.core.held import Held
     from reserve_gpu.core.session import Reservation, Session
     from reserve_gpu.locks.queue import Place
     from reserve_gpu.notices import Notice
 else:  # what a grant mostly never needs
-    machine, wait = Late("machine"), Late("core.wait")
-    journal, quota = Late("core.journal"), Late("core.quota")
+    machine, guests = Late("machine"), Late("core.guests")
+    quota, wait = Late("core.quota"), Late("core.wait")
 
 RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for the mutex
 LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
-HELD_LIMIT_S = 5.0  # for the driver to answer about what is held: a first touch takes up to 3 s
 
 
 def reserve(
@@ -64,19 +62,19 @@ def reserve(
         session.go_without()
         raise NoFreeDeviceError(ANOTHER_THREAD_WAITS)
     _require_descriptors(session)
-    notices = session.renew() + take_over(session, kernels_file())
+    notices = [*session.renew(), *_begin(session)]
     before.append(session.reservation)
     require_settings(request)
-    inherited.require_absolute(request, session.inherited())
+    inherited.require_absolute(request, session.variables.inherited())
     if ruled := rules():
         request, more = quota.allowed(
-            request, ruled, session.lease, session.since_of(request), time.time()
+            request, ruled, session.now.lease, session.now.since_of(request), time.time()
         )
         notices += [*ruled.problems, *more]
-    request = session.as_held(request)
+    request = session.now.as_held(request)
     # Held already: say so again, and change nothing.
     if (met := session.met_by(request)) is not None:
-        return session.answer(notices + met)
+        return _answer(session, notices + met)
     if ruled:
         quota.require_amount(request, ruled)
     # Too late: CUDA has started, and reads no variable any more.
@@ -84,7 +82,7 @@ def reserve(
         raise Failure(TooLate(session.devices))
     with Nvml() as gpus:
         gpus.count()  # without a driver nothing is made
-        request = session.in_place(request)
+        request = _in_place(session.now, request)
         if is_late:
             request = _only_what_cuda_sees(session, request, gpus)
         with LockDirectory() as locks:
@@ -94,9 +92,9 @@ def reserve(
                 request,
                 gpus,
                 locks,
-                inherited=session.inherited(),
-                held=session.locks_in(locks.path),
-                part_mib=session.part_mib,
+                inherited=session.variables.inherited(),
+                held=session.now.locks_in(locks.path),
+                part_mib=session.now.part_mib,
                 idle_mib=idle_mib(),
                 driver=gpus.driver_version() if request.needed > 1 else None,
                 rules=ruled,
@@ -111,43 +109,40 @@ def reserve(
                 outcome = _wait(session, asking, outcome, deadline)
             if isinstance(outcome, Denied):
                 raise _failure(session, asking, outcome, deadline)
-            return session.answer([*notices, *_cautions(asking, outcome), *session.cap_notices])
+            cautions = _cautions(asking, outcome)
+            return _answer(session, [*notices, *cautions, *session.variables.notices])
+
+
+def _answer(session: Session, notices: list[Notice]) -> tuple[Reservation, list[Notice]]:
+    """Return the reservation of what is held, and what to tell of it. Raises RequestError."""
+    if reservation := session.reservation:
+        return reservation, notices
+    raise RequestError(HAS_ENDED)  # other code of this process has closed its locks
+
+
+def _in_place(held: Held, request: Request) -> Request:
+    """Return the request by name, where it is for the devices that are held, in another way.
+
+    Whoever holds a part and asks for a larger one means more of the same device. A guest whose
+    holder has gone means what it has.
+    """
+    is_part = None not in (held.part_mib, request.part_mib)
+    is_left = held.guest is not None and guests.is_left(held)
+    devices = policy.kept(held.devices, request) if is_part or is_left else None
+    if not devices or request.devices:
+        return request
+    return request._replace(devices=tuple(d.number for d in devices), count=None)
+
+
+def _begin(session: Session) -> list[Notice]:
+    """Let features do what comes before a reservation; returns what to tell of it."""
+    return [notice for each in session.wanted(session.held) for notice in each.begins()]
 
 
 def _require_descriptors(session: Session) -> None:
     """Raise ReserveGPUError where too few are left, unless something is held already."""
     if not session.devices:
         proc.require_descriptors()
-
-
-def take_over(session: Session, connection_file: str | None) -> list[Notice]:
-    """Hold what the kernel before this one has left for its restart; returns what to tell of it.
-
-    connection_file: of the kernel that this process is, or becomes.
-    The kernel that has left them is no stranger: the driver may take seconds to free its memory.
-    """
-    if connection_file is None:
-        return []
-    restart_s()  # a setting that is no number is said first
-    left = session.take_over(connection_file)
-    notices: list[Notice] = []
-    if left is None:
-        return notices
-    with suppress(DriverError), Nvml(HELD_LIMIT_S) as gpus:
-        for device in left.held.devices:
-            try:
-                reading, listed = gpus.usage(device), gpus.processes(device)
-            except DeviceError as error:
-                notices.append(Unusable(device, str(error)))
-                continue
-            there = [process for process in listed if process.pid != left.kernel]
-            if left.held.part_mib is not None or not gpus.sees_all:  # whose they are can't be told
-                there = []
-            known = machine.identified(gpus, there, [Holder(listed_pid=os.getpid())])
-            if others := tuple(process for process in known if not process.has_reserved):
-                row = Row(device, State.RESERVED, reading, processes=others, use_state=State.BUSY)
-                notices.append(UsedByOthers(row))
-    return notices
 
 
 def _may_wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> bool:
@@ -161,8 +156,8 @@ def _wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) 
 
     def try_again(place: Place) -> Granted | Denied:
         # Meanwhile the rules may have changed, and the lease of what is held may have ended.
-        held = session.locks_in(asking.locks.path)
-        now = asking._replace(held=held, part_mib=session.part_mib, rules=rules())
+        held = session.now.locks_in(asking.locks.path)
+        now = asking._replace(held=held, part_mib=session.now.part_mib, rules=rules())
         return attempt(now, session.hold, place, RETRY_MUTEX_LIMIT_S, candidates)
 
     began, start, how = time.time(), time.monotonic(), End.GAVE_UP
@@ -174,8 +169,9 @@ def _wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) 
         return outcome
     finally:
         session.is_waiting = False
-        if settings.may_keep_history():
-            journal.log_wait(deadline.asks, began, time.monotonic() - start, how)
+        waited = Wait(deadline.asks, began, time.monotonic() - start, how)
+        for feature in session.wanted(session.held):
+            feature.waited(waited)
 
 
 def _failure(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> Failure:

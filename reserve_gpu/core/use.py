@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import proc
+from reserve_gpu.core import environment, guests
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
@@ -12,7 +15,14 @@ from reserve_gpu.gpus.nvml import Nvml
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from reserve_gpu.core.held import Held
     from reserve_gpu.model import Device
+
+DRIVER_LIMIT_S = 5.0  # for the driver to answer such a look
+# cuInit reads the variables at its begin, and takes up to 3 s without persistence mode
+# (https://docs.nvidia.com/deploy/driver-persistence/): what has begun shows itself within that.
+HIDDEN_S = 5.0
+HIDDEN_POLL_S = 0.05
 
 
 class Use(NamedTuple):
@@ -73,3 +83,41 @@ def _of_device(gpus: Nvml, device: Device, own: Collection[int], since: float) -
 
 def _is_above_zero(utilisation: int | None) -> bool | None:
     return None if utilisation is None else utilisation > 0
+
+
+def is_used(held: Held, since: float) -> bool:
+    """Tell whether this process, a guest, or what one has started, has used a device since then.
+
+    What can't be read is never taken for idle.
+    """
+    uses = read(held.devices, guests.own_pids(held), since, DRIVER_LIMIT_S)
+    return any(each.is_used is not False for each in uses.values())
+
+
+def of_hidden(held: Held) -> tuple[bool, bool]:
+    """Return whether CUDA has started here, and whether a child uses what is hidden by now.
+
+    What has begun to start before it was hidden is waited for.
+    """
+    until = time.monotonic() + HIDDEN_S
+    while environment.cuda_may_be_starting() and time.monotonic() < until:
+        time.sleep(HIDDEN_POLL_S)
+    return environment.cuda_started(), by_child(held)
+
+
+def by_child(held: Held) -> bool:
+    """Tell whether a process that this one has started is on one of the devices.
+
+    What can't be read is never taken for idle. Where the driver does not tell whose a process is,
+    any use is taken for that, unless others share the devices.
+    """
+    own = os.getpid()
+    try:
+        with Nvml(DRIVER_LIMIT_S) as gpus:
+            if not gpus.sees_all:
+                readings = [] if held.part_mib is not None else map(gpus.usage, held.devices)
+                return any(reading.compute or reading.mps for reading in readings)
+            pids = {process.pid for device in held.devices for process in gpus.processes(device)}
+            return any(proc.is_below(pid, {own}) for pid in pids - {own})
+    except (DriverError, DeviceError):
+        return True

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import calls, proc, programs
 from reserve_gpu.core import api, caps, environment, looking
-from reserve_gpu.core.our_session import session
+from reserve_gpu.core.session import session
 from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, shown
 from reserve_gpu.frameworks import probes, verdict
 from reserve_gpu.frameworks.verdict import Finding, Verdict

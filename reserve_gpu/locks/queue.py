@@ -16,11 +16,12 @@ from reserve_gpu.locks.directory import QUEUE, LockDirectory
 from reserve_gpu.model import Asks, Record, Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from typing_extensions import Self
 
     from reserve_gpu.locks.lock import Lock
+    from reserve_gpu.model import Device
 
 STOPPED_S = 5.0  # without a sign of life; a waiter gives one each second
 NOBODY = Record()
@@ -173,3 +174,11 @@ def wait_for_news(
 def _wanting(record: Record, wants: Collection[str]) -> Record:
     asks = record.asks or Asks()
     return record._replace(asks=asks._replace(wants=frozenset(wants)))
+
+
+def others(tickets: Iterable[Ticket], devices: Sequence[Device]) -> Iterator[Ticket]:
+    """Yield the tickets of other processes that could use one of the devices."""
+    for ticket in tickets:
+        could_use = any(ticket.could_use(device.uuid) for device in devices)
+        if could_use and ticket.holder.listed_pid != os.getpid():
+            yield ticket

@@ -6,13 +6,12 @@ Values in, text out. What is said of one device is in `words.py`.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import Counter
 from functools import singledispatch
 from typing import TYPE_CHECKING
 
-from reserve_gpu import notices, proc
+from reserve_gpu import notices
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.names import entries, gpu_index
 from reserve_gpu.model import Device, Fault, Promise, Request, Size, State, Unfit
@@ -224,15 +223,6 @@ def unusable(notice: notices.Unusable) -> str:
 
 
 @say.register
-def released_by(notice: notices.ReleasedBy) -> str:
-    """Say that devices were released because somebody asked for it."""
-    devices, user, at = notice
-    who = "You" if user == proc.user_name(os.geteuid()) else shown(user)
-    what = f"{who} released {labels(devices)} at {times.moment(at, at)} with reserve-gpu release"
-    return f"{what}. %reserve_gpu gets another one."
-
-
-@say.register
 def holds_already(reason: notices.HoldsAlready) -> str:
     """Say why a process that holds something can't join another reservation."""
     what = "it" if len(reason.devices) == 1 else "them"
@@ -269,20 +259,6 @@ def left_alone(notice: notices.LeftAlone) -> str:
         f"which this kernel has joined. Reserve {what} with %reserve_gpu, or release {what} with "
         "%reserve_gpu --release."
     )
-
-
-@say.register
-def somebody_waits(notice: notices.SomebodyWaits) -> str:
-    """Tell the holder of idle devices who waits for one."""
-    ticket, waited_s, devices, is_late = notice
-    who = shown(ticket.holder.user or "Somebody")
-    note = f' ("{shown(ticket.holder.note)}")' if ticket.holder.note else ""
-    what = shown(ticket.asks or "a GPU")
-    how = "%reserve_gpu --release gives it to them."
-    if is_late:
-        how = "%reserve_gpu --release and a restart of this kernel give it to them."
-    waited, idle = times.duration(waited_s), f"{labels(devices)} {words.be(len(devices))} idle here"
-    return f"{who} has waited {waited} for {what}{note}. {idle}: {how}"
 
 
 def kept(devices: Sequence[Device], until: float) -> str:

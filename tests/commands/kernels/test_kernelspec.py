@@ -336,7 +336,7 @@ def test_a_profile_that_loads_the_extension_too(here: Here, typed: CommandLine) 
 def test_what_this_machine_has_not(machine: Machine, options: list[str], text: str) -> None:
     """A kernel that asks for what is not there starts anyway, without a GPU, and says so."""
     start = (*US, "kernel", "start", *options, "--")
-    code = "from reserve_gpu.core.our_session import session; import os\n"
+    code = "from reserve_gpu.core.session import session; import os\n"
     code += "print([os.environ['CUDA_VISIBLE_DEVICES']], session().reason)"
     done = machine.command(*start, sys.executable, "-c", code)
     assert done.stdout.startswith("[''] This kernel was started without a GPU"), done.stderr

@@ -248,7 +248,8 @@ def test_a_stopped_kernel(here: Here) -> None:
 LISTEN = (
     "from reserve_gpu.locks.directory import LockDirectory\n"
     "with LockDirectory(): pass\n"
-    "from reserve_gpu.core.elsewhere import Listener, ask\n"
+    "from reserve_gpu.core.elsewhere import ask\n"
+    "from reserve_gpu.features.asked.listener import Listener\n"
     "asked = []\n"
     "def answer(request):\n"
     " asked.append(request)\n"

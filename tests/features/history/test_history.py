@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.core import recorder
-from reserve_gpu.core.recorder import Recorder
 from reserve_gpu.core.session import session
 from reserve_gpu.core.use import Use
+from reserve_gpu.features.history import recorder
+from reserve_gpu.features.history.journal import History
+from reserve_gpu.features.history.recorder import Recorder
+from reserve_gpu.features.lease.timer import LeaseTimer
 from reserve_gpu.log import log_writer, places
 from reserve_gpu.log.log_lines import Kind, LogLine, parsed
 from reserve_gpu.log.log_writer import Page
 from reserve_gpu.model import Device, End, Rules
+from tests.here import feature
 from tests.locked import held
 from tests.processes import queue, wait_for
 from tests.test_cli import run
@@ -52,13 +55,13 @@ def folder_of(machine: Machine) -> Path:
 
 def lines(machine: Machine, pattern: str = "*.jsonl") -> list[dict[str, Any]]:
     """Return what stands in the files of a history, once this process has logged what it did."""
-    session().run(session().log)
+    session().run(session()._step)
     files = sorted(folder_of(machine).glob(pattern))
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
 # For a child: note what it did. It does so by itself, but after its answer.
-NOTE = "from reserve_gpu.core.session import session\nsession().run(session().log)"
+NOTE = "from reserve_gpu.core.session import session\nsession().run(session()._step)"
 
 
 # -- what a look adds ------------------------------------------------------------------------------
@@ -196,8 +199,8 @@ def test_a_new_note_is_logged(here: Here) -> None:
     switch_on(here)
     reserve_gpu.reserve(note="thesis")
     reserve_gpu.reserve(note="paper")
-    session().run(session().log)
-    session().run(session()._journal._recorder._log_use)  # type: ignore[union-attr]
+    session().run(session()._step)
+    session().run(feature(History)._recorder._log_use)  # type: ignore[union-attr]
     assert [line["note"] for line in lines(here, "*.open")] == ["paper"]
 
 
@@ -357,7 +360,7 @@ import json, os, sys, time
 import reserve_gpu
 from reserve_gpu.log import places
 from reserve_gpu.log.log_writer import Page
-from reserve_gpu.core.recorder import Recorder
+from reserve_gpu.features.history.recorder import Recorder
 from reserve_gpu.core.session import session
 reserve_gpu.reserve()
 held = session().held
@@ -545,12 +548,12 @@ def test_a_look_for_the_history_serves_the_lease(here: Here) -> None:
     """A look that is made for the history postpones the lease's own; use that it sees counts."""
     switch_on(here)
     reserve_gpu.reserve(1, idle="1h")
-    timer, journal = session().timer, session()._journal
+    timer, journal = feature(LeaseTimer), feature(History)
     wait_for(lambda: timer._next_look > time.monotonic())
 
     def look() -> tuple[float, float]:
-        session().run(lambda: setattr(journal._recorder, "_next_look", 0.0))  # type: ignore[union-attr]
-        session().run(session().log)
+        session().run(lambda: setattr(journal._recorder, "_next_look", 0.0))
+        session().run(session()._step)
         return timer._next_look, timer._used
 
     before = timer._next_look, timer._used
@@ -637,7 +640,8 @@ def test_a_started_kernel_is_logged_by_itself(here: Here) -> None:
     code = (
         "import reserve_gpu\n"
         "from reserve_gpu.core.session import session\n"
-        "session().run(session().log); print(session()._journal._recorder is not None, end=' ')\n"
+        "session().run(session()._step); history = session()._features['History']\n"
+        "print(history._recorder is not None, end=' ')\n"
         f"import pathlib; print(len([*pathlib.Path({str(folder_of(here))!r}).glob('*.open')]))"
     )
     start = [sys.executable, "-m", "reserve_gpu", "kernel", "start", "--"]

@@ -23,15 +23,15 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.cells import cells
-from reserve_gpu.core import lease
 from reserve_gpu.core.held import Held
-from reserve_gpu.core.lease import LeaseTimer
 from reserve_gpu.core.process_end import ProcessEnd
-from reserve_gpu.core.schedule import LONGEST_PAUSE_S
 from reserve_gpu.core.session import session
+from reserve_gpu.features.lease.lease_notices import Action
+from reserve_gpu.features.lease.schedule import LONGEST_PAUSE_S
+from reserve_gpu.features.lease.timer import LeaseTimer, waiters_for
 from reserve_gpu.model import Lease, Promise
-from reserve_gpu.notices import Action, BeforeEndFailed, LeaseDisplay
-from reserve_gpu.report.lease_line import LeaseLine
+from reserve_gpu.notices import BeforeEndFailed
+from tests.here import feature
 from tests.locked import locked
 from tests.machine import LIMIT_S
 from tests.processes import US, queue, wait_for
@@ -39,6 +39,7 @@ from tests.processes import US, queue, wait_for
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from reserve_gpu.features.lease.lease_line import LeaseLine
     from tests.here import Here
     from tests.machine import Kernel, Machine
 
@@ -49,12 +50,14 @@ OVER_WITH_CUDA = f"reserve_gpu.reserve(for_='1h')\n{USE_GPU}\nreserve_gpu.reserv
 END_WITH_CUDA = f"reserve_gpu.reserve(for_='1h', end_kernel=True)\n{OVER_WITH_CUDA}"
 IMPORTS = """
 import threading, time
-from reserve_gpu.notices import Action
+from reserve_gpu.features.lease.lease_notices import Action
 from reserve_gpu.core.session import session
+def timer():
+    return session()._features["LeaseTimer"]
 """
 # In a process of its own: wait for the timer, and then for what its thread is in the midst of.
 WAIT_FOR_ACTION = """
-while session().timer._action is not Action.{}: time.sleep(0.01)
+while timer()._action is not Action.{}: time.sleep(0.01)
 session().run(int)
 """
 # Wait until at most so many threads are about to end the process.
@@ -87,12 +90,20 @@ for cell in book.cells[1:]:
 """
 SOON_S = 0.2  # a time that is over soon
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
-OVER = "import time; from tests.features.lease.test_lease import wait_for_action; wait_for_action('PUT_OFF')"
+OVER = (
+    "import time; from tests.features.lease.test_lease import timer, wait_for_action\n"
+    "wait_for_action('PUT_OFF')"
+)
+
+
+def timer() -> LeaseTimer:
+    """Return what follows the lease of this process."""
+    return feature(LeaseTimer)
 
 
 def wait_for_action(name: str) -> None:
     """Wait until the timer of this process's lease has done that."""
-    wait_for(lambda: session().timer._action is Action[name])
+    wait_for(lambda: timer()._action is Action[name])
 
 
 def looks(here: Here) -> int:
@@ -102,9 +113,7 @@ def looks(here: Here) -> int:
 
 def lease_line() -> LeaseLine:
     """Return what shows how the lease of this process stands."""
-    display = session().timer.display
-    assert isinstance(display, LeaseLine)
-    return display
+    return timer().display
 
 
 def wait_for_notice() -> None:
@@ -235,9 +244,9 @@ def test_what_is_used_is_not_idle(here: Here, lines: str, *, is_kept: bool) -> N
     rest = [line for line in lines.splitlines() if not line.startswith(words)]
     here.write("\n".join(["gpu", *rest, *fault]).format(own=os.getpid()))
     reserve_gpu.reserve(idle=SOON_S)
-    looked = session().timer._next_look
+    looked = timer()._next_look
     if is_kept:  # as many looks later as there are in two such times
-        wait_for(lambda: session().timer._next_look > looked + 2 * SOON_S)
+        wait_for(lambda: timer()._next_look > looked + 2 * SOON_S)
         assert reserve_gpu.current()
     else:
         wait_for(lambda: reserve_gpu.current() is None)
@@ -251,8 +260,8 @@ def test_a_child_that_works_keeps_it(here: Here) -> None:
             reserve_gpu.reserve(idle="1h")
             here.write(f"gpu\nutilisation 40\ncompute {child.pid} 500")
             reserve_gpu.reserve(idle=SOON_S)
-            looked = session().timer._next_look
-            wait_for(lambda: session().timer._next_look > looked + 2 * SOON_S)
+            looked = timer()._next_look
+            wait_for(lambda: timer()._next_look > looked + 2 * SOON_S)
             assert reserve_gpu.current()
         finally:
             child.kill()
@@ -349,13 +358,13 @@ def test_only_who_could_use_it_wants_it(here: Here) -> None:
     zero, one = reserve_gpu.reserve("0,1").devices
     with here.child() as child:
         child.send("reserve_gpu.reserve('1', wait=60)")
-        wait_for(lambda: lease.waiters_for([one]))
-        assert not lease.waiters_for([zero])
+        wait_for(lambda: waiters_for([one]))
+        assert not waiters_for([zero])
     reserve_gpu.reserve("0")
     own: list[int] = []
     with here.rival("1"), pytest.raises(reserve_gpu.WaitTimeoutError):
         reserve_gpu.reserve(
-            count=2, wait=1, progress=lambda _: own.append(len(lease.waiters_for([zero, one])))
+            count=2, wait=1, progress=lambda _: own.append(len(waiters_for([zero, one])))
         )
     assert own
     assert not any(own)
@@ -478,10 +487,10 @@ def test_a_cell_is_no_idleness(here: Here) -> None:
     """Each cell begins the time anew, and at its end nothing has used the GPU for that time."""
     shell = here.shell()
     shell.run("%reserve_gpu --idle 1h")
-    wait_for(lambda: session().timer._idle_s() > 0.1)
+    wait_for(lambda: timer()._idle_s() > 0.1)
     began = time.monotonic()
     shell.run("1")
-    assert session().timer._idle_s() <= time.monotonic() - began
+    assert timer()._idle_s() <= time.monotonic() - began
     shell.run(f"%reserve_gpu --idle {SOON_S}s")
     wait_for(lambda: reserve_gpu.current() is None)
     assert f"nothing has used it for {SOON_S} s" in shell.run("1").all
@@ -511,7 +520,7 @@ def test_whether_the_process_is_to_end_still(
     """
     shell = here.shell()
     owner: Any = SimpleNamespace(held=now and Held((), {}, Promise(lease=now)))
-    is_to_end = LeaseTimer(owner, LeaseDisplay()).is_to_end(Held((), {}, Promise(lease=lease)))
+    is_to_end = LeaseTimer(owner).is_to_end(Held((), {}, Promise(lease=lease)))
     answers: list[bool] = []
     if cell == "later":
         shell.run("1")
@@ -525,7 +534,7 @@ def test_a_cell_that_runs_costs_nothing(here: Here, wish: str) -> None:
     """While a cell runs the next look is a minute away, before the end and after it."""
     code = OVER if "0.2s" in wish else "0"
     cell = here.shell().run(
-        f"%reserve_gpu {wish}\n{code}\n{IMPORTS}print('pause', session().run(session().timer.step))"
+        f"%reserve_gpu {wish}\n{code}\n{IMPORTS}print('pause', session().run(timer().step))"
     )
     pause_s = float(cell.all.rpartition("pause")[2])
     assert pause_s == pytest.approx(LONGEST_PAUSE_S)
@@ -546,7 +555,7 @@ def test_prolonged_at_the_last_moment(here: Here) -> None:
     """A cell that runs at the end can still ask for more time."""
     shell = here.shell()
     shell.run(f"%reserve_gpu --for 0.3s\n{OVER}\n%reserve_gpu --for 1h")
-    assert session().timer._action is None or session().timer._action is Action.LAST
+    assert timer()._action is None or timer()._action is Action.LAST
     assert (reserve_gpu.reserve().lease.until or 0.0) > time.time() + 3000
 
 

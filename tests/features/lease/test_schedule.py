@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
-from reserve_gpu.core import schedule
-from reserve_gpu.core.schedule import CHILD_S, LONGEST_PAUSE_S, WANTED_S, Circumstances, Step
+from reserve_gpu.features.lease import schedule
+from reserve_gpu.features.lease.lease_notices import Action
+from reserve_gpu.features.lease.schedule import (
+    CHILD_S,
+    LONGEST_PAUSE_S,
+    WANTED_S,
+    Circumstances,
+    Step,
+)
 from reserve_gpu.model import Lease
-from reserve_gpu.notices import Action
 
 BEGAN = 1_000_000.0
 HOUR_S, DAY_S = 3600.0, 86_400.0

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.process]
 
-LEAVE = "from reserve_gpu.core.session import session\nsession().run({call})"
+LEAVE = (
+    "from reserve_gpu.core import kept\nfrom reserve_gpu.core.session import session\n"
+    "session().run({call})"
+)
 
 RESTARTS = int(os.environ.get("RESTARTS", "10"))
 MOMENTS = int(os.environ.get("MOMENTS", "7"))
@@ -60,7 +63,7 @@ def file_of(machine: Machine) -> Iterator[Path]:
 
 def leave(child: Child, file: Path, seconds: float = 60) -> None:
     """Leave what the child holds to the next kernel with that connection file."""
-    call = f"session().leave_to_restart, {str(file)!r}, {seconds}"
+    call = f"kept.leave, session(), {str(file)!r}, {seconds}"
     answer = child.run(LEAVE.format(call=call))
     assert answer.error is None, answer.text
 
@@ -375,11 +378,10 @@ def test_what_another_user_has_left(users: Machine) -> None:
 
 def test_a_setting_that_is_no_number(here: Here) -> None:
     """A setting that is no number of seconds is said at the next reservation of a kernel."""
-    with file_of(here) as file, here.child(RESERVE_GPU_RESTART="1h") as child:
-        code = f"from reserve_gpu.core import api\napi.take_over({str(file)!r})"
-        answer = child.run(code)
-        assert answer.error == "RequestError"
-        assert answer.text.startswith("RESERVE_GPU_RESTART='1h' must be a number of seconds")
+    with here.kernel() as kernel:
+        kernel.run("%env RESERVE_GPU_RESTART=1h")
+        answer = kernel.run("%reserve_gpu").all
+        assert "RESERVE_GPU_RESTART='1h' must be a number of seconds" in answer
 
 
 @pytest.mark.parametrize("how", ["released", "deleted"])
@@ -557,7 +559,7 @@ def test_kill_at_any_moment_of_a_restart(here: Here, victim: str) -> None:
         with file_of(here) as file, here.child() as first, here.child() as second:
             first.reserve()
             delay_s = dice.uniform(0, 0.1)
-            first.send(LEAVE.format(call=f"session().leave_to_restart, {str(file)!r}, 60"))
+            first.send(LEAVE.format(call=f"kept.leave, session(), {str(file)!r}, 60"))
             time.sleep(delay_s)  # a random moment
             if victim != "heir":
                 first.kill()

@@ -13,6 +13,8 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu.core.session import session
+from reserve_gpu.features.waiters.teller import Waiters
+from tests.here import feature
 from tests.locked import watched
 from tests.processes import own_name, wait_for
 from tests.waiters import Waiter
@@ -30,9 +32,7 @@ IDLE = "gpu\n  memory 8192\n"
 
 @pytest.fixture(autouse=True)
 def _nobody_was_told(here: Here) -> None:
-    own = session()
-    own._told.clear()
-    own._told_until = 0.0
+    session()._features.pop("Waiters", None)
 
 
 @pytest.mark.promise
@@ -47,7 +47,7 @@ def test_who_waits_is_told_once(here: Here) -> None:
         here.write(f"{IDLE}  compute {os.getpid()} 900\n  utilisation 90\n")
         assert "has waited" not in shell.run("pass").all
         here.write(IDLE)
-        session()._told_until = 0.0  # a moment later
+        feature(Waiters)._told_until = 0.0  # a moment later
         told = shell.run("pass").shown.strip()
         assert told.startswith(f"{own_name()} has waited ")
         how = "GPU0 is idle here: %reserve_gpu --release gives it to them."
@@ -67,7 +67,7 @@ def test_at_most_every_ten_minutes(here: Here) -> None:
         assert '("first")' in shell.run("pass").shown
         Waiter(here, two, "note='second'")
         assert "has waited" not in shell.run("pass").shown
-        session()._told_until = 0.0  # ten minutes later
+        feature(Waiters)._told_until = 0.0  # ten minutes later
         assert '("second")' in shell.run("pass").shown
 
 
@@ -120,7 +120,7 @@ def test_what_has_ended_meanwhile_is_told_of_nobody(here: Here) -> None:
     shell.run("%reserve_gpu")
     with here.child() as child:
         Waiter(here, child)
-        assert session().tell_waiters(lambda: bool(reserve_gpu.release())) is None
+        assert feature(Waiters).tell(session().now, lambda: bool(reserve_gpu.release())) is None
         assert os.environ.get("CUDA_VISIBLE_DEVICES") is None
 
 

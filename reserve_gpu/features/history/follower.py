@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import alarm, this_process
 from reserve_gpu.core import handover
-from reserve_gpu.core.recorder import EVERY_S, Recorder
 from reserve_gpu.errors import ReserveGPUError
+from reserve_gpu.features.history.recorder import EVERY_S, Recorder
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.log.log_writer import Page
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Leaves a process at once, which imports all of this only then.
 PROGRAM = (
     "import os, sys; os.fork() or "
-    "__import__('reserve_gpu.core.follower', fromlist=['main']).main(sys.argv[1])"
+    "__import__('reserve_gpu.features.history.follower', fromlist=['main']).main(sys.argv[1])"
 )
 POLL_S = 1.0  # between two looks at whether somebody has the locks, once the command has ended
 

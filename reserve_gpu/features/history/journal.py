@@ -9,80 +9,110 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from reserve_gpu.calls import Late
 from reserve_gpu.core import guests
-from reserve_gpu.core.recorder import EVERY_S, Recorder
+from reserve_gpu.core.feature import Feature, Leaving, UseLook
 from reserve_gpu.core.request import rules
 from reserve_gpu.errors import ReserveGPUError
+from reserve_gpu.features.history.recorder import EVERY_S, Recorder
 from reserve_gpu.locks.record import myself
 from reserve_gpu.log import log_writer, places
 from reserve_gpu.log.log_lines import Kind, LogLine
 from reserve_gpu.model import End
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from typing_extensions import Unpack
 
     from reserve_gpu.calls import T, Ts
-    from reserve_gpu.core import follower
+    from reserve_gpu.core.feature import Owner, Wait
     from reserve_gpu.core.held import Change, Held
+    from reserve_gpu.features.history import follower
+    from reserve_gpu.model import Fact
 else:
-    follower = Late("core.follower")  # which only a command needs
+    follower = Late("features.history.follower")  # which only a command needs
 
+IS_LOGGED = "is_logged"  # the fact that another process logs what is used
 EXIT_LIMIT_S = 1.0  # for the last lines of a process that ends
 
 _warned: list[str] = []  # once in a process
 
 
-class Journal:
-    """What this process notes: of one reservation at a time. Nothing here raises anything."""
+class History(Feature):
+    """What this process logs: of one reservation at a time. Nothing here raises anything."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: Owner) -> None:
+        super().__init__(owner)
         self._recorder: Recorder | None = None
+        self._changes: list[Change] = []  # to be logged
+        at_exit(partial(owner.run_within, EXIT_LIMIT_S, self._exit))
 
-    def follow(self, change: Change) -> None:
+    def changed(self, change: Change) -> None:
+        """Log it later: the home of a user may hang, and nobody may have the mutex then."""
+        self._changes.append(change)
+
+    def waited(self, wait: Wait) -> None:
+        """Log a wait in the queue."""
+        tried(_append_wait, wait)
+
+    def step(self) -> float | None:
+        """Log what has changed, and what is used where that is due."""
+        self._catch_up()
+        if self._recorder is None:
+            return None
+        if pause_s := self._recorder.pause_s:  # who has joined is not asked for nothing
+            return pause_s
+        own = guests.own_pids(self._recorder.held)
+        pause_s, is_used = tried(self._recorder.step, own) or (EVERY_S, None)
+        if is_used is not None:
+            self.owner.last_look = UseLook(time.time(), time.monotonic(), is_used)
+        return pause_s
+
+    def leaves(self, how: Leaving) -> Mapping[str, Fact]:
+        """Leave the page to a process that logs for the program which this process becomes.
+
+        A kernel logs by itself.
+        """
+        self._catch_up()
+        if how is Leaving.RESTART:
+            return {}
+        recorder, self._recorder = self._recorder, None
+        if recorder and how is Leaving.KERNEL:
+            recorder.page.remove()
+        is_logged = recorder and how is Leaving.COMMAND and tried(follower.start, recorder)
+        return {IS_LOGGED: bool(is_logged)}
+
+    def _catch_up(self) -> None:
+        changes, self._changes = self._changes, []
+        for change in changes:
+            self._follow(change)
+
+    def _follow(self, change: Change) -> None:
         """Log what has become of what was held, and begin to log what is held now."""
-        before, held, how, _, _ = change
+        before, held, how = change.before, change.held, change.how
         if held and before and _is_same(before, held):
             if self._recorder:
                 self._recorder.held = held
             return
-        self.end(End.RESTART if held and held.kept_until else how)
-        if held and not (held.guest or held.kept_until or held.is_logged_elsewhere):
+        self._end(End.RESTART if held and held.kept_until else how)
+        if held and not (held.guest or held.kept_until or held.facts.get(IS_LOGGED) is True):
             self._recorder = tried(_begun, held, change)
 
-    def step(self) -> tuple[float | None, bool | None]:
-        """Log what is due.
-
-        Returns the seconds until the next look, and whether the devices were used; None for either
-        that is not known.
-        """
-        if self._recorder is None:
-            return None, None
-        if pause_s := self._recorder.pause_s:  # who has joined is not asked for nothing
-            return pause_s, None
-        own = guests.own_pids(self._recorder.held)
-        return tried(self._recorder.step, own) or (EVERY_S, None)
-
-    def end(self, how: End) -> None:
+    def _end(self, how: End) -> None:
         """Log that what was held is held no more."""
         recorder, self._recorder = self._recorder, None
         if recorder:
             tried(recorder.end, how)
 
-    def leave(self, *, is_kernel: bool) -> bool:
-        """Leave the page to a process that logs for the program which this process becomes.
-
-        is_kernel: that program logs by itself. Returns whether there is such a process.
-        """
-        recorder, self._recorder = self._recorder, None
-        if recorder and is_kernel:
-            recorder.page.remove()
-        return bool(recorder and not is_kernel and tried(follower.start, recorder))
+    def _exit(self) -> None:
+        self._catch_up()
+        self._end(End.EXIT)
 
 
 def tried(function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> T | None:
@@ -128,15 +158,11 @@ def _begun(held: Held, change: Change) -> Recorder | None:
         raise
 
 
-def log_wait(asks: str, began: float, waited_s: float, how: End) -> None:
-    """Log a wait in the queue. asks: for what. began: in seconds since the epoch."""
+def _append_wait(wait: Wait) -> None:
     who = myself()
-    line = LogLine(Kind.WAITED, f"{os.getpid()}", began, began, began + waited_s, waited_s)
-    line = line._replace(asks=asks, name=who.notebook or who.command, how=how)
-    tried(_appended, line)
-
-
-def _appended(line: LogLine) -> None:
+    end = wait.began + wait.waited_s
+    line = LogLine(Kind.WAITED, f"{os.getpid()}", wait.began, wait.began, end, wait.waited_s)
+    line = line._replace(asks=wait.asks, name=who.notebook or who.command, how=wait.how)
     folder = places.to_write(rules())
     if folder is not None:
         try:

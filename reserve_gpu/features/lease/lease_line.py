@@ -6,13 +6,14 @@ import logging
 from contextlib import suppress
 
 from reserve_gpu.cells import cells
-from reserve_gpu.notices import Action, BeforeEndFailed, LeaseDisplay, LeaseNotice, LeaseOver
-from reserve_gpu.report import ends
+from reserve_gpu.features.lease import ends
+from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice, LeaseOver
+from reserve_gpu.notices import BeforeEndFailed
 from reserve_gpu.report.faces import MAGIC, PYTHON
 from reserve_gpu.report.progress import Replaceable
 
 
-class LeaseLine(LeaseDisplay):
+class LeaseLine:
     """One line about a lease, which is replaced where it stands.
 
     show and close are called on the session's thread.

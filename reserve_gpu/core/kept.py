@@ -1,10 +1,11 @@
-"""A restart of a kernel keeps its devices: what it leaves, and how the next kernel gets it.
+"""Devices that are kept for a kernel: what another process has left to it, and how it gets that.
 
-The kernel leaves its locks to an heir (heir.py), a process that has the descriptors and waits. The
-next kernel of the same user with the same connection file ends that process and takes the locks,
-under the machine's mutex, so that nobody can come between. What is written in the lock files
-decides nothing: the heir is found among this user's own processes, by its program and its
-arguments, and it has in its environment what was left.
+That process is the kernel before it, which restarts, or one that has prepared it by ssh. It leaves
+its locks to an heir (heir.py), a process that has the descriptors and waits. The next kernel of the
+same user with the same connection file ends that process and takes the locks, under the machine's
+mutex, so that nobody can come between. What is written in the lock files decides nothing: the heir
+is found among this user's own processes, by its program and its arguments, and it has in its
+environment what was left.
 """
 
 from __future__ import annotations
@@ -14,23 +15,32 @@ import os
 import signal
 import time
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import alarm, foreign, heir, proc
-from reserve_gpu.core import handover
+from reserve_gpu import alarm, foreign, heir, machine, proc
+from reserve_gpu.core import environment, guests, handover
+from reserve_gpu.errors import DriverError
+from reserve_gpu.gpus.bindings import DeviceError
+from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.directory import OTHERS_MODE, OWN_MODE, LockDirectory
 from reserve_gpu.locks.holders import is_sharers
+from reserve_gpu.model import Holder, Row, State
+from reserve_gpu.notices import Unusable, UsedByOthers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from reserve_gpu.core.feature import Owner
     from reserve_gpu.core.held import Held
     from reserve_gpu.locks.lock import Lock
+    from reserve_gpu.notices import Notice
 
 LIMIT = 200_000  # bytes of what was left
 ENDS_S = 2.0  # for a process that was killed, and for the kernel that has left its locks to it
 POLL_S = 0.01
+HELD_LIMIT_S = 5.0  # for the driver to answer about what is held: a first touch takes up to 3 s
 
 
 class Left(NamedTuple):
@@ -50,7 +60,58 @@ class Left(NamedTuple):
     held: Held
 
 
-def leave(held: Held, connection_file: str, until: float) -> None:
+def leave(owner: Owner, connection_file: str, seconds: float) -> None:
+    """Leave what is held to the next kernel with that connection file, for so long.
+
+    What is overdue is not left. Raises OSError, LockError.
+    """
+    held = owner.held
+    if held is None or held.overdue is not None or (held.guest and guests.is_left(held)):
+        return
+    until = min(time.time() + seconds, held.lease.until or inf)
+    _leave(held, connection_file, until)
+    owner.become(held._replace(kept_until=until))
+
+
+def take_over(owner: Owner, connection_file: str | None) -> list[Notice]:
+    """Hold what the kernel before this one has left for its restart; returns what to tell of it.
+
+    connection_file: of the kernel that this process is, or becomes.
+    The kernel that has left them is no stranger: the driver may take seconds to free its memory.
+    Raises LockError.
+    """
+    for left in all_left(connection_file) if connection_file and not owner.held else ():
+        with LockDirectory() as directory:
+            if left.directory != directory.path or environment.cuda_started():
+                continue
+            with directory.mutex():
+                if held := _taken(left, directory):
+                    owner.become(held._replace(is_back=True), renew_lease=True)
+                    return _cautions(left)
+    return []
+
+
+def _cautions(left: Left) -> list[Notice]:
+    """Return what others do on the devices that were kept."""
+    notices: list[Notice] = []
+    with suppress(DriverError), Nvml(HELD_LIMIT_S) as gpus:
+        for device in left.held.devices:
+            try:
+                reading, listed = gpus.usage(device), gpus.processes(device)
+            except DeviceError as error:
+                notices.append(Unusable(device, str(error)))
+                continue
+            there = [process for process in listed if process.pid != left.kernel]
+            if left.held.part_mib is not None or not gpus.sees_all:  # whose they are can't be told
+                there = []
+            known = machine.identified(gpus, there, [Holder(listed_pid=os.getpid())])
+            if others := tuple(process for process in known if not process.has_reserved):
+                row = Row(device, State.RESERVED, reading, processes=others, use_state=State.BUSY)
+                notices.append(UsedByOthers(row))
+    return notices
+
+
+def _leave(held: Held, connection_file: str, until: float) -> None:
     """Leave what is held to the next kernel with that connection file. Raises OSError.
 
     connection_file: without it no kernel comes. For a kernel that is started by ssh its name, which
@@ -82,7 +143,7 @@ def all_left(connection_file: str | None = None, uid: int | None = None) -> Iter
                 yield _read(pid)
 
 
-def take_over(left: Left, directory: LockDirectory) -> Held | None:
+def _taken(left: Left, directory: LockDirectory) -> Held | None:
     """Take what was left, from the heir; None where it is not kept any more. Under the mutex.
 
     The kernel may have released it after it had left it, and somebody may have deleted a file: then

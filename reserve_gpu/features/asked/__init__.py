@@ -1,0 +1,1 @@
+"""What this process holds is released when its user asks for it from elsewhere."""

@@ -1,0 +1,1 @@
+"""What is reserved, used and waited for is logged."""

@@ -1,0 +1,1 @@
+"""A reservation ends by itself, at a moment or by idleness."""

@@ -1,0 +1,1 @@
+"""A restart of a kernel keeps its GPU."""

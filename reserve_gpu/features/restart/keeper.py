@@ -1,0 +1,59 @@
+"""Keeps what a kernel holds over its restart: left as this one ends, taken by the next one."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from reserve_gpu.cells import kernels_file
+from reserve_gpu.core import kept
+from reserve_gpu.core.feature import Feature, Leaving
+from reserve_gpu.errors import RequestError, shown
+from reserve_gpu.model import LONGEST_RESTART_S
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from reserve_gpu.core.feature import Owner
+    from reserve_gpu.model import Fact
+    from reserve_gpu.notices import Notice
+
+RESTART = "RESERVE_GPU_RESTART"
+RESTART_S = 60.0
+
+
+class Restart(Feature):
+    """Leaves what is held to the next kernel with this one's connection file."""
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__(owner)
+        self._has_looked = False
+
+    def begins(self) -> list[Notice]:
+        """Take over what the kernel before this one has left. Raises RequestError, LockError."""
+        restart_s()  # a setting that is no number is said first
+        if self._has_looked or self.owner.held:
+            return []
+        notices = kept.take_over(self.owner, kernels_file())
+        self._has_looked = True
+        return notices
+
+    def leaves(self, how: Leaving) -> Mapping[str, Fact]:
+        """Leave it to the next kernel, where this one restarts. Raises what keeps it from that."""
+        connection_file, seconds = kernels_file(), restart_s()
+        if how is Leaving.RESTART and connection_file and seconds:
+            kept.leave(self.owner, connection_file, seconds)
+        return {}
+
+
+def restart_s() -> float:
+    """Return for how long a restart of a kernel keeps its devices. Raises RequestError."""
+    text = os.environ.get(RESTART) or str(RESTART_S)
+    with suppress(ValueError):
+        if 0 <= (seconds := float(text)) <= LONGEST_RESTART_S:
+            return seconds
+    raise RequestError(
+        f"{RESTART}={shown(text)!r} must be a number of seconds, as 60, up to an hour; "
+        "0 keeps nothing."
+    )

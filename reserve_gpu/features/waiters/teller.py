@@ -1,0 +1,154 @@
+"""Tells the holder, after a cell, who waits for what lies idle here, and who else uses it."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from reserve_gpu import proc
+from reserve_gpu.cells import cells
+from reserve_gpu.core import environment, use
+from reserve_gpu.core.feature import Feature
+from reserve_gpu.errors import LockError, shown
+from reserve_gpu.gpus.usage import DESKTOP_MIB
+from reserve_gpu.locks import queue
+from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.model import GRAPHICS, Device, Process, Row, State, Ticket
+from reserve_gpu.notices import UsedByOthers
+from reserve_gpu.report import messages, pictures, times, words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from reserve_gpu.core.feature import Owner
+    from reserve_gpu.core.held import Answered, Held
+
+SWITCH = "RESERVE_GPU_TELL_WAITERS"  # "0": no
+EVERY_S = 600.0  # at most so often somebody is told
+MUTEX_LIMIT_S = 0.2
+SLOW_S = 0.25  # a look at the queue that takes longer is not made after each cell
+QUICK_S = 0.02  # nor one at the devices
+PATIENCE = 100  # times as long as such a look has taken, until the next one
+
+
+class Waiters(Feature):
+    """Tells of each of those who wait once, and of each stranger on a device."""
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__(owner)
+        self._told: set[tuple[str, int]] = set()  # who waits, or uses a device, and was told of
+        self._told_until = 0.0  # before which nobody is told of, by time.monotonic()
+        self._seen: Answered | None = None  # the reservation whose devices were looked at
+        self._look_at = 0.0  # what is on the devices; by time.monotonic()
+
+    def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:
+        """Return who has come to the devices; shows who waits for them, mostly nobody."""
+        held = self.owner.held
+        if held is None:
+            return []
+        warnings = self._strangers(held, look)
+        if text := self.tell(held, pictures.is_watched):
+            pictures.tell(pictures.of_line(text))
+        return warnings
+
+    def _strangers(
+        self, held: Held, look: Callable[[], Mapping[Device, list[Process]]]
+    ) -> list[str]:
+        """Return a warning for each device on which another user has begun to use gigabytes.
+
+        Of a part nothing is told: others share the device.
+        """
+        is_new, self._seen = self._seen is not held.reservation, held.reservation
+        began = time.monotonic()
+        if held.part_mib is not None or (began < self._look_at and not is_new):
+            return []
+        listed = look()
+        took_s = time.monotonic() - began
+        self._look_at = began + took_s * (PATIENCE if took_s > QUICK_S else 0.0)
+        rows = strangers(listed, self._told)
+        return [] if is_new else messages.said(map(UsedByOthers, rows))  # it was told of the others
+
+    def tell(self, held: Held, is_watched: Callable[[], bool]) -> str | None:
+        """Return what to tell of those who wait for what lies idle here, not too often.
+
+        is_watched: tells whether a person reads it.
+        """
+        now = time.monotonic()
+        if os.environ.get(SWITCH) == "0" or now < self._told_until:
+            return None
+        first = first_of(held.devices, self._told)
+        if (took_s := time.monotonic() - now) > SLOW_S:  # a full directory of a container
+            self._told_until = now + PATIENCE * took_s
+        if first is None or not is_watched():
+            return None
+        if use.is_used(held, cells().began):
+            # A driver that hangs is not asked again after each cell.
+            self._told_until = now + PATIENCE * (time.monotonic() - now)
+            return None
+        if self.owner.held is not held:  # it has ended meanwhile
+            return None
+        self._told_until = now + EVERY_S
+        self._told.add(key(first))
+        return somebody_waits(first, held.devices, is_late=environment.cuda_started())
+
+
+def first_of(devices: Sequence[Device], told: Collection[tuple[str, int]]) -> Ticket | None:
+    """Return the first in the queue who could use one of the devices, if that is somebody new.
+
+    told: those of whom the holder was told already.
+    """
+    with suppress(LockError), LockDirectory() as directory:
+        for ticket in queue.others(_tickets(directory), devices):
+            if key(ticket) not in told:
+                return ticket._replace(holder=proc.with_user(ticket.holder))
+    return None
+
+
+def key(ticket: Ticket) -> tuple[str, int]:
+    """Return what tells this waiter from all others, before and after."""
+    return ticket.name, ticket.number
+
+
+def _tickets(directory: LockDirectory) -> list[Ticket]:
+    if proc.sees_all_locks():
+        return directory.listed_users_tickets()
+    with directory.mutex(MUTEX_LIMIT_S):
+        return directory.tickets()
+
+
+def strangers(listed: Mapping[Device, Sequence[Process]], told: set[tuple[str, int]]) -> list[Row]:
+    """Return a row for each device on which another user has begun to use gigabytes.
+
+    listed: what is on each device that is held. told: which of them are known; grows by the others.
+    """
+    rows: list[Row] = []
+    for device, processes in listed.items():
+        new = [
+            process
+            for process in processes
+            if process.kind != GRAPHICS
+            and (process.memory_mib or 0) > DESKTOP_MIB
+            and (device.uuid, process.pid) not in told
+            and proc.uid_of(process.pid) != os.geteuid()
+            and not proc.is_below(process.pid, {os.getpid()})
+        ]
+        told |= {(device.uuid, process.pid) for process in new}
+        if new:  # whose they are is slow to find out
+            known = tuple(map(proc.identified, new))
+            rows.append(Row(device, State.RESERVED, processes=known, use_state=State.BUSY))
+    return rows
+
+
+def somebody_waits(ticket: Ticket, devices: Sequence[Device], *, is_late: bool) -> str:
+    """Tell the holder of idle devices who waits for one. is_late: CUDA has started here."""
+    who = shown(ticket.holder.user or "Somebody")
+    note = f' ("{shown(ticket.holder.note)}")' if ticket.holder.note else ""
+    what = shown(ticket.asks or "a GPU")
+    how = "%reserve_gpu --release gives it to them."
+    if is_late:
+        how = "%reserve_gpu --release and a restart of this kernel give it to them."
+    waited = times.duration(max(0.0, (proc.boot_clock_ns() - ticket.number) / 1e9))
+    idle = f"{words.labels(devices)} {words.be(len(devices))} idle here"
+    return f"{who} has waited {waited} for {what}{note}. {idle}: {how}"
