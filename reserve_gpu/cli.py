@@ -12,10 +12,10 @@ from argparse import Namespace, RawDescriptionHelpFormatter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu import command, errors, foreign, options, settings
+from reserve_gpu import command, errors, foreign, option, options, settings
 from reserve_gpu.calls import Late
 from reserve_gpu.core import looking
-from reserve_gpu.options import Option, Parser
+from reserve_gpu.options import Parser
 from reserve_gpu.report import page, prometheus
 from reserve_gpu.report.faces import SHELL, shell
 from reserve_gpu.report.progress import Live
@@ -99,7 +99,7 @@ class Command(NamedTuple):
 
     words: str  # what people type for it
     text: str  # what it does; without one help does not list it
-    options: tuple[Option, ...]
+    options: tuple[option.Option, ...]
     start: Callable[[Namespace], int | str]  # does it; returns the exit code, or what to print
     usage: str = ""
     more: str = ""  # for its own help
@@ -281,7 +281,7 @@ def _require_command(words: list[str]) -> None:
     wrong = " ".join(words[: 1 + is_group])
     if wrong in options.REMOVED:
         raise errors.RequestError(options.gone(wrong))
-    near = MEANT.get(wrong) or options.likely(wrong, known)
+    near = MEANT.get(wrong) or option.likely(wrong, known)
     text = f"There is no command {errors.shown(wrong)}. {near} See reserve-gpu --help"
     raise errors.RequestError(text)
 
@@ -306,7 +306,7 @@ def _parser(commands: Sequence[Command]) -> Parser:
             epilog=subcommand.more,
             formatter_class=RawDescriptionHelpFormatter,
         )
-        options.add(subcommand.options, own_parser)
+        option.add(subcommand.options, own_parser)
         own_parser.set_defaults(start=subcommand.start)
     return parser
 

@@ -14,7 +14,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from reserve_gpu import errors, options, this_process
+from reserve_gpu import errors, option, options, this_process
 from reserve_gpu.core import api, request
 from reserve_gpu.quantities import parse_duration
 
@@ -192,7 +192,7 @@ async def _close(worker: Worker, text: str) -> None:
 def _plugin(_context: click.Context, _argument: click.Parameter, words: Sequence[str]) -> Any:
     """Return the plugin that the words after `--preload reserve_gpu.dask` ask for."""
     parser = options.Parser("--preload reserve_gpu.dask", add_help=False)
-    options.add(options.REQUEST_THAT_GOES_ON, parser)
+    option.add(options.REQUEST_THAT_GOES_ON, parser)
     parser.add_argument("--required", action="store_true")
     parser.set_defaults(wait=WAIT_S)
     try:

@@ -14,10 +14,11 @@ from reserve_gpu.core.request import Deadline, parse
 from reserve_gpu.errors import EXCUSED, RequestError, shell_line, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Waiting
+from reserve_gpu.option import Option, add, likely
 from reserve_gpu.report.times import duration
 
 if TYPE_CHECKING:
-    from argparse import Namespace, _ActionsContainer
+    from argparse import Namespace
     from collections.abc import Callable, Sequence
 
     from reserve_gpu.errors import ReserveGPUError
@@ -40,48 +41,10 @@ REMOVED = {
 DAYS = "Mon Tue Wed Thu Fri Sat Sun"
 
 
-def likely(word: str, known: Sequence[str], before: str = "") -> str:
-    """Return `Did you mean NEAREST?`, or all that is known. before: to each of them."""
-    from difflib import get_close_matches
-
-    for near in get_close_matches(word, known, 1):
-        return f"Did you mean {before}{near}?"
-    return f"There are: {', '.join(before + each for each in known)}."
-
-
 def _count(text: str) -> int:
     if not text.isdecimal():
         raise RequestError(f"{shown(text)!r} is no number of GPUs. Give one, as -n 2.")
     return int(text)
-
-
-class Option:
-    """One argument, as argparse takes it.
-
-    usage: its names, and what its value is called: `-n --count COUNT`. Without a value it is a
-    switch. text: its help. offers: values that Tab offers. settings: argparse's keyword arguments.
-    """
-
-    def __init__(self, usage: str, text: str, offers: str = "", **settings: Any) -> None:
-        flags = [word for word in usage.split() if not word.isupper()]
-        value = usage.split()[len(flags) :]
-        if value:
-            settings = {"metavar": value[0], **settings}
-        elif not settings:
-            settings = {"action": "store_true"}
-        elif "choices" in settings:
-            settings["type"] = self._choice
-        self.flags, self.offers = tuple(flags), tuple(offers.split())
-        self.settings = {"help": text, **settings}
-        self.flag = flags[-1]  # `--min-memory`; `devices` for the names of devices
-        # What the parser calls its value, and reserve() its keyword.
-        self.attribute = settings.get("dest") or self.flag.lstrip("-").replace("-", "_")
-
-    def _choice(self, text: str) -> str:
-        choices = self.settings["choices"]
-        if text not in choices:
-            raise RequestError(f"There is no {self.flag} {shown(text)}. {likely(text, choices)}")
-        return text
 
 
 DEVICES = Option(
@@ -356,9 +319,3 @@ def magic_parser() -> Parser:
     for title, options in MAGIC_CHAPTERS.items():
         add(options, parser.add_argument_group(title))
     return parser
-
-
-def add(options: tuple[Option, ...], parser: _ActionsContainer) -> None:
-    """Let the parser, or a chapter of its help, take these options."""
-    for option in options:
-        parser.add_argument(*option.flags, **option.settings)

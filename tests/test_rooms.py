@@ -42,7 +42,7 @@ ROOMS = [
     {"proc", "this_kernel"},
     {"this_process", "settings", "quantities"},
     {"alarm", "heir", "programs"},
-    {"calls"},
+    {"calls", "option"},
     {"errors"},
     {"notices"},
     {"model"},
