@@ -40,7 +40,7 @@ class CommandError(errors.ReserveGPUError):
 def run(arguments: Namespace) -> NoReturn:
     """Reserve what was asked for and become the command, which ends when its time is over."""
     program = find(arguments.command)
-    is_timed = arguments.for_ is not None or arguments.until is not None
+    is_timed = any(getattr(arguments, name, None) is not None for name in ("for_", "until"))
     if is_timed:
         _require_alarm()
     this_process.call_it(this_process.command(arguments.command) or "")

@@ -10,15 +10,26 @@ if TYPE_CHECKING:
     from argparse import _ActionsContainer
     from collections.abc import Iterable, Sequence
 
+DAYS = "Mon Tue Wed Thu Fri Sat Sun"
+
 
 class Option:
     """One argument, as argparse takes it.
 
     usage: its names, and what its value is called: `-n --count COUNT`. Without a value it is a
-    switch. text: its help. offers: values that Tab offers. settings: argparse's keyword arguments.
+    switch. text: its help. offers: values that Tab offers. suits_commands: also where a command is
+    run, which ends by itself. settings: argparse's keyword arguments.
     """
 
-    def __init__(self, usage: str, text: str, offers: str = "", **settings: Any) -> None:
+    def __init__(
+        self,
+        usage: str,
+        text: str,
+        offers: str = "",
+        *,
+        suits_commands: bool = True,
+        **settings: Any,
+    ) -> None:
         flags = [word for word in usage.split() if not word.isupper()]
         value = usage.split()[len(flags) :]
         if value:
@@ -28,6 +39,7 @@ class Option:
         elif "choices" in settings:
             settings["type"] = self._choice
         self.flags, self.offers = tuple(flags), tuple(offers.split())
+        self.suits_commands = suits_commands
         self.settings = {"help": text, **settings}
         self.flag = flags[-1]  # `--min-memory`; `devices` for the names of devices
         # What the parser calls its value, and reserve() its keyword.

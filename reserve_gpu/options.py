@@ -9,12 +9,12 @@ from __future__ import annotations
 from argparse import SUPPRESS, ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from reserve_gpu.core import api
+from reserve_gpu.core import api, features
 from reserve_gpu.core.request import Deadline, parse
 from reserve_gpu.errors import EXCUSED, RequestError, shell_line, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Waiting
-from reserve_gpu.option import Option, add, likely
+from reserve_gpu.option import DAYS, Option, add, likely
 from reserve_gpu.report.times import duration
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ REMOVED = {
     "--color": "set NO_COLOR=1 or FORCE_COLOR=1 in the environment",
     "--exclude": "name the GPUs that you want, as 0,2",
 }
-DAYS = "Mon Tue Wed Thu Fri Sat Sun"
 
 
 def _count(text: str) -> int:
@@ -75,29 +74,13 @@ MEMORY = Option(
     "4GB 10GB 20GB 40GB 50%",
 )
 NOTE = Option("--note TEXT", "a line for others to read beside your reservation")
-FOR = Option("--for DURATION", "release it after 90s, 30m, 4h, 2d", "1h 4h 8h 1d", dest="for_")
-UNTIL = Option(
-    "--until TIME",
-    "release it at 18:00, 6pm, Fri, tomorrow, 2026-12-01 or 'Fri 18:00'",
-    f"12:00 18:00 {DAYS}",
-)
-IDLE = Option(
-    "--idle DURATION",
-    "release it when no cell has run, and nothing has used it, for DURATION",
-    "30m 1h 2h",
-)
-IF_WANTED = Option("--if-wanted", "release it then only if somebody waits for it")
-END_KERNEL = Option(
-    "--end-kernel", "end the kernel then, if it has started CUDA: nothing else frees the memory"
-)
 OPTIONAL = Option("--optional", "if no GPU can be had, go on without one")
 
 WHICH = (DEVICES, COUNT, MIN_MEMORY, NAME)
 HOW = (MEMORY, WAIT, NOTE, OPTIONAL)
-WHEN = (FOR, UNTIL, IDLE, IF_WANTED, END_KERNEL)
+WHEN = features.options()
 REQUEST = (*WHICH, *HOW, *WHEN)
-# A command ends by itself, or at that moment: nobody knows whether it is idle.
-REQUEST_OF_COMMAND = (*WHICH, *HOW, FOR, UNTIL)
+REQUEST_OF_COMMAND = tuple(option for option in REQUEST if option.suits_commands)
 # Where a failure never ends the program: kernels start in any case, and so do Dask's workers.
 REQUEST_THAT_GOES_ON = tuple(option for option in REQUEST if option is not OPTIONAL)
 

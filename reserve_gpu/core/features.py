@@ -1,24 +1,34 @@
 """Which features there are, without their modules: a bare reservation imports none of them."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import settings
 from reserve_gpu.calls import Late
 from reserve_gpu.cells import cells, kernels_file
 from reserve_gpu.core.feature import Feature
 from reserve_gpu.core.held import Held
+from reserve_gpu.errors import RequestError
+from reserve_gpu.model import Lease
+
+if TYPE_CHECKING:
+    from reserve_gpu.option import Option
+
+NO_END = "Nothing here ends a reservation by itself, so none that is to end can be had."
 
 
 class FeatureRow(NamedTuple):
     """A feature: the class of that name in that module.
 
     is_wanted: tells whether this process needs it, by what it will hold; asked at each change.
+    options: the module that has its options of a request. ends: it ends reservations at their time.
     """
 
     module: str
     name: str
     is_wanted: Callable[[Held | None], bool]
+    options: str = ""
+    ends: bool = False
 
     def load(self) -> type[Feature]:
         """Import its module; returns the class."""
@@ -49,9 +59,23 @@ def _is_part(held: Held | None) -> bool:
 # In the order in which they are called: a look that the history makes serves the lease.
 FEATURES = (
     FeatureRow("features.history.journal", "History", _may_log),
-    FeatureRow("features.lease.timer", "LeaseTimer", _has_end),
+    FeatureRow(
+        "features.lease.timer", "LeaseTimer", _has_end, "features.lease.lease_options", ends=True
+    ),
     FeatureRow("core.caps", "PartWatch", _is_part),
     FeatureRow("features.restart.keeper", "Restart", _is_kernel),
     FeatureRow("features.asked.answerer", "Asked", _is_in_cells),
     FeatureRow("features.waiters.teller", "Waiters", _is_in_cells),
 )
+
+
+def options() -> "tuple[Option, ...]":
+    """Return the options that features add to a request."""
+    rows = [row for row in FEATURES if row.options]
+    return tuple(option for row in rows for option in Late(row.options).OPTIONS)
+
+
+def require_end(lease: Lease) -> None:
+    """Raise RequestError where no feature would end a reservation at its time."""
+    if lease.has_end and not any(row.ends for row in FEATURES):
+        raise RequestError(NO_END)

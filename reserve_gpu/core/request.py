@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import quantities, settings
 from reserve_gpu.calls import Late
+from reserve_gpu.core import features
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import MIB, UNITS, Lease, Promise, Request, Rules, Size
@@ -106,7 +107,8 @@ def setting_mib(variable: str) -> float | None:
 
 
 def require_settings(request: Request) -> None:
-    """Raise RequestError for a setting that is no size, before it matters."""
+    """Raise RequestError for a setting that is no size, or an end that nothing would see to."""
+    features.require_end(request.promise.lease)
     if request.part_mib is not None:
         setting_mib(settings.CONTEXT_MEMORY)
 

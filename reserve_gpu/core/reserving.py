@@ -64,13 +64,13 @@ def reserve(
     _require_descriptors(session)
     notices = [*session.renew(), *_begin(session)]
     before.append(session.reservation)
-    require_settings(request)
     inherited.require_absolute(request, session.variables.inherited())
     if ruled := rules():
         request, more = quota.allowed(
             request, ruled, session.now.lease, session.now.since_of(request), time.time()
         )
         notices += [*ruled.problems, *more]
+    require_settings(request)
     request = session.now.as_held(request)
     # Held already: say so again, and change nothing.
     if (met := session.met_by(request)) is not None:

@@ -20,7 +20,6 @@ from reserve_gpu.core.use import Use
 from reserve_gpu.features.history import recorder
 from reserve_gpu.features.history.journal import History
 from reserve_gpu.features.history.recorder import Recorder
-from reserve_gpu.features.lease.timer import LeaseTimer
 from reserve_gpu.log import log_writer, places
 from reserve_gpu.log.log_lines import Kind, LogLine, parsed
 from reserve_gpu.log.log_writer import Page
@@ -232,15 +231,6 @@ def test_another_reservation_takes_its_place(here: Here) -> None:
         ("GPU0", "another reservation took its place")
     ]
     assert [each["label"] for each in lines(here, "*.open")] == ["GPU1"]
-
-
-def test_the_end_of_a_lease_is_logged(here: Here) -> None:
-    """A reservation whose time is over says so in its last line."""
-    switch_on(here)
-    reserve_gpu.reserve(for_=2)
-    wait_for(lambda: not held(here))
-    wait_for(lambda: lines(here))
-    assert [line["how"] for line in lines(here)] == ["its time was over"]
 
 
 def test_what_was_held_for_a_moment_is_not_noted(here: Here) -> None:
@@ -542,26 +532,6 @@ def test_an_instance_without_a_process_is_idle(
     line = logged.entries[0]
     assert (bool(line.used_s) or None, bool(line.idle_s) or None) == expected
     logged.page.remove()
-
-
-def test_a_look_for_the_history_serves_the_lease(here: Here) -> None:
-    """A look that is made for the history postpones the lease's own; use that it sees counts."""
-    switch_on(here)
-    reserve_gpu.reserve(1, idle="1h")
-    timer, journal = feature(LeaseTimer), feature(History)
-    wait_for(lambda: timer._next_look > time.monotonic())
-
-    def look() -> tuple[float, float]:
-        session().run(lambda: setattr(journal._recorder, "_next_look", 0.0))
-        session().run(session()._step)
-        return timer._next_look, timer._used
-
-    before = timer._next_look, timer._used
-    idle = look()
-    here.add(f"compute {os.getpid()} 900\nutilisation 95")
-    used = look()
-    assert before[0] < idle[0] < used[0]
-    assert before[1] == idle[1] < used[1]
 
 
 # -- commands and kernels --------------------------------------------------------------------------
