@@ -265,8 +265,8 @@ def test_two_guests_of_one_that_has_gone(here: Here) -> None:
             holder.kill()
             assert one.reserve().value == "0"
             assert one.run("reserve_gpu.current().lease.until").error is None
-            left = f"{SESSION}session().run(session()._is_left)"
-            assert two.run(left).value is False
+            left = "from reserve_gpu.core import guests\nguests.is_left(session().held)"
+            assert two.run(f"{SESSION}{left}").value is False
 
 
 def test_the_work_of_a_guest_is_no_idleness(here: Here) -> None:

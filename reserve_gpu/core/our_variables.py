@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 else:
     caps = Late("core.caps")  # which only parts need
 
+DECIDING = (environment.VISIBLE, environment.ORDER)  # what CUDA sees
+
 
 class OurVariables:
     """What this process has done to the variables.
@@ -77,11 +79,18 @@ class OurVariables:
         reservation.environ = set_only(values)
         return notices
 
+    def are_as_set(self, reservation: Answered | None) -> bool:
+        """Tell whether what decides what CUDA sees is as it was set, and was before."""
+        if reservation is None or self.are_hidden or self._told:
+            return False
+        values = environment.read(DECIDING)
+        return all(value == reservation.environ.get(name) for name, value in values.items())
+
     def changed_in_cell(self, reservation: Answered) -> list[Notice]:
         """Return what a cell has made of the variables that decide what CUDA sees, once."""
         if self.are_hidden:
             return []
-        change = _changed(reservation, (environment.VISIBLE, environment.ORDER))
+        change = _changed(reservation, DECIDING)
         is_news, self._told = change != self._told, change
         return [change] if change and is_news else []
 

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
-from reserve_gpu import calls, proc
+from reserve_gpu import calls, proc, this_process
 from reserve_gpu.calls import Executor, Late
 from reserve_gpu.cells import cells
 from reserve_gpu.core import environment, policy
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 else:  # what a bare reservation does not need
     caps, handover, guests = Late("core.caps"), Late("core.handover"), Late("core.guests")
 
+SIGN_S = 5.0  # for so long cells need not look at the record, which others may write
 RENEW_LIMIT_S = 1.0  # for the mutex, at the end of a cell
 
 
@@ -99,6 +100,7 @@ class Session(Executor):
         self.last_look: UseLook | None = None
         self._held: Held | None = None
         self._features: dict[str, Feature] = {}  # by name; those that were wanted so far
+        self._signed: tuple[str | None, float] = (None, 0.0)  # as which notebook, and until when
         self._has_adopted = False
         environment.remember_over_fork()
 
@@ -158,7 +160,9 @@ class Session(Executor):
 
         Where less is asked for than is held, release the rest, as long as CUDA has not started.
         """
-        held = None if self._is_left() else self.held  # a guest that is left reserves anew
+        held = self.held
+        if held and held.guest and guests.is_left(held):
+            held = None  # it reserves anew
         is_more = request.promise.lease.has_end  # joining gives no time
         if held and held.guest and (is_more or not _is_met(held, request)):
             raise Failure(IsGuest(held.devices, held.guest.name))
@@ -262,25 +266,28 @@ class Session(Executor):
                 notices.append(notice)
         return notices
 
-    def _is_left(self) -> bool:
-        """Tell whether this is a guest, and the holder that it has joined has gone."""
-        return bool(self.now.guest and guests.is_left(self.now))
-
     def end_cell(self) -> list[Notice]:
         """Let others see that a cell has ended; returns what the person has to know."""
-        notices: list[Notice] = []
-        if self._held and not self.is_busy:
-            with suppress(NoThreadError):  # later is soon enough
-                notices = self.run(self._end_cell)
-        return notices
+        held = self._held
+        if held is None or self.is_busy:
+            return []
+        notebook, sign_at = self._signed
+        is_same = notebook == this_process.notebook() and time.monotonic() < sign_at
+        if is_same and self.variables.are_as_set(held.reservation) and held.is_settled:
+            for lock in held.locks.values():
+                lock.stamp()
+            return []
+        with suppress(NoThreadError):  # later is soon enough
+            return self.run(self._end_cell)
+        return []
 
     def _end_cell(self) -> list[Notice]:
         notices: list[Notice] = []
         try:
             notices = self.renew(RENEW_LIMIT_S)
-            if self._held and self._is_left():
-                name = self._held.guest.name if self._held.guest else None
-                notices.append(LeftAlone(self._held.devices, name))
+            held = self.held
+            if held and held.guest and guests.is_left(held):
+                notices.append(LeftAlone(held.devices, held.guest.name))
         except (LockError, Failure) as error:
             notices = [error.reason if isinstance(error, Failure) else str(error)]
         if self._held:
@@ -334,8 +341,10 @@ class Session(Executor):
     def _sign(self, held: Held) -> None:
         """Write into the locks who holds them."""
         visible = environment.variables(held.devices)[environment.VISIBLE]
+        who = myself()
+        self._signed = who.notebook, time.monotonic() + SIGN_S
         record = Record(
-            myself(),
+            who,
             held.promise,
             visible=visible,
             overdue=held.overdue,

@@ -28,46 +28,38 @@ if TYPE_CHECKING:
 SWITCH = "RESERVE_GPU_TELL_WAITERS"  # "0": no
 EVERY_S = 600.0  # at most so often somebody is told
 MUTEX_LIMIT_S = 0.2
-SLOW_S = 0.25  # a look at the queue that takes longer is not made after each cell
-QUICK_S = 0.02  # nor one at the devices
-PATIENCE = 100  # times as long as such a look has taken, until the next one
+PAUSE_S = 5.0  # a cell is no reason to ask the driver again at once
+QUICK_S = 0.05  # a look that takes longer is made again so much later
 
 
 class Waiters(Feature):
-    """Tells of each of those who wait once, and of each stranger on a device."""
+    """Tells of each of those who wait once, and of each stranger on a device.
 
-    def __init__(self, owner: Owner) -> None:
+    pause_s: between two looks; longer after a slow one.
+    """
+
+    def __init__(self, owner: Owner, pause_s: float = PAUSE_S) -> None:
         super().__init__(owner)
-        self._told: set[tuple[str, int]] = set()  # who waits, or uses a device, and was told of
-        self._told_until = 0.0  # before which nobody is told of, by time.monotonic()
+        self._pause_s = pause_s
+        self._known: set[tuple[str, int]] = set()  # who waits, or uses a device, and was told of
+        self._tell_at = 0.0  # who waits, at the earliest; by time.monotonic()
         self._seen: Answered | None = None  # the reservation whose devices were looked at
-        self._look_at = 0.0  # what is on the devices; by time.monotonic()
+        self._look_at = 0.0  # at the earliest, by time.monotonic()
 
     def cell_ended(self, look: Callable[[], Mapping[Device, list[Process]]]) -> list[str]:
         """Return who has come to the devices; shows who waits for them, mostly nobody."""
-        held = self.owner.held
+        held, began = self.owner.held, time.monotonic()
         if held is None:
             return []
-        warnings = self._strangers(held, look)
+        is_new = held.reservation is not self._seen
+        if began < self._look_at and not is_new:
+            return []
+        self._seen = held.reservation
+        rows = [] if held.part_mib is not None else strangers(look(), self._known)
         if text := self.tell(held, pictures.is_watched):
             pictures.tell(pictures.of_line(text))
-        return warnings
-
-    def _strangers(
-        self, held: Held, look: Callable[[], Mapping[Device, list[Process]]]
-    ) -> list[str]:
-        """Return a warning for each device on which another user has begun to use gigabytes.
-
-        Of a part nothing is told: others share the device.
-        """
-        is_new, self._seen = self._seen is not held.reservation, held.reservation
-        began = time.monotonic()
-        if held.part_mib is not None or (began < self._look_at and not is_new):
-            return []
-        listed = look()
         took_s = time.monotonic() - began
-        self._look_at = began + took_s * (PATIENCE if took_s > QUICK_S else 0.0)
-        rows = strangers(listed, self._told)
+        self._look_at = began + took_s + self._pause_s * max(1.0, took_s / QUICK_S)
         return [] if is_new else messages.said(map(UsedByOthers, rows))  # it was told of the others
 
     def tell(self, held: Held, is_watched: Callable[[], bool]) -> str | None:
@@ -76,32 +68,26 @@ class Waiters(Feature):
         is_watched: tells whether a person reads it.
         """
         now = time.monotonic()
-        if os.environ.get(SWITCH) == "0" or now < self._told_until:
+        if os.environ.get(SWITCH) == "0" or now < self._tell_at:
             return None
-        first = first_of(held.devices, self._told)
-        if (took_s := time.monotonic() - now) > SLOW_S:  # a full directory of a container
-            self._told_until = now + PATIENCE * took_s
-        if first is None or not is_watched():
-            return None
-        if use.is_used(held, cells().began):
-            # A driver that hangs is not asked again after each cell.
-            self._told_until = now + PATIENCE * (time.monotonic() - now)
+        first = first_of(held.devices, self._known)
+        if first is None or not is_watched() or use.is_used(held, cells().began):
             return None
         if self.owner.held is not held:  # it has ended meanwhile
             return None
-        self._told_until = now + EVERY_S
-        self._told.add(key(first))
+        self._tell_at = now + EVERY_S
+        self._known.add(key(first))
         return somebody_waits(first, held.devices, is_late=environment.cuda_started())
 
 
-def first_of(devices: Sequence[Device], told: Collection[tuple[str, int]]) -> Ticket | None:
+def first_of(devices: Sequence[Device], known: Collection[tuple[str, int]]) -> Ticket | None:
     """Return the first in the queue who could use one of the devices, if that is somebody new.
 
-    told: those of whom the holder was told already.
+    known: those of whom the holder was told already.
     """
     with suppress(LockError), LockDirectory() as directory:
         for ticket in queue.others(_tickets(directory), devices):
-            if key(ticket) not in told:
+            if key(ticket) not in known:
                 return ticket._replace(holder=proc.with_user(ticket.holder))
     return None
 

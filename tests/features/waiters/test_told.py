@@ -27,12 +27,17 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.process]
 
+NO_PAUSE = """
+from reserve_gpu.core.session import session
+from reserve_gpu.features.waiters.teller import Waiters
+session()._features["Waiters"] = Waiters(session(), pause_s=0.0)
+"""
 IDLE = "gpu\n  memory 8192\n"
 
 
 @pytest.fixture(autouse=True)
 def _nobody_was_told(here: Here) -> None:
-    session()._features.pop("Waiters", None)
+    session()._features["Waiters"] = Waiters(session(), pause_s=0.0)
 
 
 @pytest.mark.promise
@@ -47,7 +52,7 @@ def test_who_waits_is_told_once(here: Here) -> None:
         here.write(f"{IDLE}  compute {os.getpid()} 900\n  utilisation 90\n")
         assert "has waited" not in shell.run("pass").all
         here.write(IDLE)
-        feature(Waiters)._told_until = 0.0  # a moment later
+        feature(Waiters)._tell_at = 0.0  # a moment later
         told = shell.run("pass").shown.strip()
         assert told.startswith(f"{own_name()} has waited ")
         how = "GPU0 is idle here: %reserve_gpu --release gives it to them."
@@ -67,7 +72,7 @@ def test_at_most_every_ten_minutes(here: Here) -> None:
         assert '("first")' in shell.run("pass").shown
         Waiter(here, two, "note='second'")
         assert "has waited" not in shell.run("pass").shown
-        feature(Waiters)._told_until = 0.0  # ten minutes later
+        feature(Waiters)._tell_at = 0.0  # ten minutes later
         assert '("second")' in shell.run("pass").shown
 
 
@@ -97,6 +102,7 @@ def test_a_program_that_reads_the_output(here: Here) -> None:
     pytest.importorskip("ipykernel.kernelspec")
     with here.kernel() as kernel, here.child() as child:
         kernel.run("%reserve_gpu 0")
+        kernel.run(NO_PAUSE)
         Waiter(here, child, "'0'")
         unattended = kernel.client.execute("pass", allow_stdin=False, stop_on_error=False)
         assert "has waited" not in kernel.finish(unattended).all
@@ -185,3 +191,13 @@ def run_until(shell: Shell, text: str) -> str:
 
     wait_for(is_shown)
     return shown[0]
+
+
+def test_the_next_cell_does_not_look_again(here: Here) -> None:
+    """Of two cells, one right after the other, only the first talks to the driver at its end."""
+    session()._features["Waiters"] = Waiters(session())
+    shell = here.shell()
+    assert not shell.run("%reserve_gpu").error
+    calls = here.calls()
+    shell.run("1")
+    assert here.calls() == calls
