@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import io
-import tokenize
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.entered import lines_of_code
 from tests.machine import ROOT
 
 if TYPE_CHECKING:
@@ -16,30 +15,14 @@ if TYPE_CHECKING:
 
 MOST_LINES = 13_250  # whoever adds takes away first
 MOST_CALLS = 12
-NO_CODE = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}  # fmt: skip
-WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-def lines_of_code(text: str) -> int:
-    """Count the lines with a token of code: no blank lines, no comments, no docstrings."""
-    code: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in NO_CODE:
-            code |= {*range(token.start[0], token.end[0] + 1)}
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, WITH_DOCSTRING) and ast.get_docstring(node) is not None:
-            code -= {*range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)}
-    return len(code)
+MOST_ENTERED = {"reserve": 1_943, "refuse": 2_787}
 
 
 def test_lines_of_code() -> None:
     """The package has no more lines of code than its budget."""
-    counts = {path: lines_of_code(path.read_text()) for path in ROOT.glob("reserve_gpu/**/*.py")}
+    counts = [len(lines_of_code(path.read_text())) for path in ROOT.glob("reserve_gpu/**/*.py")]
     assert len(counts) > 50
-    assert sum(counts.values()) <= MOST_LINES
+    assert sum(counts) <= MOST_LINES
 
 
 DEEPEST = """
@@ -83,3 +66,14 @@ def test_the_road_of_a_bare_reservation_is_short(machine: Machine) -> None:
     threads = done.stdout.splitlines()
     assert len(threads) >= 3, done  # the caller's, the session's, and the driver's
     assert [line for line in threads if int(line.split()[0]) > MOST_CALLS] == []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("what", MOST_ENTERED)
+def test_the_functions_on_the_road_are_few(what: str, machine: Machine) -> None:
+    """The functions that a bare reservation, or a refusal, enters have no more code than so."""
+    done = machine.command(sys.executable, "-m", "tests.entered", what)
+    assert done.returncode == 0, done
+    *functions, total = done.stdout.splitlines()
+    assert len(functions) > 100
+    assert int(total) <= MOST_ENTERED[what], done.stdout
