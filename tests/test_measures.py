@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MOST_LINES = 13_250  # whoever adds takes away first
 MOST_CALLS = 12
-MOST_ENTERED = {"reserve": 1_943, "refuse": 2_787}
+MOST_ENTERED = {"reserve": 1_809, "refuse": 2_564}
 
 
 def test_lines_of_code() -> None:

@@ -198,16 +198,13 @@ class Look:
         """Return the devices that will do best, all of them locked; None if they are too few."""
         first_will_do = policy.first_will_do(self._request)
         for device in devices:
-            unfit = self._unfit(device)
-            if unfit is None and isinstance(device, Device):
-                taken.add(self._locked(device))
-            elif unfit:
-                taken.add(unfit)
-            if first_will_do and (chosen := self._best(taken)):
-                return chosen
-        return None if first_will_do else self._best(taken)
-
-    def _best(self, taken: Taken) -> list[Device] | None:
+            fitting = self._fitting(device)
+            found = fitting if isinstance(fitting, Row) else self._locked(fitting)
+            taken.add(found)
+            if first_will_do and isinstance(found, Locked):
+                return [found.device]
+        if first_will_do:
+            return None
         rank = {uuid: locked.rank for uuid, locked in taken.locked.items()}
         there = [locked.device for locked in taken.locked.values()]
         return policy.choose(there, self._request, rank, self._link)
@@ -216,14 +213,14 @@ class Look:
         left_s = self._readings_until - time.monotonic()
         return self._asking.gpus.link(one, other, left_s) if left_s > 0 else Link.SYSTEM
 
-    def _unfit(self, device: Device | Fault) -> Row | None:
-        """Return why a device will not do, whoever has it; None for one that will."""
+    def _fitting(self, device: Device | Fault) -> Device | Row:
+        """Return the device if it will do, whoever has it; else why it will not."""
         reason = device.reason if isinstance(device, Fault) else None
         if unfit := policy.unfit(device, self._request, self._asking.driver):
             return Row(device, State.UNFIT, reason=reason, unfit=unfit)
         if isinstance(device, Fault):
             return Row(device, device.state, reason=reason)
-        return self._by_rules(device) if self._by_rules else None
+        return (self._by_rules(device) if self._by_rules else None) or device
 
     def _locked(self, device: Device) -> Locked | Row:
         """Lock one device, look at it, and keep the lock only if it will do."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reserve_gpu import proc
 from reserve_gpu.calls import Late
 from reserve_gpu.core import environment
 from reserve_gpu.errors import ImpossibleError, RequestError, shown
@@ -37,7 +36,7 @@ def candidates(gpus: Nvml, request: Request, inherited: Variables) -> Iterator[D
     return gpus.screens_last(inside(gpus, inherited))
 
 
-def require_absolute(request: Request, inherited: Variables) -> None:
+def require_absolute(typed: Sequence[str], inherited: Variables) -> None:
     """Raise RequestError for a `cuda:0` where it is no number of nvidia-smi's.
 
     CUDA counts within CUDA_VISIBLE_DEVICES. Where somebody else has set that, who says `cuda:0` may
@@ -45,7 +44,7 @@ def require_absolute(request: Request, inherited: Variables) -> None:
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars
     """
     value = inherited[environment.VISIBLE]
-    for name in request.devices:
+    for name in typed:
         number = names.cuda_number(name)
         if value is not None and number is not None:
             listed = names.entries(value)
@@ -57,14 +56,13 @@ def require_absolute(request: Request, inherited: Variables) -> None:
             )
 
 
-def adopt_parents_gpus(gpus: Nvml, locks: LockDirectory) -> None:
+def adopt_parents_gpus(parent: int, gpus: Nvml, locks: LockDirectory) -> None:
     """Set the variables that a child of multiprocessing did not get from the process it works for.
 
     A fork server, the default from Python 3.14 on, hands on the environment that it was started
-    with: by then nothing may have been reserved.
+    with: by then nothing may have been reserved. parent: that process.
     """
-    parent = proc.multiprocessing_parent()
-    if parent is None or environment.read()[environment.VISIBLE] is not None:
+    if environment.read()[environment.VISIBLE] is not None:
         return
     devices: list[Device] = []
     visible, part_mib = "", None

@@ -64,16 +64,17 @@ def reserve(
     _require_descriptors(session)
     notices = [*session.renew(), *_begin(session)]
     before.append(session.reservation)
-    inherited.require_absolute(request, session.variables.inherited())
+    inherited.require_absolute(request.devices, session.variables.inherited())
     if ruled := rules():
         request, more = quota.allowed(
             request, ruled, session.now.lease, session.now.since_of(request), time.time()
         )
         notices += [*ruled.problems, *more]
     require_settings(request)
-    request = session.now.as_held(request)
+    held = session.held
+    request = held.as_held(request) if held else request
     # Held already: say so again, and change nothing.
-    if (met := session.met_by(request)) is not None:
+    if held and (met := session.met_by(request)) is not None:
         return _answer(session, notices + met)
     if ruled:
         quota.require_amount(request, ruled)
@@ -82,12 +83,12 @@ def reserve(
         raise Failure(TooLate(session.devices))
     with Nvml() as gpus:
         gpus.count()  # without a driver nothing is made
-        request = _in_place(session.now, request)
+        request = _in_place(held, request) if held else request
         if is_late:
             request = _only_what_cuda_sees(session, request, gpus)
         with LockDirectory() as locks:
-            if not is_late:
-                inherited.adopt_parents_gpus(gpus, locks)
+            if not is_late and (parent := proc.multiprocessing_parent()):
+                inherited.adopt_parents_gpus(parent, gpus, locks)
             asking = Asking(
                 request,
                 gpus,
@@ -105,12 +106,18 @@ def reserve(
             # Who waits anyway waits for one who is stopped while it has the mutex, too.
             limit_s = max(LEAST_WAIT_S, deadline.left_s) if deadline.waits else MUTEX_LIMIT_S
             outcome = attempt(asking, session.hold, mutex_limit_s=limit_s)
-            if isinstance(outcome, Denied) and _may_wait(session, asking, outcome, deadline):
+            if isinstance(outcome, Denied) and deadline.waits:
                 outcome = _wait(session, asking, outcome, deadline)
             if isinstance(outcome, Denied):
                 raise _failure(session, asking, outcome, deadline)
             cautions = _cautions(asking, outcome)
             return _answer(session, [*notices, *cautions, *session.variables.notices])
+
+
+def _require_descriptors(session: Session) -> None:
+    """Raise ReserveGPUError where too few are left, unless something is held already."""
+    if not session.devices:
+        proc.require_descriptors()
 
 
 def _answer(session: Session, notices: list[Notice]) -> tuple[Reservation, list[Notice]]:
@@ -139,19 +146,10 @@ def _begin(session: Session) -> list[Notice]:
     return [notice for each in session.wanted(session.held) for notice in each.begins()]
 
 
-def _require_descriptors(session: Session) -> None:
-    """Raise ReserveGPUError where too few are left, unless something is held already."""
-    if not session.devices:
-        proc.require_descriptors()
-
-
-def _may_wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> bool:
-    is_possible = policy.may_come_free(denied.rows, asking.request)
-    return deadline.waits and is_possible and not _is_above(session, asking, denied)
-
-
 def _wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> Granted | Denied:
-    """Wait in the queue; attempt it again whenever something has come free."""
+    """Wait in the queue, if that makes sense; attempt it again whenever something has come free."""
+    if not policy.may_come_free(denied.rows, asking.request) or _is_above(session, asking, denied):
+        return denied
     candidates = [row.device for row in denied.rows]
 
     def try_again(place: Place) -> Granted | Denied:
@@ -196,7 +194,7 @@ def _failure(session: Session, asking: Asking, denied: Denied, deadline: Deadlin
             waited_s=deadline.limit_s if has_waited else None,
             user=proc.user_of(os.getpid()),
             problems=asking.rules.problems if asking.rules else (),
-            free=_free_others(asking, rows),
+            free=_free_others(asking, rows) if request.devices else (),
             siblings=_siblings(rows),
         )
     )
@@ -227,7 +225,7 @@ def _free_others(asking: Asking, rows: Sequence[Row]) -> list[Row]:
     """
     request, ruled = asking.request, asking.rules
     is_limited = asking.inherited[environment.VISIBLE] is not None or asking.is_taking_back
-    if not request.devices or is_limited or any(row.state is State.LIMITED for row in rows):
+    if is_limited or any(row.state is State.LIMITED for row in rows):
         return []
     drained = ruled.drained if ruled else ()
     look = machine.look(asking.gpus, idle_mib=asking.idle_mib, drained=drained)

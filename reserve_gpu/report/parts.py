@@ -39,15 +39,15 @@ def offer(rows: Sequence[Row], face: Face) -> Line:
     return "Get a part of a GPU with ", (face.typed(part), TYPED)
 
 
-def no_room(request: Request, rows: Sequence[Row]) -> str:
+def no_room(request: Request, size: Size, rows: Sequence[Row]) -> str:
     """Return `No GPU has room for 9.3 GiB: the most is 6.2 GiB on GPU2.`, if that is the reason.
 
-    rows: of the devices that would do.
+    size: of the part. rows: of the devices that would do.
     """
     full = [row for row in rows if row.state is State.FULL]
-    if request.promise.size is None or not full:
+    if not full:
         return ""
-    wanted = words.part(request.promise.size)
+    wanted = words.part(size)
     if request.needed > 1:
         enough, total = sum(row.would_be_taken for row in rows), len(rows)
         has = f"{enough or 'none'} of {total} {'have' if enough > 1 else 'has'}"
@@ -59,21 +59,22 @@ def no_room(request: Request, rows: Sequence[Row]) -> str:
     return f"No GPU has room for {wanted}: the most is {room} on {most.label}."
 
 
-def smaller(request: Request, rows: Sequence[Row]) -> Request | None:
-    """Return the request for the largest parts that would fit now; None if they are too small."""
-    if request.part_mib is None:
-        return None
+def smaller(request: Request, size: Size, rows: Sequence[Row]) -> Request | None:
+    """Return the request for the largest parts that would fit now; None if they are too small.
+
+    size: what was asked for.
+    """
     most_mib = 0.0
     for is_whole in (True, False):  # CUDA gives a process whole GPUs or MIG instances, not both
         rooms = sorted(
-            (_promisable_mib(row, request.part_mib) for row in rows
+            (_promisable_mib(row, size.mib) for row in rows
              if (row.device.instance is None) is is_whole),
             reverse=True,
         )  # fmt: skip
         if len(rooms) >= request.needed:
             most_mib = max(most_mib, rooms[request.needed - 1])
     part_mib = words.rounded_down(most_mib)
-    if most_mib < LEAST_MIB or not 0 < part_mib < (request.part_mib or math.inf):
+    if most_mib < LEAST_MIB or not 0 < part_mib < (size.mib or math.inf):
         return None
     return request._replace(promise=request.promise._replace(size=Size(part_mib)))
 

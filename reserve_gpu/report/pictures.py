@@ -158,7 +158,7 @@ def _none_free(request: Request, rows: Sequence[Row], now: float) -> str:
     fit = messages.fit(rows)
     if limited := about_rules.limited(fit):
         return limited
-    if no_room := parts.no_room(request, fit):
+    if (size := request.promise.size) and (no_room := parts.no_room(request, size, fit)):
         return no_room
     others = [row for row in fit if not (row.is_mine and row.would_be_taken)]
     states = [layout.state(row, now) for row in others]
@@ -196,7 +196,8 @@ def _ways_out(reason: Refused, face: Face, now: float) -> list[Line]:
     That is never what another person has.
     """
     request, rows, user = reason.request, reason.rows, reason.user
-    states = [row.state for row in messages.fit(rows)]
+    fit = messages.fit(rows)
+    states = [row.state for row in fit]
     siblings = [row for row in rows if {h.listed_pid for h in row.holders} & {*reason.siblings}]
     missing = [row for row in rows if not row.would_be_taken and row not in siblings]
     available = [row for row in rows if row.would_be_taken]
@@ -216,7 +217,7 @@ def _ways_out(reason: Refused, face: Face, now: float) -> list[Line]:
     if not request.devices and not all(row.is_mine for row in available):
         smaller = face.typed(request._replace(count=len(available)))
         lines.append((f"{len(available)} can be had now: ", (smaller, TYPED)))
-    if less := parts.smaller(request, messages.fit(rows)):
+    if request.promise.size and (less := parts.smaller(request, request.promise.size, fit)):
         size = words.gib(less.part_mib or 0.0)
         lines.append((f"{size} can be had now: ", (face.typed(less), TYPED)))
     if usable := next((row for row in missing if _may_be_named(row, user)), None):

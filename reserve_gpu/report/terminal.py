@@ -51,7 +51,8 @@ PLAIN_COLUMNS = 4000  # so wide that no line is broken where there is no termina
 
 def plain(layout: Layout) -> str:
     """Return the picture without colours, each line in one piece."""
-    return _in_its_letters("\n".join(lines(layout, PLAIN_COLUMNS, is_coloured=False)), sys.stdout)
+    made = "\n".join(text_of(line).rstrip() for line in rows(layout, PLAIN_COLUMNS))
+    return _in_its_letters(made, sys.stdout)
 
 
 def text(layout: Layout, stream: TextIO | None = None) -> str:
@@ -133,7 +134,9 @@ def rows(
 def _table(entries: Sequence[Entry], width: int, spare: int) -> Iterator[Line]:
     """Yield the titles and a line for each device; people who don't fit there stand below it."""
     rows = [_cells(entry) for entry in entries]
-    widths = _widths(rows, width, [width_of_line(entry.who) for entry in entries], spare)
+    widths = _widths(rows)
+    if width < PLAIN_COLUMNS:
+        _fit(widths, entries, width, spare)
     has_room = sum(widths) + width_of(HEAD[-1]) <= width
     fitting = (cut(title, max(0, room - GAP)) for title, room in zip(HEAD, widths, strict=False))
     titles = [((title, FAINT),) for title in fitting]
@@ -147,19 +150,21 @@ def _table(entries: Sequence[Entry], width: int, spare: int) -> Iterator[Line]:
             yield from wrapped(line, width, indent=INDENT + 2 * entry.is_instance)
 
 
-def _widths(
-    rows: Sequence[Sequence[str]], width: int, people: Sequence[int], spare: int
-) -> list[int]:
-    """Return the width of each column with the gap behind it, 0 for one that is left out.
-
-    people: how wide what is said of people is, for each device.
-    spare: so many lines more are no loss.
-    """
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the width of each column with the gap behind it, 0 for one that is left out."""
     widths = []
     for title, *cells in zip(HEAD, *rows, strict=False):
         widest = max(map(width_of, cells))
         widths.append(max(widest, width_of(title)) + GAP if widest else 0)
-    has_load, widths[LOAD_BARS] = bool(widths[LOAD_BARS]), 0
+    return widths
+
+
+def _fit(widths: list[int], entries: Sequence[Entry], width: int, spare: int) -> None:
+    """Leave out columns, or make them narrower, so that they fit; longer bars take what is left.
+
+    spare: so many lines more are no loss.
+    """
+    people = [width_of_line(entry.who) for entry in entries]
 
     def below() -> int:  # how many people stand below their device
         return sum(who > width - sum(widths) for who in people)
@@ -185,23 +190,19 @@ def _widths(
         widths[NAME] = max(1 + GAP, min(widths[NAME], room - sum(widths) + widths[NAME]))
     left = width - sum(widths)
     beside = [width_of(HEAD[-1]), *(who for who in people if who <= left)]
-    return _with_long_bars(widths, left - max(beside), has_load=has_load)
+    _lengthen_bars(widths, entries, left - max(beside))
 
 
-def _with_long_bars(widths: list[int], left: int, *, has_load: bool) -> list[int]:
-    """Return the widths with bars for the load too, and longer ones, where that many are left.
-
-    Not in a pipe or a file, where nobody knows how wide it is shown.
-    """
-    if not widths[BARS] or left > PLAIN_COLUMNS // 2:
-        return widths
-    if has_load and left >= BAR + GAP:
+def _lengthen_bars(widths: list[int], entries: Sequence[Entry], left: int) -> None:
+    """Add bars for the load too, and make all longer, where so many columns are left."""
+    if not widths[BARS]:
+        return
+    if left >= BAR + GAP and any(entry.load is not None for entry in entries):
         widths[LOAD_BARS] = BAR + GAP
         left -= BAR + GAP
     bars = [column for column in (BARS, LOAD_BARS) if widths[column]]
     for column in bars:
         widths[column] += max(0, min(LONGEST_BAR - BAR, left // len(bars)))
-    return widths
 
 
 def _row(cells: Sequence[Line], widths: Sequence[int]) -> Line:
@@ -213,13 +214,15 @@ def _row(cells: Sequence[Line], widths: Sequence[int]) -> Line:
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:
-    """Return the text of each column; of a bar as many letters as the shortest has."""
+    """Return the text of each column; of a bar as many letters as the shortest has.
+
+    Bars for the load come where there is room for them.
+    """
     number = f"  {entry.number}" if entry.is_instance else entry.number
     state = entry.state.value if entry.state else ""
     bar = "" if entry.share is None else FULL * BAR
-    load_bar = "" if entry.load is None else FULL * BAR
     heat = entry.temperature, entry.power
-    return number, state, entry.name, bar, entry.memory, load_bar, entry.util, *heat
+    return number, state, entry.name, bar, entry.memory, "", entry.util, *heat
 
 
 def _styled_cells(entry: Entry, cells: Sequence[str], widths: Sequence[int]) -> list[Line]:
