@@ -116,16 +116,9 @@ class Exceeded(NamedTuple):
     caps: Sequence[str]
 
 
-class BeforeEndFailed(NamedTuple):
-    """A function of before_end() has not done its work. function: its name. why: in words."""
-
-    function: str
-    why: str
-
-
 Notice: TypeAlias = (
     "str | Caution | Private | Unusable | UsedByOthers | Stays | Changed | LockedAnew"
-    " | LeftAlone | Shortened | CapsStand | ToType | Exceeded | BeforeEndFailed | Reason"
+    " | LeftAlone | Shortened | CapsStand | ToType | Exceeded | Reason"
 )
 
 # -- in place of one -------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import calls
 from reserve_gpu.cells import cells
-from reserve_gpu.notices import BeforeEndFailed
+from reserve_gpu.errors import REASON_LIMIT, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ class ProcessEnd:
     def begin(
         self,
         is_due: Callable[[], bool],
-        say: Callable[[BeforeEndFailed], object],
+        say: Callable[[str], object],
         go_on: Callable[[], object],
     ) -> None:
         """Begin to end the process, as long as that is due.
@@ -92,26 +92,27 @@ def _end_process(is_due: Callable[[], bool]) -> None:
             time.sleep(POLL_S)
 
 
-def _called(function: Callable[[], object], limit_s: float) -> BeforeEndFailed | None:
+def _called(function: Callable[[], object], limit_s: float) -> str | None:
     """Call a function of before_end(); returns what to say where it has not done its work."""
     name = _name_of(function)
-    problems: list[BeforeEndFailed] = []
+    named = f"before_end: {shown(name)}"
+    problems: list[str] = []
 
     def call() -> None:
         try:
             function()
         except BaseException as error:  # noqa: BLE001 - a person's code may raise anything
-            why = f"raised {type(error).__name__}: {error}"
-            problems.append(BeforeEndFailed(name, why))
+            why = shown(f"raised {type(error).__name__}: {error}", REASON_LIMIT)
+            problems.append(f"{named} {why}.")
 
     thread = threading.Thread(target=call, name=f"before_end {name}", daemon=True)
     try:
         thread.start()
     except RuntimeError:
-        return BeforeEndFailed(name, "was not called: no thread can be started")
+        return f"{named} was not called: no thread can be started."
     thread.join(limit_s)
     if thread.is_alive():
-        return BeforeEndFailed(name, f"has not ended within {limit_s:g} s")
+        return f"{named} has not ended within {limit_s:g} s."
     return problems[0] if problems else None
 
 

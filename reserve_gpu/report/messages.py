@@ -205,12 +205,6 @@ def caution(notice: notices.Caution) -> str:
 
 
 @say.register
-def before_end_failed(notice: notices.BeforeEndFailed) -> str:
-    """Say that a function of before_end() has not done its work."""
-    return f"before_end: {shown(notice.function)} {shown(notice.why, REASON_LIMIT)}."
-
-
-@say.register
 def unusable(notice: notices.Unusable) -> str:
     """Tell the holder of a device that the driver can't use it now."""
     device, reason = notice

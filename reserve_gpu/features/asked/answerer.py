@@ -13,7 +13,7 @@ from reserve_gpu.core.feature import Feature
 from reserve_gpu.errors import shown
 from reserve_gpu.features.asked.listener import Listener
 from reserve_gpu.model import Answer, End
-from reserve_gpu.report import messages, times
+from reserve_gpu.report import times
 from reserve_gpu.report.words import labels
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from reserve_gpu.core.feature import Owner
     from reserve_gpu.core.held import Change
     from reserve_gpu.model import Device
-    from reserve_gpu.notices import BeforeEndFailed
 
 
 class Asked(Feature):
@@ -61,7 +60,7 @@ class Asked(Feature):
         if request.get("notebook") not in (None, this_process.notebook()):
             return Answer.ANOTHER  # somebody has written another name into the lock file
         if request["do"] == "end":
-            process_end.of_this_process().begin(lambda: True, self._warn, lambda: None)
+            process_end.of_this_process().begin(lambda: True, self._warnings.append, lambda: None)
             return Answer.ENDED
         if environment.cuda_started():
             return Answer.CUDA
@@ -74,9 +73,6 @@ class Asked(Feature):
         self.owner.let_go(End.ASKED)
         self._warnings.append(released_by(held.devices, request["by"], time.time()))
         return Answer.RELEASED
-
-    def _warn(self, notice: BeforeEndFailed) -> None:
-        self._warnings.append(messages.say(notice))
 
 
 def released_by(devices: Sequence[Device], user: str, at: float) -> str:

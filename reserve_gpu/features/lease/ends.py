@@ -6,10 +6,9 @@ import time
 from typing import TYPE_CHECKING
 
 from reserve_gpu.errors import shown
-from reserve_gpu.features.lease.lease_notices import Action, LeaseOver
+from reserve_gpu.features.lease.lease_notices import Action
 from reserve_gpu.model import Lease, Promise, Request
-from reserve_gpu.notices import BeforeEndFailed
-from reserve_gpu.report import messages, times, words
+from reserve_gpu.report import times, words
 from reserve_gpu.report.times import MINUTE_S
 from reserve_gpu.report.words import labels
 
@@ -20,16 +19,14 @@ if TYPE_CHECKING:
 HOUR_S = 3600
 NEAR_S = 2 * MINUTE_S  # a moment that is so near has its seconds
 NAMED_CHILDREN = 3
+OVER = (  # the last word, and the same where another reservation follows
+    "This reservation was released.",
+    "Another reservation has taken the place of this one.",
+)
 
 
-def say(notice: LeaseNotice | LeaseOver | BeforeEndFailed, face: Face) -> str:
+def say(notice: LeaseNotice, face: Face) -> str:
     """Return what the holder reads there."""
-    if isinstance(notice, BeforeEndFailed):
-        return messages.say(notice)
-    if isinstance(notice, LeaseOver):
-        if notice.is_replaced:
-            return "Another reservation has taken the place of this one."
-        return "This reservation was released."
     if notice.action is Action.LAST:
         return _lasts(notice)
     if notice.action is Action.RELEASE:

@@ -7,8 +7,7 @@ from contextlib import suppress
 
 from reserve_gpu.cells import cells
 from reserve_gpu.features.lease import ends
-from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice, LeaseOver
-from reserve_gpu.notices import BeforeEndFailed
+from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice
 from reserve_gpu.report.faces import MAGIC, PYTHON
 from reserve_gpu.report.progress import Replaceable
 
@@ -25,25 +24,32 @@ class LeaseLine:
         self._is_notice = False  # the next cell is to tell what is shown
         self._told = ""  # by this cell, at its begin
 
-    def show(self, notice: LeaseNotice | BeforeEndFailed) -> None:
+    def show(self, notice: LeaseNotice) -> None:
         """Show how the lease stands now, and let the next cell tell it, if that is worth it.
 
         What no cell will tell, and is worth it, is for the log.
         """
         self._is_notice = False  # of what was shown before
-        text = self._replace(notice)
-        if isinstance(notice, BeforeEndFailed) or notice.action is Action.END_PROCESS:
+        text = ends.say(notice, MAGIC if cells().shell else PYTHON)
+        self._replace(text)
+        if notice.action is Action.END_PROCESS:
             _log(text)
         elif _is_for_next_cell(notice):
             self._is_notice = bool(cells().shell)
             if not self._is_notice:
                 _log(text)
 
-    def close(self, notice: LeaseOver | None) -> None:
-        """Show nothing more in these cells; the notice, if there is one, is their last word."""
+    def log(self, text: str) -> None:
+        """Show what has gone wrong as the process ends, and log it."""
         self._is_notice = False
-        if notice:
-            self._replace(notice)
+        self._replace(text)
+        _log(text)
+
+    def close(self, text: str) -> None:
+        """Show nothing more in these cells; the text, if there is one, is their last word."""
+        self._is_notice = False
+        if text:
+            self._replace(text)
         self._line = None
 
     def show_in_cell(self) -> None:
@@ -61,12 +67,10 @@ class LeaseLine:
         self._update()  # once more, as nbclient passes over what comes between two cells
         return [self._shown]
 
-    def _replace(self, notice: LeaseNotice | LeaseOver | BeforeEndFailed) -> str:
-        text = ends.say(notice, MAGIC if cells().shell else PYTHON)
+    def _replace(self, text: str) -> None:
         if text != self._shown:
             self._shown = text
             self._update()
-        return text
 
     def _update(self) -> None:
         if self._line:

@@ -35,9 +35,3 @@ class LeaseNotice(NamedTuple):
     at: float
     children: Sequence[str] = ()
     is_guest: bool = False
-
-
-class LeaseOver(NamedTuple):
-    """What was held by a lease was released. is_replaced: another reservation has its place."""
-
-    is_replaced: bool

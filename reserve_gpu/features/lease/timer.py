@@ -19,9 +19,9 @@ from reserve_gpu.cells import cells
 from reserve_gpu.core import environment, guests, process_end, use
 from reserve_gpu.core.feature import Feature
 from reserve_gpu.errors import LockError
-from reserve_gpu.features.lease import schedule
+from reserve_gpu.features.lease import ends, schedule
 from reserve_gpu.features.lease.lease_line import LeaseLine
-from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice, LeaseOver
+from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice
 from reserve_gpu.features.lease.schedule import Circumstances, Step
 from reserve_gpu.locks import queue
 from reserve_gpu.locks.directory import LockDirectory
@@ -68,7 +68,7 @@ class LeaseTimer(Feature):
             return
         is_ending = self._action is Action.RELEASE and not held  # which tells its own word
         if not _goes_on(before, self._held) and not is_ending:
-            self.display.close(LeaseOver(is_replaced=held is not None) if before else None)
+            self.display.close(ends.OVER[held is not None] if before else "")
         self._done = None
         with suppress(ValueError):
             cells().listeners.remove(self.owner.wake)
@@ -149,7 +149,7 @@ class LeaseTimer(Feature):
         self._show(held, action, at)
         if action is Action.END_PROCESS:
             go_on = partial(self.owner.run, self._go_on, held.lease)
-            process_end.of_this_process().begin(self.is_to_end(held), self.display.show, go_on)
+            process_end.of_this_process().begin(self.is_to_end(held), self.display.log, go_on)
         return due
 
     def _show(self, held: Held, action: Action, at: float) -> None:
