@@ -50,6 +50,7 @@ def test_a_look_for_the_history_serves_the_lease(logged: Here) -> None:
     features: dict[str, Any] = {**session()._features}
     timer, history = features[LEASE], features[HISTORY]
     wait_for(lambda: timer._next_look > time.monotonic())
+    session().run(int)  # that look is over
     logged.add(f"compute {os.getpid()} 900\nutilisation 95")
     used, looks = timer._used, number_of_looks(logged)
 
