@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
+    from reserve_gpu.commands.check.frameworks import Check, check
     from reserve_gpu.core.api import before_end, current, release, reserve
     from reserve_gpu.core.looking import status
     from reserve_gpu.core.session import Reservation
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         TooLateError,
         WaitTimeoutError,
     )
-    from reserve_gpu.frameworks.check import Check, check
     from reserve_gpu.model import Device, Waiting
     from reserve_gpu.report.status import Status
 
@@ -73,13 +73,13 @@ __all__ = [
 # Nothing else is imported before its first use: most shells that load the extension never ask for
 # anything, and the command line (__main__.py) is to start before what it needs is loaded.
 _HOMES = {
-    "Check": "frameworks.check",
+    "Check": "commands.check.frameworks",
     "Device": "model",
     "Reservation": "core.session",
     "Status": "report.status",
     "Waiting": "model",
     "before_end": "core.api",
-    "check": "frameworks.check",
+    "check": "commands.check.frameworks",
     "current": "core.api",
     "release": "core.api",
     "reserve": "core.api",

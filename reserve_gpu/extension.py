@@ -66,7 +66,7 @@ class ReserveGPU(Magics):
         magic.run(line)
 
     # Where IPython looks before the docstring; %reserve_gpu? shows what the parser says of itself.
-    reserve_gpu.getdoc = lambda: options.magic_help()  # type: ignore[union-attr] # noqa: PLW0108 - late
+    reserve_gpu.getdoc = lambda: options.magic_parser().format_help()  # type: ignore[union-attr]
 
     def begin_cell(self, info: ExecutionInfo) -> None:
         """Watch a cell that begins, and say before it what a person is to know."""

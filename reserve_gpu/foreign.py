@@ -108,6 +108,23 @@ class Fields:
         return value[:limit] if isinstance(value, list) else []
 
 
+class FormatError(ValueError):
+    """The JSON has another version, or is none of ours. version: the one that it names."""
+
+    def __init__(self, version: int | None) -> None:
+        super().__init__(f"version {version}")
+        self.version = version
+
+
+def table(fields: object, version: int, needed: str) -> Fields:
+    """Return the outermost table of an answer. Raises FormatError. needed: a list that it has."""
+    said = Fields(fields if isinstance(fields, dict) else {})
+    found = said.integer("version")
+    if found != version or not isinstance(said.fields.get(needed), list):
+        raise FormatError(None if found == version else found)
+    return said
+
+
 def fields_of(kind: type, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of such a tuple, as far as each has the type that it should have."""
     readers = _readers(kind).items()

@@ -11,7 +11,8 @@ from IPython.display import display
 
 from reserve_gpu import errors, options, proc, this_kernel
 from reserve_gpu.calls import Late
-from reserve_gpu.core import api, between_cells, environment, looking
+from reserve_gpu.commands.table import MAGIC_OPTIONS, load
+from reserve_gpu.core import api, between_cells, looking
 from reserve_gpu.core.session import session
 from reserve_gpu.report import messages, words
 from reserve_gpu.report.faces import MAGIC
@@ -20,14 +21,9 @@ from reserve_gpu.report.progress import Live
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from reserve_gpu import hosts, list_join_release
-    from reserve_gpu.frameworks import check as checks
     from reserve_gpu.report import pictures
-    from reserve_gpu.report.about_hosts import Hosts
-    from reserve_gpu.report.status import Status
 else:
-    checks, pictures = Late("frameworks.check"), Late("report.pictures")
-    list_join_release, hosts = Late("list_join_release"), Late("hosts")
+    pictures = Late("report.pictures")
 
 
 def run(line: str) -> None:
@@ -89,69 +85,26 @@ def _parse(line: str) -> Namespace:
 
 
 def _do(arguments: Namespace) -> None:
-    asked = [name for name in ACTIONS if getattr(arguments, name) not in (None, False)]
+    given = [
+        each for each in MAGIC_OPTIONS if getattr(arguments, each.attribute) not in (None, False)
+    ]
+    asked = [each for each in given if each.home]
     if len(asked) > 1:
-        raise errors.RequestError(f"One at a time: --{' or --'.join(asked)}.")
+        flags = " or ".join(each.flag for each in asked)
+        raise errors.RequestError(f"One at a time: {flags}.")
     if arguments.help:
-        print(options.magic_help())
+        print(options.magic_parser().format_help())
     elif asked and arguments.devices:
         named = errors.shown(arguments.devices[0])
-        raise errors.RequestError(TAKES_NO_NAMES[asked[0]].format(named))
+        raise errors.RequestError(asked[0].no_names.format(named))
     elif asked:
-        ACTIONS[asked[0]](arguments)
-    elif arguments.all or arguments.hosts is not None:
-        raise errors.RequestError(f"--{'all' if arguments.all else 'hosts'} goes with --status.")
+        seen = load(asked[0].home)(arguments)
+        if seen is not None:
+            display(seen)  # type: ignore[no-untyped-call]
+    elif given:
+        raise errors.RequestError(f"{given[0].flag} goes with --status.")
     else:
         _reserve(arguments)
-
-
-def _release(_arguments: Namespace) -> None:
-    held = api.current()
-    devices = api.release()
-    values = environment.read({*environment.CUDA, *(held.environ if held else ())})
-    print(messages.released(devices, values, started=environment.cuda_started()))
-
-
-def _check(_arguments: Namespace) -> None:
-    """Show what the driver and the frameworks see."""
-    try:
-        with Live() as live:
-            result = checks.check(progress=live.show_check, slow=live.show, face=MAGIC)
-    except KeyboardInterrupt:
-        raise errors.WaitInterrupted("Stopped the check; nothing was changed.") from None
-    display(result)  # type: ignore[no-untyped-call]
-
-
-def _status(arguments: Namespace) -> None:
-    """Show how the machine stands; that there is no driver is an answer too, not a failure."""
-    try:
-        display(_look(arguments)._replace(is_all=arguments.all))  # type: ignore[no-untyped-call]
-        if arguments.hosts is None:
-            tell_kept()
-    except errors.DriverError as error:
-        print(error)
-
-
-def _look(arguments: Namespace) -> Status | Hosts:
-    if arguments.hosts is not None:
-        return hosts.look_at(arguments.hosts)
-    with Live() as live:
-        return looking.look(live.show)._replace(face=MAGIC)
-
-
-def _join(arguments: Namespace) -> None:
-    which = [arguments.join] if arguments.join else []
-    print(api.join(list_join_release.chosen(which, "%reserve_gpu --join")))
-
-
-# What is done instead of reserving, by its option.
-ACTIONS = {"release": _release, "check": _check, "status": _status, "join": _join}
-TAKES_NO_NAMES = {
-    "release": "--release releases all that this kernel holds; it takes no names.",
-    "check": "--check is about what this kernel holds; it takes no names.",
-    "status": "--status shows every GPU; it takes no names.",
-    "join": "Give one name: --join {}",
-}
 
 
 def _reserve(arguments: Namespace) -> None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from argparse import _ActionsContainer
     from collections.abc import Iterable, Sequence
 
-DAYS = "Mon Tue Wed Thu Fri Sat Sun"
+DAYS = "Mon Tue Wed Thu Fri Sat Sun"  # what Tab offers for a moment
 
 
 class Option:

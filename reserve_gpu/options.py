@@ -9,12 +9,13 @@ from __future__ import annotations
 from argparse import SUPPRESS, ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from reserve_gpu.commands.table import MAGIC_OPTIONS, NAMES
 from reserve_gpu.core import api, features
 from reserve_gpu.core.request import Deadline, parse
 from reserve_gpu.errors import EXCUSED, RequestError, shell_line, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Waiting
-from reserve_gpu.option import DAYS, Option, add, likely
+from reserve_gpu.option import Option, add, likely
 from reserve_gpu.report.times import duration
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ REMOVED = {
     "--color": "set NO_COLOR=1 or FORCE_COLOR=1 in the environment",
     "--exclude": "name the GPUs that you want, as 0,2",
 }
+# What is said only where there is that command.
+NEEDS = {"record": "formats", "--watch": "top", "--hosts": "hosts"}
+REMOVED = {word: text for word, text in REMOVED.items() if NEEDS.get(word, "run") in NAMES}
 
 
 def _count(text: str) -> int:
@@ -84,76 +88,6 @@ REQUEST_OF_COMMAND = tuple(option for option in REQUEST if option.suits_commands
 # Where a failure never ends the program: kernels start in any case, and so do Dask's workers.
 REQUEST_THAT_GOES_ON = tuple(option for option in REQUEST if option is not OPTIONAL)
 
-QUIET = Option("-q --quiet", "say nothing if all goes well: for make and cron")
-JSON = Option("--json", "as JSON, for programs")
-ALL = Option("--all", "each GPU, also where many are free and alike")
-
-
-def _format(*choices: str, more: str = "") -> Option:
-    words = f"text (the default), json (for programs), html (a page){more}"
-    return Option("--format", words, choices=choices, default="text")
-
-
-NODE = ", prometheus (for node_exporter's textfile collector)"
-FORMAT = _format("text", "json", "html", "prometheus", more=NODE)
-REPORT_FORMAT = _format("text", "json", "html")
-# One value with --format, which says the same in more words.
-FORMAT_JSON = Option("--json", "--format json", dest="format", action="store_const", const="json")
-SINCE = Option(
-    "--since TIME",
-    "7d (the default), 12h, today, yesterday, Mon, 2026-11-01 or '2026-11-01 18:00'",
-    f"1d 7d 30d today yesterday {DAYS}",
-    default="7d",
-)
-BY = Option(
-    "--by",
-    "a row for each user (the default), notebook, gpu or day",
-    choices=("user", "notebook", "gpu", "day"),
-    default="user",
-)
-HOSTS = Option(
-    "--hosts HOST",
-    "of other machines, by ssh: groups of [hosts] in /etc/reserve_gpu.toml or "
-    "~/.config/reserve_gpu.toml, or names (lab1 gpu[01-04]); without a name all groups",
-    nargs="*",
-)
-
-# Of a kernel on another machine, between that one and this one.
-HOLD = (
-    *REQUEST_THAT_GOES_ON,
-    Option("--id ID", "", required=True),
-    Option("--kernel KERNEL", "", required=True),
-)
-KERNEL = (
-    *(option for option in REQUEST_THAT_GOES_ON if option is not NAME),
-    Option("--gpu-name TEXT", "only GPUs with this text in their name"),
-    Option(
-        "--name NAME",
-        "of the kernel; python3-gpu by default, and python3-gpu-lab with --hosts lab",
-    ),
-    Option(
-        "--display-name TEXT",
-        "what notebooks show; by default Python 3 (GPU: count 2), as what you ask for",
-    ),
-    HOSTS,
-    Option("--user", "for this user; the default"),
-    Option("--sys-prefix", "in this Python's environment"),
-    Option("--prefix DIR", "in DIR/share/jupyter/kernels"),
-)
-
-MAGIC = (
-    Option("--status", "show every GPU, who uses it and who has it"),
-    Option("--check", "does each framework use exactly what is reserved?"),
-    Option("--all", f"with --status: {ALL.settings['help']}"),
-    Option("--hosts HOST", "with --status: of other machines, by ssh", nargs="*"),
-    Option("--release", "release what this kernel holds"),
-    Option(
-        "--join WHICH",
-        "use the GPUs that another notebook of yours has: by a GPU, its name, or its pid",
-        nargs="?",
-        const="",
-    ),
-)
 HELP = Option("-h --help", "show this")
 
 # The magic's manual page.
@@ -165,7 +99,7 @@ MAGIC_CHAPTERS = {
     "which GPU": WHICH,
     "how": HOW,
     "until when": WHEN,
-    "instead of reserving one": (*MAGIC, HELP),
+    "instead of reserving one": (*MAGIC_OPTIONS, HELP),
 }
 MAGIC_EXAMPLES = """\
 examples:
@@ -175,16 +109,6 @@ examples:
   %reserve_gpu --memory 10GB             10 GB of a GPU that others share
   %reserve_gpu --wait 1h --note thesis   wait for an hour at most, and say why
 """
-
-
-RESERVATIONS = Option(
-    "which WHICH", "a GPU (0), a notebook (train.ipynb) or a pid (4321)", nargs="*"
-)
-ALL_HELD = Option("--all", "all that you hold; for root, all of everybody")
-END_IT = Option(
-    "--end",
-    "end the process: what was given to before_end() first, then SIGTERM, 10 s later SIGKILL",
-)
 
 
 def gone(word: str) -> str:
@@ -277,16 +201,26 @@ def reserve(
     return Outcome(texts, f"{waited}{reservation}")
 
 
+def words(arguments: Namespace) -> list[str]:
+    """Return the words on a command line that mean these options of a request."""
+    result: list[str] = []
+    for option in REQUEST_THAT_GOES_ON:
+        value = getattr(arguments, option.attribute)
+        if option is DEVICES:
+            result += value
+        elif value is True:
+            result.append(option.flag)
+        elif value not in (None, False):
+            values = value if isinstance(value, list) else [value]
+            result += [f"{option.flag}={each}" for each in values]
+    return result
+
+
 def request_of(words: Sequence[str]) -> Namespace:
     """Parse the options of a kernel's request. Raises RequestError."""
     parser = Parser("reserve-gpu kernel install", add_help=False)
     add(REQUEST_THAT_GOES_ON, parser)
     return parser.parse_args(words)
-
-
-def magic_help() -> str:
-    """Return the manual page of the magic."""
-    return magic_parser().format_help()
 
 
 def magic_parser() -> Parser:

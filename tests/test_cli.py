@@ -146,7 +146,7 @@ sys.addaudithook(watch)
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["reserve-gpu", "python -m reserve_gpu"])
 @pytest.mark.parametrize(
-    "at", ["signal", "reserve_gpu.errors", "fcntl", "reserve_gpu.command", "gettext"]
+    "at", ["signal", "reserve_gpu.errors", "fcntl", "reserve_gpu.commands.run.command", "gettext"]
 )
 def test_interrupted_while_it_starts(here: Here, script: str, name: str, at: str) -> None:
     """Ctrl-C while the command line starts ends it with nothing on the screen but one line."""

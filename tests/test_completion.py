@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 OPTIONS = [
     *("--count", "--min-memory", "--name", "--memory", "--wait", "--note"),
     *("--optional", "--for", "--until", "--idle", "--if-wanted", "--end-kernel"),
-    *("--status", "--check", "--all", "--hosts", "--release"),
-    *("--join", "--help"),
+    *("--status", "--all", "--hosts", "--release", "--join"),
+    *("--check", "--help"),
 ]
 DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
 # Before 8.6 IPython adds to what is offered Python's own names; ours are there anyway.

@@ -17,7 +17,8 @@ from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
 import reserve_gpu
-from reserve_gpu.cli import COMMANDS, _parser
+from reserve_gpu.cli import _parser
+from reserve_gpu.commands.table import WORDS, load
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place
 from reserve_gpu.options import magic_parser
@@ -162,9 +163,10 @@ def test_what_people_type() -> None:
             magic_parser().parse_args(words)
         else:
             assert name == "reserve-gpu"
-            subcommand = next(each for each in COMMANDS if each.words == words[0])
+            row = next(each for each in WORDS if each.typed == words[0])
+            subcommand = load(row.home)
             ours, _ = subcommand.split(words[1:]) if subcommand.split else (words[1:], [])
-            _parser([subcommand]).parse_args([words[0], *ours])
+            _parser({row: subcommand}).parse_args([words[0], *ours])
 
 
 @pytest.mark.process

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu import cli, command, errors, options
+from reserve_gpu import cli, errors, options
+from reserve_gpu.commands import table
+from reserve_gpu.commands.run import command
 from reserve_gpu.core.request import parse
 from reserve_gpu.model import (
     ComputeMode,
@@ -26,8 +28,7 @@ from reserve_gpu.model import (
     Usage,
 )
 from reserve_gpu.notices import Refused
-from reserve_gpu.report import about_hosts, faces, pictures, words
-from reserve_gpu.report.about_hosts import HostAnswer, Hosts
+from reserve_gpu.report import faces, pictures, words
 from reserve_gpu.report.status import Status
 from tests.holders import a_holder
 
@@ -81,7 +82,9 @@ def read(hint: str) -> tuple[Request, object]:
     assert program == "reserve-gpu"
     ours, to_run = command.split(typed[1:])
     assert to_run == SCRIPT
-    arguments: Namespace = cli._parser(cli.COMMANDS).parse_args([typed[0], *ours])
+    words = next(each for each in table.WORDS if each.typed == typed[0])
+    parser = cli._parser({words: table.load(words.home)})
+    arguments: Namespace = parser.parse_args([typed[0], *ours])
     return understood(options.wishes(arguments))
 
 
@@ -139,13 +142,6 @@ OWN_ELSEWHERE = Row(
 # What to type in a shell, by what shows it.
 SHELL_LINES: dict[str, Callable[[], object]] = {
     "reserve-gpu release old.ipynb": lambda: Status((OWN_ELSEWHERE,), user="alice"),
-    "reserve-gpu kernel install --hosts lab": lambda: Hosts((), typed=("lab",))._replace(
-        answers=(HostAnswer("lab1", Status((THERE,))),)
-    ),
-    "ssh -t lab1 reserve-gpu run -- COMMAND ...": lambda: Hosts(
-        (HostAnswer("lab1", Status((THERE,))),)
-    ),
-    "ssh lab2": lambda: about_hosts.silent("lab2", 5),
     "reserve-gpu status --json": lambda: options.gone("--json"),
     f"{sys.executable} -m pip install": lambda: errors.install_command("distributed"),
 }

@@ -26,11 +26,12 @@ FACT = {
 }
 SHOW = """
 import json, reserve_gpu
-from reserve_gpu.report import from_json
+from reserve_gpu.commands.table import NAMES, load
 reserve_gpu.reserve()
-status = reserve_gpu.status()
-there = from_json.status(json.loads(json.dumps(status.to_dict())))
-shown = [[str(each), each.to_dict()] for each in (status, there)]
+seen = [reserve_gpu.status()]
+if "hosts" in NAMES:
+    seen.append(load("hosts.from_json.status")(json.loads(json.dumps(seen[0].to_dict()))))
+shown = [[str(each), each.to_dict()] for each in seen]
 print(json.dumps([reserve_gpu.__file__, *shown]))
 """
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reserve_gpu.options import MAGIC, REQUEST, magic_parser
+from reserve_gpu.commands.table import MAGIC_OPTIONS
+from reserve_gpu.options import REQUEST, magic_parser
 from tests.locked import held
 from tests.machine import ROOT
 from tests.reserving import of_gpu, variables
@@ -469,7 +470,7 @@ def test_the_manual_page(here: Here) -> None:
     page = shell.run("%reserve_gpu --help").stdout.rstrip("\n")
     assert page in shell.run("%reserve_gpu?").stdout.partition("Docstring:\n")[2]
     assert page.startswith("Reserve a GPU for this kernel, and set the CUDA variables")
-    for option in (*REQUEST, *MAGIC):
+    for option in (*REQUEST, *MAGIC_OPTIONS):
         flag = option.flags[-1] if option.flags != ("devices",) else "DEVICE"
         assert re.search(rf"^  (-\w \w+, )?{flag}( .*)?$", page, re.MULTILINE), flag
     examples = re.findall(

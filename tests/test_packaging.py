@@ -146,7 +146,7 @@ def test_command(wheel: ZipFile) -> None:
         "reserve-gpu = reserve_gpu.__main__:main",
         "",
         "[jupyter_client.kernel_provisioners]",
-        "reserve-gpu-hosts = reserve_gpu.jupyter.provisioner:HostsProvisioner",
+        "reserve-gpu-hosts = reserve_gpu.commands.hosts.provisioner:HostsProvisioner",
     ]
 
 

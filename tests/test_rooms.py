@@ -21,19 +21,23 @@ if TYPE_CHECKING:
 
 PACKAGE = ROOT / "reserve_gpu"
 
+# What people type beside a request: no command imports another one but `run`.
+COMMANDS = {f"commands.{path.parent.name}" for path in PACKAGE.glob("commands/*/__init__.py")}
+RUN = "commands.run"
+
 # From a room imports go to lower rows only. Inside a room they go anywhere, but not in a circle.
 ROOMS = [
     {"__main__"},
     {"__init__"},
     {"extension"},
     {"magic", "cli", "dask"},
-    {"list_join_release", "accounting"},
-    {"command", "top"},
-    {"jupyter", "frameworks"},
+    COMMANDS - {RUN},
+    {RUN},
+    {"jupyter"},
     {"options"},
+    {"commands", "commands.table"},
     {"features"},
     {"core"},
-    {"hosts"},
     {"machine", "report"},
     {"log"},
     {"rules"},
@@ -54,28 +58,28 @@ FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 # Who alone may import what is slow to load, or not there on every system.
 OWNERS = {
     "IPython": {"extension", "magic", "report.pictures", "report.progress", "jupyter.completion"},
-    "traitlets": {"extension", "jupyter.provisioner"},
+    "traitlets": {"extension", "commands.hosts.provisioner"},
     "pynvml": {"gpus.bindings"},
     "fcntl": {"locks.lock"},
     "ctypes": {
         "gpus.bindings",
         "locks.queue",
         "core.environment",
-        "frameworks.probes",
+        "commands.check.probes",
         "alarm",
     },
     "argcomplete": {"cli"},
-    "ipykernel": {"jupyter.kernelspec"},
-    "jupyter_client": {"jupyter.kernelspec", "jupyter.remote"},
-    "jupyter_core": {"jupyter.kernelspec", "jupyter.provisioner"},
-    "sshpyk": {"jupyter.provisioner"},
+    "ipykernel": {"commands.kernels.kernelspec"},
+    "jupyter_client": {"commands.kernels.kernelspec"},
+    "jupyter_core": {"commands.kernels.kernelspec", "commands.hosts.provisioner"},
+    "sshpyk": {"commands.hosts.provisioner"},
     "click": {"dask"},
     "tomli": {"rules"},
     "distributed": {"dask"},
 }
 # Imported inside functions only; so is what is ours and seldom needed.
 LATE = {"pynvml", "argcomplete", "ipykernel", "jupyter_client", "jupyter_core"}
-LATE_OURS = {"top", "frameworks", "jupyter", "extension", "magic", "cli", "command"}
+LATE_OURS = {*COMMANDS, "jupyter", "extension", "magic", "cli"}
 
 
 # What the session's thread runs.
@@ -102,6 +106,14 @@ def name_of(path: Path) -> str:
     """Return the module's name: `locks.lock`, `magic`, `locks` for its `__init__`."""
     parts = [*path.relative_to(PACKAGE).with_suffix("").parts]
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    """Return the room that a module is in: the one with the longest name that begins its own."""
+    while module not in FLOOR:
+        module, dot, _ = module.rpartition(".")
+        assert dot, "give the new room its floor here and in CONTRIBUTING.md"
+    return module
 
 
 def is_for_types(node: ast.AST) -> bool:
@@ -162,10 +174,9 @@ def tops(path: Path, *, types: bool = True, inner: bool = True) -> set[str]:
 def test_imports_go_downward() -> None:
     """A module imports from its own room and from lower ones, for its types as well."""
     for path in sources():
-        room = name_of(path).split(".")[0]
-        assert room in FLOOR, "give the new room its floor here and in CONTRIBUTING.md"
+        room = room_of(name_of(path))
         for module in ours(path):
-            other = module.split(".")[0]
+            other = room_of(module)
             assert other == room or FLOOR[other] > FLOOR[room], f"{name_of(path)} imports {module}"
 
 
@@ -244,9 +255,10 @@ def test_what_is_slow_is_imported_late() -> None:
     """What takes long to load, or is seldom needed, is imported inside of functions alone."""
     for path in sources():
         assert not tops(path, types=False, inner=False) & LATE, name_of(path)
-        if name_of(path) not in ("__main__", "cli"):
-            rooms = {name.split(".")[0] for name in ours(path, types=False, inner=False)}
-            assert not rooms & LATE_OURS - {name_of(path).split(".")[0]}, name_of(path)
+        room = room_of(name_of(path))
+        if room not in {*COMMANDS, "__main__", "cli"}:  # which are imported late themselves
+            rooms = {room_of(name) for name in ours(path, types=False, inner=False)}
+            assert not rooms & LATE_OURS - {room}, name_of(path)
 
 
 def test_dependencies_are_declared() -> None:
@@ -257,9 +269,13 @@ def test_dependencies_are_declared() -> None:
 
 
 def test_names_are_unique() -> None:
-    """No two modules, and no two classes, have one name: whoever finds it has found the thing."""
+    """No two modules, and no two classes, have one name: whoever finds it has found the thing.
+
+    The folder of a command is called by what people type for it.
+    """
     modules = [path.stem for path in sources() if path.stem != "__init__"]
-    modules += [path.parent.name for path in sources() if path.stem == "__init__"]
+    rooms = {path.parent for path in sources() if path.stem == "__init__"}
+    modules += [path.name for path in rooms if path.parent.name != "commands"]
     trees = [ast.parse(path.read_text()) for path in sources()]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
@@ -306,8 +322,14 @@ print(*{name.split('.')[0] for name in set(sys.modules) - before})
 @pytest.mark.process
 def test_nothing_happens_at_import(machine: Machine) -> None:
     """Importing all that can be imported here opens no file but modules, and starts nothing."""
-    programs = {"__main__", "__init__", "dask", "frameworks.probes", "frameworks.check"}
-    programs |= {"jupyter.provisioner"}  # of Jupyter, with all of sshpyk
+    programs = {
+        "__main__",
+        "__init__",
+        "dask",
+        "commands.check.probes",
+        "commands.check.frameworks",
+    }
+    programs |= {"commands.hosts.provisioner"}  # of Jupyter, with all of sshpyk
     names = [f"reserve_gpu.{name_of(path)}" for path in sources() if name_of(path) not in programs]
     done = machine.python(WATCH.replace("MODULES", ", ".join(names)))
     assert done.stderr == ""

@@ -7,15 +7,9 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reserve_gpu import (
-    DriverError,
-    LockError,
-    RequestError,
-    hosts,
-    list_join_release,
-    machine,
-    proc,
-)
+from reserve_gpu import DriverError, LockError, RequestError, machine, proc
+from reserve_gpu.commands.reservations import list_join_release
+from reserve_gpu.commands.table import others_of
 from reserve_gpu.core import elsewhere, kept, looking
 from reserve_gpu.model import Answer
 from reserve_gpu.report import about_reservations as said
@@ -94,14 +88,14 @@ def _html(status: Status) -> str:
 
 def look_elsewhere() -> dict[str, Any]:
     """Return the machines of the table [hosts], as `reserve-gpu status --hosts`; empty without."""
+    machines = others_of([])
     try:
-        names = [*dict.fromkeys(name for group in hosts.groups().values() for name in group)]
-        if not names:
+        if not (machines and machines.words):
             return {"hosts": [], "html": ""}
-        seen = hosts.look(names)
+        seen = machines.look()
     except RequestError as error:
         return {"hosts": [], "html": "", "failure": str(error)}
-    return {**seen.to_dict(), "html": seen._repr_html_()}
+    return {**seen.to_dict(), "html": seen.picture()._repr_html_()}
 
 
 def release(pid: int, *, since: float | None = None, is_end: bool) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu.options import DEVICES, HELP, MAGIC, REQUEST
+from reserve_gpu.commands.table import MAGIC_OPTIONS
+from reserve_gpu.options import DEVICES, HELP, REQUEST
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-OPTIONS = tuple(option for option in (*REQUEST, *MAGIC, HELP) if option is not DEVICES)
+OPTIONS = tuple(option for option in (*REQUEST, *MAGIC_OPTIONS, HELP) if option is not DEVICES)
 WITH_VALUE = {
     flag: option
     for option in OPTIONS

@@ -6,19 +6,25 @@ import os
 import stat
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import proc
 from reserve_gpu.log import places
 from reserve_gpu.log.log_lines import LINE_LIMIT, LogLine, month, parsed
 from reserve_gpu.log.log_writer import MONTH, PAGE
-from reserve_gpu.log.totals import Logged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 AHEAD_S = 86400.0  # a clock may have been wrong by so much, and its time zone another
 MOST_LINES = 200_000  # that are read of one user: twice what eight GPUs come to in a year
+
+
+class Logged(NamedTuple):
+    """A line, and whose history it is in."""
+
+    user: str
+    entry: LogLine
 
 
 def exists() -> bool:

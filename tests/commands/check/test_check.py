@@ -21,8 +21,8 @@ import pytest
 
 import reserve_gpu
 from reserve_gpu import programs
+from reserve_gpu.commands.check.probes import is_installed
 from reserve_gpu.core import environment
-from reserve_gpu.frameworks.probes import is_installed
 from tests.frameworks import KEYS, NAMES, STANDINS, installed
 from tests.processes import wait_for
 

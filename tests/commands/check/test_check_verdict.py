@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from reserve_gpu.frameworks.check import Check
-from reserve_gpu.frameworks.verdict import (
+from reserve_gpu.commands.check.frameworks import Check
+from reserve_gpu.commands.check.verdict import (
     Expectation,
     Finding,
     FrameworkAnswer,

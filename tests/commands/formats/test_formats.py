@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import reserve_gpu
+from reserve_gpu.commands.formats import page, prometheus
 from reserve_gpu.model import Device, Holder, Promise, Row, Size, State, Ticket, Usage
-from reserve_gpu.report import page, prometheus
 from reserve_gpu.report.colour import is_coloured
 from reserve_gpu.report.layout import Layout
 from reserve_gpu.report.pictures import Picture
@@ -336,7 +336,7 @@ def test_page_is_escaped() -> None:
     row = Row(
         GPU, State.RESERVED, IDLE, holders=(a_holder(user=hostile, promise=Promise(note=hostile)),)
     )
-    text = page.page(status_of(row, host=hostile))
+    text = page.page(status_of(row, host=hostile), "GPUs")
     assert "script" not in dict(Tags(text).elements)
     assert "{reload_s}" in text
     assert len(text) < 10_000

@@ -22,8 +22,8 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
 
+from reserve_gpu.commands.formats import prometheus
 from reserve_gpu.model import Device, Holder, Promise, Row, Size, State, Ticket, Usage
-from reserve_gpu.report import prometheus
 from reserve_gpu.report.status import Status
 from tests.holders import a_holder
 from tests.hosts import free_port

@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu import cli, hosts
+from reserve_gpu import cli
+from reserve_gpu.commands.hosts import about_hosts, from_json
+from reserve_gpu.commands.hosts import others as hosts
+from reserve_gpu.commands.hosts.about_hosts import HostAnswer
+from reserve_gpu.commands.hosts.about_hosts import Hosts as Seen
+from reserve_gpu.commands.table import FORMS, load
 from reserve_gpu.errors import RequestError
-from reserve_gpu.report import from_json, prometheus
-from reserve_gpu.report.about_hosts import HostAnswer
-from reserve_gpu.report.about_hosts import Hosts as Seen
+from reserve_gpu.foreign import FormatError
+from tests.commands import needs_command
 from tests.hosts import Hosts, needs_ssh
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from subprocess import CompletedProcess
 
     from tests.here import Here
@@ -184,17 +188,18 @@ def test_a_foreign_answer_is_bounded(row: dict[str, Any]) -> None:
     """Whatever a host answers makes a picture of bounded length without control letters."""
     status = from_json.status({"version": 1, "devices": [row], "waiting": [{}, 1], "host": "h\x07"})
     seen = Seen((HostAnswer("lab1", status),), 0.0, ("lab1",))
-    text = str(seen)
+    text = str(seen.picture())
     assert len(text) < 60_000
     assert not {letter for letter in text if not letter.isprintable()} - {"\n"}
-    assert "<b>" not in seen._repr_html_().replace("<b>waiting", "")
+    assert "<b>" not in seen.picture()._repr_html_().replace("<b>waiting", "")
     json.dumps(seen.to_dict())
-    prometheus.text(*seen.machines)
+    for form in filter(lambda form: form.home, FORMS):
+        assert load(form.home)(seen, "GPUs")
 
 
 def test_of_which_version_it_is() -> None:
     """What has our version but no devices is no status, and no newer format."""
-    with pytest.raises(from_json.FormatError) as caught:
+    with pytest.raises(FormatError) as caught:
         from_json.status({"version": 1})
     assert caught.value.version is None
 
@@ -219,7 +224,7 @@ def test_json_in_what_a_host_says(out: bytes, fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("answer", [None, [], {}, {"version": 1}, {"version": "1", "devices": []}])
 def test_what_is_no_status_is_refused(answer: object) -> None:
     """JSON that is none of ours is no status of a machine without GPUs."""
-    with pytest.raises(from_json.FormatError):
+    with pytest.raises(FormatError):
         from_json.status(answer)
 
 
@@ -250,15 +255,35 @@ def seen(**answers: tuple[str, ...]) -> Seen:
 )  # fmt: skip
 def test_the_headline(answers: dict[str, tuple[str, ...]], headline: str) -> None:
     """The first line counts what is free over all hosts, and says where."""
-    assert str(seen(**answers)).splitlines()[0].startswith(headline)
+    assert str(seen(**answers).picture()).splitlines()[0].startswith(headline)
 
 
 def test_what_to_type() -> None:
     """Below it stands how to get one there, and in a notebook here; or how to wait for one."""
-    text = str(seen(lab1=("busy",), lab2=("free",)))
+    text = str(seen(lab1=("busy",), lab2=("free",)).picture())
     assert "Get one: ssh -t lab2 reserve-gpu run -- COMMAND ..." in text
-    assert "reserve-gpu kernel install --hosts lab\n" in str(seen(lab2=("free",)))
-    assert "reserve-gpu kernel install --hosts lab --wait 45s" in str(seen(lab1=("busy",)))
+    assert "reserve-gpu kernel install --hosts lab\n" in str(seen(lab2=("free",)).picture())
+    assert "reserve-gpu kernel install --hosts lab --wait 45s" in str(
+        seen(lab1=("busy",)).picture()
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "show"),
+    [
+        ("reserve-gpu kernel install --hosts lab", lambda: str(seen(lab1=("free",)).picture())),
+        ("ssh -t lab1 reserve-gpu run -- COMMAND ...", lambda: str(seen(lab1=("free",)).picture())),
+        ("ssh lab2", lambda: about_hosts.silent("lab2", 5)),
+    ],
+)
+def test_a_line_for_a_shell_is_typed_behind_a_sign_in_a_cell(
+    here: Here, line: str, show: Callable[[], str]
+) -> None:
+    """What a notebook says to type in a shell stands behind `!` there, and bare in a shell."""
+    assert line in show()
+    assert f"!{line}" not in show()
+    here.shell()
+    assert f"!{line}" in show()
 
 
 # -- over ssh ------------------------------------------------------------------------------------
@@ -315,12 +340,14 @@ class TestOverSsh:
         assert second["status"] is None
         assert "older" in second["problem"]
 
+    @needs_command("formats")
     def test_page(self, lab: Hosts) -> None:
         """The page for browsers has a section for each host."""
         page = command(lab, "status", "--format", "html", "--hosts", "lab1", "lab2").stdout
         assert page.count("<table") == 2
         assert "<title>GPUs of lab1, lab2</title>" in page
 
+    @needs_command("formats")
     def test_metrics(self, lab: Hosts) -> None:
         """Metrics are told apart by the names that ssh has for the hosts."""
         parser = pytest.importorskip("prometheus_client.parser")

@@ -241,7 +241,7 @@ def test_twenty_for_six(lab: Lab) -> None:
     with ExitStack() as stack:
         clients = [stack.enter_context(lab.client()) for _ in range(20)]
         for client in clients:  # what is imported at first would keep them apart
-            assert not client.run("from reserve_gpu.jupyter import provisioner").error
+            assert not client.run("from reserve_gpu.commands.hosts import provisioner").error
         for client in clients:
             client.send(f"start({kernel!r})")
         answers = [client.answer() for client in clients]

@@ -15,17 +15,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import wcwidth
 
-from reserve_gpu import accounting, proc, quantities
+from reserve_gpu import proc, quantities
+from reserve_gpu.commands import table
+from reserve_gpu.commands.report import accounting, totals
+from reserve_gpu.commands.report.about_history import Report, read_report
+from reserve_gpu.commands.report.totals import Hours, Idle, summed
+from reserve_gpu.commands.table import load
 from reserve_gpu.errors import RequestError
+from reserve_gpu.foreign import FormatError
 from reserve_gpu.log import log_reader as histories_of
-from reserve_gpu.log import totals
 from reserve_gpu.log.log_lines import Kind, LogLine
-from reserve_gpu.log.totals import Hours, Idle, Logged, summed
+from reserve_gpu.log.log_reader import Logged
 from reserve_gpu.model import End
-from reserve_gpu.report import from_json, html, terminal, words
-from reserve_gpu.report.about_history import Report
+from reserve_gpu.report import html, terminal, words
 from reserve_gpu.report.sheets import Column, Sheet, in_columns, rows
 from tests.commandline import CommandLine
+from tests.commands import needs_command
 from tests.histories import (
     DAY_S,
     FIRST_UID,
@@ -52,6 +57,7 @@ if TYPE_CHECKING:
 
 AT = 1761300000 - 1761300000 % HOUR_S  # 2025-10-24, at the beginning of an hour
 NOW = AT + 30 * DAY_S
+FORMS = [form for form in table.FORMS if form.home and form.is_general]
 
 
 @pytest.fixture
@@ -731,7 +737,7 @@ def test_a_report_survives_its_json() -> None:
     """What is read from the JSON of a report has the same JSON."""
     plain = {name: hours for name, hours in ROWS.items() if name != HOSTILE}
     said = json.loads(json.dumps(REPORT._replace(rows=plain, longest_idle=IDLE[:1]).to_dict()))
-    assert from_json.report(said).to_dict() == said
+    assert read_report(said).to_dict() == said
 
 
 NESTED: Any = []
@@ -755,13 +761,14 @@ for _ in range(50):
 )
 def test_a_foreign_answer_is_bounded(fields: dict[str, Any]) -> None:
     """Whatever a host answers is shown in bounded length, without control letters."""
-    read = from_json.report({"version": 1, "host": HOSTILE, **fields})
+    read = read_report({"version": 1, "host": HOSTILE, **fields})
     merged = accounting.merged({"lab1": read}, "user")
     for text in (str(merged.picture()), str(read.picture())):
         assert len(text) < 60_000
         assert not {letter for letter in text if not letter.isprintable()} - {"\n"}
-    assert "<b>=" not in merged.to_page()
-    assert len(merged.to_page()) < 500_000
+    for page in (load(form.home)(merged, "") for form in FORMS):
+        assert "<b>=" not in page
+        assert len(page) < 500_000
     assert len(merged.rows) <= 12_000
     json.dumps(merged.to_dict())
 
@@ -769,8 +776,8 @@ def test_a_foreign_answer_is_bounded(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("answer", [None, [], {}, {"version": 1}, {"version": 2, "rows": []}])
 def test_what_is_no_report_is_refused(answer: object) -> None:
     """JSON that is none of ours is no report without rows."""
-    with pytest.raises(from_json.FormatError):
-        from_json.report(answer)
+    with pytest.raises(FormatError):
+        read_report(answer)
 
 
 def test_several_hosts_are_one_report() -> None:
@@ -790,9 +797,15 @@ def test_several_hosts_are_one_report() -> None:
 # -- the page --------------------------------------------------------------------------------------
 
 
+def page_of(report: Report) -> str:
+    page: str = load("formats.page.page")(report, "GPU-hours")
+    return page
+
+
+@needs_command("formats")
 def test_the_page() -> None:
     """The page has both tables, and nothing that somebody else wrote is markup."""
-    page = REPORT._replace(host=HOSTILE, problems={"lab3": HOSTILE}).to_page()
+    page = page_of(REPORT._replace(host=HOSTILE, problems={"lab3": HOSTILE}))
     assert page.count("<table") == 2
     assert "<b>=" not in page
     assert "&lt;b&gt;=" in page
@@ -817,13 +830,14 @@ def test_bars_can_be_told_from_the_page(background: str) -> None:
 @pytest.mark.full
 @pytest.mark.needs("browser")
 @pytest.mark.skipif(not CHROMIUM, reason="needs Debian's chromium")
+@needs_command("formats")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_in_a_browser(tmp_path: Path, scheme: str) -> None:
     """A real browser shows the page without scrolling sideways, in the colours of its scheme."""
     from playwright.sync_api import sync_playwright
 
     path = tmp_path / "report.html"
-    path.write_text(REPORT.to_page(), encoding="utf-8")
+    path.write_text(page_of(REPORT), encoding="utf-8")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         for width in (340, 1000):
@@ -849,9 +863,10 @@ def test_without_a_history(kept: Histories, typed: CommandLine, here: Here) -> N
     shutil.rmtree(os.environ["RESERVE_GPU_HISTORY"])
     done = typed("report")
     assert (done.code, done.stderr) == (0, "")
+    for form in FORMS:
+        assert "No history is kept here." in typed("report", "--format", form.name).stdout
     assert done.stdout.startswith("No history is kept here.\n")
     assert f"history = true in {here.home}/.config/reserve_gpu.toml" in done.stdout
-    assert "<title>GPU-hours" in typed("report", "--format", "html").stdout
     assert json.loads(typed("report", "--json").stdout)["is_kept"] is False
     assert here.calls() == []
 
@@ -861,7 +876,7 @@ def test_a_history_that_has_just_begun(kept: Histories, typed: CommandLine) -> N
     assert typed("report").stdout.startswith("No GPU was reserved in the last 7 days.\n")
 
 
-@pytest.mark.parametrize("form", ["text", "html"])
+@pytest.mark.parametrize("form", ["text", *(form.name for form in FORMS)])
 def test_the_first_report(kept: Histories, typed: CommandLine, form: str) -> None:
     """On the first minutes of a history nothing is summed up, and that is said; later it is."""
     now = time.time()
@@ -903,7 +918,7 @@ def test_by(kept: Histories, typed: CommandLine, by: str) -> None:
         ("--since soon", "'soon' is no time"),
         ("--since tomorrow", "still to come"),
         ("--by gpus", "There is no --by gpus. Did you mean gpu?"),
-        ("--format xml", "There is no --format xml. There are: text, json, html."),
+        ("--format xml", "There is no --format xml. There are: text, json"),
         ("--sinse 7d", "Did you mean --since?"),
     ],
 )
@@ -983,6 +998,7 @@ def note_there(machine: Machine, hours: int) -> None:
 
 @pytest.mark.full
 @needs_ssh
+@needs_command("hosts")
 @pytest.mark.xdist_group("hosts")
 class TestOverSsh:
     """Real servers, each with a history of its own."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reserve_gpu import top
 from reserve_gpu.cli import main
+from reserve_gpu.commands.top import live as top
 from reserve_gpu.model import Device, Process, Row, State
 from reserve_gpu.report.status import Status
 from reserve_gpu.report.words import plain

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
+from reserve_gpu.commands.table import load
 from reserve_gpu.model import (
     Device,
     Holder,
@@ -21,10 +22,11 @@ from reserve_gpu.model import (
     Usage,
     Waiting,
 )
-from reserve_gpu.report import asking, columns, html, pictures, prometheus, terminal, times, words
+from reserve_gpu.report import asking, columns, html, pictures, terminal, times, words
 from reserve_gpu.report.faces import MAGIC
 from reserve_gpu.report.status import Status
 from reserve_gpu.report.words import MARK
+from tests.commands import needs_command
 from tests.holders import a_holder, changed
 
 if TYPE_CHECKING:
@@ -188,11 +190,12 @@ def test_json(here: Here) -> None:
 
 
 def metric(name: str, *rows: Row) -> dict[str, float]:
-    text = prometheus.text(Status(rows, time=NOW))
+    text = load("formats.prometheus.text")(Status(rows, time=NOW))
     found = re.findall(rf'^reserve_gpu_{name}{{.*username="(\w+)"}} (\S+)$', text, re.MULTILINE)
     return {user: float(value) for user, value in found}
 
 
+@needs_command("formats")
 def test_metrics() -> None:
     """The end is a metric of who has named one, and how long it is past is one of each holder."""
     late = with_lease(BOB, until(-1))

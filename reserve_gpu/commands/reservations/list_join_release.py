@@ -8,21 +8,21 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from reserve_gpu import machine, this_process
-from reserve_gpu.calls import Late
-from reserve_gpu.core import api, elsewhere, looking
+from reserve_gpu.commands.run import command
+from reserve_gpu.commands.table import Output, Subcommand
+from reserve_gpu.core import api, elsewhere, environment, looking
 from reserve_gpu.errors import DriverError, LockError, RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Answer, Device, Reserved
+from reserve_gpu.option import Option
 from reserve_gpu.report import about_reservations as said
+from reserve_gpu.report import messages
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Collection, Sequence
 
-    from reserve_gpu import command
     from reserve_gpu.model import Row
-else:
-    command = Late("command")
 
 
 NOT_RELEASED = 75  # EX_TEMPFAIL
@@ -30,10 +30,10 @@ ROOT = 0
 DONE = (Answer.RELEASED, Answer.ENDED, Answer.GONE)
 
 
-def listed(_arguments: Namespace) -> str:
+def show_list(_arguments: Namespace) -> Output:
     """Return a line for each reservation of this user."""
     every, now = of_user(), time.time()
-    return "\n".join(said.line(each, now) for each in every) or said.NONE
+    return Output("\n".join(said.line(each, now) for each in every) or said.NONE)
 
 
 def join(arguments: Namespace) -> NoReturn:
@@ -62,8 +62,8 @@ def chosen(words: Sequence[str], typed: str = "reserve-gpu join") -> Reserved:
     return reserved
 
 
-def release(arguments: Namespace) -> tuple[str, int]:
-    """Have other processes release what they hold; returns what to tell, and the exit code.
+def release(arguments: Namespace) -> Output:
+    """Have other processes release what they hold.
 
     Raises RequestError where it is not clear which are meant.
     """
@@ -77,7 +77,7 @@ def release(arguments: Namespace) -> tuple[str, int]:
     done = [each for each, answer in answers if answer in DONE]
     rest = said.still_there(done, _rows()) if done else []
     is_done = len(done) == len(answers) and not rest
-    return "\n".join([*lines, *rest]) or said.NONE, 0 if is_done else NOT_RELEASED
+    return Output("\n".join([*lines, *rest]) or said.NONE, 0 if is_done else NOT_RELEASED)
 
 
 def _act(reserved: Reserved, is_end: bool, by_name: Collection[str | None]) -> Answer:  # noqa: FBT001
@@ -136,3 +136,41 @@ def _is_meant(word: str, reserved: Reserved) -> bool:
     pids = map(str, elsewhere.pids_of(reserved.holder))
     names_ = {*pids, notebook, notebook.removesuffix(".ipynb")}
     return word in {*names_, command_, *command_.split()}
+
+
+def release_own(_arguments: Namespace) -> None:
+    """Release what this kernel holds."""
+    held = api.current()
+    devices = api.release()
+    values = environment.read({*environment.CUDA, *(held.environ if held else ())})
+    print(messages.released(devices, values, started=environment.cuda_started()))
+
+
+def join_from_notebook(arguments: Namespace) -> None:
+    """Join a reservation of this user's with this kernel."""
+    which = [arguments.join] if arguments.join else []
+    print(api.join(chosen(which, "%reserve_gpu --join")))
+
+
+WHICH = Option("which WHICH", "a GPU (0), a notebook (train.ipynb) or a pid (4321)", nargs="*")
+JOIN_TEXT = """\
+Without a name your only reservation is joined, without a command your shell
+is started. It has the same GPUs, the same part and the same variables. The
+GPUs are taken as long as the notebook or the command lives.
+"""
+RELEASE_TEXT = """\
+Without a name your only reservation is released. A notebook that has started
+CUDA, a script and a command hold a GPU as long as they live: --end ends them.
+The exit code is 75 if something is still held, or in use.
+On another machine: ssh lab1 reserve-gpu release train.ipynb
+"""
+JOIN = Subcommand(
+    join, (WHICH,), "reserve-gpu join [WHICH] [-- COMMAND ...]", JOIN_TEXT, command.split_at_sign
+)
+LIST = Subcommand(show_list)
+RELEASE = Subcommand(release, (
+    WHICH,
+    Option("--all", "all that you hold; for root, all of everybody"),
+    Option("--end", "end the process: what was given to before_end() first, then SIGTERM, 10 s "
+           "later SIGKILL"),
+), more=RELEASE_TEXT)  # fmt: skip

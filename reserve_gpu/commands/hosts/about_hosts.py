@@ -7,6 +7,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu import proc
+from reserve_gpu.commands.table import NAMES
 from reserve_gpu.errors import REASON_LIMIT, shell_line, shown
 from reserve_gpu.report import about_rules as ruled
 from reserve_gpu.report import asking, layout, messages, status, words
@@ -35,7 +36,7 @@ class HostAnswer(NamedTuple):
 
 
 class Hosts(NamedTuple):
-    """How several machines stood at one moment; shows itself in a terminal and in a notebook.
+    """How several machines stood at one moment.
 
     time: in seconds since the epoch. typed: the words behind --hosts.
     is_all: each device has a line, also those that are alike.
@@ -45,15 +46,6 @@ class Hosts(NamedTuple):
     time: float = 0.0
     typed: tuple[str, ...] = ()
     is_all: bool = False
-
-    def __repr__(self) -> str:
-        return str(self.picture())
-
-    def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:  # noqa: FBT001 - IPython's
-        self.picture()._repr_pretty_(printer, is_cycle)
-
-    def _repr_html_(self) -> str:
-        return self.picture()._repr_html_()
 
     def picture(self) -> Picture:
         """Return what it looks like: what is free, and a section for each host."""
@@ -109,16 +101,18 @@ def _head(hosts: Hosts) -> Iterator[Line]:
         return
     what = f"{total} GPU{'' if total == 1 else 's'}"
     kernel = shell_line(" ".join(["reserve-gpu kernel install --hosts", *map(quote, hosts.typed)]))
-    if not count:
+    if count:
+        yield (f"{count} of {what} {words.be(count)} free: {', '.join(places)}.", STRONG), when
+        first = next(name for name, those in available.items() if those)
+        there = "" if proc.is_here(first) else f"ssh -t {first} "
+        yield "Get one: ", (shell_line(f"{there}{SHELL.typed(messages.ANY)}"), TYPED)
+    else:
         yield (f"None of {what} is free.", STRONG), when
-        yield "A kernel that waits for one: ", (f"{kernel} --wait 45s", TYPED)
-        return
-    yield (f"{count} of {what} {words.be(count)} free: {', '.join(places)}.", STRONG), when
-    first = next(name for name, those in available.items() if those)
-    run = SHELL.typed(messages.ANY)
-    there = "" if proc.is_here(first) else f"ssh -t {first} "
-    yield "Get one: ", (shell_line(f"{there}{run}"), TYPED)
-    yield "A kernel for notebooks that gets one: ", (kernel, TYPED)
+    if "kernels" in NAMES:
+        which, more = (
+            ("for notebooks that gets", "") if count else ("that waits for", " --wait 45s")
+        )
+        yield f"A kernel {which} one: ", (f"{kernel}{more}", TYPED)
 
 
 def _section(name: str, seen: Status) -> Layout:

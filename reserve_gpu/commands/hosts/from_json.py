@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reserve_gpu.foreign import Fields, fields_of, known
-from reserve_gpu.log.totals import KEYS, UNKNOWN, Hours, Idle
+from reserve_gpu.foreign import Fields, fields_of, known, table
 from reserve_gpu.model import (
     GRAPHICS,
     Device,
@@ -22,61 +21,19 @@ from reserve_gpu.model import (
     Ticket,
     Usage,
 )
-from reserve_gpu.report import about_history, reasons
+from reserve_gpu.report import reasons
 from reserve_gpu.report.status import COMPUTE_MODES, VERSION, Status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MOST_HOURS = 12_000  # rows of a report
 MODES = {name: mode for mode, name in COMPUTE_MODES.items()}
 HELD = (State.RESERVED, State.FULL)
 
 
-class FormatError(ValueError):
-    """The JSON has another version, or is none of ours. version: the one that it names."""
-
-    def __init__(self, version: int | None) -> None:
-        super().__init__(f"version {version}")
-        self.version = version
-
-
-def report(fields: object) -> about_history.Report:
-    """Return the report of a history that the JSON describes. Raises FormatError."""
-    said = _table(fields, about_history.VERSION, "rows")
-    by = said.text("by")
-    return about_history.Report(
-        by if by in KEYS else "user",
-        dict(map(_hours, said.tables("rows", MOST_HOURS))),
-        dict(map(_hours, said.tables("days", MOST_HOURS))),
-        tuple(map(_idle, said.tables("longest_idle"))),
-        said.number("since") or 0.0,
-        said.number("until") or 0.0,
-        host=said.text("host") or "",
-        user=said.text("user"),
-        is_kept=said.boolean("is_kept") is not False,
-        cut=tuple(said.texts("cut")),
-    )
-
-
-def _hours(said: Fields) -> tuple[str, Hours]:
-    hours = (said.number(f"{kind}_hours") or 0.0 for kind in Hours._fields)
-    return said.text("name") or UNKNOWN, Hours(*hours)
-
-
-def _idle(said: Fields) -> Idle:
-    return Idle(
-        said.text("user") or UNKNOWN,
-        said.text("name"),
-        tuple(said.texts("gpus")),
-        said.number("since") or 0.0,
-        said.number("idle_hours") or 0.0,
-    )
-
-
 def status(fields: object) -> Status:
     """Return the status that the JSON describes. Raises FormatError."""
-    said = _table(fields, VERSION, "devices")
+    said = table(fields, VERSION, "devices")
     message = said.text("message")
     waiting = tuple(map(_ticket, said.tables("waiting")))
     return Status(
@@ -89,15 +46,6 @@ def status(fields: object) -> Status:
         rules=Rules("", "", message) if message else None,
         user=said.text("user"),
     )
-
-
-def _table(fields: object, version: int, needed: str) -> Fields:
-    """Return the outermost table. Raises FormatError. needed: a list that it must have."""
-    said = Fields(fields if isinstance(fields, dict) else {})
-    found = said.integer("version")
-    if found != version or not isinstance(said.fields.get(needed), list):
-        raise FormatError(None if found == version else found)
-    return said
 
 
 def _row(said: Fields, waiting: Sequence[Ticket]) -> Row:

@@ -11,14 +11,15 @@ import shutil
 import signal
 import sys
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from reserve_gpu import alarm, errors, options, settings, this_kernel, this_process
+from reserve_gpu import alarm, errors, options, this_kernel, this_process
+from reserve_gpu.commands.table import Subcommand
 from reserve_gpu.core import api
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import NO_LEASE
+from reserve_gpu.option import Option
 from reserve_gpu.report import faces, messages
 from reserve_gpu.report.progress import Live
 
@@ -44,7 +45,7 @@ def run(arguments: Namespace) -> NoReturn:
     if is_timed:
         _require_alarm()
     this_process.call_it(this_process.command(arguments.command) or "")
-    _reserve(arguments, faces.shell(arguments.command))
+    reserve(arguments, faces.shell(arguments.command))
     api.forget_idleness()
     set_alarm(is_timed=is_timed, is_quiet=arguments.quiet)
     become(program, arguments.command)
@@ -77,35 +78,6 @@ def set_alarm(*, is_timed: bool, is_quiet: bool) -> None:
         raise CommandError(f"The command can't be ended at its time: {reason}.") from error
     if not is_quiet:
         say(messages.command_ends(lease.until, time.time()))
-
-
-def start_kernel(arguments: Namespace) -> NoReturn:
-    """Become a kernel, which starts in any case; its first cell tells why it has no GPU."""
-    program, reason = find(arguments.command), None
-    errors.is_beside_cells = True
-    started = this_kernel.started()
-    if started:
-        os.environ[settings.STARTED] = this_kernel.as_started({**started, "pid": str(os.getpid())})
-        with suppress(ValueError):  # a name that no variable can have
-            os.environ["JPY_SESSION_NAME"] = started.get("notebook", "")
-    try:
-        for text in api.take_over(this_kernel.connection_file(arguments.command)):
-            say(f"Warning: {text}")
-        if not started:
-            _reserve(arguments, faces.MAGIC)
-        elif not api.current():  # what was asked for from afar has not been kept
-            wishes = filter(None, started.get("wishes", "").split("\0"))
-            _reserve(options.request_of([*wishes]), faces.MAGIC)
-    except errors.ReserveGPUError as error:
-        first = "This kernel was started without a GPU of its own."
-        going_on = api.go_on_after(error)
-        say(f"{first}\n{error}\n{going_on}")
-        # Its first cell shows how the machine stands then, and what to do.
-        what = error.picture.brief if error.picture else str(error)
-        reason = f"{first}\n{what}\n{going_on}"
-        if not isinstance(error, errors.NoFreeDeviceError):
-            reason += " Try again with %reserve_gpu."
-    become(program, arguments.command, reason)
 
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -175,7 +147,7 @@ def error_text(error: errors.ReserveGPUError) -> str:
     return error.picture.to_text(sys.stderr) if error.picture else str(error)
 
 
-def _reserve(arguments: Namespace, face: faces.Face) -> None:
+def reserve(arguments: Namespace, face: faces.Face) -> None:
     """Reserve, show the wait, and say what came of it; where that is a success, unless --quiet."""
     is_quiet = getattr(arguments, "quiet", False)
     with Live(sys.stderr) as live:
@@ -186,3 +158,22 @@ def _reserve(arguments: Namespace, face: faces.Face) -> None:
         lines.append(outcome.text)
     if lines:
         say("\n".join(lines))
+
+
+MORE = """\
+The command has the same process id, and its own signals and exit code. The
+GPUs are free when it has ended, and whatever it started and left running. At
+the end of --for and --until it gets SIGTERM, and a minute later SIGKILL.
+
+examples:
+  reserve-gpu run -- python train.py             on the first idle GPU
+  reserve-gpu run -n 2 --wait 1h -- python t.py  on two; wait for up to an hour
+  reserve-gpu run 1,3 -- bash                    for all that this shell starts
+  mpirun -n 4 reserve-gpu run -- python rank.py  a GPU for each rank
+
+exit codes: the command's own, if it was started; else 2 for a mistake, 69 for
+the driver, 75 if no GPU is free, 78 for the lock directory, 126 and 127 if
+the command can't be run or found, 130 if interrupted
+"""
+QUIET = Option("-q --quiet", "say nothing if all goes well: for make and cron")
+RUN = Subcommand(run, (*options.REQUEST_OF_COMMAND, QUIET), SYNOPSIS, MORE, split)

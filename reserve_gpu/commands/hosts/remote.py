@@ -8,36 +8,28 @@ that decide, and nobody can come between.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import select
-import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import errors, hosts, options, this_process
-from reserve_gpu.core import api, policy, request
-from reserve_gpu.jupyter import kernelspec
-from reserve_gpu.model import Device, News, Request, Row, State, Waiting
+from reserve_gpu import errors, options
+from reserve_gpu.commands.hosts import about_hosts as said
+from reserve_gpu.commands.hosts import others as hosts
+from reserve_gpu.core import policy, request
+from reserve_gpu.model import Device, Request, Row, State
 from reserve_gpu.programs import Program, heard
-from reserve_gpu.report import about_hosts as said
-from reserve_gpu.report import faces, layout, messages, words
+from reserve_gpu.report import layout, messages
 from reserve_gpu.report import status as statuses
 
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
-HOLD = ("reserve-gpu", "kernel", "hold")
+ASKED = ("reserve-gpu", "kernel", "hold")
 KEEP, KEPT = b"keep\n", b'"kept": true'
-STDIN = 0
 PLAIN_PATH = re.compile(r"[A-Za-z0-9/._+-]+")  # which no shell splits or changes
 SLOW_LIMIT_S = 15.0  # for a host to say how it stands, where no other one has a GPU
 HOLD_LIMIT_S = 15.0  # for a host to reserve at once
-KEEP_LIMIT_S = 10.0  # for the one who asks to say that it wants what was reserved
-KEPT_S = 60.0  # for the kernel to start
 HAS_LIMIT_S = 20.0  # for the kernel to have it, once it has started
 LOOK_EVERY_S = 0.3
 
@@ -53,9 +45,6 @@ class KernelPlace(NamedTuple):
 
     host: str
     python: str
-
-
-# -- here ----------------------------------------------------------------------------------------
 
 
 def find(
@@ -144,7 +133,7 @@ def _first_to_reserve(
     why: gets the reason of each host that has got nothing.
     """
     why |= {name: said.silent(name, limit_s) for name in those}
-    with hosts.asked(those, [*HOLD, *arguments]) as asked:
+    with hosts.asked(those, [*ASKED, *arguments]) as asked:
         for name in heard(asked, limit_s, lambda out: bool(hosts.fields_in(out))):
             fields, text = hosts.fields_in(asked[name].said[0]), ""
             if "gpus" in fields:
@@ -177,54 +166,3 @@ def _none(asked: Request, among: Iterable[str], why: Mapping[str, str]) -> str:
     reasons = (f"{', '.join(names_)}: {reason}." for reason, names_ in hosts_of.items())
     first = f"No kernel was started, as no host gave it {messages.asked(asked)}."
     return "\n".join([first, *reasons])
-
-
-# -- there ---------------------------------------------------------------------------------------
-
-
-def hold(arguments: Namespace) -> int:
-    """Reserve for a kernel that comes, and leave it to that one; returns the exit code.
-
-    What is reserved is released where the one who asks has gone, or does not want it any more.
-    """
-    if missing := _missing(arguments.kernel):
-        _say(refused=missing)
-        return errors.RequestError.exit_code
-    this_process.call_it("a kernel that starts")
-    try:
-        options.reserve(arguments, faces.MAGIC, _end_if_alone)
-        reservation = api.current()
-    except errors.ReserveGPUError as error:
-        _say(refused=error.picture.brief if error.picture else str(error).partition("\n")[0])
-        return error.exit_code
-    _say(gpus=words.labels(reservation.devices if reservation else ()), python=sys.executable)
-    if not _is_wanted():
-        return NoHostError.exit_code
-    api.leave_to_kernel(arguments.id, KEPT_S)
-    _say(kept=True)
-    return 0
-
-
-def _missing(kernel: str) -> str:
-    """Return what this machine lacks for a kernel, and what to type; empty if nothing."""
-    try:
-        is_there = kernel in kernelspec.manager().find_kernel_specs()
-    except errors.RequestError as error:  # it says what to install
-        return f"{error}"
-    return "" if is_there else f"no kernel {kernel}. Run there: reserve-gpu kernel install"
-
-
-def _say(**fields: object) -> None:
-    print(json.dumps(fields), flush=True)
-
-
-def _end_if_alone(news: News) -> None:
-    """Wait no longer in the queue if the one who asks has gone."""
-    if isinstance(news, Waiting) and select.select([STDIN], [], [], 0)[0]:
-        raise NoHostError("The one who asks has gone.")
-
-
-def _is_wanted() -> bool:
-    """Tell whether the one who asks says in time that it wants what was reserved."""
-    has_said, _, _ = select.select([STDIN], [], [], KEEP_LIMIT_S)
-    return bool(has_said) and os.read(STDIN, len(KEEP)) == KEEP

@@ -18,6 +18,7 @@ from reserve_gpu.report.layout import idle_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from reserve_gpu.commands.table import Seen
     from reserve_gpu.report.status import Status
 
     Labels = Mapping[str, str]
@@ -71,9 +72,9 @@ OF_USER: tuple[GaugeOfUser, ...] = (
 )  # fmt: skip
 
 
-def text(*machines: Status) -> str:
+def text(seen: Seen, _title: str = "") -> str:
     """Return the metrics of machines."""
-    hosts = [({"hostname": each.host}, each) for each in machines]
+    hosts = [({"hostname": each.host}, each) for each in seen.machines]
     rows = [({**host, **_labels(row)}, row, each) for host, each in hosts for row in each.rows]
     boards = {
         (each.host, row.device.index): ({**host, **_board_labels(row)}, row, each)

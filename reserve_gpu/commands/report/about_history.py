@@ -6,9 +6,10 @@ import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from reserve_gpu.commands.report.totals import KEYS, UNKNOWN, Hours, Idle, together
 from reserve_gpu.errors import REASON_LIMIT, shown
-from reserve_gpu.log.totals import Hours, together
-from reserve_gpu.report import page, times, words
+from reserve_gpu.foreign import table
+from reserve_gpu.report import times, words
 from reserve_gpu.report.layout import Layout
 from reserve_gpu.report.pictures import Picture
 from reserve_gpu.report.sheets import Column, Sheet
@@ -17,13 +18,14 @@ from reserve_gpu.report.words import FAINT, MARK, NOTEBOOK_LIMIT, STRONG, TYPED,
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from reserve_gpu.log.totals import Idle
+    from reserve_gpu.foreign import Fields
     from reserve_gpu.report.words import Line
 
 VERSION = 1  # of the JSON; names are only ever added to it
 DAY_S, HOUR_S = 86400, 3600
 MOST_ROWS = 40  # that are shown; the rest is one row. Days all are
 MOST_DAYS = 366
+MOST_HOURS = 12_000  # rows that are read of another machine
 LEAST_UNKNOWN = 0.05  # of the reserved hours: what could not be read is told from there on
 BY_DAY = "day"
 LEGEND = ("used", "idle", "not known")
@@ -79,10 +81,6 @@ class Report(NamedTuple):
         tables = [] if self.is_new else tables
         head = [*_head(self)]
         return Picture(Layout(head, foot=[*_foot(self)], sheets=tables), head[0][0][0])
-
-    def to_page(self) -> str:
-        """Return it as one page for browsers."""
-        return page.titled(f"GPU-hours of {shown(self.host)}", self.picture()._repr_html_())
 
     def to_dict(self) -> dict[str, Any]:
         """Return what programs read, in the shape that docs/history.md describes."""
@@ -247,3 +245,39 @@ def _folded(rows: Sequence[tuple[str, Hours]], most: int) -> list[tuple[str, Hou
         return [*rows]
     others = rows[most - 1 :]
     return [*rows[: most - 1], (f"{len(others)} more", together(hours for _, hours in others))]
+
+
+# -- of another machine ---------------------------------------------------------------------------
+
+
+def read_report(fields: object) -> Report:
+    """Return the report of a history that the JSON describes. Raises FormatError."""
+    said = table(fields, VERSION, "rows")
+    by = said.text("by")
+    return Report(
+        by if by in KEYS else "user",
+        dict(map(_hours_of, said.tables("rows", MOST_HOURS))),
+        dict(map(_hours_of, said.tables("days", MOST_HOURS))),
+        tuple(map(_idle_of, said.tables("longest_idle"))),
+        said.number("since") or 0.0,
+        said.number("until") or 0.0,
+        host=said.text("host") or "",
+        user=said.text("user"),
+        is_kept=said.boolean("is_kept") is not False,
+        cut=tuple(said.texts("cut")),
+    )
+
+
+def _hours_of(said: Fields) -> tuple[str, Hours]:
+    hours = (said.number(f"{kind}_hours") or 0.0 for kind in Hours._fields)
+    return said.text("name") or UNKNOWN, Hours(*hours)
+
+
+def _idle_of(said: Fields) -> Idle:
+    return Idle(
+        said.text("user") or UNKNOWN,
+        said.text("name"),
+        tuple(said.texts("gpus")),
+        said.number("since") or 0.0,
+        said.number("idle_hours") or 0.0,
+    )

@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from reserve_gpu.commands.table import Output, Subcommand
 from reserve_gpu.core.looking import looking
 from reserve_gpu.errors import DriverError, RequestError, shown
 from reserve_gpu.report import colour, columns, pictures, terminal
@@ -32,7 +33,7 @@ ENDS = ("q", ESCAPE)
 LEAST_ROOM = 4  # lines: a blank one, the title, a process, and how many more there are
 
 
-def run(_arguments: Namespace) -> int:
+def run(_arguments: Namespace) -> Output:
     """Show the status until q. Raises RequestError where there is no terminal that could."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise RequestError(f"A live picture needs a terminal; {ELSEWHERE}")
@@ -56,7 +57,10 @@ def run(_arguments: Namespace) -> int:
         raise RequestError(text) from None
     finally:
         signal.signal(signal.SIGTERM, before)
-    return 0
+    return Output()
+
+
+TOP = Subcommand(run)
 
 
 def processes(rows: Sequence[Row], room: int) -> list[Line]:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from traitlets import List, Unicode
 
 from reserve_gpu import errors, proc, settings, this_kernel
-from reserve_gpu.hosts import named
-from reserve_gpu.jupyter import kernelspec, remote
+from reserve_gpu.commands.hosts import remote
+from reserve_gpu.commands.hosts.others import SSHPYK, named
 
 LIMIT_S = 30.0  # in which a kernel is tried on another host
 try:
@@ -25,7 +25,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "A kernel on another machine needs sshpyk 1.25 or later. "
-        f"Run: {errors.install_command(kernelspec.SSHPYK)}"
+        f"Run: {errors.install_command(SSHPYK)}"
     ) from error
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from heapq import nlargest
 from typing import NamedTuple
 
 from reserve_gpu.log.log_lines import Kind, LogLine
+from reserve_gpu.log.log_reader import Logged
 
 HOUR_S = 3600.0
 MOST_IDLE = 5  # reservations that are named
@@ -18,13 +19,6 @@ MOST_NAMES = 5_000  # of one user
 OTHERS = "others"  # what further names are counted for
 MOST_GPUS = 256  # of one reservation, and of one user
 MOST_RESERVATIONS = 50_000  # among which the longest idle ones are looked for
-
-
-class Logged(NamedTuple):
-    """A line, and whose history it is in."""
-
-    user: str
-    entry: LogLine
 
 
 class Hours(NamedTuple):

@@ -12,8 +12,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu import foreign
+from reserve_gpu.commands.check.probes import MISSING
 from reserve_gpu.errors import shown
-from reserve_gpu.frameworks.probes import MISSING
 from reserve_gpu.gpus import names
 from reserve_gpu.report.words import listed
 

@@ -7,46 +7,52 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reserve_gpu import hosts, proc, quantities, settings
+from reserve_gpu import proc, quantities, settings
+from reserve_gpu.commands import table
+from reserve_gpu.commands.report import totals
+from reserve_gpu.commands.report.about_history import Report, read_report
+from reserve_gpu.commands.table import OTHERS, Subcommand, others
 from reserve_gpu.core.request import rules
 from reserve_gpu.errors import DriverError, RequestError
 from reserve_gpu.gpus.nvml import Nvml
-from reserve_gpu.log import log_reader, places, totals
+from reserve_gpu.log import log_reader, places
 from reserve_gpu.model import Device
-from reserve_gpu.report import from_json as said
-from reserve_gpu.report.about_history import Report
+from reserve_gpu.option import DAYS, Option
 from reserve_gpu.report.words import LEAST_HOURS
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterable, Mapping
 
-    from reserve_gpu.log.totals import Hours, Summary
+    from reserve_gpu.commands.report.totals import Hours, Summary
+    from reserve_gpu.commands.table import Others, Output
 
 DRIVER_LIMIT_S = 5.0  # for the driver to say what the devices are called
 WORDS = ("reserve-gpu", "report", "--format", "json")
 
 
-def report(arguments: Namespace) -> Report:
+def show(arguments: Namespace) -> Output:
     """Return the report that these arguments ask for. Raises RequestError."""
     now = time.time()
     since, lasts_s = quantities.parse_since(arguments.since, now)
-    if arguments.hosts is None:
-        return _here(arguments.by, since, now)._replace(lasts_s=lasts_s)
-    names = hosts.named(arguments.hosts)
-    words = (*WORDS, "--by", arguments.by, "--since", f"@{since:.0f}")
-    answers = hosts.answers(names, words, said.report)
-    problems = {name: each for name, each in answers.items() if isinstance(each, str)}
-    reports = {name: each for name, each in answers.items() if isinstance(each, Report)}
-    whole = merged(reports, arguments.by)
-    return whole._replace(
-        since=since,
-        until=now,
-        lasts_s=lasts_s,
-        host=", ".join(names),
-        problems=problems,
-        has_answers=bool(reports),
-    )
+    machines = others(arguments)
+    if machines is None:
+        report = _here(arguments.by, since, now)
+    else:
+        table.end_with_ssh()
+        report = _elsewhere(machines, arguments.by, since)._replace(since=since, until=now)
+    code = 0 if report.has_answers else DriverError.exit_code
+    return table.answer(report._replace(lasts_s=lasts_s), arguments.format, "GPU-hours", code)
+
+
+def _elsewhere(machines: Others, by: str, since: float) -> Report:
+    """Return the report of other machines."""
+    words = (*WORDS, "--by", by, "--since", f"@{since:.0f}")
+    said = machines.ask(words, read_report)
+    problems = {name: each for name, each in said.items() if isinstance(each, str)}
+    reports = {name: each for name, each in said.items() if isinstance(each, Report)}
+    whole = merged(reports, by)
+    return whole._replace(host=", ".join(said), problems=problems, has_answers=bool(reports))
 
 
 def _here(by: str, since: float, now: float) -> Report:
@@ -126,3 +132,25 @@ def _added(rows: Iterable[tuple[str, Hours]]) -> Mapping[str, Hours]:
     for name, hours in rows:
         sums[name] = totals.together([sums[name], hours]) if name in sums else hours
     return sums
+
+
+MORE = """\
+It shows what was logged where `history = true` is set: your own reservations,
+and for root those of all. A part of a GPU counts by its share of the memory.
+
+examples:
+  reserve-gpu report                            each user, in the last 7 days
+  reserve-gpu report --since Mon --by notebook  each notebook, since Monday
+  reserve-gpu report --hosts lab                all machines of the group lab
+  reserve-gpu report --since 2026-11-01 --format html > november.html
+"""
+OPTIONS = (
+    Option("--since TIME",
+           "7d (the default), 12h, today, yesterday, Mon, 2026-11-01 or '2026-11-01 18:00'",
+           f"1d 7d 30d today yesterday {DAYS}", default="7d"),
+    Option("--by", "a row for each user (the default), notebook, gpu or day",
+           choices=("user", "notebook", "gpu", "day"), default="user"),
+    *table.format_option(tuple(form for form in table.FORMS if form.is_general)),
+    *OTHERS,
+)  # fmt: skip
+REPORT = Subcommand(show, OPTIONS, more=MORE)

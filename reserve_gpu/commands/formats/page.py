@@ -1,4 +1,4 @@
-"""The status as one page for browsers; cron writes it for a server."""
+"""A status, or a report, as one page for browsers; cron writes it for a server."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from reserve_gpu.errors import shown
 from reserve_gpu.report.words import escape
 
 if TYPE_CHECKING:
-    from reserve_gpu.report.about_hosts import Hosts
-    from reserve_gpu.report.status import Status
+    from reserve_gpu.commands.table import Shown
 
 # The colour scheme is for what the browser draws itself: the bars of the memory.
 PAGE = """\
@@ -34,11 +33,10 @@ h1 {{ font-size: 1.3em; margin: 0 0 0.5em }}
 </html>"""
 
 
-def page(seen: Status | Hosts) -> str:
-    """Return the page. It needs nothing from elsewhere: no script, no style sheet, no picture."""
-    return titled(f"GPUs of {shown(seen.host)}", seen._repr_html_())
+def page(seen: Shown, about: str) -> str:
+    """Return the page. It needs nothing from elsewhere: no script, no style sheet, no picture.
 
-
-def titled(title: str, picture: str) -> str:
-    """Return a page of that title. picture: in HTML."""
-    return PAGE.format(title=escape(title), picture=picture)
+    about: what it shows, for its title.
+    """
+    title = escape(f"{about} of {shown(seen.host)}")
+    return PAGE.format(title=title, picture=seen.picture()._repr_html_())

@@ -12,21 +12,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import calls, proc, programs
+from reserve_gpu.commands.check import probes, verdict
+from reserve_gpu.commands.check.verdict import Finding, Verdict
+from reserve_gpu.commands.table import Output, Subcommand
 from reserve_gpu.core import api, caps, environment, looking
 from reserve_gpu.core.session import session
-from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, shown
-from reserve_gpu.frameworks import probes, verdict
-from reserve_gpu.frameworks.verdict import Finding, Verdict
+from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, WaitInterrupted, shown
 from reserve_gpu.model import Device, Promise
 from reserve_gpu.notices import ToType
+from reserve_gpu.option import Option
 from reserve_gpu.report import html, messages, words
 from reserve_gpu.report.columns import GAP, width_of, wrapped
-from reserve_gpu.report.faces import PYTHON, Face
+from reserve_gpu.report.faces import MAGIC, PYTHON, Face, shell
+from reserve_gpu.report.progress import Live
 from reserve_gpu.report.terminal import PLAIN_COLUMNS, is_terminal, size
 from reserve_gpu.report.times import duration
 from reserve_gpu.report.words import escape, listed, plain
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Callable, Mapping, Sequence
 
     from reserve_gpu.model import News, Row, Size
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 LIMIT_S = 120.0  # importing a framework from a slow disk alone can take a minute
 PATH_LIMIT = 500  # characters of a path that are shown
 VALUE_LIMIT = 100  # likewise of a variable
+DOES_NOT_FIT = 1  # exit code
 LEAST = 30  # columns for the result, however narrow the terminal
 DRIVER = "driver"
 NAMES = {
@@ -265,3 +270,33 @@ def _row_dict(row: Finding) -> dict[str, Any]:
     told["is_built_for_cuda"] = build is not None if row.version else None
     told["sees"] = [{"label": label, "uuid": uuid} for label, uuid in row.sees]
     return told | {"cuda_version": build or None, "reason": row.reason or None}
+
+
+# -- for a shell and for a notebook ----------------------------------------------------------------
+
+
+def check_in_shell(arguments: Namespace) -> Output:
+    """Return what a check comes to."""
+    with Live(sys.stderr) as live:
+        face = shell(["reserve-gpu", "check"])
+        found = check(progress=live.show_check, slow=live.show, face=face)
+    text = json.dumps(found.to_dict(), indent=2) if arguments.json else str(found)
+    return Output(text, 0 if found.is_well else DOES_NOT_FIT)
+
+
+def check_in_notebook(_arguments: Namespace) -> Check:
+    """Return what a check comes to. Raises WaitInterrupted."""
+    try:
+        with Live() as live:
+            return check(progress=live.show_check, slow=live.show, face=MAGIC)
+    except KeyboardInterrupt:
+        raise WaitInterrupted("Stopped the check; nothing was changed.") from None
+
+
+MORE = """\
+It asks PyTorch, TensorFlow, JAX and others of this Python, each in a process
+of its own. The exit code is 1 if one of them uses other GPUs. To check what a
+command would get: reserve-gpu run -- reserve-gpu check
+"""
+JSON = Option("--json", "as JSON, for programs")
+CHECK = Subcommand(check_in_shell, (JSON,), more=MORE)

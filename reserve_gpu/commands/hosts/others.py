@@ -5,7 +5,7 @@
 
 in the administrator's file or in the user's own. Each is asked by ssh, as the user's configuration
 of ssh has it, and each machine's own locks decide there. What a machine answers is foreign: it is
-bounded in time and size, and `report.from_json` checks it.
+bounded in time and size, and `from_json` checks it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,25 @@ import re
 import sys
 import time
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from reserve_gpu import proc, rules, settings
+from reserve_gpu import foreign, options, proc, rules, settings
+from reserve_gpu.commands.hosts import about_hosts as said
+from reserve_gpu.commands.hosts import from_json
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.programs import Program, heard, started
-from reserve_gpu.report import about_hosts as said
-from reserve_gpu.report import from_json
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 T = TypeVar("T")
+SSHPYK = "'sshpyk>=1.25'"  # as a shell takes it
+PROVISIONER = "reserve-gpu-hosts"  # as pyproject.toml has it
+REMOTE_KERNEL = "python3-gpu"  # as `reserve-gpu kernel install` calls it
+IDLE = "2h"  # after which a kernel there releases its GPU, if somebody waits for it
 LIMIT_S = 5.0  # for a machine to answer
 CHUNK = 1 << 16
 MOST_STARTS = 20  # of lines that may begin the JSON
@@ -43,6 +49,49 @@ NUMBERS = "[0-9]{1,9}(?:-[0-9]{1,9})?"
 RANGE = re.compile(rf"([^\[\]]*)\[({NUMBERS}(?:,{NUMBERS})*)\](.*)")
 # Without a password, and without waiting for ever where nobody waits for it any more.
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--")
+
+
+class OtherMachines(NamedTuple):
+    """What `--hosts` means; see `table.Others`."""
+
+    typed: Sequence[str]
+
+    @property
+    def words(self) -> Sequence[str]:
+        """Return what was typed for them, by default every group."""
+        return self.typed or tuple(groups())
+
+    def look(self, *, is_all: bool = False) -> said.Hosts:
+        """Ask them how they stand."""
+        return look(named(self.typed))._replace(typed=tuple(self.typed), is_all=is_all)
+
+    def ask(self, words: Sequence[str], read: Callable[[object], T]) -> dict[str, T | str]:
+        """Run a command of ours on each; returns what it has said, or why nothing."""
+        return answers(named(self.typed), words, read)
+
+    def kernel(self, spec: dict[str, Any], wishes: Namespace, name: str) -> dict[str, Any]:
+        """Return a kernelspec that starts the kernel there.
+
+        Clients that know provisioners use ours. Others, such as VS Code, run the command, which is
+        a client that knows them.
+        """
+        named(self.typed)  # what names no host is said at once
+        if not any(getattr(wishes, option.attribute) for option in options.WHEN):
+            wishes.idle, wishes.if_wanted = IDLE, True
+        config: dict[str, Any] = {"hosts": [*self.words], "wishes": options.words(wishes)}
+        config["remote_kernel_name"] = REMOTE_KERNEL
+        provisioner = {"provisioner_name": PROVISIONER, "config": config}
+        program = (sys.executable, "-m", "sshpyk.kernelapp", f"--SSHKernelApp.kernel_name={name}")
+        return {
+            **spec,
+            "argv": [*program, "--KernelManager.connection_file='{connection_file}'"],
+            "interrupt_mode": "message",
+            "metadata": {**spec["metadata"], "kernel_provisioner": provisioner},
+        }
+
+    def lacks(self) -> list[str]:
+        """Return the packages that are missing here for such a kernel."""
+        return [] if find_spec("sshpyk") else [SSHPYK]
 
 
 # -- which machines ------------------------------------------------------------------------------
@@ -121,11 +170,6 @@ def _groups(tables: Mapping[str, Any], file: str) -> dict[str, list[str]]:
 # -- what they say -------------------------------------------------------------------------------
 
 
-def look_at(words: Sequence[str]) -> said.Hosts:
-    """Ask the hosts that these words mean. Raises RequestError."""
-    return look(named(words))._replace(typed=tuple(words))
-
-
 def look(names: Sequence[str], limit_s: float = LIMIT_S) -> said.Hosts:
     """Ask all of them at once how they stand. A host that does not answer is an answer too."""
     found = answers(names, LOOK, from_json.status, limit_s).items()
@@ -185,7 +229,7 @@ def _answer(command: str, name: str, program: Program, read: Callable[[object], 
     out, _ = program.said
     try:
         return read(fields_in(out))
-    except from_json.FormatError as error:
+    except foreign.FormatError as error:
         return said.another_format(name, error.version, _text(out), command)
 
 

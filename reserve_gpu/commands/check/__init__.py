@@ -1,0 +1,1 @@
+"""`reserve-gpu check`, `--check` and `reserve_gpu.check()`."""

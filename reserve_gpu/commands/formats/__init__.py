@@ -1,0 +1,1 @@
+"""What a status is given out as besides text and JSON."""

@@ -1,0 +1,1 @@
+"""`--hosts`: other machines, and kernels on them."""

@@ -1,0 +1,1 @@
+"""`reserve-gpu kernel install`, and the start of such a kernel."""

@@ -1,0 +1,309 @@
+"""Kernels that have their GPU before their first line runs: their kernelspec, and their start."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shutil
+import sys
+from argparse import Namespace
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from reserve_gpu import errors, foreign, options, settings, this_kernel, this_process
+from reserve_gpu.commands.run import command
+from reserve_gpu.commands.table import OTHERS, Output, Subcommand, others
+from reserve_gpu.core import api, request
+from reserve_gpu.errors import RequestError, ReserveGPUError, shown
+from reserve_gpu.model import Waiting
+from reserve_gpu.option import Option
+from reserve_gpu.quantities import parse_duration
+from reserve_gpu.report import faces, words
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    from reserve_gpu.model import News
+
+KERNEL_NAME = "python3-gpu"
+NEEDED = ("jupyter_client", "ipykernel")
+MARK = "reserve_gpu"  # in the metadata of what was installed here
+LONGEST_WAIT_S = 45  # clients give up on a kernel that has not started after 60 s
+STDIN, KEEP = 0, b"keep\n"
+KEEP_LIMIT_S = 10.0  # for the one who asks to say that it wants what was reserved
+KEPT_S = 60.0  # for the kernel to start
+
+
+class InstallError(ReserveGPUError):
+    """The files of a kernel can't be written."""
+
+    exit_code = 73  # EX_CANTCREAT
+
+
+class GoneError(ReserveGPUError):
+    """Another machine does not want any more what was to be kept for a kernel."""
+
+    exit_code = 75  # EX_TEMPFAIL
+
+
+class NoHostAnswersError(ReserveGPUError):
+    """A kernel was installed for other machines, of which none answers."""
+
+    exit_code = 69  # EX_UNAVAILABLE
+
+
+def install(arguments: Namespace) -> Output:
+    """Install the kernelspec, in place of an earlier one of ours.
+
+    Raises RequestError for a request that makes no sense, or a name that another kernel has;
+    InstallError; NoHostAnswersError.
+    """
+    machines = others(arguments)
+    lacking = machines.lacks() if machines else []
+    kernels = manager(*lacking)
+    places = machines.words if machines else []
+    # Of the request alone: there `--name` is the kernel's, `--gpu-name` the GPU's.
+    wishes = Namespace(**{**vars(arguments), "name": arguments.gpu_name})
+    _check(wishes)
+    name = _name(arguments.name, places)
+    there = kernels.find_kernel_specs()
+    path = os.path.join(_place(arguments), name)
+    for existing in (path, there.get(name)):
+        if existing and os.path.lexists(existing) and not _is_ours(existing):
+            raise RequestError(
+                f"{existing} is a kernel that was not installed by this command. "
+                "Choose another --name."
+            )
+    spec, resources = _stock(wishes)
+    spec["display_name"] = arguments.display_name or _display_name(wishes, places)
+    if machines:
+        spec = machines.kernel(spec, wishes, name)
+    before = os.path.lexists(path)
+    seen = machines.look() if machines else None
+    try:
+        _delete(path)
+        shutil.copytree(resources, path)
+        with open(os.path.join(path, "kernel.json"), "w", encoding="utf-8") as file:
+            json.dump(spec, file, indent=1)
+    except OSError as error:
+        text = f"The kernel can't be installed: {error.filename}: {error.strerror}."
+        raise InstallError(text) from error
+    did = "Replaced" if before else "Installed"
+    told = f"{did} the kernel {spec['display_name']!r} as {name}, in {path}"
+    for package in lacking:
+        missing = f"{_bare(package)} is missing"
+        told += f"\nWarning: {missing}. Run: {errors.install_command(package)}"
+    if seen and not seen.machines:
+        told += "\nWarning: no machine answers, so it can't start now."
+        why = [f"{each['name']}: {each['problem']}" for each in seen.to_dict()["hosts"]]
+        raise NoHostAnswersError("\n".join([told, *why]))
+    return Output(told)
+
+
+def _display_name(wishes: Namespace, places: Sequence[str]) -> str:
+    """Return `Python 3 (GPU in lab: count 2)`, so that two kernels can be told apart."""
+    asked = ", ".join(word.lstrip("-").replace("=", " ") for word in options.words(wishes))
+    place = f" in {', '.join(places)}" if places else ""
+    return f"Python 3 (GPU{place}{f': {asked}' if asked else ''})"
+
+
+def _check(wishes: Namespace) -> None:
+    """Raise RequestError for what no machine could satisfy: a kernel would say it only later."""
+    arguments = options.wishes(wishes)
+    wait = arguments.pop("wait")
+    request.parse(arguments.pop("devices"), **arguments)
+    if re.match(r"\s*[0-9]{4}-", arguments.get("until") or ""):
+        raise RequestError(
+            "A kernel is also started after that date. Give --until a time of day or a day of the "
+            "week, or say for how long: --for 8h."
+        )
+    if wait is not None and parse_duration(wait) > LONGEST_WAIT_S:
+        raise RequestError(
+            f"A kernel can wait for a GPU for up to {LONGEST_WAIT_S} s, as notebooks give up on "
+            f"one that has not started after 60 s. Give --wait {LONGEST_WAIT_S}s, or wait in a "
+            "notebook that runs: the magic has --wait, too."
+        )
+
+
+def _stock(wishes: Namespace) -> tuple[dict[str, Any], str]:
+    """Return the stock kernelspec, started by this command, and the folder of its logos."""
+    from ipykernel.kernelspec import RESOURCES, get_kernel_dict
+
+    spec: dict[str, Any] = get_kernel_dict(extra_arguments=["--ext", "reserve_gpu"])
+    start = [sys.executable, "-m", "reserve_gpu", "kernel", "start", *options.words(wishes), "--"]
+    spec["argv"] = start + spec["argv"]
+    spec["metadata"] = {**spec.get("metadata", {}), MARK: {"version": 1}}
+    return spec, RESOURCES
+
+
+def manager(*also_missing: str) -> KernelSpecManager:
+    """Return what knows the kernels of this user. Raises RequestError without Jupyter's packages.
+
+    also_missing: packages to install with those.
+    """
+    if missing := [each for each in NEEDED if not find_spec(each)]:
+        packages = [*missing, *also_missing]
+        names = words.listed([_bare(package) for package in packages])
+        run = errors.install_command(" ".join(packages))
+        raise RequestError(f"Missing here: {names}. Run: {run}")
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    # To list kernels is to import ipykernel, and before version 7 that imports debugpy, which would
+    # print a warning about frozen modules.
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    return KernelSpecManager()
+
+
+def _bare(package: str) -> str:
+    """Return the name of a package that is written as a shell takes it: of 'sshpyk>=1.25'."""
+    return package.strip("'").partition(">")[0]
+
+
+def _place(arguments: Namespace) -> str:
+    """Return the directory of kernels that was named, by default the user's."""
+    if sum(map(bool, (arguments.user, arguments.sys_prefix, arguments.prefix))) > 1:
+        raise RequestError("Give one of --user, --sys-prefix and --prefix.")
+    if prefix := sys.prefix if arguments.sys_prefix else arguments.prefix:
+        return os.path.abspath(f"{prefix}/share/jupyter/kernels")
+    from jupyter_core.paths import jupyter_data_dir
+
+    return os.path.join(jupyter_data_dir(), "kernels")
+
+
+def _name(given: str | None, places: Sequence[str]) -> str:
+    """Return the name that was given, else `python3-gpu`, and `python3-gpu-lab` on others."""
+    words = "-".join([KERNEL_NAME, *places])
+    name = given or re.sub(r"[^A-Za-z0-9.]+", "-", words).strip("-")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name, re.IGNORECASE | re.ASCII):
+        raise RequestError(
+            f"{shown(name)!r} can't be the name of a kernel: letters, digits, '.', '-' and '_'."
+        )
+    return name.lower()  # as Jupyter has it
+
+
+def _delete(path: str) -> None:
+    if os.path.islink(path):
+        os.unlink(path)
+    elif os.path.lexists(path):
+        shutil.rmtree(path)
+
+
+def _is_ours(path: str) -> bool:
+    """Tell whether a kernel was installed here; what can't be read was not."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        with open(os.path.join(path, "kernel.json"), encoding="utf-8") as file:
+            metadata = foreign.parsed(file.read(foreign.SIZE_LIMIT + 1))["metadata"]
+        return isinstance(metadata, dict) and MARK in metadata
+    return False
+
+
+# -- its start ------------------------------------------------------------------------------------
+
+
+def start_kernel(arguments: Namespace) -> NoReturn:
+    """Become a kernel, which starts in any case; its first cell tells why it has no GPU."""
+    program, reason = command.find(arguments.command), None
+    errors.is_beside_cells = True
+    started = this_kernel.started()
+    if started:
+        os.environ[settings.STARTED] = this_kernel.as_started({**started, "pid": str(os.getpid())})
+        with suppress(ValueError):  # a name that no variable can have
+            os.environ["JPY_SESSION_NAME"] = started.get("notebook", "")
+    try:
+        for text in api.take_over(this_kernel.connection_file(arguments.command)):
+            command.say(f"Warning: {text}")
+        if not started:
+            command.reserve(arguments, faces.MAGIC)
+        elif not api.current():  # what was asked for from afar has not been kept
+            wishes = filter(None, started.get("wishes", "").split("\0"))
+            command.reserve(options.request_of([*wishes]), faces.MAGIC)
+    except errors.ReserveGPUError as error:
+        first = "This kernel was started without a GPU of its own."
+        going_on = api.go_on_after(error)
+        command.say(f"{first}\n{error}\n{going_on}")
+        # Its first cell shows how the machine stands then, and what to do.
+        what = error.picture.brief if error.picture else str(error)
+        reason = f"{first}\n{what}\n{going_on}"
+        if not isinstance(error, errors.NoFreeDeviceError):
+            reason += " Try again with %reserve_gpu."
+    command.become(program, arguments.command, reason)
+
+
+# -- what is kept for a kernel that another machine starts here ----------------------------------
+
+
+def hold(arguments: Namespace) -> Output:
+    """Reserve for a kernel that comes, and leave it to that one.
+
+    What is reserved is released where the one who asks has gone, or does not want it any more.
+    """
+    if missing := _missing(arguments.kernel):
+        _say(refused=missing)
+        return Output(code=errors.RequestError.exit_code)
+    this_process.call_it("a kernel that starts")
+    try:
+        options.reserve(arguments, faces.MAGIC, _end_if_alone)
+        reservation = api.current()
+    except errors.ReserveGPUError as error:
+        _say(refused=error.picture.brief if error.picture else str(error).partition("\n")[0])
+        return Output(code=error.exit_code)
+    _say(gpus=words.labels(reservation.devices if reservation else ()), python=sys.executable)
+    if not _is_wanted():
+        return Output(code=GoneError.exit_code)
+    api.leave_to_kernel(arguments.id, KEPT_S)
+    _say(kept=True)
+    return Output()
+
+
+def _missing(kernel: str) -> str:
+    """Return what this machine lacks for a kernel, and what to type; empty if nothing."""
+    try:
+        is_there = kernel in manager().find_kernel_specs()
+    except errors.RequestError as error:  # it says what to install
+        return f"{error}"
+    return "" if is_there else f"no kernel {kernel}. Run there: reserve-gpu kernel install"
+
+
+def _say(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+def _end_if_alone(news: News) -> None:
+    """Wait no longer in the queue if the one who asks has gone."""
+    if isinstance(news, Waiting) and select.select([STDIN], [], [], 0)[0]:
+        raise GoneError("The one who asks has gone.")
+
+
+def _is_wanted() -> bool:
+    """Tell whether the one who asks says in time that it wants what was reserved."""
+    has_said, _, _ = select.select([STDIN], [], [], KEEP_LIMIT_S)
+    return bool(has_said) and os.read(STDIN, len(KEEP)) == KEEP
+
+
+MORE = """\
+It is started with this Python. Where no GPU is free it starts anyway, sees no
+GPU, and its first cell shows why. --wait may be up to 45s, as notebooks give
+up on a kernel after 60 s. With --hosts it runs on the machine that has a free
+GPU; where none is free it does not start.
+"""
+OPTIONS = (
+    *(option for option in options.REQUEST_THAT_GOES_ON if option is not options.NAME),
+    Option("--gpu-name TEXT", "only GPUs with this text in their name"),
+    Option("--name NAME",
+           "of the kernel; python3-gpu by default, and python3-gpu-lab with --hosts lab"),
+    Option("--display-name TEXT",
+           "what notebooks show; by default Python 3 (GPU: count 2), as what you ask for"),
+    *OTHERS,
+    Option("--user", "for this user; the default"),
+    Option("--sys-prefix", "in this Python's environment"),
+    Option("--prefix DIR", "in DIR/share/jupyter/kernels"),
+)  # fmt: skip
+KEPT_FOR = (Option("--id ID", "", required=True), Option("--kernel KERNEL", "", required=True))
+INSTALL = Subcommand(install, OPTIONS, more=MORE)
+HOLD = Subcommand(hold, (*options.REQUEST_THAT_GOES_ON, *KEPT_FOR))
+START = Subcommand(start_kernel, options.REQUEST_THAT_GOES_ON, split=command.split)

@@ -1,0 +1,1 @@
+"""`reserve-gpu report`."""

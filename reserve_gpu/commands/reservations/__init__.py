@@ -1,0 +1,1 @@
+"""`reserve-gpu join`, `list` and `release`; `--join` and `--release`."""

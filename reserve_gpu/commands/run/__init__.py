@@ -1,0 +1,1 @@
+"""`reserve-gpu run`, and what all commands need that become another program."""

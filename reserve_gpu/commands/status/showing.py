@@ -1,0 +1,52 @@
+"""Show how a machine stands, or several: in a shell and in a notebook."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from reserve_gpu.commands import table
+from reserve_gpu.commands.table import OTHERS, Output, Subcommand, others
+from reserve_gpu.core import api, looking
+from reserve_gpu.errors import DriverError
+from reserve_gpu.option import Option
+from reserve_gpu.report import pictures
+from reserve_gpu.report.faces import MAGIC, SHELL, Face
+from reserve_gpu.report.progress import Live
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from reserve_gpu.commands.table import Seen
+
+ALL = Option("--all", "each GPU, also where many are free and alike")
+
+
+def show(arguments: Namespace) -> Output:
+    """Return how this machine stands, or those that were named."""
+    if others(arguments):
+        table.end_with_ssh()
+    seen = _look(arguments, Live(sys.stderr), SHELL)
+    code = 0 if seen.machines else DriverError.exit_code
+    return table.answer(seen, arguments.format, "GPUs", code)
+
+
+def show_in_notebook(arguments: Namespace) -> None:
+    """Show how it stands; that there is no driver is an answer too, not a failure."""
+    try:
+        _look(arguments, Live(), MAGIC).picture().show()
+    except DriverError as error:
+        print(error)
+        return
+    if not others(arguments) and (text := api.kept()):
+        pictures.tell(pictures.of_line(text))
+
+
+def _look(arguments: Namespace, live: Live, face: Face) -> Seen:
+    if machines := others(arguments):
+        return machines.look(is_all=arguments.all)
+    with live:
+        return looking.look(live.show)._replace(face=face, is_all=arguments.all)
+
+
+STATUS = Subcommand(show, (*table.format_option(table.FORMS), ALL, *OTHERS))
