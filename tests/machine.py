@@ -275,9 +275,10 @@ class Kernel:
                 content: dict[str, Any] = reply["content"]
                 return content
 
-    def restart(self) -> None:
+    def restart(self, **changed: Any) -> None:
+        """Restart it. changed: what it is launched with, in place of what it was."""
         self.client.stop_channels()
-        self.manager.restart_kernel(now=False)
+        self.manager.restart_kernel(now=False, **changed)
         self.client = self._connect()
 
     def close(self) -> None:
