@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING
 from reserve_gpu import proc, settings
 from reserve_gpu.calls import Late
 from reserve_gpu.core import environment
-from reserve_gpu.core.feature import Feature
+from reserve_gpu.core.feature import Feature, Owner
 from reserve_gpu.core.request import setting_mib
-from reserve_gpu.model import MIB, Device, Promise, Request, Variables
+from reserve_gpu.model import MIB, Device, Process, Promise, Request, Variables
 from reserve_gpu.notices import CAPS_ARE_LATE, CapsStand, Exceeded, Notice, ToType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from reserve_gpu.core.feature import Owner
     from reserve_gpu.core.held import Change, Held
-    from reserve_gpu.model import Process
     from reserve_gpu.report import messages
 else:
     messages = Late("report.messages")

@@ -7,15 +7,12 @@ second about the entries of `CUDA_VISIBLE_DEVICES`, as CUDA reads them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from reserve_gpu.errors import REASON_LIMIT, RequestError, shown
 from reserve_gpu.model import Device, Fault
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 DeviceNames: TypeAlias = str | int | Iterable[str | int]  # as people give them
 

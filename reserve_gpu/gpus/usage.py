@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reserve_gpu.model import ComputeMode, State
+from reserve_gpu.model import ComputeMode, Device, Process, State, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from reserve_gpu.model import Device, Process, Usage
 
 DEFAULT_IDLE_MIB = 1024.0
 DESKTOP_MIB = 1024.0  # of one process

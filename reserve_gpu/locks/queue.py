@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu import calls, proc
 from reserve_gpu.locks.directory import QUEUE, LockDirectory
-from reserve_gpu.model import Asks, Record, Ticket
+from reserve_gpu.model import Asks, Device, Record, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from reserve_gpu.locks.lock import Lock
-    from reserve_gpu.model import Device
 
 STOPPED_S = 5.0  # without a sign of life; a waiter gives one each second
 NOBODY = Record()

@@ -6,15 +6,13 @@ import re
 from typing import TYPE_CHECKING
 
 from reserve_gpu.gpus import names
-from reserve_gpu.model import Answer
+from reserve_gpu.model import Answer, Reserved, Row
 from reserve_gpu.report import layout, times, words
-from reserve_gpu.report.words import MARK, labels
+from reserve_gpu.report.words import MARK, Line, labels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import Reserved, Row
-    from reserve_gpu.report.words import Line
 
 NONE = "You hold no GPU on this machine."
 WITHOUT_SIGN = "Put -- before the command, as in: reserve-gpu join [WHICH] -- COMMAND ..."

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus import names
-from reserve_gpu.model import State
+from reserve_gpu.model import Holder, Row, Rules, State
 from reserve_gpu.report import times, words
-from reserve_gpu.report.words import MARK, STRONG, listed, named
+from reserve_gpu.report.words import MARK, STRONG, Line, listed, named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import Holder, Row, Rules
-    from reserve_gpu.report.words import Line
 
 MESSAGE_LIMIT = 300  # characters
 

@@ -8,15 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reserve_gpu.errors import shell_line
-from reserve_gpu.model import Reserved, State
+from reserve_gpu.model import Holder, Reserved, Row, State
 from reserve_gpu.report import about_reservations, layout, times, words
-from reserve_gpu.report.words import MARK, STRONG, TYPED, listed
+from reserve_gpu.report.words import MARK, STRONG, TYPED, Line, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from reserve_gpu.model import Holder, Row
-    from reserve_gpu.report.words import Line
 
 
 def yourself(rows: Sequence[Row], now: float, user: str, at: str = "") -> list[Line]:

@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.usage import idle_limit_mib
-from reserve_gpu.model import Device, State
+from reserve_gpu.model import Device, Holder, Process, Row, State
 from reserve_gpu.report import reasons, times, words
-from reserve_gpu.report.words import FAINT, MARK
+from reserve_gpu.report.words import FAINT, MARK, Line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import Holder, Process, Row
     from reserve_gpu.report.sheets import Sheet
-    from reserve_gpu.report.words import Line
 
 NAME_LIMIT = 40  # characters
 # On a machine of more rows than this, so many free GPUs in a row that are alike have one.

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from reserve_gpu.model import Promise, Request, Size, State
+from reserve_gpu.model import Promise, Request, Row, Size, State
 from reserve_gpu.report import words
-from reserve_gpu.report.words import TYPED
+from reserve_gpu.report.words import TYPED, Line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import Row
     from reserve_gpu.report.faces import Face
-    from reserve_gpu.report.words import Line
 
 OFFERED_MIB = 10240.0  # what most notebooks need
 # A smaller part is not offered: the CUDA context of a program takes most of it.

@@ -6,11 +6,11 @@ import math
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus.usage import is_usable
-from reserve_gpu.model import State
+from reserve_gpu.model import Request, Row, State, Waiting
 from reserve_gpu.report import (
     about_rules,
     asking,
@@ -24,16 +24,13 @@ from reserve_gpu.report import (
     words,
 )
 from reserve_gpu.report.layout import Layout, View
-from reserve_gpu.report.words import MARK, STRONG, TYPED
+from reserve_gpu.report.words import MARK, STRONG, TYPED, Line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, TextIO
 
-    from reserve_gpu.model import Request, Row, Waiting
     from reserve_gpu.notices import Refused
     from reserve_gpu.report.faces import Face
-    from reserve_gpu.report.words import Line
 
 # What may end by itself.
 PASSING = {State.RESERVED, State.FULL, State.BUSY, State.AWAITED, State.LIMITED, State.UNKNOWN}

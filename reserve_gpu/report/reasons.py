@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 from reserve_gpu import settings
 from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.usage import is_usable
-from reserve_gpu.model import STUCK, ComputeMode, Fault, State, Unfit
-from reserve_gpu.report.words import TYPED, gib, named, room, rounded_down, users
+from reserve_gpu.model import STUCK, ComputeMode, Device, Fault, Row, State, Unfit
+from reserve_gpu.report.words import TYPED, Line, gib, named, room, rounded_down, users
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import Device, Row
-    from reserve_gpu.report.words import Line
 
 # What to do where no device can come free by itself.
 TROUBLE = "Waiting alone won't help: "

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu.report.columns import FULL, GAP, LIGHT, MEDIUM, cut, row, width_of, wrapped
-from reserve_gpu.report.words import FAINT, STRONG
+from reserve_gpu.report.words import FAINT, STRONG, Line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from reserve_gpu.report.words import Line
 
 SHORTEST_BAR, LONGEST_BAR = 8, 24  # columns
 LEAST_NAME = 12  # columns; where less is left for the first column, another one is left out

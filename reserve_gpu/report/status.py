@@ -6,19 +6,17 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.errors import REASON_LIMIT, shown
-from reserve_gpu.model import ComputeMode, Device, Holder, Row, State, Ticket
+from reserve_gpu.model import ComputeMode, Device, Holder, Row, Rules, State, Ticket
 from reserve_gpu.report import about_rules as ruled
 from reserve_gpu.report import asking, layout, messages, parts, reasons, times, words
 from reserve_gpu.report.faces import PYTHON, Face
 from reserve_gpu.report.layout import Layout, View
 from reserve_gpu.report.pictures import Picture, queueing
-from reserve_gpu.report.words import FAINT, MARK, STRONG, TYPED
+from reserve_gpu.report.words import FAINT, MARK, STRONG, TYPED, Line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import Rules
-    from reserve_gpu.report.words import Line
 
 VERSION = 1  # of the JSON; names are only ever added to it
 # Of a record: what is shown in another way, or not at all.

@@ -24,14 +24,13 @@ from reserve_gpu.report.columns import (
     width_of_line,
     wrapped,
 )
-from reserve_gpu.report.words import FAINT, MARK, QUEUE_TITLE, STRONG, TAKEN, TITLES, TYPED
+from reserve_gpu.report.words import FAINT, MARK, QUEUE_TITLE, STRONG, TAKEN, TITLES, TYPED, Line
 from reserve_gpu.report.words import plain as text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from reserve_gpu.report.layout import Entry, Layout
-    from reserve_gpu.report.words import Line
 
 # The numbers of "select graphic rendition", ECMA-48.
 STYLES = {STRONG: "1", FAINT: "2", MARK: "1;36", TYPED: "1"}

@@ -7,14 +7,13 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.errors import REASON_LIMIT, shown
-from reserve_gpu.model import Fault, Holder, Size, State
+from reserve_gpu.model import Device, Fault, Holder, Process, Row, Rule, Size, State
 from reserve_gpu.quantities import LONGEST_S
 from reserve_gpu.report import times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.model import Device, Process, Row, Rule
 
 # How words are set off. MARK is for what people argue about, TYPED for what they can type.
 STRONG, FAINT, MARK, TYPED = "strong", "faint", "mark", "typed"

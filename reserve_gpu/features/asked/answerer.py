@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Any
 from reserve_gpu import proc, this_process
 from reserve_gpu.cells import cells
 from reserve_gpu.core import environment, process_end, use
-from reserve_gpu.core.feature import Feature
+from reserve_gpu.core.feature import Feature, Owner
 from reserve_gpu.errors import shown
 from reserve_gpu.features.asked.listener import Listener
-from reserve_gpu.model import Answer, End
+from reserve_gpu.model import Answer, Device, End
 from reserve_gpu.report import times
 from reserve_gpu.report.words import labels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reserve_gpu.core.feature import Owner
     from reserve_gpu.core.held import Change
-    from reserve_gpu.model import Device
 
 
 class Asked(Feature):

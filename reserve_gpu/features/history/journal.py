@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.calls import Late
 from reserve_gpu.core import guests
-from reserve_gpu.core.feature import Feature, Leaving, UseLook
+from reserve_gpu.core.feature import Feature, Leaving, Owner, UseLook, Wait
 from reserve_gpu.core.request import rules
 from reserve_gpu.errors import ReserveGPUError
 from reserve_gpu.features.history.recorder import EVERY_S, Recorder
 from reserve_gpu.locks.record import myself
 from reserve_gpu.log import log_writer, places
 from reserve_gpu.log.log_lines import Kind, LogLine
-from reserve_gpu.model import End
+from reserve_gpu.model import End, Fact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from reserve_gpu.calls import T, Ts
-    from reserve_gpu.core.feature import Owner, Wait
     from reserve_gpu.core.held import Change, Held
     from reserve_gpu.features.history import follower
-    from reserve_gpu.model import Fact
 else:
     follower = Late("features.history.follower")  # which only a command needs
 

@@ -6,14 +6,13 @@ import time
 from typing import TYPE_CHECKING
 
 from reserve_gpu.errors import shown
-from reserve_gpu.features.lease.lease_notices import Action
+from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice
 from reserve_gpu.model import Lease, Promise, Request
 from reserve_gpu.report import times, words
 from reserve_gpu.report.times import MINUTE_S
 from reserve_gpu.report.words import labels
 
 if TYPE_CHECKING:
-    from reserve_gpu.features.lease.lease_notices import LeaseNotice
     from reserve_gpu.report.faces import Face
 
 HOUR_S = 3600

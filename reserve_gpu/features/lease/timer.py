@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu import proc
 from reserve_gpu.cells import cells
 from reserve_gpu.core import environment, guests, process_end, use
-from reserve_gpu.core.feature import Feature
+from reserve_gpu.core.feature import Feature, Owner
 from reserve_gpu.errors import LockError
 from reserve_gpu.features.lease import ends, schedule
 from reserve_gpu.features.lease.lease_line import LeaseLine
@@ -29,7 +29,6 @@ from reserve_gpu.locks.directory import LockDirectory
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reserve_gpu.core.feature import Owner
     from reserve_gpu.core.held import Change, Held
     from reserve_gpu.model import Device, Lease
 

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.cells import kernels_file
 from reserve_gpu.core import kept
-from reserve_gpu.core.feature import Feature, Leaving
+from reserve_gpu.core.feature import Feature, Leaving, Owner
 from reserve_gpu.errors import RequestError, shown
-from reserve_gpu.model import LONGEST_RESTART_S
+from reserve_gpu.model import LONGEST_RESTART_S, Fact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from reserve_gpu.core.feature import Owner
-    from reserve_gpu.model import Fact
     from reserve_gpu.notices import Notice
 
 RESTART = "RESERVE_GPU_RESTART"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu import proc
 from reserve_gpu.cells import cells
 from reserve_gpu.core import environment, use
-from reserve_gpu.core.feature import Feature
+from reserve_gpu.core.feature import Feature, Owner
 from reserve_gpu.errors import LockError, shown
 from reserve_gpu.gpus.usage import DESKTOP_MIB
 from reserve_gpu.locks import queue
@@ -22,7 +22,6 @@ from reserve_gpu.report import messages, pictures, times, words
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from reserve_gpu.core.feature import Owner
     from reserve_gpu.core.held import Answered, Held
 
 SWITCH = "RESERVE_GPU_TELL_WAITERS"  # "0": no
