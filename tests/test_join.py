@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.process]
 
 JOIN = (
-    "from reserve_gpu import list_join_release\nfrom reserve_gpu.core import api\n"
+    "from reserve_gpu.commands.reservations import list_join_release\n"
+    "from reserve_gpu.core import api\n"
     "api.join(list_join_release.chosen([{}]))"
 )
 SESSION = "from reserve_gpu.core.session import session\n"

@@ -18,6 +18,7 @@ from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
 from reserve_gpu.locks.directory import default_path, device_of, lock_name
+from reserve_gpu.locks.holders import is_sharers
 from reserve_gpu.locks.lock import Lock, kernel_device
 from reserve_gpu.model import Device, Fact, Record
 
@@ -59,7 +60,7 @@ def described(held: Held) -> dict[str, Any]:
     locks = [held.locks[device.uuid] for device in held.devices]
     return {
         "devices": [device._asdict() for device in held.devices],
-        "locks": [(lock.descriptor, lock.name) for lock in locks],
+        "locks": [(lock.descriptor, lock.name, is_sharers(lock.name)) for lock in locks],
         "record": Record(promise=held.promise).to_dict(),
         "guest": held.guest,
     }
@@ -74,7 +75,7 @@ def held_of(fields: Mapping[str, Any]) -> Held:
         guest = Guest(tuple(map(foreign.number, of)), name)
     promise = Record.from_dict(fields["record"]).promise
     devices = tuple(map(_device, fields["devices"]))
-    for device, (_, name) in zip(devices, fields["locks"], strict=True):
+    for device, (_, name, *_) in zip(devices, fields["locks"], strict=True):
         if device_of(os.path.basename(name)) != device_of(lock_name(device.uuid)):
             raise ValueError(name)  # the lock of another device
     return Held(devices, {}, promise, guest=guest)
@@ -97,7 +98,7 @@ def received() -> Handover | None:
 
 
 def _checked(fields: Mapping[str, Any]) -> Handover | None:
-    locks = (_adopted(descriptor, str(name)) for descriptor, name in fields["locks"])
+    locks = (_adopted(descriptor, str(name)) for descriptor, name, *_ in fields["locks"])
     held = held_of(fields).with_locks(locks)
     if held is None:
         return None

@@ -192,7 +192,7 @@ def _read(pid: int) -> Left:
         variables = environ.read(LIMIT).split(b"\0")
     (left,) = (variable for variable in variables if variable.startswith(mark))
     fields = foreign.parsed(left[len(mark) :])
-    names = [os.path.basename(name) for _, name in fields["locks"]]
+    names = [os.path.basename(name) for _, name, *_ in fields["locks"]]
     since = map(foreign.number, fields["since"])
     return Left(
         heir=pid,
