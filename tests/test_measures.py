@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MOST_LINES = 13_250  # whoever adds takes away first
 MOST_CALLS = 12
-MOST_ENTERED = {"reserve": 1_809, "refuse": 2_564}
+MOST_ENTERED = {"reserve": 1_795, "refuse": 2_550}
 
 
 def test_lines_of_code() -> None:

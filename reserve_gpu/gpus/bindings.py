@@ -53,6 +53,7 @@ class Code:
     UNKNOWN = 999
 
 
+NEVER: frozenset[int] = frozenset()
 # The reading is not to be had here; the device itself is not in trouble.
 NOT_OFFERED = frozenset({
     Code.NOT_SUPPORTED, Code.NO_PERMISSION, Code.FUNCTION_NOT_FOUND,
@@ -166,22 +167,17 @@ class Bindings:
         except HangError as error:
             raise _hanging(error) from error
 
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """Call the NVML function of that name. Raises DeviceError, whatever the failure."""
-        function = getattr(self._pynvml, name, None)
-        if function is None:
-            raise DeviceError(f"Function Not Found ({name})", Code.FUNCTION_NOT_FOUND)
-        return self._call(name, function, *arguments)
+    def ask(self, name: str, *arguments: Any, absent: frozenset[int] = NEVER) -> Any:
+        """Call the NVML function of that name; None where it answers one of the codes in `absent`.
 
-    def ask_if_offered(
-        self, name: str, *arguments: Any, absent: frozenset[int] = NOT_OFFERED
-    ) -> Any:
-        """Ask, but return None where NVML's code means that it is not to be had here."""
-        return _none_for(absent, self.ask, name, *arguments)
+        Raises DeviceError for any other failure.
+        """
+        function: Callable[..., Any] = getattr(self._pynvml, name, self._missing)
+        return self._call(name, function, *arguments, absent=absent)
 
     def decoration(self, name: str, *arguments: Any) -> Any:
         """Return what only decorates a message, None where it can't be read."""
-        return self.ask_if_offered(name, *arguments, absent=NO_DECORATION)
+        return self.ask(name, *arguments, absent=NO_DECORATION)
 
     def bus_id(self, handle: Any) -> str | None:
         """Return the PCI bus id with four digits of domain, as in 0000:03:00.0."""
@@ -190,7 +186,7 @@ class Bindings:
             pci = self._pynvml.nvmlDeviceGetPciInfo(handle)
             return pci.busIdLegacy or pci.busId[4:]
 
-        return _none_for(NO_DECORATION, self._call, "nvmlDeviceGetPciInfo", read)
+        return self._call("nvmlDeviceGetPciInfo", read, absent=NO_DECORATION)
 
     def memory_v2(self, handle: Any, *, absent: frozenset[int]) -> Any:
         """Return the memory reading without the driver's own reserve, None where there is none."""
@@ -202,7 +198,7 @@ class Bindings:
             except (TypeError, AttributeError):  # old bindings, or the function as gpustat leaves
                 return None  # it behind for everybody in the process: without that argument
 
-        return _none_for(absent, self._call, "nvmlDeviceGetMemoryInfo_v2", read)
+        return self._call("nvmlDeviceGetMemoryInfo_v2", read, absent=absent)
 
     def has_memory_limit(self, handle: Any) -> bool:
         """Tell whether root has limited the memory of this process's control group on the GPU.
@@ -215,7 +211,7 @@ class Bindings:
             return False
         unlimited = self._pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX
         limits = kind(nameSpace=self._group, hardLimit=unlimited)
-        self.ask_if_offered("nvmlDeviceGetMemoryLimits_v1", handle, limits, absent=NO_LIMIT)
+        self.ask("nvmlDeviceGetMemoryLimits_v1", handle, limits, absent=NO_LIMIT)
         return bool(limits.softLimit or limits.hardLimit != unlimited)
 
     def process_count(self, handle: Any, name: str, *, absent: frozenset[int]) -> int | None:
@@ -224,7 +220,7 @@ class Bindings:
         The list itself is not asked for, as drivers differ in the layout of its entries
         (https://github.com/wookayin/gpustat/issues/161).
         """
-        return _none_for(absent, self._call, name, self._count_processes, handle, name)
+        return self._call(name, self._count_processes, handle, name, absent=absent)
 
     def _initialise(self) -> int | DriverError:
         try:
@@ -241,14 +237,27 @@ class Bindings:
         if self._is_initialised:
             self.ask("nvmlShutdown")
 
-    def _call(self, name: str, function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> T:
+    def _missing(self, *_: Any) -> Any:
+        """Answer for a function that the bindings lack: to us that is a driver that lacks it."""
+        raise self._pynvml.NVMLError(Code.FUNCTION_NOT_FOUND)
+
+    def _call(
+        self,
+        name: str,
+        function: Callable[[Unpack[Ts]], T],
+        *arguments: Unpack[Ts],
+        absent: frozenset[int],
+    ) -> T | None:
         self._worker.doing[get_ident()] = name
         try:
             return function(*arguments)
         except self._pynvml.NVMLError as error:
-            code = getattr(error, "value", None)
+            if (code := getattr(error, "value", None)) in absent:
+                return None
             raise DeviceError(f"{_text_of(error)} ({name})", code) from error
         except UnicodeDecodeError as error:
+            if Code.NO_DATA in absent:
+                return None
             raise DeviceError(f"unreadable text ({name})", Code.NO_DATA) from error
         except Exception as error:  # the bindings also raise what is no NVMLError
             reason = f"{type(error).__name__}: {_text_of(error)}"
@@ -311,17 +320,6 @@ def _preload_wsl_library() -> None:
     if os.path.exists(WSL_LIBRARY):
         with suppress(OSError):
             ctypes.CDLL(WSL_LIBRARY)
-
-
-def _none_for(
-    absent: frozenset[int], function: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]
-) -> T | None:
-    try:
-        return function(*arguments)
-    except DeviceError as error:
-        if error.code in absent:
-            return None
-        raise
 
 
 def _text_of(error: Exception) -> str:

@@ -227,7 +227,7 @@ class Nvml:
 
     def _read_gpu(self, index: int) -> list[Device | Fault]:
         gpu = self._driver.ask("nvmlDeviceGetHandleByIndex", index)
-        mode = self._driver.ask_if_offered("nvmlDeviceGetMigMode", gpu, absent=NO_MIG)
+        mode = self._driver.ask("nvmlDeviceGetMigMode", gpu, absent=NO_MIG)
         is_split = bool(mode and mode[0])
         self._boards[index] = self._read_board(gpu)
         if not is_split:
@@ -274,7 +274,7 @@ class Nvml:
 
     def _read_instances(self, index: int, gpu: Any) -> Iterator[Device | Fault]:
         """Yield the MIG instances of a GPU. Raises DeviceError if there is no telling."""
-        ask = self._driver.ask_if_offered
+        ask = self._driver.ask
         for slot in range(self._driver.ask("nvmlDeviceGetMaxMigDeviceCount", gpu)):
             try:
                 function = "nvmlDeviceGetMigDeviceHandleByIndex"
@@ -340,7 +340,7 @@ class Nvml:
         board, listed = self._boards[device.index], listed or self._lists(device)
         _, used_mib, reserve_mib = self._read_memory(handle)
         # An instance has no compute mode of its own.
-        mode = self._driver.ask_if_offered("nvmlDeviceGetComputeMode", gpu)
+        mode = self._driver.ask("nvmlDeviceGetComputeMode", gpu, absent=NOT_OFFERED)
         graphics = listed(GRAPHICS)
         compute = self._read_count(handle, "Compute")
         mps = self._read_count(handle, "MPSCompute")
@@ -369,7 +369,8 @@ class Nvml:
         memory = None
         if not self._driver.has_memory_limit(handle):
             memory = self._driver.memory_v2(handle, absent=NO_MEMORY_V2)
-        memory = memory or self._driver.ask_if_offered("nvmlDeviceGetMemoryInfo", handle)
+        if not memory:
+            memory = self._driver.ask("nvmlDeviceGetMemoryInfo", handle, absent=NOT_OFFERED)
         if memory is None:
             return None, None, None
         reserve = getattr(memory, "reserved", None)  # which only the second version knows
