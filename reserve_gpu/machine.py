@@ -252,7 +252,7 @@ def _used(nvml: Nvml, row: Row, listed: Sequence[Process], *, is_complete: bool 
     holders = row.holders
     if nvml.sees_all:
         holders = with_hosts(proc.with_uses(row.holders, listed))
-    processes = identified(nvml, listed, holders, is_complete=is_complete)
+    processes = identified(nvml, listed, holders, is_complete=is_complete) if listed else ()
     row = row._replace(
         holders=holders,
         processes=tuple(process for process in processes if process.kind != GRAPHICS),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MOST_LINES = 13_250  # whoever adds takes away first
 MOST_CALLS = 12
-MOST_ENTERED = {"reserve": 1_795, "refuse": 2_550}
+MOST_ENTERED = {"reserve": 1_772, "refuse": 2_493, "cell": 200}
 
 
 def test_lines_of_code() -> None:
@@ -70,10 +70,10 @@ def test_the_road_of_a_bare_reservation_is_short(machine: Machine) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("what", MOST_ENTERED)
-def test_the_functions_on_the_road_are_few(what: str, machine: Machine) -> None:
-    """The functions that a bare reservation, or a refusal, enters have no more code than so."""
+def test_the_road_is_short(what: str, machine: Machine) -> None:
+    """A bare reservation and a refusal enter so much code at most; a cell runs so many lines."""
     done = machine.command(sys.executable, "-m", "tests.entered", what)
     assert done.returncode == 0, done
-    *functions, total = done.stdout.splitlines()
-    assert len(functions) > 100
+    *listed, total = done.stdout.splitlines()
+    assert len(listed) > 50
     assert int(total) <= MOST_ENTERED[what], done.stdout

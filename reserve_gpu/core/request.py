@@ -78,15 +78,25 @@ def parse(  # noqa: PLR0913 - these are reserve()'s
             raise RequestError(f"The {what} must be a text, not {text!r}.")
     least = Size(0.0) if min_memory is None else _memory("min_memory", min_memory)
     size = None if memory is None else _part(memory)
+    if for_ is not None and until is not None:
+        raise RequestError("For how long, or until when? Give one of the two.")
+    lease = Lease(
+        lasts_s=None if for_ is None else _some_time(for_),
+        until=None if until is None else quantities.parse_moment(until, time.time()),
+        idle_s=None if idle is None else _some_time(idle),
+        if_wanted=if_wanted,
+        end_kernel=end_kernel,
+    )
+    if lease != Lease() and not lease.has_end:
+        what = "if wanted" if if_wanted else "with the end of the kernel"
+        raise RequestError(f"To release it {what}, say when: after 4h, at 18:00, or idle for 1h.")
     return Request(
         devices=named,
         count=count,
         min_memory_mib=least.mib,
         memory_unit=least.unit,
         model=name or "",
-        promise=Promise(
-            size, _lease(for_, until, idle, if_wanted=if_wanted, end_kernel=end_kernel), note
-        ),
+        promise=Promise(size, lease, note),
     )
 
 
@@ -136,30 +146,6 @@ def _memory(keyword: str, size: str | float) -> Size:
         raise RequestError(_which_unit(keyword, size))
     unit = unit or "MiB"
     return Size(number * UNITS[unit] / MIB, unit)
-
-
-def _lease(
-    for_: float | str | None,
-    until: str | None,
-    idle: float | str | None,
-    *,
-    if_wanted: bool,
-    end_kernel: bool,
-) -> Lease:
-    """Make a lease of the arguments. Raises RequestError."""
-    if for_ is not None and until is not None:
-        raise RequestError("For how long, or until when? Give one of the two.")
-    lease = Lease(
-        lasts_s=None if for_ is None else _some_time(for_),
-        until=None if until is None else quantities.parse_moment(until, time.time()),
-        idle_s=None if idle is None else _some_time(idle),
-        if_wanted=if_wanted,
-        end_kernel=end_kernel,
-    )
-    if lease != Lease() and not lease.has_end:
-        what = "if wanted" if if_wanted else "with the end of the kernel"
-        raise RequestError(f"To release it {what}, say when: after 4h, at 18:00, or idle for 1h.")
-    return lease
 
 
 def _some_time(text: float | str) -> float:

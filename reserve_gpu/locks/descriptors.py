@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache, partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -38,10 +38,11 @@ def remember(descriptor: int) -> int:
 
 def opening(descriptor: int) -> tuple[object, ...] | None:
     """Return what tells this opening from all others; None if the number is not ours any more."""
-    with suppress(OSError):
-        known = _opened.get(descriptor)
+    known = _opened.get(descriptor)
+    try:
         return known if known and known[1:] == _identity(descriptor) else None
-    return None
+    except OSError:
+        return None
 
 
 def close(descriptor: int) -> None:

@@ -7,6 +7,7 @@ namespaces. Another process has written the record, so it is read with suspicion
 from __future__ import annotations
 
 import errno
+import math
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -165,11 +166,8 @@ def place_of_host(since: float | None, uid: int | None, holders: Sequence[Holder
     """
     if since is None or uid is None:
         return None
-    for at, other in enumerate(holders):
-        is_host = other.record.guest_of is None and other.since == since
-        if is_host and other.uid == uid:
-            return at
-    return None
+    hosts = ((each.record.guest_of, each.since, each.uid) for each in holders)
+    return next((at for at, host in enumerate(hosts) if host == (None, since, uid)), None)
 
 
 def named(record: Record, pid: int | None, changed: float = 0.0) -> Holder:
@@ -208,14 +206,13 @@ def _keeper(pid: int, file: os.stat_result) -> int | None:
     that can be seen; else one that has begun after the lock is another: the file was changed last
     by its holder, and its ctime can't be set back.
     """
-    began = proc.began(pid)
     if proc.shows_files(pid):
         is_keeper = proc.has_locked(pid, file)
     else:
-        is_keeper = began is not None and began <= file.st_ctime + CLOCK_S
+        is_keeper = (proc.began(pid) or math.inf) <= file.st_ctime + CLOCK_S
     if is_keeper:
         return pid
     for other in filter(str.isdecimal, os.listdir("/proc")):
         if proc.has_locked(other, file):
             return int(other)
-    return None if began else pid
+    return None if proc.began(pid) else pid

@@ -130,15 +130,15 @@ def _folded(group: Sequence[Entry]) -> Entry:
 
 
 def _entries(rows: Sequence[Row], view: View) -> list[Entry]:
-    devices = [row.device for row in rows if isinstance(row.device, Device)]
-    models = {device.index: names.model(device) for device in devices}
     made: list[Entry] = []
     split: set[int] = set()
     for row in rows:
         index = row.device.index
         if row.device.instance is not None and index not in split:
             split.add(index)
-            made.append(Entry(str(index), _name(models.get(index)), memory="split by MIG"))
+            parts = (each.device for each in rows if each.device.index == index)
+            model = next((names.model(part) for part in parts if isinstance(part, Device)), None)
+            made.append(Entry(str(index), _name(model), memory="split by MIG"))
         made.append(_entry(row, view))
     return made
 
