@@ -186,6 +186,8 @@ def test_the_reference_has_every_public_name() -> None:
     page = (ROOT / "docs" / "reference.md").read_text()
     shown = re.findall(r"^::: reserve_gpu\.(\w+)$", page, re.MULTILINE)
     assert sorted(shown) == sorted(reserve_gpu.__all__)
+    shown = re.findall(r"^::: reserve_gpu\.public\.(\w+)$", page, re.MULTILINE)
+    assert sorted(shown) == sorted(functions(ROOT / "reserve_gpu" / "public" / "__init__.py"))
 
 
 def test_files_made_by_root(here: Here, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tests.machine import Machine
 
 PACKAGE = ROOT / "reserve_gpu"
+PUBLIC = PACKAGE / "public" / "__init__.py"
+EXTENSION = ROOT / "labextension" / "jupyterlab_reserve_gpu"
 
 # What people type beside a request: no command imports another one but `run`.
 COMMANDS = {f"commands.{path.parent.name}" for path in PACKAGE.glob("commands/*/__init__.py")}
@@ -31,6 +33,7 @@ ROOMS = [
     {"__init__"},
     {"extension"},
     {"magic", "cli", "dask"},
+    {"public"},
     COMMANDS - {RUN},
     {RUN},
     {"jupyter"},
@@ -178,6 +181,30 @@ def test_imports_go_downward() -> None:
         for module in ours(path):
             other = room_of(module)
             assert other == room or FLOOR[other] > FLOOR[room], f"{name_of(path)} imports {module}"
+
+
+def test_public_is_for_others() -> None:
+    """No module of ours imports `public`, and `public` needs no feature, which can be cut off."""
+    for path in sources():
+        assert path == PUBLIC or "public" not in ours(path), path
+    assert not [module for module in ours(PUBLIC) if module.startswith("features")]
+
+
+def test_the_extension_uses_what_is_public() -> None:
+    """The extension for JupyterLab imports of ours the package itself and `public`, and all of it.
+
+    What nobody outside calls is not public.
+    """
+    used: dict[str, set[str]] = {"reserve_gpu": set(), "public": set()}
+    for path in EXTENSION.glob("*.py"):
+        names = {name for name in imports(tree_of(path)) if name.split(".")[0] == "reserve_gpu"}
+        assert names <= {"reserve_gpu", "reserve_gpu.public"}, path
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                used.get(node.value.id, set()).add(node.attr)
+    assert used["reserve_gpu"] <= set(reserve_gpu.__all__)
+    functions = {node.name for node in tree_of(PUBLIC).body if isinstance(node, ast.FunctionDef)}
+    assert used["public"] == functions
 
 
 def test_words_are_made_at_the_faces() -> None:

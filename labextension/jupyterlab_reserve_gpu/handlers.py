@@ -17,7 +17,7 @@ from tornado.web import HTTPError, authenticated
 
 try:
     from jupyterlab_reserve_gpu import look
-    from reserve_gpu import errors
+    from reserve_gpu import public
 except ImportError as error:
     missing = f"Jupyter's server can't import reserve_gpu ({error}). Install it there."
 else:
@@ -74,7 +74,7 @@ class ReleaseHandler(Handler):
 def add(application: ServerWebApplication) -> None:
     """Add the addresses to the server."""
     if not missing:
-        errors.is_beside_cells = True  # what the panel says to type is typed in a cell
+        public.type_in_cells()
         application.settings[SHARED] = (
             look.Shared(lambda: _look(application.settings["kernel_manager"]), look.EVERY_S),
             look.Shared(lambda: apart(look.look_elsewhere), look.HOSTS_EVERY_S),
@@ -106,11 +106,12 @@ def apart(function: Callable[[], dict[str, Any]]) -> asyncio.Future[dict[str, An
 
 async def _look(manager: Any) -> dict[str, Any]:
     """Look at the machine, with the kernels that there are."""
-    kernels = []
+    kernels: dict[int | str, str] = {}
     for id_ in manager.list_kernel_ids():
         kernel = manager.get_kernel(id_)
         provisioner = getattr(kernel, "provisioner", None)
         pid = provisioner.pid if isinstance(provisioner, LocalProvisioner) else None
-        file = getattr(kernel, "connection_file", "")
-        kernels.append(look.Kernel(id_, pid, file))
+        if pid:  # else it runs on another machine
+            kernels[pid] = id_
+        kernels[getattr(kernel, "connection_file", "")] = id_
     return await apart(partial(look.look, kernels))

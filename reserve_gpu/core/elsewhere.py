@@ -31,15 +31,22 @@ FOLDER = "asked-{uid}"  # beside the locks, or with more behind it where another
 ANSWER_S = 5.0  # in which a process that is not stopped answers
 OTHERS = 0o077  # who may not enter the folder
 LIMIT = 1 << 16  # bytes of a message
+DONE = (Answer.RELEASED, Answer.ENDED, Answer.GONE)
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
-def release(reserved: Reserved) -> Answer:
-    """Have a process release what it holds, as far as nothing uses it."""
-    left = _left(reserved.holder)
+def release(reserved: Reserved, *, is_end: bool = False, by_name: bool = False) -> Answer:
+    """Have a process release what it holds, as far as nothing uses it.
+
+    is_end: end the process: as it ends by itself, else by SIGTERM and SIGKILL. by_name: it was
+        chosen by its notebook's name, which another user may have written: only a process that
+        answers is ended.
+    """
+    left = left_of(reserved.holder)
     if left and kept.end(left, proc.uid_of(left.heir)):
         return Answer.RELEASED
-    return _asked(reserved, "release")
+    # What is kept is a kernel's that has ended already.
+    return _end(reserved, by_name) if is_end and not left else _asked(reserved, "release")
 
 
 def pids_of(holder: Holder) -> set[int | None]:
@@ -47,11 +54,11 @@ def pids_of(holder: Holder) -> set[int | None]:
 
     While a kernel restarts, first it and then its heir is said to be the holder.
     """
-    left = _left(holder)
+    left = left_of(holder)
     return {holder.pid, *((left.heir, left.kernel) if left else ())}
 
 
-def _left(holder: Holder) -> kept.Left | None:
+def left_of(holder: Holder) -> kept.Left | None:
     """Return what is kept for the restart of the holder's kernel; None for nothing.
 
     Whatever its record says of that: anybody may have written it.
@@ -60,14 +67,8 @@ def _left(holder: Holder) -> kept.Left | None:
     return next((left for left in every if holder.pid in (left.heir, left.kernel)), None)
 
 
-def end(reserved: Reserved, *, by_name: bool = False) -> Answer:
-    """End a process that holds devices: as it ends by itself, else by SIGTERM and SIGKILL.
-
-    by_name: it was chosen by its notebook's name, which another user may have written: only a
-    process that answers is ended.
-    """
-    if _left(reserved.holder):  # its kernel has ended already
-        return release(reserved)
+def _end(reserved: Reserved, by_name: bool) -> Answer:  # noqa: FBT001
+    """End the process itself."""
     pid = reserved.holder.pid or 0
     try:
         with no_fork:

@@ -27,7 +27,7 @@ from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks.directory import OTHERS_MODE, OWN_MODE, LockDirectory
 from reserve_gpu.locks.holders import is_sharers
 from reserve_gpu.model import Holder, Row, State
-from reserve_gpu.notices import Unusable, UsedByOthers
+from reserve_gpu.notices import Notice, Unusable, UsedByOthers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from reserve_gpu.core.feature import Owner
     from reserve_gpu.core.held import Held
     from reserve_gpu.locks.lock import Lock
-    from reserve_gpu.notices import Notice
 
 LIMIT = 200_000  # bytes of what was left
 ENDS_S = 2.0  # for a process that was killed, and for the kernel that has left its locks to it
@@ -47,13 +46,15 @@ class Left(NamedTuple):
     """What a kernel has left to its next one.
 
     heir: the process that keeps it. kernel: the one that has ended; its memory may take the driver
-    some seconds to free. until: for how long it is kept, in seconds since the epoch.
+    some seconds to free. connection_file: of the next one.
+    until: for how long it is kept, in seconds since the epoch.
     directory: of the locks. names: of the lock files, and since when each is locked.
     held: the rest.
     """
 
     heir: int
     kernel: int
+    connection_file: str
     until: float
     directory: str
     names: tuple[tuple[str, float], ...]
@@ -63,13 +64,25 @@ class Left(NamedTuple):
 def leave(owner: Owner, connection_file: str, seconds: float) -> None:
     """Leave what is held to the next kernel with that connection file, for so long.
 
+    connection_file: without it no kernel comes. For a kernel that is started by ssh its name, which
+        is no path.
     What is overdue is not left. Raises OSError, LockError.
     """
     held = owner.held
     if held is None or held.overdue is not None or (held.guest and guests.is_left(held)):
         return
     until = min(time.time() + seconds, held.lease.until or inf)
-    _leave(held, connection_file, until)
+    locks = [held.locks[device.uuid] for device in held.devices]
+    left = {
+        "kernel": os.getpid(),
+        "until": until,
+        "directory": os.path.dirname(locks[0].path),
+        "since": [lock.since for lock in locks],
+        **handover.described(held),
+    }
+    numbers = [lock.descriptor for lock in locks]
+    words = [*heir.WORDS, connection_file, repr(until - time.time())]
+    alarm.leave(words, numbers, {heir.LEFT: json.dumps(left)})
     owner.become(held._replace(kept_until=until))
 
 
@@ -111,26 +124,6 @@ def _cautions(left: Left) -> list[Notice]:
     return notices
 
 
-def _leave(held: Held, connection_file: str, until: float) -> None:
-    """Leave what is held to the next kernel with that connection file. Raises OSError.
-
-    connection_file: without it no kernel comes. For a kernel that is started by ssh its name, which
-        is no path.
-    until: for how long to keep it, in seconds since the epoch.
-    """
-    locks = [held.locks[device.uuid] for device in held.devices]
-    left = {
-        "kernel": os.getpid(),
-        "until": until,
-        "directory": os.path.dirname(locks[0].path),
-        "since": [lock.since for lock in locks],
-        **handover.described(held),
-    }
-    numbers = [lock.descriptor for lock in locks]
-    words = [*heir.WORDS, connection_file, repr(until - time.time())]
-    alarm.leave(words, numbers, {heir.LEFT: json.dumps(left)})
-
-
 def all_left(connection_file: str | None = None, uid: int | None = None) -> Iterator[Left]:
     """Yield what kernels of this user have left.
 
@@ -140,7 +133,7 @@ def all_left(connection_file: str | None = None, uid: int | None = None) -> Iter
         if arguments and connection_file in (None, arguments[0]):
             # It may have ended, or be another program that was given the same file.
             with suppress(OSError, *handover.ERRORS):
-                yield _read(pid)
+                yield _read(pid, arguments[0])
 
 
 def _taken(left: Left, directory: LockDirectory) -> Held | None:
@@ -149,7 +142,8 @@ def _taken(left: Left, directory: LockDirectory) -> Held | None:
     The kernel may have released it after it had left it, and somebody may have deleted a file: then
     the heir keeps nothing. Raises LockError.
     """
-    is_kept = all(_has_locked(left.heir, directory, name) for name, _ in left.names)
+    there = [files.status_of(directory.descriptor, name) for name, _ in left.names]
+    is_kept = all(file and proc.has_locked(left.heir, file) for file in there)
     if not end(left) or not is_kept:
         return None
     return left.held.with_locks(_acquired(directory, name, since) for name, since in left.names)
@@ -168,12 +162,6 @@ def end(left: Left, uid: int | None = None) -> bool:
     return False
 
 
-def _has_locked(pid: int, directory: LockDirectory, name: str) -> bool:
-    """Tell whether a process has the file of that name locked which others find there."""
-    file = files.status_of(directory.descriptor, name)
-    return file is not None and proc.has_locked(pid, file)
-
-
 def _acquired(directory: LockDirectory, name: str, since: float) -> Lock | None:
     """Lock the file; the kernel that has left it may be ending just now."""
     until = time.monotonic() + ENDS_S
@@ -185,7 +173,7 @@ def _acquired(directory: LockDirectory, name: str, since: float) -> Lock | None:
     return lock
 
 
-def _read(pid: int) -> Left:
+def _read(pid: int, connection_file: str) -> Left:
     """Return what an heir keeps. Raises OSError, and what comes of text that is not ours."""
     mark = f"{heir.LEFT}=".encode()
     with open(f"/proc/{pid}/environ", "rb") as environ:
@@ -197,6 +185,7 @@ def _read(pid: int) -> Left:
     return Left(
         heir=pid,
         kernel=foreign.pid(fields["kernel"]),
+        connection_file=connection_file,
         until=foreign.number(fields["until"]),
         directory=foreign.text(fields["directory"], LIMIT),
         names=tuple(zip(names, since, strict=True)),

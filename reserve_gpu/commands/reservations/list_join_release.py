@@ -7,27 +7,25 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from reserve_gpu import machine, this_process
+from reserve_gpu import this_process
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.table import Output, Subcommand
-from reserve_gpu.core import api, elsewhere, environment, looking
-from reserve_gpu.errors import DriverError, LockError, RequestError, shown
+from reserve_gpu.core import api, elsewhere, environment
+from reserve_gpu.core.looking import of_anybody, of_user, reserved_rows
+from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
-from reserve_gpu.model import Answer, Device, Reserved
+from reserve_gpu.model import Device, Reserved
 from reserve_gpu.option import Option
 from reserve_gpu.report import about_reservations as said
 from reserve_gpu.report import messages
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Collection, Sequence
-
-    from reserve_gpu.model import Row
+    from collections.abc import Sequence
 
 
 NOT_RELEASED = 75  # EX_TEMPFAIL
 ROOT = 0
-DONE = (Answer.RELEASED, Answer.ENDED, Answer.GONE)
 
 
 def show_list(_arguments: Namespace) -> Output:
@@ -67,43 +65,20 @@ def release(arguments: Namespace) -> Output:
 
     Raises RequestError where it is not clear which are meant.
     """
-    if arguments.all and arguments.which:
+    which = arguments.which
+    if arguments.all and which:
         raise RequestError("Give names, or --all.")
-    every = _of_anybody() if os.geteuid() == ROOT else of_user()
-    chosen = every if arguments.all else _chosen(arguments.which, every, "reserve-gpu release")
-    by_name = {each.holder.notebook for each in chosen} & {*arguments.which}
-    answers = [(each, _act(each, arguments.end, by_name)) for each in chosen]
+    every = of_anybody() if os.geteuid() == ROOT else of_user()
+    chosen = every if arguments.all else _chosen(which, every, "reserve-gpu release")
+    answers = [
+        (each, elsewhere.release(each, is_end=arguments.end, by_name=each.holder.notebook in which))
+        for each in chosen
+    ]
     lines = [said.released(each, answer, every) for each, answer in answers]
-    done = [each for each, answer in answers if answer in DONE]
-    rest = said.still_there(done, _rows()) if done else []
+    done = [each for each, answer in answers if answer in elsewhere.DONE]
+    rest = said.still_there(done, reserved_rows()) if done else []
     is_done = len(done) == len(answers) and not rest
     return Output("\n".join([*lines, *rest]) or said.NONE, 0 if is_done else NOT_RELEASED)
-
-
-def _act(reserved: Reserved, is_end: bool, by_name: Collection[str | None]) -> Answer:  # noqa: FBT001
-    if is_end:
-        return elsewhere.end(reserved, by_name=reserved.holder.notebook in by_name)
-    return elsewhere.release(reserved)
-
-
-def of_user() -> list[Reserved]:
-    """Return what this user has on this machine. Raises LockError."""
-    return [each for each in _of_anybody() if machine.is_own(each.holder)]
-
-
-def _of_anybody() -> list[Reserved]:
-    return [each for each in Reserved.among(_rows()) if each.holder.seen]
-
-
-def _rows() -> tuple[Row, ...]:
-    """Return the devices that somebody has reserved, also where the driver does not answer."""
-    try:
-        status = looking.status()
-    except DriverError:
-        return machine.reserved_without_driver()
-    if status.problem:
-        raise LockError(status.problem)
-    return status.rows
 
 
 def _chosen(words: Sequence[str], every: Sequence[Reserved], command: str) -> list[Reserved]:

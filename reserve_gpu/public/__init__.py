@@ -1,0 +1,103 @@
+"""What other programs may import of this package, beside the names that it has itself.
+
+The extension for JupyterLab imports nothing else. All of it looks at this machine, or asks other
+processes of this user; what the calling process itself holds is the package's own affair.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from reserve_gpu import errors, machine, proc
+from reserve_gpu.commands.table import Seen, others_of
+from reserve_gpu.core import elsewhere, looking
+from reserve_gpu.report import about_reservations, layout
+from reserve_gpu.report.faces import MAGIC
+from reserve_gpu.report.status import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from reserve_gpu.model import Holder, Row
+
+
+def status_without_driver() -> Status:
+    """Return what is reserved, by the lock files alone, for where `status()` raises DriverError.
+
+    Each device is a row that can't be read. Where the lock directory can't be used there are none.
+    """
+    rows: tuple[Row, ...] = ()
+    with suppress(errors.LockError):
+        rows = machine.reserved_without_driver()
+    return Status(rows, time=time.time(), host=proc.machine_name())
+
+
+def html(status: Status) -> str:
+    """Return the picture of this machine as a notebook shows it; what this user has is marked.
+
+    What it says to type is typed in a cell, as `%reserve_gpu`. All foreign text is escaped.
+    """
+    rows = [row._replace(is_mine=any(map(is_own, row.holders))) for row in status.rows]
+    picture = status._replace(face=MAGIC).picture()
+    entries = layout.entries(rows, layout.View(status.time))
+    return picture._replace(layout=picture.layout._replace(entries=entries))._repr_html_()
+
+
+def other_machines() -> Seen | None:
+    """Ask the machines of the table [hosts] how they stand, by ssh; None where there are none.
+
+    A machine that does not answer within 5 s has said so. The answer has `to_dict()`, the JSON of
+    `reserve-gpu status --hosts`, and `picture()`, which shows itself in a notebook.
+    Raises RequestError for a table that makes no sense, and where there is no ssh.
+    """
+    machines = others_of([])
+    return machines.look() if machines and machines.words else None
+
+
+def is_own(holder: Holder) -> bool:
+    """Tell whether a holder, or who waits, is a process of this user's, by the kernel's word.
+
+    holder: one of `row.holders` of a status, or the `ticket.holder` of one of its `waiting`.
+    """
+    return machine.is_own(holder)
+
+
+def kernel_of(holder: Holder, kernels: Mapping[int | str, str]) -> str | None:
+    """Return which of a program's kernels a holder is, or has been started by; None for no one.
+
+    holder: a process of this user's.
+    kernels: what that program calls each of them, by its pid and by its connection file. What a
+        kernel holds is kept over its restart for the next one with that file.
+    """
+    known: list[int | str] = [*proc.lineage(holder.pid)] if holder.pid else []
+    if holder.record.kept_until is not None and (left := elsewhere.left_of(holder)):
+        known.insert(0, left.connection_file)
+    return next((kernels[each] for each in known if each in kernels), None)
+
+
+def release(
+    pid: int, *, since: float | None = None, is_end: bool = False
+) -> tuple[bool, str] | None:
+    """Have a process of this user's release what it holds, as `reserve-gpu release` does.
+
+    pid: also that of a kernel which has restarted since it was shown.
+    since: when the reservation that is meant began, in seconds since the epoch; None for any.
+    is_end: end the process, as `reserve-gpu release --end`.
+    Returns whether it holds nothing any more, and what came of it in words; None where it has no
+    such reservation. Waits 5 s for an answer; for an end as long as what comes before it may take.
+    Raises LockError.
+    """
+    for reserved in (every := looking.of_user()):
+        holder = reserved.holder
+        if pid in elsewhere.pids_of(holder) and since in (None, holder.since):
+            answer = elsewhere.release(reserved, is_end=is_end)
+            text = about_reservations.released(reserved, answer, every)
+            return answer in elsewhere.DONE, text
+    return None
+
+
+def type_in_cells() -> None:
+    """Have whatever this process says to type in a shell be typed in a cell: `!ssh lab1`."""
+    errors.is_beside_cells = True

@@ -1,0 +1,68 @@
+"""What other programs may import: the extension for JupyterLab builds on it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+import reserve_gpu
+from reserve_gpu import public
+from reserve_gpu.report.html import OWN_ROW
+from tests.holders import a_holder
+
+if TYPE_CHECKING:
+    from tests.here import Here
+
+
+@pytest.mark.process
+def test_what_a_user_has_is_marked(here: Here) -> None:
+    """The picture marks what any process of this user has, and says what to type in a cell."""
+    with here.child() as child:
+        assert not child.reserve("1").error
+        status = reserve_gpu.status()
+        html = public.html(status)
+    assert (html.count(OWN_ROW), status._repr_html_().count(OWN_ROW)) == (1, 0)
+    assert html.index(OWN_ROW) > html.index(">free<")  # of the first device
+    assert "This kernel has" not in html
+    assert ">%reserve_gpu<" in html
+
+
+def test_the_nearest_kernel_has_a_holder() -> None:
+    """A holder is the kernel with its pid, else the one that has started it, else none of them."""
+    holder, pid, above = a_holder(os.getpid(), seen=True), os.getpid(), os.getppid()
+    assert public.is_own(holder)
+    assert public.kernel_of(holder, {above: "above", pid: "this"}) == "this"
+    assert public.kernel_of(holder, {above: "above", "kernel.json": "another"}) == "above"
+    assert public.kernel_of(holder, {}) is None
+    assert not public.is_own(a_holder(os.getpid()))  # by its record's word alone
+
+
+@pytest.mark.process
+def test_release_means_one_reservation(here: Here) -> None:
+    """Only the reservation that began at that moment is released, and a process is ended on wish.
+
+    A script can't be asked, so that only its end frees what it has.
+    """
+    with here.child() as child:
+        assert not child.reserve().error
+        ((holder,),) = (row.holders for row in reserve_gpu.status().rows if row.holders)
+        assert holder.since
+        assert public.release(child.pid, since=holder.since - 1) is None
+        is_done, text = public.release(child.pid, since=holder.since) or (None, "")
+        assert (is_done, "only its end frees GPU0" in text) == (False, True)
+        is_done, text = public.release(child.pid, is_end=True) or (None, "")
+        assert (is_done, text[:6]) == (True, "Ended ")
+
+
+@pytest.mark.process
+def test_reservations_are_known_without_a_driver(here: Here) -> None:
+    """Where the driver does not answer, what is reserved can still be had, by the lock files."""
+    with here.child() as child:
+        assert not child.reserve("1").error
+        here.write("fail nvmlInitWithFlags * 9\n")
+        with pytest.raises(reserve_gpu.DriverError):
+            reserve_gpu.status()
+        (row,) = public.status_without_driver().rows
+        assert (row.label, [holder.pid for holder in row.holders]) == ("GPU1", [child.pid])
