@@ -6,24 +6,21 @@ and Tab completion take it from the table.
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, ArgumentError, ArgumentParser, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, ArgumentError, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from reserve_gpu.commands.table import MAGIC_OPTIONS, NAMES
 from reserve_gpu.core import api, features
 from reserve_gpu.core.request import Deadline, parse
-from reserve_gpu.errors import EXCUSED, RequestError, shell_line, shown
+from reserve_gpu.errors import EXCUSED, RequestError, ReserveGPUError, shell_line, shown
 from reserve_gpu.gpus import names
-from reserve_gpu.model import Waiting
+from reserve_gpu.model import News, Waiting
 from reserve_gpu.option import Option, add, likely
 from reserve_gpu.report.times import duration
 
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Callable, Sequence
 
-    from reserve_gpu.errors import ReserveGPUError
-    from reserve_gpu.model import News
     from reserve_gpu.report.faces import Face
 
 MESSAGE_LIMIT = 200  # characters of argparse's message, which repeats what was typed

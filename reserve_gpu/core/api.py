@@ -13,7 +13,7 @@ from reserve_gpu.cells import kernels_file
 from reserve_gpu.core import environment, reserving
 from reserve_gpu.core.feature import Leaving
 from reserve_gpu.core.request import Deadline, parse
-from reserve_gpu.core.session import session
+from reserve_gpu.core.session import Reservation, Session, session
 from reserve_gpu.model import Device, News, Request, Reserved, Waiting
 from reserve_gpu.notices import Failure, HoldsAlready, TooLate
 from reserve_gpu.quantities import parse_duration
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from reserve_gpu.core import handover, process_end
     from reserve_gpu.core import kept as kept_for
-    from reserve_gpu.core.session import Reservation, Session
     from reserve_gpu.gpus.names import DeviceNames
     from reserve_gpu.report import failures, messages
     from reserve_gpu.report import progress as displays

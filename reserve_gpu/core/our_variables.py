@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu.calls import Late
 from reserve_gpu.core import environment
 from reserve_gpu.gpus import names
-from reserve_gpu.notices import Changed
+from reserve_gpu.notices import Changed, Notice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from reserve_gpu.core import caps
     from reserve_gpu.core.held import Answered, Held
     from reserve_gpu.model import Variables
-    from reserve_gpu.notices import Notice
 else:
     caps = Late("core.caps")  # which only parts need
 

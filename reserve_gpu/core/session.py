@@ -26,7 +26,7 @@ from reserve_gpu.gpus import names
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.record import myself
 from reserve_gpu.model import NO_LEASE, End, Lease, Promise, Record, Request
-from reserve_gpu.notices import HAS_ENDED, PART_STAYS, Failure, IsGuest, LeftAlone, Stays
+from reserve_gpu.notices import HAS_ENDED, PART_STAYS, Failure, IsGuest, LeftAlone, Notice, Stays
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from reserve_gpu.core.feature import Feature, Leaving, UseLook
     from reserve_gpu.core.outcome import Granted
     from reserve_gpu.model import Device, Fact, Reserved, Variables
-    from reserve_gpu.notices import Notice
 else:  # what a bare reservation does not need
     caps, handover, guests = Late("core.caps"), Late("core.handover"), Late("core.guests")
 

@@ -16,14 +16,13 @@ from reserve_gpu.errors import REASON_LIMIT, shown
 from reserve_gpu.gpus.names import entries, gpu_index
 from reserve_gpu.model import Device, Fault, Promise, Request, Size, State, Unfit
 from reserve_gpu.report import reasons, times, words
-from reserve_gpu.report.faces import MAGIC
+from reserve_gpu.report.faces import MAGIC, Face
 from reserve_gpu.report.words import labels, listed, named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from reserve_gpu.model import Row, Slow, Variables
-    from reserve_gpu.report.faces import Face
 
 NO_DEVICES = ("-1", "NoDevFiles")  # as CUDA_VISIBLE_DEVICES, what hides all of them
 ANY = Request()  # a GPU, whichever

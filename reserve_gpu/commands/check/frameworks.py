@@ -18,7 +18,7 @@ from reserve_gpu.commands.table import Output, Subcommand
 from reserve_gpu.core import api, caps, environment, looking
 from reserve_gpu.core.session import session
 from reserve_gpu.errors import DriverError, ImpossibleError, ReserveGPUError, WaitInterrupted, shown
-from reserve_gpu.model import Device, Promise
+from reserve_gpu.model import Device, News, Promise, Row, Size
 from reserve_gpu.notices import ToType
 from reserve_gpu.option import Option
 from reserve_gpu.report import html, messages, words
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Mapping, Sequence
 
-    from reserve_gpu.model import News, Row, Size
 
 LIMIT_S = 120.0  # importing a framework from a slow disk alone can take a minute
 PATH_LIMIT = 500  # characters of a path that are shown

@@ -18,7 +18,7 @@ from reserve_gpu.commands.run import command
 from reserve_gpu.commands.table import OTHERS, Output, Subcommand, others
 from reserve_gpu.core import api, request
 from reserve_gpu.errors import RequestError, ReserveGPUError, shown
-from reserve_gpu.model import Waiting
+from reserve_gpu.model import News, Waiting
 from reserve_gpu.option import Option
 from reserve_gpu.quantities import parse_duration
 from reserve_gpu.report import faces, words
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from jupyter_client.kernelspec import KernelSpecManager
 
-    from reserve_gpu.model import News
 
 KERNEL_NAME = "python3-gpu"
 NEEDED = ("jupyter_client", "ipykernel")

@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.commands.report.totals import KEYS, UNKNOWN, Hours, Idle, together
 from reserve_gpu.errors import REASON_LIMIT, shown
-from reserve_gpu.foreign import table
+from reserve_gpu.foreign import Fields, table
 from reserve_gpu.report import times, words
 from reserve_gpu.report.layout import Layout
 from reserve_gpu.report.pictures import Picture
 from reserve_gpu.report.sheets import Column, Sheet
-from reserve_gpu.report.words import FAINT, MARK, NOTEBOOK_LIMIT, STRONG, TYPED, listed
+from reserve_gpu.report.words import FAINT, MARK, NOTEBOOK_LIMIT, STRONG, TYPED, Line, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from reserve_gpu.foreign import Fields
-    from reserve_gpu.report.words import Line
 
 VERSION = 1  # of the JSON; names are only ever added to it
 DAY_S, HOUR_S = 86400, 3600

@@ -11,7 +11,7 @@ from reserve_gpu import proc, quantities, settings
 from reserve_gpu.commands import table
 from reserve_gpu.commands.report import totals
 from reserve_gpu.commands.report.about_history import Report, read_report
-from reserve_gpu.commands.table import OTHERS, Subcommand, others
+from reserve_gpu.commands.table import OTHERS, Others, Output, Subcommand, others
 from reserve_gpu.core.request import rules
 from reserve_gpu.errors import DriverError, RequestError
 from reserve_gpu.gpus.nvml import Nvml
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from reserve_gpu.commands.report.totals import Hours, Summary
-    from reserve_gpu.commands.table import Others, Output
 
 DRIVER_LIMIT_S = 5.0  # for the driver to say what the devices are called
 WORDS = ("reserve-gpu", "report", "--format", "json")

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from reserve_gpu.commands import table
-from reserve_gpu.commands.table import OTHERS, Output, Subcommand, others
+from reserve_gpu.commands.table import OTHERS, Output, Seen, Subcommand, others
 from reserve_gpu.core import api, looking
 from reserve_gpu.errors import DriverError
 from reserve_gpu.option import Option
@@ -17,7 +17,6 @@ from reserve_gpu.report.progress import Live
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from reserve_gpu.commands.table import Seen
 
 ALL = Option("--all", "each GPU, also where many are free and alike")
 

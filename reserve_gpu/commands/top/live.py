@@ -15,7 +15,7 @@ from reserve_gpu.errors import DriverError, RequestError, shown
 from reserve_gpu.report import colour, columns, pictures, terminal
 from reserve_gpu.report.faces import SHELL
 from reserve_gpu.report.progress import Live
-from reserve_gpu.report.words import COMMAND_LIMIT, FAINT, gib
+from reserve_gpu.report.words import COMMAND_LIMIT, FAINT, Line, gib
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from reserve_gpu.model import Row
     from reserve_gpu.report.status import Status
-    from reserve_gpu.report.words import Line
 
 
 EVERY_S = 1.0
