@@ -20,13 +20,13 @@ NO_END = "Nothing here ends a reservation by itself, so none that is to end can 
 class FeatureRow(NamedTuple):
     """A feature: the class of that name in that module.
 
-    is_wanted: tells whether this process needs it, by what it will hold; asked at each change.
+    is_wanted: tells whether this process needs it, by what it will hold, `NOTHING` for nothing.
     options: the module that has its options of a request. ends: it ends reservations at their time.
     """
 
     module: str
     name: str
-    is_wanted: Callable[[Held | None], bool]
+    is_wanted: Callable[[Held], bool]
     options: str = ""
     ends: bool = False
 
@@ -36,36 +36,24 @@ class FeatureRow(NamedTuple):
         return loaded
 
 
-def _may_log(_held: Held | None) -> bool:
-    return settings.may_keep_history()
-
-
-def _has_end(held: Held | None) -> bool:
-    return held is not None and held.lease.has_end
-
-
-def _is_kernel(_held: Held | None) -> bool:
-    return kernels_file() is not None
-
-
-def _is_in_cells(held: Held | None) -> bool:
-    return held is not None and cells().shell is not None
-
-
-def _is_part(held: Held | None) -> bool:
-    return held is not None and held.part_mib is not None
+def _in_cells(held: Held) -> bool:
+    return bool(held.devices) and cells().shell is not None
 
 
 # In the order in which they are called: a look that the history makes serves the lease.
 FEATURES = (
-    FeatureRow("features.history.journal", "History", _may_log),
+    FeatureRow("features.history.journal", "History", lambda _: settings.may_keep_history()),
     FeatureRow(
-        "features.lease.timer", "LeaseTimer", _has_end, "features.lease.lease_options", ends=True
+        "features.lease.timer",
+        "LeaseTimer",
+        lambda held: held.lease.has_end,
+        "features.lease.lease_options",
+        ends=True,
     ),
-    FeatureRow("core.caps", "PartWatch", _is_part),
-    FeatureRow("features.restart.keeper", "Restart", _is_kernel),
-    FeatureRow("features.asked.answerer", "Asked", _is_in_cells),
-    FeatureRow("features.waiters.teller", "Waiters", _is_in_cells),
+    FeatureRow("core.caps", "PartWatch", lambda held: held.part_mib is not None),
+    FeatureRow("features.restart.keeper", "Restart", lambda _: kernels_file() is not None),
+    FeatureRow("features.asked.answerer", "Asked", _in_cells),
+    FeatureRow("features.waiters.teller", "Waiters", _in_cells),
 )
 
 

@@ -131,11 +131,6 @@ class Held(NamedTuple):
         uuids = (device.uuid for device in self.devices)
         return self._replace(locks=dict(zip(uuids, own, strict=True)))
 
-    @property
-    def is_settled(self) -> bool:
-        """Tell whether no file has to be looked at, but for whether the locks stand."""
-        return self.guest is None and not self.unprotected()
-
     def unprotected(self) -> list[Device]:
         """Return the devices whose locks don't keep others off any more."""
         return [device for device in self.devices if not self.locks[device.uuid].stands()]

@@ -61,8 +61,7 @@ def reserve(
     if session.is_waiting:  # another thread's call, which goes on
         session.go_without()
         raise NoFreeDeviceError(ANOTHER_THREAD_WAITS)
-    _require_descriptors(session)
-    notices = [*session.renew(), *_begin(session)]
+    notices = _begin(session)
     before.append(session.reservation)
     inherited.require_absolute(request.devices, session.variables.inherited())
     if ruled := rules():
@@ -114,12 +113,6 @@ def reserve(
             return _answer(session, [*notices, *cautions, *session.variables.notices])
 
 
-def _require_descriptors(session: Session) -> None:
-    """Raise ReserveGPUError where too few are left, unless something is held already."""
-    if not session.devices:
-        proc.require_descriptors()
-
-
 def _answer(session: Session, notices: list[Notice]) -> tuple[Reservation, list[Notice]]:
     """Return the reservation of what is held, and what to tell of it. Raises RequestError."""
     if reservation := session.reservation:
@@ -142,8 +135,14 @@ def _in_place(held: Held, request: Request) -> Request:
 
 
 def _begin(session: Session) -> list[Notice]:
-    """Let features do what comes before a reservation; returns what to tell of it."""
-    return [notice for each in session.wanted(session.held) for notice in each.begins()]
+    """Do what comes before a reservation, features too; returns what to tell of it.
+
+    Raises ReserveGPUError where too few descriptors are left for one.
+    """
+    if not session.devices:
+        proc.require_descriptors()
+    notices = session.renew()
+    return notices + [notice for each in session.wanted(session.now) for notice in each.begins()]
 
 
 def _wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> Granted | Denied:
@@ -168,7 +167,7 @@ def _wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) 
     finally:
         session.is_waiting = False
         waited = Wait(deadline.asks, began, time.monotonic() - start, how)
-        for feature in session.wanted(session.held):
+        for feature in session.wanted(session.now):
             feature.waited(waited)
 
 

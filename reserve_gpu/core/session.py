@@ -113,7 +113,7 @@ class Session(Executor):
         """Return the features that were wanted so far, in their order."""
         return [self._features[row.name] for row in FEATURES if row.name in self._features]
 
-    def wanted(self, held: Held | None) -> list[Feature]:
+    def wanted(self, held: Held) -> list[Feature]:
         """Return the features for what will be held; imported before any change, as it may fail."""
         for row in FEATURES:
             if row.name not in self._features and row.is_wanted(held):
@@ -271,8 +271,9 @@ class Session(Executor):
         if held is None or self.is_busy:
             return []
         notebook, sign_at = self._signed
-        is_same = notebook == this_process.notebook() and time.monotonic() < sign_at
-        if is_same and self.variables.are_as_set(held.reservation) and held.is_settled:
+        is_signed = notebook == this_process.notebook() and time.monotonic() < sign_at
+        are_set = is_signed and self.variables.are_as_set(held.reservation)
+        if are_set and not held.guest and not held.unprotected():
             for lock in held.locks.values():
                 lock.stamp()
             return []
@@ -314,7 +315,7 @@ class Session(Executor):
         First the variables change, then the locks that are not kept
         are released: what this process starts in between finds no GPU that is somebody else's.
         """
-        before, features = self._held, self.wanted(held)
+        before, features = self._held, self.wanted(held or NOTHING)
         if held and held.part_mib is not None:
             calls.load(caps)
         with no_fork:
