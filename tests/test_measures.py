@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 MOST_LINES = 13_250  # whoever adds takes away first
 MOST_CALLS = 12
-MOST_ENTERED = {"reserve": 1_772, "refuse": 2_493, "cell": 200}
+# With the three lines of calls.checkpoint, which is entered where the driver is slow.
+MOST_ENTERED = {"reserve": 1_775, "refuse": 2_496, "cell": 200}
 
 
 def test_lines_of_code() -> None:
