@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reserve_gpu.model import Row
+    from reserve_gpu.notices import Reason
 
     class Showable(Protocol):
         """What can be shown in a notebook; its text is the whole of it."""
@@ -227,3 +228,11 @@ def _is_made_by_uv() -> bool:
     with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         return any(line.partition("=")[0].strip() == "uv" for line in file)
     return False
+
+
+class Failure(Exception):  # noqa: N818 - a face makes the error
+    """Nothing was reserved or changed: each face makes an error of the reason."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -224,11 +224,3 @@ Reason: TypeAlias = (
     "Lost | TooLate | ReservedAbove | Refused | Impossible | IsGuest | HoldsAlready | TooMany"
     " | TooLong | EndsAnyway | CannotProlong"
 )
-
-
-class Failure(Exception):  # noqa: N818 - a face makes the error
-    """Nothing was reserved or changed: each face makes an error of the reason."""
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(reason)
-        self.reason = reason

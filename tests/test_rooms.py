@@ -383,7 +383,8 @@ NOT_AT_FIRST |= {
 NOT_AT_FIRST |= {
     f"reserve_gpu.core.{module}" for module in ("caps", "handover", "lease", "quota", "wait")
 }
-NOT_AT_FIRST |= {"reserve_gpu.machine", "reserve_gpu.rules", "tomllib"}
+NOT_AT_FIRST |= {"reserve_gpu.machine", "reserve_gpu.rules", "tomllib", "reserve_gpu.notices"}
+NOT_AT_FIRST |= {"reserve_gpu.core.feature"}
 
 
 @pytest.mark.promise

@@ -15,8 +15,8 @@ import reserve_gpu
 from reserve_gpu import ImpossibleError, NoFreeDeviceError, RequestError, ReserveGPUWarning, rules
 from reserve_gpu.core import quota
 from reserve_gpu.core.request import parse
+from reserve_gpu.errors import Failure
 from reserve_gpu.model import NO_LEASE, Rules, State
-from reserve_gpu.notices import Failure
 from reserve_gpu.report.messages import say
 from tests.machine import ROOT
 from tests.processes import US

@@ -11,18 +11,18 @@ from reserve_gpu import errors
 from reserve_gpu.calls import Late
 from reserve_gpu.cells import kernels_file
 from reserve_gpu.core import environment, reserving
-from reserve_gpu.core.feature import Leaving
 from reserve_gpu.core.request import Deadline, parse
 from reserve_gpu.core.session import Reservation, Session, session
+from reserve_gpu.errors import Failure
 from reserve_gpu.model import Device, News, Request, Reserved, Waiting
-from reserve_gpu.notices import Failure, HoldsAlready, TooLate
 from reserve_gpu.quantities import parse_duration
 from reserve_gpu.report.faces import MAGIC, PYTHON, Face
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from reserve_gpu.core import handover, process_end
+    from reserve_gpu import notices as notice
+    from reserve_gpu.core import feature, handover, process_end
     from reserve_gpu.core import kept as kept_for
     from reserve_gpu.gpus.names import DeviceNames
     from reserve_gpu.report import failures, messages
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 else:  # what a reservation that is granted at once never needs
     displays, kept_for = Late("report.progress"), Late("core.kept")
     handover, process_end = Late("core.handover"), Late("core.process_end")
+    feature, notice = Late("core.feature"), Late("notices")
     failures, messages = Late("report.failures"), Late("report.messages")
 
 
@@ -163,8 +164,8 @@ def _undo(this_session: Session, reservation: Reservation | None) -> None:
 
 def show_reserved() -> None:
     """Show in this cell how what it has reserved stands, where there is more to say of that."""
-    for feature in session().features:
-        feature.show()
+    for each in session().features:
+        each.show()
 
 
 def current() -> Reservation | None:
@@ -222,7 +223,8 @@ def before_exec(reason: str | None = None, *, is_kernel: bool = False) -> None:
     this_session = session()
 
     def leave() -> None:
-        facts = this_session.leave_as(Leaving.KERNEL if is_kernel else Leaving.COMMAND)
+        how = feature.Leaving.KERNEL if is_kernel else feature.Leaving.COMMAND
+        facts = this_session.leave_as(how)
         changes = this_session.variables.changes
         handover.offer(handover.Handover(changes, this_session.now, reason, facts))
 
@@ -237,9 +239,9 @@ def join(reserved: Reserved) -> str:
     """
     this_session = session()
     if this_session.devices:
-        raise failures.error(HoldsAlready(this_session.devices), MAGIC)
+        raise failures.error(notice.HoldsAlready(this_session.devices), MAGIC)
     if environment.cuda_started():
-        raise failures.error(TooLate(()), MAGIC)
+        raise failures.error(notice.TooLate(()), MAGIC)
     this_session.run(this_session.join, reserved)
     reservation = this_session.reservation
     environ = reservation.environ if reservation else {}

@@ -14,7 +14,7 @@ from reserve_gpu import proc
 from reserve_gpu.calls import Late
 from reserve_gpu.core import inherited, policy
 from reserve_gpu.core.outcome import Denied, Granted, Locked, Taken
-from reserve_gpu.errors import TOO_MANY_FILES, LockError
+from reserve_gpu.errors import TOO_MANY_FILES, Failure, LockError
 from reserve_gpu.gpus import usage
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Link, Nvml
@@ -23,12 +23,13 @@ from reserve_gpu.locks.holders import is_sharers, without_guests
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import Device, Fault, Holder, Record, Request, Row, Rules, State, Ticket
-from reserve_gpu.notices import CannotProlong, Failure
 
 if TYPE_CHECKING:
+    from reserve_gpu import notices as notice
     from reserve_gpu.core import quota
     from reserve_gpu.model import Usage
 else:
+    notice = Late("notices")
     quota = Late("core.quota")  # which only rules need
 
 # Others wait for the mutex meanwhile: the readings of a look have so long, all together. A GPU that
@@ -169,7 +170,7 @@ def _with_lease(asking: Asking, granted: Granted) -> Granted:
     since = min(locked.lock.since for locked in granted.locked)
     lease = quota.counted(lease, asking.rules, since)
     if asking.rules.time and lease.until is not None and lease.until <= time.time():
-        raise Failure(CannotProlong(asking.rules.time, lease.until))
+        raise Failure(notice.CannotProlong(asking.rules.time, lease.until))
     return granted._replace(lease=lease)
 
 

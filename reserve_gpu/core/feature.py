@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from reserve_gpu.calls import T
 from reserve_gpu.core.held import Change, Held
 from reserve_gpu.model import Device, End, Fact, Process
-from reserve_gpu.notices import Notice
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from reserve_gpu.calls import Ts
+    from reserve_gpu.notices import Notice
 
 
 class UseLook(NamedTuple):
@@ -87,7 +87,7 @@ class Feature:
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
 
-    def begins(self) -> list[Notice]:
+    def begins(self) -> "list[Notice]":
         """Do what comes before a reservation; returns what to tell of it."""
         return []
 

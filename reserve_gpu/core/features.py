@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from reserve_gpu import settings
 from reserve_gpu.calls import Late
 from reserve_gpu.cells import cells, kernels_file
-from reserve_gpu.core.feature import Feature
 from reserve_gpu.core.held import Held
 from reserve_gpu.errors import RequestError
 from reserve_gpu.model import Lease
 
 if TYPE_CHECKING:
+    from reserve_gpu.core.feature import Feature
     from reserve_gpu.option import Option
 
 NO_END = "Nothing here ends a reservation by itself, so none that is to end can be had."
@@ -30,7 +30,7 @@ class FeatureRow(NamedTuple):
     options: str = ""
     ends: bool = False
 
-    def load(self) -> type[Feature]:
+    def load(self) -> "type[Feature]":
         """Import its module; returns the class."""
         loaded: type[Feature] = getattr(Late(self.module), self.name)
         return loaded

@@ -2,15 +2,21 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import proc
+from reserve_gpu.calls import Late
 from reserve_gpu.core import policy
+from reserve_gpu.errors import Failure
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.holders import without_guests
 from reserve_gpu.locks.lock import Lock
 from reserve_gpu.model import Device, End, Fact, Holder, Lease, Promise, Request
-from reserve_gpu.notices import Failure, LockedAnew, Lost
+
+if TYPE_CHECKING:
+    from reserve_gpu import notices as notice
+else:
+    notice = Late("notices")  # which only a lost lock needs
 
 
 class Guest(NamedTuple):
@@ -135,7 +141,9 @@ class Held(NamedTuple):
         """Return the devices whose locks don't keep others off any more."""
         return [device for device in self.devices if not self.locks[device.uuid].stands()]
 
-    def relocked(self, device: Device, directory: LockDirectory) -> "tuple[Held, LockedAnew]":
+    def relocked(
+        self, device: Device, directory: LockDirectory
+    ) -> "tuple[Held, notice.LockedAnew]":
         """Lock the device anew; returns what is held then, and what to tell of it. Under the mutex.
 
         Raises Failure if others have the device now, or so much of it that the part has no room.
@@ -150,13 +158,13 @@ class Held(NamedTuple):
             )
         path = old.path if old.held() else None
         if not isinstance(new, Lock):
-            raise Failure(Lost(device, path, [proc.with_user(new)]))
+            raise Failure(notice.Lost(device, path, [proc.with_user(new)]))
         sharers = without_guests(directory.sharers_of(device.uuid, [new.name]), [old.since])
         if not self._has_room(device, sharers):
             new.release()
-            raise Failure(Lost(device, path, list(map(proc.with_user, sharers))))
+            raise Failure(notice.Lost(device, path, list(map(proc.with_user, sharers))))
         held = self._replace(locks={**self.locks, device.uuid: new})
-        return held, LockedAnew(device, path)
+        return held, notice.LockedAnew(device, path)
 
     def _has_room(self, device: Device, sharers: Sequence[Holder]) -> bool:
         """Tell whether the part of it fits beside the parts of those who share the device."""

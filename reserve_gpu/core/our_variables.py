@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 from reserve_gpu.calls import Late
 from reserve_gpu.core import environment
 from reserve_gpu.gpus import names
-from reserve_gpu.notices import Changed, Notice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from reserve_gpu import notices as notice
     from reserve_gpu.core import caps
     from reserve_gpu.core.held import Answered, Held
     from reserve_gpu.model import Variables
+    from reserve_gpu.notices import Notice
 else:
+    notice = Late("notices")
     caps = Late("core.caps")  # which only parts need
 
 DECIDING = (environment.VISIBLE, environment.ORDER)  # what CUDA sees
@@ -31,7 +33,7 @@ class OurVariables:
     def __init__(self) -> None:
         self.changes = environment.Changes()
         self.notices: list[Notice] = []
-        self._told: Changed | None = None
+        self._told: notice.Changed | None = None
 
     @property
     def are_hidden(self) -> bool:
@@ -99,7 +101,7 @@ def set_only(values: Variables) -> dict[str, str]:
     return {n: v for n, v in values.items() if v is not None and n != environment.OWN_CAPS}
 
 
-def _changed(reservation: Answered, variables: Sequence[str]) -> Changed | None:
+def _changed(reservation: Answered, variables: Sequence[str]) -> notice.Changed | None:
     """Return what other code has made of these variables, None if they are as they were set."""
     now = environment.read(variables)
     values = {n: value for n, value in now.items() if value != reservation.environ.get(n)}
@@ -108,7 +110,7 @@ def _changed(reservation: Answered, variables: Sequence[str]) -> Changed | None:
     seen = {*environment.cuda_uuids()}
     is_held = seen == {names.bare_uuid(device.uuid) for device in reservation.devices}
     is_late = environment.cuda_started() and not is_held
-    return Changed(values, reservation.devices, is_late, is_mended=False)
+    return notice.Changed(values, reservation.devices, is_late, is_mended=False)
 
 
 def _caps(held: Held, inherited: Variables) -> tuple[dict[str, str], list[Notice]]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from reserve_gpu.errors import Failure
 from reserve_gpu.gpus import names
 from reserve_gpu.locks.directory import device_of, lock_name
 from reserve_gpu.model import Device, Fault, Holder, Lease, Request, Row, Rules, State
-from reserve_gpu.notices import CannotProlong, EndsAnyway, Failure, Shortened, TooLong, TooMany
+from reserve_gpu.notices import CannotProlong, EndsAnyway, Shortened, TooLong, TooMany
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -12,32 +12,21 @@ from reserve_gpu.calls import Late
 from reserve_gpu.cells import kernels_file
 from reserve_gpu.core import environment, inherited, policy
 from reserve_gpu.core.attempt import Asking, attempt
-from reserve_gpu.core.feature import Wait
 from reserve_gpu.core.outcome import Denied, Granted, Locked
 from reserve_gpu.core.request import Deadline, idle_mib, require_settings, rules
-from reserve_gpu.errors import NoFreeDeviceError, RequestError
+from reserve_gpu.errors import Failure, NoFreeDeviceError, RequestError
 from reserve_gpu.gpus import names
 from reserve_gpu.gpus.nvml import Nvml
 from reserve_gpu.locks import record
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.model import Device, End, Holder, Request, Row, State, Who
-from reserve_gpu.notices import (
-    ANOTHER_THREAD_WAITS,
-    HAS_ENDED,
-    Caution,
-    Failure,
-    Impossible,
-    Private,
-    Refused,
-    ReservedAbove,
-    TooLate,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reserve_gpu import machine
-    from reserve_gpu.core import guests, quota, wait
+    from reserve_gpu import notices as notice
+    from reserve_gpu.core import feature, guests, quota, wait
     from reserve_gpu.core.held import Held
     from reserve_gpu.core.session import Reservation, Session
     from reserve_gpu.locks.queue import Place
@@ -45,6 +34,7 @@ if TYPE_CHECKING:
 else:  # what a grant mostly never needs
     machine, guests = Late("machine"), Late("core.guests")
     quota, wait = Late("core.quota"), Late("core.wait")
+    feature, notice = Late("core.feature"), Late("notices")
 
 RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for the mutex
 LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
@@ -60,7 +50,7 @@ def reserve(
     """
     if session.is_waiting:  # another thread's call, which goes on
         session.go_without()
-        raise NoFreeDeviceError(ANOTHER_THREAD_WAITS)
+        raise NoFreeDeviceError(notice.ANOTHER_THREAD_WAITS)
     notices = _begin(session)
     before.append(session.reservation)
     inherited.require_absolute(request.devices, session.variables.inherited())
@@ -79,7 +69,7 @@ def reserve(
         quota.require_amount(request, ruled)
     # Too late: CUDA has started, and reads no variable any more.
     if (is_late := environment.cuda_started()) and not environment.cuda_uuids():
-        raise Failure(TooLate(session.devices))
+        raise Failure(notice.TooLate(session.devices))
     with Nvml() as gpus:
         gpus.count()  # without a driver nothing is made
         request = _in_place(held, request) if held else request
@@ -117,7 +107,7 @@ def _answer(session: Session, notices: list[Notice]) -> tuple[Reservation, list[
     """Return the reservation of what is held, and what to tell of it. Raises RequestError."""
     if reservation := session.reservation:
         return reservation, notices
-    raise RequestError(HAS_ENDED)  # other code of this process has closed its locks
+    raise RequestError(notice.HAS_ENDED)  # other code of this process has closed its locks
 
 
 def _in_place(held: Held, request: Request) -> Request:
@@ -166,26 +156,26 @@ def _wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) 
         return outcome
     finally:
         session.is_waiting = False
-        waited = Wait(deadline.asks, began, time.monotonic() - start, how)
-        for feature in session.wanted(session.now):
-            feature.waited(waited)
+        waited = feature.Wait(deadline.asks, began, time.monotonic() - start, how)
+        for each in session.wanted(session.now):
+            each.waited(waited)
 
 
 def _failure(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> Failure:
     """Return why nothing was taken. Unless the request is wrong, no GPU is visible from now on."""
     request, visible = asking.request, asking.inherited[environment.VISIBLE]
     if policy.is_impossible(denied.rows, request):
-        return Failure(Impossible(request, denied.rows, visible))
+        return Failure(notice.Impossible(request, denied.rows, visible))
     is_above = _is_above(session, asking, denied)
     if not is_above:
         session.go_without()  # first: what follows may take long, and be interrupted
     rows = machine.explained(asking.gpus, denied.rows, asking.idle_mib)
     if is_above:
         environ = {name: asking.inherited[name] for name in environment.CUDA}
-        return Failure(ReservedAbove(rows, environ))
+        return Failure(notice.ReservedAbove(rows, environ))
     has_waited = deadline.waits and policy.may_come_free(rows, request)
     return Failure(
-        Refused(
+        notice.Refused(
             request,
             rows,
             kept=session.devices,
@@ -258,19 +248,19 @@ def _only_what_cuda_sees(session: Session, request: Request, gpus: Nvml) -> Requ
     is_limited = len(visible) < len(everything) or len(everything) == 1
     held = {device.uuid for device in session.devices}
     is_held = all(device.uuid in held for device in visible)
-    raise Failure(TooLate(session.devices, visible if is_limited and not is_held else ()))
+    raise Failure(notice.TooLate(session.devices, visible if is_limited and not is_held else ()))
 
 
 def _cautions(asking: Asking, granted: Granted) -> list[Notice]:
     """Return what is to be said against the devices that were taken."""
     rows = [_caution(asking, locked) for locked in granted.locked if not locked.row.is_mine]
     cautions: list[Notice] = [
-        Caution(row, asking.request)
+        notice.Caution(row, asking.request)
         for row in rows
         if row.use_state is not State.IDLE or (row.usage and row.usage.awaits_reset)
     ]
     path = asking.locks.path
-    return [*cautions, Private(path)] if proc.is_private(path) else cautions
+    return [*cautions, notice.Private(path)] if proc.is_private(path) else cautions
 
 
 def _caution(asking: Asking, locked: Locked) -> Row:

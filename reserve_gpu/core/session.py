@@ -20,23 +20,25 @@ from reserve_gpu.core import environment, policy
 from reserve_gpu.core.features import FEATURES
 from reserve_gpu.core.held import NOTHING, Answered, Change, Held
 from reserve_gpu.core.our_variables import OurVariables, set_only
-from reserve_gpu.errors import LockError, NoThreadError, RequestError
+from reserve_gpu.errors import Failure, LockError, NoThreadError, RequestError
 from reserve_gpu.forks import no_fork
 from reserve_gpu.gpus import names
 from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.record import myself
 from reserve_gpu.model import NO_LEASE, End, Lease, Promise, Record, Request
-from reserve_gpu.notices import HAS_ENDED, PART_STAYS, Failure, IsGuest, LeftAlone, Notice, Stays
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from reserve_gpu import notices as notice
     from reserve_gpu.core import caps, guests, handover
     from reserve_gpu.core.feature import Feature, Leaving, UseLook
     from reserve_gpu.core.outcome import Granted
     from reserve_gpu.model import Device, Fact, Reserved, Variables
+    from reserve_gpu.notices import Notice
 else:  # what a bare reservation does not need
     caps, handover, guests = Late("core.caps"), Late("core.handover"), Late("core.guests")
+    notice = Late("notices")
 
 SIGN_S = 5.0  # for so long cells need not look at the record, which others may write
 RENEW_LIMIT_S = 1.0  # for the mutex, at the end of a cell
@@ -164,7 +166,7 @@ class Session(Executor):
             held = None  # it reserves anew
         is_more = request.promise.lease.has_end  # joining gives no time
         if held and held.guest and (is_more or not _is_met(held, request)):
-            raise Failure(IsGuest(held.devices, held.guest.name))
+            raise Failure(notice.IsGuest(held.devices, held.guest.name))
         devices = held and policy.kept(held.devices, request)
         if not (held and devices):
             return None
@@ -179,9 +181,9 @@ class Session(Executor):
         held = self._prolong(held, request.promise.lease).answered(calls.caller())
         note = held.promise.note if request.promise.note is None else request.promise.note
         if held.inside and request.part_mib != held.part_mib:
-            return [*self._again(held, note), PART_STAYS]
+            return [*self._again(held, note), notice.PART_STAYS]
         if rest and (is_late or held.inside):
-            return [*self._again(held, note), Stays(rest, is_late)]
+            return [*self._again(held, note), notice.Stays(rest, is_late)]
         if is_same and held.part_mib == request.part_mib:
             return self._again(held, note)
         locks = {device.uuid: held.locks[device.uuid] for device in devices}
@@ -236,7 +238,7 @@ class Session(Executor):
         """Begin a `with` block. Raises RequestError if the reservation has ended."""
         held = self.held
         if held is None or held.reservation is not reservation:
-            raise RequestError(HAS_ENDED)
+            raise RequestError(notice.HAS_ENDED)
         self.become(held.entered(calls.caller()))
 
     def leave(self, reservation: Reservation) -> None:
@@ -260,9 +262,9 @@ class Session(Executor):
         notices: list[Notice] = []
         with LockDirectory() as directory, directory.mutex(limit_s):
             for device in devices:
-                held, notice = held.relocked(device, directory)
+                held, what = held.relocked(device, directory)
                 self.become(held)
-                notices.append(notice)
+                notices.append(what)
         return notices
 
     def end_cell(self) -> list[Notice]:
@@ -287,7 +289,7 @@ class Session(Executor):
             notices = self.renew(RENEW_LIMIT_S)
             held = self.held
             if held and held.guest and guests.is_left(held):
-                notices.append(LeftAlone(held.devices, held.guest.name))
+                notices.append(notice.LeftAlone(held.devices, held.guest.name))
         except (LockError, Failure) as error:
             notices = [error.reason if isinstance(error, Failure) else str(error)]
         if self._held:
