@@ -10,18 +10,20 @@ import IPython
 import pytest
 from IPython.core.completer import provisionalcompleter
 
+from tests.commands import is_understood
 from tests.shell import printed
 
 if TYPE_CHECKING:
     from tests.here import Here
     from tests.shell import Shell
 
-OPTIONS = [
+EVERY = [
     *("--count", "--min-memory", "--name", "--memory", "--wait", "--note"),
     *("--optional", "--for", "--until", "--idle", "--if-wanted", "--end-kernel"),
     *("--status", "--all", "--hosts", "--release", "--join"),
     *("--check", "--help"),
 ]
+OPTIONS = [*filter(is_understood, EVERY)]
 DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
 # Before 8.6 IPython adds to what is offered Python's own names; ours are there anyway.
 IS_OLD = IPython.version_info < (8, 6)

@@ -10,3 +10,24 @@ from reserve_gpu.commands.table import NAMES
 def needs_command(name: str) -> pytest.MarkDecorator:
     """Skip a test that uses another command, too, where that one has no row."""
     return pytest.mark.skipif(name not in NAMES, reason=f"needs the command {name}")
+
+
+# Words by which a line can be told that only these commands understand.
+TYPED = {
+    "top": {"top", "--watch"},
+    "hosts": {"--hosts"},
+    "report": {"report"},
+    "kernels": {"kernel"},
+    "formats": {"html", "htlm", "prometheus", "record"},
+}
+UNKNOWN = {word for name, words in TYPED.items() if name not in NAMES for word in words}
+
+
+def understood(*lines: str) -> list[str]:
+    """Return the lines that need no command that has no row."""
+    return [*filter(is_understood, lines)]
+
+
+def is_understood(line: str) -> bool:
+    """Tell whether a line needs no command that has no row."""
+    return UNKNOWN.isdisjoint(line.split())

@@ -258,6 +258,7 @@ def test_the_headline(answers: dict[str, tuple[str, ...]], headline: str) -> Non
     assert str(seen(**answers).picture()).splitlines()[0].startswith(headline)
 
 
+@needs_command("kernels")
 def test_what_to_type() -> None:
     """Below it stands how to get one there, and in a notebook here; or how to wait for one."""
     text = str(seen(lab1=("busy",), lab2=("free",)).picture())
@@ -271,7 +272,11 @@ def test_what_to_type() -> None:
 @pytest.mark.parametrize(
     ("line", "show"),
     [
-        ("reserve-gpu kernel install --hosts lab", lambda: str(seen(lab1=("free",)).picture())),
+        pytest.param(
+            "reserve-gpu kernel install --hosts lab",
+            lambda: str(seen(lab1=("free",)).picture()),
+            marks=needs_command("kernels"),
+        ),
         ("ssh -t lab1 reserve-gpu run -- COMMAND ...", lambda: str(seen(lab1=("free",)).picture())),
         ("ssh lab2", lambda: about_hosts.silent("lab2", 5)),
     ],
