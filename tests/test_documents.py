@@ -18,10 +18,10 @@ from traitlets.config.loader import PyFileConfigLoader
 
 import reserve_gpu
 from reserve_gpu.cli import _parser
-from reserve_gpu.commands.table import NAMES, WORDS, load
+from reserve_gpu.commands.table import MAGIC_OPTIONS, NAMES, WORDS, load
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place
-from reserve_gpu.options import magic_parser
+from reserve_gpu.options import DEVICES, REQUEST, magic_parser
 from tests.commands import is_understood
 from tests.processes import own_name
 
@@ -153,10 +153,19 @@ def test_beta_until_a_real_gpu_has_confirmed_it() -> None:
     assert ("Development Status :: 4 - Beta" in classifiers) == unconfirmed
 
 
-def test_what_people_type() -> None:
-    """The lines of the front page's list are requests that can be understood."""
-    (block,) = (b.code for b in blocks() if b.code.startswith("%reserve_gpu   "))
-    typed = [re.split(r"  +", line)[0] for line in block.splitlines()]
+def lines_to_type(first: str) -> list[str]:
+    """Return the lines of the block that begins so, without what is said of them."""
+    (block,) = (b.code for b in blocks() if b.code.startswith(first))
+    return [re.split(r"  +", line)[0] for line in block.splitlines()]
+
+
+FRONT, COMMAND_LINE = "%reserve_gpu   ", "reserve-gpu run -- python train.py   "
+
+
+@pytest.mark.parametrize("first", [FRONT, COMMAND_LINE])
+def test_what_people_type(first: str) -> None:
+    """The lines of the front page's list, and of the command line's, can be understood."""
+    typed = lines_to_type(first)
     assert len(typed) > 9
     for line in filter(is_understood, typed):
         name, *words = shlex.split(line)
@@ -164,10 +173,27 @@ def test_what_people_type() -> None:
             magic_parser().parse_args(words)
         else:
             assert name == "reserve-gpu"
-            row = next(each for each in WORDS if each.typed == words[0])
-            subcommand = load(row.home)
-            ours, _ = subcommand.split(words[1:]) if subcommand.split else (words[1:], [])
-            _parser({row: subcommand}).parse_args([words[0], *ours])
+            row = next(row for row in WORDS if f"{line} ".startswith(f"reserve-gpu {row.typed} "))
+            length, subcommand = len(row.typed.split()), load(row.home)
+            ours = words[length:]
+            ours, _ = subcommand.split(ours) if subcommand.split else (ours, [])
+            _parser({row: subcommand}).parse_args([*words[:length], *ours])
+
+
+def test_the_page_of_the_command_line_has_each_command() -> None:
+    """docs/commandline.md begins with a line for each command that the help lists."""
+    text = "\n".join(f"{line} " for line in lines_to_type(COMMAND_LINE))
+    for row in WORDS:
+        assert not row.text or f"reserve-gpu {row.typed} " in text
+
+
+def test_the_page_of_the_magic_has_each_option() -> None:
+    """docs/using.md has a row for each option of the magic."""
+    page = (ROOT / "docs" / "using.md").read_text()
+    for option in (*REQUEST, *MAGIC_OPTIONS):
+        assert option is DEVICES or re.search(rf"^\|.*`[^`]*{option.flag}\b", page, re.MULTILINE), (
+            option.flag
+        )
 
 
 @pytest.mark.process
