@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from reserve_gpu.core import features
 from reserve_gpu.errors import Failure
 from reserve_gpu.gpus import names
 from reserve_gpu.locks.directory import device_of, lock_name
@@ -24,9 +25,11 @@ def allowed(
 
     held, since: the lease of what is asked for and when it was reserved, None for what is not held
     yet. at: this moment.
-    Raises Failure for what they never let anybody of this user have.
+    Raises Failure for what they never let anybody of this user have, RequestError for an end that
+    no feature would see to.
     """
     _require_lease(request.promise.lease, ruled, at)
+    features.require_end(lease(request.promise.lease, ruled))
     if since is None or not request.promise.lease.has_end:
         return request, []
     is_asked = request.promise.lease.lasts_s is not None or request.promise.lease.until is not None
