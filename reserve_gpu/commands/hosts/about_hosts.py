@@ -17,7 +17,7 @@ from reserve_gpu.report.pictures import Picture
 from reserve_gpu.report.words import FAINT, MARK, STRONG, TYPED, Line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from reserve_gpu.report.status import Status
 
@@ -27,22 +27,15 @@ NOT_FOUND = (126, 127)  # of a shell
 DENIED = "permission denied"
 
 
-class HostAnswer(NamedTuple):
-    """What a host has said. status: None if it could not; then problem says why, in a line."""
-
-    host: str
-    status: Status | None
-    problem: str = ""
-
-
 class Hosts(NamedTuple):
     """How several machines stood at one moment.
 
+    answers: how each host stands; where it has not said, why not, in a line.
     time: in seconds since the epoch. typed: the words behind --hosts.
     is_all: each device has a line, also those that are alike.
     """
 
-    answers: tuple[HostAnswer, ...]
+    answers: Mapping[str, Status | str]
     time: float = 0.0
     typed: tuple[str, ...] = ()
     is_all: bool = False
@@ -50,10 +43,10 @@ class Hosts(NamedTuple):
     def picture(self) -> Picture:
         """Return what it looks like: what is free, and a section for each host."""
         sections = [
-            _section(each.host, each.status._replace(is_all=self.is_all))
-            if each.status
-            else Layout([((each.host, STRONG), ": ", (each.problem, MARK))])
-            for each in self.answers
+            Layout([((name, STRONG), ": ", (each, MARK))])
+            if isinstance(each, str)
+            else _section(name, each._replace(is_all=self.is_all))
+            for name, each in self.answers.items()
         ]
         head = [*_head(self)]
         return Picture(Layout(head, sections=sections), words.plain(head[0]))
@@ -65,18 +58,18 @@ class Hosts(NamedTuple):
             "time": self.time,
             "hosts": [
                 {
-                    "name": answer.host,
-                    "problem": answer.problem or None,
-                    "status": answer.status.to_dict() if answer.status else None,
+                    "name": name,
+                    "problem": each if isinstance(each, str) else None,
+                    "status": None if isinstance(each, str) else each.to_dict(),
                 }
-                for answer in self.answers
+                for name, each in self.answers.items()
             ],
         }
 
     @property
     def host(self) -> str:
         """Return what they are called together."""
-        return ", ".join(answer.host for answer in self.answers)
+        return ", ".join(self.answers)
 
     @property
     def machines(self) -> tuple[Status, ...]:
@@ -84,8 +77,8 @@ class Hosts(NamedTuple):
 
         These names differ; what the machines call themselves may not.
         """
-        seen = ((each.host, each.status) for each in self.answers)
-        return tuple(status._replace(host=name) for name, status in seen if status)
+        seen = self.answers.items()
+        return tuple(each._replace(host=name) for name, each in seen if not isinstance(each, str))
 
 
 def _head(hosts: Hosts) -> Iterator[Line]:

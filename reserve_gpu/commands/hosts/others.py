@@ -172,12 +172,8 @@ def _groups(tables: Mapping[str, Any], file: str) -> dict[str, list[str]]:
 
 def look(names: Sequence[str], limit_s: float = LIMIT_S) -> said.Hosts:
     """Ask all of them at once how they stand. A host that does not answer is an answer too."""
-    found = answers(names, LOOK, from_json.status, limit_s).items()
-    told = [
-        said.HostAnswer(name, None, each) if isinstance(each, str) else said.HostAnswer(name, each)
-        for name, each in found
-    ]
-    return said.Hosts(tuple(told), time.time(), tuple(names))
+    found = answers(names, LOOK, from_json.status, limit_s)
+    return said.Hosts(found, time.time(), tuple(names))
 
 
 def answers(

@@ -114,14 +114,13 @@ class HostsProvisioner(SSHKernelProvisioner):
             "wishes": "\0".join(self.wishes),
         }
         kernel = ["--id", told["id"], "--kernel", self.remote_kernel_name]
-        place = await asyncio.to_thread(
+        self.ssh_host_alias, python = await asyncio.to_thread(
             remote.find, named(self.hosts), self.wishes, kernel, failed, _lack
         )
-        self.ssh_host_alias = place.host
         said = this_kernel.as_started(told)
         # sshpyk forwards no environment. It writes FP_PY="{remote_python}" into its command.
-        self.remote_python = f'{place.python}"; export {settings.STARTED}="{said}'
-        return place.host
+        self.remote_python = f'{python}"; export {settings.STARTED}="{said}'
+        return self.ssh_host_alias
 
     async def _give_up(self) -> None:
         """End what may have started on a host."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from reserve_gpu import errors, options
 from reserve_gpu.commands.hosts import about_hosts as said
@@ -40,21 +40,16 @@ class NoHostError(errors.ReserveGPUError):
     exit_code = 75  # EX_TEMPFAIL
 
 
-class KernelPlace(NamedTuple):
-    """A host where a GPU is kept for a kernel. python: the program that is to start the kernel."""
-
-    host: str
-    python: str
-
-
 def find(
     among: Sequence[str],
     wishes: Sequence[str],
     kernel: Sequence[str],
     failed: Mapping[str, str],
     lack: Callable[[str], str],
-) -> KernelPlace:
+) -> tuple[str, str]:
     """Have a host reserve for a kernel, and keep it until the kernel starts. Raises NoHostError.
+
+    Returns the host, and the Python there that is to start the kernel.
 
     among: the hosts. wishes: options of a request. kernel: options of `kernel hold`.
     failed: hosts that are asked no more, and why. lack: tells what keeps a kernel from starting on
@@ -68,15 +63,17 @@ def find(
     rest = [name for name in among if name not in failed]
     # Who has not said how it stands is asked once more. For one who waits that takes too long.
     for limit_s in (hosts.LIMIT_S,) if wait is not None else (hosts.LIMIT_S, SLOW_LIMIT_S):
-        answers = hosts.look(rest, limit_s).answers
-        lacking = {each.host: lack(each.host) for each in answers if each.status}
-        ready = [each for each in answers if each.status and not lacking[each.host]]
-        why |= {each.host: lacking.get(each.host) or _at_first_sight(each) for each in answers}
-        fitting = [each for each in ready if each.status and fits(each.status, asked)]
+        seen = hosts.look(rest, limit_s)
+        silent = {name: each for name, each in seen.answers.items() if isinstance(each, str)}
+        lacking = {each.host: lack(each.host) for each in seen.machines}
+        ready = [each for each in seen.machines if not lacking[each.host]]
+        why |= silent
+        why |= {each.host: lacking[each.host] or _at_first_sight(each) for each in seen.machines}
+        fitting = [each for each in ready if fits(each, asked)]
         for each in sorted(fitting, key=_free, reverse=True):
             if place := _first_to_reserve([each.host], at_once, HOLD_LIMIT_S, why):
                 return place
-        rest = [each.host for each in answers if not each.status]
+        rest = [*silent]
     if wait is not None and ready:
         limit_s = request.Deadline.after(wait).left_s + HOLD_LIMIT_S
         those = [each.host for each in ready]
@@ -105,43 +102,40 @@ def has_gpu(name: str, pid: int) -> bool:
     """Tell whether a process on a host has come to hold a GPU there."""
     until = time.monotonic() + HAS_LIMIT_S
     while time.monotonic() < until:
-        (answer,) = hosts.look([name]).answers
-        rows = answer.status.rows if answer.status else ()
+        rows = [row for each in hosts.look([name]).machines for row in each.rows]
         if any(holder.confirmed and holder.pid == pid for row in rows for holder in row.holders):
             return True
         time.sleep(LOOK_EVERY_S)
     return False
 
 
-def _free(answer: said.HostAnswer) -> int:
-    return len(layout.free(answer.status.rows)) if answer.status else 0
+def _free(seen: statuses.Status) -> int:
+    return len(layout.free(seen.rows))
 
 
-def _at_first_sight(answer: said.HostAnswer) -> str:
+def _at_first_sight(seen: statuses.Status) -> str:
     """Return why a host is not asked to reserve, by how it stands; it may be asked to wait."""
-    if answer.status is None:
-        return answer.problem
-    free = statuses.free(answer.status)
-    return f"{free.rstrip('.')}, which is not what is asked for" if _free(answer) else free
+    free = statuses.free(seen)
+    return f"{free.rstrip('.')}, which is not what is asked for" if _free(seen) else free
 
 
 def _first_to_reserve(
     those: Sequence[str], arguments: Sequence[str], limit_s: float, why: dict[str, str]
-) -> KernelPlace | None:
+) -> tuple[str, str] | None:
     """Have hosts reserve, and keep what the first of them gets; the others release theirs.
 
-    why: gets the reason of each host that has got nothing.
+    Returns that host, and its Python. why: gets the reason of each host that has got nothing.
     """
     why |= {name: said.silent(name, limit_s) for name in those}
     with hosts.asked(those, [*ASKED, *arguments]) as asked:
         for name in heard(asked, limit_s, lambda out: bool(hosts.fields_in(out))):
             fields, text = hosts.fields_in(asked[name].said[0]), ""
             if "gpus" in fields:
-                place = KernelPlace(name, str(fields.get("python")))
-                if not PLAIN_PATH.fullmatch(place.python):
-                    text = f"sshpyk can't start its Python, {place.python!r}"
+                python = str(fields.get("python"))
+                if not PLAIN_PATH.fullmatch(python):
+                    text = f"sshpyk can't start its Python, {python!r}"
                 elif _keeps(asked[name]):
-                    return place
+                    return name, python
                 else:
                     text = "it has not kept the GPU that it had reserved"
             text = text or fields.get("refused") or hosts.problem(name, asked[name])

@@ -14,7 +14,6 @@ import reserve_gpu
 from reserve_gpu import cli
 from reserve_gpu.commands.hosts import about_hosts, from_json
 from reserve_gpu.commands.hosts import others as hosts
-from reserve_gpu.commands.hosts.about_hosts import HostAnswer
 from reserve_gpu.commands.hosts.about_hosts import Hosts as Seen
 from reserve_gpu.commands.table import FORMS, load
 from reserve_gpu.errors import RequestError
@@ -150,7 +149,7 @@ def test_a_status_survives_its_json(here: Here, scenario: str) -> None:
     said = json.loads(json.dumps(status.to_dict()))
     read = from_json.status(said)
     assert read.to_dict() == said
-    assert Seen((HostAnswer("lab1", read),)).picture().layout.sections[0].entries == [
+    assert Seen({"lab1": read}).picture().layout.sections[0].entries == [
         entry._replace(is_mine=False) for entry in status.picture().layout.entries
     ]
 
@@ -187,7 +186,7 @@ for _ in range(50):
 def test_a_foreign_answer_is_bounded(row: dict[str, Any]) -> None:
     """Whatever a host answers makes a picture of bounded length without control letters."""
     status = from_json.status({"version": 1, "devices": [row], "waiting": [{}, 1], "host": "h\x07"})
-    seen = Seen((HostAnswer("lab1", status),), 0.0, ("lab1",))
+    seen = Seen({"lab1": status}, 0.0, ("lab1",))
     text = str(seen.picture())
     assert len(text) < 60_000
     assert not {letter for letter in text if not letter.isprintable()} - {"\n"}
@@ -237,8 +236,8 @@ def rows(*states: str) -> dict[str, Any]:
 
 
 def seen(**answers: tuple[str, ...]) -> Seen:
-    found = (HostAnswer(name, from_json.status(rows(*states))) for name, states in answers.items())
-    return Seen(tuple(found), time.time(), ("lab",))
+    found = {name: from_json.status(rows(*states)) for name, states in answers.items()}
+    return Seen(found, time.time(), ("lab",))
 
 
 @pytest.mark.parametrize(
