@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from reserve_gpu.model import News, Slow
-from reserve_gpu.report import colour, columns, messages, pictures, terminal
+from reserve_gpu.report import columns, messages, pictures, terminal
 
 if TYPE_CHECKING:
     from IPython.display import DisplayHandle
@@ -97,7 +97,7 @@ class Terminal:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._is_coloured = colour.is_coloured(os.environ, is_terminal=True)
+        self._is_coloured = terminal.is_coloured(os.environ, is_terminal=True)
         # As they were written, all above the cursor: the ^C that a terminal shows breaks none.
         self._lines: list[str] = []
 

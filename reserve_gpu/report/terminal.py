@@ -11,24 +11,13 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, TextIO
 
 from reserve_gpu.model import State
-from reserve_gpu.report import colour, sheets
-from reserve_gpu.report.columns import (
-    FULL,
-    GAP,
-    LIGHT,
-    MEDIUM,
-    cut,
-    part,
-    row,
-    width_of,
-    width_of_line,
-    wrapped,
-)
+from reserve_gpu.report import columns, sheets
+from reserve_gpu.report.columns import FULL, GAP, LIGHT, MEDIUM
 from reserve_gpu.report.words import FAINT, MARK, QUEUE_TITLE, STRONG, TAKEN, TITLES, TYPED, Line
 from reserve_gpu.report.words import plain as text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from reserve_gpu.report.layout import Entry, Layout
 
@@ -61,11 +50,22 @@ def text(layout: Layout, stream: TextIO | None = None) -> str:
     """
     stream = stream or sys.stdout
     on_terminal = is_terminal(stream)
-    is_coloured = colour.is_coloured(os.environ, is_terminal=on_terminal)
-    has_width = on_terminal or (is_coloured and "COLUMNS" in os.environ)
+    has_colours = is_coloured(os.environ, is_terminal=on_terminal)
+    has_width = on_terminal or (has_colours and "COLUMNS" in os.environ)
     width = size(stream)[0] if has_width else PLAIN_COLUMNS
-    made = "\n".join(lines(layout, width, is_coloured=is_coloured, breaks_commands=False))
+    made = "\n".join(lines(layout, width, is_coloured=has_colours, breaks_commands=False))
     return _in_its_letters(made, stream)
+
+
+def is_coloured(environ: Mapping[str, str], *, is_terminal: bool) -> bool:
+    """Tell whether to use colours.
+
+    environ: of this process. NO_COLOR (https://no-color.org) comes before FORCE_COLOR
+    (https://force-color.org); each counts if it is not empty.
+    """
+    if environ.get("NO_COLOR"):
+        return False
+    return bool(environ.get("FORCE_COLOR")) or (is_terminal and environ.get("TERM") != "dumb")
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -108,22 +108,22 @@ def rows(
     breaks_commands: also what can be typed has to fit. spare: so many lines more are no loss.
     """
     for line in layout.head:
-        yield from wrapped(line, width)
+        yield from columns.wrapped(line, width)
     if layout.entries:
         yield from _table(layout.entries, width, spare)
     if layout.queue:
         yield ((QUEUE_TITLE, FAINT),)
     for line in layout.queue:
-        yield from wrapped(line, width, indent=1)
+        yield from columns.wrapped(line, width, indent=1)
     for sheet in layout.sheets:
         yield from sheets.rows(sheet, width)
     for line in layout.foot:
-        is_command = bool(line) and part(line[-1])[1] == TYPED
-        if breaks_commands or not is_command or width_of_line(line) <= width:
-            yield from wrapped(line, width)
+        is_command = bool(line) and columns.part(line[-1])[1] == TYPED
+        if breaks_commands or not is_command or columns.width_of_line(line) <= width:
+            yield from columns.wrapped(line, width)
             continue
         if before := line[:-1]:
-            yield from wrapped(before, width)
+            yield from columns.wrapped(before, width)
         yield (line[-1],)
     for section in layout.sections:
         yield ("",)
@@ -136,25 +136,25 @@ def _table(entries: Sequence[Entry], width: int, spare: int) -> Iterator[Line]:
     widths = _widths(rows)
     if width < PLAIN_COLUMNS:
         _fit(widths, entries, width, spare)
-    has_room = sum(widths) + width_of(HEAD[-1]) <= width
-    fitting = (cut(title, max(0, room - GAP)) for title, room in zip(HEAD, widths, strict=False))
-    titles = [((title, FAINT),) for title in fitting]
+    has_room = sum(widths) + columns.width_of(HEAD[-1]) <= width
+    rooms = (max(0, width - GAP) for width in widths)
+    titles = [((columns.cut(*each), FAINT),) for each in zip(HEAD, rooms, strict=False)]
     yield (*_row(titles, widths), (HEAD[-1] if has_room else "", FAINT))
     for entry, cells in zip(entries, rows, strict=True):
         who, below = entry.who, list(entry.more)
-        if who and sum(widths) + width_of_line(who) > width:
+        if who and sum(widths) + columns.width_of_line(who) > width:
             who, below = (), [entry.who, *below]
         yield (*_row(_styled_cells(entry, cells, widths), widths), *who)
         for line in below:
-            yield from wrapped(line, width, indent=INDENT + 2 * entry.is_instance)
+            yield from columns.wrapped(line, width, indent=INDENT + 2 * entry.is_instance)
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
     """Return the width of each column with the gap behind it, 0 for one that is left out."""
     widths = []
     for title, *cells in zip(HEAD, *rows, strict=False):
-        widest = max(map(width_of, cells))
-        widths.append(max(widest, width_of(title)) + GAP if widest else 0)
+        widest = max(map(columns.width_of, cells))
+        widths.append(max(widest, columns.width_of(title)) + GAP if widest else 0)
     return widths
 
 
@@ -163,7 +163,7 @@ def _fit(widths: list[int], entries: Sequence[Entry], width: int, spare: int) ->
 
     spare: so many lines more are no loss.
     """
-    people = [width_of_line(entry.who) for entry in entries]
+    people = [columns.width_of_line(entry.who) for entry in entries]
 
     def below() -> int:  # how many people stand below their device
         return sum(who > width - sum(widths) for who in people)
@@ -188,7 +188,7 @@ def _fit(widths: list[int], entries: Sequence[Entry], width: int, spare: int) ->
     if widths[NAME]:
         widths[NAME] = max(1 + GAP, min(widths[NAME], room - sum(widths) + widths[NAME]))
     left = width - sum(widths)
-    beside = [width_of(HEAD[-1]), *(who for who in people if who <= left)]
+    beside = [columns.width_of(HEAD[-1]), *(who for who in people if who <= left)]
     _lengthen_bars(widths, entries, left - max(beside))
 
 
@@ -206,7 +206,7 @@ def _lengthen_bars(widths: list[int], entries: Sequence[Entry], left: int) -> No
 
 def _row(cells: Sequence[Line], widths: Sequence[int]) -> Line:
     """Return one line of the table."""
-    return row(
+    return columns.row(
         (cell, width - GAP, column in FIGURES)
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
     )
@@ -231,7 +231,7 @@ def _styled_cells(entry: Entry, cells: Sequence[str], widths: Sequence[int]) -> 
     if entry.is_mine:
         styles |= dict.fromkeys((0, NAME, MEMORY, UTIL), STRONG)
     styled: list[Line] = [
-        ((cut(cell, max(0, column_width - GAP)), styles.get(column, "")),)
+        ((columns.cut(cell, max(0, column_width - GAP)), styles.get(column, "")),)
         for column, (cell, column_width) in enumerate(zip(cells, widths, strict=True))
     ]
     styled[BARS] = _bar(entry.share, entry.taken, widths[BARS] - GAP)
@@ -258,7 +258,7 @@ def _columns(share: float, length: int) -> int:
 def _styled(line: Line, *, is_coloured: bool) -> str:
     made = ""
     left = len(text_of(line).rstrip())
-    for style, parts in groupby(map(part, line), key=itemgetter(1)):
+    for style, parts in groupby(map(columns.part, line), key=itemgetter(1)):
         words = "".join(words for words, _ in parts)
         shown, left = words[:left], left - len(words[:left])
         code = STYLES.get(style, style)

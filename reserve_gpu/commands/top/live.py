@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from reserve_gpu.commands.table import Output, Subcommand
 from reserve_gpu.core.looking import looking
 from reserve_gpu.errors import DriverError, RequestError, shown
-from reserve_gpu.report import colour, columns, pictures, terminal
+from reserve_gpu.report import columns, pictures, terminal
 from reserve_gpu.report.faces import SHELL
 from reserve_gpu.report.progress import Live
 from reserve_gpu.report.words import COMMAND_LIMIT, FAINT, Line, gib
@@ -42,7 +42,7 @@ def run(_arguments: Namespace) -> Output:
         raise RequestError(
             f"This Python has no curses, which a live picture needs; {ELSEWHERE}"
         ) from None
-    is_coloured = colour.is_coloured(os.environ, is_terminal=True)
+    is_coloured = terminal.is_coloured(os.environ, is_terminal=True)
     # So that the terminal is left as it was.
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:

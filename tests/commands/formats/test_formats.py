@@ -15,11 +15,11 @@ import pytest
 import reserve_gpu
 from reserve_gpu.commands.formats import page, prometheus
 from reserve_gpu.model import Device, Holder, Promise, Row, Size, State, Ticket, Usage
-from reserve_gpu.report.colour import is_coloured
 from reserve_gpu.report.layout import Layout
 from reserve_gpu.report.pictures import Picture
 from reserve_gpu.report.progress import Frame, Terminal
 from reserve_gpu.report.status import Status
+from reserve_gpu.report.terminal import is_coloured
 from reserve_gpu.report.words import STRONG
 from tests.commandline import CommandLine
 from tests.holders import a_holder, changed
