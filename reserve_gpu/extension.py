@@ -27,11 +27,8 @@ if TYPE_CHECKING:
     from reserve_gpu.jupyter import completion
 else:
     magic, options, completion = Late("magic"), Late("options"), Late("jupyter.completion")
-    api, between_cells, session = (
-        Late("core.api"),
-        Late("core.between_cells"),
-        Late("core.session"),
-    )
+    api, between_cells = Late("core.api"), Late("core.between_cells")
+    session = Late("core.session")
 
 
 MAGIC_NAME = "%reserve_gpu"

@@ -282,7 +282,8 @@ class Bindings:
 
 def import_pynvml() -> ModuleType:
     """Import the bindings. Raises DriverError if there are none, or others of the same name."""
-    _preload_wsl_library()
+    with suppress(OSError):  # where it is under WSL2; the bindings then find it by its name
+        ctypes.CDLL(WSL_LIBRARY)
     try:
         with warnings.catch_warnings():
             # PyPI's package pynvml only wraps the official bindings, and warns that it does.
@@ -313,13 +314,6 @@ def _wrong_bindings() -> DriverError:
 def _free_in_children(lock: Any) -> None:
     """Free the bindings' lock in a fork: the thread that had it, if any had, is not there."""
     os.register_at_fork(after_in_child=lock._at_fork_reinit)  # noqa: SLF001 - as logging does
-
-
-def _preload_wsl_library() -> None:
-    """Load the driver's library from where it is under WSL2; the bindings then find it by name."""
-    if os.path.exists(WSL_LIBRARY):
-        with suppress(OSError):
-            ctypes.CDLL(WSL_LIBRARY)
 
 
 def _text_of(error: Exception) -> str:

@@ -11,18 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import Request, Row, State, Waiting
-from reserve_gpu.report import (
-    about_rules,
-    asking,
-    html,
-    layout,
-    messages,
-    parts,
-    reasons,
-    terminal,
-    times,
-    words,
-)
+from reserve_gpu.report import about_rules as ruled
+from reserve_gpu.report import asking, layout, messages, parts, reasons, terminal, times, words
+from reserve_gpu.report.html import html
 from reserve_gpu.report.layout import Layout, View
 from reserve_gpu.report.words import MARK, STRONG, TYPED, Line
 
@@ -50,7 +41,7 @@ class Picture(NamedTuple):
         printer.text(self.to_text() if terminal.is_terminal(sys.stdout) else str(self))
 
     def _repr_html_(self) -> str:
-        return html.html(self.layout)
+        return html(self.layout)
 
     @property
     def is_watched(self) -> bool:
@@ -153,7 +144,7 @@ def _none_free(request: Request, rows: Sequence[Row], now: float) -> str:
     What this process keeps in any case does not count.
     """
     fit = messages.fit(rows)
-    if limited := about_rules.limited(fit):
+    if limited := ruled.limited(fit):
         return limited
     if (size := request.promise.size) and (no_room := parts.no_room(request, size, fit)):
         return no_room
@@ -254,7 +245,7 @@ def wait(waiting: Waiting) -> Picture:
     The foot says who comes first in the queue, and what may come free first. The brief line names
     only the holder of each device.
     """
-    head = " ".join(filter(None, [awaited(waiting), about_rules.limited(waiting.rows)]))
+    head = " ".join(filter(None, [awaited(waiting), ruled.limited(waiting.rows)]))
     rows = messages.fit(waiting.rows)
     now = time.time()
     first = asking.likeliest(rows, now)

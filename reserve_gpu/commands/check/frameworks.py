@@ -297,5 +297,4 @@ It asks PyTorch, TensorFlow, JAX and others of this Python, each in a process
 of its own. The exit code is 1 if one of them uses other GPUs. To check what a
 command would get: reserve-gpu run -- reserve-gpu check
 """
-JSON = Option("--json", "as JSON, for programs")
-CHECK = Subcommand(check_in_shell, (JSON,), more=MORE)
+CHECK = Subcommand(check_in_shell, (Option("--json", "as JSON, for programs"),), more=MORE)

@@ -137,12 +137,8 @@ def _about(row: Row) -> Labels:
 
 
 def _reserved(labels: Labels, row: Row, status: Status) -> Iterator[Sample]:
-    return _by_user(labels, row.holders, is_all=not status.problem and _is_known(row))
-
-
-def _is_known(row: Row) -> bool:
-    """Tell whether it is known that nobody has a device without holders."""
-    return None not in (row.usage, row.is_unreserved_use) and row.state is not State.UNKNOWN
+    is_read = None not in (row.usage, row.is_unreserved_use) and row.state is not State.UNKNOWN
+    return _by_user(labels, row.holders, is_all=is_read and not status.problem)
 
 
 def _idle(labels: Labels, row: Row, status: Status) -> Iterator[Sample]:

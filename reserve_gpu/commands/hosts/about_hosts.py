@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 VERSION = 1  # of the JSON; names are only ever added to it
 SSH_FAILED = 255  # ssh(1), "EXIT STATUS"
 NOT_FOUND = (126, 127)  # of a shell
-DENIED = "permission denied"
 
 
 class Hosts(NamedTuple):
@@ -141,7 +140,7 @@ def failed(name: str, code: int | None, out: str, err: str, command: str) -> str
     out, err: what was said there on stdout and on stderr.
     """
     reason, ssh = _last(err), shell_line(f"ssh {name}")
-    if code == SSH_FAILED and DENIED in err.lower():
+    if code == SSH_FAILED and "permission denied" in err.lower():
         return f"ssh is not let in: {reason}. Type: {shell_line(f'ssh-copy-id {name}')}"
     if code == SSH_FAILED:
         return f"ssh can't reach it: {reason or 'it does not say why'}. Try: {ssh}"

@@ -252,7 +252,8 @@ def hold(arguments: Namespace) -> Output:
         _say(refused=error.picture.brief if error.picture else str(error).partition("\n")[0])
         return Output(code=error.exit_code)
     _say(gpus=words.labels(reservation.devices if reservation else ()), python=sys.executable)
-    if not _is_wanted():
+    is_answered, _, _ = select.select([STDIN], [], [], KEEP_LIMIT_S)
+    if not is_answered or os.read(STDIN, len(KEEP)) != KEEP:
         return Output(code=GoneError.exit_code)
     api.leave_to_kernel(arguments.id, KEPT_S)
     _say(kept=True)
@@ -276,12 +277,6 @@ def _end_if_alone(news: News) -> None:
     """Wait no longer in the queue if the one who asks has gone."""
     if isinstance(news, Waiting) and select.select([STDIN], [], [], 0)[0]:
         raise GoneError("The one who asks has gone.")
-
-
-def _is_wanted() -> bool:
-    """Tell whether the one who asks says in time that it wants what was reserved."""
-    has_said, _, _ = select.select([STDIN], [], [], KEEP_LIMIT_S)
-    return bool(has_said) and os.read(STDIN, len(KEEP)) == KEEP
 
 
 MORE = """\
