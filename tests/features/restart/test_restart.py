@@ -441,7 +441,7 @@ def pretender(
 ) -> Iterator[None]:
     """Have the file that was left locked by a process of these words, which says what it keeps."""
     environ = machine.environ() | {heir.LEFT: json.dumps(left)}
-    ((_, name),) = left["locks"]
+    ((_, name, _),) = left["locks"]
     with (machine.locks / name).open("r+b") as own:
         fcntl.flock(own, fcntl.LOCK_EX)
         process = subprocess.Popen([*words, str(file), "60"], env=environ, pass_fds=[own.fileno()])
