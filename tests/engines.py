@@ -20,10 +20,10 @@ GPUS = 4
 LIMIT_S = 200  # Ray alone starts seven processes, each with all of Python, on however few cores
 
 
-def examples(engine: str) -> list[str]:
-    """Return the code blocks of the section about an engine in docs/clusters.md."""
-    page = (ROOT / "docs" / "clusters.md").read_text()
-    section = page.partition(f"\n## {engine}\n")[2].partition("\n## ")[0]
+def examples(title: str, name: str = "clusters") -> list[str]:
+    """Return the code blocks of the section with that title on a page of docs/."""
+    page = (ROOT / "docs" / f"{name}.md").read_text()
+    section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     return re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
 
 

@@ -81,7 +81,7 @@ class Report(NamedTuple):
         return Picture(Layout(head, foot=[*_foot(self)], sheets=tables), head[0][0][0])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what programs read, in the shape that docs/history.md describes."""
+        """Return what programs read, in the shape that docs/report.md describes."""
         return {
             "version": VERSION,
             "host": self.host,

@@ -557,8 +557,8 @@ FORGOTTEN = Idle("alice", "train.ipynb", ("GPU0",), TUESDAY - DAY_S, 20.5)
 
 
 def test_the_example_of_the_page() -> None:
-    """docs/history.md begins with the report of a week as it is in a terminal of 72 columns."""
-    page = (ROOT / "docs" / "history.md").read_text()
+    """docs/report.md begins with the report of a week as it is in a terminal of 72 columns."""
+    page = (ROOT / "docs" / "report.md").read_text()
     typed, *example = page.split("```")[1].splitlines()[1:]
     start = TUESDAY - 7 * DAY_S
     week = Report("user", WEEK, WEEK, (FORGOTTEN,), start, TUESDAY, 7.0 * DAY_S, "gpu-box")
