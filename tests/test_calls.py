@@ -261,7 +261,7 @@ def test_a_handler_where_the_thread_may_wait(here: Here, lock: Any) -> None:
         except reserve_gpu.RequestError as error:
             said.append(type(error))
 
-    reserve_gpu.reserve(idle="1h")  # has steps that need the second lock
+    reserve_gpu.reserve(memory="1GB")  # has steps that need the second lock
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         with lock or cells().quiet:
@@ -359,15 +359,6 @@ def test_a_block_ends_without_a_thread(here: Here) -> None:
     assert variables() == {}
 
 
-def test_the_thread_that_lives_is_enough(here: Here) -> None:
-    """Who follows an end has a thread, and needs no other one to change something."""
-    reserve_gpu.reserve("0,1", for_="1h")
-    with no_threads():
-        assert got("1") == "1"
-        assert [device.number for device in reserve_gpu.release()] == ["1"]
-    assert not locked(here.locks)
-
-
 def test_a_cell_ends_without_a_thread(here: Here) -> None:
     """Where no thread can be started a cell runs and ends as ever."""
     shell = here.shell()
@@ -386,7 +377,7 @@ def test_released_at_exit(machine: Machine) -> None:
         "@atexit.register\n"
         "def at_exit():\n"
         "    print(reserve_gpu.release(), os.environ.get('CUDA_VISIBLE_DEVICES'))\n"
-        "reserve_gpu.reserve(for_='1h')\n"
+        "reserve_gpu.reserve(memory='1GB')\n"
     )
     assert done.stdout.startswith("(<GPU0: "), done
     assert done.stdout.endswith(",) None\n"), done
@@ -401,12 +392,11 @@ LOCK_IMPORTS = "import _imp\n_imp.acquire_lock()"  # as a handler that raises in
     ("wishes", "rules"),
     [
         ("", ""),
-        ("'1', for_='1h'", ""),
         ("memory='1GB'", ""),
         ("wait=1", ""),
-        ("", "[limits]\ngpus = 2\ntime = '1h'\n"),
+        ("", "[limits]\ngpus = 2\n"),
     ],
-    ids=["plain", "lease", "part", "wait", "rules"],
+    ids=["plain", "part", "wait", "rules"],
 )
 def test_the_import_lock_that_a_signal_has_left(machine: Machine, wishes: str, rules: str) -> None:
     """A handler that has raised in an import leaves Python's lock: a reservation goes on."""
@@ -425,13 +415,3 @@ def test_a_refusal_needs_no_lock_of_imports(machine: Machine) -> None:
         child.run(LOCK_IMPORTS)
         assert child.reserve("").error == "NoFreeDeviceError"
         assert child.reserve("wait=0.3").error == "WaitTimeoutError"
-
-
-@pytest.mark.process
-def test_the_end_of_a_lease_needs_no_lock_of_imports(machine: Machine) -> None:
-    """With that lock left to the main thread a lease ends: the GPU is free, the variables empty."""
-    with machine.child() as child:
-        child.run(LOCK_IMPORTS)
-        assert child.reserve("for_=0.5").error is None
-        wait_for(lambda: child.run("str(reserve_gpu.current())").value == "None")
-        assert child.run("os.environ['CUDA_VISIBLE_DEVICES']").value == ""

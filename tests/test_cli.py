@@ -395,7 +395,7 @@ def test_usage(typed: CommandLine, words: str, text: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("wishes", ["", "--for 1h", "--wait 1h"])
+@pytest.mark.parametrize("wishes", understood("", "--for 1h", "--wait 1h"))
 def test_quiet(typed: CommandLine, wishes: str) -> None:
     """With --quiet nothing is said where all goes well; what fails is said as ever."""
     done = typed("run", "-q", *wishes.split(), "--", "true")

@@ -76,3 +76,13 @@ def test_the_history_says_how_a_lease_has_ended(logged: Here) -> None:
     folder = logged.home / ".local/state/reserve_gpu" / os.uname().nodename
     (file,) = folder.glob("*.jsonl")
     assert json.loads(file.read_text())["how"] == "its time was over"
+
+
+def test_the_history_says_until_when(logged: Here) -> None:
+    """The page of what is held says when its lease ends, and after how long without use."""
+    until = reserve_gpu.reserve(1, for_="4h", idle="1h").lease.until
+    folder = logged.home / ".local/state/reserve_gpu" / os.uname().nodename
+    wait_for(lambda: [*folder.glob("*.open")])
+    (file,) = folder.glob("*.open")
+    said = json.loads(file.read_text().splitlines()[-1])
+    assert (said["until"], said["idle_limit_s"]) == (pytest.approx(until, abs=0.001), 3600.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import time
 from itertools import product
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reserve_gpu import machine, notices, proc
+from reserve_gpu import machine, notices
 from reserve_gpu.calls import NESTED
 from reserve_gpu.core import caps
 from reserve_gpu.core.held import Held
 from reserve_gpu.core.session import Reservation
-from reserve_gpu.features.asked.answerer import released_by
 from reserve_gpu.model import (
     ComputeMode,
     Device,
@@ -682,20 +680,6 @@ def idle(
         holders=(changed(holder, since=since, last_cell=cell),),
         is_unused=True,
     )
-
-
-@pytest.mark.parametrize(
-    ("user", "text"),
-    [
-        (proc.user_name(os.geteuid()), "You released GPU0 and GPU1 at 18:00 with reserve-gpu"),
-        ("nobody\x1b", "nobody\ufffd released GPU0 and GPU1 at 18:00 with reserve-gpu"),
-    ],
-)
-def test_who_has_released_it(user: str, text: str) -> None:
-    """Who has released a GPU from elsewhere is called you, another one by their name."""
-    at = time.mktime((2026, 11, 20, 18, 0, 0, 0, 0, -1))
-    said = released_by((GPU0, GPU1), user, at)
-    assert said == f"{text} release. %reserve_gpu gets another one."
 
 
 def test_the_longest_idle_is_asked_first() -> None:

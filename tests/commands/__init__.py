@@ -1,10 +1,11 @@
-"""Tests of the commands, each in a folder that goes with its command."""
+"""Tests of the commands, each in a folder that goes with its command; and what is there to type."""
 
 from __future__ import annotations
 
 import pytest
 
 from reserve_gpu.commands.table import NAMES
+from reserve_gpu.core.features import FEATURES
 
 
 def needs_command(name: str) -> pytest.MarkDecorator:
@@ -12,22 +13,24 @@ def needs_command(name: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(name not in NAMES, reason=f"needs the command {name}")
 
 
-# Words by which a line can be told that only these commands understand.
+# Words by which a line can be told that only these commands, and this feature, understand.
 TYPED = {
     "top": {"top", "--watch"},
     "hosts": {"--hosts"},
     "report": {"report"},
     "kernels": {"kernel"},
+    "lease": {"--for", "--until", "--idle", "--if-wanted", "--end-kernel"},
     "formats": {"html", "htlm", "prometheus", "record"},
 }
-UNKNOWN = {word for name, words in TYPED.items() if name not in NAMES for word in words}
+THERE = NAMES | {row.module.split(".")[1] for row in FEATURES}
+UNKNOWN = {word for name, words in TYPED.items() if name not in THERE for word in words}
 
 
 def understood(*lines: str) -> list[str]:
-    """Return the lines that need no command that has no row."""
+    """Return the lines that need nothing that has no row."""
     return [*filter(is_understood, lines)]
 
 
 def is_understood(line: str) -> bool:
-    """Tell whether a line needs no command that has no row."""
+    """Tell whether a line needs nothing that has no row."""
     return UNKNOWN.isdisjoint(line.split())

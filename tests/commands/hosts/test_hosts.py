@@ -19,6 +19,7 @@ from reserve_gpu.commands.table import FORMS, load
 from reserve_gpu.errors import RequestError
 from reserve_gpu.foreign import FormatError
 from tests.commands import needs_command
+from tests.features import needs_feature
 from tests.hosts import Hosts, needs_ssh
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ def test_a_status_survives_its_json(here: Here, scenario: str) -> None:
     ]
 
 
+@needs_feature("lease")
 def test_a_reservation_survives_its_json(here: Here) -> None:
     """A holder with its note, part and end is read as it was written; also one who waits."""
     here.use("mixed")
