@@ -1,0 +1,1 @@
+"""What those who work on this project type: no part of the wheel."""
