@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import settings
+from reserve_gpu import cells, settings
 from reserve_gpu.calls import Late
-from reserve_gpu.cells import cells, kernels_file
 from reserve_gpu.core.held import Held
 from reserve_gpu.errors import RequestError
 from reserve_gpu.model import Lease
@@ -36,13 +35,17 @@ class FeatureRow(NamedTuple):
         return loaded
 
 
+def _may_log(_: Held) -> bool:
+    return settings.may_keep_history()
+
+
 def _in_cells(held: Held) -> bool:
-    return bool(held.devices) and cells().shell is not None
+    return bool(held.devices) and cells.cells().shell is not None
 
 
 # In the order in which they are called: a look that the history makes serves the lease.
 FEATURES = (
-    FeatureRow("features.history.journal", "History", lambda _: settings.may_keep_history()),
+    FeatureRow("features.history.journal", "History", _may_log),
     FeatureRow(
         "features.lease.timer",
         "LeaseTimer",
@@ -51,7 +54,7 @@ FEATURES = (
         ends=True,
     ),
     FeatureRow("core.caps", "PartWatch", lambda held: held.part_mib is not None),
-    FeatureRow("features.restart.keeper", "Restart", lambda _: kernels_file() is not None),
+    FeatureRow("features.restart.keeper", "Restart", lambda _: cells.kernels_file() is not None),
     FeatureRow("features.asked.answerer", "Asked", _in_cells),
     FeatureRow("features.waiters.teller", "Waiters", _in_cells),
 )
