@@ -64,6 +64,8 @@ NOT_OFFERED = frozenset({
 NO_DECORATION = NOT_OFFERED | {Code.UNKNOWN, Code.NOT_FOUND, Code.CORRUPTED_INFOROM, Code.NO_DATA}
 # There is none, or the group can't be asked for. Any other answer says that the GPU is in trouble.
 NO_LIMIT = NO_DECORATION | {Code.INVALID_ARGUMENT, Code.OPERATING_SYSTEM}
+# Old drivers under WSL2 answer UNKNOWN for process lists.
+NO_PROCESS_LIST = NOT_OFFERED | {Code.UNKNOWN}
 
 # What to do about an error of nvmlInit.
 REMEDIES: dict[int, str] = {
@@ -214,13 +216,15 @@ class Bindings:
         self.ask("nvmlDeviceGetMemoryLimits_v1", handle, limits, absent=NO_LIMIT)
         return bool(limits.softLimit or limits.hardLimit != unlimited)
 
-    def process_count(self, handle: Any, name: str, *, absent: frozenset[int]) -> int | None:
-        """Count the processes of a list of that name, None where the driver has no such list.
+    def process_count(self, handle: Any, kind: str) -> int | None:
+        """Count the processes of a kind, None where the driver has no such list.
 
+        kind: as in `RunningProcesses` of NVML's names.
         The list itself is not asked for, as drivers differ in the layout of its entries
         (https://github.com/wookayin/gpustat/issues/161).
         """
-        return self._call(name, self._count_processes, handle, name, absent=absent)
+        name = f"nvmlDeviceGet{kind}RunningProcesses"
+        return self._call(name, self._count_processes, handle, name, absent=NO_PROCESS_LIST)
 
     def _initialise(self) -> int | DriverError:
         try:

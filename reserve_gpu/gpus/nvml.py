@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 CALL_LIMIT_S = 20.0  # initialising one GPU takes 1 to 3 s without persistence mode
 
-# Old drivers under WSL2 answer UNKNOWN for process lists.
-NO_PROCESS_LIST = NOT_OFFERED | {Code.UNKNOWN}
 NO_MEMORY_V2 = NOT_OFFERED | {Code.INVALID_ARGUMENT}
 # Only these answers mean that a GPU can't be split. After any other it may be, with somebody on a
 # part of it whom a look at the whole GPU need not show; so then it is not used.
@@ -342,8 +340,8 @@ class Nvml:
         # An instance has no compute mode of its own.
         mode = self._driver.ask("nvmlDeviceGetComputeMode", gpu, absent=NOT_OFFERED)
         graphics = listed(GRAPHICS)
-        compute = self._read_count(handle, "Compute")
-        mps = self._read_count(handle, "MPSCompute")
+        compute = self._driver.process_count(handle, "Compute")
+        mps = self._driver.process_count(handle, "MPSCompute")
         if board.has_host_memory:
             sizes = [p.memory_mib for p in _distinct(p for kind in KINDS for p in listed(kind))]
             is_all = self.sees_all and compute is not None and len(sizes) >= compute + (mps or 0)
@@ -375,10 +373,6 @@ class Nvml:
             return None, None, None
         reserve = getattr(memory, "reserved", None)  # which only the second version knows
         return memory.total / MIB, memory.used / MIB, None if reserve is None else reserve / MIB
-
-    def _read_count(self, handle: Any, kind: str) -> int | None:
-        name = f"nvmlDeviceGet{kind}RunningProcesses"
-        return self._driver.process_count(handle, name, absent=NO_PROCESS_LIST)
 
     def _read_gauges(self, device: Device) -> Gauges:
         """Return the readings that decide nothing; one that fails is None, and the others stay."""
