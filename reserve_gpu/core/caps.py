@@ -188,13 +188,10 @@ def exceeded(
 ) -> tuple[frozenset[Device], list[Notice]]:
     """Return the devices of which more than the part is used, and a notice for each new one.
 
-    uses: by this process and its children, in
-    MiB, None where it can't be seen: then the device stays as it was. before: what was returned
-    after the last cell.
+    held: with a part of each device. uses: by this process and its children, in MiB, None where it
+    can't be seen: then the device stays as it was. before: what was returned after the last cell.
     """
-    part_mib = held.part_mib
-    if part_mib is None:
-        return frozenset(), []
+    part_mib = held.part_mib or 0.0
     over = frozenset(
         device
         for device, used_mib in uses.items()
