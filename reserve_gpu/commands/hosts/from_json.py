@@ -7,20 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from reserve_gpu import model
 from reserve_gpu.foreign import Fields, fields_of, known, table
-from reserve_gpu.model import (
-    GRAPHICS,
-    Device,
-    Fault,
-    Holder,
-    Process,
-    Record,
-    Row,
-    Rules,
-    State,
-    Ticket,
-    Usage,
-)
+from reserve_gpu.model import Device, State
 from reserve_gpu.report import reasons
 from reserve_gpu.report.status import COMPUTE_MODES, VERSION, Status
 
@@ -43,18 +32,18 @@ def status(fields: object) -> Status:
         said.number("time") or 0.0,
         said.text("host") or "",
         limit=said.text("limit"),
-        rules=Rules("", "", message) if message else None,
+        rules=model.Rules("", "", message) if message else None,
         user=said.text("user"),
     )
 
 
-def _row(said: Fields, waiting: Sequence[Ticket]) -> Row:
-    fields = (fields_of(Process, each.fields) for each in said.tables("processes"))
-    every = [Process(**{"pid": 0, **each}) for each in fields]
-    processes = tuple(process for process in every if process.kind != GRAPHICS)
+def _row(said: Fields, waiting: Sequence[model.Ticket]) -> model.Row:
+    fields = (fields_of(model.Process, each.fields) for each in said.tables("processes"))
+    every = [model.Process(**{"pid": 0, **each}) for each in fields]
+    processes = tuple(process for process in every if process.kind != model.GRAPHICS)
     state, reason = _state(said), said.text("reason")
     place = said.integer("next_in_line") or 0
-    row = Row(
+    row = model.Row(
         _device(said, reason),
         State.RESERVED if state is State.KEPT else state,  # as a row has it; its holder tells
         usage=_usage(said, processes),
@@ -64,7 +53,7 @@ def _row(said: Fields, waiting: Sequence[Ticket]) -> Row:
         is_unused=said.boolean("is_reserved_but_idle"),
         is_unreserved_use=said.boolean("is_used_without_reservation"),
         awaited_by=waiting[place - 1].holder if 0 < place <= len(waiting) else None,
-        graphics=tuple(process for process in every if process.kind == GRAPHICS),
+        graphics=tuple(process for process in every if process.kind == model.GRAPHICS),
         temperature_c=said.integer("temperature_c"),
         power_w=said.number("power_w"),
         power_limit_w=said.number("power_limit_w"),
@@ -80,20 +69,20 @@ def _state(said: Fields) -> State:
     return known(State, said.text("state")) or State.UNKNOWN
 
 
-def _device(said: Fields, reason: str | None) -> Device | Fault:
+def _device(said: Fields, reason: str | None) -> Device | model.Fault:
     fields = fields_of(Device, {**said.fields, "memory_mib": said.integer("memory_total_mib")})
     device = Device(**{"index": 0, "uuid": "", **fields})
     if not device.uuid:
-        return Fault(device.index, reason or "", device.instance, _state(said))
+        return model.Fault(device.index, reason or "", device.instance, _state(said))
     return device._replace(gpu_uuid=None) if device.gpu_uuid == device.uuid else device
 
 
-def _usage(said: Fields, processes: tuple[Process, ...]) -> Usage | None:
+def _usage(said: Fields, processes: tuple[model.Process, ...]) -> model.Usage | None:
     used_mib, mode = said.number("memory_used_mib"), MODES.get(said.text("compute_mode") or "")
     if used_mib is None and mode is None:
         return None
     kinds = [process.kind for process in processes]
-    return Usage(
+    return model.Usage(
         compute=kinds.count("compute"),
         mps=kinds.count("MPS"),
         total_mib=said.number("memory_total_mib"),
@@ -102,10 +91,10 @@ def _usage(said: Fields, processes: tuple[Process, ...]) -> Usage | None:
     )
 
 
-def _holder(said: Fields) -> Holder:
-    record = Record.from_dict({**said.fields, "part_mib": said.number("memory_promised_mib")})
+def _holder(said: Fields) -> model.Holder:
+    record = model.Record.from_dict({**said.fields, "part_mib": said.number("memory_promised_mib")})
     record = record._replace(guest_of=0.0 if said.boolean("is_guest") else None)
-    return Holder(
+    return model.Holder(
         record,
         record.who.pid if said.boolean("confirmed") else None,
         elsewhere=said.boolean("elsewhere") is True,
@@ -115,5 +104,5 @@ def _holder(said: Fields) -> Holder:
     )
 
 
-def _ticket(said: Fields) -> Ticket:
-    return Ticket(0, "", frozenset(said.texts("wants")), _holder(said), said.text("asks"))
+def _ticket(said: Fields) -> model.Ticket:
+    return model.Ticket(0, "", frozenset(said.texts("wants")), _holder(said), said.text("asks"))
