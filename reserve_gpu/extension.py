@@ -71,7 +71,7 @@ class ReserveGPU(Magics):
         if not info.store_history:  # code of a front end, which runs unseen
             return
         if _has_session():
-            magic.warn(between_cells.begin_cell())
+            magic.tell_notices()
         if self.is_to_tell_start:
             self.is_to_tell_start = False
             magic.tell_start()
@@ -80,7 +80,7 @@ class ReserveGPU(Magics):
         """Let others see after a cell that this kernel is in use, and say what there is to say."""
         cells().end(result)
         if _has_session():
-            magic.warn(between_cells.end_cell())
+            magic.after_cell()
         info = result and result.info
         if self.is_to_tell_kept and info and info.store_history:
             self.is_to_tell_kept = False

@@ -38,6 +38,16 @@ def run(line: str) -> None:
         raise UsageError(str(error)) from error
 
 
+def tell_notices() -> None:
+    """Say before a cell what has become of a reservation that ends."""
+    _warn(between_cells.begin_cell())
+
+
+def after_cell() -> None:
+    """Let others see after a cell that this kernel is in use, and say what went wrong."""
+    _warn(between_cells.end_cell())
+
+
 def tell_kept() -> None:
     """Say what is kept for this kernel, which has restarted and not asked for it yet."""
     if text := api.kept():
@@ -61,8 +71,7 @@ def tell_start() -> None:
         api.show_reserved()
 
 
-def warn(warnings: list[str]) -> None:
-    """Show warnings; where there are none, which is mostly so, nothing is loaded for them."""
+def _warn(warnings: list[str]) -> None:
     if warnings:
         pictures.warn(warnings)
 
@@ -101,7 +110,7 @@ def _do(arguments: Namespace) -> None:
 def _reserve(arguments: Namespace) -> None:
     before = api.current()
     outcome = _ask(arguments)
-    warn(outcome.warnings + (between_cells.device_faults() if before else []))
+    _warn(outcome.warnings + (between_cells.device_faults() if before else []))
     if outcome.excused and outcome.excused.picture:
         outcome.excused.picture.show()
     elif outcome.excused:
