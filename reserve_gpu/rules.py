@@ -267,7 +267,7 @@ def of_user() -> dict[str, Any]:
     found = tables(os.path.realpath(file), file, {0, os.geteuid()})
     if unknown := [*{*found} - {*OF_USER}]:
         raise RequestError(
-            f"{shown(file, REASON_LIMIT)}: there is no {shown(unknown[0])!r} in this file, only "
+            f"{_path(file)}: there is no {shown(unknown[0])!r} in this file, only "
             "[hosts] and history."
         )
     return found
@@ -278,8 +278,7 @@ def tables(path: str, file: str, owners: Collection[int]) -> dict[str, Any]:
     try:
         return parsed(content(path, owners), file)
     except OSError as error:
-        text = f"{shown(file, REASON_LIMIT)} can't be read: {error.strerror or error}."
-        raise RequestError(text) from error
+        raise RequestError(f"{_path(file)} can't be read: {error.strerror or error}.") from error
     except MistakeError as error:
         raise RequestError(f"{error}.") from error
 
