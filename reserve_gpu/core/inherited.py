@@ -45,7 +45,7 @@ def require_absolute(typed: Sequence[str], inherited: Variables) -> None:
     """
     value = inherited[environment.VISIBLE]
     for name in typed:
-        number = names.cuda_number(name)
+        number = names.gpu_index(name) if name.lower().startswith("cuda:") else None
         if value is not None and number is not None:
             listed = names.entries(value)
             there = f"{listed[number]} of that list" if number < len(listed) else "no GPU at all"

@@ -47,11 +47,6 @@ def is_name(word: str) -> bool:
         return False
 
 
-def cuda_number(name: str) -> int | None:
-    """Return the number in `cuda:2`, which counts within CUDA_VISIBLE_DEVICES; else None."""
-    return gpu_index(name) if name.lower().startswith("cuda:") else None
-
-
 def gpu_index(name: str) -> int | None:
     """Return the index of the GPU in a name, if the name has it: 2 of `2`, `GPU2`, `2:0`."""
     match = _match(_INDEX, name) or _match(_INSTANCE, name)
