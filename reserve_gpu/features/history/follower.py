@@ -60,7 +60,7 @@ def main(text: str) -> None:
     descriptors.adopt(descriptor)
     held, page = handover.held_of(about), Page(folder, descriptor, name)
     logged = Recorder(page, held, about["since"], about["at"])
-    names = [os.path.basename(file) for _, file in about["locks"]]
+    names = [os.path.basename(file) for _, file, _ in about["locks"]]
     own: Collection[int] | None = {about["pid"]}
     while own or _are_locked(names):
         pause_s = _step(logged, own)
