@@ -10,7 +10,7 @@
     [devices]
     drain = ["GPU-8f2a"]
 
-Its table `[hosts]` is read by hosts.py. The user's own file may have that, and `history`.
+Its table `[hosts]` is read by the command hosts. The user's own file may have that, and `history`.
 A file with a mistake binds nobody: no rule in it applies, and everybody reads the line at fault.
 Imported only where there is such a file.
 """

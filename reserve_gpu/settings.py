@@ -1,4 +1,4 @@
-"""The names of the environment variables, and where configuration, state and history stand."""
+"""Names of environment variables, but those of features; where configuration and state stand."""
 
 import os
 import stat

@@ -66,7 +66,6 @@ OWNERS = {
     "fcntl": {"locks.lock"},
     "ctypes": {
         "gpus.bindings",
-        "locks.queue",
         "core.environment",
         "commands.check.probes",
         "alarm",

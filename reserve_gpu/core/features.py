@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import cells, settings
 from reserve_gpu.calls import Late
-from reserve_gpu.core.held import Held
 from reserve_gpu.errors import RequestError
-from reserve_gpu.model import Lease
+from reserve_gpu.model import Lease, Promise
 
 if TYPE_CHECKING:
     from reserve_gpu.core.feature import Feature
@@ -19,13 +18,14 @@ NO_END = "Nothing here ends a reservation by itself, so none that is to end can 
 class FeatureRow(NamedTuple):
     """A feature: the class of that name in that module.
 
-    is_wanted: tells whether this process needs it, by what it will hold, `NOTHING` for nothing.
+    is_wanted: tells whether this process needs it, by what a reservation promises: asked before
+    there is one, and at each change of it.
     options: the module that has its options of a request. ends: it ends reservations at their time.
     """
 
     module: str
     name: str
-    is_wanted: Callable[[Held], bool]
+    is_wanted: Callable[[Promise], bool]
     options: str = ""
     ends: bool = False
 
@@ -35,12 +35,12 @@ class FeatureRow(NamedTuple):
         return loaded
 
 
-def _may_log(_: Held) -> bool:
+def _may_log(_: Promise) -> bool:
     return settings.may_keep_history()
 
 
-def _in_cells(held: Held) -> bool:
-    return bool(held.devices) and cells.cells().shell is not None
+def _in_cells(_: Promise) -> bool:
+    return cells.cells().shell is not None
 
 
 # In the order in which they are called: a look that the history makes serves the lease.
@@ -49,11 +49,11 @@ FEATURES = (
     FeatureRow(
         "features.lease.timer",
         "LeaseTimer",
-        lambda held: held.lease.has_end,
+        lambda promise: promise.lease.has_end,
         "features.lease.lease_options",
         ends=True,
     ),
-    FeatureRow("core.caps", "PartWatch", lambda held: held.part_mib is not None),
+    FeatureRow("core.caps", "PartWatch", lambda promise: promise.size is not None),
     FeatureRow("features.restart.keeper", "Restart", lambda _: cells.kernels_file() is not None),
     FeatureRow("features.asked.answerer", "Asked", _in_cells),
     FeatureRow("features.waiters.teller", "Waiters", _in_cells),

@@ -51,7 +51,7 @@ def reserve(
     if session.is_waiting:  # another thread's call, which goes on
         session.go_without()
         raise NoFreeDeviceError(notice.ANOTHER_THREAD_WAITS)
-    notices = _begin(session)
+    notices = _begin(session, request)
     before.append(session.reservation)
     inherited.require_absolute(request.devices, session.variables.inherited())
     if ruled := rules():
@@ -124,15 +124,17 @@ def _in_place(held: Held, request: Request) -> Request:
     return request._replace(devices=tuple(d.number for d in devices), count=None)
 
 
-def _begin(session: Session) -> list[Notice]:
+def _begin(session: Session, request: Request) -> list[Notice]:
     """Do what comes before a reservation, features too; returns what to tell of it.
 
+    A feature that is new is imported here, so that nobody waits for that under the mutex.
     Raises ReserveGPUError where too few descriptors are left for one.
     """
     if not session.devices:
         proc.require_descriptors()
     notices = session.renew()
-    return notices + [notice for each in session.wanted(session.now) for notice in each.begins()]
+    features = session.wanted(request.promise)
+    return notices + [notice for each in features for notice in each.begins()]
 
 
 def _wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) -> Granted | Denied:
@@ -157,7 +159,7 @@ def _wait(session: Session, asking: Asking, denied: Denied, deadline: Deadline) 
     finally:
         session.is_waiting = False
         waited = feature.Wait(deadline.asks, began, time.monotonic() - start, how)
-        for each in session.wanted(session.now):
+        for each in session.features:
             each.waited(waited)
 
 

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from reserve_gpu import notices as notice
-    from reserve_gpu.core import caps, guests, handover
+    from reserve_gpu.core import guests, handover
     from reserve_gpu.core.feature import Feature, Leaving, UseLook
     from reserve_gpu.core.outcome import Granted
     from reserve_gpu.model import Device, Fact, Reserved, Variables
     from reserve_gpu.notices import Notice
 else:  # what a bare reservation does not need
-    caps, handover, guests = Late("core.caps"), Late("core.handover"), Late("core.guests")
+    handover, guests = Late("core.handover"), Late("core.guests")
     notice = Late("notices")
 
 SIGN_S = 5.0  # for so long cells need not look at the record, which others may write
@@ -115,10 +115,10 @@ class Session(Executor):
         """Return the features that were wanted so far, in their order."""
         return [self._features[row.name] for row in FEATURES if row.name in self._features]
 
-    def wanted(self, held: Held) -> list[Feature]:
-        """Return the features for what will be held; imported before any change, as it may fail."""
+    def wanted(self, promise: Promise) -> list[Feature]:
+        """Return the features for such a promise, and those from before; new ones are made."""
         for row in FEATURES:
-            if row.name not in self._features and row.is_wanted(held):
+            if row.name not in self._features and row.is_wanted(promise):
                 self._features[row.name] = row.load()(self)
         return self.features
 
@@ -317,9 +317,8 @@ class Session(Executor):
         First the variables change, then the locks that are not kept
         are released: what this process starts in between finds no GPU that is somebody else's.
         """
-        before, features = self._held, self.wanted(held or NOTHING)
-        if held and held.part_mib is not None:
-            calls.load(caps)
+        # What is imported here, mostly nothing, is so before any change, as it may fail.
+        before, features = self._held, self.wanted(held.promise) if held else self.features
         with no_fork:
             is_same = before and held and held.has_same_shape(before)
             if held is None:

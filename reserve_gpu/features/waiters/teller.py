@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reserve_gpu import proc
+from reserve_gpu.calls import Late
 from reserve_gpu.cells import cells
 from reserve_gpu.core import environment, use
 from reserve_gpu.core.feature import Feature, Owner
@@ -17,12 +18,16 @@ from reserve_gpu.locks import queue
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.model import GRAPHICS, Device, Process, Row, State, Ticket
 from reserve_gpu.notices import UsedByOthers
-from reserve_gpu.report import messages, pictures, times, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from reserve_gpu.core.held import Answered, Held
+    from reserve_gpu.report import messages, pictures, times, words
+else:  # what a cell mostly has no need of
+    messages, pictures = Late("report.messages"), Late("report.pictures")
+    times, words = Late("report.times"), Late("report.words")
+
 
 SWITCH = "RESERVE_GPU_TELL_WAITERS"  # "0": no
 EVERY_S = 600.0  # at most so often somebody is told
