@@ -456,8 +456,8 @@ def test_a_notebook_is_told_who_waits(here: Here, first: Version, second: Versio
     with first.kernel(**TRAIN) as kernel, second.child() as child:
         kernel.run("%reserve_gpu 0")
         waiter = Waiter(here, child, "'0', note='thesis'")
-        told = kernel.run("pass").all
-        assert re.search(r' has waited .* for GPU0 \("thesis"\)\. GPU0 is idle here: ', told)
+        line = r' has waited .* for GPU0 \("thesis"\)\. GPU0 is idle here: '
+        wait_for(lambda: re.search(line, kernel.run("pass").all))  # not each cell looks
         kernel.run("%reserve_gpu --release")
         assert waiter.answer().value == "0"
 

@@ -214,6 +214,22 @@ def go_on_after(error: errors.ReserveGPUError) -> str:
     return messages.going_on(session().devices, visible if is_above else None)
 
 
+def forget_idleness() -> None:
+    """End no reservation for idleness, also where a rule says so.
+
+    For a process that becomes a program which can't know whether it does.
+    """
+    this_session = session()
+
+    def forget() -> None:
+        held = this_session.now
+        if held.lease.idle_s is not None:
+            promise = held.promise._replace(lease=held.lease._replace(idle_s=None))
+            this_session.become(held._replace(promise=promise), renew_lease=True)
+
+    this_session.run(forget)
+
+
 def before_exec(reason: str | None = None, *, is_kernel: bool = False) -> None:
     """Leave what this process holds to the program that it becomes with its next exec.
 

@@ -46,6 +46,7 @@ def run(arguments: Namespace) -> NoReturn:
         _require_alarm()
     this_process.call_it(this_process.command(arguments.command) or "")
     reserve(arguments, faces.shell(arguments.command))
+    api.forget_idleness()
     set_alarm(is_timed=is_timed, is_quiet=arguments.quiet)
     become(program, arguments.command)
 

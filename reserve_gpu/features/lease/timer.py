@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from reserve_gpu import proc
 from reserve_gpu.cells import cells
 from reserve_gpu.core import environment, guests, process_end, use
-from reserve_gpu.core.feature import Feature, Leaving, Owner
+from reserve_gpu.core.feature import Feature, Owner
 from reserve_gpu.errors import LockError
 from reserve_gpu.features.lease import ends, schedule
 from reserve_gpu.features.lease.lease_line import LeaseLine
@@ -27,10 +27,10 @@ from reserve_gpu.locks import queue
 from reserve_gpu.locks.directory import LockDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from reserve_gpu.core.held import Change, Held
-    from reserve_gpu.model import Device, Fact, Lease
+    from reserve_gpu.model import Device, Lease
 
 LOOKS = 12  # readings of GPU use per idle period
 LONGEST_LOOK_S = 300.0
@@ -167,14 +167,6 @@ class LeaseTimer(Feature):
         if held and held.overdue is not None:
             self._show(held, Action.MARK_OVERDUE, held.overdue)
         return self.display.take_notices()
-
-    def leaves(self, how: Leaving) -> Mapping[str, Fact]:
-        """End nothing for idleness where a program follows that can't know it."""
-        held = self.owner.held
-        if how is Leaving.COMMAND and held and held.lease.idle_s is not None:
-            promise = held.promise._replace(lease=held.lease._replace(idle_s=None))
-            self.owner.become(held._replace(promise=promise), renew_lease=True)
-        return {}
 
     def _go_on(self, lease: Lease) -> None:
         """Follow that lease again, as the process goes on; not one that has taken its place."""
