@@ -8,7 +8,23 @@ from reserve_gpu.errors import RequestError, shown
 
 if TYPE_CHECKING:
     from argparse import _ActionsContainer
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import TypedDict
+
+    from typing_extensions import Unpack
+
+    class Settings(TypedDict, total=False):
+        """What argparse's `add_argument` takes besides."""
+
+        action: str
+        choices: Sequence[str]
+        const: object
+        default: object
+        dest: str
+        nargs: str
+        required: bool
+        type: Callable[[str], object]
+
 
 DAYS = "Mon Tue Wed Thu Fri Sat Sun"  # what Tab offers for a moment
 
@@ -28,19 +44,20 @@ class Option:
         offers: str = "",
         *,
         suits_commands: bool = True,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> None:
         flags = [word for word in usage.split() if not word.isupper()]
         value = usage.split()[len(flags) :]
+        keywords: dict[str, Any] = {"help": text, **settings}
         if value:
-            settings = {"metavar": value[0], **settings}
+            keywords["metavar"] = value[0]
         elif not settings:
-            settings = {"action": "store_true"}
+            keywords["action"] = "store_true"
         elif "choices" in settings:
-            settings["type"] = self._choice
+            keywords["type"] = self._choice
         self.flags, self.offers = tuple(flags), tuple(offers.split())
         self.suits_commands = suits_commands
-        self.settings = {"help": text, **settings}
+        self.settings = keywords
         self.flag = flags[-1]  # `--min-memory`; `devices` for the names of devices
         # What the parser calls its value, and reserve() its keyword.
         self.attribute = settings.get("dest") or self.flag.lstrip("-").replace("-", "_")

@@ -44,6 +44,7 @@ def imported(path: Path) -> Iterator[str]:
             yield f"reserve_gpu.{ast.unparse(node.args[0]).strip(chr(39))}"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", DELETABLE)
 def test_nobody_else_imports_it(name: str) -> None:
     """No module outside of a command's folders imports it, and its row alone names it."""
