@@ -82,7 +82,7 @@ def test_the_history_says_until_when(logged: Here) -> None:
     """The page of what is held says when its lease ends, and after how long without use."""
     until = reserve_gpu.reserve(1, for_="4h", idle="1h").lease.until
     folder = logged.home / ".local/state/reserve_gpu" / os.uname().nodename
-    wait_for(lambda: [*folder.glob("*.open")])
+    wait_for(lambda: [file for file in folder.glob("*.open") if file.read_text()])
     (file,) = folder.glob("*.open")
     said = json.loads(file.read_text().splitlines()[-1])
     assert (said["until"], said["idle_limit_s"]) == (pytest.approx(until, abs=0.001), 3600.0)
