@@ -39,8 +39,10 @@ class Restart(Feature):
 
     def leaves(self, how: Leaving) -> Mapping[str, Fact]:
         """Leave it to the next kernel, where this one restarts. Raises what keeps it from that."""
+        if how is not Leaving.RESTART:
+            return {}
         connection_file, seconds = kernels_file(), restart_s()
-        if how is Leaving.RESTART and connection_file and seconds:
+        if connection_file and seconds:
             kept.leave(self.owner, connection_file, seconds)
         return {}
 

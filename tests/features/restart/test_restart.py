@@ -384,6 +384,14 @@ def test_a_setting_that_is_no_number(here: Here) -> None:
         assert "RESERVE_GPU_RESTART='1h' must be a number of seconds" in answer
 
 
+def test_a_setting_of_restarts_is_nothing_to_exec(here: Here) -> None:
+    """A setting that is no number keeps no kernel from becoming another program."""
+    with here.kernel() as kernel:
+        assert not kernel.run("%reserve_gpu").error
+        kernel.run("%env RESERVE_GPU_RESTART=1h")
+        assert not kernel.run("from reserve_gpu.core import api; api.before_exec()").error
+
+
 @pytest.mark.parametrize("how", ["released", "deleted"])
 def test_what_the_heir_has_lost(here: Here, how: str) -> None:
     """What the kernel released after it was left, or whose file is gone, is not given back."""
