@@ -16,6 +16,7 @@ HISTORY = "RESERVE_GPU_HISTORY"
 # no shell changes.
 STARTED = "RESERVE_GPU_STARTED"
 SENT = "sent:"  # what begins a word that stands for a whole command line, in the same form
+KERNEL_NAME = "python3-gpu"  # of a kernel that has its GPU before its first line runs
 CONFIG_FILE = "/etc/reserve_gpu.toml"
 HISTORY_DIRECTORY = "/var/lib/reserve_gpu/history"
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from reserve_gpu.core.feature import Leaving
 from reserve_gpu.core.session import session
+from reserve_gpu.core.use import DRIVER_LIMIT_S
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from reserve_gpu.model import Device, Process
 
 LEAVE_LIMIT_S = 2.0  # a client kills a kernel that does not end within 5 s
-DRIVER_LIMIT_S = 5.0  # for the driver to answer about what is held: a first touch takes up to 3 s
 
 
 def leave_to_restart() -> None:

@@ -17,7 +17,7 @@ from reserve_gpu.core import environment
 from reserve_gpu.core.held import Guest, Held
 from reserve_gpu.core.request import rules
 from reserve_gpu.errors import LockError, RequestError, shell_line
-from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.directory import BRIEF_LIMIT_S, LockDirectory
 from reserve_gpu.locks.holders import is_own_guest, place_of_host
 from reserve_gpu.model import NO_LEASE, Device, Holder, Lease, Promise, Reserved
 from reserve_gpu.notices import HAS_GONE, TIME_IS_OVER
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from reserve_gpu.core import quota
 else:
     quota = Late("core.quota")  # which only rules need
-
-MUTEX_LIMIT_S = 1.0  # at the end of a cell, or between two calls
 
 
 def joined(reserved: Reserved, directory: LockDirectory) -> Held:
@@ -92,7 +90,7 @@ def own_pids(held: Held) -> set[int]:
 
 def prolonged(held: Held) -> Held | None:
     """Return what a guest holds where its holder has prolonged its lease. Raises LockError."""
-    with LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S):
+    with LockDirectory() as directory, directory.mutex(BRIEF_LIMIT_S):
         hosts = [host for host in _hosts(held, directory) if host]
     since = min(lock.since for lock in held.locks.values())
     for host in hosts:
@@ -104,7 +102,7 @@ def prolonged(held: Held) -> Held | None:
 
 def is_left(held: Held) -> bool:
     """Tell whether the holder that a guest has joined has gone. Raises LockError."""
-    with LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S):
+    with LockDirectory() as directory, directory.mutex(BRIEF_LIMIT_S):
         return None in _hosts(held, directory)
 
 

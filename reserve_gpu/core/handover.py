@@ -97,14 +97,15 @@ def received() -> Handover | None:
     return handover
 
 
-def _checked(fields: Mapping[str, Any]) -> Handover | None:
+def _checked(fields: dict[str, Any]) -> Handover | None:
     locks = (_adopted(descriptor, str(name)) for descriptor, name, *_ in fields["locks"])
     held = held_of(fields).with_locks(locks)
     if held is None:
         return None
     changes = environment.Changes(_variables(fields["before"]), _variables(fields["written"]))
+    reason = _text(fields.pop("reason"))
     facts = {name: fact for name, fact in fields.items() if isinstance(fact, str | float | bool)}
-    return Handover(changes, held, _text(fields["reason"]), facts)
+    return Handover(changes, held, reason, facts)
 
 
 def _device(fields: Mapping[str, Any]) -> Device:

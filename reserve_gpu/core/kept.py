@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import alarm, foreign, heir, machine, proc
 from reserve_gpu.core import environment, guests, handover
+from reserve_gpu.core.use import DRIVER_LIMIT_S
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.bindings import DeviceError
 from reserve_gpu.gpus.nvml import Nvml
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 LIMIT = 200_000  # bytes of what was left
 ENDS_S = 2.0  # for a process that was killed, and for the kernel that has left its locks to it
 POLL_S = 0.01
-HELD_LIMIT_S = 5.0  # for the driver to answer about what is held: a first touch takes up to 3 s
 
 
 class Left(NamedTuple):
@@ -107,7 +107,7 @@ def take_over(owner: Owner, connection_file: str | None) -> list[Notice]:
 def _cautions(left: Left) -> list[Notice]:
     """Return what others do on the devices that were kept."""
     notices: list[Notice] = []
-    with suppress(DriverError), Nvml(HELD_LIMIT_S) as gpus:
+    with suppress(DriverError), Nvml(DRIVER_LIMIT_S) as gpus:
         for device in left.held.devices:
             try:
                 reading, listed = gpus.usage(device), gpus.processes(device)

@@ -23,7 +23,7 @@ from reserve_gpu.core.our_variables import OurVariables, set_only
 from reserve_gpu.errors import Failure, LockError, NoThreadError, RequestError
 from reserve_gpu.forks import no_fork
 from reserve_gpu.gpus import names
-from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
+from reserve_gpu.locks.directory import BRIEF_LIMIT_S, MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.locks.record import myself
 from reserve_gpu.model import NO_LEASE, End, Lease, Promise, Record, Request
 
@@ -41,7 +41,6 @@ else:  # what a bare reservation does not need
     notice = Late("notices")
 
 SIGN_S = 5.0  # for so long cells need not look at the record, which others may write
-RENEW_LIMIT_S = 1.0  # for the mutex, at the end of a cell
 
 
 class Reservation(Answered):
@@ -286,7 +285,7 @@ class Session(Executor):
     def _end_cell(self) -> list[Notice]:
         notices: list[Notice] = []
         try:
-            notices = self.renew(RENEW_LIMIT_S)
+            notices = self.renew(BRIEF_LIMIT_S)
             held = self.held
             if held and held.guest and guests.is_left(held):
                 notices.append(notice.LeftAlone(held.devices, held.guest.name))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from reserve_gpu.core.held import Held
     from reserve_gpu.model import Device
 
-DRIVER_LIMIT_S = 5.0  # for the driver to answer such a look
+DRIVER_LIMIT_S = 5.0  # for the driver to answer about what is held: a first touch takes up to 3 s
 # cuInit reads the variables at its begin, and takes up to 3 s without persistence mode
 # (https://docs.nvidia.com/deploy/driver-persistence/): what has begun shows itself within that.
 HIDDEN_S = 5.0

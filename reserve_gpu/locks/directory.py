@@ -38,6 +38,7 @@ PLACES = ("/run/lock", "/dev/shm", "/tmp")  # noqa: S108 - nothing in them is ev
 
 MUTEX, QUEUE = "mutex.lock", "queue"
 MUTEX_LIMIT_S = 30.0
+BRIEF_LIMIT_S = 1.0  # at the end of a cell, or between two calls
 MUTEX_POLL_S = 0.01
 LONG_S = 10.0  # no look takes so long, unless the driver hangs
 REPLACED_LIMIT = 10  # attempts to lock a file that others go on replacing

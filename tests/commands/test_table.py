@@ -11,6 +11,7 @@ import pytest
 
 from reserve_gpu.commands.table import COMMANDS, NAMES, Form, OptionOfMagic, Subcommand, Words, load
 from tests.machine import ROOT
+from tools.without import TABLES, Capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,17 +60,10 @@ def test_nobody_else_imports_it(name: str) -> None:
 def without(name: str, package: Path) -> None:
     """Delete a command in a copy of the package: its folder and its row."""
     shutil.rmtree(package / "commands" / name)
-    table = package / "commands" / "table.py"
-    lines = table.read_text().splitlines(keepends=True)
-    (row,) = (
-        node
-        for node in ast.walk(ast.parse("".join(lines)))
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func) == "Command"
-        and ast.literal_eval(node.args[0]) == name
-    )
-    del lines[row.lineno - 1 : row.end_lineno]
-    table.write_text("".join(lines))
+    rows = Capability("commands", name).rows(TABLES["commands"])
+    lines = enumerate(TABLE.read_text().splitlines(keepends=True))
+    left = "".join(line for number, line in lines if number not in rows)
+    (package / "commands" / "table.py").write_text(left)
 
 
 SHOW = """

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SSHPYK = "'sshpyk>=1.25'"  # as a shell takes it
 PROVISIONER = "reserve-gpu-hosts"  # as pyproject.toml has it
-REMOTE_KERNEL = "python3-gpu"  # as `reserve-gpu kernel install` calls it
 IDLE = "2h"  # after which a kernel there releases its GPU, if somebody waits for it
 LIMIT_S = 5.0  # for a machine to answer
 CHUNK = 1 << 16
@@ -79,7 +78,7 @@ class OtherMachines(NamedTuple):
         if not any(getattr(wishes, option.attribute) for option in options.WHEN):
             wishes.idle, wishes.if_wanted = IDLE, True
         config: dict[str, Any] = {"hosts": [*self.words], "wishes": options.words(wishes)}
-        config["remote_kernel_name"] = REMOTE_KERNEL
+        config["remote_kernel_name"] = settings.KERNEL_NAME
         provisioner = {"provisioner_name": PROVISIONER, "config": config}
         program = (sys.executable, "-m", "sshpyk.kernelapp", f"--SSHKernelApp.kernel_name={name}")
         return {

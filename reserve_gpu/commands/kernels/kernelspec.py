@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from jupyter_client.kernelspec import KernelSpecManager
 
 
-KERNEL_NAME = "python3-gpu"
 NEEDED = ("jupyter_client", "ipykernel")
 MARK = "reserve_gpu"  # in the metadata of what was installed here
 LONGEST_WAIT_S = 45  # clients give up on a kernel that has not started after 60 s
@@ -176,7 +175,7 @@ def _place(arguments: Namespace) -> str:
 
 def _name(given: str | None, places: Sequence[str]) -> str:
     """Return the name that was given, else `python3-gpu`, and `python3-gpu-lab` on others."""
-    words = "-".join([KERNEL_NAME, *places])
+    words = "-".join([settings.KERNEL_NAME, *places])
     name = given or re.sub(r"[^A-Za-z0-9.]+", "-", words).strip("-")
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name, re.IGNORECASE | re.ASCII):
         raise RequestError(

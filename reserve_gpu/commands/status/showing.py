@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from reserve_gpu.commands import table
-from reserve_gpu.commands.table import OTHERS, Output, Seen, Subcommand, others
+from reserve_gpu.commands.table import OTHERS, Others, Output, Seen, Subcommand, others
 from reserve_gpu.core import api, looking
 from reserve_gpu.errors import DriverError
 from reserve_gpu.option import Option
@@ -23,29 +23,30 @@ ALL = Option("--all", "each GPU, also where many are free and alike")
 
 def show(arguments: Namespace) -> Output:
     """Return how this machine stands, or those that were named."""
-    if others(arguments):
+    if machines := others(arguments):
         table.end_with_ssh()
-    seen = _look(arguments, Live(sys.stderr), SHELL)
+    seen = _look(machines, Live(sys.stderr), SHELL, is_all=arguments.all)
     code = 0 if seen.machines else DriverError.exit_code
     return table.answer(seen, arguments.format, "GPUs", code)
 
 
 def show_in_notebook(arguments: Namespace) -> None:
     """Show how it stands; that there is no driver is an answer too, not a failure."""
+    machines = others(arguments)
     try:
-        _look(arguments, Live(), MAGIC).picture().show()
+        _look(machines, Live(), MAGIC, is_all=arguments.all).picture().show()
     except DriverError as error:
         print(error)
         return
-    if not others(arguments) and (text := api.kept()):
+    if not machines and (text := api.kept()):
         pictures.tell(pictures.of_line(text))
 
 
-def _look(arguments: Namespace, live: Live, face: Face) -> Seen:
-    if machines := others(arguments):
-        return machines.look(is_all=arguments.all)
+def _look(machines: Others | None, live: Live, face: Face, *, is_all: bool) -> Seen:
+    if machines:
+        return machines.look(is_all=is_all)
     with live:
-        return looking.look(live.show)._replace(face=face, is_all=arguments.all)
+        return looking.look(live.show)._replace(face=face, is_all=is_all)
 
 
 STATUS = Subcommand(show, (*table.format_option(table.FORMS), ALL, *OTHERS))
