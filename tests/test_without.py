@@ -17,6 +17,9 @@ pytestmark = [
     pytest.mark.full,
     pytest.mark.needs("lint"),
     pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no repository"),
+    pytest.mark.skipif(
+        without.INSTALLED.exists(), reason="reserve_gpu is installed, and lends mypy"
+    ),
 ]
 
 

@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parent.parent
+# An installed one would lend mypy what a copy lacks. An editable one is not there.
+INSTALLED = Path(sysconfig.get_path("purelib"), "reserve_gpu")
 # Where rows stand. Those of pages are in zensical.toml, those for other programs in pyproject.toml.
 TABLES = {
     "features": "reserve_gpu/core/features.py",
@@ -221,6 +224,12 @@ def main(words: list[str]) -> int:
     if asked.name not in known:
         why = KEPT.get(asked.name, f"it is none of {', '.join(known)}")
         print(f"{asked.name} can't be cut: {why}.", file=sys.stderr)
+        return 2
+    if INSTALLED.exists():
+        print(
+            f"mypy would find in {INSTALLED} what a copy lacks: pip uninstall reserve_gpu",
+            file=sys.stderr,
+        )
         return 2
     if asked.into and asked.into.exists() and any(asked.into.iterdir()):
         parser.error(f"{asked.into} is not empty")
