@@ -235,6 +235,7 @@ def test_the_name_that_vs_code_tells_the_kernel(started: Started) -> None:
 @pytest.mark.ipython
 @pytest.mark.promise
 @pytest.mark.process
+@needs_feature("restart")
 def test_its_life(here: Here, typed: CommandLine) -> None:
     """Interrupt, restart and kill do what they do to every kernel; a restart keeps its GPU."""
     install(here, typed)
