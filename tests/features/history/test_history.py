@@ -24,6 +24,7 @@ from reserve_gpu.log import log_writer, places
 from reserve_gpu.log.log_lines import Kind, LogLine, parsed
 from reserve_gpu.log.log_writer import Page
 from reserve_gpu.model import Device, End, Rules
+from tests.features import needs_feature
 from tests.here import feature
 from tests.locked import held
 from tests.processes import queue, wait_for
@@ -587,6 +588,7 @@ def test_a_python_command_is_logged_once(here: Here) -> None:
     assert len(lines(here)) == 1
 
 
+@needs_feature("restart")
 @pytest.mark.process
 def test_a_restart_is_logged(here: Here) -> None:
     """A restart of a kernel ends a line, and the kernel that comes begins another one."""
