@@ -12,6 +12,7 @@ it imports nothing but the standard library.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import select
 import signal
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -72,6 +73,15 @@ def leave(
     )
     if done.returncode:
         raise OSError(f"a process for that has failed with {done.returncode}")
+
+
+def leave_to(module: str, about: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+    """Leave a process that calls `main` of that module, which is imported only then.
+
+    about: what it gets, as JSON. Raises OSError.
+    """
+    call = f"__import__({module!r}, fromlist=['main']).main(sys.argv[1])"
+    leave(["-c", f"import os, sys; os.fork() or {call}", json.dumps(about)], descriptors)
 
 
 def watch(command: int, until: float, kill_after_s: float) -> None:

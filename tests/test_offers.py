@@ -122,6 +122,7 @@ def test_offer_to_who_left_and_came(waiters: Waiters) -> None:
     """Who takes what is offered, and joins later, comes after all and holds nobody up."""
     first, second = waiters.join(), waiters.join()
     assert waiters.look(second) == 0
+    first.is_served = True
     first.__exit__()
     waiters.places.remove(first)
     assert waiters.look(second) is None

@@ -38,12 +38,17 @@ class Queue:
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self.path, self._stack = path, stack
+        self._joined = 0
         self.directory = stack.enter_context(LockDirectory(str(path)))
 
-    def join(self, *wants: str, stopped_s: float = STOPPED_S) -> Place:
-        """Let one more join the queue."""
-        about = {"user": "somebody", "asks": "a GPU"}
-        place = Place(self.directory, wants or UUIDS, Record.from_dict(about), stopped_s)
+    def join(
+        self, *wants: str, stopped_s: float = STOPPED_S, back_s: float = LONG_S, **about: Any
+    ) -> Place:
+        """Let one more join the queue. about: what it says of itself, by default alone in that."""
+        self._joined += 1
+        command = f"python {self._joined}.py"
+        says = {"user": "somebody", "asks": "a GPU", "command": command, **about}
+        place = Place(self.directory, wants or UUIDS, Record.from_dict(says), stopped_s, back_s)
         self._stack.enter_context(place)
         self.rejoin(place)
         return place
@@ -64,6 +69,12 @@ class Queue:
     def file(self, number: int, uid: int | None = None) -> Path:
         """Return the ticket's file of that number, of this user or of another."""
         return self.path / f"queue-{os.geteuid() if uid is None else uid}-{number}.lock"
+
+
+def served(place: Place) -> None:
+    """Let a waiter leave the queue with what it waited for."""
+    place.is_served = True
+    place.__exit__()
 
 
 @pytest.fixture
@@ -91,8 +102,8 @@ def check_order(queue: Queue) -> None:
     names = [queue.file(number).name for number in range(3)]
     assert [queue.ahead(place) for place in (a, b, c)] == [[], names[:1], names[:2]]
     a.__exit__()
-    d = queue.join()  # in the first one's file, and after the others
-    assert [ticket.name for ticket in queue.tickets()] == [names[1], names[2], names[0]]
+    d = queue.join()  # after the others
+    assert [ticket.name for ticket in queue.tickets()][:2] == names[1:]
     assert [queue.ahead(place) for place in (b, c, d)] == [[], names[1:2], names[1:]]
 
 
@@ -107,6 +118,55 @@ def test_order_on_a_full_disk(queue: Queue) -> None:
         check_order(queue)
         assert [path.stat().st_size for path in queue.path.iterdir()] == [0, 0, 0, 0]
         assert all(ticket.could_use("GPU-any") for ticket in queue.tickets())
+
+
+# -- coming back -----------------------------------------------------------------------------------
+
+
+def test_coming_back(queue: Queue) -> None:
+    """Who asks the same again has the old place; meanwhile it stands in nobody's way."""
+    first, second = queue.join(command="python a.py"), queue.join()
+    first.__exit__()
+    assert queue.ahead(second) == []
+    third = queue.join()  # in another file
+    assert len(queue.ahead(third)) == 1
+    again = queue.join(command="python a.py")
+    assert queue.ahead(again) == []
+    assert queue.ahead(second) == [queue.file(0).name]
+
+
+@pytest.mark.parametrize(
+    "about",
+    [{"command": "python b.py"}, {"cwd": "/b"}, {"asks": "2 GPUs"}, {"notebook": "b.ipynb"}],
+    ids=lambda about: next(iter(about)),
+)
+def test_another_has_not_that_place(queue: Queue, about: dict[str, Any]) -> None:
+    """Who asks for something else, or from elsewhere, comes last."""
+    own: dict[str, Any] = {"command": "python a.py", "cwd": "/a", "asks": "a GPU"}
+    first, second = queue.join(**own), queue.join()
+    first.__exit__()
+    assert queue.ahead(queue.join(**{**own, **about})) == [queue.file(1).name]
+    assert queue.ahead(second) == []
+
+
+def test_coming_back_too_late(queue: Queue) -> None:
+    """A place is kept for a while alone, and not for who has got what it asked for."""
+    for back_s, is_served in ((0.0, False), (LONG_S, True)):
+        first, second = queue.join(command="python a.py", back_s=back_s), queue.join()
+        first.is_served = is_served
+        first.__exit__()
+        again = queue.join(command="python a.py", back_s=back_s)
+        assert len(queue.ahead(again)) == 1
+        served(second)
+        served(again)
+
+
+def test_places_that_are_left_are_used_at_last(queue: Queue) -> None:
+    """Those who have left keep nobody out of the queue: one user has so many files and no more."""
+    for number in range(MOST_OF_ONE_USER):
+        queue.join(command=f"python left{number}.py").__exit__()
+    assert queue.ahead(queue.join(command="python new.py")) == []
+    assert len([*queue.path.glob("queue-*")]) == MOST_OF_ONE_USER
 
 
 @pytest.mark.parametrize("number", [0, 2**33 - 1, 2**53, 2**62], ids=hex)
@@ -161,7 +221,7 @@ def test_files_are_used_again(queue: Queue) -> None:
     """However often somebody waits, there are as many files as ever waited together."""
     queue.join()
     for _ in range(5):
-        queue.join().__exit__()
+        served(queue.join())
     assert len(list(queue.path.glob("queue-*"))) == 2
 
 

@@ -53,6 +53,7 @@ def wait_in_queue(
             if time.monotonic() >= min(due, deadline.at) or not place.stands():
                 outcome = _try_again(asking, outcome, place, attempt)
                 if isinstance(outcome, Granted):
+                    place.is_served = True
                     break
                 news.forget(outcome)
                 due = time.monotonic() + policy.next_look_s(

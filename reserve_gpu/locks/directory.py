@@ -26,7 +26,7 @@ from reserve_gpu.locks.holders import SHARE, Holders, is_own_guest
 from reserve_gpu.locks.lock import Lock, flock, kernel_device
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from typing_extensions import Self
 
@@ -165,26 +165,50 @@ class LockDirectory:
         """
         return self.acquire_own(_share_prefix(uuid), since)
 
-    def acquire_own(self, prefix: str, since: float | None = None) -> Lock:
+    def acquire_own(
+        self, prefix: str, since: float | None = None, besides: Sequence[str] = ()
+    ) -> Lock:
         """Lock a file of this user's own, `PREFIX-UID-N.lock`; under the mutex. Raises LockError.
 
         Only their owner can write to these files, so nobody can take a user's places away or write
         into them under another name. Files of other users that bear this user's UID are passed by.
+        besides: files that are left alone as long as there may be others.
         """
         names, living = self.holders.names, 0
         for number in count():
             name = _own_name(prefix, os.geteuid(), number)
-            if files.is_others(self.descriptor, name):
+            if name in besides or files.is_others(self.descriptor, name):
                 continue
+            if living + len(besides) >= MOST_OF_ONE_USER:
+                break
             if lock := self.acquire(name, OWN_MODE, since):
                 names.add(name)
                 return lock
             living += 1
-            if living >= MOST_OF_ONE_USER:
-                break
+        if lock := self.acquire_first(besides):
+            return lock
         raise LockError(
             f"This user has {living} locks {self.path}/{prefix}-..., and may have no more."
         )
+
+    def acquire_first(self, names: Iterable[str]) -> Lock | None:
+        """Lock the first of these files that can be had, None if none can. Raises LockError."""
+        return next(filter(None, (self.acquire(name, OWN_MODE) for name in names)), None)
+
+    def left_tickets(self, for_s: float) -> list[Ticket]:
+        """Return the tickets that processes of this user have left for so long; under the mutex.
+
+        Those that have got what they waited for leave nothing in their files.
+        """
+        names = (_own_name(QUEUE, os.geteuid(), number) for number in range(MOST_OF_ONE_USER))
+        there = (name for name in names if name in self.holders.names)
+        return sorted(map(self.holders.ticket, (n for n in there if self._is_left(n, for_s))))
+
+    def _is_left(self, name: str, for_s: float) -> bool:
+        status = files.status_of(self.descriptor, name)
+        if status is None or not status.st_size or files.is_others(self.descriptor, name):
+            return False
+        return 0 <= time.time() - status.st_ctime < for_s and not self._is_held(name)
 
     def holders_of(self, uuid: str) -> tuple[Holder, ...]:
         """Return the holders of a device, several if they share it; under the mutex."""
@@ -241,13 +265,14 @@ class LockDirectory:
         holder = holders.of(name)
         return holder if holder.uid == uid else None
 
-    def unlisted(self, names: Collection[str]) -> set[str]:
+    def unlisted(self, names: Collection[str], by: int | None = None) -> set[str]:
         """Return the files that nobody has locked by the kernel's list.
 
         A cheap hint that somebody may have released something; it decides nothing.
+        by: only what that process has taken counts as locked; None for whatever any has.
         """
         holders = self.holders
-        return {name for name in names if not holders.lists(name)}
+        return {name for name in names if not holders.lists(name, by)}
 
     def listed_holders_of(self, uuid: str) -> tuple[Holder, ...]:
         """Return the holders by the kernel's list, which may miss some; it decides nothing."""
@@ -332,6 +357,12 @@ class LockDirectory:
             return not flock(descriptor, f"{self.path}/{name}")
         finally:
             descriptors.close(descriptor)
+
+
+def are_locked(names: Collection[str], pid: int) -> bool:
+    """Tell whether that process, or what it has left, has all these files locked, by the list."""
+    with LockDirectory() as directory:
+        return not directory.unlisted(names, pid)
 
 
 def _own_name(prefix: str, uid: int, number: int) -> str:

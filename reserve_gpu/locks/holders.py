@@ -85,10 +85,14 @@ class Holders:
             part_mib=record.promise.part_mib,
         )
 
-    def lists(self, name: str) -> bool:
-        """Tell whether the kernel's list names a process that has the file of that name locked."""
+    def lists(self, name: str, by: int | None = None) -> bool:
+        """Tell whether the kernel's list names a process that has the file of that name locked.
+
+        by: that process, which may have ended and left the lock to its children; None for any.
+        """
         status = files.status_of(self._directory, name)
-        return status is not None and self._pid(status) is not None
+        pid = status and self._pid(status)
+        return pid is not None and by in (None, pid)
 
     def listed_uids(self) -> set[int]:
         """Return the users of the processes that the kernel's list names, whatever they have."""

@@ -59,12 +59,16 @@ class Lock:
                 else:
                     os.utime(self.descriptor, ns=(nanoseconds, nanoseconds))
 
-    def release(self) -> None:
-        """Release the lock, if this process took it and still has it; a forked child has not."""
+    def release(self, *, keeps_record: bool = False) -> None:
+        """Release the lock, if this process took it and still has it; a forked child has not.
+
+        keeps_record: what is written in the file stays, for who comes back.
+        """
         if not self.held():
             return
-        with suppress(OSError):
-            os.ftruncate(self.descriptor, 0)
+        if not keeps_record:
+            with suppress(OSError):
+                os.ftruncate(self.descriptor, 0)
         # A child that was forked in C runs no hook of Python's: it still has the file open.
         with suppress(OSError):
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)

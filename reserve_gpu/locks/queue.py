@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from reserve_gpu.locks.lock import Lock
 
+BACK_S = 120.0
 STOPPED_S = 5.0  # without a sign of life; a waiter gives one each second
 NOBODY = Record()
 
@@ -34,6 +35,7 @@ class Place:
     wants: UUIDs of the devices that would do. record: what others may read of this process, and of
     what it asks for.
     stopped_s: who gives no sign of life for so long is passed over.
+    back_s: for so long who has left the queue without a device finds the old place.
 
     The ticket's number is the machine's clock since boot when it joined. The file's mtime keeps
     it, as that can be set on a full disk too, where the record is lost. To set it again, to the
@@ -47,10 +49,13 @@ class Place:
         wants: Collection[str] = (),
         record: Record = NOBODY,
         stopped_s: float = STOPPED_S,
+        back_s: float = BACK_S,
     ) -> None:
+        self._back_s = back_s
         self._directory = directory
         self._stopped_s = stopped_s
         self._record = _wanting(record, wants)
+        self.is_served = False  # then there is nothing to come back for
         self._lock: Lock | None = None
         self._number: float = math.inf
         # When each heartbeat of those ahead was first seen; it is a file's name and its ctime.
@@ -66,7 +71,7 @@ class Place:
 
     def __exit__(self, *_: object) -> None:
         if self._lock:
-            self._lock.release()
+            self._lock.release(keeps_record=not self.is_served)
 
     @property
     def has_joined(self) -> bool:
@@ -78,20 +83,34 @@ class Place:
         return self._lock is not None and self._lock.stands()
 
     def join(self) -> None:
-        """Join the queue, or take the old place again if somebody deleted the ticket.
+        """Join the queue, or take the old place again.
 
-        Under the mutex. Raises LockError.
+        Somebody may have deleted the ticket, or this program has left the queue a moment ago, to
+        ask the same again. Under the mutex. Raises LockError.
         """
-        lock = self._directory.acquire_own(QUEUE)
+        left = self._directory.left_tickets(self._back_s)
+        own = [ticket.name for ticket in left if self._is_own(ticket.holder.record)]
+        lock = None if self._lock else self._directory.acquire_first(own)
+        if lock:
+            self._number = os.fstat(lock.descriptor).st_mtime_ns
+        else:
+            lock = self._directory.acquire_own(QUEUE, besides=[each.name for each in left])
+            self._number = self._number if self._lock else proc.boot_clock_ns()
         if self._lock:
             self._lock.release()
-        else:
-            self._number = proc.boot_clock_ns()
         self._lock = lock
         lock.write(self._record)
         self.heartbeat()
         # As others will read it: some file systems keep less of the time than is set.
         self._number = os.fstat(lock.descriptor).st_mtime_ns
+
+    def _is_own(self, left: Record) -> bool:
+        """Tell whether a ticket is of the same program, which has asked for the same."""
+        both = [
+            (each.who._replace(pid=None), each.asks and each.asks.text)
+            for each in (left, self._record)
+        ]
+        return both[0] == both[1]
 
     def want(self, wants: Collection[str]) -> None:
         """Ask for other devices from now on, at the same place; under the mutex."""

@@ -17,18 +17,13 @@ from reserve_gpu.core import handover
 from reserve_gpu.errors import ReserveGPUError
 from reserve_gpu.features.history.recorder import EVERY_S, Recorder
 from reserve_gpu.locks import descriptors
-from reserve_gpu.locks.directory import LockDirectory
+from reserve_gpu.locks.directory import are_locked
 from reserve_gpu.log.log_writer import Page
 from reserve_gpu.model import End
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-# Leaves a process at once, which imports all of this only then.
-PROGRAM = (
-    "import os, sys; os.fork() or "
-    "__import__('reserve_gpu.features.history.follower', fromlist=['main']).main(sys.argv[1])"
-)
 POLL_S = 1.0  # between two looks at whether somebody has the locks, once the command has ended
 
 
@@ -45,8 +40,8 @@ def start(logged: Recorder) -> bool:
     }
     try:
         with descriptors.process(os.getpid()) as process:
-            words = ["-c", PROGRAM, json.dumps({**about, "process": process})]
-            alarm.leave(words, (page.folder, page.descriptor, process))
+            about["process"] = process
+            alarm.leave_to(__name__, about, (page.folder, page.descriptor, process))
     finally:
         page.close()
     return True
@@ -62,11 +57,11 @@ def main(text: str) -> None:
     logged = Recorder(page, held, about["since"], about["at"])
     names = [os.path.basename(file) for _, file, _ in about["locks"]]
     own: Collection[int] | None = {about["pid"]}
-    while own or _are_locked(names):
+    while own or are_locked(names, about["pid"]):
         pause_s = _step(logged, own)
         if own is None:
             time.sleep(min(pause_s, POLL_S))
-        elif alarm.ends_within(about["process"], pause_s) or not _are_locked(names):
+        elif alarm.ends_within(about["process"], pause_s) or not are_locked(names, about["pid"]):
             own = None
     logged.end(End.EXIT)
 
@@ -76,9 +71,3 @@ def _step(logged: Recorder, own: Collection[int] | None) -> float:
         return logged.step(own)[0]
     except (OSError, ReserveGPUError):  # a full disk, say
         return EVERY_S
-
-
-def _are_locked(names: Collection[str]) -> bool:
-    """Tell whether somebody has all these lock files locked, by the kernel's list."""
-    with LockDirectory() as directory:
-        return not directory.unlisted(names)
