@@ -294,6 +294,7 @@ class Who(NamedTuple):
     notebook: the name of its file. command: in short, as `python train.py`.
     cwd: its working directory. namespace: the inode of its PID namespace.
     origin: the machine from which its kernel was started, where that is another one.
+    agent: the name of the program that asks in place of its user.
     """
 
     pid: int | None = None
@@ -303,6 +304,7 @@ class Who(NamedTuple):
     cwd: str | None = None
     origin: str | None = None
     namespace: int | None = None
+    agent: str | None = None
 
 
 class Asks(NamedTuple):
@@ -466,6 +468,11 @@ class Holder(NamedTuple):
     def since(self) -> float | None:
         """Return when it took the lock."""
         return self.record.since
+
+    @property
+    def agent(self) -> str | None:
+        """Return the name of the program that asks in place of its user."""
+        return self.record.who.agent
 
     @property
     def lease(self) -> Lease:

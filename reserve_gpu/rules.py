@@ -7,6 +7,7 @@
     time = "24h"
     idle = "2h"
     after_cuda = "warn"
+    [agents]                 # the same limits, of who says to be one: RESERVE_GPU_AGENT
     [devices]
     drain = ["GPU-8f2a"]
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 MOST_GPUS = 1_000_000
 MOST_BYTES = 1 << 16
 LIMITS, GROUPS, USERS, DEVICES, HOSTS = "limits", "groups", "users", "devices", "hosts"
+AGENTS = "agents"
 HISTORY = "history"
 OF_USER = (HOSTS, HISTORY)  # in the user's own file
 
@@ -61,6 +63,7 @@ class Document(NamedTuple):
     limits: Table
     groups: dict[str, Table]
     users: dict[str, Table]
+    agents: Table
 
 
 class MistakeError(Exception):
@@ -78,15 +81,20 @@ def read(file: str) -> Rules:
     except MistakeError as error:
         return Rules(file, user, problems=(f"{error}. Until this is fixed, no rule applies.",))
     groups = _groups(document.groups)
-    return for_user(document, user, {user, str(os.geteuid())}, groups)
+    agents = document.agents if os.environ.get(settings.AGENT) else {}
+    return for_user(document, user, {user, str(os.geteuid())}, groups, agents)
 
 
 def for_user(
-    document: Document, user: str, called: Collection[str], groups: Collection[str]
+    document: Document,
+    user: str,
+    called: Collection[str],
+    groups: Collection[str],
+    agents: Table | None = None,
 ) -> Rules:
     """Return what a document says to a user: each limit from the narrowest table that has it.
 
-    Of several groups the most generous stands.
+    Of several groups the most generous stands. What is said to agents can only be narrower.
     called: what the user may be called in the file. groups: of those that it names.
     """
     tables = (
@@ -101,7 +109,11 @@ def for_user(
                 return max(rules, key=lambda rule: rule.value)
         return None
 
-    gpus, time, idle, after_cuda = map(limit, KEYS)
+    def narrower(key: str) -> Rule | None:
+        rules = filter(None, (limit(key), (agents or {}).get(key)))
+        return min(rules, key=lambda rule: rule.value, default=None)
+
+    gpus, time, idle, after_cuda = map(narrower, KEYS)
     ruled = document.rules._replace(gpus=gpus, time=time, idle=idle, after_cuda=after_cuda)
     return ruled._replace(user=user)
 
@@ -109,7 +121,7 @@ def for_user(
 def parse(data: bytes, file: str) -> Document:
     """Return what a file of that content says. Raises MistakeError. file: what messages call it."""
     whole = _Part(file, "", parsed(data, file))
-    whole.require_known("message", HISTORY, LIMITS, GROUPS, USERS, DEVICES, HOSTS)
+    whole.require_known("message", HISTORY, LIMITS, GROUPS, USERS, AGENTS, DEVICES, HOSTS)
     message = whole.fields.get("message")
     if message is not None and not isinstance(message, str):
         raise whole.mistake(f"message must be a text, not {_value(message)}")
@@ -118,7 +130,7 @@ def parse(data: bytes, file: str) -> Document:
     drain, drained = whole.table(DEVICES).drain()
     history = whole.truth(HISTORY)
     rules = Rules(file, "", message or None, drain=drain, drained=drained, history=history)
-    return Document(rules, limits, groups, users)
+    return Document(rules, limits, groups, users, whole.table(AGENTS).limits())
 
 
 class _Part(NamedTuple):

@@ -12,6 +12,7 @@ IDLE_MEMORY = "RESERVE_GPU_IDLE_MEMORY"
 CONTEXT_MEMORY = "RESERVE_GPU_CONTEXT_MEMORY"
 CONFIG = "RESERVE_GPU_CONFIG"
 HISTORY = "RESERVE_GPU_HISTORY"
+AGENT = "RESERVE_GPU_AGENT"  # the name of a program that asks for GPUs in place of its user
 # Of a kernel that was started by ssh: what `started` returns, as JSON in hexadecimal digits, which
 # no shell changes.
 STARTED = "RESERVE_GPU_STARTED"

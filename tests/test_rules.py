@@ -79,6 +79,27 @@ def test_the_narrowest_table_stands(
     assert found.time is None
 
 
+@pytest.mark.parametrize(
+    ("limits", "agents", "agent", "expected"),
+    [
+        ("gpus = 3", "gpus = 1", "claude", 1),
+        ("gpus = 3", "gpus = 1", "", 3),  # a person
+        ("gpus = 3", "gpus = 9", "claude", 3),  # it widens nothing
+        ("", "gpus = 1", "claude", 1),
+        ("gpus = 3", "", "claude", 3),
+    ],
+)
+def test_agents_are_bound_by_the_narrower(
+    here: Here, limits: str, agents: str, agent: str, expected: int
+) -> None:
+    """Who says to be an agent has the user's limits or those of agents, whichever are narrower."""
+    os.environ["RESERVE_GPU_AGENT"] = agent
+    here.rules.write_text(f"[limits]\n{limits}\n[agents]\n{agents}\n")
+    found = rules.read(str(here.rules))
+    assert found.gpus
+    assert found.gpus.value == expected
+
+
 def test_a_user_and_a_group_may_be_numbers(here: Here) -> None:
     """`[users.1000]` and `[groups.1000]` mean the numbers, also of who has no name."""
     here.rules.write_text(f'[users.{os.geteuid()}]\ngpus = 0\n[groups.{os.getegid()}]\ntime="1h"')
@@ -119,11 +140,12 @@ def test_a_user_and_a_group_may_be_numbers(here: Here) -> None:
         ),
         (
             "[limit]\ngpus = 1",
-            "'limit' means nothing here; there are message, history, limits, groups, users, d",
+            "'limit' means nothing here; there are message, history, limits, groups, users, a",
         ),
         ('[limits]\n"g\\u001b[31m" = 1', "[limits]: 'g\N{REPLACEMENT CHARACTER}[31m' means noth"),
         ("limits = 3", "[limits] must be a table, not 3."),
         ("[users]\nalice = 3", "[users.alice] must be a table, not 3."),
+        ("[agents]\ngpu = 1", "[agents]: 'gpu' means nothing here"),
         ("[groups.x]\ngpus = []", "[groups.x]: gpus = []: give a number"),
         ("message = 3", "message must be a text, not 3."),
         ('[devices]\ndrain = "GPU-1"', '[devices]: drain = "GPU-1": give a list'),
@@ -262,6 +284,7 @@ def test_the_documented_file_is_right() -> None:
 # -- how much --------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("terminal")
 def test_a_user_may_have_so_many(here: Here) -> None:
     """Who has as many GPUs as the rule says is refused more by rule, file, and what they have."""
     here.write(FOUR)
@@ -369,6 +392,7 @@ def test_who_has_a_drained_gpu_keeps_it_beside_another(here: Here) -> None:
     assert got(count=2) == "0,1"
 
 
+@pytest.mark.usefixtures("terminal")
 def test_the_status_has_drained_gpus_with_their_holders(here: Here) -> None:
     """A drained GPU is `drained` also while somebody has it, who is named, but not to be asked."""
     with here.child() as holder, here.child() as other:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from reserve_gpu import foreign, proc, this_kernel, this_process
+from reserve_gpu import foreign, proc, settings, this_kernel, this_process
 from reserve_gpu.model import Record, Who
 
 BYTES_LIMIT = 1 << 16  # what is longer was not written by us
@@ -28,6 +28,7 @@ def myself() -> Who:
         pid=os.getpid(),
         namespace=proc.pid_namespace(),
         origin=this_kernel.origin(),
+        agent=os.environ.get(settings.AGENT) or None,
     )
 
 

@@ -126,7 +126,7 @@ def holder_line(  # noqa: PLR0913 - the last ones are keywords
     line: Line = ((what, FAINT),) if what else ()
     if this_process:
         line += (this_process, MARK), ": "
-    line += ((shown(holder.user or "somebody"), STRONG),)
+    line += ((user_of(holder), STRONG),)
     if name := holder.name:
         line += ", ", (shown(name, NOTEBOOK_LIMIT), STRONG)
     if origin := holder.record.who.origin:
@@ -183,10 +183,17 @@ def plain(line: Line) -> str:
     return "".join(part if isinstance(part, str) else part[0] for part in line)
 
 
+def user_of(holder: Holder) -> str:
+    """Return `alice`, or `alice (claude)` of a program that asks in her place."""
+    user = shown(holder.user or "somebody")
+    return f"{user} ({shown(holder.agent, NOTEBOOK_LIMIT)})" if holder.agent else user
+
+
 def person(*holders: Holder) -> str:
     """Return whom to talk to: `alice (train.ipynb)`. holders: all of one user."""
     user = shown(holders[0].user or "somebody")
-    names = dict.fromkeys(shown(holder.name) for holder in holders if holder.name)
+    texts = (text for holder in holders for text in (holder.agent, holder.name))
+    names = dict.fromkeys(shown(text) for text in texts if text)
     return f"{user} ({listed([*names][:NAMED_SHARERS])})" if names else user
 
 

@@ -156,6 +156,7 @@ def _described(entry: LogLine, device: Device, held: Held, used: use.Use) -> Log
     return entry._replace(
         share=share,
         name=who.notebook or who.command,
+        agent=who.agent,
         note=held.promise.note,
         part_mib=held.part_mib,
         until=lease.until,

@@ -541,10 +541,12 @@ def test_an_instance_without_a_process_is_idle(
 def test_a_command_is_logged(here: Here) -> None:
     """A command is logged from its begin to its end, by its own name."""
     switch_on(here)
-    assert run(here, "--note", "sweep", "--", "sleep", "1.2").returncode == 0
+    done = run(here, "--note", "sweep", "--", "sleep", "1.2", RESERVE_GPU_AGENT="claude")
+    assert done.returncode == 0
     wait_for(lambda: lines(here))
     (line,) = lines(here)
     assert (line["name"], line["note"], line["how"]) == ("sleep 1.2", "sweep", "its process ended")
+    assert line["agent"] == "claude"
     assert 1.2 <= line["seconds"] < 20
     wait_for(lambda: not lines(here, "*.open"))
 
