@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from reserve_gpu.model import Row
     from reserve_gpu.notices import Reason
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         def is_watched(self) -> bool:
             """Tell whether somebody looks at this IPython."""
 
-        def show(self, *, has_head: bool = True) -> None:
+        def show(self, *, has_head: bool = True, values: Mapping[str, Any] | None = None) -> None:
             """Show it as what a cell displays."""
 
         def to_text(self, stream: TextIO | None = None) -> str:
@@ -55,6 +55,16 @@ class ReserveGPUError(Exception):
     """A reservation that could not be made; its text says what happened and what to do next."""
 
     exit_code = 70  # EX_SOFTWARE
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what programs read, in the shape that docs/formats.md describes."""
+        name = type(self).__name__.removesuffix("Error")
+        return {
+            "version": 1,
+            "reason": "".join(f"_{c.lower()}" if c.isupper() else c for c in name)[1:],
+            "exit_code": self.exit_code,
+            "message": self.picture.brief if self.picture else str(self),
+        }
 
     @property
     def picture(self) -> Showable | None:
@@ -90,12 +100,24 @@ class NoFreeDeviceError(ReserveGPUError):
     exit_code = 75  # EX_TEMPFAIL
 
     def __init__(
-        self, draw: Callable[[], Showable] | Showable | str, rows: Sequence[Row] = ()
+        self,
+        draw: Callable[[], Showable] | Showable | str,
+        rows: Sequence[Row] = (),
+        values: Callable[[], dict[str, Any]] | dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        self._values = values
         self.rows = tuple(rows)
         self._draw = draw
         self._is_shown = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the picture says, device by device, and what may be typed next."""
+        return {**super().to_dict(), **self._seen}
+
+    @cached_property
+    def _seen(self) -> dict[str, Any]:
+        return self._values() if callable(self._values) else self._values or {}
 
     @cached_property
     def picture(self) -> Showable | None:
@@ -116,7 +138,8 @@ class NoFreeDeviceError(ReserveGPUError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         notes = {name: value for name, value in vars(self).items() if name == "__notes__"}
-        return type(self), (self.picture or str(self), self.rows), notes  # drawn on this machine
+        # On this machine, at this moment.
+        return type(self), (self.picture or str(self), self.rows, self._seen), notes
 
     def _render_traceback_(self) -> list[str]:
         """Let IPython show the picture, and as the error itself what happened, in one line.
@@ -129,7 +152,7 @@ class NoFreeDeviceError(ReserveGPUError):
             return [*str(self).splitlines()[1:], self.picture.brief]
         if not self._is_shown:  # IPython asks twice, the second time for its history
             self._is_shown = True
-            self.picture.show(has_head=False)
+            self.picture.show(has_head=False, values=self.to_dict())
         return [self.picture.brief]
 
 

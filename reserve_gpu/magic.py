@@ -59,7 +59,7 @@ def tell_start() -> None:
     if reason := session().reason:
         told = pictures.of_line(reason)
         with suppress(errors.DriverError):  # that is the reason, and is told
-            told = looking.status()._replace(face=MAGIC).picture()
+            told = looking.status()._replace(face=pictures.read_here(MAGIC)).picture()
             told = told.below(reason.splitlines())
         pictures.tell(told)
     elif held := api.current():

@@ -7,7 +7,7 @@ words of the place where it is read.
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, TypeAlias
 
-from reserve_gpu.model import Device, Holder, Request, Row, Rule, Variables
+from reserve_gpu.model import Device, Holder, Request, Row, Rule, Ticket, Variables
 
 PART_STAYS = "The `with` block around this has asked for a larger part, which stays reserved."
 HAS_ENDED = "This reservation has been released; ask for another one."
@@ -155,6 +155,7 @@ class Refused(NamedTuple):
     kept: what stays reserved. limit: the inherited CUDA_VISIBLE_DEVICES, if there is one.
     waited_s: the time that was allowed for waiting, None if nobody waited. user: who asks.
     problems: what is wrong in the administrator's file. free: others than those that were named.
+    ahead: who waits for what would do.
     siblings: of the holders, those that were started together with this process.
     """
 
@@ -167,6 +168,13 @@ class Refused(NamedTuple):
     problems: Sequence[str] = ()
     free: Sequence[Row] = ()
     siblings: Collection[int] = ()
+    ahead: Sequence[Ticket] = ()
+
+
+class WouldGet(NamedTuple):
+    """What would be reserved, by one who only asks."""
+
+    devices: tuple[Device, ...]
 
 
 class Impossible(NamedTuple):
@@ -221,6 +229,6 @@ class CannotProlong(NamedTuple):
 
 
 Reason: TypeAlias = (
-    "Lost | TooLate | ReservedAbove | Refused | Impossible | IsGuest | HoldsAlready | TooMany"
-    " | TooLong | EndsAnyway | CannotProlong"
+    "Lost | TooLate | ReservedAbove | Refused | WouldGet | Impossible | IsGuest | HoldsAlready"
+    " | TooMany | TooLong | EndsAnyway | CannotProlong"
 )

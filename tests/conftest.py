@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pty
 import shutil
 import signal
+import sys
 import tempfile
 import warnings
 from contextlib import suppress
@@ -29,6 +31,7 @@ EXTRAS = {
     "browser": ("jupyterlab", "nbconvert", "notebook", "playwright"),
     "compiler": ("ziglang",),
     "completion": ("argcomplete",),
+    "recipes": ("joblib",),
     "hosts": ("sshpyk",),
     "lab": ("jupyterlab_reserve_gpu",),
     "engines": ("asyncssh", "distributed", "ipyparallel", "jupyterhub", "ray"),
@@ -265,3 +268,12 @@ def _clean_environment() -> Iterator[None]:
 def _ours() -> dict[str, str]:
     """Return the variables that this package reads or sets."""
     return {k: v for k, v in os.environ.items() if k.startswith(("CUDA_", "RESERVE_GPU_"))}
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let somebody sit at a terminal, as far as this process can tell."""
+    master, slave = pty.openpty()
+    with os.fdopen(master), os.fdopen(slave) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        yield

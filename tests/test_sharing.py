@@ -130,6 +130,7 @@ def test_files_of_sharers_are_their_own(one: Here) -> None:
 # -- whom to ask -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("terminal")
 def test_whom_to_ask(here: Here) -> None:
     """A refusal to who holds the GPUs in another process says that, and what releases them."""
     here.write(f"gpu\ngpu\n compute {os.getpid()} 3500")

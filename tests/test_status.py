@@ -496,6 +496,7 @@ def test_absurd_times_are_not_shown(here: Here) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("terminal")
 def test_a_kernel_that_was_left_alone(here: Here) -> None:
     """How long ago a kernel that holds an idle device ended a cell is said, and what to do."""
     here.write("gpu")
@@ -977,7 +978,7 @@ def test_where_there_is_no_terminal(here: Here, monkeypatch: pytest.MonkeyPatch)
     printed = shell.run("import reserve_gpu; print(reserve_gpu.status())").stdout
     value = shell.run("reserve_gpu.status()").values[0]["text/plain"]
     assert text.splitlines()[1:-1] == printed.splitlines()[1:-1] == value.splitlines()[1:-1]
-    assert text.endswith("\nWait in the queue: %reserve_gpu --wait")
+    assert text.endswith("\nWait in the queue: %reserve_gpu --wait 5m")
     assert value.endswith("\nWait in the queue: reserve_gpu.reserve(wait='1h')")
     assert "\x1b" not in text + printed
     assert not any(line != line.rstrip() for line in text.splitlines())

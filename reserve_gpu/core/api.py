@@ -153,6 +153,16 @@ def ask(
     return reservation, messages.said(notices) if notices else [], reservation is not before[0]
 
 
+def would_get(request: Request, face: Face) -> tuple[Device, ...]:
+    """Return what would be reserved now; nothing is. Raises what `reserve()` raises."""
+    try:
+        return session().run(reserving.would_get, session(), request)
+    except Failure as failure:
+        if isinstance(failure.reason, notice.WouldGet):
+            return failure.reason.devices
+        raise failures.error(failure.reason, face) from None
+
+
 def _undo(this_session: Session, reservation: Reservation | None) -> None:
     """Release a reservation that nobody got to know of.
 

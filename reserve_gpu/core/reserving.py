@@ -22,7 +22,7 @@ from reserve_gpu.locks.directory import MUTEX_LIMIT_S, LockDirectory
 from reserve_gpu.model import Device, End, Holder, Request, Row, State, Who
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from reserve_gpu import machine
     from reserve_gpu import notices as notice
@@ -40,13 +40,27 @@ RETRY_MUTEX_LIMIT_S = 1.0  # who waits tries again rather than to wait long for 
 LEAST_WAIT_S = 1.0  # for the mutex: a deadline of no time is no reason to fail by another's look
 
 
+def would_get(session: Session, request: Request) -> tuple[Device, ...]:
+    """Return what is held that would do; raises as `reserve`, and Failure with what would be."""
+
+    def hold(granted: Granted, _: Request) -> None:
+        raise Failure(notice.WouldGet(tuple(locked.device for locked in granted.locked)))
+
+    reserve(session, request, Deadline.after(None), [], hold)
+    return session.devices
+
+
 def reserve(
-    session: Session, request: Request, deadline: Deadline, before: list[Reservation | None]
+    session: Session,
+    request: Request,
+    deadline: Deadline,
+    before: list[Reservation | None],
+    hold: Callable[[Granted, Request], object] | None = None,
 ) -> tuple[Reservation, list[Notice]]:
     """Hold what is asked for, on the session's thread; returns that, and what to tell of it.
 
-    before: gets what was held, once that is known. Raises Failure, RequestError, NoFreeDeviceError,
-    DriverError, LockError.
+    before: gets what was held, once that is known. hold: is called in place of holding it.
+    Raises Failure, RequestError, NoFreeDeviceError, DriverError, LockError.
     """
     if session.is_waiting:  # another thread's call, which goes on
         session.go_without()
@@ -94,7 +108,7 @@ def reserve(
             # which sets the variables, or nothing.
             # Who waits anyway waits for one who is stopped while it has the mutex, too.
             limit_s = max(LEAST_WAIT_S, deadline.left_s) if deadline.waits else MUTEX_LIMIT_S
-            outcome = attempt(asking, session.hold, mutex_limit_s=limit_s)
+            outcome = attempt(asking, hold or session.hold, mutex_limit_s=limit_s)
             if isinstance(outcome, Denied) and deadline.waits:
                 outcome = _wait(session, asking, outcome, deadline)
             if isinstance(outcome, Denied):
@@ -187,6 +201,7 @@ def _failure(session: Session, asking: Asking, denied: Denied, deadline: Deadlin
             problems=asking.rules.problems if asking.rules else (),
             free=_free_others(asking, rows) if request.devices else (),
             siblings=_siblings(rows),
+            ahead=[t for t in denied.ahead if any(map(t.could_use, policy.wanted(rows)))],
         )
     )
 

@@ -93,7 +93,7 @@ def release(
         holder = reserved.holder
         if pid in elsewhere.pids_of(holder) and since in (None, holder.since):
             answer = elsewhere.release(reserved, is_end=is_end)
-            text = about_reservations.released(reserved, answer, every)
+            text = about_reservations.released(reserved, answer, every, MAGIC)
             return answer in elsewhere.DONE, text
     return None
 

@@ -13,6 +13,8 @@ from reserve_gpu.report.words import MARK, Line, labels
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from reserve_gpu.report.faces import Face
+
 
 NONE = "You hold no GPU on this machine."
 WITHOUT_SIGN = "Put -- before the command, as in: reserve-gpu join [WHICH] -- COMMAND ..."
@@ -71,10 +73,12 @@ def still_there(done: Sequence[Reserved], rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def released(reserved: Reserved, answer: Answer, every: Sequence[Reserved]) -> str:
+def released(reserved: Reserved, answer: Answer, every: Sequence[Reserved], face: Face) -> str:
     """Say what came of asking a process to release what it holds, or to end."""
     who, what = words.name_of(reserved.holder), labels(reserved.rows)
     end = f"To end {who}:\nreserve-gpu release {name(reserved, every)} --end"
+    if face.is_for_program:
+        end = "Leave it to whoever has started it."
     return {
         Answer.RELEASED: f"Released {what} of {who}.",
         Answer.CUDA: f"CUDA runs in {who}: only its end frees {what}. {end}",

@@ -5,7 +5,8 @@ This is a guess from what is seen and from what holders say. It decides nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 from reserve_gpu.errors import shell_line
 from reserve_gpu.model import Holder, Reserved, Row, State
@@ -15,13 +16,21 @@ from reserve_gpu.report.words import MARK, STRONG, TYPED, Line, listed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from reserve_gpu.report.faces import Face
 
-def yourself(rows: Sequence[Row], now: float, user: str, at: str = "") -> list[Line]:
+
+def yourself(
+    rows: Sequence[Row], now: float, user: str | None, face: Face, at: str = ""
+) -> list[Line]:
     """Return what the user who reads it holds in other processes, and how to release it.
+
+    A program is not told: it would type that, and so end what another one has begun.
 
     `You hold GPU0 and GPU1 yourself, in mine.ipynb, idle for 3 h: reserve-gpu release mine.ipynb`
     at: `ssh lab1 ` of another machine.
     """
+    if user is None or face.is_for_program:
+        return []
     own = [
         each
         for each in Reserved.among(_others(rows))
@@ -119,6 +128,12 @@ def last_end(row: Row, now: float) -> tuple[float, Holder] | None:
     ends = [(_end(holder, row, now), holder) for holder in row.holders]
     known = [(at, holder) for at, holder in ends if at is not None]
     return max(known, key=lambda each: each[0]) if known and len(known) == len(ends) else None
+
+
+def first_end(rows: Sequence[Row], now: float) -> dict[str, Any] | None:
+    """Return for programs which device is expected to come free first, and when."""
+    ends = [{"label": row.label, "at": end[0]} for row in rows if (end := last_end(row, now))]
+    return min(ends, key=itemgetter("at"), default=None)
 
 
 def _end(holder: Holder, row: Row, now: float) -> float | None:

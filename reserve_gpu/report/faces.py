@@ -17,11 +17,13 @@ class Face(NamedTuple):
 
     program: the first word of a line; empty for Python's `reserve()`. command: what follows `--`.
     place: what holds the reservation, in a word: `kernel`; empty for a command in a shell.
+    is_for_program: nobody sits there, and what is named as a way out may be typed at once.
     """
 
     program: str
     place: str
     command: str = ""
+    is_for_program: bool = False
 
     @property
     def here(self) -> str:
@@ -38,7 +40,9 @@ class Face(NamedTuple):
         if not self.program:
             wishes = [*_arguments(request), *(["wait='1h'"] if waits else [])]
             return f"reserve_gpu.reserve({', '.join(wishes)})"
-        words = [self.program, *_words(request), *(["--wait"] if waits else [])]
+        # Callers of programs end them after some minutes; who comes back keeps the place.
+        wait = "--wait 5m" if self.is_for_program else "--wait"
+        words = [self.program, *_words(request), *([wait] if waits else [])]
         return " ".join([*words, *(["--", self.command] if self.command else [])])
 
 

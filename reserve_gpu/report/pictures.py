@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+from reserve_gpu import errors
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus.usage import is_usable
 from reserve_gpu.model import Request, Row, State, Waiting
@@ -18,7 +19,7 @@ from reserve_gpu.report.layout import Layout, View
 from reserve_gpu.report.words import MARK, STRONG, TYPED, Line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from reserve_gpu.notices import Refused
     from reserve_gpu.report.faces import Face
@@ -28,10 +29,14 @@ PASSING = {State.RESERVED, State.FULL, State.BUSY, State.AWAITED, State.LIMITED,
 
 
 class Picture(NamedTuple):
-    """A layout that shows itself wherever it is. brief: what happened, in one line."""
+    """A layout that shows itself wherever it is.
+
+    brief: what happened, in one line. values: what programs read beside it in a notebook.
+    """
 
     layout: Layout
     brief: str = ""
+    values: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
         return terminal.plain(self.layout)
@@ -42,6 +47,10 @@ class Picture(NamedTuple):
 
     def _repr_html_(self) -> str:
         return html(self.layout)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
+        # Not application/json, which JupyterLab would show in place of the picture.
+        return {"application/vnd.reserve-gpu+json": self.values} if self.values else {}
 
     @property
     def is_watched(self) -> bool:
@@ -57,17 +66,18 @@ class Picture(NamedTuple):
         """Return how it looks on a stream, by default standard output: its width, its colours."""
         return terminal.text(self.layout, stream)
 
-    def show(self, *, has_head: bool = True) -> None:
+    def show(self, *, has_head: bool = True, values: Mapping[str, Any] | None = None) -> None:
         """Show it as what a cell of this IPython displays.
 
         has_head: with the first words of its head, which an error says that stands below it.
+        values: as above.
         """
         from IPython.display import display
 
-        picture = self
+        picture = self._replace(values=values)
         if not has_head:
             rest = [line[1:] for line in self.layout.head if line[1:]]
-            picture = self._replace(layout=self.layout._replace(head=rest))
+            picture = picture._replace(layout=self.layout._replace(head=rest))
         display(picture)  # type: ignore[no-untyped-call]
 
 
@@ -84,6 +94,14 @@ def is_watched() -> bool:
     if not hasattr(shell, "get_parent"):  # a terminal, or a kernel of another make
         return True
     return bool(shell.get_parent().get("content", {}).get("allow_stdin"))
+
+
+def read_here(face: Face) -> Face:
+    """Return the face as it is read in this process: by a person, or by a program."""
+    ipython = sys.modules.get("IPython.core.getipython")
+    is_kernel = hasattr(ipython and ipython.get_ipython(), "kernel")
+    is_person = is_watched() if is_kernel else bool(sys.stdin and sys.stdin.isatty())
+    return face._replace(is_for_program=not (is_person or errors.is_beside_cells))
 
 
 def of_line(text: str) -> Picture:
@@ -127,7 +145,8 @@ def refusal(reason: Refused, face: Face) -> Picture:
     headline = waited + _none_free(request, rows, now)
     foot = _ways_out(reason, face, now)
     if len(reason.free) >= request.needed:
-        foot.insert(0, _instead(request, reason.free, face, is_named=bool(reason.kept)))
+        are = f"{words.ranges(reason.free)} {words.be(len(reason.free))} free: "
+        foot.insert(0, (are, (_instead(reason, face), TYPED)))
     if reason.limit is not None:
         foot.append((messages.limit_line(reason.limit, len(rows)),))
     if end := messages.left_with(reason.kept, face):
@@ -186,21 +205,20 @@ def _ways_out(reason: Refused, face: Face, now: float) -> list[Line]:
     request, rows, user = reason.request, reason.rows, reason.user
     fit = messages.fit(rows)
     states = [row.state for row in fit]
-    siblings = [row for row in rows if {h.listed_pid for h in row.holders} & {*reason.siblings}]
+    siblings = [row for row in rows if _is_siblings(row, reason)]
     missing = [row for row in rows if not row.would_be_taken and row not in siblings]
     available = [row for row in rows if row.would_be_taken]
     ways = asking.whom(missing, now, user)
     if any(row.counted for row in rows):  # by what this user has, so that nobody else can help
-        ways = () if siblings else ("Release what you have there.",)
-    may_come_free = any(row.state in PASSING and not reasons.is_dark(row) for row in missing)
-    lines = asking.yourself(missing, now, user) if user else []
+        ways = () if siblings or face.is_for_program else ("Release what you have there.",)
+    lines = asking.yourself(missing, now, user, face)
     if siblings:
         those = f"Processes that were started together with this one hold {words.ranges(siblings)}"
         lines.append((f"{those}. Start at most {len(reason.siblings)} of them.",))
     lines += [*([ways] if ways else []), *reasons.unseen(missing)]
     if reasons.is_trouble(states, request.needed):
         lines.append((reasons.trouble(states),))
-    elif may_come_free and not reason.waited_s:
+    elif can_wait(reason) and not reason.waited_s:
         lines.append(queueing(face.typed(request, waits=True), is_second=bool(lines)))
     if not request.devices and not all(row.is_mine for row in available):
         smaller = face.typed(request._replace(count=len(available)))
@@ -208,22 +226,40 @@ def _ways_out(reason: Refused, face: Face, now: float) -> list[Line]:
     if request.promise.size and (less := parts.smaller(request, request.promise.size, fit)):
         size = words.gib(less.part_mib or 0.0)
         lines.append((f"{size} can be had now: ", (face.typed(less), TYPED)))
-    if usable := next((row for row in missing if _may_be_named(row, user)), None):
+    usable = next((row for row in missing if _may_be_named(row, user)), None)
+    if usable and not face.is_for_program:
         named = face.typed(request._replace(devices=(usable.device.number,)))
         lines.append((f"To use {usable.label} anyway, name it: ", (named, TYPED)))
     return lines
 
 
-def _instead(request: Request, free: Sequence[Row], face: Face, *, is_named: bool) -> Line:
-    """Return `GPU6 and GPU7 are free: %reserve_gpu`.
+def can_wait(reason: Refused) -> bool:
+    """Tell whether what is asked for may come free by itself."""
+    if reasons.is_trouble([row.state for row in messages.fit(reason.rows)], reason.request.needed):
+        return False
+    missing = [r for r in reason.rows if not (r.would_be_taken or _is_siblings(r, reason))]
+    return any(row.state in PASSING and not reasons.is_dark(row) for row in missing)
 
-    is_named: with their numbers, as it would mean what is held without.
+
+def _is_siblings(row: Row, reason: Refused) -> bool:
+    return not {holder.listed_pid for holder in row.holders}.isdisjoint(reason.siblings)
+
+
+def lines(reason: Refused, face: Face, *, can_wait: bool) -> list[str]:
+    """Return what may be typed next, and never takes or ends what somebody has."""
+    free = [_instead(reason, face)] if len(reason.free) >= reason.request.needed else []
+    return [*free, *([face.typed(reason.request, waits=True)] if can_wait else [])]
+
+
+def _instead(reason: Refused, face: Face) -> str:
+    """Return what gets others than those that were named.
+
+    With their numbers where something is held, which it would mean without.
     """
-    needed = request.needed
-    numbers = tuple(row.device.number for row in free[:needed]) if is_named else ()
-    count = needed if needed > 1 and not is_named else None
-    typed = face.typed(request._replace(devices=numbers, count=count))
-    return f"{words.ranges(free)} {words.be(len(free))} free: ", (typed, TYPED)
+    needed = reason.request.needed
+    numbers = tuple(row.device.number for row in reason.free[:needed]) if reason.kept else ()
+    count = needed if needed > 1 and not reason.kept else None
+    return face.typed(reason.request._replace(devices=numbers, count=count))
 
 
 def _may_be_named(row: Row, user: str | None) -> bool:

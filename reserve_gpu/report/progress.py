@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from reserve_gpu.model import News, Slow
+from reserve_gpu.model import News, Slow, Waiting
 from reserve_gpu.report import columns, messages, pictures, terminal
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ class Live:
         if isinstance(news, Slow):
             self._show(news.waited_s, Frame(pictures.of_line(messages.slow(news)), Slow))
             return
-        devices = [(row.label, row.state, [h.pid for h in row.holders]) for row in news.rows]
-        self._show(news.waited_s, Frame(pictures.wait(news), (news.place, devices)))
+        self._show(news.waited_s, Frame(pictures.wait(news), stands(news)))
 
     def show_check(self, line: str, waited_s: float) -> None:
         """Show how a check stands; it takes seconds, not hours, so nothing of it is news to log."""
@@ -79,6 +78,11 @@ class Live:
         before, self._second = self._second, int(waited_s)
         if self._second != before:
             self._screen.show(frame)
+
+
+def stands(waiting: Waiting) -> object:
+    """Return what is news of a wait when it changes."""
+    return waiting.place, [(r.label, r.state, [h.pid for h in r.holders]) for r in waiting.rows]
 
 
 def for_people() -> Live | None:

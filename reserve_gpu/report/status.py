@@ -178,7 +178,7 @@ def _advice(status: Status) -> list[Line]:
     if reasons.is_trouble(states):
         return [(reasons.trouble(states),)]
     others: Line = ("Those in the queue come first for what would be free.",) if available else ()
-    own = asking.yourself(rows, status.time, status.user) if status.user else []
+    own = asking.yourself(rows, status.time, status.user, face)
     ask = asking.whom(rows, status.time, status.user)
     lines = [*own, *([ask] if ask else []), *reasons.unseen(rows)]
     if not all(map(reasons.is_dark, rows)):
@@ -215,7 +215,9 @@ def _row_dict(row: Row, status: Status) -> dict[str, Any]:
         "power_limit_w": row.power_limit_w,
         "compute_mode": COMPUTE_MODES.get(row.usage.mode) if row.usage else None,
         "processes": [process._asdict() for process in row.processes + row.graphics],
-        "holders": [_holder_dict(holder, status.time) for holder in row.holders],
+        "holders": [holder_dict(holder, status.time) for holder in row.holders],
+        "idle_for_s": layout.idle_s(row, status.time),
+        "free_at": end[0] if (end := asking.last_end(row, status.time)) else None,
         "is_this_process": row.is_mine,
         "is_reserved_but_idle": row.is_unused,
         "is_used_without_reservation": row.is_unreserved_use,
@@ -238,7 +240,8 @@ def _rules_dict(rules: Rules, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _holder_dict(holder: Holder, now: float) -> dict[str, Any]:
+def holder_dict(holder: Holder, now: float) -> dict[str, Any]:
+    """Return a holder for programs."""
     lease, is_known = holder.lease, holder.part_mib is None or holder.used_mib is not None
     facts = holder.record._asdict().items()
     return {

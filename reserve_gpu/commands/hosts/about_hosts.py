@@ -10,7 +10,7 @@ from reserve_gpu import proc
 from reserve_gpu.commands.table import NAMES
 from reserve_gpu.errors import REASON_LIMIT, shell_line, shown
 from reserve_gpu.report import about_rules as ruled
-from reserve_gpu.report import asking, layout, messages, status, words
+from reserve_gpu.report import asking, layout, messages, pictures, status, words
 from reserve_gpu.report.faces import SHELL
 from reserve_gpu.report.layout import Layout, View
 from reserve_gpu.report.pictures import Picture
@@ -120,10 +120,11 @@ def _section(name: str, seen: Status) -> Layout:
     )
     message = ruled.head(seen.rules)
     foot = [*status.missing(seen)]
-    if seen.user:
-        foot = [*asking.yourself(seen.rows, seen.time, seen.user, f"ssh {name} "), *foot]
+    mine = asking.yourself(
+        seen.rows, seen.time, seen.user, pictures.read_here(SHELL), f"ssh {name} "
+    )
     entries = layout.entries(seen.rows, View(seen.time, is_all=seen.is_all))
-    return Layout([head, *message], entries, status.queue(seen), foot)
+    return Layout([head, *message], entries, status.queue(seen), [*mine, *foot])
 
 
 # -- why a host has not answered, and what to do ---------------------------------------------------

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from reserve_gpu import this_process
+from reserve_gpu import proc, this_process
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.table import Output, Subcommand
 from reserve_gpu.core import api, elsewhere, environment
@@ -17,7 +18,8 @@ from reserve_gpu.gpus import names
 from reserve_gpu.model import Device, Reserved
 from reserve_gpu.option import Option
 from reserve_gpu.report import about_reservations as said
-from reserve_gpu.report import messages
+from reserve_gpu.report import messages, pictures, status
+from reserve_gpu.report.faces import SHELL
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -28,9 +30,11 @@ NOT_RELEASED = 75  # EX_TEMPFAIL
 ROOT = 0
 
 
-def show_list(_arguments: Namespace) -> Output:
+def show_list(arguments: Namespace) -> Output:
     """Return a line for each reservation of this user."""
     every, now = of_user(), time.time()
+    if arguments.json:
+        return _json({"reservations": [_about(each, now) for each in every]})
     return Output("\n".join(said.line(each, now) for each in every) or said.NONE)
 
 
@@ -74,11 +78,29 @@ def release(arguments: Namespace) -> Output:
         (each, elsewhere.release(each, is_end=arguments.end, by_name=each.holder.notebook in which))
         for each in chosen
     ]
-    lines = [said.released(each, answer, every) for each, answer in answers]
+    lines = [
+        said.released(each, answer, every, pictures.read_here(SHELL)) for each, answer in answers
+    ]
     done = [each for each, answer in answers if answer in elsewhere.DONE]
     rest = said.still_there(done, reserved_rows()) if done else []
     is_done = len(done) == len(answers) and not rest
+    if arguments.json:
+        found = [
+            {**_about(each, time.time()), "answer": answer.name.lower(), "message": line}
+            for (each, answer), line in zip(answers, lines, strict=True)
+        ]
+        return _json({"answers": found, "is_done": is_done, "still_in_use": rest}, is_done=is_done)
     return Output("\n".join([*lines, *rest]) or said.NONE, 0 if is_done else NOT_RELEASED)
+
+
+def _about(each: Reserved, now: float) -> dict[str, Any]:
+    return {**status.holder_dict(each.holder, now), "devices": [row.label for row in each.rows]}
+
+
+def _json(values: dict[str, Any], *, is_done: bool = True) -> Output:
+    about = {"version": status.VERSION, "host": proc.machine_name(), "time": time.time()}
+    code = 0 if is_done else NOT_RELEASED
+    return Output(json.dumps({**about, **values}, indent=2), code, "json")
 
 
 def _chosen(words: Sequence[str], every: Sequence[Reserved], command: str) -> list[Reserved]:
@@ -142,10 +164,12 @@ On another machine: ssh lab1 reserve-gpu release train.ipynb
 JOIN = Subcommand(
     join, (WHICH,), "reserve-gpu join [WHICH] [-- COMMAND ...]", JOIN_TEXT, command.split_at_sign
 )
-LIST = Subcommand(show_list)
+JSON = Option("--json", "for programs")
+LIST = Subcommand(show_list, (JSON,))
 RELEASE = Subcommand(release, (
     WHICH,
     Option("--all", "all that you hold; for root, all of everybody"),
     Option("--end", "end the process: what was given to before_end() first, then SIGTERM, 10 s "
            "later SIGKILL"),
+    JSON,
 ), more=RELEASE_TEXT)  # fmt: skip

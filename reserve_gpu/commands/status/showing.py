@@ -46,7 +46,7 @@ def _look(machines: Others | None, live: Live, face: Face, *, is_all: bool) -> S
     if machines:
         return machines.look(is_all=is_all)
     with live:
-        return looking.look(live.show)._replace(face=face, is_all=is_all)
+        return looking.look(live.show)._replace(face=pictures.read_here(face), is_all=is_all)
 
 
 STATUS = Subcommand(show, (*table.format_option(table.FORMS), ALL, *OTHERS))

@@ -126,7 +126,7 @@ class Top:
         if isinstance(seen, DriverError):
             yield from terminal.rows(pictures.of_line(str(seen)).layout, width - 1)
             return
-        picture = seen._replace(face=SHELL, is_all=True).picture().layout
+        picture = seen._replace(face=pictures.read_here(SHELL), is_all=True).picture().layout
         lines = list(terminal.rows(picture, width - 1))
         lines = list(terminal.rows(picture, width - 1, spare=max(0, height - 1 - len(lines))))
         yield from lines

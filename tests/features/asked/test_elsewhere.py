@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from reserve_gpu.core import elsewhere
+from reserve_gpu.model import Answer, Device, Reserved, Row, State
+from reserve_gpu.report import about_reservations
+from reserve_gpu.report.faces import SHELL
+from tests.holders import a_holder
 from tests.locked import held
 from tests.machine import CHILD
 from tests.processes import US, is_running, wait_for
@@ -105,8 +109,7 @@ def test_a_child_that_uses_it(two: Two) -> None:
     done = reserve_gpu(two.machine, "release")
     assert done.returncode == 75
     assert "A process that train.ipynb" in done.stdout
-    end = f"To end train.ipynb (pid {two.first.pid}):\nreserve-gpu release train.ipynb --end"
-    assert f"has started uses GPU1. {end}" in done.stdout
+    assert "has started uses GPU1. Leave it to whoever has started it." in done.stdout
     assert held(two.machine) == [1]
     assert two.first.run(VISIBLE).stdout == "['1']\n"
     two.first.run("p.kill(); p.wait()")
@@ -160,8 +163,7 @@ def test_cuda_and_the_end(here: Here) -> None:
         )
         done = reserve_gpu(here, "release", str(pid))
         assert done.returncode == 75
-        assert f"(pid {pid}): only its end frees GPU1. To end " in done.stdout
-        assert f"\nreserve-gpu release {pid} --end\n" in done.stdout
+        assert f"(pid {pid}): only its end frees GPU1. Leave it to " in done.stdout
         assert held(here) == [1]
         assert is_running(pid)
         done = reserve_gpu(here, "release", str(pid), "--end")
@@ -378,3 +380,13 @@ def test_a_fork_does_not_listen(here: Here) -> None:
         )
         child.run(code)
         assert "socket:" not in child.run("os.read(r, 10000).decode()").value
+
+
+@pytest.mark.parametrize("answer", [Answer.CUDA, Answer.CHILD, Answer.PROGRAM, Answer.SILENT])
+def test_who_sits_there_reads_how_to_end_it(answer: Answer) -> None:
+    """A person is told what ends a process that can't release; a program is not."""
+    each = Reserved(a_holder(pid=4321), (Row(Device(0, "GPU-1"), State.RESERVED),))
+    typed = "reserve-gpu release 4321 --end"
+    assert typed in about_reservations.released(each, answer, [each], SHELL)
+    program = SHELL._replace(is_for_program=True)
+    assert typed not in about_reservations.released(each, answer, [each], program)
