@@ -5,14 +5,16 @@ What people can type stands in commands/table.py.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+import time
 from argparse import Namespace, RawDescriptionHelpFormatter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import errors, foreign, option, options, settings
+from reserve_gpu import errors, foreign, option, settings
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.table import WORDS, Output, Subcommand, Words, load
 from reserve_gpu.options import Parser
@@ -25,6 +27,7 @@ MEANT = {  # by words that others have for it
     "reserve": "Type reserve-gpu run, or in a notebook %reserve_gpu.",
     "free": "Did you mean release, or status?",
     "ps": "Did you mean status, or list?",
+    "kill": "Did you mean release?",
 }
 OPTIONS = ("-h", "--help", "--version")
 
@@ -33,17 +36,27 @@ TEXT = "Reserve GPUs for a command, for as long as it runs."
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the arguments say, those of this process by default; returns the exit code."""
+    own: list[str] = []
     try:
         _open_standard_descriptors()
         if "_ARGCOMPLETE" in os.environ:
             _complete()
-        return _start(_words(list(sys.argv[1:] if arguments is None else arguments)))
+        words = _words(list(sys.argv[1:] if arguments is None else arguments))
+        own = words[: words.index("--")] if "--" in words else words
+        return _start(words)
     except errors.ReserveGPUError as error:
-        command.say(command.error_text(error))
+        command.say(_error_text(error, own))
         return error.exit_code
     except KeyboardInterrupt:
         command.say("Interrupted; nothing was reserved.")
         return command.INTERRUPTED
+
+
+def _error_text(error: errors.ReserveGPUError, own: Sequence[str]) -> str:
+    """Return the error as it is shown: as one line of JSON where that was asked for."""
+    if "--json" not in own:
+        return command.error_text(error)
+    return json.dumps({"event": "refused", "time": time.time(), **error.to_dict()})
 
 
 def _words(typed: list[str]) -> list[str]:
@@ -91,8 +104,6 @@ def _require_command(words: list[str]) -> None:
     if first in OPTIONS or (is_group and (len(words) == 1 or words[1].startswith("-"))):
         return
     wrong = " ".join(words[: 1 + is_group])
-    if wrong in options.REMOVED:
-        raise errors.RequestError(options.gone(wrong))
     near = MEANT.get(wrong) or option.likely(wrong, known)
     text = f"There is no command {errors.shown(wrong)}. {near} See reserve-gpu --help"
     raise errors.RequestError(text)

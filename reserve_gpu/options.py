@@ -9,10 +9,10 @@ from __future__ import annotations
 from argparse import SUPPRESS, ArgumentError, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from reserve_gpu.commands.table import MAGIC_OPTIONS, NAMES
+from reserve_gpu.commands.table import MAGIC_OPTIONS
 from reserve_gpu.core import api, features
 from reserve_gpu.core.request import Deadline, parse
-from reserve_gpu.errors import EXCUSED, RequestError, ReserveGPUError, shell_line, shown
+from reserve_gpu.errors import EXCUSED, RequestError, ReserveGPUError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import News, Waiting
 from reserve_gpu.option import Option, add, likely
@@ -24,21 +24,6 @@ if TYPE_CHECKING:
     from reserve_gpu.report.faces import Face
 
 MESSAGE_LIMIT = 200  # characters of argparse's message, which repeats what was typed
-# What is no option or command any more, and what to type. {}: `!` in a cell.
-REMOVED = {
-    "--share": "for a part of a GPU say how much you will use: --memory 10GB, or --memory 50%",
-    "record": "use without a reservation is a metric of: reserve-gpu status --format prometheus",
-    "kernel remove": "kernels are removed by: {}jupyter kernelspec remove NAME",
-    "kernel list": "kernels are listed by: {}jupyter kernelspec list",
-    "--watch": "the live view is reserve-gpu top, in a terminal",
-    "--json": "for programs there is: {}reserve-gpu status --json",
-    "--hosts": "several machines are shown by: {}reserve-gpu status --hosts lab",
-    "--color": "set NO_COLOR=1 or FORCE_COLOR=1 in the environment",
-    "--exclude": "name the GPUs that you want, as 0,2",
-}
-# What is said only where there is that command.
-NEEDS = {"record": "formats", "--watch": "top", "--hosts": "hosts"}
-REMOVED = {word: text for word, text in REMOVED.items() if NEEDS.get(word, "run") in NAMES}
 
 
 def _count(text: str) -> int:
@@ -108,11 +93,6 @@ examples:
 """
 
 
-def gone(word: str) -> str:
-    """Say what to type in place of an option or a command that has gone."""
-    return f"There is no {word} any more; {REMOVED[word].format(shell_line(''))}"
-
-
 class Parser(ArgumentParser):
     """A parser that raises RequestError where argparse would end the process."""
 
@@ -138,8 +118,6 @@ class Parser(ArgumentParser):
         known = [each[2:] for each in self._option_string_actions if each.startswith("--")]
         for word in unknown:
             flag = word.partition("=")[0]
-            if flag in REMOVED:
-                raise RequestError(gone(flag))
             if flag.startswith("-") and flag != "--":
                 near = likely(flag.lstrip("-"), known, "--")
                 raise RequestError(f"There is no option {shown(flag)}. {near}")

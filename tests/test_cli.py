@@ -323,6 +323,7 @@ BEFORE = "Put -- before the command, as in: reserve-gpu run [options] [DEVICE ..
 
 
 EVERY = ["run", "status", "top", "report", "join", "list", "release", "check", "kernel install"]
+EVERY += ["why", "skill"]
 NO_SUCH = f"no command {{}}. There are: {', '.join(understood(*EVERY))}. See"
 
 
@@ -340,7 +341,7 @@ USAGE = [
     ("run 7 -- true", "There is no GPU7"),
     ("run -n 9 -- true", "9"),
     ("nonsense", NO_SUCH.format("nonsense")),
-    ("kill 3", NO_SUCH.format("kill")),
+    ("kill 3", "There is no command kill. Did you mean release? See"),
     ("wait", NO_SUCH.format("wait")),
     ("release GPU0", "You hold no GPU on this machine."),
     ("kernel show", "Did you mean kernel install? See"),
@@ -370,10 +371,8 @@ USAGE = [
     ("status 3", "What is 3? "),
     ("--status --json", "There is no command --status. Did you mean status? See"),
     ("0-1 -- true", NO_SUCH.format("0-1")),
-    ("record", "There is no record any more; use without a reservation is a metric of: "),
-    ("kernel remove python3-gpu", "are removed by: jupyter kernelspec remove NAME\n"),
-    ("kernel list", "kernels are listed by: jupyter kernelspec list\n"),
-    ("status --watch", "There is no --watch any more; the live view is reserve-gpu top"),
+    ("kernel list", "There is no command kernel list. Did you mean kernel install? See"),
+    ("status --watch", "There is no option --watch. There are: "),
     ("status --jsno", "There is no option --jsno. Did you mean --json?\n"),
     ("run --wiat=1h -- true x", "There is no option --wiat. Did you mean --wait?\n"),
     ("run --gpu=1 -- true", "There is no option --gpu. There are: --help, --count, "),
@@ -528,6 +527,7 @@ def test_words_of_installed_kernels(here: Here, typed: CommandLine, words: str) 
 # -- no GPU ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("terminal")
 def test_nothing_free(here: Here, typed: CommandLine) -> None:
     """Where no GPU is free nothing is run, and what can be done is said in a shell's words."""
     with both(here):
@@ -562,7 +562,7 @@ def test_no_driver(here: Here, typed: CommandLine) -> None:
     for words in (["run", "--", "env"], ["status"], ["status", "--json"], ["check"]):
         done = typed(*words)
         assert (done.code, done.stdout, done.argv) == (69, "", None)
-        assert done.stderr.startswith("The NVIDIA driver's kernel module is not loaded.")
+        assert "The NVIDIA driver's kernel module is not loaded." in done.stderr
     done = typed("run", "--optional", "--", "env")
     assert (done.argv, done.visible) == (["env"], "3")
     assert done.stderr.splitlines()[-1] == "Going on without a GPU."
@@ -693,7 +693,8 @@ def test_a_full_disk(here: Here, words: str) -> None:
             stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, timeout=LIMIT_S,
         )  # fmt: skip
     assert done.returncode == 74
-    assert done.stderr == "stdout can't be written: No space left on device.\n"
+    assert "stdout can't be written: No space left on device." in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.process
@@ -1030,8 +1031,8 @@ def test_more_ranks_than_gpus(here: Here) -> None:
     assert "release" not in ninth.stderr
     assert "--wait" not in ninth.stderr
     assert "Start at most" not in other.stderr
-    assert "You hold GPU0 yourself, in sh -c echo" in other.stderr
-    assert "Or wait in the queue: reserve-gpu run --wait -- true" in other.stderr
+    assert "were started together" not in other.stderr
+    assert "Wait in the queue: reserve-gpu run --wait 5m -- true" in other.stderr
 
 
 @pytest.mark.process
@@ -1083,8 +1084,10 @@ def test_status(here: Here, typed: CommandLine) -> None:
     assert (text.code, text.stderr, told.code, told.stderr) == (0, "", 0, "")
     assert f"rival.ipynb (pid {os.getpid()})" in text.stdout
     assert "\x1b" not in text.stdout
-    shown = json.loads(told.stdout)
-    assert shown["devices"] == json.loads(json.dumps(expected.to_dict()["devices"]))
+    shown, expected_devices = json.loads(told.stdout)["devices"], expected.to_dict()["devices"]
+    for each in (*shown, *expected_devices):
+        del each["idle_for_s"]  # of the moment
+    assert shown == json.loads(json.dumps(expected_devices))
 
 
 @pytest.mark.process

@@ -146,7 +146,6 @@ OWN_ELSEWHERE = Row(
 # What to type in a shell, by what shows it.
 SHELL_LINES: dict[str, Callable[[], object]] = {
     "reserve-gpu release old.ipynb": lambda: Status((OWN_ELSEWHERE,), user="alice"),
-    "reserve-gpu status --json": lambda: options.gone("--json"),
     f"{sys.executable} -m pip install": lambda: errors.install_command("distributed"),
 }
 

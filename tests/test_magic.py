@@ -406,9 +406,7 @@ RUBBISH = [
     ("--min-memory 1TB", "none has 931.3 GiB"),
     ("--name Voodoo", "Voodoo"),
     ("status", "'status' names no GPU. Did you mean --status?"),
-    ("--status --watch", "There is no --watch any more; the live view is reserve-gpu top"),
-    ("--exclude 1", "There is no --exclude any more; name the GPUs that you want"),
-    ("--share", "There is no --share any more; for a part of a GPU say how much you will use: "),
+    ("--exclude 1", "There is no option --exclude. There are: "),
     ("x" * 3000, "names no GPU"),
 ]
 

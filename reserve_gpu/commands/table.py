@@ -87,6 +87,13 @@ class OptionOfOthers(OptionOfCommand):
     """
 
 
+class OptionOfRun(OptionOfCommand):
+    """An option of `run` that tells programs what becomes of the reservation.
+
+    home: of a function that gets what was parsed, and returns a Teller, if that asks for one.
+    """
+
+
 class Form(NamedTuple):
     """What a status is given out as. text: what it is for. is_general: a report has it, too.
 
@@ -203,6 +210,14 @@ COMMANDS = (
         Words("kernel hold", "", "kernels.kernelspec.HOLD"),
         # What installed kernels are started with, so these words must stay as they are.
         Words("kernel start", "", "kernels.kernelspec.START")),
+    Command("programs",
+        Words("why", "Would I get a GPU now, and if not, why not, and when?",
+              "programs.why.WHY"),
+        Words("skill", "Print a page that teaches a coding agent to reserve its GPUs.",
+              "programs.skill.SKILL"),
+        OptionOfRun("--json", "what we say, as lines of JSON on stderr",
+                    "programs.events.of_arguments"),
+        OptionOfRun("--events PLACE", "the same to a descriptor (3) or a file")),
     Command("formats",
         Form("html", "a page", "formats.page.page"),
         Form("prometheus", "for node_exporter's textfile collector", "formats.prometheus.text",
@@ -214,6 +229,7 @@ PARTS = [part for command in COMMANDS for part in command.parts]
 WORDS = tuple(part for part in PARTS if isinstance(part, Words))
 MAGIC_OPTIONS = tuple(part for part in PARTS if isinstance(part, OptionOfMagic))
 OTHERS = tuple(part for part in PARTS if isinstance(part, OptionOfOthers))
+RUN_OPTIONS = tuple(part for part in PARTS if isinstance(part, OptionOfRun))
 FORMS = tuple(part for part in PARTS if isinstance(part, Form))
 
 

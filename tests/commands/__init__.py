@@ -20,6 +20,7 @@ TYPED = {
     "report": {"report"},
     "kernels": {"kernel"},
     "lease": {"--for", "--until", "--idle", "--if-wanted", "--end-kernel"},
+    "programs": {"why", "skill"},
     "formats": {"html", "htlm", "prometheus", "record"},
 }
 THERE = NAMES | {row.module.split(".")[1] for row in FEATURES}

@@ -14,11 +14,12 @@ import time
 from typing import TYPE_CHECKING, NoReturn
 
 from reserve_gpu import alarm, errors, options, this_kernel, this_process
+from reserve_gpu.commands import table
 from reserve_gpu.commands.table import Subcommand
 from reserve_gpu.core import api
 from reserve_gpu.errors import shown
 from reserve_gpu.gpus import names
-from reserve_gpu.model import NO_LEASE
+from reserve_gpu.model import NO_LEASE, News
 from reserve_gpu.option import Option
 from reserve_gpu.report import faces, messages
 from reserve_gpu.report.progress import Live
@@ -45,9 +46,13 @@ def run(arguments: Namespace) -> NoReturn:
     if is_timed:
         _require_alarm()
     this_process.call_it(this_process.command(arguments.command) or "")
-    reserve(arguments, faces.shell(arguments.command))
+    found = (table.load(each.home)(arguments) for each in table.RUN_OPTIONS if each.home)
+    events: Teller | None = next(found, None)
+    teller = events or Teller(is_quiet=arguments.quiet)
+    reserve(arguments, faces.shell(arguments.command), teller)
     api.forget_idleness()
-    set_alarm(is_timed=is_timed, is_quiet=arguments.quiet)
+    set_alarm(is_timed=is_timed, is_quiet=arguments.quiet or events is not None)
+    teller.follow()
     become(program, arguments.command)
 
 
@@ -147,17 +152,45 @@ def error_text(error: errors.ReserveGPUError) -> str:
     return error.picture.to_text(sys.stderr) if error.picture else str(error)
 
 
-def reserve(arguments: Namespace, face: faces.Face) -> None:
-    """Reserve, show the wait, and say what came of it; where that is a success, unless --quiet."""
-    is_quiet = getattr(arguments, "quiet", False)
-    with Live(sys.stderr) as live:
-        outcome = options.reserve(arguments, face, None if is_quiet else live.show)
-    lines = [f"Warning: {text}" for text in outcome.warnings]
-    lines += [error_text(outcome.excused)] if outcome.excused else []
-    if outcome.excused or not is_quiet:
-        lines.append(outcome.text)
-    if lines:
-        say("\n".join(lines))
+class Teller:
+    """Says in plain words on stderr what becomes of a reservation; is_quiet: of no success."""
+
+    def __init__(self, *, is_quiet: bool = False) -> None:
+        self._live = Live(sys.stderr)
+        self._is_quiet = is_quiet
+
+    def show(self, news: News) -> None:
+        """Show how a wait stands."""
+        if not self._is_quiet:
+            self._live.show(news)
+
+    def failed(self, _error: BaseException) -> None:
+        """Take away what is shown: the error is said where all of them are."""
+        self._live.clear()
+
+    def came(self, outcome: options.Outcome) -> None:
+        """Say what is held now, or why nothing is."""
+        self._live.clear()
+        lines = [f"Warning: {text}" for text in outcome.warnings]
+        lines += [error_text(outcome.excused)] if outcome.excused else []
+        if outcome.excused or not self._is_quiet:
+            lines.append(outcome.text)
+        if lines:
+            say("\n".join(lines))
+
+    def follow(self) -> None:
+        """Leave the rest to the command, which this process becomes now."""
+
+
+def reserve(arguments: Namespace, face: faces.Face, teller: Teller | None = None) -> None:
+    """Reserve, and tell what comes of it, meanwhile too."""
+    teller = teller or Teller()
+    try:
+        outcome = options.reserve(arguments, face, teller.show)
+    except BaseException as error:
+        teller.failed(error)
+        raise
+    teller.came(outcome)
 
 
 MORE = """\
@@ -176,4 +209,5 @@ the driver, 75 if no GPU is free, 78 for the lock directory, 126 and 127 if
 the command can't be run or found, 130 if interrupted
 """
 QUIET = Option("-q --quiet", "say nothing if all goes well: for make and cron")
-RUN = Subcommand(run, (*options.REQUEST_OF_COMMAND, QUIET), SYNOPSIS, MORE, split)
+OPTIONS = (*options.REQUEST_OF_COMMAND, QUIET, *table.RUN_OPTIONS)
+RUN = Subcommand(run, OPTIONS, SYNOPSIS, MORE, split)
