@@ -79,7 +79,7 @@ def test_a_pool(here: Here, way: str) -> None:
     """Each worker has a GPU of its own, the same for each of its tasks."""
     script = (
         block("python", "with Pool(4)")
-        .replace("import torch\n    ...", TASK)
+        .replace("import torch\n\n    ...", TASK)
         .replace("Pool(4)", "Pool(2)")
     )
     if way == "joblib":
