@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import pickle
+import pkgutil
 import re
 import subprocess
 import sys
+from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -66,6 +69,9 @@ def all_errors(kind: type[ReserveGPUError] = ReserveGPUError) -> list[type[Reser
 
 def test_each_reason_is_documented() -> None:
     """Each error has a reason of its own, which the page has with its exit code."""
+    for found in pkgutil.walk_packages(reserve_gpu.__path__, "reserve_gpu."):
+        with suppress(ImportError):  # of an extra that is not there
+            import_module(found.name)
     for kind in (each for each in all_errors() if each.__module__.startswith("reserve_gpu.")):
         error = kind("nothing")
         values = error.to_dict()
