@@ -1155,7 +1155,7 @@ def test_jupyterhub(here: Here, script: str) -> None:
 COMPLETIONS = [
     (
         "reserve-gpu ",
-        {"run", "status", "top", "report", "join", "list", "release", "check", "kernel"},
+        {word.partition(" ")[0] for word in understood(*EVERY)},
     ),
     ("reserve-gpu ker", {"kernel "}),
     ("reserve-gpu kernel ", {"install"}),
