@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from uuid import uuid4
 from tests import driver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from jupyter_client.blocking.client import BlockingKernelClient
     from jupyter_client.manager import KernelManager
@@ -96,9 +97,20 @@ class Machine:
 
     def command(self, *argv: str, **extra: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
+        return self._run(argv, subprocess.DEVNULL, extra)
+
+    def typed(self, *argv: str, **extra: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, as somebody types it who sits at a terminal."""
+        master, slave = pty.openpty()
+        with os.fdopen(master), os.fdopen(slave):
+            return self._run(argv, slave, extra)
+
+    def _run(
+        self, argv: Sequence[str], stdin: int, extra: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             argv, env=self.environ(**extra), cwd=self.folder, text=True, capture_output=True,
-            timeout=self.limit_s, check=False, stdin=subprocess.DEVNULL,
+            timeout=self.limit_s, check=False, stdin=stdin,
         )  # fmt: skip
 
     @contextmanager

@@ -87,11 +87,15 @@ def test_entry_point() -> None:
     assert callable(getattr(import_module(module), name))
 
 
+PAGE = "reserve_gpu/commands/programs/SKILL.md"
+BESIDE = {"reserve_gpu/py.typed", *([PAGE] if (CHECKOUT / PAGE).exists() else [])}
+
+
 @pytest.mark.full
 @pytest.mark.xdist_group("wheel")
 def test_holds_the_package_and_nothing_else(wheel: ZipFile) -> None:
-    """The wheel holds every module of reserve_gpu and py.typed; no tests and no scripts."""
-    assert files_of_package(wheel) == modules() | {"reserve_gpu/py.typed"}
+    """The wheel holds every module of reserve_gpu, and two files beside; no tests, no scripts."""
+    assert files_of_package(wheel) == modules() | BESIDE
 
 
 @pytest.mark.full
@@ -163,7 +167,7 @@ def test_can_be_published(built: Built) -> None:
 def test_the_wheel_of_the_source_distribution(built: Built) -> None:
     """The wheel made of the source distribution holds the package, and no test."""
     with ZipFile(built.wheel) as wheel:
-        assert files_of_package(wheel) == modules() | {"reserve_gpu/py.typed"}
+        assert files_of_package(wheel) == modules() | BESIDE
 
 
 @pytest.mark.full

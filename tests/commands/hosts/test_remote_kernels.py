@@ -264,7 +264,8 @@ def test_the_local_side_is_killed(lab: Lab) -> None:
     kernel = lab.install("--hosts", "lab1")
     with lab.client() as client:
         _, pid, _ = started(client, kernel)
-    text = lab.command("status", "--hosts", "lab1").stdout
+    words = (sys.executable, "-m", "reserve_gpu", "status", "--hosts", "lab1")
+    text = lab.hosts.asking.typed(*words).stdout
     line = next(line for line in text.splitlines() if "ssh lab1 reserve-gpu release " in line)
     typed = line[line.index("ssh lab1") :].split()
     assert is_running(int(pid))

@@ -241,7 +241,7 @@ def test_a_stopped_kernel(here: Here) -> None:
         kernel.run("%reserve_gpu 1")
         with stopped(here, kernel.pid):
             done = reserve_gpu(here, "release")
-            assert "does not answer: it is stopped, or hangs. To end " in done.stdout
+            assert "does not answer: it is stopped, or hangs. Leave it to " in done.stdout
             assert held(here) == [1]
 
 
