@@ -36,16 +36,15 @@ TEXT = "Reserve GPUs for a command, for as long as it runs."
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the arguments say, those of this process by default; returns the exit code."""
-    own: list[str] = []
+    words: list[str] = []
     try:
         _open_standard_descriptors()
         if "_ARGCOMPLETE" in os.environ:
             _complete()
-        words = _words(list(sys.argv[1:] if arguments is None else arguments))
-        own = words[: words.index("--")] if "--" in words else words
+        words += _words(list(sys.argv[1:] if arguments is None else arguments))
         return _start(words)
     except errors.ReserveGPUError as error:
-        command.say(_error_text(error, own))
+        command.say(_error_text(error, words))
         return error.exit_code
     except KeyboardInterrupt:
         command.say("Interrupted; nothing was reserved.")
@@ -70,20 +69,22 @@ def _words(typed: list[str]) -> list[str]:
 
 
 def _start(words: list[str]) -> int:
-    """Parse the words that are ours, and call the subcommand."""
+    """Parse the words that are ours, and call the subcommand.
+
+    words: of them a command to run, which has its own options, is taken away.
+    """
     words = [*words[1:], "--help"] if words[:1] == ["help"] else words
     typed = [each for each in WORDS if each.typed.split() == words[: each.typed.count(" ") + 1]]
     if words and not typed:
         _require_command(words)
-    own, to_run = words, None
+    to_run = None
     subcommands: dict[Words, Subcommand] = {each: load(each.home) for each in typed}
     for each, subcommand in subcommands.items():
         if subcommand.split:
             length = len(each.typed.split())
-            ours, to_run = subcommand.split(words[length:])
-            own = words[:length] + ours
+            words[length:], to_run = subcommand.split(words[length:])
     parser = _parser(subcommands or dict.fromkeys(WORDS))
-    arguments = parser.parse_args(own, Namespace(command=to_run))
+    arguments = parser.parse_args(words, Namespace(command=to_run))
     if arguments.version:
         _print(Output(_version()))
         return 0

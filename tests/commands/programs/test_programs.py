@@ -184,11 +184,13 @@ def test_an_error_is_an_object(
     assert (ended.code, ended.stdout) == (code, "")
 
 
-def test_the_option_of_a_command_is_its_own(typed: CommandLine) -> None:
+def test_the_option_of_a_command_is_its_own(here: Here, typed: CommandLine) -> None:
     """What follows the command is no word of ours: the error is in plain words."""
     assert typed("run", "-n", "5", "--", "true", "--json").stderr.startswith(
         "There are 2 GPUs here"
     )
+    with here.rival("0"), here.rival("1"):  # without the sign, too
+        assert typed("run", "true", "--json").stderr.startswith("No free GPU devices")
 
 
 @pytest.mark.process
