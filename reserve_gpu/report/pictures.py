@@ -245,10 +245,13 @@ def _is_siblings(row: Row, reason: Refused) -> bool:
     return not {holder.listed_pid for holder in row.holders}.isdisjoint(reason.siblings)
 
 
-def lines(reason: Refused, face: Face, *, can_wait: bool) -> list[str]:
-    """Return what may be typed next, and never takes or ends what somebody has."""
+def next_lines(reason: Refused, face: Face, *, waits: bool) -> list[str]:
+    """Return what may be typed next, and never takes or ends what somebody has.
+
+    waits: waiting in the queue is one of them.
+    """
     free = [_instead(reason, face)] if len(reason.free) >= reason.request.needed else []
-    return [*free, *([face.typed(reason.request, waits=True)] if can_wait else [])]
+    return [*free, *([face.typed(reason.request, waits=True)] if waits else [])]
 
 
 def _instead(reason: Refused, face: Face) -> str:

@@ -25,7 +25,7 @@ def values(reason: Refused, face: Face) -> dict[str, Any]:
     takes nothing that somebody uses.
     """
     # Those that were started together may be ranks, which wait for each other, or runs, which end.
-    now, can_wait = time.time(), pictures.can_wait(reason._replace(siblings=()))
+    now, waits = time.time(), pictures.can_wait(reason._replace(siblings=()))
     first = asking.first_end(reason.rows, now)
     after_s = first["at"] - now if first else UNKNOWN_S
     seen = Status(tuple(reason.rows), tuple(reason.ahead), time=now, user=reason.user).to_dict()
@@ -33,7 +33,7 @@ def values(reason: Refused, face: Face) -> dict[str, Any]:
         **{name: seen[name] for name in ("time", "user", "devices")},
         "asks": messages.asked(reason.request),
         "first_free": first,
-        "place": 1 + len(reason.ahead) if can_wait else None,
-        "retry_after_s": min(max(math.ceil(after_s), SOONEST_S), LATEST_S) if can_wait else None,
-        "next": pictures.lines(reason, face, can_wait=can_wait)[:2],
+        "place": 1 + len(reason.ahead) if waits else None,
+        "retry_after_s": min(max(math.ceil(after_s), SOONEST_S), LATEST_S) if waits else None,
+        "next": pictures.next_lines(reason, face, waits=waits)[:2],
     }

@@ -78,9 +78,8 @@ def release(arguments: Namespace) -> Output:
         (each, elsewhere.release(each, is_end=arguments.end, by_name=each.holder.notebook in which))
         for each in chosen
     ]
-    lines = [
-        said.released(each, answer, every, pictures.read_here(SHELL)) for each, answer in answers
-    ]
+    face = pictures.read_here(SHELL)
+    lines = [said.released(each, answer, every, face) for each, answer in answers]
     done = [each for each, answer in answers if answer in elsewhere.DONE]
     rest = said.still_there(done, reserved_rows()) if done else []
     is_done = len(done) == len(answers) and not rest
