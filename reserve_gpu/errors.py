@@ -55,6 +55,7 @@ class ReserveGPUError(Exception):
     """A reservation that could not be made; its text says what happened and what to do next."""
 
     exit_code = 70  # EX_SOFTWARE
+    retry_after_s: int | None = None  # None: to ask again is no use, for all that is known
 
     def to_dict(self) -> dict[str, Any]:
         """Return what programs read, in the shape that docs/formats.md describes."""
@@ -64,6 +65,8 @@ class ReserveGPUError(Exception):
             "reason": "".join(f"_{c.lower()}" if c.isupper() else c for c in name)[1:],
             "exit_code": self.exit_code,
             "message": self.picture.brief if self.picture else str(self),
+            "retry_after_s": self.retry_after_s,
+            "next": [],
         }
 
     @property
@@ -184,6 +187,7 @@ class MutexHeldError(LockError):
     """Other processes have been reserving for longer than that can take."""
 
     exit_code = 75  # EX_TEMPFAIL
+    retry_after_s = 5
 
 
 class HistoryError(ReserveGPUError):

@@ -52,9 +52,9 @@ SHELL = Face("reserve-gpu run", "", COMMAND)
 
 
 def shell(command: list[str]) -> Face:
-    """Return the face of a shell in which a command was typed."""
+    """Return the face of a shell in which a command was typed, or none."""
     line = " ".join(map(_quoted, command))
-    is_short = len(line) <= COMMAND_LIMIT and line.isprintable()
+    is_short = 0 < len(line) <= COMMAND_LIMIT and line.isprintable()
     return SHELL._replace(command=line if is_short else COMMAND)
 
 

@@ -22,9 +22,8 @@ def why(arguments: Namespace) -> Output:
     """Return what `run` with these words would get, or its refusal."""
     wishes = options.wishes(arguments)
     del wishes["wait"]
-    face = faces.shell(arguments.command) if arguments.command else faces.SHELL
     try:
-        devices = api.would_get(parse(**wishes), face)
+        devices = api.would_get(parse(**wishes), faces.shell(arguments.command))
     except NoFreeDeviceError as error:
         answer, text, code = error.to_dict(), command.error_text(error), error.exit_code
     else:

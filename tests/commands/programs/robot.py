@@ -133,7 +133,10 @@ class Robot:
     def _require_next(self, refusal: dict[str, Any]) -> None:
         """Raise ValueError for a refusal that does not say what to do."""
         harmful = [each for each in refusal["next"] if "release" in each or "--end" in each]
-        if harmful or not refusal["next"] or not refusal["retry_after_s"] or not refusal["place"]:
+        is_seen = refusal["reason"] != "mutex_held"  # then nobody could look at the GPUs
+        if harmful or not refusal["retry_after_s"]:
+            raise ValueError(str(refusal))
+        if is_seen and not (refusal["next"] and refusal["place"]):
             raise ValueError(str(refusal))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import reserve_gpu
-from reserve_gpu.errors import NoFreeDeviceError, ReserveGPUError
+from reserve_gpu.errors import MutexHeldError, NoFreeDeviceError, ReserveGPUError
 from reserve_gpu.locks.directory import LockDirectory
 from reserve_gpu.locks.queue import Place
 from reserve_gpu.model import Record
@@ -78,6 +78,7 @@ def test_each_reason_is_documented() -> None:
         rows = [line.split("|") for line in PAGE.splitlines() if line.count("|") == 4]
         (code,) = (codes for _, names, codes, *_ in rows if f"`{values['reason']}`" in names)
         assert str(values["exit_code"]) in code
+        assert (values["retry_after_s"] is None, values["next"]) == (kind is not MutexHeldError, [])
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -182,6 +183,15 @@ def test_an_error_is_an_object(
     (error,) = events(ended.stderr)
     assert (error["event"], error["reason"], error["exit_code"]) == ("refused", reason, code)
     assert (ended.code, ended.stdout) == (code, "")
+
+
+def test_a_machine_that_nobody_can_look_at(here: Here, typed: CommandLine) -> None:
+    """Whoever can't reserve as others do so for too long is told when to ask again."""
+    with LockDirectory() as locks, locks.mutex():
+        ended = typed("run", "--json", "--wait", "0.1s", "--", "true")
+    (error,) = events(ended.stderr)
+    assert (ended.code, error["reason"]) == (75, "mutex_held")
+    assert (error["retry_after_s"], error["next"]) == (5, [])
 
 
 def test_the_option_of_a_command_is_its_own(here: Here, typed: CommandLine) -> None:
