@@ -112,7 +112,7 @@ def _reserve(arguments: Namespace) -> None:
     outcome = _ask(arguments)
     _warn(outcome.warnings + (between_cells.device_faults() if before else []))
     if outcome.excused and outcome.excused.picture:
-        outcome.excused.picture.show()
+        outcome.excused.picture.show(values=outcome.excused.to_dict())
     elif outcome.excused:
         print(outcome.excused)
     print(outcome.text)

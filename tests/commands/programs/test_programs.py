@@ -220,13 +220,18 @@ def test_a_program_is_told_nothing_that_ends_others(here: Here) -> None:
 
 
 def test_a_notebook_has_it_beside_the_picture(here: Here) -> None:
-    """The refusal that a notebook shows has the same values for programs, and the error, too."""
+    """The refusal that a notebook shows has the same values for programs, and the error, too.
+
+    So has one that --optional goes on after.
+    """
     with here.rival("0"), here.rival("1"):
         shell = here.shell(is_notebook=True)
         shown = shell.run("%reserve_gpu").values[0]
         values = shown["application/vnd.reserve-gpu+json"]
+        (excused,) = shell.run("%reserve_gpu --optional").values
         with pytest.raises(NoFreeDeviceError) as error:
             reserve_gpu.reserve()
+    assert excused["application/vnd.reserve-gpu+json"]["reason"] == "no_free_device"
     assert (values["reason"], values["next"]) == ("no_free_device", ["%reserve_gpu --wait"])
     assert "<table" in shown["text/html"]
     told = pickle.loads(pickle.dumps(error.value)).to_dict()  # noqa: S301 - our own
