@@ -206,7 +206,7 @@ def _ways_out(reason: Refused, face: Face, now: float) -> list[Line]:
     fit = messages.fit(rows)
     states = [row.state for row in fit]
     siblings = [row for row in rows if _is_siblings(row, reason)]
-    missing = [row for row in rows if not row.would_be_taken and row not in siblings]
+    missing = _missing(reason)
     available = [row for row in rows if row.would_be_taken]
     ways = asking.whom(missing, now, user)
     if any(row.counted for row in rows):  # by what this user has, so that nobody else can help
@@ -237,8 +237,12 @@ def can_wait(reason: Refused) -> bool:
     """Tell whether what is asked for may come free by itself."""
     if reasons.is_trouble([row.state for row in messages.fit(reason.rows)], reason.request.needed):
         return False
-    missing = [r for r in reason.rows if not (r.would_be_taken or _is_siblings(r, reason))]
-    return any(row.state in PASSING and not reasons.is_dark(row) for row in missing)
+    return any(row.state in PASSING and not reasons.is_dark(row) for row in _missing(reason))
+
+
+def _missing(reason: Refused) -> list[Row]:
+    """Return the devices that could not be had, but for those of processes started together."""
+    return [r for r in reason.rows if not (r.would_be_taken or _is_siblings(r, reason))]
 
 
 def _is_siblings(row: Row, reason: Refused) -> bool:
