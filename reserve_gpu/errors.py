@@ -37,6 +37,7 @@ if TYPE_CHECKING:
             """Return how it looks in a terminal."""
 
 
+VERSION = 1  # of what programs read of a reservation, or of an error; names are only ever added
 REASON_LIMIT = 300  # characters of what the driver or the system says
 TOO_MANY_FILES = (
     "This process has hardly a file descriptor left, so nothing was changed. Close files, or raise "
@@ -61,7 +62,7 @@ class ReserveGPUError(Exception):
         """Return what programs read, in the shape that docs/formats.md describes."""
         name = type(self).__name__.removesuffix("Error")
         return {
-            "version": 1,
+            "version": VERSION,
             "reason": "".join(f"_{c.lower()}" if c.isupper() else c for c in name)[1:],
             "exit_code": self.exit_code,
             "message": self.picture.brief if self.picture else str(self),

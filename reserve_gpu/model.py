@@ -470,11 +470,6 @@ class Holder(NamedTuple):
         return self.record.since
 
     @property
-    def agent(self) -> str | None:
-        """Return the name of the program that asks in place of its user."""
-        return self.record.who.agent
-
-    @property
     def lease(self) -> Lease:
         """Return until when it has the device."""
         return self.record.promise.lease

@@ -185,14 +185,14 @@ def plain(line: Line) -> str:
 
 def user_of(holder: Holder) -> str:
     """Return `alice`, or `alice (claude)` of a program that asks in her place."""
-    user = shown(holder.user or "somebody")
-    return f"{user} ({shown(holder.agent, NOTEBOOK_LIMIT)})" if holder.agent else user
+    user, agent = shown(holder.user or "somebody"), holder.record.who.agent
+    return f"{user} ({shown(agent, NOTEBOOK_LIMIT)})" if agent else user
 
 
 def person(*holders: Holder) -> str:
     """Return whom to talk to: `alice (train.ipynb)`. holders: all of one user."""
     user = shown(holders[0].user or "somebody")
-    texts = (text for holder in holders for text in (holder.agent, holder.name))
+    texts = (text for holder in holders for text in (holder.record.who.agent, holder.name))
     names = dict.fromkeys(shown(text) for text in texts if text)
     return f"{user} ({listed([*names][:NAMED_SHARERS])})" if names else user
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from reserve_gpu import alarm
 from reserve_gpu.core import handover
+from reserve_gpu.errors import VERSION
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.directory import are_locked
 
@@ -53,6 +54,6 @@ def main(text: str) -> None:
 
 def tell(descriptor: int, event: str, **values: Any) -> None:
     """Write an event."""
-    about = {"version": 1, "event": event, "time": time.time()}
+    about = {"version": VERSION, "event": event, "time": time.time()}
     with suppress(OSError):
         os.write(descriptor, f"{json.dumps({**about, **values})}\n".encode())

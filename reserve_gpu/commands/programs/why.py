@@ -10,7 +10,7 @@ from reserve_gpu.commands.run import command
 from reserve_gpu.commands.table import Output, Subcommand
 from reserve_gpu.core import api
 from reserve_gpu.core.request import parse
-from reserve_gpu.errors import NoFreeDeviceError
+from reserve_gpu.errors import VERSION, NoFreeDeviceError
 from reserve_gpu.report import faces
 from reserve_gpu.report.words import labels
 
@@ -28,7 +28,7 @@ def why(arguments: Namespace) -> Output:
         answer, text, code = error.to_dict(), command.error_text(error), error.exit_code
     else:
         found = [{"label": each.label, "uuid": each.uuid} for each in devices]
-        answer = {"version": 1, "reason": None, "exit_code": 0, "devices": found}
+        answer = {"version": VERSION, "reason": None, "exit_code": 0, "devices": found}
         text, code = f"You would get {labels(devices)}.", 0
     return Output(json.dumps(answer, indent=2) if arguments.json else text, code)
 
