@@ -391,11 +391,7 @@ class Late:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # asked by what looks through all names, as %autoreload does
             raise AttributeError(name)
-        return getattr(self(), name)
-
-    def __call__(self) -> Any:
-        """Import the module now; returns it."""
-        return imported(f"reserve_gpu.{self._name}")
+        return getattr(imported(f"reserve_gpu.{self._name}"), name)
 
 
 def imported(name: str) -> Any:
@@ -416,13 +412,6 @@ def imported(name: str) -> Any:
     if errand.error:
         raise errand.error
     return errand.module
-
-
-def load(*modules: ModuleType) -> None:
-    """Import those of the modules now that are Late ones."""
-    for module in modules:
-        if isinstance(module, Late):
-            module()
 
 
 def survive_reload(name: str, make: Callable[[], T]) -> T:
