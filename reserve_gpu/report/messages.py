@@ -94,11 +94,11 @@ def going_on(held: Sequence[Device], visible: str | None = None) -> str:
 def impossible(reason: notices.Impossible) -> str:
     """Return why no state of this machine could satisfy the request."""
     request, rows, limit = reason
+    more = "" if limit is None else f" {limit_line(limit, len(rows))}"
     if request.needed > len(rows):
         what = "device" if any(row.device.instance is not None for row in rows) else "GPU"
         here = f"is 1 {what}" if len(rows) == 1 else f"are {len(rows)} {what}s"
-        text = f"There {here} here; you asked for {request.needed}."
-        return text if limit is None else f"{text} {limit_line(limit, len(rows))}"
+        return f"There {here} here; you asked for {request.needed}.{more}"
     lost = [row.device for row in rows if isinstance(row.device, Fault)]
     known = [row for row in rows if isinstance(row.device, Device)]
     fitting = fit(known)
@@ -116,8 +116,7 @@ def impossible(reason: notices.Impossible) -> str:
     against += [
         f"{fault.label} can't be read: {shown(fault.reason, REASON_LIMIT)}" for fault in lost
     ]
-    text = f"{of} {'; '.join(against)}."
-    return text if limit is None else f"{text} {limit_line(limit, len(rows))}"
+    return f"{of} {'; '.join(against)}.{more}"
 
 
 def _by_unfit(rows: Sequence[Row]) -> list[list[Row]]:
@@ -218,10 +217,8 @@ def unusable(notice: notices.Unusable) -> str:
 @say.register
 def holds_already(reason: notices.HoldsAlready) -> str:
     """Say why a process that holds something can't join another reservation."""
-    what = "it" if len(reason.devices) == 1 else "them"
-    return (
-        f"This kernel holds {labels(reason.devices)}. Release {what} first: %reserve_gpu --release"
-    )
+    held = reason.devices
+    return f"This kernel holds {labels(held)}. Release {_them(held)} first: %reserve_gpu --release"
 
 
 def joined(devices: Sequence[Device], name: str | None, environ: Mapping[str, str]) -> str:
@@ -235,10 +232,9 @@ def is_guest(reason: notices.IsGuest) -> str:
     """Say why a guest can't have something else."""
     devices, name = reason
     where = shown(name or "another process", words.NOTEBOOK_LIMIT)
-    what = "it" if len(devices) == 1 else "them"
     return (
         f"This kernel has joined {where} on {labels(devices)}. To get something else, release "
-        f"{what} first: %reserve_gpu --release"
+        f"{_them(devices)} first: %reserve_gpu --release"
     )
 
 
@@ -246,7 +242,7 @@ def is_guest(reason: notices.IsGuest) -> str:
 def left_alone(notice: notices.LeftAlone) -> str:
     """Tell a guest that the holder that it has joined has gone."""
     devices, name = notice
-    what = "it" if len(devices) == 1 else "them"
+    what = _them(devices)
     return (
         f"{shown(name or 'The process', words.NOTEBOOK_LIMIT)} has released {labels(devices)}, "
         f"which this kernel has joined. Reserve {what} with %reserve_gpu, or release {what} with "
@@ -256,11 +252,10 @@ def left_alone(notice: notices.LeftAlone) -> str:
 
 def kept(devices: Sequence[Device], until: float) -> str:
     """Say that devices are kept for this kernel, which has restarted and not asked for them yet."""
-    this = "it" if len(devices) == 1 else "them"
     at = time.strftime("%H:%M:%S", time.localtime(until))
     return (
         f"{labels(devices)} {words.be(len(devices))} kept for this kernel until {at}. "
-        f"%reserve_gpu takes {this} again."
+        f"%reserve_gpu takes {_them(devices)} again."
     )
 
 
@@ -455,6 +450,10 @@ def limit_line(limit: str, count: int) -> str:
 def fit(rows: Sequence[Row]) -> list[Row]:
     """Return those of the devices that would do."""
     return [row for row in rows if row.state is not State.UNFIT]
+
+
+def _them(devices: Sequence[Device]) -> str:
+    return "it" if len(devices) == 1 else "them"
 
 
 def _label(name: str) -> str:
