@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from reserve_gpu import alarm, foreign, proc
 from reserve_gpu.core import kept
 from reserve_gpu.core.process_end import LONGEST_S, STOP_S
-from reserve_gpu.forks import no_fork
 from reserve_gpu.locks import descriptors
 from reserve_gpu.locks.directory import default_path
 from reserve_gpu.model import Answer, Device, Holder, Reserved
@@ -69,12 +68,14 @@ def left_of(holder: Holder) -> kept.Left | None:
 
 def _end(reserved: Reserved, by_name: bool) -> Answer:  # noqa: FBT001
     """End the process itself."""
+    with suppress(OSError), descriptors.process(reserved.holder.pid or 0) as process:
+        return _ended(reserved, process, by_name)
+    return Answer.GONE
+
+
+def _ended(reserved: Reserved, process: int, by_name: bool) -> Answer:  # noqa: FBT001
+    """End the process that has this pidfd, if it still has the reservation."""
     pid = reserved.holder.pid or 0
-    try:
-        with no_fork:
-            process = descriptors.remember(alarm.open_process(pid))
-    except OSError:
-        return Answer.GONE
     try:
         if not _has_open(pid, {holder.file for row in reserved.rows for holder in row.holders}):
             return Answer.GONE  # and the number may be another process's
@@ -92,8 +93,6 @@ def _end(reserved: Reserved, by_name: bool) -> Answer:  # noqa: FBT001
         return Answer.STAYS
     except OSError:  # it has ended
         return Answer.ENDED
-    finally:
-        descriptors.close(process)
     return Answer.STAYS
 
 
