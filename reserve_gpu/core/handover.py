@@ -7,17 +7,17 @@ inherited it. Nothing in it is believed that the kernel does not confirm of the 
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from reserve_gpu import foreign, proc, settings
+from reserve_gpu import alarm, foreign, proc, settings
 from reserve_gpu.core import environment
 from reserve_gpu.core.held import Guest, Held
 from reserve_gpu.errors import LockError
 from reserve_gpu.locks import descriptors, files
 from reserve_gpu.locks import record as records
-from reserve_gpu.locks.directory import default_path, device_of, lock_name
+from reserve_gpu.locks.directory import LockDirectory, default_path, device_of, lock_name
 from reserve_gpu.locks.holders import is_sharers
 from reserve_gpu.locks.lock import Lock, kernel_device
 from reserve_gpu.model import Device, Fact, Record
@@ -64,6 +64,23 @@ def described(held: Held) -> dict[str, Any]:
         "record": Record(promise=held.promise).to_dict(),
         "guest": held.guest,
     }
+
+
+def follow(module: str, held: Held, about: Mapping[str, Any], open_files: Sequence[int]) -> None:
+    """Leave a process that calls `main` of that module, and follows what this process becomes.
+
+    about: what it gets besides what is held. open_files: descriptors that it keeps. Raises OSError.
+    """
+    with descriptors.process(os.getpid()) as process:
+        told = {"pid": os.getpid(), "process": process, **about, **described(held)}
+        alarm.leave_to(module, told, (*open_files, process))
+
+
+def are_locked(about: Mapping[str, Any]) -> bool:
+    """Tell whether a process that is followed, or what it has left, still has all the locks."""
+    names = [os.path.basename(name) for _, name, _ in about["locks"]]
+    with LockDirectory() as directory:
+        return not directory.unlisted(names, about["pid"])
 
 
 def held_of(fields: Mapping[str, Any]) -> Held:

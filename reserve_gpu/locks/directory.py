@@ -359,12 +359,6 @@ class LockDirectory:
             descriptors.close(descriptor)
 
 
-def are_locked(names: Collection[str], pid: int) -> bool:
-    """Tell whether that process, or what it has left, has all these files locked, by the list."""
-    with LockDirectory() as directory:
-        return not directory.unlisted(names, pid)
-
-
 def _own_name(prefix: str, uid: int, number: int) -> str:
     return f"{prefix}-{uid}-{number}.lock"
 

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 from reserve_gpu import alarm
 from reserve_gpu.core import handover
 from reserve_gpu.errors import VERSION
-from reserve_gpu.locks import descriptors
-from reserve_gpu.locks.directory import are_locked
 
 if TYPE_CHECKING:
     from reserve_gpu.core.held import Held
@@ -30,10 +28,8 @@ def start(descriptor: int, held: Held) -> None:
     """Leave a process that follows this one. descriptor: for its events. Raises OSError."""
     out = os.dup(descriptor)  # its own stderr is another one
     try:
-        with descriptors.process(os.getpid()) as process:
-            about: dict[str, Any] = {"pid": os.getpid(), "process": process, "out": out}
-            about |= {"began": time.time(), "until": held.lease.until, **handover.described(held)}
-            alarm.leave_to(__name__, about, (out, process))
+        about = {"out": out, "began": time.time(), "until": held.lease.until}
+        handover.follow(__name__, held, about, (out,))
     finally:
         os.close(out)
 
@@ -41,9 +37,9 @@ def start(descriptor: int, held: Held) -> None:
 def main(text: str) -> None:
     """Tell each event until nobody has the locks any more. text: what `start` says of it."""
     about: dict[str, Any] = json.loads(text)
-    names, until = [name for _, name, _ in about["locks"]], about["until"]
+    until = about["until"]
     moments = [until - each for each in BEFORE_S if until - each > about["began"]] if until else []
-    while are_locked(names, about["pid"]):
+    while handover.are_locked(about):
         if moments and time.time() >= moments[0]:
             del moments[0]
             tell(about["out"], "ending", at=until, left_s=round(until - time.time()))

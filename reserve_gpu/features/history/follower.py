@@ -8,7 +8,6 @@ command, and is gone as soon as nobody has the locks any more.
 from __future__ import annotations
 
 import json
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ from reserve_gpu.core import handover
 from reserve_gpu.errors import ReserveGPUError
 from reserve_gpu.features.history.recorder import EVERY_S, Recorder
 from reserve_gpu.locks import descriptors
-from reserve_gpu.locks.directory import are_locked
 from reserve_gpu.log.log_writer import Page
 from reserve_gpu.model import End
 
@@ -29,19 +27,15 @@ POLL_S = 1.0  # between two looks at whether somebody has the locks, once the co
 
 def start(logged: Recorder) -> bool:
     """Leave the page to a follower of this very process; returns True. Raises OSError."""
-    page, held = logged.page, logged.held
+    page = logged.page
     about = {
-        "pid": os.getpid(),
         "name": logged.entries[0].name,
         "page": (page.folder, page.descriptor, page.name),
         "since": logged.entries[0].since,
         "at": logged.at,
-        **handover.described(held),
     }
     try:
-        with descriptors.process(os.getpid()) as process:
-            about["process"] = process
-            alarm.leave_to(__name__, about, (page.folder, page.descriptor, process))
+        handover.follow(__name__, logged.held, about, (page.folder, page.descriptor))
     finally:
         page.close()
     return True
@@ -55,13 +49,12 @@ def main(text: str) -> None:
     descriptors.adopt(descriptor)
     held, page = handover.held_of(about), Page(folder, descriptor, name)
     logged = Recorder(page, held, about["since"], about["at"])
-    names = [os.path.basename(file) for _, file, _ in about["locks"]]
     own: Collection[int] | None = {about["pid"]}
-    while own or are_locked(names, about["pid"]):
+    while own or handover.are_locked(about):
         pause_s = _step(logged, own)
         if own is None:
             time.sleep(min(pause_s, POLL_S))
-        elif alarm.ends_within(about["process"], pause_s) or not are_locked(names, about["pid"]):
+        elif alarm.ends_within(about["process"], pause_s) or not handover.are_locked(about):
             own = None
     logged.end(End.EXIT)
 
