@@ -1,6 +1,7 @@
 """What an attempt comes to: what it has locked, what it was refused, and what it releases."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from reserve_gpu.locks.lock import Lock
@@ -41,16 +42,13 @@ class Denied(NamedTuple):
     ahead: tuple[Ticket, ...] = ()
 
 
-class Taken:
+class Taken(AbstractContextManager["Taken"]):
     """What an attempt has taken so far; at its end it releases all that was not kept."""
 
     def __init__(self, held: Mapping[str, Lock]) -> None:
         self._held = held
         self.locked: dict[str, Locked] = {}
         self.rows: list[Row] = []
-
-    def __enter__(self) -> "Taken":  # noqa: PYI034 - typing has Self from 3.11 on
-        return self
 
     def __exit__(self, *_: object) -> None:
         for uuid, locked in self.locked.items():

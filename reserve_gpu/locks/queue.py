@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from reserve_gpu import calls, proc
@@ -18,8 +19,6 @@ from reserve_gpu.model import Asks, Device, Record, Ticket
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from typing_extensions import Self
-
     from reserve_gpu.locks.lock import Lock
 
 BACK_S = 120.0
@@ -27,7 +26,7 @@ STOPPED_S = 5.0  # without a sign of life; a waiter gives one each second
 NOBODY = Record()
 
 
-class Place:
+class Place(AbstractContextManager["Place"]):
     """The place of this process in the queue; a context manager that leaves the queue at its end.
 
     Until it has joined it comes after all who have.
@@ -65,9 +64,6 @@ class Place:
         self._offers: dict[tuple[str, str], float] = {}
         self._last_offers: dict[tuple[str, str], float] = {}
         self._ahead: list[Ticket] = []
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._lock:

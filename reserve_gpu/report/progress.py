@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from reserve_gpu.model import News, Slow, Waiting
@@ -17,7 +17,6 @@ from reserve_gpu.report import columns, messages, pictures, terminal
 
 if TYPE_CHECKING:
     from IPython.display import DisplayHandle
-    from typing_extensions import Self
 
 
 CLEAR = "\x1b[J"  # delete from the cursor to the end of the screen
@@ -33,7 +32,7 @@ class Frame(NamedTuple):
     news: Any = None
 
 
-class Live:
+class Live(AbstractContextManager["Live"]):
     """Shows how things stand: replaced in place in a notebook and a terminal, else a line on news.
 
     A context manager; at its end the display is taken away, where that can be done.
@@ -44,9 +43,6 @@ class Live:
         self._screen = _screen(stream)
         self._second: int | None = None  # of what was shown last
         self._is_over = False
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.clear()
