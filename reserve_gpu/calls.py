@@ -379,6 +379,17 @@ def sleep(seconds: float) -> None:
         time.sleep(min(left_s, POLL_S))
 
 
+def wait_for(look: Callable[[], T], limit_s: float, poll_s: float) -> T:
+    """Look again and again until there is an answer that is true; returns the last answer.
+
+    limit_s: seconds after which that is given up. It can't be interrupted, as `sleep` can.
+    """
+    until = time.monotonic() + limit_s
+    while not (answer := look()) and time.monotonic() < until:
+        time.sleep(poll_s)
+    return answer
+
+
 class Late:
     """A module of ours that most processes never need: its first use imports it.
 

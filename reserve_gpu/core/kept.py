@@ -18,7 +18,7 @@ from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import alarm, foreign, heir, machine, proc
+from reserve_gpu import alarm, calls, foreign, heir, machine, proc
 from reserve_gpu.core import environment, guests, handover
 from reserve_gpu.core.use import DRIVER_LIMIT_S
 from reserve_gpu.errors import DriverError
@@ -164,13 +164,8 @@ def end(left: Left, uid: int | None = None) -> bool:
 
 def _acquired(directory: LockDirectory, name: str, since: float) -> Lock | None:
     """Lock the file; the kernel that has left it may be ending just now."""
-    until = time.monotonic() + ENDS_S
     mode = OWN_MODE if is_sharers(name) else OTHERS_MODE
-    while (lock := directory.acquire(name, mode, since)) is None:
-        if time.monotonic() >= until:
-            return None
-        time.sleep(POLL_S)
-    return lock
+    return calls.wait_for(lambda: directory.acquire(name, mode, since), ENDS_S, POLL_S)
 
 
 def _read(pid: int, connection_file: str) -> Left:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from reserve_gpu import proc
+from reserve_gpu import calls, proc
 from reserve_gpu.core import environment, guests
 from reserve_gpu.errors import DriverError
 from reserve_gpu.gpus.bindings import DeviceError
@@ -99,9 +98,7 @@ def of_hidden(held: Held) -> tuple[bool, bool]:
 
     What has begun to start before it was hidden is waited for.
     """
-    until = time.monotonic() + HIDDEN_S
-    while environment.cuda_may_be_starting() and time.monotonic() < until:
-        time.sleep(HIDDEN_POLL_S)
+    calls.wait_for(lambda: not environment.cuda_may_be_starting(), HIDDEN_S, HIDDEN_POLL_S)
     return environment.cuda_started(), by_child(held)
 
 

@@ -9,10 +9,9 @@ that decide, and nobody can come between.
 from __future__ import annotations
 
 import re
-import time
 from typing import TYPE_CHECKING
 
-from reserve_gpu import errors, options
+from reserve_gpu import calls, errors, options
 from reserve_gpu.commands.hosts import about_hosts as said
 from reserve_gpu.commands.hosts import others as hosts
 from reserve_gpu.core import policy, request
@@ -100,13 +99,12 @@ def _fits(row: Row, asked: Request) -> bool:
 
 def has_gpu(name: str, pid: int) -> bool:
     """Tell whether a process on a host has come to hold a GPU there."""
-    until = time.monotonic() + HAS_LIMIT_S
-    while time.monotonic() < until:
+
+    def has_now() -> bool:
         rows = [row for each in hosts.look([name]).machines for row in each.rows]
-        if any(holder.confirmed and holder.pid == pid for row in rows for holder in row.holders):
-            return True
-        time.sleep(LOOK_EVERY_S)
-    return False
+        return any(each.confirmed and each.pid == pid for row in rows for each in row.holders)
+
+    return calls.wait_for(has_now, HAS_LIMIT_S, LOOK_EVERY_S)
 
 
 def _free(seen: statuses.Status) -> int:
