@@ -95,13 +95,7 @@ class Report(NamedTuple):
             "total": _rounded(self.total),
             "days": [{"name": day, **_rounded(self.days[day])} for day in sorted(self.days)],
             "longest_idle": [
-                {
-                    "user": each.user,
-                    "name": each.name,
-                    "gpus": list(each.gpus),
-                    "since": each.since,
-                    "idle_hours": round(each.hours, 4),
-                }
+                {**each._asdict(), "gpus": [*each.gpus], "idle_hours": round(each.idle_hours, 4)}
                 for each in self.longest_idle
             ],
             "problems": [{"host": host, "problem": text} for host, text in self.problems.items()],
@@ -116,10 +110,7 @@ def _rounded(hours: Hours) -> dict[str, float]:
 
 
 def _head(report: Report) -> Iterator[Line]:
-    if not report.is_kept:
-        yield (("No history is kept here.", STRONG),)
-    else:
-        yield ((_sentence(report), STRONG),)
+    yield ((_sentence(report), STRONG),)
     since = time.strftime("%a %Y-%m-%d %H:%M", time.localtime(report.since))
     whose = f", {shown(report.user)}" if report.user else ""
     yield ((f"{shown(report.host, REASON_LIMIT)}{whose}, since {since}", FAINT),)
@@ -132,6 +123,8 @@ def _head(report: Report) -> Iterator[Line]:
 def _sentence(report: Report) -> str:
     """Return `31.0 GPU-hours reserved in the last 7 days, 22.0 of them idle.`."""
     total, since = report.total, _period(report)
+    if not report.is_kept:
+        return "No history is kept here."
     if not report.has_answers:
         return "No machine answered."
     if report.is_new:
@@ -183,7 +176,7 @@ def _longest_idle(report: Report) -> Sheet:
     every = report.longest_idle
     columns = [
         Column("notebook", tuple(shown(each.name or "?", NOTEBOOK_LIMIT) for each in every)),
-        Column("idle", tuple(words.hours(each.hours) for each in every), 9, is_figure=True),
+        Column("idle", tuple(words.hours(each.idle_hours) for each in every), 9, is_figure=True),
         Column("GPU", tuple(_devices(each.gpus) for each in every), 6),
         Column("user", tuple(shown(each.user, NOTEBOOK_LIMIT) for each in every), 8),
         Column("since", tuple(times.moment(each.since, report.until) for each in every), 7),

@@ -118,7 +118,7 @@ def merged(reports: Mapping[str, Report], by: str) -> Report:
         _added((named(name, what), hours) for name, one in reports.items()
                for what, hours in one.rows.items()),
         _added(row for one in reports.values() for row in one.days.items()),
-        tuple(sorted(idle, key=lambda each: -each.hours)[: totals.MOST_IDLE]),
+        tuple(sorted(idle, key=lambda each: -each.idle_hours)[: totals.MOST_IDLE]),
         user=users.pop() if len(users) == 1 else None,
         is_kept=any(one.is_kept for one in reports.values()) or not reports,
         file=settings.user_file(),

@@ -47,7 +47,7 @@ class Idle(NamedTuple):
     name: str | None
     gpus: tuple[str, ...]
     since: float
-    hours: float
+    idle_hours: float
 
 
 def together(every: Iterable[Hours]) -> Hours:
@@ -161,15 +161,15 @@ class _IdleTimes:
         gpus = before.gpus
         if entry.gpu and entry.gpu not in gpus and len(gpus) < MOST_GPUS:
             gpus += (entry.gpu,)
-        lain = Idle(user, name, gpus, before.since, before.hours + idle_hours)
+        lain = Idle(user, name, gpus, before.since, before.idle_hours + idle_hours)
         self._idle[user, entry.id] = lain
 
     def longest(self, labels: Mapping[str, Mapping[str, str]]) -> tuple[Idle, ...]:
         return tuple(
             idle._replace(gpus=tuple(sorted(labels[idle.user].get(gpu, gpu) for gpu in idle.gpus)))
             for _, idle in self._most(MOST_IDLE)
-            if idle.hours >= LEAST_IDLE_HOURS
+            if idle.idle_hours >= LEAST_IDLE_HOURS
         )
 
     def _most(self, count: int) -> list[tuple[tuple[str, str], Idle]]:
-        return nlargest(count, self._idle.items(), key=lambda item: item[1].hours)
+        return nlargest(count, self._idle.items(), key=lambda item: item[1].idle_hours)

@@ -243,7 +243,7 @@ def test_the_longest_idle(kept: Histories) -> None:
             for hour in range(number)
         )  # fmt: skip
     longest = sums().idle
-    assert [(each.name, each.hours) for each in longest[:2]] == [("n8", 8.0), ("n7", 7.0)]
+    assert [(each.name, each.idle_hours) for each in longest[:2]] == [("n8", 8.0), ("n7", 7.0)]
     assert longest[0].gpus == ("GPU0", "GPU1")
     assert len(longest) == totals.MOST_IDLE
 
@@ -258,7 +258,7 @@ def test_a_million_of_names_are_bounded() -> None:
     assert len(summary.rows) == totals.MOST_NAMES + 1
     assert "others" in summary.rows
     assert sum(hours.reserved for hours in summary.rows.values()) == pytest.approx(count + 9)
-    assert (summary.idle[0].name, summary.idle[0].hours) == ("train.ipynb", 9.0)
+    assert (summary.idle[0].name, summary.idle[0].idle_hours) == ("train.ipynb", 9.0)
 
 
 @pytest.mark.parametrize("by", ["user", "notebook", "gpu", "day"])
