@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 PAGE = re.compile(r"[0-9a-f]{16}\.open")
 MONTH = re.compile(r"[0-9]{4}-[0-9]{2}\.jsonl")
-KEPT_MONTHS = 13  # this one and those of a year before
 PAGE_LIMIT = 1 << 20  # bytes
 OWN_MODE = 0o600
 
@@ -136,11 +135,10 @@ def _has(folder: int, entry: LogLine) -> bool:
 
 
 def _forget_old(folder: int, newest: str) -> None:
-    """Remove the files of months that are kept no more."""
-    year, number = map(int, newest.split("-"))
-    oldest = year * 12 + number - KEPT_MONTHS
+    """Remove the files of months that are kept no more: a year before the newest one is kept."""
+    oldest = f"{int(newest[:4]) - 1}{newest[4:]}"  # of the year before
     for name in filter(MONTH.fullmatch, os.listdir(folder)):
-        if int(name[:4]) * 12 + int(name[5:7]) <= oldest:
+        if name < oldest:
             with suppress(OSError):
                 os.unlink(name, dir_fd=folder)
 
