@@ -85,7 +85,12 @@ class LockDirectory:
     @contextmanager
     def mutex(self, limit_s: float = MUTEX_LIMIT_S) -> Iterator[None]:
         """Hold the machine's mutex; MutexHeldError where others have it for limit_s seconds."""
-        mutex = self._wait_for_mutex(limit_s)
+        start = time.monotonic()
+        while (mutex := self.acquire(MUTEX)) is None:
+            waited_s = time.monotonic() - start
+            if waited_s >= limit_s:
+                raise MutexHeldError(_mutex_message(self.holders.of(MUTEX).pid, waited_s))
+            calls.sleep(MUTEX_POLL_S)
         try:
             self._device = kernel_device(mutex.descriptor)
             self._holders = Holders(self.path, self.descriptor, self._device)
@@ -93,15 +98,6 @@ class LockDirectory:
         finally:
             self._holders = None
             mutex.release()
-
-    def _wait_for_mutex(self, limit_s: float) -> Lock:
-        start = time.monotonic()
-        while (lock := self.acquire(MUTEX)) is None:
-            waited_s = time.monotonic() - start
-            if waited_s >= limit_s:
-                raise MutexHeldError(_mutex_message(self.holders.of(MUTEX).pid, waited_s))
-            calls.sleep(MUTEX_POLL_S)
-        return lock
 
     def acquire(
         self, name: str, mode: int = OTHERS_MODE, since: float | None = None

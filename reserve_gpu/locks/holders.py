@@ -58,14 +58,14 @@ class Holders:
     def of(self, name: str) -> Holder:
         """Return the holder of a file that is known to be locked, as far as it can be seen."""
         record, status = self._record(name)
-        if not is_sharers(name):  # anybody may write into the file of a whole device
-            record = _of_nothing_shared(record)
-        holder = Holder() if status is None else self._holder(record, status)
-        if status is not None and is_sharers(name):
-            holder = holder._replace(uid=status.st_uid)
-        elif holder.listed_pid:
-            holder = holder._replace(uid=proc.uid_of(holder.listed_pid))
-        return holder._replace(file=name)
+        if status is None:
+            return Holder(file=name)
+        if is_sharers(name):
+            return self._holder(record, status)._replace(uid=status.st_uid, file=name)
+        # Anybody may write into the file of a whole device.
+        holder = self._holder(_of_nothing_shared(record), status)
+        uid = proc.uid_of(holder.listed_pid) if holder.listed_pid else None
+        return holder._replace(uid=uid, file=name)
 
     def ticket(self, name: str) -> Ticket:
         """Return the ticket in a file that a waiter has locked."""
