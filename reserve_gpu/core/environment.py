@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any, NamedTuple
 
 from reserve_gpu import foreign
@@ -33,7 +34,6 @@ NO_DEVICES: Mapping[str, str | None] = {VISIBLE: "", MEMORY: None}
 NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED (cuda.h)
 
 _started_before_fork = False
-_is_hooked = False
 
 
 class Changes(NamedTuple):
@@ -166,11 +166,10 @@ def cuda_uuids() -> list[str]:
     return uuids
 
 
+@cache
 def remember_over_fork() -> None:
     """Let a forked child know that CUDA had started: there the driver can't be asked any more."""
-    global _is_hooked
-    if not _is_hooked and hasattr(os, "register_at_fork"):
-        _is_hooked = True
+    if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=_remember)
 
 

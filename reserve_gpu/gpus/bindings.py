@@ -53,7 +53,6 @@ class Code:
     UNKNOWN = 999
 
 
-NEVER: frozenset[int] = frozenset()
 # The reading is not to be had here; the device itself is not in trouble.
 NOT_OFFERED = frozenset({
     Code.NOT_SUPPORTED, Code.NO_PERMISSION, Code.FUNCTION_NOT_FOUND,
@@ -169,7 +168,7 @@ class Bindings:
         except HangError as error:
             raise _hanging(error) from error
 
-    def ask(self, name: str, *arguments: Any, absent: frozenset[int] = NEVER) -> Any:
+    def ask(self, name: str, *arguments: Any, absent: frozenset[int] = frozenset()) -> Any:
         """Call the NVML function of that name; None where it answers one of the codes in `absent`.
 
         Raises DeviceError for any other failure.
