@@ -150,10 +150,8 @@ def _row(entry: Entry, titles: Sequence[str]) -> str:
         "util": (SHORT, f'<span title="{escape(heat)}">{entry.util}</span>'),
         "who": (WHO, divs([line for line in lines if line])),
     }
-    cells = ""
-    for title in titles:
-        style, cell = contents[title]
-        cells += f'<td style="{LINE};{style}">{cell}</td>'
+    shown = (contents[title] for title in titles)
+    cells = "".join(f'<td style="{LINE};{style}">{cell}</td>' for style, cell in shown)
     return f'<tr style="{OWN_ROW if entry.is_mine else ROW}">{cells}</tr>'
 
 

@@ -110,13 +110,12 @@ def of_line(text: str) -> Picture:
 
 
 def warn(warnings: Sequence[str]) -> None:
-    """Show warnings in this IPython, if there are any."""
+    """Show warnings in this IPython."""
     lines: list[Line] = []
     for warning in warnings:
         first, *to_type = warning.splitlines()  # in HTML a line break within a line is a space
         lines += [(("Warning: ", MARK), first), *((line,) for line in to_type)]
-    if lines:
-        tell(Picture(Layout(lines)))
+    tell(Picture(Layout(lines)))
 
 
 def tell(what: Picture | str) -> None:
