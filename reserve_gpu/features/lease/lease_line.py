@@ -33,17 +33,17 @@ class LeaseLine:
         text = ends.say(notice, MAGIC if cells().shell else PYTHON)
         self._replace(text)
         if notice.action is Action.END_PROCESS:
-            _log(text)
+            warn(text)
         elif _is_for_next_cell(notice):
             self._is_notice = bool(cells().shell)
             if not self._is_notice:
-                _log(text)
+                warn(text)
 
     def log(self, text: str) -> None:
         """Show what has gone wrong as the process ends, and log it."""
         self._is_notice = False
         self._replace(text)
-        _log(text)
+        warn(text)
 
     def close(self, text: str) -> None:
         """Show nothing more in these cells; the text, if there is one, is their last word."""
@@ -84,6 +84,7 @@ def _is_for_next_cell(notice: LeaseNotice) -> bool:
     return notice.action not in (Action.LAST, Action.PUT_OFF)
 
 
-def _log(text: str) -> None:
+def warn(text: str, *, has_traceback: bool = False) -> None:
+    """Write it into the log."""
     with suppress(Exception):  # a handler of somebody's
-        logging.getLogger("reserve_gpu").warning(text)
+        logging.getLogger("reserve_gpu").warning(text, exc_info=has_traceback)

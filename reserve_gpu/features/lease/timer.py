@@ -7,7 +7,6 @@ stands still while the machine sleeps: that night nobody has let a GPU lie idle.
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from contextlib import suppress
@@ -19,8 +18,7 @@ from reserve_gpu.cells import cells
 from reserve_gpu.core import environment, guests, process_end, use
 from reserve_gpu.core.feature import Feature, Owner
 from reserve_gpu.errors import LockError
-from reserve_gpu.features.lease import ends, schedule
-from reserve_gpu.features.lease.lease_line import LeaseLine
+from reserve_gpu.features.lease import ends, lease_line, schedule
 from reserve_gpu.features.lease.lease_notices import Action, LeaseNotice
 from reserve_gpu.features.lease.schedule import Circumstances, Step
 from reserve_gpu.locks import queue
@@ -46,7 +44,7 @@ class LeaseTimer(Feature):
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
-        self.display = LeaseLine()
+        self.display = lease_line.LeaseLine()
         self._held: Held | None = None  # whose lease is followed
         self._done: tuple[Action, bool] | None = None  # the last act, and whether by idleness
         self._began = self._looked_at = time.time()
@@ -83,10 +81,8 @@ class LeaseTimer(Feature):
         try:
             self._follow_holder()
             return self._step()
-        except Exception:
-            with suppress(Exception):  # a handler of somebody's
-                log = logging.getLogger("reserve_gpu")
-                log.warning("The end of a reservation failed.", exc_info=True)
+        except Exception:  # noqa: BLE001 - it is logged, and tried again
+            lease_line.warn("The end of a reservation failed.", has_traceback=True)
             self._done = None
             return RETRY_S
 
