@@ -89,18 +89,20 @@ _HOMES = {
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Add %reserve_gpu to the shell; called by `%load_ext reserve_gpu`."""
-    with no_fork:
-        from reserve_gpu import extension
-
-    extension.load(shell)
+    _late("extension").load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Take %reserve_gpu away again; what is reserved stays reserved."""
-    with no_fork:
-        from reserve_gpu import extension
+    _late("extension").unload(shell)
 
-    extension.unload(shell)
+
+def _late(name: str) -> Any:
+    """Return a module of ours, which its first use imports."""
+    with no_fork:
+        from reserve_gpu.calls import Late
+
+    return Late(name)
 
 
 if not TYPE_CHECKING:  # to which every name would be one of ours
@@ -108,10 +110,7 @@ if not TYPE_CHECKING:  # to which every name would be one of ours
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        with no_fork:
-            from reserve_gpu.calls import Late
-
-        return getattr(Late(_HOMES.get(name, "errors")), name)
+        return getattr(_late(_HOMES.get(name, "errors")), name)
 
 
 def __dir__() -> list[str]:
