@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reserve_gpu.commands.report.totals import KEYS, UNKNOWN, Hours, Idle, together
 from reserve_gpu.errors import REASON_LIMIT, shown
-from reserve_gpu.foreign import Fields, table
+from reserve_gpu.foreign import Fields, fields_of, table
 from reserve_gpu.report import times, words
 from reserve_gpu.report.layout import Layout
 from reserve_gpu.report.pictures import Picture
@@ -265,10 +265,4 @@ def _hours_of(said: Fields) -> tuple[str, Hours]:
 
 
 def _idle_of(said: Fields) -> Idle:
-    return Idle(
-        said.text("user") or UNKNOWN,
-        said.text("name"),
-        tuple(said.texts("gpus")),
-        said.number("since") or 0.0,
-        said.number("idle_hours") or 0.0,
-    )
+    return Idle(**{**fields_of(Idle, said.fields), "gpus": tuple(said.texts("gpus"))})

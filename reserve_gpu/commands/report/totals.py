@@ -43,11 +43,11 @@ class Hours(NamedTuple):
 class Idle(NamedTuple):
     """A reservation that lay idle for long: whose, what it is called, of which GPUs, since when."""
 
-    user: str
-    name: str | None
-    gpus: tuple[str, ...]
-    since: float
-    idle_hours: float
+    user: str = UNKNOWN
+    name: str | None = None
+    gpus: tuple[str, ...] = ()
+    since: float = 0.0
+    idle_hours: float = 0.0
 
 
 def together(every: Iterable[Hours]) -> Hours:
@@ -156,7 +156,7 @@ class _IdleTimes:
         if before is None:
             if len(self._idle) >= 2 * MOST_RESERVATIONS:
                 self._idle = dict(self._most(MOST_RESERVATIONS))
-            before = Idle(user, None, (), entry.since, 0.0)
+            before = Idle(user, since=entry.since)
         name = before.name or entry.name  # named later, in VS Code
         gpus = before.gpus
         if entry.gpu and entry.gpu not in gpus and len(gpus) < MOST_GPUS:
