@@ -186,8 +186,7 @@ def words(arguments: Namespace) -> list[str]:
         elif value is True:
             result.append(option.flag)
         elif value not in (None, False):
-            values = value if isinstance(value, list) else [value]
-            result += [f"{option.flag}={each}" for each in values]
+            result.append(f"{option.flag}={value}")
     return result
 
 
