@@ -18,10 +18,10 @@ from reserve_gpu.locks.holders import with_hosts
 from reserve_gpu.model import GRAPHICS, STUCK, Device, Fault, Row, State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from reserve_gpu.gpus.nvml import Nvml
-    from reserve_gpu.model import Holder, Process, Ticket, Usage
+    from reserve_gpu.model import Holder, Process, Rules, Ticket, Usage
 
 MUTEX_LIMIT_S = 0.5
 READING_LIMIT_S = 2.0
@@ -52,12 +52,12 @@ class Reservations(NamedTuple):
     others: tuple[Holder, ...] = ()
 
 
-def look(nvml: Nvml, *, idle_mib: float | None = None, drained: Collection[str] = ()) -> LookResult:
+def look(nvml: Nvml, *, idle_mib: float | None = None, ruled: Rules | None = None) -> LookResult:
     """Look at every device of this machine that the driver shows.
 
     nvml: a conversation with the driver.
     idle_mib: memory in use up to which a device is idle, None for the default.
-    drained: names of devices that the administrator hands out no more.
+    ruled: what the administrator's file says, which may hand out some devices no more.
     Raises DriverError where there is no driver. Where the lock directory can't be used the devices
     are there anyway, and `problem` says why nothing is known of reservations.
     """
@@ -67,6 +67,7 @@ def look(nvml: Nvml, *, idle_mib: float | None = None, drained: Collection[str] 
     waiting = [t._replace(holder=proc.with_user(t.holder)) for t in reservations.waiting]
     reservations = reservations._replace(waiting=waiting)
     rows = [_row(nvml, device, reservations, idle_mib) for device in devices]
+    drained = ruled.drained if ruled else ()
     rows = [
         row._replace(state=State.DRAINED, promisable_mib=None)
         if row.state not in STUCK and names.is_one_of(row.device, drained)

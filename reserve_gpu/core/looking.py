@@ -79,8 +79,7 @@ def looking(show: Callable[[News], object] = lambda _: None) -> Iterator[Callabl
                 gpus = conversation.enter_context(Nvml())
             using, gpus = gpus, None
             ruled = rules()
-            drained = ruled.drained if ruled else ()
-            seen = machine.look(using, idle_mib=idle_mib(), drained=drained)
+            seen = machine.look(using, idle_mib=idle_mib(), ruled=ruled)
             if all(row.state is not State.BROKEN for row in seen.rows):
                 gpus = using
             return Status(

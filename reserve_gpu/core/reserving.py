@@ -229,12 +229,11 @@ def _free_others(asking: Asking, rows: Sequence[Row]) -> list[Row]:
 
     Nothing if an inherited limit or a rule keeps others from this process, or CUDA has started.
     """
-    request, ruled = asking.request, asking.rules
+    request = asking.request
     is_limited = asking.inherited[environment.VISIBLE] is not None or asking.is_taking_back
     if is_limited or any(row.state is State.LIMITED for row in rows):
         return []
-    drained = ruled.drained if ruled else ()
-    look = machine.look(asking.gpus, idle_mib=asking.idle_mib, drained=drained)
+    look = machine.look(asking.gpus, idle_mib=asking.idle_mib, ruled=asking.rules)
     return [
         row
         for row in look.rows
