@@ -43,21 +43,19 @@ def _row(said: Fields, waiting: Sequence[model.Ticket]) -> model.Row:
     processes = tuple(process for process in every if process.kind != model.GRAPHICS)
     state, reason = _state(said), said.text("reason")
     place = said.integer("next_in_line") or 0
+    percent = said.integer("utilisation_percent")
     row = model.Row(
         _device(said, reason),
         State.RESERVED if state is State.KEPT else state,  # as a row has it; its holder tells
         usage=_usage(said, processes),
-        utilisation=said.integer("utilisation_percent"),
         processes=processes,
         holders=tuple(map(_holder, said.tables("holders"))),
         is_unused=said.boolean("is_reserved_but_idle"),
         is_unreserved_use=said.boolean("is_used_without_reservation"),
         awaited_by=waiting[place - 1].holder if 0 < place <= len(waiting) else None,
         graphics=tuple(process for process in every if process.kind == model.GRAPHICS),
-        temperature_c=said.integer("temperature_c"),
-        power_w=said.number("power_w"),
-        power_limit_w=said.number("power_limit_w"),
         promisable_mib=said.number("memory_promisable_mib"),
+        **fields_of(model.Gauges, {**said.fields, "utilisation": percent}),
     )
     if row.state in HELD and reason:
         row = row._replace(use_state=State.BUSY)
