@@ -13,6 +13,7 @@ import re
 import secrets
 import stat
 from contextlib import suppress
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from reserve_gpu.errors import HistoryError
@@ -84,10 +85,7 @@ class Page:
 
 def append(folder: int, entries: Sequence[LogLine]) -> None:
     """Append the lines to the file of their month. Raises OSError, HistoryError."""
-    by_month: dict[str, list[LogLine]] = {}
-    for entry in entries:
-        by_month.setdefault(month(entry.start), []).append(entry)
-    for name, those in by_month.items():
+    for name, those in groupby(entries, lambda entry: month(entry.start)):
         data = "".join(f"{entry.to_json()}\n" for entry in those).encode()
         file = _opened(folder, f"{name}.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
