@@ -103,7 +103,8 @@ def impossible(reason: notices.Impossible) -> str:
     known = [row for row in rows if isinstance(row.device, Device)]
     fitting = fit(known)
     instances = [row for row in fitting if row.device.instance is not None]
-    groups = _by_unfit(known)
+    by_unfit = ([row for row in known if row.unfit is unfit] for unfit in Unfit)
+    groups = [group for group in by_unfit if group]
     against = [_unfit(request, group, len(known)) for group in groups]
     of = "Of 1 GPU" if len(rows) == 1 else f"Of {len(rows)} GPUs"
     says_all = [group[0].unfit for group in groups] in ([Unfit.MEMORY], [Unfit.PART], [Unfit.MODEL])
@@ -117,12 +118,6 @@ def impossible(reason: notices.Impossible) -> str:
         f"{fault.label} can't be read: {shown(fault.reason, REASON_LIMIT)}" for fault in lost
     ]
     return f"{of} {'; '.join(against)}.{more}"
-
-
-def _by_unfit(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return the devices that will never do, those with the same reason together."""
-    groups = ([row for row in rows if row.unfit is unfit] for unfit in Unfit)
-    return [group for group in groups if group]
 
 
 def _unfit(request: Request, group: Sequence[Row], total: int) -> str:
