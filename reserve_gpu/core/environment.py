@@ -90,10 +90,8 @@ def inherited_caps(inherited: Mapping[str, str | None]) -> dict[str, str | None]
     inherited: the variables without this process's changes. A value that was changed
     since is the user's.
     """
-    if not inherited.get(OWN_CAPS):
-        return {}
-    with suppress(ValueError, TypeError, AttributeError):
-        caps = foreign.parsed(inherited[OWN_CAPS] or "").items()
+    with suppress(ValueError, TypeError, AttributeError):  # as where nothing is set
+        caps = foreign.parsed(inherited.get(OWN_CAPS) or "").items()
         return {
             name: before
             for name, (value, before) in caps
