@@ -88,8 +88,7 @@ def held_of(fields: Mapping[str, Any]) -> Held:
     guest = fields.get("guest")
     if guest is not None:
         of, name = guest
-        name = None if name is None else foreign.text(name)
-        guest = Guest(tuple(map(foreign.number, of)), name)
+        guest = Guest(tuple(map(foreign.number, of)), _text(name))
     promise = Record.from_dict(fields["record"]).promise
     devices = tuple(map(_device, fields["devices"]))
     for device, (_, name, *_) in zip(devices, fields["locks"], strict=True):
