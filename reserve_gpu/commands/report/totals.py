@@ -52,8 +52,7 @@ class Idle(NamedTuple):
 
 def together(every: Iterable[Hours]) -> Hours:
     """Return the sums of each kind of hours."""
-    sums = [*map(sum, zip(*every, strict=True))]
-    return Hours(*sums) if sums else Hours()
+    return Hours(*map(sum, zip(*every, strict=True)))
 
 
 def hours(entry: LogLine) -> Hours:
