@@ -190,9 +190,6 @@ def _cuda() -> Any:
 
 def _library() -> Any:
     """Return the CUDA driver library, if this process has loaded it."""
-    if not hasattr(os, "RTLD_NOLOAD"):
-        return None
-    try:
+    with suppress(OSError, AttributeError):  # Windows has no such mode
         return ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:
-        return None
+    return None
