@@ -215,15 +215,13 @@ def _told(rows: Sequence[tuple[str, Hours]]) -> list[str]:
 def _sorted(report: Report) -> list[tuple[str, Hours]]:
     """Return the rows, who has reserved most first; devices and days in their order."""
     rows = [*report.rows.items()]
-    if report.by == BY_DAY:
-        return sorted(rows)
-    if report.by == "gpu":
+    if report.by in (BY_DAY, "gpu"):
         return sorted(rows, key=lambda row: _by_number(row[0]))
     return sorted(rows, key=lambda row: (-row[1].reserved, row[0]))
 
 
 def _by_number(label: str) -> list[tuple[bool, int, str]]:
-    """Return what puts GPU2 before GPU10."""
+    """Return what puts GPU2 before GPU10, and days in their order."""
     import re
 
     parts = re.split(r"([0-9]{1,9})", label)
