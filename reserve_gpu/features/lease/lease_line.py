@@ -32,12 +32,11 @@ class LeaseLine:
         self._is_notice = False  # of what was shown before
         text = ends.say(notice, MAGIC if cells().shell else PYTHON)
         self._replace(text)
-        if notice.action is Action.END_PROCESS:
+        is_worth_it = _is_for_next_cell(notice)
+        has_next_cell = bool(cells().shell) and notice.action is not Action.END_PROCESS
+        self._is_notice = is_worth_it and has_next_cell
+        if is_worth_it and not has_next_cell:
             warn(text)
-        elif _is_for_next_cell(notice):
-            self._is_notice = bool(cells().shell)
-            if not self._is_notice:
-                warn(text)
 
     def log(self, text: str) -> None:
         """Show what has gone wrong as the process ends, and log it."""
