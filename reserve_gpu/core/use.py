@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from reserve_gpu import calls, proc
@@ -44,11 +45,9 @@ def read(
 
     own: their pids. since: in seconds since the epoch. limit_s: for the driver to answer a call.
     """
-    try:
-        with Nvml(limit_s) as gpus:
-            return {device: _of_device(gpus, device, own, since) for device in devices}
-    except DriverError:
-        return {device: Use() for device in devices}
+    with suppress(DriverError), Nvml(limit_s) as gpus:
+        return {device: _of_device(gpus, device, own, since) for device in devices}
+    return {device: Use() for device in devices}
 
 
 def _of_device(gpus: Nvml, device: Device, own: Collection[int], since: float) -> Use:
@@ -109,12 +108,10 @@ def by_child(held: Held) -> bool:
     any use is taken for that, unless others share the devices.
     """
     own = os.getpid()
-    try:
-        with Nvml(DRIVER_LIMIT_S) as gpus:
-            if not gpus.sees_all:
-                readings = [] if held.part_mib is not None else map(gpus.usage, held.devices)
-                return any(reading.compute or reading.mps for reading in readings)
-            pids = {process.pid for device in held.devices for process in gpus.processes(device)}
-            return any(proc.is_below(pid, {own}) for pid in pids - {own})
-    except (DriverError, DeviceError):
-        return True
+    with suppress(DriverError, DeviceError), Nvml(DRIVER_LIMIT_S) as gpus:
+        if not gpus.sees_all:
+            readings = [] if held.part_mib is not None else map(gpus.usage, held.devices)
+            return any(reading.compute or reading.mps for reading in readings)
+        pids = {process.pid for device in held.devices for process in gpus.processes(device)}
+        return any(proc.is_below(pid, {own}) for pid in pids - {own})
+    return True

@@ -244,9 +244,7 @@ def _goes_on(before: Held | None, held: Held | None) -> bool:
 
 def waiters_for(devices: Sequence[Device]) -> dict[str, int]:
     """Return the last heartbeat of each other process that waits and could use a device."""
-    try:
-        with LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S):
-            tickets = directory.tickets()
-    except LockError:
-        return {}
-    return {ticket.name: ticket.heartbeat for ticket in queue.others(tickets, devices)}
+    with suppress(LockError), LockDirectory() as directory, directory.mutex(MUTEX_LIMIT_S):
+        those = queue.others(directory.tickets(), devices)
+        return {ticket.name: ticket.heartbeat for ticket in those}
+    return {}
