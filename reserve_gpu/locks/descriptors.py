@@ -54,14 +54,21 @@ def close(descriptor: int) -> None:
 
 
 @contextmanager
+def closing(descriptor: int) -> Iterator[None]:
+    """Close the descriptor at the end of the block."""
+    try:
+        yield
+    finally:
+        close(descriptor)
+
+
+@contextmanager
 def process(pid: int) -> Iterator[int]:
     """Yield a pidfd of the process, closed at the end of the block. Raises OSError."""
     with no_fork:
         descriptor = remember(alarm.open_process(pid))
-    try:
+    with closing(descriptor):
         yield descriptor
-    finally:
-        close(descriptor)
 
 
 def adopt(descriptor: int) -> None:

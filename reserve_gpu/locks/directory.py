@@ -345,14 +345,12 @@ class LockDirectory:
         descriptor = files.open_to_look(self.descriptor, name, path)
         if descriptor is None:
             return False
-        try:
+        with descriptors.closing(descriptor):
             if files.is_current(self.descriptor, MUTEX, descriptor):
                 if path:
                     raise LockError(_second_name(path))
                 return False
             return not flock(descriptor, f"{self.path}/{name}")
-        finally:
-            descriptors.close(descriptor)
 
 
 def _own_name(prefix: str, uid: int, number: int) -> str:

@@ -110,10 +110,8 @@ class Holders:
         descriptor = files.open_to_look(self._directory, name)
         if descriptor is None:
             return Record(), None
-        try:
+        with descriptors.closing(descriptor):
             return records.read(descriptor), os.fstat(descriptor)
-        finally:
-            descriptors.close(descriptor)
 
     def _pid(self, status: os.stat_result) -> int | None:
         device = self._device or f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"

@@ -88,13 +88,11 @@ def append(folder: int, entries: Sequence[LogLine]) -> None:
     for name, those in groupby(entries, lambda entry: month(entry.start)):
         data = "".join(f"{entry.to_json()}\n" for entry in those).encode()
         file = _opened(folder, f"{name}.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        try:
+        with descriptors.closing(file):
             size = os.fstat(file).st_size
             if size and os.pread(file, 1, size - 1) != b"\n":  # a full disk has cut a line
                 data = b"\n" + data
             os.write(file, data)
-        finally:
-            descriptors.close(file)
         if not size:
             _forget_old(folder, name)
 
@@ -104,12 +102,10 @@ def close_lost(folder: int) -> None:
     for name in filter(PAGE.fullmatch, os.listdir(folder)):
         with suppress(OSError, HistoryError):
             file = _opened(folder, name, os.O_RDWR)
-            try:
+            with descriptors.closing(file):
                 if flock(file, name):
                     _end_lost(folder, os.pread(file, PAGE_LIMIT, 0))
                     os.unlink(name, dir_fd=folder)
-            finally:
-                descriptors.close(file)
 
 
 def _end_lost(folder: int, page: bytes) -> None:
