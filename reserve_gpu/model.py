@@ -229,6 +229,7 @@ class Lease(NamedTuple):
     if_wanted: not before somebody waits who could use it.
     end_kernel: end the process if nothing else frees the memory.
     is_strict: end it in the midst of a cell too; only an administrator's rule says so.
+    is_jobs: the moment is the end of the job that it is in, and others see to that.
     """
 
     lasts_s: float | None = None
@@ -237,6 +238,7 @@ class Lease(NamedTuple):
     if_wanted: bool = False
     end_kernel: bool = False
     is_strict: bool = False
+    is_jobs: bool = False
 
     @property
     def has_end(self) -> bool:
@@ -261,6 +263,7 @@ class Lease(NamedTuple):
             if_wanted=new.if_wanted or self.if_wanted,
             end_kernel=new.end_kernel or self.end_kernel,
             is_strict=new.is_strict or self.is_strict,
+            is_jobs=self.is_jobs if new.until is None else new.is_jobs,
         )
 
 
@@ -295,6 +298,7 @@ class Who(NamedTuple):
     cwd: its working directory. namespace: the inode of its PID namespace.
     origin: the machine from which its kernel was started, where that is another one.
     agent: the name of the program that asks in place of its user.
+    job: the number of the batch system's job that it is a part of. job_name: of that.
     """
 
     pid: int | None = None
@@ -305,6 +309,8 @@ class Who(NamedTuple):
     origin: str | None = None
     namespace: int | None = None
     agent: str | None = None
+    job: str | None = None
+    job_name: str | None = None
 
 
 class Asks(NamedTuple):

@@ -16,6 +16,7 @@ AGENT = "RESERVE_GPU_AGENT"  # the name of a program that asks for GPUs in place
 # Of a kernel that was started by ssh: what `started` returns, as JSON in hexadecimal digits, which
 # no shell changes.
 STARTED = "RESERVE_GPU_STARTED"
+JOB_KERNEL = "RESERVE_GPU_JOB_KERNEL"  # of a kernel whose job was started for it
 SENT = "sent:"  # what begins a word that stands for a whole command line, in the same form
 KERNEL_NAME = "python3-gpu"  # of a kernel that has its GPU before its first line runs
 CONFIG_FILE = "/etc/reserve_gpu.toml"

@@ -71,6 +71,16 @@ def notebook() -> str | None:
     return os.path.basename(str(path)) if path else None
 
 
+def job() -> str | None:
+    """Return the number of Slurm's job that this process is a part of, None if it is of none.
+
+    That of an array has the number of its task: `4711_3`, as `squeue` and `scancel` have it.
+    https://slurm.schedmd.com/job_array.html
+    """
+    array, task = map(os.environ.get, ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"))
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID") or None
+
+
 def application(module: str, name: str) -> Any:
     """Return the application of that module which this process is, None if it is none."""
     kind = getattr(sys.modules.get(module), name, None)

@@ -29,6 +29,7 @@ CHILD = f"{os.path.basename(sys.executable)} child.py"  # what others call a Chi
 FOREIGN = (
     *("CUDA_", "RESERVE_GPU_", "JUPYTER", "JPY_", "VIRTUAL_ENV", "PYTHONUNBUFFERED", "XDG_"),
     *("XLA_", "CUPY_", "PYTORCH_", "TF_"),
+    *("SLURM_", "FLUX_", "KUBERNETES_"),
 )
 # For a child to run: it has the mutex until it ends.
 TAKE_THE_MUTEX = (
@@ -274,6 +275,8 @@ class Kernel:
                     setattr(cell, content["name"], getattr(cell, content["name"]) + content["text"])
                 case "execute_result" | "display_data" | "update_display_data":
                     cell.values.append(content["data"])
+                case "clear_output":  # front ends wait with that for what comes next
+                    cell.stdout, cell.stderr, cell.values = "", "", []
                 case "error":
                     cell.error, cell.traceback = content["ename"], content["traceback"]
                 case "status" if content["execution_state"] == "idle":

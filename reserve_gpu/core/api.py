@@ -144,13 +144,20 @@ def ask(
                 undo=undo,
             )
     except Failure as failure:
-        raise failures.error(failure.reason, face) from None
-    except errors.ReserveGPUError:
-        raise
+        raise explained(failures.error(failure.reason, face)) from None
+    except errors.ReserveGPUError as error:
+        raise explained(error) from None
     except BaseException:  # what a signal handler has raised
         this_session.run_in_any_case(undo)
         raise
     return reservation, messages.said(notices) if notices else [], reservation is not before[0]
+
+
+def explained(error: errors.ReserveGPUError) -> errors.ReserveGPUError:
+    """Return the error, with what features know of it."""
+    for each in session().features:
+        error = each.explained(error)
+    return error
 
 
 def would_get(request: Request, face: Face) -> tuple[Device, ...]:
@@ -160,7 +167,7 @@ def would_get(request: Request, face: Face) -> tuple[Device, ...]:
     except Failure as failure:
         if isinstance(failure.reason, notice.WouldGet):
             return failure.reason.devices
-        raise failures.error(failure.reason, face) from None
+        raise explained(failures.error(failure.reason, face)) from None
 
 
 def _undo(this_session: Session, reservation: Reservation | None) -> None:
@@ -293,7 +300,7 @@ def before_end(function: F, *, limit: float | str = "5m") -> F: ...
 @overload
 def before_end(*, limit: float | str = "5m") -> Callable[[F], F]: ...
 def before_end(function: F | None = None, *, limit: float | str = "5m") -> F | Callable[[F], F]:
-    """Have a function called before a reservation with `end_kernel` ends this process.
+    """Have a function called before a reservation with `end_kernel`, or its job, ends this process.
 
     function: takes nothing; it can save a checkpoint. It is called on a thread of its own, in the
         order in which they were given, and may be called again where the end was put off. One of

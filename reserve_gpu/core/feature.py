@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from reserve_gpu.calls import T
 from reserve_gpu.core.held import Change, Held
-from reserve_gpu.model import Device, End, Fact, Process
+from reserve_gpu.errors import ReserveGPUError
+from reserve_gpu.model import Device, End, Fact, Lease, Process
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -91,6 +92,10 @@ class Feature:
         """Do what comes before a reservation; returns what to tell of it."""
         return []
 
+    def limited(self, lease: Lease) -> Lease:
+        """Return until when it can be held at most; perhaps under the mutex, so without a wait."""
+        return lease
+
     def changed(self, change: Change) -> None:
         """Take in what has become of what was held; perhaps under the mutex, so without a wait."""
 
@@ -114,6 +119,14 @@ class Feature:
         look: returns what is on each device that is held, where whose it is can be seen.
         """
         return []
+
+    def released(self) -> str:
+        """Return what to tell who has released what was held; on their thread."""
+        return ""
+
+    def explained(self, error: ReserveGPUError) -> ReserveGPUError:
+        """Return the error of a reservation, or one that says more; on the thread of the caller."""
+        return error
 
     def leaves(self, how: Leaving) -> Mapping[str, Fact]:
         """Leave what is held to what comes next; returns facts for this feature there."""

@@ -43,6 +43,19 @@ class ProcessEnd:
         self._functions.pop(key, None)  # the newest is called last
         self._functions[key] = function, limit_s
 
+    @property
+    def longest_s(self) -> float:
+        """Return how long all that is called before may take; 0 if nothing is."""
+        return min(self._longest_s, sum(limit_s for _, limit_s in self._functions.values()))
+
+    def call(self, say: Callable[[str], object]) -> None:
+        """Call what is to be called before. say: tells a person what went wrong."""
+        until = time.monotonic() + self._longest_s
+        for function, limit_s in [*self._functions.values()]:
+            left_s = max(0.0, until - time.monotonic())
+            if problem := _called(function, min(limit_s, left_s)):
+                say(problem)
+
     def begin(
         self,
         is_due: Callable[[], bool],
@@ -55,18 +68,15 @@ class ProcessEnd:
         """
 
         def end() -> None:
-            until = time.monotonic() + self._longest_s
-            for function, limit_s in [*self._functions.values()]:
-                left_s = max(0.0, until - time.monotonic())
-                if problem := _called(function, min(limit_s, left_s)):
-                    say(problem)
+            self.call(say)
             _end_process(is_due)
             go_on()
 
-        try:
-            threading.Thread(target=end, name="reserve_gpu end", daemon=True).start()
-        except RuntimeError:  # no thread can be had: then on this one
-            end()
+        _start(end)
+
+    def save(self, say: Callable[[str], object]) -> None:
+        """Call what is to be called before, as others will end the process."""
+        _start(lambda: self.call(say))
 
 
 def of_this_process() -> ProcessEnd:
@@ -74,6 +84,14 @@ def of_this_process() -> ProcessEnd:
     known: dict[int, ProcessEnd] = calls.survive_reload("process ends", dict)
     pid = os.getpid()
     return known.get(pid) or known.setdefault(pid, ProcessEnd())
+
+
+def _start(function: Callable[[], object]) -> None:
+    """Call the function on a thread of its own."""
+    try:
+        threading.Thread(target=function, name="reserve_gpu end", daemon=True).start()
+    except RuntimeError:  # no thread can be had: then on this one
+        function()
 
 
 def _end_process(is_due: Callable[[], bool]) -> None:

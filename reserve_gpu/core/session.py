@@ -317,7 +317,13 @@ class Session(Executor):
         are released: what this process starts in between finds no GPU that is somebody else's.
         """
         # What is imported here, mostly nothing, is so before any change, as it may fail.
-        before, features = self._held, self.wanted(held.promise) if held else self.features
+        before, features = self._held, self.features
+        if held:
+            lease = held.lease
+            for feature in self.wanted(held.promise):
+                lease = feature.limited(lease)
+            held = held._replace(promise=held.promise._replace(lease=lease))
+            features = self.wanted(held.promise)
         with no_fork:
             is_same = before and held and held.has_same_shape(before)
             if held is None:

@@ -29,6 +29,8 @@ def myself() -> Who:
         namespace=proc.pid_namespace(),
         origin=this_kernel.origin(),
         agent=os.environ.get(settings.AGENT) or None,
+        job=this_process.job(),
+        job_name=os.environ.get("SLURM_JOB_NAME"),
     )
 
 

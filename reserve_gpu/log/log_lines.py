@@ -40,7 +40,7 @@ class LogLine(NamedTuple):
     be read. over_s: for how long it used more than its part, or should have ended.
     gpu: the device's UUID. share: of a whole GPU, by memory, 0 to 1.
     mib: the most memory that its own processes used. percent: their mean utilisation.
-    name: the notebook, or the command. asks: of a wait, for what. agent: as in `Who`.
+    name: the notebook, or the command. asks: of a wait, for what. agent, job: as in `Who`.
     until, idle_limit_s: of the lease. how: how it has ended, if this is its last line.
     """
 
@@ -66,6 +66,7 @@ class LogLine(NamedTuple):
     idle_limit_s: float | None = None
     how: End | None = None
     agent: str | None = None
+    job: str | None = None
 
     def to_json(self) -> str:
         """Return the line, without what is not known."""
@@ -116,6 +117,7 @@ def _entry(fields: Mapping[str, Any]) -> LogLine | None:
         None if (idle_limit_s := get("idle_limit_s")) is None else number(idle_limit_s),
         None if (how := get("how")) is None else _ENDS[how],
         None if (agent := get("agent")) is None else text(agent),
+        None if (job := get("job")) is None else text(job),
     )
 
 

@@ -174,8 +174,11 @@ def lease_end(holder: Holder, now: float, *, is_own: bool = False) -> Line:
         if_wanted = " if somebody waits" if lease.if_wanted else ""
         return (f", released {after}{if_wanted}",) if after else ()
     left = f" ({times.left(at - now)} left)" if is_own else ""
-    longer = ", longer if nobody waits" if lease.if_wanted else ""
-    return (f", until {times.moment(at, now)}{left}{f' or {after}' if after else ''}{longer}",)
+    longer = ", longer if nobody waits" if lease.if_wanted and not lease.is_jobs else ""
+    jobs = ", the job's end" if lease.is_jobs and not holder.record.overdue else ""
+    return (
+        f", until {times.moment(at, now)}{jobs}{left}{f' or {after}' if after else ''}{longer}",
+    )
 
 
 def plain(line: Line) -> str:
@@ -228,8 +231,12 @@ def _process_of(holder: Holder) -> str:
     pid = f"pid {holder.pid}" if holder.pid else ""
     if holder.elsewhere:
         pid += " of another container"
+    job, of = holder.record.who.job, holder.record.who.job_name
+    part_of = f", part of {shown(of, NOTEBOOK_LIMIT)}" if of else ""
+    in_job = f"job {shown(job)}{part_of}" if job else ""
     is_unverified = not holder.seen and bool(holder.pid or holder.user or holder.notebook)
-    return ", ".join(filter(None, [pid, "unverified" if is_unverified else ""]))
+    unverified = "unverified" if is_unverified else ""
+    return ", ".join(filter(None, [pid, in_job, unverified]))
 
 
 def _part(holder: Holder) -> Line:

@@ -13,6 +13,7 @@ from reserve_gpu.commands.run import command
 from reserve_gpu.commands.table import Output, Subcommand
 from reserve_gpu.core import api, elsewhere, environment
 from reserve_gpu.core.looking import of_anybody, of_user, reserved_rows
+from reserve_gpu.core.session import session
 from reserve_gpu.errors import RequestError, shown
 from reserve_gpu.gpus import names
 from reserve_gpu.model import Device, Reserved
@@ -139,7 +140,9 @@ def release_own(_arguments: Namespace) -> None:
     held = api.current()
     devices = api.release()
     values = environment.read({*environment.CUDA, *(held.environ if held else ())})
-    print(messages.released(devices, values, started=environment.cuda_started()))
+    text = messages.released(devices, values, started=environment.cuda_started())
+    more = [each.released() for each in session().features] if devices else []
+    print("\n".join(filter(None, [text, *more])))
 
 
 def join_from_notebook(arguments: Namespace) -> None:

@@ -160,7 +160,7 @@ def _append_wait(wait: Wait) -> None:
     who = myself()
     end = wait.began + wait.waited_s
     line = LogLine(Kind.WAITED, f"{os.getpid()}", wait.began, wait.began, end, wait.waited_s)
-    line = line._replace(asks=wait.asks, how=wait.how, agent=who.agent)
+    line = line._replace(asks=wait.asks, how=wait.how, agent=who.agent, job=who.job)
     line = line._replace(name=who.notebook or who.command)
     folder = places.to_write(rules())
     if folder is not None:

@@ -157,6 +157,7 @@ def _described(entry: LogLine, device: Device, held: Held, used: use.Use) -> Log
         share=share,
         name=who.notebook or who.command,
         agent=who.agent,
+        job=who.job,
         note=held.promise.note,
         part_mib=held.part_mib,
         until=lease.until,

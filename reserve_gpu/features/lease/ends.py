@@ -58,7 +58,8 @@ def _lasts(notice: LeaseNotice) -> str:
     devices, lease = notice.devices, notice.lease
     ways = []
     if lease.until is not None:
-        ways.append(f"until {_clock(lease.until)}")
+        jobs = ", the job's end" if lease.is_jobs else ""
+        ways.append(f"until {_clock(lease.until)}{jobs}")
     if lease.idle_s is not None:
         ways.append(f"until it is idle for {times.time_limit(lease.idle_s)}")
     text = f"{labels(devices)} {words.be(len(devices))} yours {', or '.join(ways)}"
@@ -66,6 +67,8 @@ def _lasts(notice: LeaseNotice) -> str:
 
 
 def _near(notice: LeaseNotice) -> str:
+    if _is_jobs(notice):
+        return f"The job ends at {_clock(notice.at)}, and all that runs in it: save your work."
     what = f"The reservation of {labels(notice.devices)} ends at {_clock(notice.at)}"
     why = ""
     if _is_by_idleness(notice):
@@ -97,7 +100,7 @@ def _clock(at: float) -> str:
 
 def _to_keep(notice: LeaseNotice, face: Face) -> str:
     """Return what to type to hold it for longer, as it was asked for."""
-    if notice.is_guest:
+    if notice.is_guest or _is_jobs(notice):
         return ""
     is_idle = _is_by_idleness(notice)
     lease = Lease(idle_s=notice.lease.idle_s) if is_idle else Lease(lasts_s=2.0 * HOUR_S)
@@ -113,6 +116,11 @@ def _why(notice: LeaseNotice, when: str = "since") -> str:
     if _is_by_idleness(notice):
         return f": nothing has used it for {times.time_limit(notice.lease.idle_s or 0.0)}"
     return f" {when} {times.moment(notice.at, time.time())}"
+
+
+def _is_jobs(notice: LeaseNotice) -> bool:
+    """Tell whether it is the batch system that ends it."""
+    return notice.lease.is_jobs and not _is_by_idleness(notice)
 
 
 def _is_by_idleness(notice: LeaseNotice) -> bool:

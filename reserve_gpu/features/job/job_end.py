@@ -1,0 +1,119 @@
+"""The end of a Slurm job is an end of what is reserved in it: it is asked for, told and used."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import time
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from reserve_gpu import settings, this_process
+from reserve_gpu.core import process_end
+from reserve_gpu.core.feature import Feature, Owner
+from reserve_gpu.errors import shell_line
+from reserve_gpu.features.job import no_gpu
+from reserve_gpu.model import End
+
+if TYPE_CHECKING:
+    from reserve_gpu.core.held import Change
+    from reserve_gpu.errors import ReserveGPUError
+    from reserve_gpu.model import Lease
+    from reserve_gpu.notices import Notice
+
+JOB, JOB_END = "SLURM_JOB_ID", "SLURM_JOB_END_TIME"  # the second since Slurm 23.02
+LIMIT_S = 3.0  # for squeue to answer
+# An end can be moved: it is asked for before the first warning, and then more and more often.
+FIRST_LOOK_S, LEAST_PAUSE_S = 660.0, 15.0
+UNKNOWN_S = 600.0  # until the next look where Slurm tells no end
+SPARE_S = 5.0  # between what is called before the end, and the end
+
+
+class Job(Feature):
+    """Knows when the job of this process ends."""
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__(owner)
+        self._job, told = os.environ.get(JOB, ""), os.environ.get(JOB_END, "")
+        self._end = float(told) if re.fullmatch(r"\d{1,11}", told) else None
+        self._own: float | None = None  # until when it is to be held by a person's word
+        self._began, self._next_look = time.time(), 0.0
+        self._say = logging.getLogger("reserve_gpu").warning
+        self._saved = 0.0  # the end before which functions have been called
+
+    def begins(self) -> list[Notice]:
+        """Ask for the end, where the job's environment does not tell it."""
+        if self._job and self._end is None:
+            self._look()
+        return []
+
+    def limited(self, lease: Lease) -> Lease:
+        """Return the lease with the job's end, if that comes first."""
+        if not lease.is_jobs:
+            self._own = lease.until
+        if self._end is None:
+            return lease
+        if self._own is not None and self._own <= self._end:
+            return lease._replace(until=self._own, is_jobs=False)
+        return lease._replace(until=self._end, is_jobs=True)
+
+    def changed(self, change: Change) -> None:
+        """End the process where its job was started for it alone, and would hold the GPU on."""
+        is_over = change.before and change.how is End.OVER
+        if is_over and settings.JOB_KERNEL in os.environ:
+            process_end.of_this_process().begin(lambda: True, self._say, lambda: None)
+
+    def step(self) -> float | None:
+        """Ask again for the end now and then, and call what is to be called before it."""
+        held, known = self.owner.held, self._end
+        if not (self._job and held):
+            return None
+        self._look()
+        if self._end != known:
+            self.owner.become(held)
+        return max(0.0, min(self._next_look, self._save()) - time.time())
+
+    def released(self) -> str:
+        """Say that Slurm knows nothing of it."""
+        give_back = shell_line(f"scancel {this_process.job()}")
+        kept = f"Job {this_process.job()} still holds it for Slurm."
+        return f"{kept} To give it back, end the job:\n{give_back}" if self._job else ""
+
+    def explained(self, error: ReserveGPUError) -> ReserveGPUError:
+        """Return what helps where the job has no GPU."""
+        return no_gpu.explained(error)
+
+    def _save(self) -> float:
+        """Call what is to be called before the end, if that is due; returns when it will be."""
+        ends, end = process_end.of_this_process(), self._end
+        if end is None or not ends.longest_s or end <= self._saved:
+            return self._next_look
+        due = end - min(ends.longest_s + SPARE_S, (end - self._began) / 2)
+        if time.time() >= due:
+            self._saved = end
+            ends.save(self._say)
+        return due
+
+    def _look(self) -> None:
+        """Ask Slurm for the end, if that is due; where it does not answer, the last one counts."""
+        now = time.time()
+        if now < self._next_look:
+            return
+        self._next_look = now + UNKNOWN_S
+        with suppress(OSError, subprocess.TimeoutExpired, ValueError, OverflowError):
+            done = subprocess.run(
+                ["squeue", "--noheader", "--jobs", self._job, "--format=%e"],
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                timeout=LIMIT_S, check=False,
+                env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
+            )  # fmt: skip
+            self._end = datetime.fromisoformat(done.stdout.strip()).timestamp()
+        if self._end is not None:
+            left_s = self._end - now
+            is_far = left_s > FIRST_LOOK_S
+            self._next_look = now + (
+                left_s - FIRST_LOOK_S if is_far else max(LEAST_PAUSE_S, left_s / 3)
+            )
