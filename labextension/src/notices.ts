@@ -109,7 +109,7 @@ export class Notices {
   }
 
   private _beforeEnd(reservation: IReservation, now: number): INotice | null {
-    const { until, since, overdue } = reservation.holder;
+    const { until, since, overdue, is_job_end: isJob } = reservation.holder;
     const left = (until ?? 0) - now;
     const limit = [LAST_S, NEAR_S].find(each => left > 0 && left <= each);
     if (until === null || overdue !== null || !limit) {
@@ -119,15 +119,18 @@ export class Notices {
       return null; // a short one has just been asked for
     }
     const within = limit === LAST_S ? 'a minute' : '10 minutes';
+    const what = isJob ? 'The job' : labels(reservation);
     return {
       which: 'tellBeforeEnd',
       reservation,
-      text: `${labels(reservation)} of ${name(reservation.holder)} ends at ${clock(until, now)}, within ${within}.`,
+      text: `${what} of ${name(reservation.holder)} ends at ${clock(until, now)}, within ${within}.`,
       type: 'warning',
-      action: {
-        label: '2 h more',
-        callback: () => attempt(this._actions.prolong(reservation))
-      }
+      action: isJob
+        ? undefined
+        : {
+            label: '2 h more',
+            callback: () => attempt(this._actions.prolong(reservation))
+          }
     };
   }
 

@@ -13,6 +13,8 @@ export interface IProcess {
 
 export interface IHolder extends IProcess {
   until: number | null;
+  /** Whether that is the end of its job, which nothing here moves. */
+  is_job_end: boolean;
   overdue: number | null;
   kept_until: number | null;
   is_over: boolean | null;

@@ -185,6 +185,7 @@ export class Panel extends ReactWidget {
           {kernel &&
             kept === null &&
             holder.until !== null &&
+            !holder.is_job_end &&
             button('2 h more', () => actions.prolong(reservation))}
           {kept === null &&
             button(kernel ? 'End the kernel' : 'End the process', () =>

@@ -73,9 +73,9 @@ export function ofReservation(
     const left = holder.until - now;
     const isNear = left < NEAR_S;
     const minutes = Math.max(0, Math.ceil(left / 60));
-    texts.push(
-      `until ${clock(holder.until, now)}${isNear ? `, in ${minutes} min` : ''}`
-    );
+    const isJob = holder.is_job_end ? ", the job's end" : '';
+    const soon = isNear ? `, in ${minutes} min` : '';
+    texts.push(`until ${clock(holder.until, now)}${isJob}${soon}`);
     level = isNear ? 'near' : level;
   }
   if (reservation.parts.some(part => part.is_over)) {

@@ -252,6 +252,7 @@ def holder_dict(holder: Holder, now: float) -> dict[str, Any]:
         "memory_used_mib": holder.used_mib,
         "is_over": holder.is_over if is_known else None,
         "until": lease.until,
+        "is_job_end": lease.is_jobs,
         "idle_s": lease.idle_s,
         "if_wanted": lease.if_wanted,
         "overdue": times.overdue_since(holder, now),
