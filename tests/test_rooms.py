@@ -58,6 +58,9 @@ ROOMS = [
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 
+# What Jupyter starts, or what starts with its packages.
+OF_JUPYTER = {f"commands.slurm.{name}" for name in ("relay", "node", "lines", "slurm_provisioner")}
+
 # Who alone may import what is slow to load, or not there on every system.
 OWNERS = {
     "IPython": {"extension", "magic", "report.pictures", "report.progress", "jupyter.completion"},
@@ -71,8 +74,9 @@ OWNERS = {
         "alarm",
     },
     "argcomplete": {"cli"},
-    "ipykernel": {"commands.kernels.kernelspec"},
-    "jupyter_client": {"commands.kernels.kernelspec"},
+    "ipykernel": {"commands.kernels.kernelspec", "commands.slurm.relay"},
+    "jupyter_client": {"commands.kernels.kernelspec", *OF_JUPYTER},
+    "zmq": {"commands.slurm.relay"},
     "jupyter_core": {"commands.kernels.kernelspec", "commands.hosts.provisioner"},
     "sshpyk": {"commands.hosts.provisioner"},
     "click": {"dask"},
@@ -280,7 +284,8 @@ def test_owners() -> None:
 def test_what_is_slow_is_imported_late() -> None:
     """What takes long to load, or is seldom needed, is imported inside of functions alone."""
     for path in sources():
-        assert not tops(path, types=False, inner=False) & LATE, name_of(path)
+        slow = tops(path, types=False, inner=False) & LATE
+        assert not slow or name_of(path) in OF_JUPYTER, name_of(path)
         room = room_of(name_of(path))
         if room not in {*COMMANDS, "__main__", "cli"}:  # which are imported late themselves
             rooms = {room_of(name) for name in ours(path, types=False, inner=False)}
@@ -355,7 +360,7 @@ def test_nothing_happens_at_import(machine: Machine) -> None:
         "commands.check.probes",
         "commands.check.frameworks",
     }
-    programs |= {"commands.hosts.provisioner"}  # of Jupyter, with all of sshpyk
+    programs |= {"commands.hosts.provisioner", *OF_JUPYTER}
     names = [f"reserve_gpu.{name_of(path)}" for path in sources() if name_of(path) not in programs]
     done = machine.python(WATCH.replace("MODULES", ", ".join(names)))
     assert done.stderr == ""

@@ -29,7 +29,7 @@ IN_NAMES = {
 # Who may have such a part all the same.
 NAMED_SO = {
     "note": {"note"},  # the user's line itself
-    "restart": {"Restart", "leave_to_restart", "restart_s"},
+    "restart": {"Restart", "leave_to_restart", "restart_s", "restart"},  # the last is Jupyter's
 }
 # Of docstrings and messages, as a pattern.
 IN_TEXTS = {

@@ -94,6 +94,18 @@ class OptionOfRun(OptionOfCommand):
     """
 
 
+class OptionOfKernel(OptionOfCommand):
+    """An option of `kernel install` that has a batch system start the kernel.
+
+    home: of a function that gets the kernelspec, what was parsed, and the words behind `--`. It
+    returns the kernelspec for that. name: of the batch system, for people.
+    """
+
+    def __init__(self, usage: str, text: str, home: str, name: str) -> None:
+        super().__init__(usage, text, home)
+        self.name = name
+
+
 class Form(NamedTuple):
     """What a status is given out as. text: what it is for. is_general: a report has it, too.
 
@@ -218,6 +230,12 @@ COMMANDS = (
         OptionOfRun("--json", "what we say, as lines of JSON on stderr",
                     "programs.events.of_arguments"),
         OptionOfRun("--events PLACE", "the same to a descriptor (3) or a file")),
+    Command("slurm",
+        OptionOfKernel("--slurm", "in a job of Slurm's; behind -- what srun takes",
+                       "slurm.srun.kernel", "Slurm"),
+        # What such a kernel is started with here, and on its node. Not for people.
+        Words("kernel slurm", "", "slurm.srun.SLURM"),
+        Words("kernel node", "", "slurm.srun.NODE")),
     Command("formats",
         Form("html", "a page", "formats.page.page"),
         Form("prometheus", "for node_exporter's textfile collector", "formats.prometheus.text",
@@ -230,6 +248,7 @@ WORDS = tuple(part for part in PARTS if isinstance(part, Words))
 MAGIC_OPTIONS = tuple(part for part in PARTS if isinstance(part, OptionOfMagic))
 OTHERS = tuple(part for part in PARTS if isinstance(part, OptionOfOthers))
 RUN_OPTIONS = tuple(part for part in PARTS if isinstance(part, OptionOfRun))
+KERNEL_OPTIONS = tuple(part for part in PARTS if isinstance(part, OptionOfKernel))
 FORMS = tuple(part for part in PARTS if isinstance(part, Form))
 
 

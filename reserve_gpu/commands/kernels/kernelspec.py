@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from reserve_gpu import errors, foreign, options, settings, this_kernel, this_process
 from reserve_gpu.commands.run import command
-from reserve_gpu.commands.table import OTHERS, Output, Subcommand, others
+from reserve_gpu.commands.table import (
+    KERNEL_OPTIONS,
+    OTHERS,
+    Output,
+    Subcommand,
+    load,
+    others,
+)
 from reserve_gpu.core import api, request
 from reserve_gpu.errors import RequestError, ReserveGPUError, shown
 from reserve_gpu.model import News, Waiting
@@ -27,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jupyter_client.kernelspec import KernelSpecManager
+
+    from reserve_gpu.commands.table import OptionOfKernel
 
 
 NEEDED = ("jupyter_client", "ipykernel")
@@ -61,10 +70,10 @@ def install(arguments: Namespace) -> Output:
     Raises RequestError for a request that makes no sense, or a name that another kernel has;
     InstallError; NoHostAnswersError.
     """
-    machines = others(arguments)
+    machines, batch = others(arguments), _batch(arguments)
     lacking = machines.lacks() if machines else []
     kernels = manager(*lacking)
-    places = machines.words if machines else []
+    places = machines.words if machines else [batch.name] if batch else []
     # Of the request alone: there `--name` is the kernel's, `--gpu-name` the GPU's.
     wishes = Namespace(**{**vars(arguments), "name": arguments.gpu_name})
     _check(wishes)
@@ -78,9 +87,12 @@ def install(arguments: Namespace) -> Output:
                 "Choose another --name."
             )
     spec, resources = _stock(wishes)
-    spec["display_name"] = arguments.display_name or _display_name(wishes, places)
+    where = f" in {', '.join(places)}" if machines else f", {batch.name}" if batch else ""
+    spec["display_name"] = arguments.display_name or _display_name(wishes, where)
     if machines:
         spec = machines.kernel(spec, wishes, name)
+    if batch:
+        spec = load(batch.home)(spec, wishes, arguments.command)
     before = os.path.lexists(path)
     seen = machines.look() if machines else None
     try:
@@ -103,11 +115,21 @@ def install(arguments: Namespace) -> Output:
     return Output(told)
 
 
-def _display_name(wishes: Namespace, places: Sequence[str]) -> str:
+def _batch(arguments: Namespace) -> OptionOfKernel | None:
+    """Return the batch system that starts the kernel, if one was named. Raises RequestError."""
+    named = next((each for each in KERNEL_OPTIONS if getattr(arguments, each.attribute)), None)
+    if named and others(arguments):
+        raise RequestError(f"Give {named.flag} or --hosts: {named.name} finds the machine.")
+    if arguments.command and not named:
+        flags = " or ".join(each.flag for each in KERNEL_OPTIONS)
+        raise RequestError(f"What stands behind -- belongs to {flags}, which is missing.")
+    return named
+
+
+def _display_name(wishes: Namespace, where: str) -> str:
     """Return `Python 3 (GPU in lab: count 2)`, so that two kernels can be told apart."""
     asked = ", ".join(word.lstrip("-").replace("=", " ") for word in options.words(wishes))
-    place = f" in {', '.join(places)}" if places else ""
-    return f"Python 3 (GPU{place}{f': {asked}' if asked else ''})"
+    return f"Python 3 (GPU{where}{f': {asked}' if asked else ''})"
 
 
 def _check(wishes: Namespace) -> None:
@@ -292,11 +314,13 @@ OPTIONS = (
     Option("--display-name TEXT",
            "what notebooks show; by default Python 3 (GPU: count 2), as what you ask for"),
     *OTHERS,
+    *KERNEL_OPTIONS,
     Option("--user", "for this user; the default"),
     Option("--sys-prefix", "in this Python's environment"),
     Option("--prefix DIR", "in DIR/share/jupyter/kernels"),
 )  # fmt: skip
 KEPT_FOR = (Option("--id ID", "", required=True), Option("--kernel KERNEL", "", required=True))
-INSTALL = Subcommand(install, OPTIONS, more=MORE)
+SPLIT = command.split_at_sign if KERNEL_OPTIONS else None
+INSTALL = Subcommand(install, OPTIONS, more=MORE, split=SPLIT)
 HOLD = Subcommand(hold, (*options.REQUEST_THAT_GOES_ON, *KEPT_FOR))
 START = Subcommand(start_kernel, options.REQUEST_THAT_GOES_ON, split=command.split)

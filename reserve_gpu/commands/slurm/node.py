@@ -1,0 +1,134 @@
+"""In the job: starts the kernel, and passes its messages to srun's streams."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from typing import TYPE_CHECKING
+
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+
+from reserve_gpu import settings
+from reserve_gpu.commands.slurm import lines
+from reserve_gpu.commands.table import Output
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+STDIN, STDOUT, STDERR = 0, 1, 2
+QUIET_S, MOST_QUIET = 20.0, 3  # so often nothing is heard from the relay before this ends
+POLL_S = 0.1
+
+
+class Node:
+    """One kernel after another. folder: for its files; a kernel that restarts finds the same."""
+
+    def __init__(self, out: asyncio.StreamWriter, folder: str) -> None:
+        self._out, self._folder = out, folder
+        self._sockets: dict[str, Any] = {}
+        self._life: asyncio.Task[None] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Tell whether a relay has asked for a kernel."""
+        return self._life is not None
+
+    async def say(self, kind: str, *frames: bytes) -> None:
+        """Tell the relay."""
+        self._out.write(lines.line(kind, *frames))
+        await self._out.drain()
+
+    async def do(self, kind: str, frames: list[bytes]) -> None:
+        """Do what the relay says."""
+        if kind == "start":
+            await self.end()
+            self._life = asyncio.ensure_future(self._live(*frames))
+        elif socket := self._sockets.get(kind):
+            await socket.send_multipart(frames)
+
+    async def end(self) -> None:
+        """End the kernel, if there is one."""
+        if self._life:
+            self._life.cancel()
+            await asyncio.wait([self._life])
+
+    async def _live(self, name: bytes, key: bytes, scheme: bytes, *words: bytes) -> None:
+        """Start a kernel, and go on until nobody wants it any more. name: tells it from another."""
+        manager = _manager(self._folder, [word.decode() for word in words])
+        manager.session.key, manager.session.signature_scheme = key, scheme.decode()
+        relays = list[asyncio.Future[None]]()
+        try:
+            await manager.start_kernel(env={**os.environ, settings.JOB_KERNEL: "1"})
+            client = manager.client()
+            client.start_channels(hb=False)
+            await client.wait_for_ready()
+            for each in ("shell", "control", "stdin", "iopub"):
+                self._sockets[each] = getattr(client, f"{each}_channel").socket
+            await self.say("started", name)
+            relays += [asyncio.ensure_future(self._relay(each)) for each in self._sockets]
+            while await manager.is_alive():  # noqa: ASYNC110 - nothing tells of its end
+                await asyncio.sleep(POLL_S)
+            await self.say("ended", name)
+        except (OSError, RuntimeError) as error:
+            await self.say("failed", f"the kernel could not be started: {error}".encode())
+        finally:
+            for relay in relays:
+                relay.cancel()
+            self._sockets.clear()
+            await manager.shutdown_kernel(now=True)
+
+    async def _relay(self, channel: str) -> None:
+        while True:
+            await self.say(channel, *await self._sockets[channel].recv_multipart())
+
+
+def _manager(folder: str, words: list[str]) -> AsyncKernelManager:
+    """Return the manager of a kernel that is reached by this user's files alone."""
+
+    class Specs(KernelSpecManager):
+        def get_kernel_spec(self, kernel_name: str) -> KernelSpec:  # noqa: ARG002
+            return KernelSpec(argv=[*words, "{connection_file}"], language="python")
+
+    return AsyncKernelManager(
+        transport="ipc", ip=f"{folder}/kernel", connection_file=f"{folder}/kernel.json",
+        kernel_spec_manager=Specs(),
+    )  # fmt: skip
+
+
+async def _serve(out: int) -> None:
+    told, stream = await lines.reader(STDIN), await lines.writer(out)
+    job, name = (os.environ.get(f"SLURM{each}", "?") for each in ("_JOB_ID", "D_NODENAME"))
+    stream.write(lines.line("job", job.encode(), name.encode()))
+    try:
+        with tempfile.TemporaryDirectory(prefix="reserve_gpu-") as folder:
+            node = Node(stream, folder)
+            quiet = 0  # a count, as a job that was suspended has heard nothing for long either
+            while quiet < MOST_QUIET:
+                try:
+                    text = await asyncio.wait_for(told.readline(), QUIET_S)
+                except asyncio.TimeoutError:
+                    quiet += 1
+                    continue
+                if not text:
+                    break
+                quiet = 0
+                await node.do(*lines.parsed(text))
+            await node.end()
+            if quiet and node.has_begun:  # srun has been killed, and so would not end the job
+                await (await asyncio.create_subprocess_exec("scancel", job)).wait()
+    except OSError as error:
+        stream.write(lines.line("failed", f"{name}: {error}".encode()))
+        await stream.drain()
+
+
+def serve(_arguments: Namespace) -> Output:
+    """Serve until srun's stdin ends. What else is printed here goes to srun's stderr."""
+    if os.environ.get("SLURM_PROCID", "0") != "0":  # one of several tasks is the kernel
+        return Output()
+    out = os.dup(STDOUT)
+    os.dup2(STDERR, STDOUT)
+    asyncio.run(_serve(out))
+    return Output()

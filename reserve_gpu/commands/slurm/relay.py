@@ -1,0 +1,274 @@
+"""Beside the client: a kernel for it, which is the one in the job once that runs.
+
+Before that, and after, this answers itself: it says why the job waits, or why there is none.
+https://jupyter-client.readthedocs.io/en/stable/messaging.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import zmq
+import zmq.asyncio
+from ipykernel.ipkernel import IPythonKernel
+from jupyter_client.session import DELIM, Session
+
+from reserve_gpu import options
+from reserve_gpu.commands.run import command
+from reserve_gpu.commands.slurm import lines, srun
+from reserve_gpu.commands.table import Output
+from reserve_gpu.errors import REASON_LIMIT, shown
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+ASKED = ("shell", "control", "stdin")  # the channels on which a client sends
+SAYS = r"(?:\S*srun|slurmstepd\S*): (?:error: |fatal: |(?=unrecognized))(.*)"
+NO_JOB = "Slurm starts no job: {}. Restart the kernel to try again, or install it anew."
+ENDED = "The job has ended: {}. Restart the kernel for another one."
+CELL = "execute_request"
+PARENT = 3  # the place behind DELIM of the header that a message answers
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0  # between two questions why the job waits
+BEAT_S = 2.0  # between two looks whether the client is there
+LAST_MS = 1000  # for what is sent last to arrive
+INFO = {
+    "status": "ok",
+    "protocol_version": "5.3",
+    "implementation": "ipython",
+    "implementation_version": "",
+    "language_info": IPythonKernel.language_info,
+    "banner": "",
+}
+# A request: Jupyter's message, and besides its `channel`, its `frames`, and by whom: `idents`.
+Request = dict[str, Any]
+
+
+class Relay:
+    """The kernel of a client. info: its connection file. line: starts the job; line[0] is srun."""
+
+    def __init__(self, info: dict[str, Any], line: list[str]) -> None:
+        self._info, self._line = info, line
+        key, scheme = info["key"].encode(), info["signature_scheme"]
+        self._session = Session(key=key, signature_scheme=scheme, digest_history_size=0)
+        self._name = str(os.getpid()).encode()  # of the kernel in the job, for its node
+        kinds = {**dict.fromkeys(ASKED, zmq.ROUTER), "iopub": zmq.PUB, "hb": zmq.REP}
+        context = zmq.asyncio.Context.instance()
+        self._sockets = {name: context.socket(kind) for name, kind in kinds.items()}
+        # Without a reply. Their ids are unique on a channel alone: two sockets of a client count.
+        self._requests: dict[tuple[str, str], Request] = {}
+        self._is_running = self._had_job = False
+        self._news, self._why = "The kernel has not started yet.", ""  # why: there is no job
+        self._shows: tuple[str, str] | None = None  # the request whose cell shows the news
+        self._said: list[str] = []  # by Slurm
+        self._over = asyncio.get_running_loop().create_future()
+        self._job: asyncio.StreamWriter | None = None
+
+    async def serve(self, words: list[str]) -> int:
+        """Serve until the kernel ends; returns its exit code. words: start it in the job."""
+        transport, parent = self._info["transport"], os.getppid()
+        for name, socket in self._sockets.items():
+            port = f"{':' if transport == 'tcp' else '-'}{self._info[f'{name}_port']}"
+            socket.bind(f"{transport}://{self._info['ip']}{port}")
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end, 0)
+        work = [self._heartbeat(), self._watch(parent), *map(self._from_client, ASKED)]
+        streams, pid = srun.handed()
+        job = None
+        try:
+            if not pid:
+                job = srun.start(self._line, os.environ)
+                streams, pid = [os.dup(each) for each in srun.streams(job)], job.pid
+            self._job = await lines.writer(streams[0])
+            asked = (self._info["key"], self._info["signature_scheme"], *words)
+            # Before it, the end of the line that a relay which was killed has left.
+            start = lines.line("start", self._name, *(each.encode() for each in asked))
+            self._job.write(b"\n" + start)
+            said = asyncio.ensure_future(self._from_slurm(await lines.reader(streams[2])))
+            work += [self._from_job(await lines.reader(streams[1]), said), self._ask(pid)]
+        except OSError as error:
+            self._fail(f"{error.filename}: {error.strerror}")
+        working = asyncio.gather(*work)
+        await asyncio.wait([working, self._over], return_when=asyncio.FIRST_COMPLETED)
+        if not self._over.done():
+            working.result()  # which raises: only a failure ends all of it
+        working.cancel()
+        with suppress(asyncio.CancelledError):
+            await working
+        if self._job:
+            self._job.close()
+            with suppress(OSError):
+                await self._job.wait_closed()
+        if job:
+            srun.end(job)
+        elif os.getppid() != parent:  # nobody else ends it
+            with suppress(OSError):
+                os.kill(pid, signal.SIGTERM)
+        zmq.asyncio.Context.instance().destroy(linger=LAST_MS)
+        return int(self._over.result())
+
+    # -- what comes --------------------------------------------------------------------------------
+
+    async def _from_client(self, channel: str) -> None:
+        while True:
+            frames = await self._sockets[channel].recv_multipart()
+            if channel == "shell" or not self._is_running:
+                try:
+                    idents, rest = self._session.feed_identities(frames)
+                    message = self._session.deserialize(rest)
+                except (ValueError, TypeError):  # of somebody without the key
+                    continue
+                more = {"channel": channel, "frames": frames, "idents": idents}
+                if is_request := message["msg_type"].endswith("_request"):  # others get no reply
+                    self._requests[channel, message["msg_id"]] = request = {**message, **more}
+            if self._is_running:
+                self._send(channel, *frames)
+            elif is_request:
+                self._answer(request)
+
+    async def _from_job(self, stream: asyncio.StreamReader, said: asyncio.Future[None]) -> None:
+        async for line in stream:
+            kind, frames = lines.parsed(line)
+            if kind in self._sockets and self._is_running:
+                if kind == "shell":
+                    parent = json.loads(frames[frames.index(DELIM) + PARENT])
+                    self._requests.pop((kind, parent.get("msg_id")), None)
+                await self._sockets[kind].send_multipart(frames)
+                continue
+            words = [shown(frame.decode(errors="replace"), REASON_LIMIT) for frame in frames]
+            if kind == "job":
+                self._had_job = True
+                self._tell(f"Job {words[0]} has started on {words[1]}; the kernel starts there.")
+            elif kind == "started" and frames == [self._name]:
+                self._run()
+            elif kind == "ended" and frames == [self._name]:
+                self._end(1)
+            elif kind == "failed":
+                self._fail(words[0])
+        await said
+        self._fail("; ".join(self._said[-3:]) or "srun has ended")
+
+    async def _from_slurm(self, stream: asyncio.StreamReader) -> None:
+        """Pass on what is printed in the job, and keep what Slurm says of its end."""
+        async for line in stream:
+            text = line.decode(errors="replace").rstrip()
+            command.say(text)
+            if said := re.match(SAYS, text):
+                self._said.append(shown(said[1], REASON_LIMIT))
+                self._tell(self._said[-1])
+
+    async def _ask(self, pid: int) -> None:
+        """Ask Slurm now and then why the job waits."""
+        pause_s = FIRST_PAUSE_S
+        while not (self._is_running or self._why):
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            if news := await asyncio.to_thread(srun.waits, self._line[0], pid):
+                self._tell(news)
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await self._sockets["hb"].send(await self._sockets["hb"].recv())
+
+    async def _watch(self, parent: int) -> None:
+        """Tell the node that this is there, and end when the client has gone."""
+        while os.getppid() == parent:
+            self._send("here")
+            await asyncio.sleep(BEAT_S)
+        self._end(0)
+
+    # -- what goes ---------------------------------------------------------------------------------
+
+    def _send(self, kind: str, *frames: bytes) -> None:
+        if self._job and not self._job.is_closing():
+            self._job.write(lines.line(kind, *frames))
+
+    def _run(self) -> None:
+        """Hand over to the kernel in the job."""
+        if self._shows in self._requests:
+            self._publish("clear_output", {"wait": True}, self._requests[self._shows])
+        self._is_running = self._had_job = True
+        for request in [*self._requests.values()]:
+            self._send(request["channel"], *request["frames"])
+
+    def _answer(self, request: Request) -> None:
+        """Answer in place of the kernel, or later."""
+        kind = request["msg_type"]
+        if kind == "kernel_info_request":
+            self._reply(request, INFO)
+        elif kind == "shutdown_request":
+            self._reply(request, {"status": "ok", **request["content"]})
+            self._end(0)
+        elif kind == "interrupt_request":
+            self._refuse("KeyboardInterrupt", "The job goes on.")
+        elif self._why:
+            self._refuse("NoJob", self._why)
+        else:
+            self._tell(self._news)
+
+    def _tell(self, news: str) -> None:
+        """Show how it stands in the first cell that waits."""
+        first = next(
+            (each for each, asked in self._requests.items() if asked["msg_type"] == CELL), None
+        )
+        is_new = (first, news) != (self._shows, self._news)
+        if first and is_new and not self._is_running:
+            self._publish("status", {"execution_state": "busy"}, self._requests[first])
+            self._publish("clear_output", {"wait": True}, self._requests[first])
+            self._publish("stream", {"name": "stdout", "text": news}, self._requests[first])
+        self._shows, self._news = first, news
+
+    def _fail(self, why: str) -> None:
+        """Say that there is no job any more."""
+        self._is_running = False
+        if self._job:
+            self._job.close()
+        self._why = self._why or (ENDED if self._had_job else NO_JOB).format(why)
+        self._refuse("NoJob", self._why)
+
+    def _refuse(self, name: str, why: str) -> None:
+        """Refuse all that waits for a reply."""
+        error = {"status": "error", "ename": name, "evalue": why, "traceback": [f"{name}: {why}"]}
+        for request in [*self._requests.values()]:
+            if request["msg_type"] == CELL:
+                self._publish("error", error, request)
+            self._reply(request, error)
+
+    def _reply(self, request: Request, content: dict[str, Any]) -> None:
+        del self._requests[request["channel"], request["msg_id"]]
+        self._publish("status", {"execution_state": "busy"}, request)
+        kind = request["msg_type"].replace("request", "reply")
+        self._say(request["channel"], kind, content, request, request["idents"])
+        self._publish("status", {"execution_state": "idle"}, request)
+
+    def _publish(self, kind: str, content: dict[str, Any], request: Request) -> None:
+        self._say("iopub", kind, content, request, kind.encode())
+
+    def _say(
+        self, channel: str, kind: str, content: dict[str, Any], request: Request, ident: Any
+    ) -> None:
+        # Session.send() would use the socket beside asyncio, which could miss what comes then.
+        message = self._session.msg(kind, content, request)
+        self._sockets[channel].send_multipart(self._session.serialize(message, ident))
+
+    def _end(self, code: int) -> None:
+        if not self._over.done():
+            self._over.set_result(code)
+
+
+def serve(arguments: Namespace) -> Output:
+    """Be the kernel that a client has started."""
+    with open(arguments.file, encoding="utf-8") as file:
+        info = json.load(file)
+    words = [sys.executable, "-m", "reserve_gpu", "kernel", "start", *options.words(arguments)]
+    words += ["--", sys.executable, "-m", "ipykernel_launcher", "--ext=reserve_gpu", "-f"]
+
+    async def served() -> int:
+        return await Relay(info, arguments.command).serve(words)
+
+    return Output(code=asyncio.run(served()))

@@ -1,0 +1,180 @@
+"""`kernel install --slurm`: what it writes and refuses, for which a stand-in of srun is enough."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.commandline import CommandLine
+from tests.commands import needs_command
+from tests.features import needs_feature
+from tests.processes import US
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.here import Here
+
+pytest.importorskip("ipykernel.kernelspec")
+pytestmark = needs_command("kernels")
+
+LEASE = needs_feature("lease")
+FIRST = ["--ntasks=1", "--nodes=1", "--job-name=jupyter"]
+
+
+@pytest.fixture
+def srun(here: Here) -> str:
+    """Put a stand-in of srun first in PATH; returns its path."""
+    path = here.folder / "slurm" / "srun"
+    path.parent.mkdir()
+    path.write_text("#!/bin/sh\nexit 1\n")
+    path.chmod(0o755)
+    os.environ["PATH"] = f"{path.parent}{os.pathsep}{os.environ['PATH']}"
+    return str(path)
+
+
+@pytest.fixture
+def typed(here: Here, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """Run `reserve-gpu` on the machine of this process."""
+    return CommandLine(capsys)
+
+
+def folder(here: Here, name: str = "python3-gpu-slurm") -> Path:
+    return here.folder / "share" / "jupyter" / "kernels" / name
+
+
+def install(here: Here, typed: CommandLine, *options: str) -> dict[str, Any]:
+    """Install the kernel below the machine's folder; returns what its kernel.json says."""
+    done = typed("kernel", "install", "--slurm", "--prefix", ".", *options)
+    assert (done.code, done.stderr) == (0, "")
+    spec: dict[str, Any] = json.loads((folder(here) / "kernel.json").read_text())
+    return spec
+
+
+def words(spec: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the words for the kernel in the job, and the line that starts the job."""
+    argv = spec["argv"]
+    start = [*US, "kernel", "slurm", "-f", "{connection_file}"]
+    assert argv[: len(start)] == start
+    at = argv.index("--")
+    return argv[len(start) : at], argv[at + 1 :]
+
+
+def test_the_spec(here: Here, typed: CommandLine, srun: str) -> None:
+    """It is the stock kernel, with our provisioner, interrupted by messages, and unencrypted."""
+    from ipykernel.kernelspec import get_kernel_dict
+
+    spec, stock = install(here, typed), get_kernel_dict()
+    assert words(spec) == ([], [srun, *FIRST, "--gres=gpu:1"])
+    assert spec["display_name"] == "Python 3 (GPU, Slurm)"
+    assert spec["interrupt_mode"] == "message"
+    assert spec["language"] == stock["language"]
+    metadata = spec["metadata"]
+    assert metadata.pop("kernel_provisioner") == {"provisioner_name": "reserve-gpu-slurm"}
+    assert metadata.pop("reserve_gpu")
+    stock = {**stock.get("metadata", {})}
+    stock.pop("supported_encryption", None)
+    assert metadata == stock
+    logos = {path.suffix for path in folder(here).iterdir()}
+    assert logos >= {".png", ".json"}
+
+
+@pytest.mark.parametrize(
+    ("options", "inside", "line"),
+    [
+        ("-n 3", ["--count=3"], ["--gres=gpu:3"]),
+        ("--gpu-name a100", [], ["--gres=gpu:a100:1"]),
+        ("--gpu-name a100 -n 2", ["--count=2"], ["--gres=gpu:a100:2"]),
+        ("--note thesis", ["--note=thesis"], ["--gres=gpu:1", "--comment=thesis"]),
+        ("--memory 2GiB", ["--memory=2GiB"], ["--gres=gpu:1"]),
+        ("-- -p gpu --mem=8G", [], ["--gres=gpu:1", "-p", "gpu", "--mem=8G"]),
+        ("-n 2 -- --gres=gpu:2", ["--count=2"], ["--gres=gpu:2", "--gres=gpu:2"]),
+        pytest.param("--for 8h", [], ["--gres=gpu:1", "--time=480"], marks=LEASE),
+        pytest.param("--for 90s", [], ["--gres=gpu:1", "--time=2"], marks=LEASE),
+        pytest.param(
+            "--for 1h --note x -- -A lab",
+            *(["--note=x"], ["--gres=gpu:1", "--time=60", "--comment=x", "-A", "lab"]),
+            marks=LEASE,
+        ),
+        pytest.param(
+            "--idle 2h", ["--idle=2h", "--end-kernel"], ["--gres=gpu:1"], marks=LEASE, id="idle"
+        ),
+    ],
+)
+def test_what_is_asked_for(
+    here: Here, typed: CommandLine, srun: str, options: str, inside: list[str], line: list[str]
+) -> None:
+    """What Slurm can keep stands among srun's options, the rest among the kernel's in the job."""
+    assert words(install(here, typed, *options.split())) == (inside, [srun, *FIRST, *line])
+
+
+def test_a_note_is_one_word(here: Here, typed: CommandLine, srun: str) -> None:
+    """A note of several words is one option of srun's."""
+    _, line = words(install(here, typed, "--note", "don't touch; $HOME"))
+    assert line[-1] == "--comment=don't touch; $HOME"
+
+
+def test_names(here: Here, typed: CommandLine, srun: str) -> None:
+    """What is asked for stands in what notebooks show; a name and such a text can be given."""
+    spec = install(here, typed, "-n", "2", "--gpu-name", "a100")
+    assert spec["display_name"] == "Python 3 (GPU, Slurm: count 2, name a100)"
+    names = ("--name", "big", "--display-name", "Big")
+    done = typed("kernel", "install", "--slurm", "--prefix", ".", *names, "--", "-p", "big")
+    assert f"Installed the kernel 'Big' as big, in {folder(here, 'big')}\n" == done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        pytest.param(
+            "--slurm --hosts lab",
+            "Give --slurm or --hosts: Slurm finds the machine.",
+            marks=needs_command("hosts"),
+        ),
+        ("-- -p gpu", "What stands behind -- belongs to --slurm, which is missing."),
+        ("--slurm --wait 1h", "up to 45 s"),
+        ("--slurm nonsense", "names no GPU"),
+        ("--slurm --memory much", "no size"),
+        pytest.param("--slurm --for soon", "no duration", marks=LEASE),
+    ],
+)
+def test_what_is_refused(here: Here, typed: CommandLine, srun: str, line: str, text: str) -> None:
+    """A line that makes no sense is refused in one line, before anything is written."""
+    options, sign, given = line.partition("-- ")
+    done = typed("kernel", "install", "--prefix", ".", *f"{options}{sign}{given}".split())
+    assert (done.code, done.stdout) == (2, "")
+    assert text in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (here.folder / "share").exists()
+
+
+def test_without_slurm(here: Here, typed: CommandLine) -> None:
+    """Where no srun is in PATH one line says so, and nothing is written."""
+    os.environ["PATH"] = str(here.folder / "none")
+    done = typed("kernel", "install", "--slurm", "--prefix", ".")
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.removesuffix("\n") == (
+        "There is no Slurm here: no srun is found. Install it where you use srun."
+    )
+    assert not (here.folder / "share").exists()
+
+
+def test_another_s_kernel_is_left_alone(here: Here, typed: CommandLine, srun: str) -> None:
+    """A kernel of the same name that is not ours is not replaced."""
+    folder(here).mkdir(parents=True)
+    (folder(here) / "kernel.json").write_text("{}")
+    assert typed("kernel", "install", "--slurm", "--prefix", ".").code == 2
+    assert (folder(here) / "kernel.json").read_text() == "{}"
+
+
+@pytest.mark.process
+def test_a_shell_types_it(here: Here, srun: str) -> None:
+    """`reserve-gpu kernel install --slurm -- -p gpu` as a process of its own does the same."""
+    line = (*US, "kernel", "install", "--slurm", "--prefix", ".", "--", "-p", "gpu")
+    done = here.command(*line)
+    assert done.returncode == 0, done.stderr
+    spec = json.loads((folder(here) / "kernel.json").read_text())
+    assert words(spec)[1] == [srun, *FIRST, "--gres=gpu:1", "-p", "gpu"]
