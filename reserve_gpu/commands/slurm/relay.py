@@ -24,7 +24,7 @@ from reserve_gpu import options
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.slurm import lines, srun
 from reserve_gpu.commands.table import Output
-from reserve_gpu.errors import REASON_LIMIT, shown
+from reserve_gpu.errors import REASON_LIMIT, RequestError, shown
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -262,9 +262,15 @@ class Relay:
 
 
 def serve(arguments: Namespace) -> Output:
-    """Be the kernel that a client has started."""
-    with open(arguments.file, encoding="utf-8") as file:
-        info = json.load(file)
+    """Be the kernel that a client has started. Raises RequestError for what no client gives."""
+    if not arguments.command:
+        raise RequestError("There is no srun behind --: reserve-gpu kernel install --slurm.")
+    try:
+        with open(arguments.file, encoding="utf-8") as file:
+            info = json.load(file)
+    except (OSError, ValueError) as error:
+        text = f"The connection file can't be read: {shown(str(error), REASON_LIMIT)}"
+        raise RequestError(text) from error
     words = [sys.executable, "-m", "reserve_gpu", "kernel", "start", *options.words(arguments)]
     words += ["--", sys.executable, "-m", "ipykernel_launcher", "--ext=reserve_gpu", "-f"]
 

@@ -178,3 +178,23 @@ def test_a_shell_types_it(here: Here, srun: str) -> None:
     assert done.returncode == 0, done.stderr
     spec = json.loads((folder(here) / "kernel.json").read_text())
     assert words(spec)[1] == [srun, *FIRST, "--gres=gpu:1", "-p", "gpu"]
+
+
+@pytest.mark.parametrize("content", [None, "{", ""])
+def test_a_connection_file_that_tells_nothing(
+    here: Here, typed: CommandLine, content: str | None
+) -> None:
+    """Where no client has written a connection file, one line says so."""
+    if content is not None:
+        (here.folder / "file.json").write_text(content)
+    done = typed("kernel", "slurm", "-f", "file.json", "--", "srun")
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.startswith("The connection file can't be read: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_no_command_for_a_job(typed: CommandLine) -> None:
+    """Without the command that starts a job one line says how to get one."""
+    done = typed("kernel", "slurm", "-f", "file.json")
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr == "There is no srun behind --: reserve-gpu kernel install --slurm.\n"
