@@ -204,6 +204,8 @@ class Look:
             taken.add(found)
             if first_will_do and isinstance(found, Locked):
                 return [found.device]
+        if first_will_do:
+            return None
         rank = {uuid: locked.rank for uuid, locked in taken.locked.items()}
         there = [locked.device for locked in taken.locked.values()]
         return policy.choose(there, self._request, rank, self._link)

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from reserve_gpu.errors import REASON_LIMIT, shown
-from reserve_gpu.model import Device, Fault, Holder, Process, Row, Rule, Size, State
+from reserve_gpu.model import Device, Fault, Holder, Process, Row, Rule, Size, State, Who
 from reserve_gpu.quantities import LONGEST_S
 from reserve_gpu.report import times
 
@@ -176,9 +176,8 @@ def lease_end(holder: Holder, now: float, *, is_own: bool = False) -> Line:
     left = f" ({times.left(at - now)} left)" if is_own else ""
     longer = ", longer if nobody waits" if lease.if_wanted and not lease.is_jobs else ""
     jobs = ", the job's end" if lease.is_jobs and not holder.record.overdue else ""
-    return (
-        f", until {times.moment(at, now)}{jobs}{left}{f' or {after}' if after else ''}{longer}",
-    )
+    until = f", until {times.moment(at, now)}{jobs}{left}"
+    return (f"{until}{f' or {after}' if after else ''}{longer}",)
 
 
 def plain(line: Line) -> str:
@@ -231,12 +230,16 @@ def _process_of(holder: Holder) -> str:
     pid = f"pid {holder.pid}" if holder.pid else ""
     if holder.elsewhere:
         pid += " of another container"
-    job, of = holder.record.who.job, holder.record.who.job_name
-    part_of = f", part of {shown(of, NOTEBOOK_LIMIT)}" if of else ""
-    in_job = f"job {shown(job)}{part_of}" if job else ""
+    in_job = _in_job(holder.record.who) if holder.record.who.job else ""
     is_unverified = not holder.seen and bool(holder.pid or holder.user or holder.notebook)
     unverified = "unverified" if is_unverified else ""
     return ", ".join(filter(None, [pid, in_job, unverified]))
+
+
+def _in_job(who: Who) -> str:
+    """Return `job 4711, part of train.sh`."""
+    of = f", part of {shown(who.job_name, NOTEBOOK_LIMIT)}" if who.job_name else ""
+    return f"job {shown(who.job or '')}{of}"
 
 
 def _part(holder: Holder) -> Line:
