@@ -44,11 +44,15 @@ def _in_cells(_: Promise) -> bool:
     return cells.cells().shell is not None
 
 
+def _in_job(_: Promise) -> bool:
+    return not _JOBS.isdisjoint(os.environ)
+
+
 # What a batch system sets in each of its jobs, and Kubernetes in each pod.
 _JOBS = {"SLURM_JOB_ID", "FLUX_JOB_ID", "KUBERNETES_SERVICE_HOST"}
 # In the order in which they are called: a look that the history makes serves the lease.
 FEATURES = (
-    FeatureRow("features.job.job_end", "Job", lambda _: not _JOBS.isdisjoint(os.environ)),
+    FeatureRow("features.job.job_end", "Job", _in_job),
     FeatureRow("features.history.journal", "History", _may_log),
     FeatureRow(
         "features.lease.timer",

@@ -232,8 +232,7 @@ def _process_of(holder: Holder) -> str:
         pid += " of another container"
     in_job = _in_job(holder.record.who) if holder.record.who.job else ""
     is_unverified = not holder.seen and bool(holder.pid or holder.user or holder.notebook)
-    unverified = "unverified" if is_unverified else ""
-    return ", ".join(filter(None, [pid, in_job, unverified]))
+    return ", ".join(filter(None, [pid, in_job, "unverified" if is_unverified else ""]))
 
 
 def _in_job(who: Who) -> str:
