@@ -129,3 +129,11 @@ def heard(
                 yield name
         if left:
             calls.sleep(POLL_S)
+
+
+def output(command: Sequence[str], limit_s: float, **environ: str) -> str:
+    """Return what a program prints; empty if it is not there, or does not end within limit_s."""
+    with suppress(OSError), started({"": command}, {**os.environ, **environ}) as running:
+        for name in heard(running, limit_s):
+            return running[name].said[0].decode(errors="replace")
+    return ""

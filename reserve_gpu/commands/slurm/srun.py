@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from reserve_gpu import options
+from reserve_gpu import options, programs
 from reserve_gpu.calls import imported
 from reserve_gpu.commands.run import command
 from reserve_gpu.commands.table import Output, Subcommand
@@ -101,22 +101,14 @@ def waits(srun: str, pid: int) -> str:
     Its place is among the jobs that this user may see, in the same partition.
     pid: of srun, which begins a session of its own; Slurm keeps its number.
     """
-    with suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(
-            [f"{srun.removesuffix('srun')}squeue", "--noheader", "--states=PENDING", "--sort=-p",
-             "--Format=UserID:|,AllocSID:|,JobID:|,Partition:|,StartTime:|,Reason:|"],
-            env={**os.environ, "SLURM_TIME_FORMAT": "standard"}, timeout=SQUEUE_S, check=False,
-            capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        return _reason(done.stdout, str(pid))
-    return ""
-
-
-def _reason(said: str, sid: str) -> str:
-    """Return why the job of this user and that session waits."""
+    squeue = (
+        *(f"{srun.removesuffix('srun')}squeue", "--noheader", "--states=PENDING", "--sort=-p"),
+        "--Format=UserID:|,AllocSID:|,JobID:|,Partition:|,StartTime:|,Reason:|",
+    )
+    said = programs.output(squeue, SQUEUE_S, SLURM_TIME_FORMAT="standard")
     rows = [row for line in said.splitlines() if len(row := line.split("|")) == COLUMNS]
     for row in rows:
-        if row[:2] == [str(os.getuid()), sid]:
+        if row[:2] == [str(os.getuid()), str(pid)]:
             _, _, job, partition, expected, reason, _ = row
             queue = [each for each in rows if each[3] == partition]
             place = f" (place {queue.index(row) + 1} of {len(queue)})"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-import subprocess
 import time
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from reserve_gpu import settings, this_process
+from reserve_gpu import programs, settings, this_process
 from reserve_gpu.core import process_end
 from reserve_gpu.core.feature import Feature, Owner
 from reserve_gpu.errors import shell_line
@@ -103,14 +102,10 @@ class Job(Feature):
         if now < self._next_look:
             return
         self._next_look = now + UNKNOWN_S
-        with suppress(OSError, subprocess.TimeoutExpired, ValueError, OverflowError):
-            done = subprocess.run(
-                ["squeue", "--noheader", "--jobs", self._job, "--format=%e"],
-                stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-                timeout=LIMIT_S, check=False,
-                env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
-            )  # fmt: skip
-            self._end = datetime.fromisoformat(done.stdout.strip()).timestamp()
+        squeue = ("squeue", "--noheader", "--jobs", self._job, "--format=%e")
+        said = programs.output(squeue, LIMIT_S, SLURM_TIME_FORMAT="standard")
+        with suppress(ValueError, OverflowError):
+            self._end = datetime.fromisoformat(said.strip()).timestamp()
         if self._end is not None:
             left_s = self._end - now
             is_far = left_s > FIRST_LOOK_S

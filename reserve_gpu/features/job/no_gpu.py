@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from contextlib import suppress
 
+from reserve_gpu import programs
 from reserve_gpu.core import environment
 from reserve_gpu.errors import (
     DriverError,
@@ -44,13 +43,9 @@ def explained(error: ReserveGPUError) -> ReserveGPUError:
 
 def _wanted() -> str:
     """Return the options of srun for a GPU: in the job's partition, else in the first with some."""
-    own, with_gpus = os.environ.get("SLURM_JOB_PARTITION"), list[str]()
-    with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            ["sinfo", "--noheader", "--format=%R %G"], timeout=LIMIT_S, capture_output=True,
-            text=True, errors="replace", stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
-        rows = (line.split() for line in done.stdout.splitlines())
-        with_gpus = [name for name, *kinds in rows if kinds and "gpu:" in kinds[0]]
+    own = os.environ.get("SLURM_JOB_PARTITION")
+    said = programs.output(("sinfo", "--noheader", "--format=%R %G"), LIMIT_S)
+    rows = (line.split() for line in said.splitlines())
+    with_gpus = [name for name, *kinds in rows if kinds and "gpu:" in kinds[0]]
     partition = own if own in with_gpus or not with_gpus else with_gpus[0]
     return f"-p {shown(partition)} --gres=gpu:1" if partition else "--gres=gpu:1"
